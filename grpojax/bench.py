@@ -1,0 +1,151 @@
+"""Where the time of a recipe's step goes: tokens a second, useful FLOPs, share of this device's matmul rate."""
+
+import dataclasses
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpojax.config import Config
+from grpojax.models import DecoderConfig
+from grpojax.tracking import log
+from grpojax.trainer import Trainer
+
+
+def matmul_weights(c: DecoderConfig) -> int:
+    """Weights that a token multiplies with in the layers (not the vocabulary)."""
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    return c.num_layers * (c.hidden_size * (2 * q + 2 * kv) + 3 * c.hidden_size * c.intermediate_size)
+
+
+def forward_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
+    """Multiply-adds times two of one group-native forward, counted on tokens in use only.
+
+    Args:
+      c: the decoder.
+      prompt_lengths: ``[P]`` tokens of each prompt, run once.
+      lengths: ``[P, G]`` tokens of each completion.
+    """
+    prompt_lengths, lengths = np.asarray(prompt_lengths, np.float64), np.asarray(lengths, np.float64)
+    tokens = prompt_lengths.sum() + lengths.sum()
+    # Causal attention: a token sees the prompt and, of its own kind, itself and those before it.
+    seen = (prompt_lengths * (prompt_lengths + 1) / 2).sum()
+    seen += (lengths * (lengths + 1) / 2 + lengths * prompt_lengths[:, None]).sum()
+    attention = 2 * seen * c.num_heads * c.head_dim * c.num_layers
+    return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
+
+
+def decode_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
+    """The same work as `forward_flops`, but each prompt also projects once to the vocabulary."""
+    return forward_flops(c, prompt_lengths, lengths)
+
+
+def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
+    """FLOP/s of this device at the model's own largest shapes: the MLP forward and its two backward products."""
+    d, f = c.hidden_size, c.intermediate_size
+    x, w, y = jnp.ones((tokens, d), dtype), jnp.ones((d, f), dtype), jnp.ones((tokens, f), dtype)
+    products = (
+        (jax.jit(lambda a, b: a @ b), x, w),
+        (jax.jit(lambda a, b: a @ b.T), y, w),
+        (jax.jit(lambda a, b: a.T @ b), x, y),
+    )
+    seconds = 0.0
+    for f_, a, b in products:
+        f_(a, b).block_until_ready()
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            f_(a, b).block_until_ready()
+            times.append(time.perf_counter() - start)
+        seconds += float(np.median(times))
+    return 3 * 2 * tokens * d * f / seconds
+
+
+def run(config: Config, *, steps: int, full_length: bool, json_path: str | None) -> dict[str, float]:
+    """Trains 2 + ``steps`` steps in ``run.dir`` and reports medians of the last ``steps``.
+
+    Args:
+      config: the recipe; its evaluation and checkpoints are left out.
+      steps: timed steps.
+      full_length: let no token end a sample.
+      json_path: where to write the figures too; None does not.
+    """
+    warm = 2
+    train = dataclasses.replace(config.train, steps=warm + steps, checkpoint_every=0, eval_every=0)
+    config = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, eval=None))
+    trainer = Trainer(config)
+    policy = trainer.policy
+    if full_length:
+        policy.eos_ids = ()
+    rows, shapes = [], []
+    finish = trainer._finish
+
+    def record(pending):
+        finish(pending)
+        problems, rollout, _ = trainer.last
+        shapes.append(([len(p.ids) for p in problems], rollout.lengths))
+    trainer._finish = record
+    trainer.run()
+    del finish
+    from grpojax.tracking import read_metrics
+
+    rows = read_metrics(config.run.dir)[warm:]
+    shapes = shapes[warm:]
+    c = policy.config
+    forward = float(np.median([forward_flops(c, *s) for s in shapes]))
+    per_step = config.train.iterations
+    scores = int(trainer.ref_params is not None) + int(config.train.iterations * config.train.minibatches > 1)
+    median = lambda name: float(np.median([r[name] for r in rows]))  # noqa: E731
+    tokens = median("num_tokens")
+    width = int(np.median([sum(s[0]) + s[1].sum() for s in shapes]))
+    rate = matmul_rate(c, min(width, 8192), config.model.dtype) * jax.device_count()
+    phases = {
+        "rollout": (median("time/rollout_s"), forward, tokens),
+        "score": (median("time/score_s"), forward * scores, tokens * scores),
+        "update": (median("time/update_s"), 3 * forward * per_step, tokens * per_step),
+        "step": (median("time/step_s"), forward * (1 + scores + 3 * per_step), tokens),
+    }
+    figures: dict[str, float] = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
+    for name, (seconds, flops, done) in phases.items():
+        figures[f"{name}_s"] = seconds
+        figures[f"{name}_tokens_per_s"] = done / seconds if seconds else 0.0
+        figures[f"{name}_gflop"] = flops / 1e9
+        figures[f"{name}_of_matmul_rate"] = flops / seconds / rate if seconds else 0.0
+    figures["useful_token_fraction"] = median("useful_token_fraction")
+    figures["first_step_s"] = read_metrics(config.run.dir)[0]["time/step_s"]
+    figures["compile_s"] = figures["first_step_s"] - figures["step_s"]
+    figures["peak_memory_gib"] = _peak_memory()
+    print(_table(config, figures))
+    if json_path:
+        record_ = {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "jax": jax.__version__, **figures}
+        Path(json_path).write_text(json.dumps(record_, indent=2) + "\n", encoding="utf-8")
+        log.info("wrote %s", json_path)
+    return figures
+
+
+def _peak_memory() -> float:
+    """GiB: the device's own count where it keeps one, otherwise the process's peak."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 2**30
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**30
+
+
+def _table(config: Config, f: dict[str, float]) -> str:
+    lines = [f"{'phase':8s} {'seconds':>9s} {'tokens/s':>10s} {'GFLOP':>9s} {'of matmul rate':>15s}"]
+    for name in ("rollout", "score", "update", "step"):
+        lines.append(
+            f"{name:8s} {f[name + '_s']:9.3f} {f[name + '_tokens_per_s']:10.0f} {f[name + '_gflop']:9.1f} "
+            f"{100 * f[name + '_of_matmul_rate']:13.1f} %"
+        )
+    lines.append(
+        f"matmul rate {f['matmul_gflops']:.0f} GFLOP/s in {config.model.dtype}; peak memory {f['peak_memory_gib']:.2f} GiB; "
+        f"compile {f['compile_s']:.1f} s; useful positions {100 * f['useful_token_fraction']:.0f} %"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""``grpojax train | sample | export | bench | plan``: arguments in, exit status out.
+
+Nothing heavy is imported before the arguments are known to be right.
+"""
+
+import argparse
+import os
+import sys
+
+from grpojax.errors import UserError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="grpojax", description="Group-based reinforcement learning of language models.")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name, run, text, *, overrides=False):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        if overrides:
+            sub.add_argument("config", help="YAML recipe")
+            sub.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that replace the recipe's")
+        return sub
+
+    command("train", _train, "Trains, or goes on with the run in run.dir.", overrides=True)
+
+    sample = command("sample", _sample, "Samples completions of one prompt from a Hugging Face folder.")
+    sample.add_argument("model", help="Hugging Face folder, or builtin:tiny")
+    sample.add_argument("--prompt", required=True)
+    sample.add_argument("--system", help="system message")
+    sample.add_argument("--template", choices=("auto", "chat", "plain"), default="auto")
+    sample.add_argument("-n", type=int, default=1, help="number of samples")
+    sample.add_argument("--max-tokens", type=int, default=256)
+    sample.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
+    sample.add_argument("--top-k", type=int, default=0)
+    sample.add_argument("--top-p", type=float, default=1.0)
+    sample.add_argument("--min-p", type=float, default=0.0)
+    sample.add_argument("--seed", type=int, default=0)
+    sample.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+
+    export = command("export", _export, "Writes a run's policy as a Hugging Face folder.")
+    export.add_argument("run_dir", metavar="RUN", help="run directory")
+    export.add_argument("--to", required=True, help="folder to make")
+    export.add_argument("--step", type=int, help="checkpoint to take; the newest if left out")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
+
+    bench = command("bench", _bench, "Measures where the time of a recipe's step goes.", overrides=True)
+    bench.add_argument("--steps", type=int, default=5, help="timed steps; the median is reported")
+    bench.add_argument("--full-length", action="store_true", help="ignore end-of-sequence tokens")
+    bench.add_argument("--json", metavar="FILE", help="also write the figures there")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 0, 2 for a user's mistake, 130 when interrupted."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except UserError as e:
+        if args.debug:
+            raise
+        print(f"grpojax: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _setup() -> None:
+    """Console and allocator; before jax is imported."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from grpojax import host, tracking
+
+    host.keep_memory()
+    tracking.setup_console()
+
+
+def _train(args) -> int:
+    _setup()
+    from grpojax import config
+
+    recipe = config.load(args.config, args.overrides)
+    from grpojax.trainer import Trainer
+
+    trainer = Trainer(recipe)
+    finished = trainer.run()
+    if finished:
+        trainer.report()
+    return 0
+
+
+def _sample(args) -> int:
+    _setup()
+    import jax
+    from flax import nnx
+
+    from grpojax import data
+    from grpojax.models import Compute, hf
+    from grpojax.sampler import SamplerConfig, sample_groups
+
+    config = SamplerConfig(
+        group=args.n, max_tokens=args.max_tokens, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p,
+        min_p=args.min_p,
+    )  # fmt: skip
+    folder = str(data.locate(args.model))
+    tokenizer = hf.load_tokenizer(folder)
+    source = data.DataConfig(train="", system=args.system, template=args.template)
+    ids = data.Tokenize(tokenizer, source)(args.prompt)
+    if not ids:
+        raise UserError("--prompt is empty")
+    prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
+    graph, params = nnx.split(hf.load(folder, dtype=args.dtype))
+    rollout = sample_groups(
+        graph, params, prompts, jax.random.key(args.seed), config, eos_ids=hf.eos_ids(folder, tokenizer),
+        compute=Compute(dtype=args.dtype),
+    )  # fmt: skip
+    for tokens, length in zip(rollout.tokens[0], rollout.lengths[0], strict=True):
+        print(tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
+    return 0
+
+
+def _export(args) -> int:
+    _setup()
+    import json
+    from pathlib import Path
+
+    from flax import nnx
+
+    from grpojax import config, settings, trainer
+    from grpojax.models import hf
+
+    file = Path(args.run_dir) / "config.json"
+    if not file.is_file():
+        raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
+    recipe = settings.build(config.Config, json.loads(file.read_text(encoding="utf-8")))
+    policy = trainer.Policy(recipe)
+    params = trainer.load_policy_params(policy, recipe, args.run_dir, args.step)
+    hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
+    print(f"wrote {args.to}")
+    return 0
+
+
+def _bench(args) -> int:
+    _setup()
+    from grpojax import bench, config
+
+    recipe = config.load(args.config, args.overrides)
+    bench.run(recipe, steps=args.steps, full_length=args.full_length, json_path=args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

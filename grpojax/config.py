@@ -1,0 +1,155 @@
+"""The config of a run: one section for each module, each section that module's own frozen dataclass."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any, Literal
+
+from grpojax import settings, variants
+from grpojax.data import DataConfig
+from grpojax.errors import UserError
+from grpojax.rewards import RewardConfig
+from grpojax.sampler import SamplerConfig
+from grpojax.sharding import MeshConfig
+from grpojax.step import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy, and how it is run.
+
+    Attributes:
+      path: a Hugging Face folder; ``builtin:tiny`` is the one in the package.
+      dtype: of activations and of the weights while they multiply. Master weights are always float32.
+      remat: "layer" recomputes each layer in the backward pass, "none" keeps its activations.
+      attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16).
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["layer", "none"] = "layer"
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+
+    def __post_init__(self):
+        if self.attention == "cudnn" and self.dtype == "float32":
+            raise UserError("attention='cudnn' needs dtype: bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig(SamplerConfig):
+    """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
+
+    Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
+    ratio to the policy's own log-probs would be off by the mass that was cut.
+    """
+
+    prompts: int = 8
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.prompts < 1:
+            raise UserError(f"prompts={self.prompts}: must be at least 1")
+        if self.temperature == 0:
+            raise UserError("temperature=0.0: greedy samples of a prompt are all the same; train at a temperature over 0")
+        if self.truncates:
+            raise UserError(
+                "top_k, top_p and min_p cut off tokens, and the policy's log-probs would not be those of the samples; "
+                "train with top_k=0, top_p=1, min_p=0"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The loop.
+
+    Attributes:
+      steps: rollouts of the whole run.
+      seed: of the data's order and of all draws.
+      iterations: passes over each rollout.
+      minibatches: updates in a pass, each on its share of the prompts.
+      microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
+      eval_every: steps between evaluations; 0 evaluates only before and after.
+      eval_limit: problems evaluated at most.
+      checkpoint_every: steps between saves; 0 saves only at the end.
+      keep: newest checkpoints kept (the best by eval accuracy stays too).
+      log_every: steps between lines on the console.
+    """
+
+    steps: int
+    seed: int = 0
+    iterations: int = 1
+    minibatches: int = 1
+    microbatches: int = 1
+    eval_every: int = 0
+    eval_limit: int = 256
+    checkpoint_every: int = 0
+    keep: int = 2
+    log_every: int = 1
+
+    def __post_init__(self):
+        for name, least in {
+            "steps": 1, "seed": 0, "iterations": 1, "minibatches": 1, "microbatches": 1, "eval_every": 0,
+            "eval_limit": 1, "checkpoint_every": 0, "keep": 1, "log_every": 1,
+        }.items():  # fmt: skip
+            if getattr(self, name) < least:
+                raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
+
+    @property
+    def updates(self) -> int:
+        """Optimiser updates in the whole run."""
+        return self.steps * self.iterations * self.minibatches
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run keeps what it writes."""
+
+    dir: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole run, as one YAML file describes it."""
+
+    model: ModelConfig
+    data: DataConfig
+    rewards: tuple[RewardConfig, ...]
+    rollout: RolloutConfig
+    train: TrainConfig
+    run: RunConfig
+    variant: str | dict[str, Any] = "grpo"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    mesh: MeshConfig = MeshConfig()
+
+    def __post_init__(self):
+        self.make_variant()
+        if not self.rewards:
+            raise UserError("rewards: at least one is needed")
+        if self.rollout.prompts % self.train.minibatches:
+            raise UserError(
+                f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
+            )
+
+    def make_variant(self) -> variants.Variant:
+        """The variant with its overrides; a constant divisor that is not given is ``rollout.max_tokens``."""
+        given = {"name": self.variant} if isinstance(self.variant, str) else dict(self.variant)
+        name = given.pop("name", None)
+        if not isinstance(name, str):
+            raise UserError("variant: give a name, as in `variant: grpo` or `variant: {name: grpo, clip_high: 0.28}`")
+        try:
+            parameters = variants.parameters(name)
+        except ValueError as e:
+            raise UserError(f"variant: {e}") from None
+        if parameters.get("constant", 0) is inspect.Parameter.empty or given.get("aggregate") == "constant":
+            given.setdefault("constant", float(self.rollout.max_tokens))
+        section = dataclasses.make_dataclass("VariantConfig", variants.annotations(name), frozen=True)
+        section = settings.build(dataclasses.make_dataclass("Root", [("variant", section)]), {"variant": given}).variant
+        try:
+            return variants.get(name, **dataclasses.asdict(section))
+        except ValueError as e:
+            raise UserError(f"variant: {e}") from None
+
+
+def load(path: str | Path, overrides=()) -> Config:
+    """Reads a recipe; raises `UserError` for anything in it that is not right."""
+    return settings.load(Config, path, overrides)

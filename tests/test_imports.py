@@ -1,0 +1,167 @@
+"""Which module may import which, read from the sources; and what importing the pure ones brings along."""
+
+import ast
+import doctest
+import functools
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grpojax
+
+ROOT = Path(grpojax.__file__).parent
+
+# A module imports from its own branch and from the layers above it here. Packages stand for all that is in them;
+# names of modules that do not exist yet do no harm.
+BASE = {"types", "errors", "masked"}
+PURE = {"advantages", "credit", "losses", "variants", "diagnostics"}
+LAYERS = [
+    [BASE],
+    [PURE, {"models", "sharding"}],
+    [{"packing", "critic", "sampler", "step"}],
+    [{"rewards", "data", "tracking", "checkpoint", "settings", "host"}],
+    [{"config"}],
+    [{"trainer", "evaluate", "plan", "bench", "assets"}],
+    [{"cli", "__main__"}],
+]
+PLACE = {name: (n, branch) for n, layer in enumerate(LAYERS) for branch in layer for name in branch}
+ROOT_MAY_IMPORT = BASE | PURE  # as `import grpojax.advantages` runs grpojax/__init__.py first
+
+
+def modules():
+    """Dotted name inside grpojax -> file, of every module there is; the package itself is ''."""
+    files = {p.relative_to(ROOT).with_suffix("").parts: p for p in ROOT.rglob("*.py")}
+    return {
+        ".".join(parts).removesuffix("__init__").rstrip("."): path for parts, path in sorted(files.items())
+    }
+
+
+MODULES = modules()
+
+
+def imports(source, module, is_package=False):
+    """Absolute dotted names that a module imports anywhere, functions included; ``from a import b`` gives a.b."""
+    package = ("grpojax." + module).rstrip(".").split(".")
+    if not is_package:
+        package = package[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join(base + ([node.module] if node.module else []))
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def wrong(module, imported):
+    """Those of the imported names that ``module`` may not import."""
+    own = module.split(".")[0]
+    bad = set()
+    for name in imported:
+        top, *rest = name.split(".")
+        if top != "grpojax":
+            if own in BASE | PURE and top not in {"jax", "numpy", *sys.stdlib_module_names}:
+                bad.add(name)
+            continue
+        other = rest[0] if rest else ""
+        if own == "":
+            allowed = other in ROOT_MAY_IMPORT
+        elif other in PLACE:
+            (n, branch), (m, _) = PLACE[own], PLACE[other]
+            allowed = m < n or other in branch
+        else:
+            allowed = False  # a name of grpojax/__init__.py, which is over everything
+        if not allowed:
+            bad.add(name)
+    return bad
+
+
+def test_modules_are_found():
+    assert {"", "types", "losses", "packing", "models.decoder", "config"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_up(module):
+    path = MODULES[module]
+    own = module.split(".")[0]
+    assert own in PLACE or own == "", f"{module} has no layer: give it one in LAYERS"
+    bad = wrong(module, imports(path.read_text(encoding="utf-8"), module, path.name == "__init__.py"))
+    assert not bad, f"{module} must not import {sorted(bad)}"
+
+
+def test_no_cycles():
+    graph = {}
+    for module, path in MODULES.items():
+        names = {n.removeprefix("grpojax.") for n in imports(path.read_text(encoding="utf-8"), module,
+                 path.name == "__init__.py") if n.startswith("grpojax.")}  # fmt: skip
+        names = {n if n in MODULES else n.rpartition(".")[0] for n in names}
+        graph[module] = {n for n in names if n in MODULES and n not in ("", module)}
+    while leaves := [m for m, needs in graph.items() if not needs & graph.keys()]:
+        graph = {m: needs for m, needs in graph.items() if m not in leaves}
+    assert not graph, f"these import each other: {sorted(graph)}"
+
+
+# The rule itself: it must know these for what they are.
+@pytest.mark.parametrize(
+    ("module", "source", "bad"),
+    [
+        ("losses", "import jax\nfrom grpojax import masked\nfrom grpojax.errors import UserError", set()),
+        ("losses", "import optax", {"optax"}),
+        ("losses", "def f():\n  from flax import nnx", {"flax.nnx"}),
+        ("losses", "from grpojax.models import decoder", {"grpojax.models.decoder"}),
+        ("masked", "from grpojax import losses", {"grpojax.losses"}),
+        ("models.decoder", "from grpojax import config, sharding", {"grpojax.config"}),
+        ("models.decoder", "from grpojax.models.config import DecoderConfig", set()),
+        ("models.decoder", "from ..config import build", {"grpojax.config.build"}),
+        ("models.decoder", "from .config import from_hf", set()),
+        ("models.decoder", "from grpojax import losses", {"grpojax.losses"}),
+        ("step", "import grpojax.trainer", {"grpojax.trainer"}),
+        ("step", "from grpojax.cli import main", {"grpojax.cli.main"}),
+        ("step", "from grpojax import grpo", {"grpojax.grpo"}),
+        ("step", "from grpojax import losses, models, packing", set()),
+        ("rewards.math", "from grpojax.config import load", {"grpojax.config.load"}),
+        ("config", "from grpojax import rewards, step", set()),
+        ("trainer", "from grpojax import config, cli", {"grpojax.cli"}),
+        ("cli", "from grpojax import config, trainer, errors", set()),
+        ("", "from grpojax import losses", set()),
+        ("", "from grpojax.models import Decoder", {"grpojax.models.Decoder"}),
+    ],
+)
+def test_the_rule(module, source, bad):
+    assert wrong(module, imports(source, module, module == "")) == bad
+
+
+@functools.cache
+def loaded(*names):
+    code = f"import sys, {', '.join('grpojax.' + n for n in names)}; print(*{{m.split('.')[0] for m in sys.modules}})"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True
+    )
+    return set(run.stdout.split())
+
+
+def test_pure_modules_load_jax_alone():
+    heavy = {"flax", "optax", "transformers", "datasets", "grain", "torch", "orbax", "pydantic", "matplotlib"}
+    names = sorted((BASE | PURE) & set(MODULES))
+    assert not heavy & loaded(*names)
+    assert "jax" in loaded(*names)
+
+
+@pytest.mark.parametrize("module", sorted((BASE | PURE) & set(MODULES)))
+def test_doctests(module):
+    result = doctest.testmod(importlib.import_module(f"grpojax.{module}"))
+    assert result.failed == 0
+    if module in ("advantages", "losses", "variants"):
+        assert result.attempted
+
+
+def test_every_module_is_a_file_of_the_package():
+    """A folder without __init__.py would be left out of the wheel."""
+    packages = {m.name for m in pkgutil.iter_modules([str(ROOT)])}
+    assert {module.split(".")[0] for module in MODULES if module} <= packages

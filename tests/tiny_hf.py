@@ -1,0 +1,128 @@
+"""Tiny random models and tokenizers in Hugging Face form, made by transformers and tokenizers themselves."""
+
+import json
+
+import tokenizers
+import torch
+import transformers
+
+# Sizes differ wherever they may, so that swapped axes fail; over "tensor" and over "fsdp" all of them halve.
+_SIZES = dict(
+    vocab_size=94,
+    hidden_size=24,
+    intermediate_size=38,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-5,
+    attention_dropout=0.0,
+    bos_token_id=None,
+    eos_token_id=1,
+    pad_token_id=None,
+)
+_ROPE = {"rope_type": "default", "rope_theta": 20_000.0}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+# name -> (model_type, options beyond the sizes)
+MODELS = {
+    "qwen2-tied": ("qwen2", dict(tie_word_embeddings=True)),
+    "qwen2": ("qwen2", dict(tie_word_embeddings=False)),
+    "qwen3-tied": ("qwen3", dict(tie_word_embeddings=True, head_dim=10)),
+    "qwen3": ("qwen3", dict(tie_word_embeddings=False, head_dim=10)),
+    "qwen3-bias": ("qwen3", dict(tie_word_embeddings=True, head_dim=10, attention_bias=True)),
+    "llama-tied": ("llama", dict(tie_word_embeddings=True)),
+    "llama": ("llama", dict(tie_word_embeddings=False)),
+    "llama3": ("llama", dict(tie_word_embeddings=False, rope_parameters=_LLAMA3)),
+    "llama-attention-bias": ("llama", dict(tie_word_embeddings=False, attention_bias=True)),
+    "llama-mlp-bias": ("llama", dict(tie_word_embeddings=True, mlp_bias=True)),
+}
+
+
+def config(name: str, **changes):
+    """The transformers config of one of `MODELS`."""
+    kind, options = MODELS[name]
+    return transformers.AutoConfig.for_model(
+        kind, **{"rope_parameters": _ROPE, **_SIZES, **options, **changes}
+    )
+
+
+def model(config, *, dtype=torch.float32, seed: int = 0):
+    """A transformers model in which every weight matters: random norms and biases too."""
+    torch.manual_seed(seed)
+    made = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=dtype
+    ).eval()
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            if name.endswith("norm.weight"):
+                p.uniform_(0.5, 1.5)
+            else:
+                p.normal_(std=0.3 if name.endswith("bias") else p.shape[-1] ** -0.5)
+    return made
+
+
+def save(folder, name: str = "qwen2", *, dtype=torch.float32, seed: int = 0, max_shard_size="5GB", **changes):
+    """Saves one of `MODELS` with random weights into ``folder`` and returns it."""
+    made = model(config(name, **changes), dtype=dtype, seed=seed)
+    made.save_pretrained(folder, max_shard_size=max_shard_size)
+    return made
+
+
+def logps(made, tokens: list[int]) -> torch.Tensor:
+    """Log-probability of each token but the first, given those before it."""
+    ids = torch.tensor([tokens])
+    with torch.no_grad():
+        scores = made(ids).logits.float().log_softmax(-1)
+    return scores[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def edit_json(file, **changes):
+    """Sets keys of a JSON file; None removes one."""
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+
+CHAT = "{% for m in messages %}<|user|>{{ m['content'] }}<|end|>\n{% endfor %}"
+TEXTS = [
+    "The answer to 12345.67 + 89 is 12434.67.\n\n\tIt's\r\n fine:   \\boxed{42}",
+    "naïve A\u030angstro\u0308m 你好 мир 🙂",
+    "<|user|>What is 7 x 6?<|end|>\n",
+    " leading and trailing ",
+]
+
+
+def tokenizer(folder=None):
+    """A byte-level BPE tokenizer that splits text as no model type does; written into ``folder`` if given.
+
+    What is written claims to be Qwen 2's, as fine-tunes with their own vocabulary do.
+    """
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\d{3}|\d"), "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|pad|>", "<|end|>", "<|user|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(TEXTS * 3, trainer)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<|pad|>", eos_token="<|end|>", chat_template=CHAT
+    )
+    if folder is not None:
+        fast.save_pretrained(folder)
+        edit_json(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
+    return fast
