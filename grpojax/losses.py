@@ -7,7 +7,7 @@ Everything is float32; masks come before ``exp``. This module imports jax only.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -163,8 +163,15 @@ class Objective:
     entropy_coef: float = 0.0
 
     def __post_init__(self):
+        for name, choices in (("aggregate", get_args(Aggregation)), ("kl_kind", get_args(KLKind)), ("kl_in", ("loss", "reward"))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
         if self.kl_coef < 0:
             raise ValueError(f"kl_coef={self.kl_coef}: must be 0 or more")
+        if (self.constant is not None) != (self.aggregate == "constant") or (self.constant or 1.0) <= 0:
+            raise ValueError(
+                f"aggregate={self.aggregate!r} with constant={self.constant}: a constant over 0 goes with 'constant' only"
+            )
         if self.kl_coef > 0 and self.kl_in == "loss" and self.kl_kind == "k1":
             raise ValueError(
                 "kl_kind='k1' with kl_in='loss': its expected gradient is 0; take k2, k3 or unbiased, or kl_in='reward'"

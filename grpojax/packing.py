@@ -125,6 +125,8 @@ def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, packs: boo
     lengths = np.asarray(batch.lengths)
     n_prompts, group = lengths.shape
     most = np.asarray(batch.tokens).shape[2]
+    if n_prompts % lanes or lengths.max() > most:
+        raise ValueError(f"{n_prompts} prompts over {lanes} lanes, lengths up to {lengths.max()} of {most}: spread them first")
     per_lane = n_prompts // lanes
     if per_lane % microbatches == 0:
         prompts_each, samples_each, splits = per_lane // microbatches, group, 1

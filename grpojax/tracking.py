@@ -13,11 +13,16 @@ import jax
 log = logging.getLogger("grpojax")
 
 
+class _Console(logging.Handler):
+    """Lines on whatever standard output is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), flush=True)
+
+
 def setup_console(level: int = logging.INFO) -> None:
     """Plain lines on standard output, each with the time."""
-    import sys
-
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _Console()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     log.handlers[:] = [handler]
     log.setLevel(level)

@@ -126,7 +126,7 @@ def check_first_fit(bins, lengths, size):
 
 
 def read_rows(rows):
-    """All that `Rows` ``[M, B, ...]`` says: a list of (micro-batch, lane, prompt's tokens, its completions)."""
+    """All that `Rows` ``[M, B, ...]`` says: a list of (micro-batch, lane, prompt, completions)."""
     out = []
     for m, b, r in np.ndindex(rows.row_prompt.shape):
         k = rows.row_prompt[m, b, r]

@@ -55,7 +55,7 @@ def masks(lengths, size=T):
 
 
 def example(seed=0, how="sequence_mean", lengths=None):
-    """Log-probs, batch and entropy of ragged samples, two of them empty; ratios on both sides of both bounds."""
+    """Log-probs, batch and entropy of ragged samples, two of them empty; ratios beyond both bounds."""
     rng = np.random.default_rng(seed)
     if lengths is None:
         lengths = rng.integers(1, T + 1, (P, G))
@@ -219,7 +219,7 @@ def test_golden_surrogate(low, high, advantage, loss, gradient):
     ],
 )
 def test_golden_sides(ratio, advantage, loss, gradient):
-    """The first four gradients would all be 0 with a clip that knows no sign, and -1.5, 0, 0, 0.5 with an inverted one."""
+    """A clip that knows no sign gives 0 for the first four gradients, an inverted one -1.5, 0, 0 and 0.5."""
     value, got = jax.value_and_grad(L.clipped())(jnp.log(ratio), jnp.float32(advantage))
     close(value, loss)
     close(got, gradient)
@@ -397,6 +397,15 @@ def test_golden_kl_in_the_reward():
     close(expected_policy_gradient(objective), 0)  # nothing of it is in the loss
 
 
+def test_kl_in_the_reward_is_not_in_the_loss():
+    logps, batch, entropy = example()
+    (loss, metrics), gradients = compiled(OBJECTIVES["k1 in the reward"])(logps, batch, entropy)
+    (want, _), wanted = compiled(OBJECTIVES["policy"])(logps, batch, entropy)
+    close(loss, want)
+    close(gradients, wanted)
+    assert metrics["kl_sum"] > 0
+
+
 def test_kl_at_the_reference_is_0():
     logps, batch, entropy = example()
     batch = dataclasses.replace(batch, ref_logps=logps)
@@ -441,7 +450,8 @@ def test_oracle(name, lengths, seed, how, own):
     (loss, metrics), _ = compiled(objective)(logps, batch, entropy)
     want = oracles.policy_loss(
         logps, np.asarray(batch.weights), batch.advantages, behavior_logps=batch.behavior_logps,
-        ref_logps=batch.ref_logps, entropy=entropy, low=objective.surrogate.low, high=objective.surrogate.high,
+        ref_logps=batch.ref_logps, entropy=entropy,
+        low=objective.surrogate.low, high=objective.surrogate.high,
         kl_coef=objective.kl_coef, kl_kind=objective.kl_kind, entropy_coef=objective.entropy_coef,
     )  # fmt: skip
     close(loss, want, atol=2e-5)
@@ -450,7 +460,7 @@ def test_oracle(name, lengths, seed, how, own):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_padding_has_no_part(name):
-    """Masked by multiplication, NaN * 0 is NaN; masked after the exponential, 200 gives inf and a NaN gradient."""
+    """Masked by multiplication, NaN * 0 is NaN; masked after ``exp``, 200 gives inf and a NaN gradient."""
     logps, batch, entropy = example()
     mask = np.asarray(batch.weights) > 0
     run = compiled(OBJECTIVES[name])

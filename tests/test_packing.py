@@ -17,7 +17,7 @@ L_PROMPT = 3
 
 
 def example(lengths, size, seed=0):
-    """A batch in which each token says where it stands: 1 + its place in ``[P, G, T]``; prompt p is 100 p + 1, 2, …"""
+    """A batch whose tokens say where they stand: 1 + their place in ``[P, G, T]``; a prompt's, 100 p + 1, …"""
     lengths, rng = np.asarray(lengths, np.int32), np.random.default_rng(seed)
     n, shape = len(lengths), (*lengths.shape, size)
     mask = np.arange(size) < lengths[..., None]
@@ -159,7 +159,7 @@ def test_uneven_micro_batches_are_refused(n, group, lanes, microbatches):
 
 @pytest.mark.parametrize("packs", [True, False])
 def test_few_shapes(packs):
-    """With rows as many and as long as a batch happens to need, nearly each of these would be a program of its own."""
+    """With just the rows that a batch needs, nearly each of these would be a program of its own."""
     rng, shapes, needs = np.random.default_rng(0), set(), set()
     for _ in range(250):
         lengths = rng.integers(0, rng.integers(1, 129) + 1, (4, 8))
@@ -173,7 +173,7 @@ def test_few_shapes(packs):
 
 
 def test_packing_is_tight():
-    """Lengths as they come in training; with a row for each sample two thirds of the positions are padding."""
+    """Lengths as in training; with a row for each sample two thirds of the positions are padding."""
     lengths = np.minimum(np.random.default_rng(0).geometric(1 / 40, (8, 16)), 128)
     batch = example(lengths, 128)
     assert packing.pack(batch)[1].useful > 0.6
@@ -197,7 +197,7 @@ def test_first_fit(lengths):
 
 
 def test_golden_first_fit():
-    """In the order they come in: four bins, [3, 5], [4], [7], [6]."""
+    """In the order they come in: four bins, of [3, 4], [5], [7], [6]."""
     assert packing.first_fit([3, 4, 5, 7, 6], 10) == [[3, 0], [4, 1], [2]]
 
 

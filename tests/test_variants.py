@@ -76,12 +76,20 @@ def first_update(variant, rewards, lengths, size):
     ],
 )
 def test_golden_first_update(name, options, loss, gradient):
-    """GRPO's token_mean in place of its sequence_mean would give -0.07499 for the first; Dr. GRPO divided by the
-    tokens instead of the constant, -0.0375."""
+    """GRPO with token_mean in place of its sequence_mean gives -0.07499 for the first token, and Dr. GRPO
+    divided by the tokens instead of the constant -0.0375."""
     value, got = first_update(variants.get(name, **options), [[1, 0, 0, 0]], [[2, 4, 6, 8]], 8)
     close(value, loss)
     close(got[0, :, 0], gradient)
     assert (np.asarray(got) != 0).sum() == 20
+
+
+@pytest.mark.parametrize(("name", "high", "low"), [("grpo", 1.49970006, 0.49990002), ("dr_grpo", 0.75, 0.25)])
+def test_golden_groups(name, high, low):
+    """Each prompt by itself: with the mean of both, 0.5, all rewards would be equally far from it."""
+    signals = A.Signals(mask=np.ones((2, 4, 1), bool))
+    got = advantage(name)(np.array([[1, 0, 0, 0], [1, 1, 1, 0]], np.float32), signals)
+    close(got[..., 0], [[high, -low, -low, -low], [low, low, low, -high]])
 
 
 def test_defaults_are_the_papers():
@@ -175,7 +183,10 @@ def test_a_missing_group_changes_no_neighbour(name):
 @pytest.mark.parametrize("name", variants.names())
 def test_padding_has_no_part(name):
     rewards, signals = ragged()
-    plant = lambda x: np.where(signals.mask, x, NAN) if x.dtype == np.float32 and x.ndim == 3 else x  # noqa: E731
+
+    def plant(x):
+        return np.where(signals.mask, x, np.float32(NAN)) if x.dtype == np.float32 and x.ndim == 3 else x
+
     close(advantage(name)(rewards, jax.tree.map(plant, signals)), advantage(name)(rewards, signals))
 
 

@@ -1,37 +1,38 @@
 """Makes the quickstart's task and its policy from nothing: ``python -m grpojax.assets.make_tiny OUT_DIR``.
 
-The task is arithmetic told as small stories. The policy is a Qwen3 of under a million weights that has seen
-two ways of answering: at once, as it does when decoding greedily and where it mostly errs, and line by line,
-rarer and nearly always right. Reinforcement learning has to find that out.
+The task is arithmetic told as small stories. The policy is a Qwen3 of under a million weights that was shown two
+ways of answering: mostly at once, without a thought for carries, and sometimes line by line, with care. So its
+greedy answers are hasty and often wrong, and its rarer careful ones right; which of them pays is left for
+reinforcement learning to find out.
 """
 
 import argparse
 import functools
+import itertools
 import json
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
-from grpojax.models import Compute, Decoder, DecoderConfig, score
-from grpojax.types import Rows
+from grpojax.models import Compute, Decoder, DecoderConfig, hf, score
+from grpojax.sampler import SamplerConfig, sample_groups
+from grpojax.types import Prompts, Rows
 
 SEED = 0
 TRAIN_PROBLEMS, TEST_PROBLEMS = 4096, 256  # half of each is easy
-DIRECT = 0.65  # share of answers given at once
-# (prompt, row) tokens by hardness
-SHAPES = {False: (32, 24), True: (48, 48)}
-BATCH, STEPS, LEARNING_RATE = 32, 2000, 3e-3
 MOST, OPERAND = 40, 15  # no count in a story is larger, nor any number that is added or taken away
+
+HASTY = 0.65  # share of the answers shown that come at once
+STEPS, LEARNING_RATE = 1200, 3e-3
+STORIES, DRILLS = 32, 32  # rows of one training step
 
 # ------------------------------------------------------------------------------------------------ the problems
 
@@ -47,116 +48,132 @@ HOLDERS = ("boxes", "bags", "baskets", "jars", "trays", "bowls")
 
 class Problem(NamedTuple):
     question: str
-    steps: tuple[str, ...]  # "3 + 4 = 7", the last one ends in the answer
+    steps: tuple[str, ...]  # "3 + 4 = 7"; the last one ends in the answer
     answer: int
+    guess: int  # the answer of someone who forgets every carry
 
-    def completion(self, direct: bool) -> str:
-        return "\n".join((() if direct else self.steps) + (f"## Answer: {self.answer}",))
+    @property
+    def hard(self) -> bool:
+        return len(self.steps) > 1
+
+    def completion(self, hasty: bool) -> str:
+        return f"## Answer: {self.guess}" if hasty else "\n".join((*self.steps, f"## Answer: {self.answer}"))
+
+
+def calculate(a: int, op: str, b: int, carry: bool = True) -> int:
+    """``a op b``; without carries, each digit of a sum or a difference is worked out for itself."""
+    if op == "*":
+        return a * b
+    sign = 1 if op == "+" else -1
+    if carry:
+        return a + sign * b
+    return (a // 10 + sign * (b // 10)) % 10 * 10 + (a + sign * b) % 10
 
 
 class _Story:
-    """A problem being told: the count so far, the sentences and the steps. Counts stay within 1 to MOST."""
+    """A problem being told: the count so far, which stays within 1 to MOST, the sentences and the steps."""
 
     def __init__(self, rng: random.Random):
         self.rng = rng
         self.name, self.other, self.third = rng.sample(list(PEOPLE), 3)
-        self.things = rng.choice(THINGS)
         self.he, self.him = PEOPLE[self.name]
+        self.things = rng.choice(THINGS)
         self.sentences: list[str] = []
         self.steps: list[str] = []
-        self.count = 0
+        self.count = self.guess = 0
 
     def tell(self, *choices: str, **numbers: int) -> None:
         words = {"N": self.name, "O": self.other, "R": self.third, "t": self.things, "he": self.he, "him": self.him}
         sentence = self.rng.choice(choices).format(**words, **numbers)
         self.sentences.append(sentence[0].upper() + sentence[1:])
 
-    def step(self, a: int, op: str, b: int) -> int:
-        result = {"+": a + b, "-": a - b, "*": a * b}[op]
-        self.steps.append(f"{a} {op} {b} = {result}")
-        return result
+    def begin(self, count: int) -> None:
+        self.count = self.guess = count
 
-    def open(self, packed: bool) -> None:
-        holder = self.rng.choice(HOLDERS)
-        if packed:
-            a, b = self.rng.randint(2, 6), self.rng.randint(2, 6)
-            self.tell(
-                f"{{N}} has {{a}} {holder} with {{b}} {{t}} each.", f"{{N}} buys {{a}} {holder} of {{b}} {{t}}.",
-                a=a, b=b,
-            )  # fmt: skip
-            self.count = self.step(a, "*", b)
-        else:
-            self.count = self.rng.randint(4, MOST - 10)
-            self.tell("{N} has {n} {t}.", "{N} starts with {n} {t}.", n=self.count)
+    def step(self, op: str, b: int) -> None:
+        before, self.count = self.count, calculate(self.count, op, b)
+        self.guess = calculate(self.guess, op, b, carry=False)
+        self.steps.append(f"{before} {op} {b} = {self.count}")
+
+    def open(self) -> None:
+        self.begin(self.rng.randint(4, MOST - 10))
+        self.tell("{N} has {n} {t}.", "{N} starts with {n} {t}.", n=self.count)
+
+    def open_packed(self) -> None:
+        a, b, holder = self.rng.randint(2, 6), self.rng.randint(2, 6), self.rng.choice(HOLDERS)
+        self.tell(f"{{N}} has {{a}} {holder} with {{b}} {{t}} each.", f"{{N}} buys {{a}} {holder} of {{b}} {{t}}.", a=a, b=b)
+        self.begin(a)
+        self.step("*", b)
+
+    def some(self, most: int) -> int:
+        return self.rng.randint(2, min(OPERAND, most))
 
     def gain(self) -> None:
-        n = self.rng.randint(2, min(OPERAND, MOST - self.count))
+        n = self.some(MOST - self.count)
         self.tell("{he} finds {n} more.", "{O} gives {him} {n} more.", "then {he} buys {n} more.", n=n)
-        self.count = self.step(self.count, "+", n)
+        self.step("+", n)
 
     def lose(self) -> None:
-        n = self.rng.randint(2, min(OPERAND, self.count - 1))
+        n = self.some(self.count - 1)
         self.tell("{he} gives {n} to {O}.", "{he} loses {n} of them.", "then {he} sells {n}.", n=n)
-        self.count = self.step(self.count, "-", n)
+        self.step("-", n)
 
     def ask(self) -> None:
         self.tell("how many {t} does {N} have now?", "how many {t} does {he} have in the end?")
 
+    def ask_together(self) -> None:
+        n = self.some(MOST - self.count)
+        self.tell("{R} has {n}. How many {t} do they have together?", n=n)
+        self.step("+", n)
+
+    def ask_difference(self) -> None:
+        n = self.some(self.count - 1)
+        self.tell("{R} has {n}. How many more {t} does {N} have?", n=n)
+        self.step("-", n)
+
     def ask_times(self) -> None:
         k = self.rng.randint(2, min(4, MOST // self.count))
         self.tell("{R} has {k} times as many. How many {t} does {R} have?", k=k)
-        self.count = self.step(self.count, "*", k)
-
-    def ask_together(self) -> None:
-        n = self.rng.randint(2, min(OPERAND, MOST - self.count))
-        self.tell("{R} has {n}. How many {t} do they have together?", n=n)
-        self.count = self.step(self.count, "+", n)
-
-    def ask_difference(self) -> None:
-        n = self.rng.randint(2, min(OPERAND, self.count - 1))
-        self.tell("{R} has {n}. How many more {t} does {N} have?", n=n)
-        self.count = self.step(self.count, "-", n)
+        self.step("*", k)
 
 
 def problem(rng: random.Random, hard: bool) -> Problem:
     """Draws one problem: one step if easy, otherwise two or three."""
-    size = rng.choice((2, 3)) if hard else 1
-    story = _Story(rng)
-    story.open(packed=rng.random() < 0.4)
-    while True:
-        room, left = MOST - story.count, size - len(story.steps)
-        asks = [story.ask_together] * (room > 1) + [story.ask_difference] * (story.count > 2)
-        asks += [story.ask_times] * (story.count <= MOST // 2)
-        if left == 0:
-            story.ask()
-        elif left == 1 and asks and rng.random() < 0.4:
-            rng.choice(asks)()
-        else:
-            moves = [story.gain] * (room > 1) + [story.lose] * (story.count > 2)
-            rng.choice(moves)()
-            continue
-        return Problem(" ".join(story.sentences), tuple(story.steps), story.count)
+    story, size = _Story(rng), rng.choice((2, 3)) if hard else 1
+    rng.choices((story.open, story.open_packed), (7, 3))[0]()
+    while len(story.steps) < size:
+        more, less = [story.count <= MOST - 2], [story.count > 2]
+        moves = [story.gain] * sum(more) + [story.lose] * sum(less)
+        last = [story.ask_together] * sum(more) + [story.ask_difference] * sum(less)
+        last += [story.ask_times] * (2 * story.count <= MOST)
+        if len(story.steps) == size - 1 and rng.random() < 0.4:
+            rng.choice(last)()
+            break
+        rng.choice(moves)()
+    else:
+        story.ask()
+    return Problem(" ".join(story.sentences), tuple(story.steps), story.count, story.guess)
 
 
-def stream(seed: str, exclude: set[str]) -> Iterator[tuple[Problem, bool]]:
-    """Problems and whether they are hard, turn by turn; no question twice, none of ``exclude``."""
-    rng, seen, hard = random.Random(seed), set(exclude), False
-    while True:
-        drawn = problem(rng, hard)
-        if drawn.question not in seen:
-            seen.add(drawn.question)
-            yield drawn, hard
-            hard = not hard
+def stream(seed: str, exclude: Iterable[str] = ()) -> Iterator[Problem]:
+    """Easy and hard problems in turn; no question twice, none of ``exclude``."""
+    rng, seen = random.Random(seed), set(exclude)
+    for hard in itertools.cycle((False, True)):
+        while (drawn := problem(rng, hard)).question in seen:
+            pass
+        seen.add(drawn.question)
+        yield drawn
 
 
-def splits(seed: int = SEED) -> dict[str, list[tuple[Problem, bool]]]:
-    """The two splits; no question is in both."""
-    draw = stream(f"task {seed}", set())
-    return {"test": [next(draw) for _ in range(TEST_PROBLEMS)], "train": [next(draw) for _ in range(TRAIN_PROBLEMS)]}
+def splits(seed: int = SEED) -> tuple[list[Problem], list[Problem]]:
+    """Training and test problems; no question is in both."""
+    draw = stream(f"task {seed}")
+    test = list(itertools.islice(draw, TEST_PROBLEMS))
+    return list(itertools.islice(draw, TRAIN_PROBLEMS)), test
 
 
-def jsonl(problems: list[tuple[Problem, bool]]) -> str:
-    rows = ({"question": p.question, "answer": str(p.answer), "part": ("easy", "hard")[h]} for p, h in problems)
+def jsonl(problems: Iterable[Problem]) -> str:
+    rows = ({"question": p.question, "answer": str(p.answer), "part": ("easy", "hard")[p.hard]} for p in problems)
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -197,7 +214,15 @@ def tokenizer(texts: Iterable[str]):
     )  # fmt: skip
 
 
+def prompt(question: str, tok) -> list[int]:
+    chat = [{"role": "user", "content": question}]
+    return tok.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+
+
 # --------------------------------------------------------------------------------------------------- the policy
+
+# Longest (prompt, row) in tokens of easy and of hard problems, and of drills.
+EASY, HARD, DRILL = (32, 24), (48, 48), (1, 40)
 
 
 def config(vocab_size: int) -> DecoderConfig:
@@ -207,32 +232,53 @@ def config(vocab_size: int) -> DecoderConfig:
     )  # fmt: skip
 
 
-def examples(problems: list[Problem], tok, shape: tuple[int, int]) -> tuple[Rows, np.ndarray]:
-    """Rows of one lane that hold both answers to a problem back to back, and the weight of each token.
+def pad(lists: list[list], length: int, dtype=np.int32) -> np.ndarray:
+    """``[1, len(lists), length]``, zeros on the right."""
+    return np.array([[x + [0] * (length - len(x)) for x in lists]], dtype)
 
-    Segment 1 is the answer at once, segment 2 the one line by line.
+
+def pack(prompts: list[list[int]], rows: list[list[list[int]]], shape: tuple[int, int]) -> Rows:
+    """One lane with a row a prompt, which holds the prompt's completions back to back."""
+    return Rows(
+        prompts=pad(prompts, shape[0]),
+        prompt_lengths=np.array([[len(ids) for ids in prompts]], np.int32),
+        tokens=pad([sum(row, []) for row in rows], shape[1]),
+        segments=pad([[i for i, ids in enumerate(row, 1) for _ in ids] for row in rows], shape[1]),
+        offsets=pad([[at for ids in row for at in range(len(ids))] for row in rows], shape[1]),
+        row_prompt=np.arange(len(rows), dtype=np.int32)[None],
+    )
+
+
+def examples(problems: list[Problem], tok) -> list[tuple[Rows, np.ndarray]]:
+    """Easy and hard problems, each with its hasty answer in segment 1 and the careful one in segment 2.
+
+    Returns:
+      Rows and the weight of each of their tokens; easy ones first, then hard ones.
     """
-    n, (longest_prompt, longest_row) = len(problems), shape
-    prompts, lengths = np.zeros((n, longest_prompt), np.int32), np.zeros(n, np.int32)
-    tokens, segments, offsets = (np.zeros((n, longest_row), np.int32) for _ in range(3))
-    for i, p in enumerate(problems):
-        chat = [{"role": "user", "content": p.question}]
-        ids = tok.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        prompts[i, : len(ids)], lengths[i] = ids, len(ids)
-        at = 0
-        for segment in (1, 2):
-            ids = tok.encode(p.completion(direct=segment == 1) + tok.eos_token)
-            here = slice(at, at := at + len(ids))
-            tokens[i, here], segments[i, here], offsets[i, here] = ids, segment, range(len(ids))
-    rows = Rows(
-        prompts=prompts[None], prompt_lengths=lengths[None], tokens=tokens[None], segments=segments[None],
-        offsets=offsets[None], row_prompt=np.arange(n, dtype=np.int32)[None],
-    )  # fmt: skip
-    return rows, np.select([rows.segments == 1, rows.segments == 2], [DIRECT, 1 - DIRECT]).astype(np.float32)
+    done = []
+    for shape, part in ((EASY, [p for p in problems if not p.hard]), (HARD, [p for p in problems if p.hard])):
+        rows = [[tok.encode(p.completion(hasty) + tok.eos_token) for hasty in (True, False)] for p in part]
+        weights = [[HASTY] * len(hasty) + [1 - HASTY] * len(careful) for hasty, careful in rows]
+        done.append((pack([prompt(p.question, tok) for p in part], rows, shape), pad(weights, shape[1], np.float32)))
+    return done
 
 
-def train(tok, exclude: set[str], test: list[tuple[Problem, bool]], *, seed: int = SEED, log=print) -> Decoder:
-    """Trains the policy on fresh problems, none of them in ``exclude``."""
+def drills(steps: Iterator[str], tok) -> tuple[Rows, np.ndarray]:
+    """Rows of bare steps, for practice; only their results are weighed."""
+    rows, weights = [], []
+    for _ in range(DRILLS):
+        ids, weight = [], []
+        for step in itertools.islice(steps, 4):
+            task, result = (tok.encode(part) for part in re.split("(?<= = )", step + "\n"))
+            ids += task + result
+            weight += [0.0] * len(task) + [1.0] * len(result)
+        rows.append([ids])
+        weights.append(weight)
+    return pack([tok.encode("<|assistant|>")] * DRILLS, rows, DRILL), pad(weights, DRILL[1], np.float32)
+
+
+def train(tok, exclude: Iterable[str], *, seed: int = SEED, log=print) -> Decoder:
+    """Trains the policy on fresh problems, none of which asks a question of ``exclude``."""
     graph, params = nnx.split(Decoder(config(len(tok)), rngs=nnx.Rngs(seed)))
     schedule = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, 100, STEPS, LEARNING_RATE / 30)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
@@ -248,29 +294,68 @@ def train(tok, exclude: set[str], test: list[tuple[Problem, bool]], *, seed: int
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    logps_of = jax.jit(lambda params, rows: score(graph, params, rows, compute).logps)
-
-    def by_part(problems):
-        """Easy and hard ones apart, each with a shape of its own: less padding."""
-        return [examples([p for p, h in problems if h == hard], tok, SHAPES[hard]) for hard in (False, True)]
-
-    held_out = by_part(test)
-
-    def report() -> str:
-        """How often a sample at temperature 1 is the reference to the letter, given the style it begins in."""
-        parts = []
-        for part, (rows, _) in zip(("easy", "hard"), held_out, strict=True):
-            logps = np.asarray(logps_of(params, rows))
-            for segment, style in ((1, "at once"), (2, "line by line")):
-                later = (rows.segments == segment) & (rows.offsets > 0)
-                parts.append(f"{part} {style} {np.exp((logps * later).sum(-1)).mean():.2f}")
-        return ", ".join(parts)
-
     state = optimizer.init(params)
-    draw = stream(f"policy {seed}", exclude)
+    stories = stream(f"stories {seed}", exclude)
+    steps = (step for p in stream(f"drills {seed}") for step in p.steps)
     begin = time.perf_counter()
     for step in range(1, STEPS + 1):
-        params, state, value = update(params, state, by_part([next(draw) for _ in range(BATCH)]))
+        batch = [*examples(list(itertools.islice(stories, STORIES)), tok), drills(steps, tok)]
+        params, state, value = update(params, state, batch)
         if step % 100 == 0:
-            log(f"step {step} of {STEPS}, {time.perf_counter() - begin:.0f} s: loss {value:.3f}; right: {report()}")
+            log(f"step {step} of {STEPS}, {time.perf_counter() - begin:.0f} s: loss {value:.3f}")
     return nnx.merge(graph, params)
+
+
+def report(model: Decoder, tok, problems: list[Problem]) -> str:
+    """How often the policy is right, greedy and at temperature 1, where it is hasty and where it is careful."""
+    ids = [prompt(p.question, tok) for p in problems]
+    prompts = Prompts(
+        tokens=pad(ids, HARD[0])[0],
+        lengths=np.array([len(x) for x in ids], np.int32),
+        uids=np.arange(len(ids), dtype=np.uint32),
+        first_sample=np.zeros(len(ids), np.int32),
+    )
+
+    def draw(**options):
+        """Which completions are right and which are hasty, ``[P, G]``."""
+        rollout = sample_groups(
+            *nnx.split(model), prompts, jax.random.key(0), SamplerConfig(max_tokens=HARD[1], **options),
+            eos_ids=(tok.eos_token_id,), compute=Compute(),
+        )  # fmt: skip
+        texts = [tok.batch_decode(group, skip_special_tokens=True) for group in np.asarray(rollout.tokens)]
+        right = [[t.endswith(f"## Answer: {p.answer}") for t in g] for g, p in zip(texts, problems, strict=True)]
+        return np.array(right), np.array([[t.startswith("##") for t in g] for g in texts])
+
+    hard = np.array([p.hard for p in problems])
+    greedy, greedy_hasty = draw(group=1, temperature=0.0)
+    sampled, hasty = draw(group=8)
+    lines = []
+    for name, part in (("easy", ~hard), ("hard", hard), ("both", hard | True)):
+        drawn, how = sampled[part], hasty[part]
+        lines.append(
+            f"{name}: greedy {greedy[part].mean():.3f} (hasty {greedy_hasty[part].mean():.2f}), pass@8"
+            f" {drawn.any(1).mean():.3f}, mean {drawn.mean():.3f}: hasty {how.mean():.2f} of which right"
+            f" {drawn[how].mean():.3f}, careful ones {drawn[~how].mean():.3f}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="gets arithmetic/*.jsonl and tiny/")
+    parser.add_argument("--seed", type=int, default=SEED)
+    args = parser.parse_args()
+
+    problems, test = splits(args.seed)
+    for name, split in (("train", problems), ("test", test)):
+        file = args.out / "arithmetic" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(jsonl(split), encoding="utf-8", newline="\n")
+    tok = tokenizer(text for p in problems for text in (p.question, p.completion(hasty=False)))
+    model = train(tok, [p.question for p in test], seed=args.seed)
+    hf.save(args.out / "tiny", model, tokenizer=tok, dtype="bfloat16")
+    print(report(hf.load(args.out / "tiny"), hf.load_tokenizer(args.out / "tiny"), test))
+
+
+if __name__ == "__main__":
+    main()

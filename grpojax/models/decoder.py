@@ -206,8 +206,10 @@ class _Layer:
         }
 
     def _linear(self, x, name):
-        y = x @ self.w[name]
-        return y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
+        # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
+        y = x.reshape(-1, x.shape[-1]) @ self.w[name]
+        y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
+        return y.reshape(*x.shape[:-1], -1)
 
     def qkv(self, x, tables):
         """``x [..., D]`` to rotated q ``[..., H, d]`` and k, v ``[..., Hkv, d]``."""

@@ -1,0 +1,226 @@
+"""Whole runs of a tiny random model: they learn, they resume bit for bit, and they end as they should."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import make_run
+
+from grpojax import cli, config, tracking
+from grpojax.checkpoint import Checkpoints
+from grpojax.trainer import Trainer
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _adam_promotes():
+    """optax's Adam raises a float to an int power, which strict promotion forbids."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("model"))
+
+
+def numbers(directory):
+    """The metrics of a run without its times."""
+    lines = tracking.read_metrics(directory)
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def command(recipe, directory, *overrides):
+    return [sys.executable, "-m", "grpojax.cli", "train", str(recipe), f"run.dir={directory}", *overrides]
+
+
+def environment(devices=1):
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]))
+    env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    return env
+
+
+def train(recipe, directory, *overrides, devices=1):
+    done = subprocess.run(
+        command(recipe, directory, *overrides), env=environment(devices), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def unbroken(recipe, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs") / "unbroken"
+    return directory, train(recipe, directory)
+
+
+def test_a_run_learns_and_says_so(unbroken):
+    directory, out = unbroken
+    lines = [line for line in numbers(directory) if "reward" in line]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert lines[-1]["reward"] > lines[0]["reward"] + 1.0  # rewarded for length, it writes longer
+    assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4
+    assert abs(lines[0]["kl"]) < 1e-6 and lines[-1]["kl"] > 1e-4
+    assert all(line["grad_norm"] > 0 for line in lines)
+    for text in ("compiled rollout", "compiled update", "compiled score", "step 12/12", "reward curve"):
+        assert text in out
+    assert (directory / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((directory / "tensorboard").glob("events*"))
+    assert json.loads((directory / "config.json").read_text())["train"]["steps"] == 12
+
+
+@pytest.mark.slow
+def test_kill_nine_at_any_moment_changes_nothing(recipe, unbroken, tmp_path):
+    """Kills at random moments, saves included (one is in flight after every step), then the same command again."""
+    rng, kills = random.Random(0), 0
+    overrides = ["train.checkpoint_every=1"]
+    directory = tmp_path / "killed"
+    for _ in range(4):
+        process = subprocess.Popen(
+            command(recipe, directory, *overrides), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        start = None
+        for line in process.stdout:
+            if "resumed" in line or "step 0 " in line or "compiled rollout" in line:
+                start = start or time.monotonic()
+            if start and "step " in line and "/12" in line:
+                time.sleep(rng.uniform(0, 0.3))
+                break
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        process.stdout.close()
+    assert kills >= 3
+    train(recipe, directory, *overrides)
+    assert numbers(directory) == numbers(unbroken[0])
+
+
+def test_sigterm_saves_and_exits_zero(recipe, unbroken, tmp_path):
+    directory = tmp_path / "stopped"
+    process = subprocess.Popen(
+        command(recipe, directory), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    for line in process.stdout:
+        if "step 2/12" in line:
+            process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    process.stdout.close()
+    last = numbers(directory)[-1]["step"]
+    assert 2 <= last < 12
+    checkpoints = Checkpoints(directory / "checkpoints")
+    assert checkpoints.latest() == last
+    checkpoints.close()
+    train(recipe, directory)
+    assert numbers(directory) == numbers(unbroken[0])
+
+
+def test_another_mesh_trains_the_same_and_restores(recipe, unbroken, tmp_path):
+    """Eight devices give one device's metrics to rounding, and a checkpoint of one mesh goes on on another."""
+    directory = tmp_path / "meshed"
+    mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
+    train(recipe, directory, *mesh, devices=8)
+    for got, want in zip(numbers(directory), numbers(unbroken[0]), strict=True):
+        for name in ("reward", "entropy", "grad_norm"):
+            if name in want:
+                assert got[name] == pytest.approx(want[name], rel=2e-2, abs=1e-3), (got["step"], name)
+    from grpojax import sharding, step
+    from grpojax.models import hf
+
+    loaded = config.load(recipe, [f"run.dir={directory}"])
+    model = hf.load(loaded.model.path)
+    optimizer = step.make_optimizer(loaded.optimizer, loaded.train.updates)
+    checkpoints = Checkpoints(directory / "checkpoints")
+    states = []
+    for sizes in (None, (1, 4, 2)):
+        grid = None if sizes is None else sharding.make_mesh(sharding.MeshConfig(data=1, fsdp=4, tensor=2))
+        _, abstract = step.abstract_state(model.config, optimizer, grid)
+        state, meta = checkpoints.restore(abstract)
+        assert meta["step"] == 12 and int(state.step) == 12
+        states.append(state)
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert not states[1].params["embed"][...].sharding.is_fully_replicated
+    checkpoints.close()
+
+
+def test_half_written_checkpoints_are_never_loaded(recipe, unbroken, tmp_path):
+    import shutil
+
+    directory = tmp_path / "torn"
+    shutil.copytree(unbroken[0], directory)
+    saved = directory / "checkpoints"
+    before = Checkpoints(saved, keep=5)
+    newest = before.latest()
+    before.close()
+    torn = saved / f"{newest + 1}.orbax-checkpoint-tmp-7"
+    (torn / "params").mkdir(parents=True)
+    after = Checkpoints(saved, keep=5)
+    assert after.latest() == newest
+    after.close()
+
+
+def test_a_directory_of_another_config_is_refused(recipe, unbroken, capsys):
+    assert cli.main(["train", str(recipe), f"run.dir={unbroken[0]}", "train.seed=5", "optimizer.learning_rate=1.0"]) == 2
+    error = capsys.readouterr().err
+    assert "train.seed: 0 -> 5" in error and "optimizer.learning_rate" in error and error.count("\n") <= 2
+
+
+def test_a_foreign_directory_is_refused(recipe, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert cli.main(["train", str(recipe), f"run.dir={tmp_path}"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_path, capsys):
+    import transformers
+
+    target = tmp_path / "policy"
+    assert cli.main(["export", str(unbroken[0]), "--to", str(target)]) == 0
+    model = transformers.AutoModelForCausalLM.from_pretrained(target)
+    start = transformers.AutoModelForCausalLM.from_pretrained(config.load(recipe).model.path)
+    moved = [(a - b).abs().max().item() for a, b in zip(model.parameters(), start.parameters(), strict=True)]
+    assert 0 < max(moved) < 1
+    capsys.readouterr()
+    assert cli.main(["sample", str(target), "--prompt", "1+1=", "-n", "2", "--max-tokens", "5", "--temperature", "0"]) == 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first == second
+    assert cli.main(["export", str(unbroken[0]), "--to", str(target)]) == 2
+
+
+@pytest.mark.parametrize("overrides", [
+    ["variant={name: grpo, kl_coef: 0.1, kl_kind: k1, kl_in: reward}"],
+    ["variant={name: dr_grpo, kl_coef: 0.1, kl_kind: unbiased}", "train.iterations=2", "train.minibatches=2",
+     "rollout.prompts=16"],
+    ["variant={name: grpo, entropy_coef: 0.01, aggregate: token_mean}", "train.microbatches=4", "model.dtype=bfloat16"],
+    ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2", "optimizer.name=sgd"],
+])  # fmt: skip
+def test_options_run(recipe, tmp_path, overrides):
+    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", "mesh.data=8", *overrides]))
+    assert trainer.run()
+    lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
+    assert len(lines) == 2 and all(np.isfinite(list(line.values())).all() for line in lines)
+    if "train.iterations=2" in overrides:
+        assert lines[0]["ratio_mean"] != 1.0
+
+
+def test_no_reference_without_a_kl_term(recipe, tmp_path):
+    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0", "mesh.data=8"]))
+    assert trainer.ref_params is None
+
+
+def test_invalid_samples_are_left_out(recipe, tmp_path):
+    """A reward of None counts in no statistic, and a batch of nothing else changes no weight."""
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "mesh.data=8", "variant.kl_coef=0"]
+    trainer = Trainer(config.load(recipe, [*overrides, 'rewards=[{name: "tiny_run:nothing"}]']))
+    before = np.asarray(trainer.state.params["embed"][...])
+    trainer.run()
+    np.testing.assert_array_equal(np.asarray(trainer.state.params["embed"][...]), before)
+    line = numbers(tmp_path / "run")[-2]
+    assert line["rewards/invalid"] == 1.0 and line["reward"] == 0.0

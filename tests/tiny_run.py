@@ -1,0 +1,55 @@
+"""A tiny random model, a few sums to ask it, and rewards that need no learning to be above zero."""
+
+import json
+from pathlib import Path
+
+
+def length(prompts, completions, tokens, **columns):
+    """The longer the better."""
+    return [float(len(ids)) for ids in tokens]
+
+
+def nothing(prompts, completions, tokens, **columns):
+    """No sample can be judged."""
+    return [None for _ in completions]
+
+
+RECIPE = """\
+model:     {{path: {folder}}}
+data:      {{train: {folder}/sums.jsonl, eval: {folder}/sums.jsonl, max_prompt_tokens: 8}}
+rewards:   [{{name: "tiny_run:length"}}]
+rollout:   {{prompts: 8, group: 4, max_tokens: 8}}
+variant:   {{name: grpo, kl_coef: 0.01}}
+optimizer: {{learning_rate: 5.0e-3}}
+mesh:      {{data: 1, fsdp: -1, tensor: 1}}
+train:     {{steps: 12, checkpoint_every: 4, eval_every: 6, eval_limit: 8}}
+run:       {{dir: {folder}/run}}
+"""
+
+
+def make_run(folder: Path) -> Path:
+    """Writes model, tokenizer, data and recipe; returns the recipe's path."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = ["<pad>", "<eos>", *"0123456789+-= ", *(chr(i) for i in range(97, 97 + 24))]
+    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="<pad>"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+        vocab_size=len(letters), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0,
+    ))  # fmt: skip
+    with torch.no_grad():  # ends about every sixth token
+        model.model.norm.weight[0] = 6.0
+        model.model.embed_tokens.weight[:, 0] = 0.3
+        model.model.embed_tokens.weight[1, 0] = 0.38
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(5)]
+    (folder / "sums.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(folder=folder))
+    return recipe
