@@ -13,7 +13,7 @@ import numpy as np
 
 from grpojax.config import Config
 from grpojax.models import DecoderConfig
-from grpojax.tracking import log
+from grpojax.tracking import log, read_metrics
 from grpojax.trainer import Trainer
 
 
@@ -38,11 +38,6 @@ def forward_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
     seen += (lengths * (lengths + 1) / 2 + lengths * prompt_lengths[:, None]).sum()
     attention = 2 * seen * c.num_heads * c.head_dim * c.num_layers
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
-
-
-def decode_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
-    """The same work as `forward_flops`, but each prompt also projects once to the vocabulary."""
-    return forward_flops(c, prompt_lengths, lengths)
 
 
 def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
@@ -82,20 +77,13 @@ def run(config: Config, *, steps: int, full_length: bool, json_path: str | None)
     policy = trainer.policy
     if full_length:
         policy.eos_ids = ()
-    rows, shapes = [], []
-    finish = trainer._finish
-
-    def record(pending):
-        finish(pending)
-        problems, rollout, _ = trainer.last
-        shapes.append(([len(p.ids) for p in problems], rollout.lengths))
-    trainer._finish = record
+    shapes: list[tuple[list[int], np.ndarray]] = []
+    trainer.on_step = lambda problems, rollout: shapes.append(
+        ([len(p.ids) for p in problems], rollout.lengths)
+    )
     trainer.run()
-    del finish
-    from grpojax.tracking import read_metrics
-
-    rows = read_metrics(config.run.dir)[warm:]
-    shapes = shapes[warm:]
+    rows = read_metrics(config.run.dir)
+    first, rows, shapes = rows[0], rows[warm:], shapes[warm:]
     c = policy.config
     forward = float(np.median([forward_flops(c, *s) for s in shapes]))
     per_step = config.train.iterations
@@ -110,19 +98,28 @@ def run(config: Config, *, steps: int, full_length: bool, json_path: str | None)
         "update": (median("time/update_s"), 3 * forward * per_step, tokens * per_step),
         "step": (median("time/step_s"), forward * (1 + scores + 3 * per_step), tokens),
     }
-    figures: dict[str, float] = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
+    figures: dict[str, float] = {
+        "steps": float(steps),
+        "tokens_per_step": tokens,
+        "matmul_gflops": rate / 1e9,
+    }
     for name, (seconds, flops, done) in phases.items():
         figures[f"{name}_s"] = seconds
         figures[f"{name}_tokens_per_s"] = done / seconds if seconds else 0.0
         figures[f"{name}_gflop"] = flops / 1e9
         figures[f"{name}_of_matmul_rate"] = flops / seconds / rate if seconds else 0.0
     figures["useful_token_fraction"] = median("useful_token_fraction")
-    figures["first_step_s"] = read_metrics(config.run.dir)[0]["time/step_s"]
+    figures["first_step_s"] = first["time/step_s"]
     figures["compile_s"] = figures["first_step_s"] - figures["step_s"]
     figures["peak_memory_gib"] = _peak_memory()
     print(_table(config, figures))
     if json_path:
-        record_ = {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "jax": jax.__version__, **figures}
+        record_ = {
+            "device": jax.devices()[0].device_kind,
+            "devices": jax.device_count(),
+            "jax": jax.__version__,
+            **figures,
+        }
         Path(json_path).write_text(json.dumps(record_, indent=2) + "\n", encoding="utf-8")
         log.info("wrote %s", json_path)
     return figures

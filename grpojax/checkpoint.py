@@ -50,7 +50,9 @@ class Checkpoints:
     def steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: TrainState, meta: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
+    def save(
+        self, step: int, state: TrainState, meta: dict[str, Any], metrics: dict[str, float] | None = None
+    ) -> None:
         """Starts a save of the state after ``step`` steps; the arrays are copied before it returns."""
         self._manager.save(
             step,
@@ -66,7 +68,9 @@ class Checkpoints:
         """The state and its record, laid out as ``abstract`` says (any mesh)."""
         step = self.latest() if step is None else step
         if step is None or step not in self._manager.all_steps():
-            raise UserError(f"{self._manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}")
+            raise UserError(
+                f"{self._manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}"
+            )
         got = self._manager.restore(
             step,
             args=ocp.args.Composite(
@@ -85,7 +89,9 @@ class Checkpoints:
         """Only the weights."""
         step = self.latest() if step is None else step
         if step is None or step not in self._manager.all_steps():
-            raise UserError(f"{self._manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}")
+            raise UserError(
+                f"{self._manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}"
+            )
         args = ocp.args.Composite(params=ocp.args.StandardRestore(nnx.to_pure_dict(abstract_params)))
         return _with_values(abstract_params, self._manager.restore(step, args=args)["params"])
 

@@ -1,4 +1,4 @@
-"""``grpojax train | sample | export | bench | plan``: arguments in, exit status out.
+"""``grpojax train | sample | export | bench``: arguments in, exit status out.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -11,7 +11,9 @@ from grpojax.errors import UserError
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="grpojax", description="Group-based reinforcement learning of language models.")
+    parser = argparse.ArgumentParser(
+        prog="grpojax", description="Group-based reinforcement learning of language models."
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -20,7 +22,9 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         if overrides:
             sub.add_argument("config", help="YAML recipe")
-            sub.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that replace the recipe's")
+            sub.add_argument(
+                "overrides", nargs="*", metavar="a.b=c", help="settings that replace the recipe's"
+            )
         return sub
 
     command("train", _train, "Trains, or goes on with the run in run.dir.", overrides=True)
@@ -43,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run_dir", metavar="RUN", help="run directory")
     export.add_argument("--to", required=True, help="folder to make")
     export.add_argument("--step", type=int, help="checkpoint to take; the newest if left out")
-    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
+    export.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written"
+    )
 
     bench = command("bench", _bench, "Measures where the time of a recipe's step goes.", overrides=True)
     bench.add_argument("--steps", type=int, default=5, help="timed steps; the median is reported")

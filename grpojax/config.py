@@ -50,7 +50,9 @@ class RolloutConfig(SamplerConfig):
         if self.prompts < 1:
             raise UserError(f"prompts={self.prompts}: must be at least 1")
         if self.temperature == 0:
-            raise UserError("temperature=0.0: greedy samples of a prompt are all the same; train at a temperature over 0")
+            raise UserError(
+                "temperature=0.0: greedy samples of a prompt are all the same; train at a temperature over 0"
+            )
         if self.truncates:
             raise UserError(
                 "top_k, top_p and min_p cut off tokens, and the policy's log-probs would not be those of the samples; "
@@ -132,10 +134,14 @@ class Config:
 
     def make_variant(self) -> variants.Variant:
         """The variant with its overrides; a constant divisor that is not given is ``rollout.max_tokens``."""
-        given = {"name": self.variant} if isinstance(self.variant, str) else dict(self.variant)
+        given: dict[str, Any] = (
+            {"name": self.variant} if isinstance(self.variant, str) else dict(self.variant)
+        )
         name = given.pop("name", None)
         if not isinstance(name, str):
-            raise UserError("variant: give a name, as in `variant: grpo` or `variant: {name: grpo, clip_high: 0.28}`")
+            raise UserError(
+                "variant: give a name, as in `variant: grpo` or `variant: {name: grpo, clip_high: 0.28}`"
+            )
         try:
             parameters = variants.parameters(name)
         except ValueError as e:
@@ -143,7 +149,9 @@ class Config:
         if parameters.get("constant", 0) is inspect.Parameter.empty or given.get("aggregate") == "constant":
             given.setdefault("constant", float(self.rollout.max_tokens))
         section = dataclasses.make_dataclass("VariantConfig", variants.annotations(name), frozen=True)
-        section = settings.build(dataclasses.make_dataclass("Root", [("variant", section)]), {"variant": given}).variant
+        section = settings.build(
+            dataclasses.make_dataclass("Root", [("variant", section)]), {"variant": given}
+        ).variant
         try:
             return variants.get(name, **dataclasses.asdict(section))
         except ValueError as e:

@@ -106,7 +106,9 @@ class Tokenize:
         if self.chat and not tokenizer.chat_template:
             raise UserError("data.template='chat', but the tokenizer has no chat template; use 'plain'")
         if not self.chat and config.system:
-            raise UserError("data.system needs a chat template; put the text into the prompts or use data.template=chat")
+            raise UserError(
+                "data.system needs a chat template; put the text into the prompts or use data.template=chat"
+            )
 
     def text(self, question: str) -> str:
         """What the model reads."""
@@ -131,7 +133,9 @@ def load_problems(path: str, tokenize: Tokenize, config: DataConfig) -> tuple[li
     for uid, row in enumerate(read_rows(path)):
         for column in (config.prompt, config.answer):
             if column is not None and not isinstance(row.get(column), str | int | float):
-                raise UserError(f"{path}: row {uid + 1} has no text in column {column!r}; it has {sorted(row)}")
+                raise UserError(
+                    f"{path}: row {uid + 1} has no text in column {column!r}; it has {sorted(row)}"
+                )
         question = str(row[config.prompt])
         ids = tokenize(question)
         if not ids:
@@ -142,7 +146,9 @@ def load_problems(path: str, tokenize: Tokenize, config: DataConfig) -> tuple[li
         gold = None if config.answer is None else gold_answer(str(row[config.answer]))
         problems.append(Problem(uid, ids, question, gold, row))
     if not problems:
-        raise UserError(f"{path}: every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}")
+        raise UserError(
+            f"{path}: every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}"
+        )
     return problems, dropped
 
 
@@ -157,7 +163,7 @@ class Batches:
         self._batches = order.batch(size, batch_fn=list)
 
     def __getitem__(self, step: int) -> list[Problem]:
-        return [self._problems[i] for i in self._batches[step]]
+        return [self._problems[i] for i in self._batches[step] or ()]
 
 
 def in_order(problems: list[Problem], size: int) -> Iterator[tuple[list[Problem], int]]:

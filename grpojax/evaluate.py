@@ -45,7 +45,11 @@ def attempts(
         ):
             text = decode(ids[:n].tolist())
             correct = problem.gold is not None and answer([""], [text], [ids], gold=[problem.gold])[0] == 1.0
-            done.append(Attempt(problem.prompt, text, extract_answer(text), problem.gold, correct, int(n), bool(stopped)))
+            done.append(
+                Attempt(
+                    problem.prompt, text, extract_answer(text), problem.gold, correct, int(n), bool(stopped)
+                )
+            )
     return done
 
 

@@ -51,7 +51,9 @@ def loss_weights(mask, how: Aggregation, *, constant: float | None = None, count
       8.75
     """
     if (constant is not None) != (how == "constant"):
-        raise ValueError(f"loss_weights(how={how!r}, constant={constant!r}): a constant goes with 'constant' only")
+        raise ValueError(
+            f"loss_weights(how={how!r}, constant={constant!r}): a constant goes with 'constant' only"
+        )
     mask = jnp.asarray(mask)
     tokens = mask.sum(-1, keepdims=True).astype(jnp.float32)  # [P, G, 1]
     if how == "token_mean":
@@ -61,8 +63,14 @@ def loss_weights(mask, how: Aggregation, *, constant: float | None = None, count
         prompts = jnp.float32(mask.shape[0]) if count_empty else (group > 0).sum().astype(jnp.float32)
         weights = 1.0 / (jnp.maximum(group, 1.0) * jnp.maximum(prompts, 1.0))
     elif how in ("sequence_mean", "sequence_sum", "constant"):
-        samples = jnp.float32(mask.shape[0] * mask.shape[1]) if count_empty else (tokens > 0).sum().astype(jnp.float32)
-        each = {"sequence_mean": jnp.maximum(tokens, 1.0), "sequence_sum": 1.0, "constant": constant}[how]
+        samples = (
+            jnp.float32(mask.shape[0] * mask.shape[1])
+            if count_empty
+            else (tokens > 0).sum().astype(jnp.float32)
+        )
+        each = {"sequence_mean": jnp.maximum(tokens, 1.0), "sequence_sum": 1.0, "constant": constant or 1.0}[
+            how
+        ]
         weights = 1.0 / (each * jnp.maximum(samples, 1.0))
     else:
         raise ValueError(f"loss_weights(how={how!r}): unknown aggregation")
@@ -82,7 +90,9 @@ def log_ratio(logps, behavior_logps, mask, level: Literal["token"] = "token"):
     if level != "token":
         raise ValueError(f"log_ratio(level={level!r}): must be 'token'")
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
-    behavior = jax.lax.stop_gradient(logps) if behavior_logps is None else jnp.where(mask, behavior_logps, 0.0)
+    behavior = (
+        jax.lax.stop_gradient(logps) if behavior_logps is None else jnp.where(mask, behavior_logps, 0.0)
+    )
     return jnp.clip(logps - behavior.astype(jnp.float32), -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
 
 
@@ -123,7 +133,9 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None):
       kind: the estimator.
       log_ratios: for "unbiased": `log_ratio` to the behaviour policy.
     """
-    d = jnp.clip(logps.astype(jnp.float32) - ref_logps.astype(jnp.float32), -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    d = jnp.clip(
+        logps.astype(jnp.float32) - ref_logps.astype(jnp.float32), -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT
+    )
     if kind == "k1":
         return d
     if kind == "k2":
@@ -163,7 +175,11 @@ class Objective:
     entropy_coef: float = 0.0
 
     def __post_init__(self):
-        for name, choices in (("aggregate", get_args(Aggregation)), ("kl_kind", get_args(KLKind)), ("kl_in", ("loss", "reward"))):
+        for name, choices in (
+            ("aggregate", get_args(Aggregation)),
+            ("kl_kind", get_args(KLKind)),
+            ("kl_in", ("loss", "reward")),
+        ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
         if self.kl_coef < 0:

@@ -88,7 +88,7 @@ def gather_groups(x, prompts: int):
     return x.reshape(prompts, -1, *x.shape[2:])
 
 
-def bucket(n: int, most: int, parts: int = 8, multiple: int = 8) -> int:
+def bucket(n: int, most: int, parts: int = 4, multiple: int = 8) -> int:
     """The smallest of ``parts`` evenly spaced sizes up to ``most`` (multiples of ``multiple``) that holds ``n``."""
     step = -(-max(1, -(-most // parts)) // multiple) * multiple
     return min(-(-max(n, 1) // step) * step, max(most, n))
@@ -110,7 +110,9 @@ def first_fit(lengths, size: int) -> list[list[int]]:
     return bins
 
 
-def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, packs: bool = True) -> tuple[Packed, Layout]:
+def pack(
+    batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, packs: bool = True
+) -> tuple[Packed, Layout]:
     """Lays a batch out in rows.
 
     Args:
@@ -126,7 +128,9 @@ def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, packs: boo
     n_prompts, group = lengths.shape
     most = np.asarray(batch.tokens).shape[2]
     if n_prompts % lanes or lengths.max() > most:
-        raise ValueError(f"{n_prompts} prompts over {lanes} lanes, lengths up to {lengths.max()} of {most}: spread them first")
+        raise ValueError(
+            f"{n_prompts} prompts over {lanes} lanes, lengths up to {lengths.max()} of {most}: spread them first"
+        )
     per_lane = n_prompts // lanes
     if per_lane % microbatches == 0:
         prompts_each, samples_each, splits = per_lane // microbatches, group, 1
@@ -139,8 +143,10 @@ def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, packs: boo
             f"{group} evenly"
         )
 
-    size = bucket(int(lengths.max()), most, parts=4 if packs else 8)
-    assigned: list[list[list[tuple[int, int, list[int]]]]] = []  # [M][B] rows of (prompt in lane, prompt, samples)
+    size = bucket(int(lengths.max()), most, parts=2 if packs else 8)
+    assigned: list[
+        list[list[tuple[int, int, list[int]]]]
+    ] = []  # [M][B] rows of (prompt in lane, prompt, samples)
     for m in range(microbatches):
         assigned.append([])
         for lane in range(lanes):
@@ -154,7 +160,11 @@ def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, packs: boo
                 rows += [(k, p, [start + live[i] for i in b]) for b in bins]
             assigned[-1].append(rows)
     fullest = max(1, *(len(rows) for lane_rows in assigned for rows in lane_rows))
-    n_rows = bucket(fullest, prompts_each * samples_each, parts=8, multiple=1) if packs else prompts_each * samples_each
+    n_rows = (
+        bucket(fullest, prompts_each * samples_each, parts=8, multiple=1)
+        if packs
+        else prompts_each * samples_each
+    )
 
     shape = (microbatches, lanes, n_rows, size)
     index = np.full(shape, -1, np.int32)

@@ -142,7 +142,9 @@ def draw(logits, keys, config: SamplerConfig):
     shared = logits.shape[1] == 1 and keys.shape[1] > 1
     pick = jax.vmap(_invert, in_axes=(None, 0)) if shared else jax.vmap(_invert)
     tokens = jax.vmap(pick)(e[:, 0] if shared else e, u)
-    chosen = jnp.take_along_axis(jnp.broadcast_to(z, (*keys.shape, z.shape[-1])), tokens[..., None], -1)[..., 0]
+    chosen = jnp.take_along_axis(jnp.broadcast_to(z, (*keys.shape, z.shape[-1])), tokens[..., None], -1)[
+        ..., 0
+    ]
     return tokens, chosen - z.max(-1) - jnp.log(e.sum(-1))
 
 
@@ -202,7 +204,7 @@ def _per_layer(stacked, unroll: bool):
     if not unroll:
         return stacked
     n = jax.tree.leaves(stacked)[0].shape[0]
-    return [jax.tree.map(lambda x: x[i], stacked) for i in range(n)]
+    return [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(n)]
 
 
 def _over_layers(body, x, layers, unroll: bool):
@@ -217,7 +219,9 @@ def _over_layers(body, x, layers, unroll: bool):
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "config", "eos_ids", "compute"))
-def _sample(graph, params, prompts: Prompts, key, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute):
+def _sample(
+    graph, params, prompts: Prompts, key, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
+):
     model = nnx.merge(graph, params)
     c, mesh = model.config, compute.mesh
     n_prompts, length = prompts.tokens.shape
@@ -231,7 +235,9 @@ def _sample(graph, params, prompts: Prompts, key, config: SamplerConfig, eos_ids
 
     with jax.named_scope("prefill"):
         hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
-        prompt_kv = jax.tree.map(lambda x: x[:, :, 0].swapaxes(2, 3).astype(cache_dtype), kv)  # [n, P, Hkv, L, d]
+        prompt_kv = jax.tree.map(
+            lambda x: x[:, :, 0].swapaxes(2, 3).astype(cache_dtype), kv
+        )  # [n, P, Hkv, L, d]
         sample_keys = jax.vmap(lambda uid, first: jax.vmap(
             lambda i: jax.random.fold_in(jax.random.fold_in(key, uid), first + i))(jnp.arange(group))
         )(prompts.uids, prompts.first_sample)  # fmt: skip
@@ -243,7 +249,10 @@ def _sample(graph, params, prompts: Prompts, key, config: SamplerConfig, eos_ids
         return shard(jnp.zeros((n_prompts, group, most), dtype).at[:, :, 0].set(x), None, None)
 
     out = Rollout(
-        tokens=start(first, jnp.int32), logps=start(first_logp, jnp.float32), lengths=zero + 1, stopped=is_eos(first)
+        tokens=start(first, jnp.int32),
+        logps=start(first_logp, jnp.float32),
+        lengths=zero + 1,
+        stopped=is_eos(first),
     )
     cache_shape = (c.num_layers, n_prompts, slots, c.num_kv_heads, most, c.head_dim)
     cache = constrain(jnp.zeros(cache_shape, cache_dtype), mesh, None, "lane", None, "kv_heads", None, None)

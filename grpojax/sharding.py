@@ -42,7 +42,9 @@ class MeshConfig:
     def __post_init__(self):
         sizes = (self.data, self.fsdp, self.tensor)
         if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
-            raise UserError(f"mesh sizes {sizes}: each must be at least 1, and one of them may be -1 (the rest)")
+            raise UserError(
+                f"mesh sizes {sizes}: each must be at least 1, and one of them may be -1 (the rest)"
+            )
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -82,7 +84,9 @@ def lanes(mesh: Mesh | None) -> int:
 
 def constrain(x, mesh: Mesh | None, *logical: str | None, rules=TRAIN):
     """``with_sharding_constraint`` by logical axes; the identity without a mesh."""
-    return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical, rules)))
+    return (
+        x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical, rules)))
+    )
 
 
 def check_divides(mesh: Mesh | None, what: str, size: int, axes: Sequence[str]) -> None:

@@ -87,7 +87,9 @@ def make_optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTrans
     """The optax optimiser of a run of ``updates`` updates."""
     rate = learning_rate(config, updates)
     if config.name == "adamw":
-        core = optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decayed)
+        core = optax.adamw(
+            rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decayed
+        )
     else:
         core = optax.sgd(rate, momentum=config.b1 or None)
     return optax.chain(optax.clip_by_global_norm(config.grad_clip), core) if config.grad_clip else core
@@ -140,10 +142,20 @@ def place_rows(tree, mesh: Mesh | None):
     """Host arrays ``[M, B, ...]`` onto the devices, lanes over the batch axes."""
     if mesh is None:
         return jax.device_put(tree)
-    return jax.tree.map(lambda x: jax.device_put(x, sharding.named(mesh, (None, "lane", *(None,) * (x.ndim - 2)))), tree)
+    return jax.tree.map(
+        lambda x: jax.device_put(x, sharding.named(mesh, (None, "lane", *(None,) * (x.ndim - 2)))), tree
+    )
 
 
-def make_train_step(graph, objective: Objective, optimizer, compute: Compute, *, temperature: float = 1.0, entropy: bool = False):
+def make_train_step(
+    graph,
+    objective: Objective,
+    optimizer,
+    compute: Compute,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+):
     """One update: ``(state, packed) -> (state, metrics)``, jitted, the state donated.
 
     The gradient is the sum over micro-batches of ``Σ weights * terms``, so it does not depend on how many there are.
@@ -184,7 +196,10 @@ def make_train_step(graph, objective: Objective, optimizer, compute: Compute, *,
 
             def add(total, part):
                 grads, metrics = grad(state.params, part)
-                merged = {k: (jnp.maximum if k.endswith("_max") else jnp.add)(total[1][k], v) for k, v in metrics.items()}
+                merged = {
+                    k: (jnp.maximum if k.endswith("_max") else jnp.add)(total[1][k], v)
+                    for k, v in metrics.items()
+                }
                 return (jax.tree.map(jnp.add, total[0], grads), merged), None
 
             (grads, metrics), _ = jax.lax.scan(add, zero, packed)
@@ -205,7 +220,9 @@ def make_score(graph, compute: Compute, *, temperature: float = 1.0):
 
     @jax.jit
     def score(params, rows):
-        return jax.lax.map(lambda part: dec.score(graph, params, part, compute, temperature=temperature).logps, rows)
+        return jax.lax.map(
+            lambda part: dec.score(graph, params, part, compute, temperature=temperature).logps, rows
+        )
 
     return score
 

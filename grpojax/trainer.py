@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,10 @@ class Policy:
         self.lanes = sharding.lanes(self.mesh)
         self.folder = str(data.locate(config.model.path))
         self.compute = Compute(
-            dtype=config.model.dtype, remat=config.model.remat, attention=config.model.attention, mesh=self.mesh
+            dtype=config.model.dtype,
+            remat=config.model.remat,
+            attention=config.model.attention,
+            mesh=self.mesh,
         )
         self.tokenizer = hf.load_tokenizer(self.folder)
         self.eos_ids = hf.eos_ids(self.folder, self.tokenizer)
@@ -69,9 +73,12 @@ class Policy:
         placed = jax.tree.map(
             lambda x: jax.device_put(x, sharding.named(self.mesh, ("lane",) + (None,) * (x.ndim - 1))), spread
         )
-        run = lambda params, *args: sample_groups(  # noqa: E731
-            self.graph, params, *args, config, eos_ids=self.eos_ids, compute=self.compute
-        )
+
+        def run(params, prompts, key):
+            return sample_groups(
+                self.graph, params, prompts, key, config, eos_ids=self.eos_ids, compute=self.compute
+            )
+
         return self.programs("rollout", run, params, placed, key)
 
     def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
@@ -81,7 +88,9 @@ class Policy:
     def decode(self, ids) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def greedy(self, params, problems, max_tokens: int, max_prompt_tokens: int, size: int) -> list[evaluate.Attempt]:
+    def greedy(
+        self, params, problems, max_tokens: int, max_prompt_tokens: int, size: int
+    ) -> list[evaluate.Attempt]:
         """One greedy completion a problem."""
         config = SamplerConfig(group=1, max_tokens=max_tokens, temperature=0.0)
         size = -(-min(size, len(problems)) // self.lanes) * self.lanes
@@ -101,14 +110,16 @@ class Trainer:
     def __init__(self, config: Config):
         self.config = config
         self.directory = Path(config.run.dir)
-        self._claim_directory()
+        self._check_directory()
         self.policy = policy = Policy(config)
         self.variant = config.make_variant()
         self.rewards = Rewards(config.rewards)
         tokenize = data.Tokenize(policy.tokenizer, config.data)
         problems, dropped = data.load_problems(config.data.train, tokenize, config.data)
         if dropped:
-            log.info("left out %d prompts over data.max_prompt_tokens=%d", dropped, config.data.max_prompt_tokens)
+            log.info(
+                "left out %d prompts over data.max_prompt_tokens=%d", dropped, config.data.max_prompt_tokens
+            )
         self.batches = data.Batches(problems, config.rollout.prompts, config.train.seed)
         self.eval_problems: list[data.Problem] = []
         if config.data.eval:
@@ -124,8 +135,11 @@ class Trainer:
         objective = self.variant.objective
         temperature = config.rollout.temperature
         _, abstract = step.abstract_state(policy.config, optimizer, policy.mesh)
+        self._claim_directory()
         self.checkpoints = Checkpoints(
-            self.directory / "checkpoints", keep=config.train.keep, best="eval/accuracy" if self.eval_problems else None
+            self.directory / "checkpoints",
+            keep=config.train.keep,
+            best="eval/accuracy" if self.eval_problems else None,
         )
         self.train_step = step.make_train_step(
             policy.graph, objective, optimizer, policy.compute, temperature=temperature, entropy=True
@@ -143,9 +157,12 @@ class Trainer:
             self.state = step.init_state(policy.params, optimizer, policy.mesh)
             policy.params = None
         self.metrics = tracking.Metrics(self.directory, self.done)
+        self.on_step: Callable[[list[data.Problem], Rollout], None] = lambda problems, rollout: None
+        self.attempts: list[evaluate.Attempt] = []
         self._stop = False
 
-    def _claim_directory(self) -> None:
+    def _check_directory(self) -> None:
+        """Refuses a directory that is neither new nor this config's run."""
         resolved = settings.to_dict(self.config)
         file = self.directory / "config.json"
         if file.exists():
@@ -159,10 +176,15 @@ class Trainer:
             return
         if self.directory.exists() and any(self.directory.iterdir()):
             raise UserError(f"{self.directory} exists and holds no run; give the run another run.dir")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(resolved, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, file)
+
+    def _claim_directory(self) -> None:
+        """Writes the resolved config; from here on the directory is this run's."""
+        file = self.directory / "config.json"
+        if not file.exists():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            temporary = file.with_suffix(".tmp")
+            temporary.write_text(json.dumps(settings.to_dict(self.config), indent=2) + "\n", encoding="utf-8")
+            os.replace(temporary, file)
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -184,7 +206,9 @@ class Trainer:
                 self.done += 1
                 last = self.done == train.steps
                 evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
-                saves = last or self._stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+                saves = (
+                    last or self._stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+                )
                 if evaluates or saves:
                     self._finish(pending)
                     pending = None
@@ -235,7 +259,9 @@ class Trainer:
         )  # fmt: skip
         minis = [self._minibatch(batch, i) for i in range(config.train.minibatches)]
         packed = [
-            packing.pack(m, lanes=policy.lanes, microbatches=config.train.microbatches, packs=policy.compute.packs)
+            packing.pack(
+                m, lanes=policy.lanes, microbatches=config.train.microbatches, packs=policy.compute.packs
+            )
             for m in minis
         ]
         placed = [step.place_rows(p, policy.mesh) for p, _ in packed]
@@ -245,7 +271,9 @@ class Trainer:
             scores = [policy.programs("score", self.score, self.ref_params, p.rows) for p in placed]
             placed = [dataclasses.replace(p, ref_logps=s) for p, s in zip(placed, scores, strict=True)]
             if objective.kl_in == "reward":
-                ref = self._whole([lay.unpack(s) for (_, lay), s in zip(packed, scores, strict=True)], n_prompts)
+                ref = self._whole(
+                    [lay.unpack(s) for (_, lay), s in zip(packed, scores, strict=True)], n_prompts
+                )
                 totals = totals - objective.kl_coef * np.where(mask, rollout.logps - ref, 0.0).sum(-1)
         if config.train.iterations * config.train.minibatches > 1:
             scores = [policy.programs("score", self.score, self.state.params, p.rows) for p in placed]
@@ -265,7 +293,9 @@ class Trainer:
             mini = self._minibatch(batch, i)
             # A minibatch is an update of its own: its weights are computed on it. Its groups must be whole for that.
             groups = lambda x: x.reshape(-1, group, x.shape[-1])  # noqa: E731
-            weights = losses.loss_weights(groups(mini.weights) > 0, objective.aggregate, constant=objective.constant)
+            weights = losses.loss_weights(
+                groups(mini.weights) > 0, objective.aggregate, constant=objective.constant
+            )
             weights = np.asarray(weights).reshape(mini.weights.shape)
             host = {"advantages": layout.pack(mini.advantages), "weights": layout.pack(weights)}
             ready.append(dataclasses.replace(p, **step.place_rows(host, policy.mesh)))
@@ -280,8 +310,12 @@ class Trainer:
                     jax.block_until_ready(self.state)
         useful = float(np.mean([layout.useful for _, layout in packed]))
         known = self._known(rollout, totals, by_name, mask, useful)
-        known |= {"time/rollout_s": rolled - started, "time/reward_s": rewarded - rolled, "time/score_s": scored - rewarded}
-        self.last = (problems, rollout, totals)
+        known |= {
+            "time/rollout_s": rolled - started,
+            "time/reward_s": rewarded - rolled,
+            "time/score_s": scored - rewarded,
+        }
+        self.on_step(problems, rollout)
         return _Pending(self.done + 1, known, owed, dispatched_at, started)
 
     def _minibatch(self, batch: TrainBatch, i: int) -> TrainBatch:
@@ -355,7 +389,9 @@ class Trainer:
             "clip_ratio/high_mean": share("clip_high_sum"),
         }
         first = owed[0]
-        values["sampling/logp_difference_mean"] = float(first["logp_difference_sum"] / max(float(first["tokens"]), 1.0))
+        values["sampling/logp_difference_mean"] = float(
+            first["logp_difference_sum"] / max(float(first["tokens"]), 1.0)
+        )
         values["sampling/logp_difference_max"] = float(first["logp_difference_max"])
         if "kl_sum" in first:
             values["kl"] = share("kl_sum")
@@ -381,7 +417,12 @@ class Trainer:
         )  # fmt: skip
         values = evaluate.summary(done)
         self.metrics.write(number, values)
-        log.info("step %d  held-out greedy accuracy %.1f %% of %d", number, 100 * values["eval/accuracy"], len(done))
+        log.info(
+            "step %d  held-out greedy accuracy %.1f %% of %d",
+            number,
+            100 * values["eval/accuracy"],
+            len(done),
+        )
         self.attempts = done
         return values
 
@@ -398,7 +439,7 @@ class Trainer:
                 "held-out greedy accuracy: %.1f %% before (step %d), %.1f %% after (step %d)",
                 100 * first["eval/accuracy"], first["step"], 100 * last["eval/accuracy"], last["step"],
             )  # fmt: skip
-        for attempt in getattr(self, "attempts", [])[:3]:
+        for attempt in self.attempts[:3]:
             verdict = "right" if attempt.correct else f"wrong, gold {attempt.gold}"
             log.info("Q: %s\n%s\n[%s]", attempt.prompt, attempt.completion.strip(), verdict)
         path = self.directory / "curve.png"

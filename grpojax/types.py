@@ -18,7 +18,7 @@ Padding is always on the right and always comes from lengths, never from token i
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, dataclass_transform
 
 import jax
 import numpy as np
@@ -26,7 +26,8 @@ import numpy as np
 Array = Any  # jax.Array or numpy.ndarray: every array here may live on either side.
 
 
-def pytree(cls):
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def pytree(cls: type) -> Any:
     """Makes ``cls`` a frozen dataclass that jax treats as a pytree; all fields are children."""
     return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
 

@@ -117,7 +117,9 @@ def annotations(name: str) -> list[tuple]:
     """A variant's parameters as the fields of `dataclasses.make_dataclass`, those that must be given first."""
     types = inspect.signature(_ALL[name]).parameters
     required = [(k, types[k].annotation) for k, v in parameters(name).items() if v is inspect.Parameter.empty]
-    rest = [(k, types[k].annotation, v) for k, v in parameters(name).items() if v is not inspect.Parameter.empty]
+    rest = [
+        (k, types[k].annotation, v) for k, v in parameters(name).items() if v is not inspect.Parameter.empty
+    ]
     return required + rest
 
 

@@ -57,7 +57,14 @@ def test_answers_are_right():
 
 @pytest.mark.parametrize(
     ("sum_", "without_carry"),
-    [((27, "+", 15), 32), ((30, "-", 17), 27), ((21, "+", 15), 36), ((38, "-", 15), 23), ((6, "*", 6), 36), ((5, "-", 9), 6)],
+    [
+        ((27, "+", 15), 32),
+        ((30, "-", 17), 23),
+        ((21, "+", 15), 36),
+        ((38, "-", 15), 23),
+        ((6, "*", 6), 36),
+        ((5, "-", 9), 6),
+    ],
 )
 def test_carries_are_forgotten(sum_, without_carry):
     assert make_tiny.calculate(*sum_, carry=False) == without_carry

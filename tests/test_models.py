@@ -146,7 +146,9 @@ def test_value_and_gradient_equal_the_plain_forward(family):
         (value, got), grad = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
         np.testing.assert_allclose(layout.unpack(np.asarray(got)[None]), logps, atol=1e-5)
         np.testing.assert_allclose(value, want, rtol=1e-5)
-        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(grad), jax.tree.leaves(want_grad), strict=True):
+        for (path, a), b in zip(
+            jax.tree_util.tree_leaves_with_path(grad), jax.tree.leaves(want_grad), strict=True
+        ):
             scale = float(np.abs(b).max())
             np.testing.assert_allclose(a, b, atol=1e-5 * scale, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
 
@@ -158,8 +160,10 @@ def test_padding_changes_nothing_even_when_pad_is_a_real_token():
     reference = None
     for pad, length, most in [(0, 7, 11), (17, 12, 16), (0, 9, 13)]:
         wide = ragged_batch(np.random.default_rng(3), pad=0)
-        grow = lambda x, n, pad=pad: np.concatenate(  # noqa: E731
-            [x, np.full((*x.shape[:-1], n - x.shape[-1]), pad, x.dtype)], -1
+        grow = (
+            lambda x, n, pad=pad: np.concatenate(  # noqa: E731
+                [x, np.full((*x.shape[:-1], n - x.shape[-1]), pad, x.dtype)], -1
+            )
         )
         tokens, prompts = grow(wide.tokens, most), grow(wide.prompts.tokens, length)
         tokens[np.arange(most) >= wide.lengths[..., None]] = pad
@@ -170,7 +174,9 @@ def test_padding_changes_nothing_even_when_pad_is_a_real_token():
             advantages=zeros, weights=zeros,
         )  # fmt: skip
         packed, layout = packing.pack(wide, packs=False)
-        got = layout.unpack(np.asarray(score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute()).logps)[None])
+        got = layout.unpack(
+            np.asarray(score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute()).logps)[None]
+        )
         got = np.where(np.arange(most) < wide.lengths[..., None], got, 0.0)[:, :, : batch.tokens.shape[2]]
         if reference is None:
             reference = got
@@ -187,7 +193,9 @@ def test_chunked_vocabulary_equals_plain(with_entropy, chunk):
     a, b = (jnp.asarray(rng.standard_normal((2, 13)), jnp.float32) for _ in range(2))
 
     def ours(h, w):
-        logps, entropy = token_scores(h, w, targets, inverse_temperature=1.3, chunk=chunk, with_entropy=with_entropy)
+        logps, entropy = token_scores(
+            h, w, targets, inverse_temperature=1.3, chunk=chunk, with_entropy=with_entropy
+        )
         assert (entropy is None) == (not with_entropy)
         return (a * logps).sum() + ((b * entropy).sum() if with_entropy else 0.0)
 
@@ -205,7 +213,9 @@ def test_bfloat16_compute_is_near_float32():
     packed, layout = packing.pack(ragged_batch(np.random.default_rng(1)))
     rows = jax.tree.map(lambda x: x[0], packed.rows)
     used = layout.index[0] >= 0
-    full, half = (np.asarray(score(graph, params, rows, Compute(dtype=d)).logps) for d in ("float32", "bfloat16"))
+    full, half = (
+        np.asarray(score(graph, params, rows, Compute(dtype=d)).logps) for d in ("float32", "bfloat16")
+    )
     assert full.dtype == half.dtype == np.float32
     assert 1e-5 < np.abs(full - half)[used].max() < 0.3
 

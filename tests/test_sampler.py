@@ -119,7 +119,9 @@ def test_log_probs_equal_the_trainers(decoder, temperature):
         TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, advantages=zeros, weights=zeros)
     )
     rows = jax.tree.map(lambda x: x[0], packed.rows)
-    logps = layout.unpack(np.asarray(score(graph, params, rows, Compute(), temperature=temperature).logps)[None])
+    logps = layout.unpack(
+        np.asarray(score(graph, params, rows, Compute(), temperature=temperature).logps)[None]
+    )
     mask = np.arange(11) < out.lengths[..., None]
     assert np.abs(logps - out.logps)[mask].max() < 1e-4
     if temperature != 1.0:
@@ -151,7 +153,9 @@ def test_greedy_equals_transformers(tmp_path):
     out = run(ours, prompts, SamplerConfig(group=1, max_tokens=13, temperature=0.0), eos=())
     for p, n in enumerate(prompts.lengths):
         ids = torch.tensor(prompts.tokens[p : p + 1, :n], dtype=torch.long)
-        want = theirs.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=13, eos_token_id=None)
+        want = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=13, eos_token_id=None
+        )
         assert want[0, n:].tolist() == out.tokens[p, 0].tolist()
 
 
@@ -184,7 +188,15 @@ def truncated(logits, config):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.6}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 5, "top_p": 0.8, "min_p": 0.1}]
+    "options",
+    [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"top_k": 5, "top_p": 0.8, "min_p": 0.1},
+    ],
 )
 @pytest.mark.parametrize("vocab", [7, 300])
 def test_draws_follow_the_distribution_and_report_it(options, vocab):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 from pydantic import AfterValidator, Field
 
@@ -403,7 +404,7 @@ def check_attempt(attempt):
         assert settings.build(Config, json.loads(json.dumps(settings.to_dict(got)))) == got
 
 
-@settings(max_examples=200, deadline=None)
+@limits(max_examples=200, deadline=None)
 @given(st.one_of(PROPER, st.dictionaries(KEYS, TREES, max_size=4)))
 def test_fuzz_mappings(tree):
     check_attempt(lambda: settings.build(Config, tree, {"": "here"}))
@@ -427,7 +428,7 @@ OVERRIDES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@limits(max_examples=200, deadline=None)
 @given(st.lists(OVERRIDES, max_size=3))
 def test_fuzz_overrides(run_yaml, overrides):
     check_attempt(lambda: settings.load(Config, run_yaml, overrides))

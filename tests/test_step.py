@@ -36,7 +36,11 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
 
 def update(batch, objective, *, sizes=None, microbatches=1, packs=True, compute=None, optimizer=SGD):
     """Weights after one update, and its metrics."""
-    mesh = None if sizes is None else sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    mesh = (
+        None
+        if sizes is None
+        else sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    )
     compute = dataclasses.replace(compute or Compute(), mesh=mesh)
     graph, params = random_decoder(CONFIG)
     if mesh is not None:
@@ -52,7 +56,9 @@ def update(batch, objective, *, sizes=None, microbatches=1, packs=True, compute=
 
 @pytest.fixture(scope="module")
 def reference():
-    batch, variant = learning_batch(variant=variants.get("grpo", kl_coef=0.1, entropy_coef=0.01), off_policy=True)
+    batch, variant = learning_batch(
+        variant=variants.get("grpo", kl_coef=0.1, entropy_coef=0.01), off_policy=True
+    )
     return batch, variant.objective, update(batch, variant.objective)
 
 
@@ -81,7 +87,10 @@ def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():
     assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(want)), rel=1e-4)
     assert metrics["grad_norm"] > 0.1
     for (path, new), old, grad in zip(
-        jax.tree_util.tree_leaves_with_path(after), jax.tree.leaves(params), jax.tree.leaves(want), strict=True
+        jax.tree_util.tree_leaves_with_path(after),
+        jax.tree.leaves(params),
+        jax.tree.leaves(want),
+        strict=True,
     ):
         np.testing.assert_allclose(old - new, grad, atol=1e-5, err_msg=jax.tree_util.keystr(path))
 
@@ -96,7 +105,9 @@ def test_masked_samples_give_nothing(what):
     )
     got, metrics = update(dropped, variant.objective)
     start = random_decoder(CONFIG)[1]
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(got)) and np.isfinite(list(metrics.values())).all()
+    assert (
+        all(np.isfinite(x).all() for x in jax.tree.leaves(got)) and np.isfinite(list(metrics.values())).all()
+    )
     if what == "all":
         jax.tree.map(np.testing.assert_array_equal, got, jax.tree.map(np.asarray, start))
     else:
@@ -136,7 +147,12 @@ def test_perturbed_policy_has_a_kl_and_an_equal_one_has_none():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "want"), [("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 0.7, 0.4]), ("cosine", [0.5, 1, 1, 0.775, 0.325])]
+    ("schedule", "want"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 1, 0.7, 0.4]),
+        ("cosine", [0.5, 1, 1, 0.775, 0.325]),
+    ],
 )
 def test_schedules(schedule, want):
     config = step.OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=2, final_fraction=0.1)

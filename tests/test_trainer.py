@@ -44,14 +44,21 @@ def command(recipe, directory, *overrides):
 
 
 def environment(devices=1):
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]))
+    env = dict(
+        os.environ,
+        PYTHONPATH=os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")]),
+    )
     env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     return env
 
 
 def train(recipe, directory, *overrides, devices=1):
     done = subprocess.run(
-        command(recipe, directory, *overrides), env=environment(devices), capture_output=True, text=True, timeout=300
+        command(recipe, directory, *overrides),
+        env=environment(devices),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -86,7 +93,11 @@ def test_kill_nine_at_any_moment_changes_nothing(recipe, unbroken, tmp_path):
     directory = tmp_path / "killed"
     for _ in range(4):
         process = subprocess.Popen(
-            command(recipe, directory, *overrides), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command(recipe, directory, *overrides),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         start = None
         for line in process.stdout:
@@ -103,10 +114,15 @@ def test_kill_nine_at_any_moment_changes_nothing(recipe, unbroken, tmp_path):
     assert numbers(directory) == numbers(unbroken[0])
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_zero(recipe, unbroken, tmp_path):
     directory = tmp_path / "stopped"
     process = subprocess.Popen(
-        command(recipe, directory), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command(recipe, directory),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     for line in process.stdout:
         if "step 2/12" in line:
@@ -122,6 +138,7 @@ def test_sigterm_saves_and_exits_zero(recipe, unbroken, tmp_path):
     assert numbers(directory) == numbers(unbroken[0])
 
 
+@pytest.mark.slow
 def test_another_mesh_trains_the_same_and_restores(recipe, unbroken, tmp_path):
     """Eight devices give one device's metrics to rounding, and a checkpoint of one mesh goes on on another."""
     directory = tmp_path / "meshed"
@@ -167,7 +184,12 @@ def test_half_written_checkpoints_are_never_loaded(recipe, unbroken, tmp_path):
 
 
 def test_a_directory_of_another_config_is_refused(recipe, unbroken, capsys):
-    assert cli.main(["train", str(recipe), f"run.dir={unbroken[0]}", "train.seed=5", "optimizer.learning_rate=1.0"]) == 2
+    assert (
+        cli.main(
+            ["train", str(recipe), f"run.dir={unbroken[0]}", "train.seed=5", "optimizer.learning_rate=1.0"]
+        )
+        == 2
+    )
     error = capsys.readouterr().err
     assert "train.seed: 0 -> 5" in error and "optimizer.learning_rate" in error and error.count("\n") <= 2
 
@@ -188,7 +210,12 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
     moved = [(a - b).abs().max().item() for a, b in zip(model.parameters(), start.parameters(), strict=True)]
     assert 0 < max(moved) < 1
     capsys.readouterr()
-    assert cli.main(["sample", str(target), "--prompt", "1+1=", "-n", "2", "--max-tokens", "5", "--temperature", "0"]) == 0
+    assert (
+        cli.main(
+            ["sample", str(target), "--prompt", "1+1=", "-n", "2", "--max-tokens", "5", "--temperature", "0"]
+        )
+        == 0
+    )
     first, second = capsys.readouterr().out.splitlines()[-2:]
     assert first == second
     assert cli.main(["export", str(unbroken[0]), "--to", str(target)]) == 2
@@ -202,7 +229,9 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
     ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2", "optimizer.name=sgd"],
 ])  # fmt: skip
 def test_options_run(recipe, tmp_path, overrides):
-    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", "mesh.data=8", *overrides]))
+    trainer = Trainer(
+        config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", "mesh.data=8", *overrides])
+    )
     assert trainer.run()
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert len(lines) == 2 and all(np.isfinite(list(line.values())).all() for line in lines)
@@ -211,7 +240,9 @@ def test_options_run(recipe, tmp_path, overrides):
 
 
 def test_no_reference_without_a_kl_term(recipe, tmp_path):
-    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0", "mesh.data=8"]))
+    trainer = Trainer(
+        config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0", "mesh.data=8"])
+    )
     assert trainer.ref_params is None
 
 

@@ -83,7 +83,14 @@ class _Story:
         self.count = self.guess = 0
 
     def tell(self, *choices: str, **numbers: int) -> None:
-        words = {"N": self.name, "O": self.other, "R": self.third, "t": self.things, "he": self.he, "him": self.him}
+        words = {
+            "N": self.name,
+            "O": self.other,
+            "R": self.third,
+            "t": self.things,
+            "he": self.he,
+            "him": self.him,
+        }
         sentence = self.rng.choice(choices).format(**words, **numbers)
         self.sentences.append(sentence[0].upper() + sentence[1:])
 
@@ -101,7 +108,12 @@ class _Story:
 
     def open_packed(self) -> None:
         a, b, holder = self.rng.randint(2, 6), self.rng.randint(2, 6), self.rng.choice(HOLDERS)
-        self.tell(f"{{N}} has {{a}} {holder} with {{b}} {{t}} each.", f"{{N}} buys {{a}} {holder} of {{b}} {{t}}.", a=a, b=b)
+        self.tell(
+            f"{{N}} has {{a}} {holder} with {{b}} {{t}} each.",
+            f"{{N}} buys {{a}} {holder} of {{b}} {{t}}.",
+            a=a,
+            b=b,
+        )
         self.begin(a)
         self.step("*", b)
 
@@ -173,7 +185,9 @@ def splits(seed: int = SEED) -> tuple[list[Problem], list[Problem]]:
 
 
 def jsonl(problems: Iterable[Problem]) -> str:
-    rows = ({"question": p.question, "answer": str(p.answer), "part": ("easy", "hard")[p.hard]} for p in problems)
+    rows = (
+        {"question": p.question, "answer": str(p.answer), "part": ("easy", "hard")[p.hard]} for p in problems
+    )
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -259,7 +273,9 @@ def examples(problems: list[Problem], tok) -> list[tuple[Rows, np.ndarray]]:
     for shape, part in ((EASY, [p for p in problems if not p.hard]), (HARD, [p for p in problems if p.hard])):
         rows = [[tok.encode(p.completion(hasty) + tok.eos_token) for hasty in (True, False)] for p in part]
         weights = [[HASTY] * len(hasty) + [1 - HASTY] * len(careful) for hasty, careful in rows]
-        done.append((pack([prompt(p.question, tok) for p in part], rows, shape), pad(weights, shape[1], np.float32)))
+        done.append(
+            (pack([prompt(p.question, tok) for p in part], rows, shape), pad(weights, shape[1], np.float32))
+        )
     return done
 
 
@@ -323,7 +339,9 @@ def report(model: Decoder, tok, problems: list[Problem]) -> str:
             eos_ids=(tok.eos_token_id,), compute=Compute(),
         )  # fmt: skip
         texts = [tok.batch_decode(group, skip_special_tokens=True) for group in np.asarray(rollout.tokens)]
-        right = [[t.endswith(f"## Answer: {p.answer}") for t in g] for g, p in zip(texts, problems, strict=True)]
+        right = [
+            [t.endswith(f"## Answer: {p.answer}") for t in g] for g, p in zip(texts, problems, strict=True)
+        ]
         return np.array(right), np.array([[t.startswith("##") for t in g] for g in texts])
 
     hard = np.array([p.hard for p in problems])
@@ -341,7 +359,9 @@ def report(model: Decoder, tok, problems: list[Problem]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="gets arithmetic/*.jsonl and tiny/")
     parser.add_argument("--seed", type=int, default=SEED)
     args = parser.parse_args()

@@ -52,25 +52,21 @@ def xla(q, k, v, segments, prefix: Prefix | None = None):
     f32 = jnp.float32
     own = jnp.einsum("brskgd,brtkd->brkgst", q, k, preferred_element_type=f32)
     own = jnp.where(_visible(segments)[:, :, None, None], own, _MASKED)
-    top = own.max(-1, keepdims=True)
-    if prefix is not None:
-        pk, pv = of_rows(prefix.k, prefix.row_prompt), of_rows(prefix.v, prefix.row_prompt)
-        one = "blkd" if pk.shape[1] == 1 else "brlkd"
-        if pk.shape[1] == 1:
-            pk, pv = pk[:, 0], pv[:, 0]
-        length = of_rows(prefix.lengths, prefix.row_prompt)[:, :, None, None, None, None]
-        pre = jnp.einsum(f"brskgd,{one}->brkgsl", q, pk, preferred_element_type=f32)
-        pre = jnp.where(jnp.arange(pre.shape[-1]) < length, pre, _MASKED)
-        top = jnp.maximum(top, pre.max(-1, keepdims=True))
-    top = jax.lax.stop_gradient(top)
-    own = jnp.exp(own - top)
-    total = own.sum(-1, keepdims=True)
-    if prefix is not None:
-        pre = jnp.exp(pre - top)
-        total = total + pre.sum(-1, keepdims=True)
+    if prefix is None:
+        out = jnp.einsum("brkgst,brtkd->brskgd", jax.nn.softmax(own, -1).astype(v.dtype), v)
+        return out.reshape(b, r, s, h, d)
+    pk, pv = of_rows(prefix.k, prefix.row_prompt), of_rows(prefix.v, prefix.row_prompt)
+    one = "brlkd"
+    if pk.shape[1] == 1:
+        one, pk, pv = "blkd", pk[:, 0], pv[:, 0]
+    length = of_rows(prefix.lengths, prefix.row_prompt)[:, :, None, None, None, None]
+    pre = jnp.einsum(f"brskgd,{one}->brkgsl", q, pk, preferred_element_type=f32)
+    pre = jnp.where(jnp.arange(pre.shape[-1]) < length, pre, _MASKED)
+    top = jax.lax.stop_gradient(jnp.maximum(own.max(-1, keepdims=True), pre.max(-1, keepdims=True)))
+    own, pre = jnp.exp(own - top), jnp.exp(pre - top)
+    total = own.sum(-1, keepdims=True) + pre.sum(-1, keepdims=True)
     out = jnp.einsum("brkgst,brtkd->brskgd", (own / total).astype(v.dtype), v)
-    if prefix is not None:
-        out = out + jnp.einsum(f"brkgsl,{one}->brskgd", (pre / total).astype(v.dtype), pv)
+    out = out + jnp.einsum(f"brkgsl,{one}->brskgd", (pre / total).astype(v.dtype), pv)
     return out.reshape(b, r, s, h, d)
 
 
@@ -79,6 +75,7 @@ def _joined(q, k, v, segments, prefix: Prefix | None):
     b, r, s, h, d = q.shape
     kv_segments = segments
     if prefix is not None:
+
         def spread(x):
             x = of_rows(x, prefix.row_prompt)
             return jnp.broadcast_to(x, (b, r, *x.shape[2:]))
@@ -91,6 +88,11 @@ def _joined(q, k, v, segments, prefix: Prefix | None):
     return flat(q), flat(k), flat(v), flat(segments), flat(kv_segments)
 
 
+def _widen(x, multiple: int):
+    """``x [N, S, ...]`` with S padded at the right to a multiple."""
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % multiple)) + ((0, 0),) * (x.ndim - 2))
+
+
 def splash(q, k, v, segments, prefix: Prefix | None = None, *, mesh=None, interpret: bool = False):
     """TPU's splash kernel, forward and fused backward. Rows must hold one completion each (segment 1).
 
@@ -101,53 +103,52 @@ def splash(q, k, v, segments, prefix: Prefix | None = None, *, mesh=None, interp
     shape, packed = q.shape, (segments > 1).any(-1)
     q, k, v, q_seg, kv_seg = _joined(q * q.shape[-1] ** -0.5, k, v, segments, prefix)
     s, t = q.shape[1], k.shape[1]
-    # The causal offset is the distance between the two ends, so padding must not move it: pad at the right.
-    pad_s, pad_t = -s % 128, -t % 128
-    widen = lambda x, n: jnp.pad(x, ((0, 0), (0, n)) + ((0, 0),) * (x.ndim - 2))  # noqa: E731
-    q, q_seg = widen(q, pad_s), widen(q_seg, pad_s)
-    k, v, kv_seg = widen(k, pad_t), widen(v, pad_t), widen(kv_seg, pad_t)
-    block_q, block_kv = _block(s + pad_s), _block(t + pad_t)
+    block_q, block_kv = _block(s), _block(t)
+    q, q_seg = (_widen(x, block_q) for x in (q, q_seg))
+    k, v, kv_seg = (_widen(x, block_kv) for x in (k, v, kv_seg))
     sizes = sa.BlockSizes(
         block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
         block_q_dkv=block_q, block_kv_dkv=block_kv, block_kv_dkv_compute=block_kv, use_fused_bwd_kernel=True,
     )  # fmt: skip
-    one = sa.CausalMask((s + pad_s, t + pad_t), offset=t - s)
+    causal = sa.CausalMask((q.shape[1], k.shape[1]), offset=t - s)
 
     def run(q, k, v, q_seg, kv_seg):
-        heads = q.shape[2]
+        mask = sa.MultiHeadMask([causal] * q.shape[2])
         kernel = sa.make_splash_mha(
-            sa.MultiHeadMask([one] * heads), block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+            mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
         )
-        swap = lambda x: x.swapaxes(1, 2)  # noqa: E731  [N, S, H, d] -> [N, H, S, d]
-        call = jax.vmap(lambda q, k, v, a, b: kernel(q, k, v, segment_ids=sa.SegmentIds(q=a, kv=b)))
-        return swap(call(swap(q), swap(k), swap(v), q_seg, kv_seg))
+        one = lambda q, k, v, a, b: kernel(q, k, v, segment_ids=sa.SegmentIds(q=a, kv=b))  # noqa: E731
+        heads_first = [x.swapaxes(1, 2) for x in (q, k, v)]
+        out: Any = jax.vmap(one)(*heads_first, q_seg, kv_seg)  # pyrefly: ignore
+        return out.swapaxes(1, 2)
 
     if mesh is not None:
-        lane = ("data", "fsdp")
-        heads = jax.P(lane, None, "tensor", None)
+        rows, heads = jax.P(("data", "fsdp")), jax.P(("data", "fsdp"), None, "tensor")
         run = jax.shard_map(
-            run, mesh=mesh, in_specs=(heads, heads, heads, jax.P(lane), jax.P(lane)), out_specs=heads, check_vma=False
+            run, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
         )
     out = run(q, k, v, q_seg, kv_seg)[:, :s].reshape(shape)
     return jnp.where(packed[:, :, None, None, None], jnp.nan, out)
 
 
 def _block(n: int) -> int:
-    return next(b for b in (512, 384, 256, 128) if n % b == 0)
+    """The kernel's block over ``n`` positions: large ones have less overhead, small ones less padding."""
+    return min((512, 384, 256, 128), key=lambda b: -(-n // b) * (b + 64))
 
 
 def cudnn(q, k, v, segments, prefix: Prefix | None = None):
     """cuDNN's fused kernel (bfloat16 or float16, NVIDIA); the mask travels as a bias of one head."""
     shape, s = q.shape, q.shape[2]
-    own = _visible(segments).reshape(-1, s, s)
+    mask = _visible(segments).reshape(-1, s, s)
     q, k, v, _, kv_seg = _joined(q, k, v, segments, prefix)
-    t = k.shape[1]
-    mask = own
     if prefix is not None:
-        before = jnp.broadcast_to((kv_seg[:, None, : t - s] > 0), (q.shape[0], s, t - s))
-        mask = jnp.concatenate([before, own], -1)
+        before = kv_seg[:, None, : k.shape[1] - s] > 0
+        mask = jnp.concatenate([jnp.broadcast_to(before, (*mask.shape[:2], before.shape[2])), mask], -1)
+    # The backward pass takes only even lengths with a bias.
+    q, k, v = (_widen(x, 2) for x in (q, k, v))
+    mask = jnp.pad(mask, ((0, 0), (0, s % 2), (0, k.shape[1] - mask.shape[2])))
     out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
-    return out.reshape(shape)
+    return out[:, :s].reshape(shape)
 
 
 def pick(name: str, *, dtype, mesh=None, platform: str | None = None) -> Attend:

@@ -92,7 +92,11 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         raise UserError(f"{where}: 'rope_theta' is missing")
     kind = rope.get("rope_type", rope.get("type", "default"))
     refuse("rope_type", kind, ("default", "llama3"))
-    refuse("partial_rotary_factor", rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)), (1.0,))
+    refuse(
+        "partial_rotary_factor",
+        rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)),
+        (1.0,),
+    )
     scaling = None
     if kind == "llama3":
         fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

@@ -54,7 +54,12 @@ class Block(nnx.Module):
         def kernel(*shape, fan_in):
             return nnx.Param(jax.random.normal(rngs.params(), shape) * fan_in**-0.5)
 
-        d, f, q, kv = c.hidden_size, c.intermediate_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        d, f, q, kv = (
+            c.hidden_size,
+            c.intermediate_size,
+            c.num_heads * c.head_dim,
+            c.num_kv_heads * c.head_dim,
+        )
         ones, zeros = (lambda n: nnx.Param(jnp.ones(n))), (lambda n: nnx.Param(jnp.zeros(n)))
         self.attn_norm, self.mlp_norm = ones(d), ones(d)
         self.q, self.k, self.v = kernel(d, q, fan_in=d), kernel(d, kv, fan_in=d), kernel(d, kv, fan_in=d)
@@ -251,7 +256,9 @@ def embed_tokens(model: Decoder, tokens, compute: Compute, *, whole: bool = Fals
             tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
         row = tokens - jax.lax.axis_index("tensor") * table.shape[0]
         here = (row >= 0) & (row < table.shape[0])
-        x = jnp.where(here[..., None], jnp.take(table, row, axis=0, mode="clip").astype(dtype), jnp.zeros((), dtype))
+        x = jnp.where(
+            here[..., None], jnp.take(table, row, axis=0, mode="clip").astype(dtype), jnp.zeros((), dtype)
+        )
         x = jax.lax.psum(x, "tensor")
         return x if whole else jax.lax.all_to_all(x, "fsdp", 0, x.ndim - 1, tiled=True)
 
@@ -310,7 +317,9 @@ def predicting_states(model: Decoder, rows: Rows, compute: Compute):
 
     # Prompts and rows are one stream of tokens, so that a weight is one matmul and its gradient one sum.
     def join(prompts, rows):
-        return jnp.concatenate([prompts.reshape(b, k * l, *prompts.shape[3:]), rows.reshape(b, r * s, *rows.shape[3:])], 1)
+        return jnp.concatenate(
+            [prompts.reshape(b, k * l, *prompts.shape[3:]), rows.reshape(b, r * s, *rows.shape[3:])], 1
+        )
 
     def part(x):
         return x[:, : k * l].reshape(b, k, l, *x.shape[2:]), x[:, k * l :].reshape(b, r, s, *x.shape[2:])
@@ -339,7 +348,14 @@ def predicting_states(model: Decoder, rows: Rows, compute: Compute):
 
 @functools.partial(jax.named_call, name="score")
 def score(
-    graph, params, rows: Rows, compute: Compute, *, temperature: float = 1.0, entropy: bool = False, hidden: bool = False
+    graph,
+    params,
+    rows: Rows,
+    compute: Compute,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    hidden: bool = False,
 ) -> Scores:
     """Log-probabilities of completion tokens: ``log softmax(logits / temperature)[token]``.
 

@@ -474,7 +474,7 @@ _PROBE = (
 )
 
 
-def load_tokenizer(path: str | os.PathLike):
+def load_tokenizer(path: str | os.PathLike) -> Any:
     """The tokenizer saved in a folder, token for token.
 
     ``AutoTokenizer`` rebuilds a tokenizer by its model type, which splits a custom one's text differently; so

@@ -89,7 +89,9 @@ def resolve(config: RewardConfig) -> Callable[..., list[float | None]]:
         return REWARDS[config.name]
     module, _, function = config.name.partition(":")
     if not function:
-        raise UserError(f"reward {config.name!r} is unknown; known: {', '.join(REWARDS)}, or package.module:function")
+        raise UserError(
+            f"reward {config.name!r} is unknown; known: {', '.join(REWARDS)}, or package.module:function"
+        )
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as e:
@@ -111,7 +113,10 @@ class Rewards:
         for config, function in zip(self.configs, self._functions, strict=True):
             values = function(prompts, completions, tokens, **columns)
             if len(values) != len(completions):
-                raise UserError(f"reward {config.name!r} gave {len(values)} values for {len(completions)} completions")
+                raise UserError(
+                    f"reward {config.name!r} gave {len(values)} values for {len(completions)} completions"
+                )
             array = np.array([math.nan if v is None else v for v in values], np.float32)
             by_name[config.name] = np.where(np.isfinite(array), array, np.nan)
-        return np.sum([c.weight * by_name[c.name] for c in self.configs], axis=0, dtype=np.float32), by_name
+        weighted = np.stack([np.float32(c.weight) * by_name[c.name] for c in self.configs])
+        return np.asarray(weighted.sum(0)), by_name

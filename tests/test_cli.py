@@ -1,0 +1,141 @@
+"""Recipes parse, mistakes exit with status 2 in two lines, and help is quick."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpojax import bench, cli, config, data, rewards
+from grpojax.errors import UserError
+from grpojax.models import DecoderConfig
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+QUICKSTART = str(CONFIGS / "quickstart.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_recipe_parses_and_says_how_to_run_it(path):
+    recipe = config.load(path)
+    assert recipe.make_variant().name == "grpo"
+    head = path.read_text().split("\n\n")[0]
+    assert "grpojax " in head and path.name in head
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("train.stepz=3", "train.stepz: unknown key; did you mean 'steps'"),
+    ("train.steps=many", "train.steps='many' (from the command line): expected an integer"),
+    ("train.steps=0", "steps=0: must be at least 1"),
+    ("rollout.temperature=0", "temperature=0.0: greedy"),
+    ("rollout.top_p=0.9", "top_k, top_p and min_p cut off tokens"),
+    ("rollout.slots=99", "slots=99: must be between 0 (all) and group"),
+    ("variant=grop", "'grop' is unknown; did you mean 'grpo'"),
+    ("variant.clip_hihg=0.3", "variant.clip_hihg: unknown key; did you mean 'clip_high'"),
+    ("variant={name: grpo, kl_coef: 0.1, kl_kind: k1}", "its expected gradient is 0"),
+    ("variant={name: grpo, kl_coef: 0.1, kl_in: reward}", "only k1 belongs there"),
+    ("variant={name: grpo, kl_in: rewards}", "did you mean 'reward'"),
+    ("model.attention=flash", "model.attention='flash'"),
+    ("model.attention=cudnn", "needs dtype: bfloat16"),
+    ("rewards=[{name: anser}]", "reward 'anser' is unknown"),
+    ("rewards=[]", "rewards: at least one"),
+    ("data.train=nowhere.jsonl", "data file 'nowhere.jsonl' does not exist"),
+    ("model.path=/nowhere", "/nowhere"),
+    ("mesh.tensor=3", "mesh"),
+    ("optimizer.learning_rate=-1", "learning_rate=-1.0: must be over 0"),
+    ("train.minibatches=3", "train.minibatches=3 does not divide rollout.prompts"),
+])  # fmt: skip
+def test_a_mistake_is_two_lines_and_status_two(override, message, tmp_path, capsys):
+    assert cli.main(["train", QUICKSTART, f"run.dir={tmp_path / 'run'}", override]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") <= 2 and "Traceback" not in error
+
+
+def test_dr_grpo_divides_by_the_longest_completion_allowed():
+    recipe = config.load(QUICKSTART, ["variant=dr_grpo"])
+    assert recipe.make_variant().objective.constant == recipe.rollout.max_tokens
+
+
+def test_help_loads_nothing_heavy():
+    code = "import sys, grpojax.cli as c; c._parser().format_help(); print(sorted({'jax', 'numpy', 'flax'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("text", "marker", "answer"), [
+    ("3 + 4 = 7\n## Answer: 7", None, "7"),
+    ("so #### 1,234", None, "1,234"),
+    ("## Answer: 5\n## Answer: 6\nmore", None, "6"),
+    (r"thus \boxed{\frac{1}{2}} done", None, r"\frac{1}{2}"),
+    (r"\boxed{", None, None),
+    ("## Answer:", None, None),
+    ("the answer is 7", None, None),
+    ("Result: 8", "Result:", "8"),
+    ("## Answer: 8", "Result:", None),
+])  # fmt: skip
+def test_answers_are_read_after_the_last_marker(text, marker, answer):
+    assert rewards.extract_answer(text, marker) == answer
+
+
+def test_rewards_sum_with_weights_and_mark_the_invalid(monkeypatch):
+    monkeypatch.setitem(rewards.REWARDS, "half", lambda p, c, t, **k: [0.5, None])
+    both = rewards.Rewards(
+        [rewards.RewardConfig(name="answer"), rewards.RewardConfig(name="half", weight=2.0)]
+    )
+    total, by_name = both(["", ""], ["#### 1,000", "#### 2"], [[], []], {"gold": ["1000", "3"]})
+    assert total[0] == 2.0 and total[1] != total[1]
+    assert by_name["answer"].tolist() == [1.0, 0.0]
+
+
+def test_batches_are_a_function_of_the_step_and_cover_an_epoch():
+    problems = [data.Problem(i, (1,), "", None, {}) for i in range(12)]
+    batches = data.Batches(problems, 4, seed=3)
+    again = data.Batches(problems, 4, seed=3)
+    assert [p.uid for p in again[7]] == [p.uid for p in batches[7]]
+    epoch = [p.uid for step in range(3) for p in batches[step]]
+    other = [p.uid for step in range(3, 6) for p in batches[step]]
+    assert sorted(epoch) == sorted(other) == list(range(12)) and epoch != other
+    assert epoch != [p.uid for step in range(3) for p in data.Batches(problems, 4, seed=4)[step]]
+    with pytest.raises(UserError, match="more than the 12 problems"):
+        data.Batches(problems, 13, 0)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"question": "a"}\n{"question"', ":2: invalid JSON"), ("[1]\n", ":1: a row must be a JSON object"), ("\n", "no rows"),
+])  # fmt: skip
+def test_bad_rows_are_named(text, message, tmp_path):
+    file = tmp_path / "d.jsonl"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        data.read_rows(str(file))
+
+
+def test_flops_are_counted_on_tokens_in_use():
+    c = DecoderConfig(
+        family="llama", vocab_size=11, hidden_size=4, intermediate_size=8, num_layers=2, num_heads=2, num_kv_heads=1,
+        head_dim=2, rope_theta=1e4,
+    )  # fmt: skip
+    # A prompt of 3 with completions of 1 and 2 tokens: 6 tokens, seen keys 6 + (1 + 3) + (3 + 6).
+    weights = 2 * (4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8)
+    want = 2 * (6 * weights + 2 * 19 * 4 * 2 + 3 * 11 * 4)
+    assert bench.forward_flops(c, [3], [[1, 2]]) == want
+
+
+def test_bench_prints_a_table(tmp_path, capsys):
+    from tiny_run import make_run
+
+    recipe = make_run(tmp_path)
+    out = tmp_path / "figures.json"
+    arguments = [
+        "bench",
+        str(recipe),
+        f"run.dir={tmp_path / 'run'}",
+        "mesh.data=8",
+        "--steps",
+        "2",
+        "--json",
+        str(out),
+    ]
+    import jax
+
+    with jax.numpy_dtype_promotion("standard"):
+        assert cli.main(arguments) == 0
+    assert "of matmul rate" in capsys.readouterr().out and out.exists()
