@@ -1,4 +1,4 @@
-"""``grpojax train | sample | export | bench``: arguments in, exit status out.
+"""``grpojax train | sample | export | bench | plan``: arguments in, exit status out.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -50,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written"
     )
+
+    plan = command(
+        "plan", _plan, "Compiles a recipe's programs for a TPU slice that is not there.", overrides=True
+    )
+    plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4 or v5p:2x2x4")
+    plan.add_argument("--layers", type=int, help="layers to compile; the model's own number if left out")
 
     bench = command("bench", _bench, "Measures where the time of a recipe's step goes.", overrides=True)
     bench.add_argument("--steps", type=int, default=5, help="timed steps; the median is reported")
@@ -143,6 +149,42 @@ def _export(args) -> int:
     params = trainer.load_policy_params(policy, recipe, args.run_dir, args.step)
     hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
     print(f"wrote {args.to}")
+    return 0
+
+
+def _plan(args) -> int:
+    os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles, and nothing runs
+    _setup()
+    import dataclasses
+
+    from grpojax import config, data, plan
+    from grpojax.models import Compute, hf
+
+    recipe = config.load(args.config, args.overrides)
+    model = hf.read_config(data.locate(recipe.model.path))
+    if args.layers is not None:
+        if args.layers < 1:
+            raise UserError(f"--layers {args.layers}: must be at least 1")
+        model = dataclasses.replace(model, num_layers=args.layers)
+    reports = plan.plan(
+        model,
+        prompts=recipe.rollout.prompts,
+        prompt_tokens=recipe.data.max_prompt_tokens,
+        sampling=recipe.rollout,
+        topology=args.topology,
+        mesh=recipe.mesh,
+        compute=Compute(
+            dtype=recipe.model.dtype,
+            remat=recipe.model.remat,
+            attention=recipe.model.attention,
+            platform="tpu",
+        ),
+        objective=recipe.make_variant().objective,
+        optimizer=recipe.optimizer,
+        minibatches=recipe.train.minibatches,
+        microbatches=recipe.train.microbatches,
+    )
+    print(plan.format_table(reports))
     return 0
 
 

@@ -172,10 +172,10 @@ def make_train_step(
       The jitted function. Its metrics are float32 scalars: those of `policy_loss`, ``grad_norm``, and, when the batch
       has ``sampler_logps``, how far the policy's log-probs are from them (``logp_difference_sum``, ``_max``).
     """
-    entropy = entropy or objective.needs_entropy
+    wanted = True if objective.needs_entropy else "value" if entropy else False
 
     def loss(params, part: Packed):
-        scores = dec.score(graph, params, part.rows, compute, temperature=temperature, entropy=entropy)
+        scores = dec.score(graph, params, part.rows, compute, temperature=temperature, entropy=wanted)
         with jax.named_scope("loss"):
             value, metrics = policy_loss(scores.logps, part, objective, entropy=scores.entropy)
         if part.sampler_logps is not None:
@@ -237,12 +237,19 @@ def make_reshard(graph, compute: Compute):
     if compute.mesh is None and dtype == jnp.float32:
         return lambda params: params
 
+    def place(path, x):
+        axes = dec.axes_of(path, x)
+        whole = lambda w, axes: sharding.constrain(
+            w.astype(dtype), compute.mesh, *axes, rules=sharding.ROLLOUT
+        )  # noqa: E731
+        if compute.mesh is None or axes[0] != "layers":
+            return whole(x, axes)
+        # One layer after the other: to gather all at once takes their size again in temporaries.
+        return jax.lax.map(lambda w: whole(w, axes[1:]), x)
+
     @jax.jit
     def reshard(params):
-        cast = jax.tree.map(lambda x: x.astype(dtype), params)
-        if compute.mesh is None:
-            return cast
-        return jax.lax.with_sharding_constraint(cast, shardings(cast, compute.mesh, sharding.ROLLOUT))
+        return jax.tree_util.tree_map_with_path(place, params)
 
     return reshard
 

@@ -224,7 +224,7 @@ def tokenizer(texts: Iterable[str]):
     core.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in SPECIAL])
     return PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE,
-        additional_special_tokens=list(SPECIAL[2:]), clean_up_tokenization_spaces=False, padding_side="left",
+        clean_up_tokenization_spaces=False, padding_side="left", model_max_length=config(len(vocab)).max_positions,
     )  # fmt: skip
 
 

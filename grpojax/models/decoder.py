@@ -354,7 +354,7 @@ def score(
     compute: Compute,
     *,
     temperature: float = 1.0,
-    entropy: bool = False,
+    entropy: bool | Literal["value"] = False,
     hidden: bool = False,
 ) -> Scores:
     """Log-probabilities of completion tokens: ``log softmax(logits / temperature)[token]``.
@@ -363,7 +363,7 @@ def score(
       graph, params: the two halves of a `Decoder` (``nnx.split``).
       rows: prompts and completions.
       temperature: of the distribution that the tokens were drawn from, over 0.
-      entropy: also the entropy of each of these distributions, in nats.
+      entropy: also the entropy of each of these distributions, in nats; "value" gives it no gradient.
       hidden: also the normed hidden states that the tokens are predicted from.
     """
     if not temperature > 0:

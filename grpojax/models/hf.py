@@ -130,6 +130,12 @@ def _tensors(params) -> dict[str, _Tensor]:
 # ---------------------------------------------------------------------------------------------------- in
 
 
+def read_config(path: str | os.PathLike) -> DecoderConfig:
+    """The decoder that a folder's ``config.json`` describes; the weights need not be there."""
+    file = _folder(path) / "config.json"
+    return from_hf(_read_json(file), str(file))
+
+
 def load(path: str | os.PathLike, *, mesh: Mesh | None = None, dtype=None) -> Decoder:
     """Reads a Hugging Face folder (Qwen 2, Qwen 3 or Llama; bf16, f16 or f32 safetensors).
 
@@ -146,7 +152,7 @@ def load(path: str | os.PathLike, *, mesh: Mesh | None = None, dtype=None) -> De
         model's sizes do not divide over the mesh.
     """
     path = _folder(path)
-    config = from_hf(_read_json(path / "config.json"), str(path / "config.json"))
+    config = read_config(path)
     _check_mesh(config, mesh)
     graph, abstract = decoder.abstract(config)
     found = _weights_on_disk(path)

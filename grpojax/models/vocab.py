@@ -6,6 +6,7 @@ for its owner, before the next one starts.
 """
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,16 @@ _LEAST_BLOCK = 1024  # many tokens must not make the blocks so thin that the run
 _MASKED = -1e30
 
 
-def token_scores(hidden, weight, targets, *, inverse_temperature=1.0, chunk=0, with_entropy=False, mesh=None):
+def token_scores(
+    hidden,
+    weight,
+    targets,
+    *,
+    inverse_temperature=1.0,
+    chunk=0,
+    with_entropy: bool | Literal["value"] = False,
+    mesh=None,
+):
     """Log-probability of each target under ``softmax(inverse_temperature * hidden @ weight.T)``.
 
     Logits are made ``chunk`` entries of the vocabulary at a time, and again in the backward pass.
@@ -26,7 +36,7 @@ def token_scores(hidden, weight, targets, *, inverse_temperature=1.0, chunk=0, w
       targets: ``[B, N]`` int32.
       inverse_temperature: float.
       chunk: entries of the vocabulary at once; 0: as many as make about 32 MiB of logits on a device.
-      with_entropy: also return the entropy in nats.
+      with_entropy: also return the entropy in nats; "value" returns it without a gradient, which is cheaper.
       mesh: lanes are over ``data`` and ``fsdp``, the vocabulary over ``tensor``.
 
     Returns:
@@ -40,7 +50,10 @@ def token_scores(hidden, weight, targets, *, inverse_temperature=1.0, chunk=0, w
         blocks = -(-v // max(_LEAST_BLOCK, _LOGITS_BYTES // (4 * n * max(b // lanes, 1))))
         chunk = -(-v // (blocks * 128)) * 128
     with jax.named_scope("vocab"):
-        return _scores(hidden, weight, targets, inverse_temperature, min(chunk, v), with_entropy, mesh)
+        logps, entropy = _scores(
+            hidden, weight, targets, inverse_temperature, min(chunk, v), with_entropy, mesh
+        )
+    return logps, jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
@@ -118,7 +131,7 @@ def _scores_bwd(inverse_temperature, chunk, with_entropy, mesh, saved, cotangent
             logp = z - lse[..., None]
             p = jnp.exp(logp)
             dz = g_logp[..., None] * (jnp.where(hit, 1.0, 0.0) - p)
-            if with_entropy:
+            if with_entropy is True:
                 # H = -sum p log p, so dH/dz_j = -p_j (log p_j + H)
                 entropy, g_entropy = of_entropy
                 dz = dz - g_entropy[..., None] * p * (logp + entropy[..., None])
@@ -134,7 +147,7 @@ def _scores_bwd(inverse_temperature, chunk, with_entropy, mesh, saved, cotangent
         return dh.astype(hidden.dtype), dw.reshape(-1, weight.shape[1])[: weight.shape[0]]
 
     g_logp, g_entropy = cotangents
-    args = (hidden, weight, targets, lse, g_logp, *((entropy, g_entropy) if with_entropy else ()))
+    args = (hidden, weight, targets, lse, g_logp, *((entropy, g_entropy) if with_entropy is True else ()))
     dh, dw = _on_lanes(backward, mesh, "tw" + "t" * (len(args) - 2), "tw")(*args)
     return dh, dw, None
 
