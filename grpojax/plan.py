@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -81,8 +81,9 @@ def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
     from jax.experimental import topologies
 
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # off a TPU VM, asking for its metadata only waits
+    options = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
     try:
-        devices = topologies.get_topology_desc(topology, platform="tpu").devices
+        devices = topologies.get_topology_desc(topology, platform="tpu", **options).devices
     except Exception as e:  # libtpu raises whatever it likes
         raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e
     return sharding.make_mesh(mesh, devices)
@@ -334,27 +335,28 @@ def _constant(i: _Instruction) -> int:
 
 
 def format_table(reports: Sequence[ProgramReport]) -> str:
-    """The reports as text for people; sizes in GiB a chip."""
-    rows: list[tuple[Any, ...]] = [
-        ("program", "compile s", "argument", "temp", "output", "alias", "total", "with the run's state")
-    ]
+    """The reports as text for people; sizes in the table are GiB a chip."""
+    rows = [("program", "compile s", "argument", "temp", "output", "alias", "total", "with the run's state")]
     for r in reports:
         sizes = (r.argument, r.temp, r.output, r.alias, r.total, r.total + r.resident)
         rows.append((r.name, f"{r.compile_s:.0f}", *("-" if r.error else f"{s:.2f}" for s in sizes)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            f"{x:<{w}}" if n == 0 else f"{x:>{w}}" for n, (x, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *cells in rows:
+        numbers = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join((f"{name:<{widths[0]}}", *numbers)))
     for r in reports:
         if r.error:
             lines.append(f"{r.name}: does not fit: {r.error}")
         for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
+            kinds = (f"{t.count} {kind} ({_human(t.gib)})" for kind, t in sorted(traffic.items()))
             if traffic:
-                kinds = ", ".join(
-                    f"{n} {kind} {gib:.3g} GiB" for kind, (n, gib, _) in sorted(traffic.items())
-                )
-                lines.append(f"{r.name} {what}: {kinds}")
+                lines.append(f"{r.name} {what}: {', '.join(kinds)}")
     return "\n".join(lines)
+
+
+def _human(gib: float) -> str:
+    for unit, size in (("GiB", gib), ("MiB", gib * 2**10), ("KiB", gib * 2**20)):
+        if size >= 1:
+            return f"{size:.3g} {unit}"
+    return f"{gib * 2**30:.0f} B"
