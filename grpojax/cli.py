@@ -66,7 +66,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, 2 for a user's mistake, 130 when interrupted."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    # argparse ends a list of positionals at the first option; settings may stand after options too.
+    if wrong := [a for a in rest if a.startswith("-") or not hasattr(args, "overrides")]:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        args.overrides += rest
     try:
         return args.run(args) or 0
     except UserError as e:

@@ -21,13 +21,14 @@ class ModelConfig:
     Attributes:
       path: a Hugging Face folder; ``builtin:tiny`` is the one in the package.
       dtype: of activations and of the weights while they multiply. Master weights are always float32.
-      remat: "layer" recomputes each layer in the backward pass, "none" keeps its activations.
+      remat: "layer" recomputes each layer in the backward pass, "matmuls" all of it but the products with weights,
+        "none" keeps its activations.
       attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16).
     """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: Literal["layer", "none"] = "layer"
+    remat: Literal["layer", "matmuls", "none"] = "layer"
     attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
 
     def __post_init__(self):

@@ -111,7 +111,7 @@ def first_fit(lengths, size: int) -> list[list[int]]:
 
 
 def pack(
-    batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, packs: bool = True
+    batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, seats: bool = False
 ) -> tuple[Packed, Layout]:
     """Lays a batch out in rows.
 
@@ -119,7 +119,7 @@ def pack(
       batch: numpy arrays, already `spread` over the lanes.
       lanes: equal parts of the batch, one a batch shard.
       microbatches: parts that an update takes one after the other.
-      packs: whether a row may hold several completions (`Compute.packs`).
+      seats: say where each completion stands, unless every row holds just one (`Compute.needs_seats`).
 
     Returns:
       The batch in rows, and the `Layout` that maps rows to the batch.
@@ -143,7 +143,7 @@ def pack(
             f"{group} evenly"
         )
 
-    size = bucket(int(lengths.max()), most, parts=2 if packs else 8)
+    size = bucket(int(lengths.max()), most, parts=2)
     assigned: list[
         list[list[tuple[int, int, list[int]]]]
     ] = []  # [M][B] rows of (prompt in lane, prompt, samples)
@@ -156,25 +156,24 @@ def pack(
                 start = (m % splits) * samples_each
                 mine = [int(n) for n in lengths[p, start : start + samples_each]]
                 live = [i for i, n in enumerate(mine) if n > 0]
-                bins = first_fit([mine[i] for i in live], size) if packs else [[i] for i in range(len(live))]
-                rows += [(k, p, [start + live[i] for i in b]) for b in bins]
+                rows += [
+                    (k, p, [start + live[i] for i in b]) for b in first_fit([mine[i] for i in live], size)
+                ]
             assigned[-1].append(rows)
     fullest = max(1, *(len(rows) for lane_rows in assigned for rows in lane_rows))
-    n_rows = (
-        bucket(fullest, prompts_each * samples_each, parts=8, multiple=1)
-        if packs
-        else prompts_each * samples_each
-    )
+    n_rows = bucket(fullest, prompts_each * samples_each, parts=8, multiple=1)
 
     shape = (microbatches, lanes, n_rows, size)
     index = np.full(shape, -1, np.int32)
     segments, offsets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     row_prompt = np.zeros(shape[:3], np.int32)
     prompt_index = np.zeros((microbatches, lanes, prompts_each), np.int32)
+    seat = np.full((microbatches, lanes, prompts_each * samples_each, size), -1, np.int32)
     for m, lane_rows in enumerate(assigned):
         for lane, rows in enumerate(lane_rows):
             start = lane * per_lane + (m // splits) * prompts_each
             prompt_index[m, lane] = np.arange(start, start + prompts_each)
+            completions = iter(seat[m, lane])
             for r, (k, p, samples) in enumerate(rows):
                 row_prompt[m, lane, r] = k
                 at = 0
@@ -184,11 +183,13 @@ def pack(
                     index[where] = (p * group + g) * most + np.arange(n)
                     segments[where] = segment + 1
                     offsets[where] = np.arange(n)
+                    next(completions)[:n] = r * size + at + np.arange(n)
                     at += n
     layout = Layout(index, (n_prompts, group, most))
     rows = Rows(
         prompts=np.asarray(batch.prompts.tokens)[prompt_index], prompt_lengths=np.asarray(batch.prompts.lengths)[prompt_index],
         tokens=layout.pack(batch.tokens), segments=segments, offsets=offsets, row_prompt=row_prompt,
+        seats=seat if seats and segments.max() > 1 else None,
     )  # fmt: skip
     f32 = lambda x: None if x is None else layout.pack(np.asarray(x, np.float32))  # noqa: E731
     return Packed(

@@ -187,7 +187,7 @@ def _batch(mesh, compute, objective, prompts, prompt_tokens, sampling, minibatch
         prompts=part, tokens=full.astype(np.int32), lengths=np.full(shape[:2], shape[2], np.int32), advantages=full,
         weights=full, ref_logps=full if objective.needs_reference else None, sampler_logps=full,
     )  # fmt: skip
-    packed, _ = packing.pack(batch, lanes=lanes, microbatches=microbatches, packs=compute.packs)
+    packed, _ = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=compute.needs_seats)
 
     def place(tree, *before):
         axes = lambda x: (*before, "lane", *(None,) * (x.ndim - len(before) - 1))  # noqa: E731

@@ -110,9 +110,24 @@ def _differences(a: Any, b: Any, path: Key) -> Iterator[str]:
         yield f"{_dotted(path)}: {a!r} -> {b!r}"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping; PyYAML lets the last one win."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key.value!r} stands twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark, error.problem
         line = f", line {mark.line + 1}" if mark else ""

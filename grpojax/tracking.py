@@ -1,5 +1,6 @@
 """What a run tells: ``metrics.jsonl``, tensorboard events, console lines, and a reward curve."""
 
+import functools
 import json
 import logging
 import os
@@ -37,15 +38,19 @@ class Metrics:
     """
 
     def __init__(self, directory: Path, resume_at: int):
-        from tensorboardX import SummaryWriter
-
         self._path = directory / "metrics.jsonl"
         kept = [line for line in _whole_lines(self._path) if line["step"] <= resume_at] if resume_at else []
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         os.replace(temporary, self._path)
         self._file = self._path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(directory / "tensorboard"), purge_step=resume_at or None)
+        self._resume_at = resume_at
+
+    @functools.cached_property
+    def _board(self):
+        from tensorboardX import SummaryWriter
+
+        return SummaryWriter(str(self._path.parent / "tensorboard"), purge_step=self._resume_at or None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Records the values of a step."""
@@ -56,7 +61,8 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
-        self._board.close()
+        if "_board" in self.__dict__:
+            self._board.close()
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:

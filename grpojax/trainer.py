@@ -260,7 +260,10 @@ class Trainer:
         minis = [self._minibatch(batch, i) for i in range(config.train.minibatches)]
         packed = [
             packing.pack(
-                m, lanes=policy.lanes, microbatches=config.train.microbatches, packs=policy.compute.packs
+                m,
+                lanes=policy.lanes,
+                microbatches=config.train.microbatches,
+                seats=policy.compute.needs_seats,
             )
             for m in minis
         ]

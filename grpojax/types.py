@@ -81,6 +81,8 @@ class Rows:
       segments: ``[B, R, S]`` int32, 0 on padding, otherwise a number that differs between completions of a row.
       offsets: ``[B, R, S]`` int32, position of a token in its own completion.
       row_prompt: ``[B, R]`` int32 in ``[0, K)``, the prompt that a row continues.
+      seats: None, or, for attention that takes one completion a row, ``[B, C, S]`` int32: where in its lane
+        (``r * S + s``) each token of each of the lane's C completions stands, -1 on padding.
     """
 
     prompts: Array
@@ -89,6 +91,7 @@ class Rows:
     segments: Array
     offsets: Array
     row_prompt: Array
+    seats: Array | None = None
 
 
 @pytree

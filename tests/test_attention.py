@@ -79,6 +79,23 @@ def test_splash_refuses_two_completions_in_a_row():
     assert np.isfinite(out[0, 0]).all() and np.isnan(out[0, 1]).all()
 
 
+@pytest.mark.parametrize("attend", [splash(), att.xla], ids=["splash", "xla"])
+def test_completions_taken_apart_equal_packed_rows(attend):
+    """Two prompts in a lane; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding."""
+    arrays, _, lengths, _ = ragged(b=2, k=2, r=3, s=6, l=5, heads=4, kv_heads=2)
+    row = [[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0]]
+    segments, row_prompt = jnp.asarray([row, row[::-1]]), jnp.asarray([[0, 1, 1], [1, 0, 0]])
+    seats = np.full((2, 6, 6), -1, np.int32)
+    for b in range(2):
+        wholes = [(r, n) for r in range(3) for n in (1, 2) if (segments[b, r] == n).any()]
+        for c, (r, n) in enumerate(wholes):
+            at = np.flatnonzero(segments[b, r] == n)
+            seats[b, c, : len(at)] = 6 * r + at
+    case = arrays, segments, lengths, row_prompt
+    got = value_and_grads(att.by_completion(attend, jnp.asarray(seats), segments), *case)
+    assert_same(got, value_and_grads(att.xla, *case), 2e-5)
+
+
 @pytest.mark.parametrize("n", [1, 128, 129, 512, 640, 1408, 1536])
 def test_splash_blocks_waste_at_most_a_quarter(n):
     block = att._block(n)
@@ -116,11 +133,11 @@ def test_cudnn_needs_16_bits():
 
 
 @pytest.mark.parametrize(
-    ("platform", "dtype", "packs"),
-    [("cpu", "float32", True), ("gpu", "bfloat16", True), ("tpu", "bfloat16", False)],
+    ("platform", "dtype", "apart"),
+    [("cpu", "float32", False), ("gpu", "bfloat16", False), ("tpu", "bfloat16", True)],
 )
-def test_auto_picks_by_platform(platform, dtype, packs):
+def test_auto_picks_by_platform(platform, dtype, apart):
     name = {"cpu": "xla", "gpu": "cudnn", "tpu": "splash"}[platform]
     picked = att.pick("auto", dtype=dtype, platform=platform)
     assert getattr(picked, "func", picked) is getattr(att, name)
-    assert att.packs("auto", platform) == att.packs(name, platform) == packs
+    assert att.needs_seats("auto", platform) == att.needs_seats(name, platform) == apart

@@ -133,8 +133,9 @@ def test_value_and_gradient_equal_the_plain_forward(family):
         return (weight * (logps + 0.3 * entropies)).sum(), logps
 
     (want, logps), want_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
-    for packs, remat in [(True, "layer"), (False, "none")]:
-        packed, layout = packing.pack(batch, packs=packs)
+    for seats, remat in [(False, "layer"), (True, "matmuls"), (False, "none")]:
+        packed, layout = packing.pack(batch, seats=seats)
+        assert (packed.rows.seats is not None) == seats
         rows = jax.tree.map(lambda x: x[0], packed.rows)
         used, w = layout.index[0] >= 0, layout.pack(weight)[0]
         compute = Compute(remat=remat, vocab_chunk=13)
@@ -173,7 +174,7 @@ def test_padding_changes_nothing_even_when_pad_is_a_real_token():
             prompts=dataclasses.replace(wide.prompts, tokens=prompts), tokens=tokens, lengths=wide.lengths,
             advantages=zeros, weights=zeros,
         )  # fmt: skip
-        packed, layout = packing.pack(wide, packs=False)
+        packed, layout = packing.pack(wide)
         got = layout.unpack(
             np.asarray(score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute()).logps)[None]
         )
@@ -227,7 +228,7 @@ def test_no_float32_array_of_tokens_by_vocabulary():
     config = dataclasses.replace(BASE, vocab_size=4096)
     graph, params = dec.abstract(config)
     batch = ragged_batch(np.random.default_rng(0), p=8, g=8, most=32, vocab=4096)
-    packed, _ = packing.pack(batch, packs=False)
+    packed, _ = packing.pack(batch)
     rows = jax.tree.map(lambda x: x[0], packed.rows)
     compute = Compute(vocab_chunk=16)
     compiled = jax.jit(jax.grad(lambda p: score(graph, p, rows, compute).logps.sum())).lower(params).compile()

@@ -39,9 +39,9 @@ def example(lengths, size, seed=0):
     )
 
 
-def check(batch, lanes, microbatches, packs):
+def check(batch, lanes, microbatches, seats):
     """Reads the rows back and compares them with the batch; returns what was packed."""
-    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, packs=packs)
+    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=seats)
     n, group, size = batch.tokens.shape
     per_lane = n // lanes
     shape = packed.rows.tokens.shape
@@ -65,17 +65,23 @@ def check(batch, lanes, microbatches, packs):
             at = ((p % per_lane) * group + g) * microbatches // (per_lane * group)
             assert at == m, "in another micro-batch"
         bins.setdefault((m, lane, p), []).append([g for _, g in seen[-len(completions) :]])
-        assert packs or len(completions) == 1
     assert sorted(seen) == [(int(p), int(g)) for p, g in np.argwhere(batch.lengths)], (
         "not each completion once"
     )
-    if not packs:
-        assert shape[2] == n * group // (lanes * microbatches)
+    if packed.rows.seats is None:
+        assert not seats or packed.rows.segments.max() <= 1
+    else:
+        assert packed.rows.seats.shape == (*shape[:2], n * group // (lanes * microbatches), shape[3])
+        for m, lane in np.ndindex(shape[:2]):
+            tokens = packed.rows.tokens[m, lane].reshape(-1)
+            whole = [tokens[s[s >= 0]].tolist() for s in packed.rows.seats[m, lane] if (s >= 0).any()]
+            assert whole == [
+                c for i, j, _, row in oracles.read_rows(packed.rows) if (i, j) == (m, lane) for c in row
+            ]
     for (_, _, p), rows in bins.items():
         order = sorted(g for row in rows for g in row)
         local = [[order.index(g) for g in row] for row in rows]
-        if packs:
-            oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])
+        oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])
 
     mask = np.arange(size) < batch.lengths[..., None]
     for name in ("tokens", "advantages", "weights", "behavior_logps", "ref_logps", "sampler_logps"):
@@ -100,20 +106,20 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("seats", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_every_token_once(sizes, packs, data):
+def test_every_token_once(sizes, seats, data):
     n, group, size, lanes, microbatches = sizes
     lengths = data.draw(st.lists(st.integers(0, size), min_size=n * group, max_size=n * group))
-    check(example(np.reshape(lengths, (n, group)), size), lanes, microbatches, packs)
+    check(example(np.reshape(lengths, (n, group)), size), lanes, microbatches, seats)
 
 
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("seats", [True, False])
 @pytest.mark.parametrize("length", [0, 1, 11])
-def test_equal_lengths(length, packs):
-    check(example(np.full((3, 5), length), 11), 1, 1, packs)
+def test_equal_lengths(length, seats):
+    check(example(np.full((3, 5), length), 11), 1, 1, seats)
 
 
 def test_golden_layout():
@@ -131,7 +137,7 @@ def test_golden_layout():
         *(1 + 4 * 32 + np.arange(9)), *(1 + 32 + np.arange(3)), *(1 + 5 * 32 + np.arange(2)), 0, 0,
     ]  # fmt: skip
     assert layout.useful == 46 / 48
-    assert packing.pack(batch, packs=False)[0].rows.tokens.shape == (1, 1, 6, 16)
+    assert packing.pack(batch, seats=True)[0].rows.seats[0, 0, :, 0].tolist() == [0, 16, 26, 32, 41, 44]
 
 
 def test_optional_arrays_may_be_missing():
@@ -157,27 +163,25 @@ def test_uneven_micro_batches_are_refused(n, group, lanes, microbatches):
         packing.pack(example(np.ones((n, group)), 4), lanes=lanes, microbatches=microbatches)
 
 
-@pytest.mark.parametrize("packs", [True, False])
-def test_few_shapes(packs):
+def test_few_shapes():
     """With just the rows that a batch needs, nearly each of these would be a program of its own."""
     rng, shapes, needs = np.random.default_rng(0), set(), set()
     for _ in range(250):
         lengths = rng.integers(0, rng.integers(1, 129) + 1, (4, 8))
-        packed, layout = packing.pack(example(lengths, 128), packs=packs)
+        packed, layout = packing.pack(example(lengths, 128))
         shapes.add(packed.rows.tokens.shape)
         used = (packed.rows.segments > 0).any(-1).sum()
         needs.add((int(used), int(lengths.max())))
         assert layout.useful <= 1
-    assert len(shapes) <= (4 * 16 if packs else 8)
+    assert len(shapes) <= 2 * 8
     assert len(needs) > 150
 
 
 def test_packing_is_tight():
-    """Lengths as in training; with a row for each sample two thirds of the positions are padding."""
+    """Lengths as in training; with a row for each sample two thirds of the positions would be padding."""
     lengths = np.minimum(np.random.default_rng(0).geometric(1 / 40, (8, 16)), 128)
-    batch = example(lengths, 128)
-    assert packing.pack(batch)[1].useful > 0.6
-    assert packing.pack(batch, packs=False)[1].useful < 0.35
+    assert lengths.sum() / (lengths.size * lengths.max()) < 0.35
+    assert packing.pack(example(lengths, 128))[1].useful > 0.6
 
 
 @pytest.mark.parametrize("parts", [1, 4, 8])
@@ -204,8 +208,8 @@ def test_golden_first_fit():
 # --- the loss of rows is the loss of the batch
 
 
-@pytest.mark.parametrize(("sizes", "packs"), [((3, 5, 11, 1, 3), False), ((2, 6, 13, 2, 3), True)])
-def test_loss_of_rows(sizes, packs):
+@pytest.mark.parametrize("sizes", [(3, 5, 11, 1, 3), (2, 6, 13, 2, 3)])
+def test_loss_of_rows(sizes):
     """A micro-batch that divided by its own tokens would give a gradient up to M times as large."""
     n, group, size, lanes, microbatches = sizes
     batch = example(np.random.default_rng(0).integers(0, size + 1, (n, group)), size)
@@ -216,7 +220,7 @@ def test_loss_of_rows(sizes, packs):
     logps = np.random.default_rng(1).normal(size=mask.shape).astype(np.float32)
     (loss, metrics), gradient = run(logps, batch)
 
-    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, packs=packs)
+    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches)
     in_rows = layout.pack(logps, fill=float("nan"))
     each = [run(in_rows[m], jax.tree.map(lambda x: x[m], packed)) for m in range(microbatches)]  # noqa: B023
     close(sum(value for (value, _), _ in each), loss)
@@ -266,6 +270,6 @@ def test_a_spread_batch_packs():
     spread, part = packing.spread(prompts(2), 6, 4)
     batch = example(np.random.default_rng(0).integers(0, 12, (4, part)), 11)
     batch = dataclasses.replace(batch, prompts=spread)
-    packed, layout = check(batch, lanes=4, microbatches=1, packs=True)
+    packed, layout = check(batch, lanes=4, microbatches=1, seats=True)
     unpacked = packing.gather_groups(layout.unpack(packed.rows.tokens), 2)
     np.testing.assert_array_equal(unpacked, batch.tokens.reshape(2, 6, 11))

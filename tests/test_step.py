@@ -34,7 +34,7 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
     ), variant  # fmt: skip
 
 
-def update(batch, objective, *, sizes=None, microbatches=1, packs=True, compute=None, optimizer=SGD):
+def update(batch, objective, *, sizes=None, microbatches=1, compute=None, optimizer=SGD):
     """Weights after one update, and its metrics."""
     mesh = (
         None
@@ -47,7 +47,9 @@ def update(batch, objective, *, sizes=None, microbatches=1, packs=True, compute=
         params = jax.device_put(params, step.shardings(params, mesh))
     tx = step.make_optimizer(optimizer, 10)
     state = step.init_state(params, tx, mesh)
-    packed, _ = packing.pack(batch, lanes=sharding.lanes(mesh), microbatches=microbatches, packs=packs)
+    packed, _ = packing.pack(
+        batch, lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats
+    )
     train_step = step.make_train_step(graph, objective, tx, compute, entropy=True)
     state, metrics = train_step(state, step.place_rows(packed, mesh))
     assert int(state.step) == 1
@@ -63,13 +65,14 @@ def reference():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "microbatches", "packs"),
-    [(None, 2, True), (None, 8, True), (None, 16, False), ((2, 2, 2), 1, True), ((8, 1, 1), 1, False), ((1, 8, 1), 4, True),
-     ((2, 2, 2), 2, True)],
+    ("sizes", "microbatches", "attention"),
+    [(None, 2, "xla"), (None, 8, "splash"), (None, 16, "xla"), ((2, 2, 2), 1, "splash"), ((8, 1, 1), 1, "xla"),
+     ((1, 8, 1), 4, "xla"), ((2, 2, 2), 2, "xla")],
 )  # fmt: skip
-def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatches, packs):
+def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatches, attention):
     batch, objective, (want, metrics) = reference
-    got, other = update(batch, objective, sizes=sizes, microbatches=microbatches, packs=packs)
+    compute = Compute(attention=attention)
+    got, other = update(batch, objective, sizes=sizes, microbatches=microbatches, compute=compute)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=3e-6, err_msg=jax.tree_util.keystr(path))
     for name, value in metrics.items():

@@ -96,7 +96,8 @@ def _widen(x, multiple: int):
 def splash(q, k, v, segments, prefix: Prefix | None = None, *, mesh=None, interpret: bool = False):
     """TPU's splash kernel, forward and fused backward. Rows must hold one completion each (segment 1).
 
-    A row with a second segment gives NaN: the kernel's segment mask cannot show a prompt to several of them.
+    A row with a second segment gives NaN: the kernel's segment mask cannot show a prompt to several of them;
+    `by_completion` takes rows apart for it.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as sa
 
@@ -164,7 +165,49 @@ def pick(name: str, *, dtype, mesh=None, platform: str | None = None) -> Attend:
     return {"xla": xla, "cudnn": cudnn}[name]
 
 
-def packs(name: str, platform: str | None = None) -> bool:
-    """Whether the implementation takes several completions in a row."""
+def needs_seats(name: str, platform: str | None = None) -> bool:
+    """Whether the implementation takes one completion a row only (`by_completion`)."""
     platform = platform or jax.default_backend()
-    return not (name == "splash" or (name == "auto" and platform == "tpu"))
+    return name == "splash" or (name == "auto" and platform == "tpu")
+
+
+def by_completion(attend: Attend, seats, segments) -> Attend:
+    """``attend``, run with a row for each completion, for rows that hold several.
+
+    The rows' tokens stay packed in everything else, so only attention pays for the longest completion.
+
+    Args:
+      attend: an implementation.
+      seats: ``[B, C, T]``, see `grpojax.types.Rows`.
+      segments: ``[B, R, S]`` of the packed rows.
+    """
+    (b, r, s), (c, t) = segments.shape, seats.shape[1:]
+    there = seats.reshape(b, c * t)
+    put = lambda x, at: x.at[jnp.where(at < 0, r * s, at)].set(jnp.arange(c * t), mode="drop")  # noqa: E731
+    back = jax.vmap(put)(jnp.full((b, r * s), -1), there)
+    own = (seats >= 0).astype(segments.dtype)
+
+    def run(q, k, v, segments, prefix: Prefix):
+        def apart(x):
+            return _move(x.reshape(b, r * s, *x.shape[3:]), there, back).reshape(b, c, t, *x.shape[3:])
+
+        of_row = jnp.maximum(seats[..., 0], 0) // s
+        prefix = prefix._replace(row_prompt=jnp.take_along_axis(prefix.row_prompt, of_row, axis=1))
+        out = attend(apart(q), apart(k), apart(v), own, prefix)
+        return _move(out.reshape(b, c * t, *out.shape[3:]), back, there).reshape(q.shape)
+
+    return run
+
+
+@jax.custom_vjp
+def _move(x, source, target):
+    """``x[b, source[b, i]]``, 0 where that is -1; ``target`` is the way back, so the gradient is a gather too."""
+    return jax.vmap(
+        lambda x, i: jnp.take(x, jnp.where(i < 0, x.shape[0], i), axis=0, mode="fill", fill_value=0)
+    )(x, source)
+
+
+_move.defvjp(
+    lambda x, source, target: (_move(x, source, target), (source, target)),
+    lambda saved, g: (_move(g, saved[1], saved[0]), None, None),
+)

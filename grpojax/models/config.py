@@ -88,6 +88,8 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
 
     rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = rope.get("rope_theta", raw.get("rope_theta"))
+    if theta is None and family == "llama":
+        theta = 1e4  # folders written before the field existed
     if theta is None:
         raise UserError(f"{where}: 'rope_theta' is missing")
     kind = rope.get("rope_type", rope.get("type", "default"))

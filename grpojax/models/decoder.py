@@ -27,7 +27,8 @@ class Compute:
 
     Attributes:
       dtype: of activations and of the weights while they multiply; norms, softmax and log-probs are float32.
-      remat: "layer" keeps only each layer's input for the backward pass, "none" keeps everything.
+      remat: what a layer keeps for the backward pass: "layer" its input only, "matmuls" also what its weights gave,
+        so that only attention and element-wise work are done again, "none" everything.
       attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
       vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
       mesh: None on one device.
@@ -35,16 +36,16 @@ class Compute:
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: Literal["layer", "none"] = "layer"
+    remat: Literal["layer", "matmuls", "none"] = "layer"
     attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
     vocab_chunk: int = 0
     mesh: Mesh | None = None
     platform: Literal["cpu", "gpu", "tpu"] | None = None
 
     @property
-    def packs(self) -> bool:
-        """Whether rows may hold several completions each."""
-        return att.packs(self.attention, self.platform)
+    def needs_seats(self) -> bool:
+        """Whether rows that hold several completions must come with `Rows.seats`."""
+        return att.needs_seats(self.attention, self.platform)
 
 
 class Block(nnx.Module):
@@ -269,16 +270,17 @@ def embed_tokens(model: Decoder, tokens, compute: Compute, *, whole: bool = Fals
     )(table, tokens)
 
 
-def scan_layers(model: Decoder, body, carry, xs=None, *, remat: bool = False):
-    """``lax.scan`` of ``body(carry, (block, x)) -> (carry, y)`` over the stacked layers."""
+def scan_layers(model: Decoder, body, carry, xs=None, *, remat: Literal["layer", "matmuls", "none"] = "none"):
+    """``lax.scan`` of ``body(carry, (block, x)) -> (carry, y)`` over the stacked layers (`Compute` for ``remat``)."""
     graph, state = nnx.split(model.layers)
 
     def step(carry, state_x):
         state, x = state_x
         return body(carry, (nnx.merge(graph, state), x))
 
-    if remat:
-        step = jax.checkpoint(step, prevent_cse=False)
+    if remat != "none":
+        keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "matmuls" else None
+        step = jax.checkpoint(step, prevent_cse=False, policy=keep)
     return jax.lax.scan(step, carry, (state, xs))
 
 
@@ -311,6 +313,7 @@ def predicting_states(model: Decoder, rows: Rows, compute: Compute):
     """
     c, mesh = model.config, compute.mesh
     attend = att.pick(compute.attention, dtype=compute.dtype, mesh=mesh, platform=compute.platform)
+    attend_rows = attend if rows.seats is None else att.by_completion(attend, rows.seats, rows.segments)
     length, (b, k, l), (r, s) = rows.prompt_lengths, rows.prompts.shape, rows.tokens.shape[1:]
     here = (jnp.arange(l) < length[..., None]).astype(jnp.int32)
     start = jnp.take_along_axis(length, rows.row_prompt, axis=1)
@@ -334,10 +337,10 @@ def predicting_states(model: Decoder, rows: Rows, compute: Compute):
         with jax.named_scope("prompt_attention"):
             op = attend(qp, kp, vp, here)
         with jax.named_scope("row_attention"):
-            oc = attend(qc, kc, vc, rows.segments, att.Prefix(kp, vp, length, rows.row_prompt))
+            oc = attend_rows(qc, kc, vc, rows.segments, att.Prefix(kp, vp, length, rows.row_prompt))
         return constrain(block.finish(x, join(op, oc)), mesh, "lane", None, None), None
 
-    x, _ = scan_layers(model, body, x, remat=compute.remat == "layer")
+    x, _ = scan_layers(model, body, x, remat=compute.remat)
     xp, xc = part(x)
     last = jnp.take_along_axis(xp, (length - 1)[..., None, None], axis=2)[:, :, 0]
     first = att.of_rows(last, rows.row_prompt)[:, :, None]
