@@ -162,7 +162,7 @@ class _Loop:
       token: the last of them.
       active: the sample wants another token.
       waiting: ``[P]`` int32, the next sample of each prompt to start.
-      keys, values: slot caches, per layer ``[P, g, Hkv, T, d]``.
+      keys, values: slot caches, per layer ``[P, g, Hkv, d, T]`` and ``[P, g, Hkv, T, d]``.
       out: the rollout so far.
     """
 
@@ -177,26 +177,26 @@ class _Loop:
     out: Rollout
 
 
-def _decode_attention(q, new, cache, prompt, prompt_mask, cache_mask):
-    """One query a slot over its prompt, its cached tokens and itself, merged in one float32 softmax.
+def _decode_attention(q, cache, prompt, prompt_mask, cache_mask):
+    """One query a slot over its prompt and its cached tokens, merged in one float32 softmax.
 
-    q ``[P, g, Hkv, r, d]``; new (k, v) ``[P, g, Hkv, d]``; cache (k, v) ``[P, g, Hkv, T, d]``;
-    prompt (k, v) ``[P, Hkv, L, d]``; masks ``[P, L]`` and ``[P, g, T]``.
+    q ``[P, g, Hkv, r, d]``; cache k ``[P, g, Hkv, d, T]`` and v ``[P, g, Hkv, T, d]``, the query's own token
+    included; prompt k ``[P, Hkv, d, L]`` and v ``[P, Hkv, L, d]``; masks ``[P, L]`` and ``[P, g, T]``.
     """
-    f32 = jnp.float32
-    q = q * q.shape[-1] ** -0.5
-    s_prompt = jnp.einsum("pgkrd,pkld->pgkrl", q, prompt[0], preferred_element_type=f32)
-    s_cache = jnp.einsum("pgkrd,pgktd->pgkrt", q, cache[0], preferred_element_type=f32)
-    s_new = (q.astype(f32) * new[0][..., None, :].astype(f32)).sum(-1, keepdims=True)
-    s_prompt = jnp.where(prompt_mask[:, None, None, None], s_prompt, -jnp.inf)
+    f32, (p, g, k, r, d) = jnp.float32, q.shape
+    q = q * d**-0.5
+    by_prompt = q.swapaxes(1, 2).reshape(p, k, g * r, d)
+    s_prompt = jnp.matmul(by_prompt, prompt[0], preferred_element_type=f32)
+    s_prompt = jnp.where(prompt_mask[:, None, None], s_prompt, -jnp.inf)
+    s_cache = jnp.matmul(q, cache[0], preferred_element_type=f32)
     s_cache = jnp.where(cache_mask[:, :, None, None], s_cache, -jnp.inf)
-    top = jnp.maximum(jnp.maximum(s_prompt.max(-1, keepdims=True), s_cache.max(-1, keepdims=True)), s_new)
-    w_prompt, w_cache, w_new = jnp.exp(s_prompt - top), jnp.exp(s_cache - top), jnp.exp(s_new - top)
-    total = w_prompt.sum(-1, keepdims=True) + w_cache.sum(-1, keepdims=True) + w_new
-    dtype = new[1].dtype
-    out = jnp.einsum("pgkrl,pkld->pgkrd", (w_prompt / total).astype(prompt[1].dtype), prompt[1]).astype(dtype)
-    out += jnp.einsum("pgkrt,pgktd->pgkrd", (w_cache / total).astype(cache[1].dtype), cache[1]).astype(dtype)
-    return out + (w_new / total).astype(dtype) * new[1][..., None, :]
+    back = lambda x: x.reshape(p, k, g, r, -1).swapaxes(1, 2)  # noqa: E731
+    there = lambda x: x.swapaxes(1, 2).reshape(p, k, g * r, -1)  # noqa: E731
+    top = jnp.maximum(back(s_prompt.max(-1, keepdims=True)), s_cache.max(-1, keepdims=True))
+    w_prompt, w_cache = jnp.exp(s_prompt - there(top)), jnp.exp(s_cache - top)
+    total = back(w_prompt.sum(-1, keepdims=True)) + w_cache.sum(-1, keepdims=True)
+    out = back(jnp.matmul((w_prompt / there(total)).astype(prompt[1].dtype), prompt[1]))
+    return out + jnp.matmul((w_cache / total).astype(cache[1].dtype), cache[1])
 
 
 def _per_layer(stacked, unroll: bool):
@@ -207,15 +207,43 @@ def _per_layer(stacked, unroll: bool):
     return [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(n)]
 
 
-def _over_layers(body, x, layers, unroll: bool):
-    """Runs ``body(x, layer) -> (x, y)`` over a list of layers, or scans it over a stacked tree."""
-    if not unroll:
-        return jax.lax.scan(body, x, layers)
-    ys = []
-    for one in layers:
-        x, y = body(x, one)
-        ys.append(y)
-    return x, tuple(list(column) for column in zip(*ys, strict=True))
+def _over_layers(body, x, layers, caches, position, unroll: bool):
+    """Runs ``body(x, layer, write) -> x`` layer by layer; ``write(k, v)`` puts a token's keys and values into the
+    layer's caches at ``position`` and returns these. Caches are updated in place, as reads come after the write.
+    Returns ``(x, caches)``."""
+
+    def put(caches, k, v, *layer):
+        """Of keys a column, of values a row."""
+        out = []
+        for cache, new, axis in zip(caches, (k[..., None], v[..., None, :]), (-1, -2), strict=True):
+            at: list[Any] = [*layer, *(0,) * new.ndim]
+            at[axis] = position
+            out.append(jax.lax.dynamic_update_slice(cache, new[(None,) * len(layer)], at))
+        return out
+
+    if unroll:
+        updated = []
+        for layer, *own in zip(layers, *caches, strict=True):
+
+            def write(k, v, own=own):
+                updated.append(put(own, k, v))
+                return updated[-1]
+
+            x = body(x, layer, write)
+        return x, [list(column) for column in zip(*updated, strict=True)]
+
+    def step(carry, i_layer):
+        (x, caches), (i, layer) = carry, i_layer
+
+        def write(k, v):
+            nonlocal caches
+            caches = put(caches, k, v, i)
+            return [jax.lax.dynamic_index_in_dim(cache, i, keepdims=False) for cache in caches]
+
+        x = body(x, layer, write)
+        return (x, caches), None
+
+    return jax.lax.scan(step, (x, list(caches)), (jnp.arange(caches[0].shape[0]), layers))[0]
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "config", "eos_ids", "compute"))
@@ -235,9 +263,11 @@ def _sample(
 
     with jax.named_scope("prefill"):
         hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
-        prompt_kv = jax.tree.map(
-            lambda x: x[:, :, 0].swapaxes(2, 3).astype(cache_dtype), kv
-        )  # [n, P, Hkv, L, d]
+        turn = lambda x, axes: x[:, :, 0].transpose(axes).astype(cache_dtype)  # noqa: E731
+        prompt_kv = (
+            turn(kv[0], (0, 1, 3, 4, 2)),
+            turn(kv[1], (0, 1, 3, 2, 4)),
+        )  # [n, P, Hkv, d, L], [.., L, d]
         sample_keys = jax.vmap(lambda uid, first: jax.vmap(
             lambda i: jax.random.fold_in(jax.random.fold_in(key, uid), first + i))(jnp.arange(group))
         )(prompts.uids, prompts.first_sample)  # fmt: skip
@@ -254,8 +284,11 @@ def _sample(
         lengths=zero + 1,
         stopped=is_eos(first),
     )
-    cache_shape = (c.num_layers, n_prompts, slots, c.num_kv_heads, most, c.head_dim)
-    cache = constrain(jnp.zeros(cache_shape, cache_dtype), mesh, None, "lane", None, "kv_heads", None, None)
+
+    def empty(*last):
+        x = jnp.zeros((c.num_layers, n_prompts, slots, c.num_kv_heads, *last), cache_dtype)
+        return _per_layer(constrain(x, mesh, None, "lane", None, "kv_heads", None, None), unroll)
+
     idle = jnp.zeros((n_prompts, slots), jnp.int32)
     blocks_graph, blocks = nnx.split(model.layers)
     blocks = _per_layer(blocks, unroll)
@@ -263,7 +296,7 @@ def _sample(
     prompt_mask = jnp.arange(length) < prompts.lengths[:, None]
     state = _Loop(
         step=jnp.int32(0), sample=idle + group, count=idle, token=idle, active=idle > 0,
-        waiting=jnp.zeros(n_prompts, jnp.int32), keys=_per_layer(cache, unroll), values=_per_layer(cache, unroll), out=out,
+        waiting=jnp.zeros(n_prompts, jnp.int32), keys=empty(c.head_dim, most), values=empty(most, c.head_dim), out=out,
     )  # fmt: skip
 
     def refill(s: _Loop) -> _Loop:
@@ -283,29 +316,22 @@ def _sample(
 
     def step(s: _Loop) -> _Loop:
         s = refill(s)
-        age = (s.step - 1 - jnp.arange(most)) % most
-        cache_mask = age < (s.count - 1)[..., None]
+        position = s.step % most
+        cache_mask = (position - jnp.arange(most)) % most < s.count[..., None]
         tables = dec.rope_tables(c, prompts.lengths[:, None] + s.count - 1)
         x = dec.embed_tokens(model, s.token, compute, whole=True)
 
-        def body(x, args):
-            block, prompt, cached = args
+        def body(x, layer, write):
+            block, prompt = layer
             one = dec.layer(nnx.merge(blocks_graph, block), c, compute)
             q, k, v = one.qkv(x, tables)
-            k, v = k.astype(cache_dtype), v.astype(cache_dtype)
+            cached = write(k.astype(cache_dtype), v.astype(cache_dtype))
             grouped = q.reshape(*q.shape[:2], c.num_kv_heads, -1, c.head_dim)
-            o = _decode_attention(grouped, (k, v), cached, prompt, prompt_mask, cache_mask)
-            return one.finish(x, o.astype(x.dtype)), (k, v)
+            o = _decode_attention(grouped, cached, prompt, prompt_mask, cache_mask)
+            return one.finish(x, o.astype(x.dtype))
 
-        if unroll:
-            layers = list(zip(blocks, prompt_kv, zip(s.keys, s.values, strict=True), strict=True))
-        else:
-            layers = (blocks, prompt_kv, (s.keys, s.values))
-        x, new = _over_layers(body, x, layers, unroll)
-        write = lambda cache, k: jax.lax.dynamic_update_slice_in_dim(  # noqa: E731
-            cache, k[..., None, :], s.step % most, axis=cache.ndim - 2
-        )
-        keys, values = (jax.tree.map(write, old, k) for old, k in zip((s.keys, s.values), new, strict=True))
+        layers = list(zip(blocks, prompt_kv, strict=True)) if unroll else (blocks, prompt_kv)
+        x, (keys, values) = _over_layers(body, x, layers, (s.keys, s.values), position, unroll)
 
         with jax.named_scope("draw"):
             x = dec.rms_norm(x, model.norm[...], c.norm_eps)
