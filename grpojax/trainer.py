@@ -113,7 +113,7 @@ class Trainer:
         self._check_directory()
         self.policy = policy = Policy(config)
         self.variant = config.make_variant()
-        self.rewards = Rewards(config.rewards)
+        self.rewards = Rewards(config.make_rewards())
         tokenize = data.Tokenize(policy.tokenizer, config.data)
         problems, dropped = data.load_problems(config.data.train, tokenize, config.data)
         if dropped:
@@ -225,6 +225,7 @@ class Trainer:
                 signal.signal(s, handler)
             self.checkpoints.close()
             self.metrics.close()
+            self.rewards.close()
 
     def _on_signal(self, number, frame) -> None:
         if self._stop:
@@ -245,7 +246,7 @@ class Trainer:
         n_prompts, group = config.rollout.prompts, config.rollout.group
         rollout = policy.fetch(dispatched, n_prompts)
         rolled = time.perf_counter()
-        totals, by_name = self._reward(problems, rollout)
+        totals, by_name, invalid = self._reward(problems, rollout)
         rewarded = time.perf_counter()
 
         mask = np.asarray(masked.from_lengths(rollout.lengths, config.rollout.max_tokens))
@@ -310,6 +311,7 @@ class Trainer:
                     jax.block_until_ready(self.state)
         useful = float(np.mean([layout.useful for _, layout in packed]))
         known = self._known(rollout, totals, by_name, mask, useful)
+        known |= {f"rewards/invalid/{kind}": float(count) for kind, count in invalid.items()}
         known |= {
             "time/rollout_s": rolled - started,
             "time/reward_s": rewarded - rolled,
@@ -347,8 +349,9 @@ class Trainer:
         shared = set.intersection(*(set(p.columns) for p in problems))
         columns = {c: [p.columns[c] for p in each] for c in sorted(shared)}
         columns["gold"] = [p.gold for p in each]
-        total, by_name = self.rewards([p.prompt for p in each], texts, ids, columns)
-        return total.reshape(n, group), {k: v.reshape(n, group) for k, v in by_name.items()}
+        scores = self.rewards([p.prompt for p in each], texts, ids, columns, group=group)
+        by_name = {k: v.reshape(n, group) for k, v in scores.by_name.items()}
+        return scores.total.reshape(n, group), by_name, scores.invalid
 
     def _known(self, rollout, totals, by_name, mask, useful) -> dict[str, float]:
         """Metrics that the host can tell."""
