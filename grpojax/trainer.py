@@ -115,16 +115,18 @@ class Trainer:
         self.variant = config.make_variant()
         self.rewards = Rewards(config.make_rewards())
         tokenize = data.Tokenize(policy.tokenizer, config.data)
-        problems, dropped = data.load_problems(config.data.train, tokenize, config.data)
-        if dropped:
-            log.info(
-                "left out %d prompts over data.max_prompt_tokens=%d", dropped, config.data.max_prompt_tokens
-            )
-        self.batches = data.Batches(problems, config.rollout.prompts, config.train.seed)
+        self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
+        for line in self.problems.notes("train", config.data):
+            log.info("%s", line)
+        self.batches = data.Batches(
+            self.problems, config.rollout.prompts, config.train.seed, self.problems.weights
+        )
         self.eval_problems: list[data.Problem] = []
         if config.data.eval:
-            self.eval_problems, _ = data.load_problems(config.data.eval, tokenize, config.data)
-            self.eval_problems = self.eval_problems[: config.train.eval_limit]
+            held_out = data.load_problems(config.data.eval, tokenize, config.data, self.rewards.check_gold)
+            for line in held_out.notes("eval", config.data):
+                log.info("%s", line)
+            self.eval_problems = list(held_out[: config.train.eval_limit])
         if config.rollout.prompts // config.train.minibatches < policy.lanes and config.train.minibatches > 1:
             raise UserError(
                 f"train.minibatches={config.train.minibatches} leaves {config.rollout.prompts // config.train.minibatches} "

@@ -82,7 +82,7 @@ class Answer(Reward):
     def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
         given = (answers.extract_answer(text, self.marker) for text in completions)
         return [
-            float(g is not None and answers.normal_form(g) == answers.normal_form(want))
+            float(g is not None and answers.same_spelling(g, answers.bare(want)))
             for g, want in zip(given, gold, strict=True)
         ]
 
@@ -153,7 +153,7 @@ class Choice(Reward):
         ]  # fmt: skip
 
     def _letter(self, answer: str) -> str | None:
-        m = re.match(r"\(?([A-Za-z])(?:\)?$|\)|[.:])", answers.clean(answer))
+        m = re.match(r"\(?([A-Za-z])(?:\)?$|\)|[.:])", answers.clean(answer[:300]))
         return m[1].upper() if m and m[1].upper() in self.letters else None
 
     def check_gold(self, gold: str) -> None:

@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ log = logging.getLogger("grpojax")
 
 # Seconds over the time limit without any job done after which the workers are taken for lost.
 GRACE = 60.0
+# Seconds that the processes have for their start before they may be stopped.
+START_S = 10.0
 
 
 class _Process(ForkServerProcess):
@@ -66,10 +69,12 @@ class Workers:
     def _start(self):
         import pebble
 
+        context = _Context()
+        ready = context.Semaphore(0)
         pool = pebble.ProcessPool(
-            self.count, initializer=sandbox.start, initargs=self._arguments, context=_Context()
+            self.count, initializer=sandbox.start, initargs=(*self._arguments, ready), context=context
         )
-        self._finalizer = weakref.finalize(self, _stop, pool)
+        self._finalizer = weakref.finalize(self, _stop, pool, ready, self.count)
         for _ in range(self.count):
             pool.schedule(_nothing)  # starts the processes
         return pool
@@ -121,7 +126,12 @@ def failure(future: Future) -> str | None:
     return "crash" if isinstance(error, ProcessExpired) else "broken"
 
 
-def _stop(pool) -> None:
+def _stop(pool, ready, count: int) -> None:
+    # One that is stopped while it starts says so, with a traceback.
+    deadline = time.monotonic() + START_S
+    for _ in range(count):
+        if not pool.active or not ready.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            break
     pool.stop()
     pool.join()
 

@@ -18,8 +18,11 @@ def in_worker() -> bool:
     return _here["worker"]
 
 
-def start(memory_mb: int, functions: Sequence[str]) -> None:
-    """Prepares this process: no jax on an accelerator, no Ctrl-C, the rewards imported, and then the memory limit."""
+def start(memory_mb: int, functions: Sequence[str], ready: Any) -> None:
+    """Prepares this process: no jax on an accelerator, no Ctrl-C, the rewards imported, and then the memory limit.
+
+    ``ready`` is a semaphore that it releases in the end.
+    """
     os.environ["JAX_PLATFORMS"] = "cpu"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here["worker"] = True
@@ -30,6 +33,7 @@ def start(memory_mb: int, functions: Sequence[str]) -> None:
             imported(path)
     if memory_mb:
         _limit_memory(memory_mb)
+    ready.release()
 
 
 def _limit_memory(megabytes: int) -> None:

@@ -102,8 +102,8 @@ class Rewards:
 
     >>> with Rewards([RewardConfig(name="answer"), RewardConfig(name="answer_format", weight=0.1)]) as rewards:
     ...     scores = rewards(["1+1?"] * 2, ["#### 2", "two"], [[5, 6], [7]], {"gold": ["2", "2"]})
-    >>> scores.total.round(2).tolist()
-    [1.1, 0.0]
+    >>> scores.by_name["answer"].tolist(), scores.total.tolist()[1]
+    ([1.0, 0.0], 0.0)
     """
 
     def __init__(self, config: RewardsConfig | Sequence[RewardConfig]):
