@@ -119,7 +119,7 @@ def test_overrides_reach_the_objective():
 @pytest.mark.parametrize(
     ("name", "options", "names"),
     [
-        ("gpro", {}, "'gpro'.*'grpo'"),
+        ("grppo", {}, "'grppo'.*'grpo'"),
         ("zzz", {}, "'zzz'.*dr_grpo.*grpo"),
         ("grpo", {"clip_hi": 0.3}, "'grpo'.*'clip_hi'.*'clip_high'"),
         ("grpo", {"zzz": 0}, "'grpo'.*'zzz'.*kl_coef"),
