@@ -133,19 +133,31 @@ def _axis(by: str, name: str) -> int | None:
     return 1 if by == "group" else None
 
 
-def center(by: Literal["group", "batch", "none"] = "group", *, leave_one_out: bool = False) -> Transform:
+def _keeps_singletons(singleton: str, name: str) -> bool:
+    if singleton not in ("zero", "reward"):
+        raise ValueError(f"{name}(singleton={singleton!r}): must be 'zero' or 'reward'")
+    return singleton == "reward"
+
+
+def center(
+    by: Literal["group", "batch", "none"] = "group",
+    *,
+    leave_one_out: bool = False,
+    singleton: Literal["zero", "reward"] = "zero",
+) -> Transform:
     """Subtracts the mean reward: ``A_i = r_i - mean_j r_j`` (DeepSeekMath, arXiv 2402.03300; Dr. GRPO, 2503.20783).
 
     Args:
       by: over which samples the mean is taken.
       leave_one_out: the mean of the *other* samples, ``r_i - mean_{j != i} r_j`` (RLOO, arXiv 2402.14740);
         equals the plain form times ``n / (n - 1)``.
+      singleton: what a group of one valid sample gives: 0, or its reward, as in verl.
 
     A group whose valid rewards are all equal gives exactly 0, and so does a group of one.
     """
     if by == "none":
         return lambda values, signals: values
-    axis = _axis(by, "center")
+    axis, alone = _axis(by, "center"), _keeps_singletons(singleton, "center")
 
     def transform(values, signals: Signals):
         valid, values = signals.valid, per_sample(values, "center")
@@ -154,7 +166,7 @@ def center(by: Literal["group", "batch", "none"] = "group", *, leave_one_out: bo
         if leave_one_out:
             centred = centred * n / jnp.maximum(n - 1.0, 1.0)
         dead = masked.all_equal(values, valid, axis, keepdims=True)
-        return jnp.where(valid & ~dead, centred, 0.0)
+        return jnp.where(valid & ~dead, centred, jnp.where(valid & (n == 1) & alone, values, 0.0))
 
     return transform
 
@@ -165,6 +177,7 @@ def scale(
     of: Literal["rewards", "advantages"] = "rewards",
     ddof: int = 1,
     eps: float = 1e-4,
+    singleton: Literal["zero", "reward"] = "zero",
 ) -> Transform:
     """Divides by a standard deviation: ``A_i / (std + eps)``.
 
@@ -176,12 +189,13 @@ def scale(
         prompts (Lite PPO, arXiv 2508.08221, prints the first; REINFORCE++-baseline and ScaleRL use the second).
       ddof: 1 divides the squares by n - 1, 0 by n.
       eps: added to the deviation.
+      singleton: a group of one valid sample gives 0, or stays as it comes ("reward", as in verl).
 
     Where the numbers under the deviation are all equal the result is exactly 0.
     """
     if by == "none":
         return lambda values, signals: values
-    axis = _axis(by, "scale")
+    axis, alone = _axis(by, "scale"), _keeps_singletons(singleton, "scale")
     if of not in ("rewards", "advantages"):
         raise ValueError(f"scale(of={of!r}): must be 'rewards' or 'advantages'")
 
@@ -190,7 +204,10 @@ def scale(
         base = signals.rewards if of == "rewards" else values
         std = jnp.sqrt(masked.variance(base, valid, axis, keepdims=True, ddof=ddof))
         dead = masked.all_equal(base, valid, axis, keepdims=True)
-        return jnp.where(valid & ~dead, values / jnp.where(dead, 1.0, std + eps), 0.0)
+        single = valid & (valid.sum(axis, keepdims=True) == 1) & alone
+        return jnp.where(
+            valid & ~dead, values / jnp.where(dead, 1.0, std + eps), jnp.where(single, values, 0.0)
+        )
 
     return transform
 

@@ -464,7 +464,8 @@ def displacement_weights(
       advantages: ``[P, G, T]``, one sign a sample.
       mask: ``[P, G, T]`` bool, tokens of the policy (no tool outputs).
       answer: ``[P, G, T]`` bool, tokens of the answer; None for none.
-      answer_weight: LLDS-MA's β, in [0, 1]: how much answer tokens count.
+      answer_weight: LLDS-MA's β, in [0, 1]: how much answer tokens count. The paper moves it with the number of valid
+        searches, ``min(searches / 2, 1)``; its code caps their absolute weight, ``min(w, coef) / coef`` here.
       normalise: divide by the number of tokens of the samples that count (paper) or of all (the authors' code).
     """
     if normalise not in ("preferred", "all"):

@@ -110,7 +110,7 @@ def published(
             default = objective.get(name, fields[name].default)
             if name == "constant" and objective.get("aggregate") == "constant" and default is None:
                 default = inspect.Parameter.empty
-            annotation = float if default is inspect.Parameter.empty else fields[name].type
+            annotation = fields[name].type
             options[name] = inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
             )
@@ -290,6 +290,8 @@ def dapo(
     *, ddof: int = 1, eps: float = 1e-4, overlong_limit: int | None = None, overlong_buffer: int | None = None
 ):
     """DAPO, arXiv 2503.14476: a higher upper clip, mean over tokens, no KL, only mixed groups, soft overlong punishment.
+
+    Overlong *filtering*, which the paper tried first, is a mask: ``loss_weights(mask & stopped[..., None], ...)``.
 
     Args:
       overlong_limit: longest completion in tokens (paper: 20480); None for no punishment, as it is the run's.

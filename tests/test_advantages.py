@@ -183,6 +183,18 @@ def test_a_group_of_one_gives_0(case):
     assert not np.asarray(compiled(case)(rewards)).any()
 
 
+@pytest.mark.parametrize("rewards", [[[0.7]], [[NAN, 0.7, NAN]]])
+def test_a_group_of_one_may_keep_its_reward(rewards):
+    """As in verl; in a group of two the option does nothing."""
+    chain = A.chain(A.center(singleton="reward"), A.scale(singleton="reward"))
+    close(chain(jnp.array(rewards)), 0.7 * np.isfinite(rewards))
+    close(chain(jnp.array([[0.7, 0.7], [NAN, NAN]])), 0)
+    close(chain(jnp.array([[1, 0]])), [[0.70700679, -0.70700679]])
+    for make in (A.center, A.scale):
+        with pytest.raises(ValueError, match="'one'.*'reward'"):
+            make(singleton="one")
+
+
 def test_an_axis_of_one_gives_0():
     assert compiled("std, ddof 1")(np.array([[0.7]])) == 0
 

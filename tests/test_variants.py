@@ -1,3 +1,4 @@
+import dataclasses
 import types
 
 import jax
@@ -5,6 +6,8 @@ import numpy as np
 import pytest
 from oracles import close
 
+import grpojax.errors
+import grpojax.settings
 from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax import variants
@@ -254,3 +257,16 @@ def test_variants_that_are_another(name, options):
     want = first(variants.get("gspo" if name == "gspo_token" else "grpo"))
     jax.tree.map(close, got, want)
     assert np.abs(np.asarray(want[1])).max() > 0.01
+
+
+def test_each_can_be_configured():
+    """Types and defaults are such that a config section can hold them, checked as any other section's."""
+    for name in variants.names():
+        section = dataclasses.make_dataclass("Section", variants.annotations(name), frozen=True)
+        root = dataclasses.make_dataclass("Root", [("variant", section)])
+        given = {"constant": 8} if name == "dr_grpo" else {}
+        built = grpojax.settings.build(root, {"variant": given | {"entropy_coef": "1e-3"}})
+        assert variants.get(name, **dataclasses.asdict(built.variant)).objective.entropy_coef == 1e-3
+        with pytest.raises(grpojax.errors.UserError, match="entropy_coef"):
+            grpojax.settings.build(root, {"variant": given | {"entropy_coef": "much"}})
+    assert variants.get("dr_grpo", aggregate="sequence_sum", constant=None).objective.constant is None
