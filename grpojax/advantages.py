@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.types import pytree
+from grpojax.types import is_concrete, pytree
 
 
 @pytree
@@ -33,8 +33,16 @@ class Signals:
       behavior_logps: ``[P, G, T]`` log-probs under the policy that drew the tokens.
       entropy: ``[P, G, T]`` entropy of the distributions that the tokens were drawn from, nats.
       tokens: ``[P, G, T]`` int32 token ids.
-      token_bias: ``[P, G, T]`` a critic's output.
+      token_bias: ``[P, G, T]`` a critic's output, added to advantages.
       step_rewards: ``[P, G, T]`` reward of the step that ends at a token, NaN elsewhere.
+      ref_logps: ``[P, G, T]`` log-probs under the frozen reference.
+      max_logps: ``[P, G, T]`` log-prob of the most likely token at each position.
+      values: ``[P, G, T]`` a critic's estimate of the return before each token.
+      greedy_rewards: ``[P]`` reward of each prompt's greedy completion.
+      likelihood: ``[P, G]`` probability of the true answer after a sample's reasoning.
+      hidden: ``[P, G, T, D]`` hidden states that the output head read.
+      probs: ``[P, G, T, W]`` probabilities of the ``W`` vocabulary entries kept (`grpojax.credit.group_vocabulary`).
+      columns: ``[P, G, T]`` int32, which entry of ``probs`` is the drawn token's.
     """
 
     rewards: Any = None
@@ -46,6 +54,14 @@ class Signals:
     tokens: Any = None
     token_bias: Any = None
     step_rewards: Any = None
+    ref_logps: Any = None
+    max_logps: Any = None
+    values: Any = None
+    greedy_rewards: Any = None
+    likelihood: Any = None
+    hidden: Any = None
+    probs: Any = None
+    columns: Any = None
 
 
 Transform = Callable[..., Any]
@@ -59,11 +75,35 @@ def need(signals: Signals, field: str, transform: str):
     return value
 
 
-def chain(*transforms: Transform) -> Transform:
+def per_sample(values, transform: str):
+    """``values [P, G]``; raises `ValueError` naming the transform where they are on tokens already."""
+    if values.ndim != 2:
+        raise ValueError(f"{transform} takes [P, G], got {values.shape}: put it before to_tokens()")
+    return values
+
+
+def per_token(values, transform: str):
+    """``values [P, G, T]``; raises `ValueError` naming the transform where they are not on tokens yet."""
+    if values.ndim != 3:
+        raise ValueError(f"{transform} takes [P, G, T], got {values.shape}: put it after to_tokens()")
+    return values
+
+
+def signs(signals: Signals):
+    """``[P, G]`` float32: the sign of ``r - mean r`` over the group, 0 on samples that are not valid."""
+    return jnp.sign(center("group")(signals.rewards, signals))
+
+
+def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
     """Applies transforms from left to right.
 
     The result takes ``rewards [P, G]`` and optionally `Signals`. A sample whose reward is not finite is invalid:
     it takes no part in any statistic, and its advantage is 0.
+
+    Args:
+      transforms: the steps.
+      reward: ``(rewards, signals) -> rewards``, a change to the rewards themselves: later steps take its result
+        for the raw rewards.
     """
 
     def apply(rewards, signals: Signals | None = None):
@@ -75,6 +115,9 @@ def chain(*transforms: Transform) -> Transform:
         if signals.valid is None:
             signals = dataclasses.replace(signals, valid=jnp.isfinite(signals.rewards))
         values = jnp.where(signals.valid, values, 0.0)
+        if reward is not None:
+            values = jnp.where(signals.valid, reward(values, signals), 0.0)
+            signals = dataclasses.replace(signals, rewards=values)
         for transform in transforms:
             values = transform(values, signals)
         valid = signals.valid.reshape(signals.valid.shape + (1,) * (values.ndim - 2))
@@ -90,28 +133,40 @@ def _axis(by: str, name: str) -> int | None:
     return 1 if by == "group" else None
 
 
-def center(by: Literal["group", "batch", "none"] = "group", *, leave_one_out: bool = False) -> Transform:
+def _keeps_singletons(singleton: str, name: str) -> bool:
+    if singleton not in ("zero", "reward"):
+        raise ValueError(f"{name}(singleton={singleton!r}): must be 'zero' or 'reward'")
+    return singleton == "reward"
+
+
+def center(
+    by: Literal["group", "batch", "none"] = "group",
+    *,
+    leave_one_out: bool = False,
+    singleton: Literal["zero", "reward"] = "zero",
+) -> Transform:
     """Subtracts the mean reward: ``A_i = r_i - mean_j r_j`` (DeepSeekMath, arXiv 2402.03300; Dr. GRPO, 2503.20783).
 
     Args:
       by: over which samples the mean is taken.
       leave_one_out: the mean of the *other* samples, ``r_i - mean_{j != i} r_j`` (RLOO, arXiv 2402.14740);
         equals the plain form times ``n / (n - 1)``.
+      singleton: what a group of one valid sample gives: 0, or its reward, as in verl.
 
     A group whose valid rewards are all equal gives exactly 0, and so does a group of one.
     """
     if by == "none":
         return lambda values, signals: values
-    axis = _axis(by, "center")
+    axis, alone = _axis(by, "center"), _keeps_singletons(singleton, "center")
 
     def transform(values, signals: Signals):
-        valid = signals.valid
+        valid, values = signals.valid, per_sample(values, "center")
         n = valid.sum(axis, keepdims=True).astype(jnp.float32)
         centred = values - masked.mean(values, valid, axis, keepdims=True)
         if leave_one_out:
             centred = centred * n / jnp.maximum(n - 1.0, 1.0)
         dead = masked.all_equal(values, valid, axis, keepdims=True)
-        return jnp.where(valid & ~dead, centred, 0.0)
+        return jnp.where(valid & ~dead, centred, jnp.where(valid & (n == 1) & alone, values, 0.0))
 
     return transform
 
@@ -122,6 +177,7 @@ def scale(
     of: Literal["rewards", "advantages"] = "rewards",
     ddof: int = 1,
     eps: float = 1e-4,
+    singleton: Literal["zero", "reward"] = "zero",
 ) -> Transform:
     """Divides by a standard deviation: ``A_i / (std + eps)``.
 
@@ -133,21 +189,25 @@ def scale(
         prompts (Lite PPO, arXiv 2508.08221, prints the first; REINFORCE++-baseline and ScaleRL use the second).
       ddof: 1 divides the squares by n - 1, 0 by n.
       eps: added to the deviation.
+      singleton: a group of one valid sample gives 0, or stays as it comes ("reward", as in verl).
 
     Where the numbers under the deviation are all equal the result is exactly 0.
     """
     if by == "none":
         return lambda values, signals: values
-    axis = _axis(by, "scale")
+    axis, alone = _axis(by, "scale"), _keeps_singletons(singleton, "scale")
     if of not in ("rewards", "advantages"):
         raise ValueError(f"scale(of={of!r}): must be 'rewards' or 'advantages'")
 
     def transform(values, signals: Signals):
-        valid = signals.valid
+        valid, values = signals.valid, per_sample(values, "scale")
         base = signals.rewards if of == "rewards" else values
         std = jnp.sqrt(masked.variance(base, valid, axis, keepdims=True, ddof=ddof))
         dead = masked.all_equal(base, valid, axis, keepdims=True)
-        return jnp.where(valid & ~dead, values / jnp.where(dead, 1.0, std + eps), 0.0)
+        single = valid & (valid.sum(axis, keepdims=True) == 1) & alone
+        return jnp.where(
+            valid & ~dead, values / jnp.where(dead, 1.0, std + eps), jnp.where(single, values, 0.0)
+        )
 
     return transform
 
@@ -156,6 +216,292 @@ def to_tokens() -> Transform:
     """Gives every token of a sample the sample's value: ``[P, G]`` to ``[P, G, T]``, 0 on padding."""
 
     def transform(values, signals: Signals):
+        values = per_sample(values, "to_tokens")
         return jnp.where(need(signals, "mask", "to_tokens"), values[..., None], 0.0)
 
     return transform
+
+
+# --- further baselines and scales, [P, G] -> [P, G]
+
+
+def center_by_length() -> Transform:
+    """``A_i = r_i - b``, ``b = Σ |o_j| r_j / Σ |o_j|`` over the group (OPO, arXiv 2505.23585). Lengths in tokens.
+
+    Equal rewards give exactly 0; so does a group of one, and one without any token.
+    """
+
+    def transform(values, signals: Signals):
+        values, valid = per_sample(values, "center_by_length"), signals.valid
+        lengths = jnp.asarray(need(signals, "lengths", "center_by_length")).astype(jnp.float32)
+        tokens = masked.total(lengths, valid, 1, keepdims=True)
+        baseline = masked.total(lengths * values, valid, 1, keepdims=True) / jnp.maximum(tokens, 1.0)
+        dead = masked.all_equal(values, valid, 1, keepdims=True) | (tokens == 0)
+        return jnp.where(valid & ~dead, values - baseline, 0.0)
+
+    return transform
+
+
+def subtract_greedy() -> Transform:
+    """``A_i = r_i - r_greedy``, the reward of the prompt's greedy completion (ReMax, arXiv 2310.10505).
+
+    A group of one is fine: the baseline is not of the group. An unknown greedy reward (NaN) gives 0.
+    """
+
+    def transform(values, signals: Signals):
+        greedy = jnp.asarray(need(signals, "greedy_rewards", "subtract_greedy"), jnp.float32)[:, None]
+        return jnp.where(jnp.isfinite(greedy), per_sample(values, "subtract_greedy") - greedy, 0.0)
+
+    return transform
+
+
+def rescale_live() -> Transform:
+    """Times ``α = B / (B - M)``: B valid samples of the batch, M of them in groups without variance.
+
+    GPG, arXiv 2504.02546: groups that teach nothing do not water down the others. 0 if there are no others.
+    """
+
+    def transform(values, signals: Signals):
+        valid = signals.valid
+        dead = masked.all_equal(signals.rewards, valid, 1, keepdims=True)
+        live = (valid & ~dead).sum().astype(jnp.float32)
+        return per_sample(values, "rescale_live") * valid.sum().astype(jnp.float32) / jnp.maximum(live, 1.0)
+
+    return transform
+
+
+def virtual_best(reward_max: float = 1.0, count: int = 1, *, ddof: int = 1, eps: float = 1e-6) -> Transform:
+    """Mean and deviation over the group *and* ``count`` virtual samples that have ``reward_max``.
+
+    ``A_i = (r_i - mean') / (std' + eps)`` for the real samples (NGRPO, arXiv 2509.18851, as its code has it). A
+    group in which all fail gets ``-1 / sqrt(G + 1)`` (ddof 1) each, and one in which all are right exactly 0. In all
+    other groups the sum is negative: the method pairs this with a tighter lower clip. A reward over ``reward_max``
+    raises where the rewards are concrete and counts as ``reward_max`` under jit.
+
+    Example:
+      >>> fails = chain(virtual_best())(jnp.zeros((1, 8)))
+      >>> round(float(fails[0, 0]), 5)
+      -0.33333
+    """
+    if count < 1:
+        raise ValueError(f"virtual_best(count={count}): must be at least 1; center and scale do without")
+
+    def transform(values, signals: Signals):
+        values, valid = per_sample(values, "virtual_best"), signals.valid
+        if is_concrete(values) and is_concrete(valid) and bool((valid & (values > reward_max)).any()):
+            raise ValueError(
+                f"virtual_best(reward_max={reward_max}): a reward is {float(values.max()):g}; give the largest there is"
+            )
+        values = jnp.minimum(values, reward_max)
+        n = valid.sum(1, keepdims=True).astype(jnp.float32) + count
+        mean = (masked.total(values, valid, 1, keepdims=True) + count * reward_max) / n
+        squares = masked.total(jnp.square(values - mean), valid, 1, keepdims=True)
+        variance = (squares + count * jnp.square(reward_max - mean)) / jnp.maximum(n - ddof, 1.0)
+        live = valid & (valid & (values < reward_max)).any(1, keepdims=True)
+        return jnp.where(live, (values - mean) / jnp.where(live, jnp.sqrt(variance) + eps, 1.0), 0.0)
+
+    return transform
+
+
+def _none_of(drawn: int, wrong, total):
+    """``C(wrong, drawn) / C(total, drawn)``: the chance that ``drawn`` of ``total`` samples are all wrong."""
+    chance = jnp.ones_like(wrong)
+    for j in range(drawn):
+        chance = chance * jnp.maximum(wrong - j, 0.0) / jnp.maximum(total - j, 1.0)
+    return chance
+
+
+def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
+    """The advantage under pass@k as the reward, in closed form (arXiv 2508.10751).
+
+    With N samples, N⁻ of them wrong, ``R = 1 - C(N⁻, k) / C(N, k)`` and ``σ = sqrt(R (1 - R))``::
+
+      right: (1 - R) / σ        wrong: (1 - R - C(N⁻ - 1, k - 1) / C(N - 1, k - 1)) / σ
+
+    Sums to 0 over a group; k = 1 is GRPO with ddof 0 and eps 0. All wrong, or fewer than k wrong: exactly 0. The
+    other method of that name is `best_margin`.
+
+    Args:
+      k: samples that one attempt may draw, at most the group.
+      success: the reward from which on a sample is right.
+    """
+    if k < 1:
+        raise ValueError(f"pass_at_k(k={k}): must be at least 1")
+
+    def transform(values, signals: Signals):
+        values, valid = per_sample(values, "pass_at_k"), signals.valid
+        if k > values.shape[1]:
+            raise ValueError(f"pass_at_k(k={k}): more than the group's {values.shape[1]} samples")
+        right = valid & (values >= success)
+        total = valid.sum(1, keepdims=True).astype(jnp.float32)
+        wrong = (valid & ~right).sum(1, keepdims=True).astype(jnp.float32)
+        fail = _none_of(k, wrong, total)
+        sigma = jnp.sqrt(fail * (1.0 - fail))
+        live = valid & (total >= k) & (wrong >= k) & (wrong < total)
+        gap = jnp.where(right, fail, fail - _none_of(k - 1, wrong - 1.0, total - 1.0))
+        return jnp.where(live, gap / jnp.where(live, sigma, 1.0), 0.0)
+
+    return transform
+
+
+def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
+    """Only a group's best sample learns: ``r_(1) - r_(2)``, the margin to the second best (arXiv 2503.19595).
+
+    The other method called pass@k. Ties and groups of one give 0.
+
+    Args:
+      scaled: divide by the group's standard deviation (ddof 1) plus ``eps``.
+    """
+
+    def transform(values, signals: Signals):
+        values, valid = per_sample(values, "best_margin"), signals.valid
+        if values.shape[1] < 2:
+            return jnp.zeros_like(values)
+        ranked = jax.lax.top_k(jnp.where(valid, values, -jnp.inf), 2)[0]
+        margin = jnp.where(jnp.isfinite(ranked[:, 1:]), ranked[:, :1] - ranked[:, 1:], 0.0)
+        if scaled:
+            margin = margin / (jnp.sqrt(masked.variance(values, valid, 1, keepdims=True, ddof=1)) + eps)
+        return jnp.where(valid & (values == ranked[:, :1]), margin, 0.0)
+
+    return transform
+
+
+def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
+    """``A_i = -c`` in a group in which no reward is over ``fail_reward``; other groups as they come.
+
+    Goes after the scale: it overwrites. The sum over such a group is ``-c G``, a push away from all that was sampled
+    with no direction, unbounded below without a clip; NGRPO's value would be ``1 / sqrt(G + 1)``, c = 1 is 3 times
+    that at G = 8.
+    """
+
+    def transform(values, signals: Signals):
+        failed = masked.all_fail(signals.rewards, signals.valid, fail_reward)
+        return jnp.where(failed[:, None], -c, per_sample(values, "penalize_all_fail"))
+
+    return transform
+
+
+def likelihood_of_all_fail(fail_reward: float = 0.0) -> Transform:
+    """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood`` instead.
+
+    ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. Joint or per-token
+    geometric mean is the caller's choice (the second compares answers of any length and lies in [0, 1]).
+    """
+
+    def transform(values, signals: Signals):
+        likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
+        failed = masked.all_fail(values, signals.valid, fail_reward)[:, None]
+        return jnp.where(failed & jnp.isfinite(likelihood), likelihood, values)
+
+    return transform
+
+
+# --- on tokens
+
+
+def floor(x: float) -> Transform:
+    """``max(A, x)``: negative advantages go no lower (GRPO-λ's traces, arXiv 2510.00194: -0.1). ``x`` is at most 0."""
+    if x > 0:
+        raise ValueError(f"floor({x}): must be at most 0, or padding and dead groups would get an advantage")
+    return lambda values, signals: jnp.maximum(values, x)
+
+
+def whiten(*, ddof: int = 0, eps: float = 1e-8) -> Transform:
+    """Subtracts the mean of the batch and divides by its standard deviation.
+
+    Before `to_tokens` each sample counts once, after it each token, so that long samples count more; the codes of
+    REINFORCE++ (arXiv 2501.03262) do the second, and with it a group's advantages no longer sum to 0. Where all
+    numbers are equal the result is exactly 0.
+    """
+
+    def transform(values, signals: Signals):
+        counted = signals.valid
+        if values.ndim == 3:
+            counted = need(signals, "mask", "whiten") & counted[..., None]
+        dead = masked.all_equal(values, counted)
+        std = jnp.sqrt(masked.variance(values, counted, ddof=ddof))
+        centred = values - masked.mean(values, counted)
+        return jnp.where(counted & ~dead, centred / jnp.where(dead, 1.0, std + eps), 0.0)
+
+    return transform
+
+
+def process_rewards(*, ddof: int = 1, eps: float = 1e-4) -> Transform:
+    """GRPO with process supervision, DeepSeekMath (arXiv 2402.03300): ``[P, G]`` to ``[P, G, T]``.
+
+    ``A_t = Σ_{steps that end at t or later} (r_step - mean R) / (std R + eps)``, R all step rewards of the group. The
+    values that come in are not read; ``signals.step_rewards`` are, NaN where no step ends. The sum grows with the
+    number of steps. Equal step rewards, and a group with a single step, give exactly 0.
+    """
+
+    def transform(values, signals: Signals):
+        per_sample(values, "process_rewards")
+        mask = need(signals, "mask", "process_rewards")
+        rewards = jnp.asarray(need(signals, "step_rewards", "process_rewards"), jnp.float32)
+        ends = mask & jnp.isfinite(rewards) & signals.valid[..., None]
+        kept = {"mask": ends, "axis": (1, 2), "keepdims": True}
+        dead = masked.all_equal(rewards, **kept)
+        std = jnp.sqrt(masked.variance(rewards, ddof=ddof, **kept))
+        centred = jnp.where(ends & ~dead, rewards - masked.mean(rewards, **kept), 0.0)
+        return jnp.where(mask, _suffix_sums(centred / jnp.where(dead, 1.0, std + eps)), 0.0)
+
+    return transform
+
+
+def token_rewards(*, kl_coef: float = 0.0) -> Transform:
+    """``R_t = 1[t is the last token] r - kl_coef (log π_behavior - log π_ref)_t``: ``[P, G]`` to ``[P, G, T]``.
+
+    k1 belongs in the reward (`grpojax.losses.kl`). Needs ``signals.behavior_logps`` and ``ref_logps`` unless
+    ``kl_coef`` is 0.
+    """
+
+    def transform(values, signals: Signals):
+        mask = jnp.asarray(need(signals, "mask", "token_rewards"))
+        last = mask & (jnp.cumsum(mask[..., ::-1], -1)[..., ::-1] == 1)
+        rewards = jnp.where(last, per_sample(values, "token_rewards")[..., None], 0.0)
+        if kl_coef:
+            logps = jnp.asarray(need(signals, "behavior_logps", "token_rewards"), jnp.float32)
+            k1 = logps - jnp.asarray(need(signals, "ref_logps", "token_rewards"), jnp.float32)
+            rewards = jnp.where(mask, rewards - kl_coef * k1, 0.0)
+        return rewards
+
+    return transform
+
+
+def token_returns(*, gamma: float = 1.0) -> Transform:
+    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``."""
+
+    def transform(values, signals: Signals):
+        mask = need(signals, "mask", "token_returns")
+        return jnp.where(mask, _suffix_sums(per_token(values, "token_returns"), gamma), 0.0)
+
+    return transform
+
+
+def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
+    """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]``.
+
+    ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token. The critic's
+    target is ``A + V``. With both at 1 it is the return minus V.
+    """
+
+    def transform(values, signals: Signals):
+        mask = need(signals, "mask", "gae")
+        critic = jnp.where(mask, jnp.asarray(need(signals, "values", "gae"), jnp.float32), 0.0)
+        after = jnp.concatenate([critic[..., 1:], jnp.zeros_like(critic[..., :1])], -1)
+        deltas = jnp.where(mask, per_token(values, "gae") + gamma * after - critic, 0.0)
+        return jnp.where(mask, _suffix_sums(deltas, gamma * lam), 0.0)
+
+    return transform
+
+
+def _suffix_sums(x, decay: float = 1.0):
+    """``y_t = x_t + decay y_{t+1}`` along the last axis."""
+    if decay == 1.0:
+        return jnp.cumsum(x[..., ::-1], -1)[..., ::-1]
+
+    def join(late, early):
+        return late[0] * early[0], late[1] * early[0] + early[1]
+
+    decays = jnp.full(x.shape, decay, jnp.float32)
+    return jax.lax.associative_scan(join, (decays, x), reverse=True, axis=x.ndim - 1)[1]

@@ -1,4 +1,4 @@
-"""The clipped policy objective in pieces: ratios, surrogates, KL estimators, aggregation weights.
+"""The policy objective in pieces: ratios, surrogates, KL estimators, corrections, aggregation weights.
 
 Aggregation is an array: `loss_weights` is computed once on the global batch, and every term of the loss is
 ``sum(weights * x)``. Any split of the batch over micro-batches or devices then sums to the same gradient.
@@ -6,6 +6,7 @@ Everything is float32; masks come before ``exp``. This module imports jax only.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -16,6 +17,11 @@ from grpojax import masked
 
 Aggregation = Literal["token_mean", "sequence_mean", "prompt_mean", "sequence_sum", "constant"]
 KLKind = Literal["k1", "k2", "k3", "unbiased"]
+KLPlace = Literal["loss", "reward", "token_reward"]
+Ratio = Literal["token", "sequence", "sequence_token", "trace", "trace_both", "own"]
+Importance = Literal["none", "truncate", "mask"]
+ImportanceLevel = Literal["token", "sequence", "geometric"]
+Gate = Literal["token", "action", "response"]
 
 # exp() of more than this is no ratio of two policies any more; it also keeps the gradient finite.
 _LOG_RATIO_LIMIT = 20.0
@@ -77,23 +83,98 @@ def loss_weights(mask, how: Aggregation, *, constant: float | None = None, count
     return jnp.where(mask, weights, 0.0)
 
 
-def log_ratio(logps, behavior_logps, mask, level: Literal["token"] = "token"):
-    """``log π(token) - log π_behavior(token)``, 0 where ``mask`` is not set, limited to ±20.
+def log_ratio(
+    logps,
+    behavior_logps,
+    mask,
+    level: Ratio = "token",
+    *,
+    decay: float | None = None,
+    segments=None,
+):
+    """The logarithm of the importance ratio that each token's loss takes, 0 where ``mask`` is not set, within ±20.
+
+    With ``δ = log π(token) - log π_behavior(token)`` and sums over a sample's tokens:
+
+    ==============  ======================================================  =============================
+    level           formula                                                 used by
+    ==============  ======================================================  =============================
+    token           δ_t                                                     PPO, GRPO
+    sequence        mean_s δ_s                                              GSPO (arXiv 2507.18071)
+    sequence_token  mean_s δ_s in value, the gradient of log π_t alone      GSPO-token (same)
+    trace           Σ_{l <= t} decay^l δ_{t-l}                              GRPO-λ (arXiv 2510.00194)
+    trace_both      the same, weights max(decay^l, decay^(t-l))             GRPO-λ, "both"
+    own             0 in value, the gradient of log π_t                     GTPO, whatever the behaviour
+    ==============  ======================================================  =============================
+
+    At ratio 1 a trace still differs from a token: token j gets the gradient of all later ones,
+    ``(1 - decay^(T-j)) / (1 - decay)`` times, so a decay of 0.99 makes early tokens up to 100 times as strong.
 
     Args:
-      logps: ``[...]`` log-probs, differentiated.
-      behavior_logps: ``[...]`` log-probs of the policy the ratio is taken against, or None: the policy itself, so
+      logps: ``[..., T]`` log-probs, differentiated.
+      behavior_logps: ``[..., T]`` log-probs of the policy the ratio is taken against, or None: the policy itself, so
         that the ratio is exactly 1 and its gradient is that of the log-prob.
-      mask: ``[...]`` bool.
-      level: "token".
+      mask: ``[..., T]`` bool.
+      level: a row of the table.
+      decay: γλ of the traces, in [0, 1]; None for all else.
+      segments: ``[..., T]`` int32 where samples share the last axis (`grpojax.masked.sequence_total`).
     """
-    if level != "token":
-        raise ValueError(f"log_ratio(level={level!r}): must be 'token'")
+    if level not in get_args(Ratio):
+        raise ValueError(f"log_ratio(level={level!r}): must be one of {', '.join(get_args(Ratio))}")
+    if (decay is None) == level.startswith("trace"):
+        raise ValueError(f"log_ratio(level={level!r}, decay={decay!r}): a decay goes with traces only")
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
-    behavior = (
-        jax.lax.stop_gradient(logps) if behavior_logps is None else jnp.where(mask, behavior_logps, 0.0)
-    )
-    return jnp.clip(logps - behavior.astype(jnp.float32), -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    own = logps - jax.lax.stop_gradient(logps)
+    behavior = None if level == "own" else behavior_logps
+    if behavior is None:
+        ratios = own
+    else:
+        ratios = logps - jnp.where(mask, behavior, 0.0).astype(jnp.float32)
+    if level in ("sequence", "sequence_token"):
+        ratios = masked.sequence_mean(ratios, mask, segments)
+        if level == "sequence_token":
+            ratios = jax.lax.stop_gradient(ratios) + own
+    elif decay is not None:
+        ratios = _trace(ratios, mask, decay, segments, both=level == "trace_both")
+    return jnp.where(mask, jnp.clip(ratios, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT), 0.0)
+
+
+def _trace(x, mask, decay: float, segments, *, both: bool):
+    """``y_t = Σ_{l <= t} w(t, l) x_{t-l}`` along the last axis, within segments."""
+    if not 0 <= decay <= 1:
+        raise ValueError(f"decay={decay}: must be between 0 and 1")
+    x = jnp.where(mask, x, 0.0)
+    size, axis = x.shape[-1], x.ndim - 1
+    places = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), x.shape)
+    fresh = places == 0
+    if segments is not None:
+        segments = jnp.asarray(segments)
+        fresh = fresh.at[..., 1:].set(segments[..., 1:] != segments[..., :-1])
+
+    def scan(x, decay):
+        def join(before, after):
+            return before[0] * after[0], before[1] * after[0] + after[1]
+
+        carries = jnp.where(fresh, 0.0, jnp.float32(decay))
+        return jax.lax.associative_scan(join, (carries, x), axis=axis)[1]
+
+    recent = scan(x, decay)
+    if not both:
+        return recent
+    # Positions before the middle of [0, t] weigh decay^position, those from it on decay^(t - position).
+    start = jax.lax.cummax(jnp.where(fresh, places, 0), axis=axis)
+    t = places - start
+    middle = (t + 1) // 2
+    power = lambda n: jnp.float32(decay) ** n.astype(jnp.float32)  # noqa: E731
+    early = scan(power(t) * x, 1.0)
+    before = jnp.maximum(start + middle - 1, 0)
+    take = lambda y: jnp.take_along_axis(y, before, axis)  # noqa: E731
+    return jnp.where(t == 0, recent, recent - power(t - middle + 1) * take(recent) + take(early))
+
+
+# A surrogate is ``(log_ratios, advantages) -> token losses``, all ``[..., T]``, 0 where both are 0. One that reads
+# more names it in ``needs``: ``logps``, the differentiated log-probs, or ``sequence_mean``, the function that gives
+# each token the mean over its sample. One that has a clip says where it is constant in ``is_clipped``.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,20 +182,120 @@ class clipped:
     """PPO's surrogate: ``-min(ρ A, clip(ρ, 1 - low, 1 + high) A)`` (arXiv 1707.06347; asymmetric: DAPO, 2503.14476).
 
     The gradient is 0 where the ratio has passed the bound that its advantage pushes towards, and only there.
+
+    Attributes:
+      low, high: how far the ratio may fall under and rise over 1.
+      dual: with A < 0 the loss also stops at ``-dual A``, ratios over ``dual`` (dual clip, arXiv 1912.09729: 3;
+        INTELLECT-2's two-sided clip: 4). None for no such bound.
     """
 
     low: float = 0.2
     high: float = 0.2
+    dual: float | None = None
+
+    def __post_init__(self):
+        if self.dual is not None and self.dual <= 1:
+            raise ValueError(f"dual={self.dual}: must be over 1")
 
     def __call__(self, log_ratios, advantages):
         ratio = jnp.exp(log_ratios)
         stop = self.is_clipped(ratio, advantages)
         bound = jnp.where(advantages > 0, 1.0 + self.high, 1.0 - self.low)
+        if self.dual is not None:
+            bound = jnp.where((advantages < 0) & (ratio > self.dual), self.dual, bound)
         return -jnp.where(stop, bound, ratio) * advantages
 
     def is_clipped(self, ratio, advantages):
         """Where the surrogate is constant."""
         over, under = ratio > 1.0 + self.high, ratio < 1.0 - self.low
+        if self.dual is not None:
+            under = under | (ratio > self.dual)
+        return ((advantages > 0) & over) | ((advantages < 0) & under)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class unclipped:
+    """``-ρ A``; at ``ratio="own"`` plain policy gradient with a value of ``-A``."""
+
+    def __call__(self, log_ratios, advantages):
+        return -jnp.exp(log_ratios) * advantages
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class reinforce:
+    """``-A log π``: the policy gradient, no ratio and no clip (RLOO, arXiv 2402.14740; GPG, 2504.02546)."""
+
+    needs = ("logps",)
+
+    def __call__(self, log_ratios, advantages, *, logps):
+        return -advantages * logps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class cispo:
+    """``-sg[clip(ρ, weight_min, weight_max)] A log π`` (MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
+
+    The bounds are on the weight itself, not on its distance from 1 (the paper and verl print ``1 + ε``, TRL an
+    absolute cap; the paper's ε is not disclosed). 5 is TRL's.
+    """
+
+    weight_max: float = 5.0
+    weight_min: float = 0.0
+
+    needs = ("logps",)
+
+    def __post_init__(self):
+        if not 0 <= self.weight_min <= 1 <= self.weight_max:
+            raise ValueError(
+                f"weight_min={self.weight_min}, weight_max={self.weight_max}: bounds on the ratio, around 1"
+            )
+
+    def __call__(self, log_ratios, advantages, *, logps):
+        weight = jnp.clip(jax.lax.stop_gradient(jnp.exp(log_ratios)), self.weight_min, self.weight_max)
+        return -weight * advantages * logps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class soft_adaptive:
+    """``-f(ρ) A``, ``f(ρ) = 4/τ σ(τ (ρ - 1))`` (SAPO, arXiv 2511.20347): a clip without an edge.
+
+    τ is ``tau_positive`` where A > 0 and ``tau_negative`` elsewhere. The gradient's weight is 1 at ratio 1; the
+    *value* there is 2/τ, so it does not compare with PPO's.
+    """
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+    def __post_init__(self):
+        if min(self.tau_positive, self.tau_negative) <= 0:
+            raise ValueError(f"tau_positive={self.tau_positive}, tau_negative={self.tau_negative}: over 0")
+
+    def __call__(self, log_ratios, advantages):
+        tau = jnp.where(advantages > 0, self.tau_positive, self.tau_negative)
+        return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratios) - 1.0)) * advantages
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class geometric:
+    """``-A exp(mean_t δ_t)``, each log-ratio first clipped on the side its advantage pushes to (GMPO, arXiv 2507.20673).
+
+    A > 0: ``min(δ, high)``; A < 0: ``max(δ, -low)``, in nats. A clipped token has no gradient; the others keep theirs.
+    Takes token-level log-ratios; goes with ``aggregate="sequence_mean"``.
+    """
+
+    low: float = 0.4
+    high: float = 0.4
+
+    needs = ("sequence_mean",)
+
+    def __call__(self, log_ratios, advantages, *, sequence_mean):
+        kept = jnp.where((advantages >= 0) & (log_ratios > self.high), self.high, log_ratios)
+        kept = jnp.where((advantages < 0) & (log_ratios < -self.low), -self.low, kept)
+        return -jnp.exp(sequence_mean(kept)) * advantages
+
+    def is_clipped(self, ratio, advantages):
+        """Which tokens have no gradient of their own."""
+        over, under = ratio > math.exp(self.high), ratio < math.exp(-self.low)
         return ((advantages > 0) & over) | ((advantages < 0) & under)
 
 
@@ -150,40 +331,271 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None):
     raise ValueError(f"kl(kind={kind!r}): must be k1, k2, k3 or unbiased")
 
 
+# --- constant factors and further terms
+
+
+def importance_correction(
+    train_logps,
+    sampler_logps,
+    mask,
+    mode: Literal["truncate", "mask"] = "truncate",
+    *,
+    level: ImportanceLevel = "token",
+    low: float | None = None,
+    high: float = 2.0,
+    segments=None,
+):
+    """Weights for what the sampler's numerics did to the samples: ``w = π_train / π_sampler``, constant, ``[..., T]``.
+
+    Apart from the ratio of the objective, which is between two policies of the trainer.
+
+    Args:
+      train_logps: ``[..., T]`` the behaviour policy as the trainer computes it.
+      sampler_logps: ``[..., T]`` as the sampler reported it.
+      mask: ``[..., T]`` bool; 0 elsewhere.
+      mode: "truncate" gives ``min(w, high)`` (TIS), "mask" gives w inside ``[low, high]`` and 0 outside (MIS, IcePop).
+      level: w of each token, the product over the sample, or its geometric mean.
+      low: only with "mask"; None is 1/2 (TRL; IcePop takes 0.5 and 5).
+      high: 2 in TRL.
+      segments: where samples share the last axis (`grpojax.masked.sequence_total`).
+
+    Example:
+      >>> train, sampler = jnp.log(jnp.array([0.5, 0.3, 0.2, 0.1])), jnp.log(jnp.array([0.4, 0.5, 0.05, 0.1]))
+      >>> [round(float(w), 3) for w in importance_correction(train, sampler, jnp.ones(4, bool), "mask")]
+      [1.25, 0.6, 0.0, 1.0]
+    """
+    if mode not in ("truncate", "mask") or level not in get_args(ImportanceLevel):
+        raise ValueError(
+            f"importance_correction({mode!r}, level={level!r}): mode truncate or mask; level "
+            f"{', '.join(get_args(ImportanceLevel))}"
+        )
+    if mode == "truncate" and low is not None:
+        raise ValueError(f"importance_correction('truncate', low={low}): it has no lower bound; take 'mask'")
+    apart = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
+    apart = jax.lax.stop_gradient(apart - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32))
+    if level != "token":
+        reduce = masked.sequence_total if level == "sequence" else masked.sequence_mean
+        apart = reduce(apart, mask, segments)
+    weight = jnp.exp(jnp.clip(apart, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT))
+    if mode == "truncate":
+        weight = jnp.minimum(weight, high)
+    else:
+        weight = jnp.where((weight >= (0.5 if low is None else low)) & (weight <= high), weight, 0.0)
+    return jnp.where(mask, weight, 0.0)
+
+
+def off_policy_mask(logps, sampler_logps, advantages, mask, limit: float, *, segments=None):
+    """``[..., T]`` float32: 0 on samples with ``A < 0`` and ``mean_t (log π_sampler - log π) > limit``, else 1.
+
+    DeepSeek-V3.2 (arXiv 2512.02556): wrong samples that the policy has already left teach nothing more. ``limit`` in
+    nats a token; the paper gives none, TRL suggests 0.5.
+    """
+    logps = jax.lax.stop_gradient(jnp.where(mask, logps, 0.0).astype(jnp.float32))
+    fallen = masked.sequence_mean(
+        jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32) - logps, mask, segments
+    )
+    return 1.0 - ((advantages < 0) & (fallen > limit)).astype(jnp.float32)
+
+
+def covariance(logps, advantages, mask):
+    """``(A - mean A) (log π - mean log π)`` over the batch's tokens, constant, 0 on padding (arXiv 2505.22617)."""
+    logps = jax.lax.stop_gradient(jnp.asarray(logps, jnp.float32))
+    advantages = jnp.asarray(advantages, jnp.float32)
+    product = (advantages - masked.mean(advantages, mask)) * (logps - masked.mean(logps, mask))
+    return jnp.where(mask, product, 0.0)
+
+
+def clip_cov(key, cov, mask, *, fraction: float = 2e-4, low: float = 1.0, high: float = 5.0, skip=False):
+    """Clip-Cov's mask (arXiv 2505.22617): False on ``max(fraction N, 1)`` tokens drawn from ``low < cov < high``.
+
+    N counts ``mask``. Multiply `loss_weights` by it: what the loss divides by stays. Needs the whole batch.
+
+    Args:
+      key: jax PRNG key of the draw.
+      cov: ``[...]`` of `covariance`.
+      mask: ``[...]`` bool.
+      fraction: share of the tokens dropped.
+      low, high: the range.
+      skip: ``[...]`` bool, tokens never drawn: those that are clipped already.
+    """
+    candidates = mask & (cov > low) & (cov < high) & ~jnp.asarray(skip)
+    draws = jnp.where(candidates, jax.random.uniform(key, cov.shape), jnp.inf)
+    return ~(candidates & (draws <= _smallest(draws, _count(mask, fraction))))
+
+
+def kl_cov(cov, mask, *, fraction: float = 2e-4):
+    """KL-Cov's mask (arXiv 2505.22617): True on the ``max(fraction N, 1)`` tokens of largest `covariance`.
+
+    They get `kl_cov_loss`. Needs the whole batch.
+    """
+    negative = jnp.where(mask, -cov, jnp.inf)
+    return mask & (negative <= _smallest(negative, _count(mask, fraction)))
+
+
+def kl_cov_loss(log_ratios, advantages, selected, *, coef: float = 1.0):
+    """``-ρ A``, and ``coef |log ρ|`` more on the ``selected`` tokens. coef 1 in the official run, 0.1 in verl's."""
+    penalty = jnp.where(selected, jnp.abs(log_ratios), 0.0)
+    return -jnp.exp(log_ratios) * advantages + coef * penalty
+
+
+def _count(mask, fraction: float):
+    n = jnp.asarray(mask).sum().astype(jnp.float32)
+    return jnp.maximum((fraction * n + 1e-3).astype(jnp.int32), 1)
+
+
+def _smallest(x, n):
+    """The n-th smallest number of ``x``."""
+    return jnp.sort(x, axis=None)[jnp.clip(n - 1, 0, x.size - 1)]
+
+
+def displacement_weights(
+    advantages,
+    mask,
+    *,
+    answer=None,
+    answer_weight: float = 1.0,
+    normalise: Literal["preferred", "all"] = "preferred",
+):
+    """Weights ``[P, G, T]`` of LLDS's token terms (arXiv 2512.04220), from the *global* batch.
+
+    Samples with A >= 0 count, 0 included.
+
+    Args:
+      advantages: ``[P, G, T]``, one sign a sample.
+      mask: ``[P, G, T]`` bool, tokens of the policy (no tool outputs).
+      answer: ``[P, G, T]`` bool, tokens of the answer; None for none.
+      answer_weight: LLDS-MA's β, in [0, 1]: how much answer tokens count. The paper moves it with the number of valid
+        searches, ``min(searches / 2, 1)``; its code caps their absolute weight, ``min(w, coef) / coef`` here.
+      normalise: divide by the number of tokens of the samples that count (paper) or of all (the authors' code).
+    """
+    if normalise not in ("preferred", "all"):
+        raise ValueError(f"displacement_weights(normalise={normalise!r}): must be 'preferred' or 'all'")
+    if answer is None and answer_weight != 1.0:
+        raise ValueError(
+            f"displacement_weights(answer_weight={answer_weight}) needs answer, which is missing"
+        )
+    preferred = jnp.asarray(mask) & (jnp.asarray(advantages) >= 0)
+    divisor = (preferred if normalise == "preferred" else jnp.asarray(mask)).sum().astype(jnp.float32)
+    weights = jnp.where(preferred, 1.0 / jnp.maximum(divisor, 1.0), 0.0)
+    return weights if answer is None else jnp.where(answer, answer_weight * weights, weights)
+
+
+def displacement(log_ratios, mask, gate: Gate = "action", *, actions=None, segments=None):
+    """LLDS's token terms ``gate max(0, Δ)``, ``Δ = log π_behavior - log π`` (arXiv 2512.04220), ``[..., T]``.
+
+    The gate is constant: open where Δ summed over the token's action (or response) is over 0; always for "token". At
+    ratio 1 all terms and gradients are 0: it acts from the second update of a rollout on.
+
+    Args:
+      log_ratios: ``[..., T]`` of `log_ratio`, token level.
+      mask: ``[..., T]`` bool.
+      gate: what is gated as one.
+      actions: ``[..., T]`` int32 in ``[0, T]``, different for the actions that share the last axis, that is for the
+        stretches of a response between tool outputs. None where a response is one action.
+      segments: where samples share the last axis (`grpojax.masked.sequence_total`).
+    """
+    if gate not in get_args(Gate):
+        raise ValueError(f"displacement(gate={gate!r}): must be one of {', '.join(get_args(Gate))}")
+    fall = jnp.where(mask, -log_ratios, 0.0)
+    terms = jnp.where(fall > 0, fall, 0.0)  # jnp.maximum would have half a gradient at 0
+    if gate == "token":
+        return terms
+    parts = actions if gate == "action" and actions is not None else segments
+    return jnp.where(masked.sequence_total(jax.lax.stop_gradient(fall), mask, parts) > 0, terms, 0.0)
+
+
+def value_loss(values, returns, weights, *, old_values=None, clip: float | None = None):
+    """PPO's critic loss: ``½ Σ w max((V - R)², (clip(V, V_old ± clip) - R)²)`` (arXiv 1707.06347).
+
+    Args:
+      values: ``[...]`` differentiated.
+      returns: ``[...]`` constant (`grpojax.advantages.gae` plus the old values).
+      weights: ``[...]`` of `loss_weights`.
+      old_values: ``[...]``, with ``clip`` only.
+      clip: how far values may move in one rollout; None for the plain square.
+    """
+    if (clip is None) != (old_values is None):
+        raise ValueError(f"value_loss(clip={clip}): clip and old_values go together")
+    mask = jnp.asarray(weights) > 0
+    clean = lambda x: jnp.where(mask, x, 0.0).astype(jnp.float32)  # noqa: E731
+    values, returns = clean(values), jax.lax.stop_gradient(clean(returns))
+    squares = jnp.square(values - returns)
+    if clip is not None:
+        old = jax.lax.stop_gradient(clean(old_values))
+        far = jnp.abs(values - old) > clip
+        near = jnp.square(old + clip * jnp.sign(values - old) - returns)
+        squares = jnp.where(far & (near > squares), near, squares)
+    return 0.5 * (weights * squares).sum()
+
+
+def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, *, beta: float = 0.1):
+    """``-log σ(beta ((chosen - ref_chosen) - (rejected - ref_rejected)))`` of a pair (DPO, arXiv 2305.18290).
+
+    Sums of log-probs over a sequence, ``[...]``.
+
+    Example:
+      >>> round(float(dpo_loss(*map(jnp.float32, (-10, -15, -12, -14)))), 6)
+      0.554355
+    """
+    f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
+    margin = (f32(chosen) - f32(ref_chosen)) - (f32(rejected) - f32(ref_rejected))
+    return -jax.nn.log_sigmoid(beta * margin)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
     """What an update minimises, as data.
 
     Attributes:
       surrogate: ``(log_ratios, advantages) -> token losses``.
-      ratio: level of the importance ratio.
+      ratio: level of the importance ratio (`log_ratio`).
+      trace_decay: γλ of a trace ratio; None for the other levels.
       aggregate: how token losses become one number (`loss_weights`).
       constant: divisor of ``aggregate="constant"``, tokens.
       kl_coef: weight of the KL to the reference; 0 means that no reference is ever evaluated.
       kl_kind: the estimator (`kl`).
-      kl_in: "loss" (k2, k3 or unbiased) or "reward" (k1, subtracted from the reward before advantages).
+      kl_in: "loss" (k2, k3 or unbiased), "reward" (k1, its sum subtracted from the reward before advantages) or
+        "token_reward" (k1, subtracted from each token's reward by `grpojax.advantages.token_rewards`).
       entropy_coef: weight of the entropy bonus; 0 means that no entropy is ever computed for the loss.
+      importance: what is done about the sampler's numerics (`importance_correction`).
+      importance_level, importance_low, importance_high: its level and bounds; None for its own defaults.
+      off_policy_limit: nats a token over which wrong samples are dropped (`off_policy_mask`); None for never.
+      llds_coef: weight of LLDS's term (`displacement`); 0 for none.
+      llds_gate: its gate.
     """
 
     surrogate: Callable[..., Any] = clipped()
-    ratio: Literal["token"] = "token"
+    ratio: Ratio = "token"
+    trace_decay: float | None = None
     aggregate: Aggregation = "sequence_mean"
     constant: float | None = None
     kl_coef: float = 0.0
     kl_kind: KLKind = "k3"
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: KLPlace = "loss"
     entropy_coef: float = 0.0
+    importance: Importance = "none"
+    importance_level: ImportanceLevel = "token"
+    importance_low: float | None = None
+    importance_high: float | None = None
+    off_policy_limit: float | None = None
+    llds_coef: float = 0.0
+    llds_gate: Gate = "action"
 
     def __post_init__(self):
         for name, choices in (
+            ("ratio", get_args(Ratio)),
             ("aggregate", get_args(Aggregation)),
             ("kl_kind", get_args(KLKind)),
-            ("kl_in", ("loss", "reward")),
+            ("kl_in", get_args(KLPlace)),
+            ("importance", get_args(Importance)),
+            ("importance_level", get_args(ImportanceLevel)),
+            ("llds_gate", get_args(Gate)),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
-        if self.kl_coef < 0:
-            raise ValueError(f"kl_coef={self.kl_coef}: must be 0 or more")
+        for name in ("kl_coef", "llds_coef"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
         if (self.constant is not None) != (self.aggregate == "constant") or (self.constant or 1.0) <= 0:
             raise ValueError(
                 f"aggregate={self.aggregate!r} with constant={self.constant}: a constant over 0 goes with 'constant' only"
@@ -192,9 +604,29 @@ class Objective:
             raise ValueError(
                 "kl_kind='k1' with kl_in='loss': its expected gradient is 0; take k2, k3 or unbiased, or kl_in='reward'"
             )
-        if self.kl_coef > 0 and self.kl_in == "reward" and self.kl_kind != "k1":
+        if self.kl_coef > 0 and self.kl_in != "loss" and self.kl_kind != "k1":
             raise ValueError(
-                f"kl_kind={self.kl_kind!r} with kl_in='reward': its gradient is not that of a KL; only k1 belongs there"
+                f"kl_kind={self.kl_kind!r} with kl_in={self.kl_in!r}: its gradient is not that of a KL; only k1 belongs "
+                "there"
+            )
+        if (self.trace_decay is not None) != self.ratio.startswith("trace") or not 0 <= (
+            self.trace_decay or 0
+        ) <= 1:
+            raise ValueError(
+                f"ratio={self.ratio!r} with trace_decay={self.trace_decay}: a decay in [0, 1] goes with traces only"
+            )
+        if isinstance(self.surrogate, geometric) and (
+            self.ratio != "token" or self.aggregate != "sequence_mean"
+        ):
+            raise ValueError(
+                f"geometric with ratio={self.ratio!r}, aggregate={self.aggregate!r}: its mean over a sample is of token "
+                "ratios and aggregated by 'sequence_mean'"
+            )
+        if self.importance == "none" and (self.importance_low, self.importance_high) != (None, None):
+            raise ValueError("importance_low and importance_high go with importance='truncate' or 'mask'")
+        if self.importance == "truncate" and self.importance_low is not None:
+            raise ValueError(
+                f"importance_low={self.importance_low}: 'truncate' has no lower bound; take 'mask'"
             )
 
     @property
@@ -205,34 +637,75 @@ class Objective:
     def needs_entropy(self) -> bool:
         return self.entropy_coef != 0
 
+    @property
+    def needs_sampler_logps(self) -> bool:
+        return self.importance != "none" or self.off_policy_limit is not None
+
+    @property
+    def needs_displacement_weights(self) -> bool:
+        return self.llds_coef > 0
+
+
+def _need(batch, field: str, why: str):
+    value = getattr(batch, field, None)
+    if value is None:
+        raise ValueError(f"{why} needs batch.{field}, which is missing")
+    return value
+
 
 def policy_loss(logps, batch, objective: Objective, *, entropy=None):
     """The loss of one (micro-)batch and its metrics, all of them sums that add up over micro-batches.
 
-    ``sum(w * (surrogate + kl_coef * kl - entropy_coef * entropy))``
+    ``sum(w * (correction * surrogate + kl_coef * kl - entropy_coef * entropy)) + llds_coef * sum(w' * displacement)``
 
     With one update a rollout and centred advantages the *value* of the policy term is about 0 (the ratio is 1);
     its gradient is ``-Σ w A ∇ log π`` and is not.
 
     Args:
-      logps: ``[...]`` differentiated log-probs of the completion tokens.
-      batch: anything with ``weights``, ``advantages`` and optionally ``behavior_logps``, ``ref_logps`` of that
-        shape, such as `grpojax.types.TrainBatch`. ``weights`` is 0 on padding; what stands there in the other
-        arrays is never read.
+      logps: ``[..., T]`` differentiated log-probs of the completion tokens.
+      batch: anything with ``weights``, ``advantages`` and optionally ``behavior_logps``, ``ref_logps``,
+        ``sampler_logps``, ``displacement_weights`` (`displacement_weights`), ``actions`` (`displacement`) and
+        ``segments`` of that shape, such as `grpojax.types.TrainBatch`. The last axis is one sample, or several if
+        there are ``segments``; a sample is never cut in two. ``weights`` is 0 on padding; what stands there in the
+        other arrays is never read.
       objective: the terms.
-      entropy: ``[...]`` differentiated entropy, when ``objective.needs_entropy``.
+      entropy: ``[..., T]`` differentiated entropy, when ``objective.needs_entropy``.
 
     Returns:
       ``(loss [] float32, metrics)``. Metrics with a name that ends in ``_sum`` are sums over tokens.
     """
     weights = jnp.asarray(batch.weights, jnp.float32)
     mask = weights > 0
+    segments = getattr(batch, "segments", None)
     advantages = jnp.where(mask, batch.advantages, 0.0).astype(jnp.float32)
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
-    ratios = log_ratio(logps, batch.behavior_logps, mask, objective.ratio)
-    policy = (weights * objective.surrogate(ratios, advantages)).sum()
+    ratios = log_ratio(
+        logps, batch.behavior_logps, mask, objective.ratio, decay=objective.trace_decay, segments=segments
+    )
+    offered = {"logps": logps, "sequence_mean": lambda x: masked.sequence_mean(x, mask, segments)}
+    extra = {name: offered[name] for name in getattr(objective.surrogate, "needs", ())}
+    token_losses = objective.surrogate(ratios, advantages, **extra)
+    metrics = {}
+    if objective.importance != "none":
+        sampler = _need(batch, "sampler_logps", f"importance={objective.importance!r}")
+        train = logps if batch.behavior_logps is None else batch.behavior_logps
+        bounds = {"low": objective.importance_low, "high": objective.importance_high}
+        correction = importance_correction(
+            train, sampler, mask, objective.importance, level=objective.importance_level, segments=segments,
+            **{name: x for name, x in bounds.items() if x is not None},
+        )  # fmt: skip
+        token_losses = correction * token_losses
+        metrics["importance_sum"] = correction.sum()
+    if objective.off_policy_limit is not None:
+        sampler = _need(batch, "sampler_logps", f"off_policy_limit={objective.off_policy_limit}")
+        kept = off_policy_mask(
+            logps, sampler, advantages, mask, objective.off_policy_limit, segments=segments
+        )
+        token_losses = kept * token_losses
+        metrics["off_policy_sum"] = masked.total(1.0 - kept, mask)
+    policy = (weights * token_losses).sum()
     loss = policy
-    metrics = {"policy_loss": policy}
+    metrics["policy_loss"] = policy
     ratio = jax.lax.stop_gradient(jnp.exp(ratios))
     if hasattr(objective.surrogate, "is_clipped"):
         stop = mask & objective.surrogate.is_clipped(ratio, advantages)
@@ -240,15 +713,24 @@ def policy_loss(logps, batch, objective: Objective, *, entropy=None):
         metrics["clip_high_sum"] = (stop & (advantages > 0)).sum().astype(jnp.float32)
     metrics["ratio_sum"] = masked.total(ratio, mask)
     metrics["tokens"] = mask.sum().astype(jnp.float32)
+    by_token = (
+        ratios if objective.ratio == "token" else log_ratio(logps, batch.behavior_logps, mask)
+    )  # the KL and LLDS are of tokens, whatever the ratio
     if objective.needs_reference:
-        if batch.ref_logps is None:
-            raise ValueError(f"kl_coef={objective.kl_coef} needs batch.ref_logps, which is missing")
-        ref = jnp.where(mask, batch.ref_logps, 0.0)
+        ref = jnp.where(mask, _need(batch, "ref_logps", f"kl_coef={objective.kl_coef}"), 0.0)
         if objective.kl_in == "loss":
-            term = (weights * kl(logps, ref, objective.kl_kind, log_ratios=ratios)).sum()
+            term = (weights * kl(logps, ref, objective.kl_kind, log_ratios=by_token)).sum()
             loss = loss + objective.kl_coef * term
             metrics["kl_loss"] = term
         metrics["kl_sum"] = jax.lax.stop_gradient(masked.total(kl(logps, ref, "k3"), mask))
+    if objective.needs_displacement_weights:
+        share = _need(batch, "displacement_weights", f"llds_coef={objective.llds_coef}")
+        fallen = displacement(
+            by_token, mask, objective.llds_gate, actions=getattr(batch, "actions", None), segments=segments
+        )
+        term = (jnp.where(mask, share, 0.0).astype(jnp.float32) * fallen).sum()
+        loss = loss + objective.llds_coef * term
+        metrics["llds_loss"] = term
     if objective.needs_entropy:
         if entropy is None:
             raise ValueError(f"entropy_coef={objective.entropy_coef} needs entropy, which is missing")

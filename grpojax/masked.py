@@ -37,3 +37,33 @@ def all_equal(x, mask, axis=None, keepdims=False):
     high = jnp.where(mask, x, -jnp.inf).max(axis, keepdims=keepdims)
     low = jnp.where(mask, x, jnp.inf).min(axis, keepdims=keepdims)
     return high <= low
+
+
+def sequence_total(x, mask, segments=None):
+    """Sum of ``x`` over the tokens of a sequence, given to every token of it: ``[..., T]`` to ``[..., T]``.
+
+    Args:
+      x: ``[..., T]``.
+      mask: ``[..., T]`` bool, the tokens that count.
+      segments: None where the last axis is one sequence, else ``[..., T]`` int32 in ``[0, T]``, a number for each of
+        the sequences that share it (`grpojax.types.Rows`).
+    """
+    x = jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0)
+    if segments is None:
+        return jnp.broadcast_to(x.sum(-1, keepdims=True), x.shape)
+    size = x.shape[-1]
+    flat, ids = x.reshape(-1, size), jnp.asarray(segments).reshape(-1, size)
+    rows = jnp.arange(flat.shape[0], dtype=ids.dtype)[:, None]
+    sums = jnp.zeros((flat.shape[0], size + 1), jnp.float32).at[rows, ids].add(flat)
+    return sums[rows, ids].reshape(x.shape)
+
+
+def sequence_mean(x, mask, segments=None):
+    """Mean of ``x`` over the tokens of a sequence, given to every token of it; 0 where none counts."""
+    n = sequence_total(jnp.ones(jnp.shape(mask), jnp.float32), mask, segments)
+    return sequence_total(x, mask, segments) / jnp.maximum(n, 1.0)
+
+
+def all_fail(rewards, valid, fail_reward: float = 0.0):
+    """``[P]`` bool: the group has valid samples, and the reward of none is over ``fail_reward``; of ``[P, G]``."""
+    return valid.any(1) & ~(valid & (rewards > fail_reward)).any(1)

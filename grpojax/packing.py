@@ -29,6 +29,11 @@ class Packed:
     ref_logps: Any = None
     sampler_logps: Any = None
 
+    @property
+    def segments(self):
+        """Which tokens of a row are one completion's, for losses that look at whole samples."""
+        return self.rows.segments
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:

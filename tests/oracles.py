@@ -145,3 +145,293 @@ def read_rows(rows):
         if used:
             out.append((m, b, prompt, [[int(t) for _, _, t in run] for _, run in used]))
     return out
+
+
+# --- transforms, each on the [P, G] rewards (NaN is a missing sample) and what else it reads
+
+
+def valid_of(rewards, p):
+    """The valid samples of a group."""
+    return [g for g in range(len(rewards[p])) if np.isfinite(rewards[p][g])]
+
+
+def live(rewards, p):
+    return len({float(rewards[p][g]) for g in valid_of(rewards, p)}) > 1
+
+
+def tokens_of(mask, p, g):
+    return [t for t in range(len(mask[p][g])) if mask[p][g][t]]
+
+
+def center_by_length(rewards, lengths):
+    out = np.zeros(np.shape(rewards))
+    for p in range(len(rewards)):
+        mine = valid_of(rewards, p)
+        tokens = sum(float(lengths[p][g]) for g in mine)
+        if live(rewards, p) and tokens:
+            baseline = sum(float(lengths[p][g]) * float(rewards[p][g]) for g in mine) / tokens
+            for g in mine:
+                out[p, g] = rewards[p][g] - baseline
+    return out
+
+
+def gpg(rewards):
+    centred = advantages(rewards)
+    samples = sum(len(valid_of(rewards, p)) for p in range(len(rewards)))
+    alive = sum(len(valid_of(rewards, p)) for p in range(len(rewards)) if live(rewards, p))
+    return centred * samples / max(alive, 1)
+
+
+def virtual_best(rewards, reward_max=1.0, count=1, ddof=1, eps=1e-6):
+    out = np.zeros(np.shape(rewards))
+    for p in range(len(rewards)):
+        mine = [float(rewards[p][g]) for g in valid_of(rewards, p)] + [reward_max] * count
+        if len(set(mine)) > 1:
+            for g in valid_of(rewards, p):
+                out[p, g] = (rewards[p][g] - sum(mine) / len(mine)) / (std(mine, ddof) + eps)
+    return out
+
+
+def pass_at_k(rewards, k, success=1.0):
+    out = np.zeros(np.shape(rewards))
+    for p in range(len(rewards)):
+        mine = valid_of(rewards, p)
+        n, wrong = len(mine), sum(rewards[p][g] < success for g in mine)
+        if n < k or wrong < k or wrong == n:
+            continue
+        mean = 1 - math.comb(wrong, k) / math.comb(n, k)
+        sigma = math.sqrt(mean * (1 - mean))
+        for g in mine:
+            gap = 1 - mean
+            if rewards[p][g] < success:
+                gap -= math.comb(wrong - 1, k - 1) / math.comb(n - 1, k - 1)
+            out[p, g] = gap / sigma
+    return out
+
+
+def best_margin(rewards, scaled=False, eps=1e-6):
+    out = np.zeros(np.shape(rewards))
+    for p in range(len(rewards)):
+        mine = sorted(valid_of(rewards, p), key=lambda g: -rewards[p][g])
+        if len(mine) > 1:
+            margin = float(rewards[p][mine[0]]) - float(rewards[p][mine[1]])
+            out[p, mine[0]] = (
+                margin / (std([float(rewards[p][g]) for g in mine], 1) + eps) if scaled else margin
+            )
+    return out
+
+
+def whiten(values, counted, ddof=0, eps=1e-8):
+    numbers = [float(values[i]) for i in zip(*np.nonzero(counted), strict=True)]
+    out = np.zeros(np.shape(values))
+    if len(set(numbers)) > 1:
+        for i in zip(*np.nonzero(counted), strict=True):
+            out[i] = (values[i] - sum(numbers) / len(numbers)) / (std(numbers, ddof) + eps)
+    return out
+
+
+def process_rewards(rewards, step_rewards, mask, ddof=1, eps=1e-4):
+    out = np.zeros(np.shape(mask))
+    for p in range(len(mask)):
+        steps = [
+            (g, t, float(step_rewards[p][g][t]))
+            for g in valid_of(rewards, p)
+            for t in tokens_of(mask, p, g)
+            if np.isfinite(step_rewards[p][g][t])
+        ]
+        numbers = [r for _, _, r in steps]
+        if len(set(numbers)) < 2:
+            continue
+        for g, end, r in steps:
+            for t in range(end + 1):
+                out[p, g, t] += (r - sum(numbers) / len(numbers)) / (std(numbers, ddof) + eps)
+    return out
+
+
+def token_returns(rewards, mask, k1=None, kl_coef=0.0, gamma=1.0, values=None, lam=None):
+    """Returns of token rewards; with a critic's ``values`` the generalised advantages."""
+    out = np.zeros(np.shape(mask))
+    for p, g in np.argwhere(np.isfinite(rewards)):
+        places = tokens_of(mask, p, g)
+        after = after_value = 0.0
+        for t in reversed(places):
+            reward = (rewards[p][g] if t == places[-1] else 0.0) - (kl_coef * k1[p][g][t] if kl_coef else 0.0)
+            if values is None:
+                after = reward + gamma * after
+            else:
+                after = reward + gamma * after_value - values[p][g][t] + gamma * lam * after
+                after_value = values[p][g][t]
+            out[p, g, t] = after
+    return out
+
+
+def compensate_rare_tokens(values, logps, mask, limit=None, positive_only=True, max_logps=None):
+    out = np.zeros(np.shape(mask))
+    for p, g, t in np.argwhere(mask):
+        most = max(math.exp(logps[p][g][s]) for s in tokens_of(mask, p, g))
+        if max_logps is not None:
+            most = math.exp(max_logps[p][g][t])
+        factor = 2 - math.exp(logps[p][g][t]) / most
+        if limit is not None:
+            factor = min(factor, limit)
+        out[p, g, t] = values[p, g] * (factor if values[p, g] > 0 or not positive_only else 1)
+    return out
+
+
+def sample_means(x, mask):
+    out = np.zeros(np.shape(mask)[:2])
+    for p, g in np.ndindex(out.shape):
+        numbers = [float(x[p][g][t]) for t in tokens_of(mask, p, g)]
+        out[p, g] = sum(numbers) / max(len(numbers), 1)
+    return out
+
+
+def sharpen_novelty(values, rewards, logps, mask, coef=2.5, cap=0.5):
+    scores, out = sample_means(logps, mask), np.array(values, float)
+    for p in range(len(out)):
+        mine = valid_of(rewards, p)
+        for g in mine:
+            eta = math.exp(scores[p, g] - sum(scores[p, j] for j in mine) / len(mine))
+            if out[p, g] > 0:
+                out[p, g] += min(max(coef * (1 - eta), 0), cap * out[p, g])
+    return out
+
+
+def entropy_mask(values, entropy, mask, fraction, rule):
+    numbers = sorted(float(entropy[i]) for i in zip(*np.nonzero(mask), strict=True))
+    if not numbers:
+        return np.zeros(np.shape(mask))
+    if rule == "quantile":
+        threshold = np.quantile(np.array(numbers), 1 - fraction) - 1e-6
+    else:
+        threshold = numbers[-math.ceil(fraction * len(numbers) - 1e-6)]
+    return np.where(mask & (entropy >= threshold), values[..., None], 0.0)
+
+
+def conflict_weights(tokens, mask, sign, gain=2.0):
+    """λ of GTPO, run by run."""
+    out = np.ones(np.shape(mask))
+    for p in range(len(mask)):
+        said = [[int(tokens[p][g][t]) for t in tokens_of(mask, p, g)] for g in range(len(mask[p]))]
+        for backward in (False, True):
+            rows = [row[::-1] if backward else row for row in said]
+
+            def conflicting(t, token):
+                signs = {sign[p][g] for g, row in enumerate(rows) if len(row) > t and row[t] == token}  # noqa: B023
+                return {1, -1} <= signs
+
+            for g, row in enumerate(rows):
+                for t, token in enumerate(row):
+                    if not sign[p][g] or not conflicting(t, token):
+                        break
+                    place = len(row) - 1 - t if backward else t
+                    out[p, g, place] *= gain if sign[p][g] > 0 else 0.0
+    return out
+
+
+def influence(probs, hidden, columns, mask, weights):
+    """Every pair of tokens of a group, by its own inner products."""
+    out = np.zeros(np.shape(mask))
+    for p in range(len(mask)):
+        places = [(g, t) for g in range(len(mask[p])) for t in tokens_of(mask, p, g)]
+        error = {}
+        for g, t in places:
+            error[g, t] = -np.asarray(probs[p][g][t], float)
+            if columns[p][g][t] >= 0:
+                error[g, t][columns[p][g][t]] += 1
+        h = {(g, t): np.asarray(hidden[p][g][t], float) for g, t in places}
+        for n in places:
+            for m in places:
+                out[(p, *n)] += weights[p][m[0]][m[1]] * (error[n] @ error[m]) * (h[n] @ h[m])
+    return out
+
+
+# --- losses
+
+
+def log_ratio(logps, behavior_logps, mask, level, decay=None):
+    out = np.zeros(np.shape(mask))
+    for p, g in np.ndindex(out.shape[:2]):
+        places = tokens_of(mask, p, g)
+        delta = [float(logps[p][g][t]) - float(behavior_logps[p][g][t]) for t in places]
+        for n, t in enumerate(places):
+            if level == "token":
+                out[p, g, t] = delta[n]
+            elif level.startswith("sequence"):
+                out[p, g, t] = sum(delta) / len(delta)
+            elif level != "own":
+                for lag in range(n + 1):
+                    weight = decay**lag
+                    if level == "trace_both":
+                        weight = max(weight, decay ** (n - lag))
+                    out[p, g, t] += weight * delta[n - lag]
+    return out
+
+
+def token_loss(name, log_ratio, advantage, logp, **options):
+    """One token's surrogate; for those that are of one token."""
+    ratio = math.exp(log_ratio)
+    match name:
+        case "clipped":
+            loss = surrogate(log_ratio, advantage, options["low"], options["high"])
+            dual = options.get("dual")
+            return min(loss, -dual * advantage) if dual is not None and advantage < 0 else loss
+        case "unclipped":
+            return -ratio * advantage
+        case "reinforce":
+            return -advantage * logp
+        case "cispo":
+            return -min(max(ratio, options["weight_min"]), options["weight_max"]) * advantage * logp
+        case "soft_adaptive":
+            tau = options["tau_positive"] if advantage > 0 else options["tau_negative"]
+            return -4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
+
+
+def geometric(log_ratios, advantage, low, high):
+    """GMPO's loss of one sample."""
+    kept = [min(d, high) if advantage >= 0 else max(d, -low) for d in log_ratios]
+    return -advantage * math.exp(sum(kept) / len(kept))
+
+
+def importance(train, sampler, mask, mode, level, low=0.5, high=2.0):
+    out = np.zeros(np.shape(mask))
+    for p, g, t in np.argwhere(mask):
+        places = tokens_of(mask, p, g)
+        apart = [float(train[p][g][s]) - float(sampler[p][g][s]) for s in places]
+        weight = math.exp({"token": apart[places.index(t)], "sequence": sum(apart),
+                           "geometric": sum(apart) / len(apart)}[level])  # fmt: skip
+        out[p, g, t] = min(weight, high) if mode == "truncate" else weight * (low <= weight <= high)
+    return out
+
+
+def displacement(log_ratios, mask, gate, actions):
+    """LLDS's token terms."""
+    out = np.zeros(np.shape(mask))
+    for p, g, t in np.argwhere(mask):
+        mates = {"token": [t], "response": tokens_of(mask, p, g),
+                 "action": [s for s in tokens_of(mask, p, g) if actions[p][g][s] == actions[p][g][t]]}[gate]  # fmt: skip
+        if sum(-log_ratios[p][g][s] for s in mates) > 0:
+            out[p, g, t] = max(0.0, -log_ratios[p][g][t])
+    return out
+
+
+# --- allocation
+
+
+def length_selected(rewards, lengths, alpha, share):
+    out = np.array(rewards, float)
+    rates = [
+        -sum(rewards[p][g] >= 1 for g in valid_of(rewards, p)) / len(valid_of(rewards, p))
+        if valid_of(rewards, p)
+        else math.inf
+        for p in range(len(rewards))
+    ]
+    n = max(1, math.ceil(share * len(rewards) - 1e-9))
+    for p in sorted(range(len(rewards)), key=lambda p: rates[p])[:n]:
+        right = [float(lengths[p][g]) for g in valid_of(rewards, p) if rewards[p][g] >= 1]
+        for g in valid_of(rewards, p):
+            z = 0.0
+            if len(set(right)) > 1:
+                z = (lengths[p][g] - sum(right) / len(right)) / std(right, 0)
+            out[p, g] = 1 - alpha / (1 + math.exp(-z)) if rewards[p][g] >= 1 else 0.0
+    return out

@@ -17,7 +17,7 @@ ROOT = Path(grpojax.__file__).parent
 # A module imports from its own branch and from the layers above it here. A package stands for all that is in
 # it; the name of a module that does not exist yet does no harm.
 BASE = {"types", "errors", "masked"}
-PURE = {"advantages", "credit", "losses", "variants", "diagnostics"}
+PURE = {"advantages", "credit", "losses", "allocation", "variants", "diagnostics"}
 LAYERS = [
     [BASE],
     [PURE, {"models", "sharding"}],
@@ -152,11 +152,24 @@ def test_pure_modules_load_jax_alone():
     assert "jax" in got and not heavy & got, heavy & got
 
 
+def test_importing_the_pure_modules_takes_little_longer_than_jax():
+    """The best of three each, in processes of their own."""
+    names = ", ".join(f"grpojax.{name}" for name in sorted(PURE))
+    code = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+
+    def seconds(what):
+        runs = [subprocess.run([sys.executable, "-c", code.format(what)], cwd=ROOT.parent, capture_output=True,
+                               text=True, check=True) for _ in range(3)]  # fmt: skip
+        return min(float(run.stdout) for run in runs)
+
+    assert seconds(names) < 1.5 * seconds("jax, jax.numpy")
+
+
 @pytest.mark.parametrize("module", sorted((BASE | PURE) & set(MODULES)))
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(f"grpojax.{module}"))
     assert result.failed == 0
-    if module in ("advantages", "losses", "variants"):
+    if module in PURE:
         assert result.attempted
 
 

@@ -1,6 +1,4 @@
 import dataclasses
-import functools
-import inspect
 import types
 
 import jax
@@ -8,39 +6,11 @@ import numpy as np
 import pytest
 from oracles import close
 
+import grpojax.errors
+import grpojax.settings
 from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax import variants
-
-P, G, T = 3, 5, 7
-REQUIRED = {"dr_grpo": {"constant": 8.0}}  # what a variant must be given
-NAN = float("nan")
-
-
-@functools.cache
-def advantage(name):
-    return jax.jit(variants.get(name, **REQUIRED.get(name, {})).advantage)
-
-
-def example(lengths, seed=0):
-    """All the signals there are, for samples of these lengths."""
-    lengths, rng = np.asarray(lengths), np.random.default_rng(seed)
-    shape = (*lengths.shape, T)
-    mask = np.arange(T) < lengths[..., None]
-    return A.Signals(
-        lengths=lengths,
-        mask=mask,
-        behavior_logps=-rng.exponential(size=shape).astype(np.float32),
-        entropy=rng.exponential(size=shape).astype(np.float32),
-        tokens=rng.integers(0, 9, shape).astype(np.int32),
-        token_bias=rng.normal(size=shape).astype(np.float32),
-        step_rewards=np.where(rng.random(shape) < 0.3, rng.random(shape), NAN).astype(np.float32),
-    )
-
-
-def ragged(seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 3, (P, G)).astype(np.float32) / 2, example(rng.integers(0, T + 1, (P, G)), seed)
 
 
 def first_update(variant, rewards, lengths, size):
@@ -88,7 +58,8 @@ def test_golden_first_update(name, options, loss, gradient):
 def test_golden_groups(name, high, low):
     """Each prompt by itself: with the mean of both, 0.5, all rewards would be equally far from it."""
     signals = A.Signals(mask=np.ones((2, 4, 1), bool))
-    got = advantage(name)(np.array([[1, 0, 0, 0], [1, 1, 1, 0]], np.float32), signals)
+    variant = variants.get(name, **({"constant": 8.0} if name == "dr_grpo" else {}))
+    got = variant.advantage(np.array([[1, 0, 0, 0], [1, 1, 1, 0]], np.float32), signals)
     close(got[..., 0], [[high, -low, -low, -low], [low, low, low, -high]])
 
 
@@ -119,7 +90,7 @@ def test_overrides_reach_the_objective():
 @pytest.mark.parametrize(
     ("name", "options", "names"),
     [
-        ("gpro", {}, "'gpro'.*'grpo'"),
+        ("grppo", {}, "'grppo'.*'grpo'"),
         ("zzz", {}, "'zzz'.*dr_grpo.*grpo"),
         ("grpo", {"clip_hi": 0.3}, "'grpo'.*'clip_hi'.*'clip_high'"),
         ("grpo", {"zzz": 0}, "'grpo'.*'zzz'.*kl_coef"),
@@ -143,64 +114,159 @@ def test_missing_mask_is_named():
         variants.grpo().advantage(np.eye(2, dtype=np.float32))
 
 
-# --- what holds for every variant
+# --- the published numbers
 
 
-def test_names():
-    assert variants.names() == sorted(variants.names()) and {"grpo", "dr_grpo"} <= set(variants.names())
+def test_names_and_table():
+    listed = (
+        "grpo grpo_process dr_grpo rloo reinforce_pp reinforce_pp_baseline remax gpg pass_at_k opo lite_ppo dapo gspo "
+        "gspo_token gtpo grpo_lambda_length grpo_lambda_traces xrpo ngrpo nthr llds cispo sapo gmpo dual_clip ppo "
+        "token_critic rare_token culling negative_advantage gt_likelihood"
+    )
+    assert variants.names() == sorted(variants.names()) and set(listed.split()) <= set(variants.names())
+    rows = variants.table().splitlines()
+    assert len(rows) == len(variants.names()) + 2 and len({row.count("|") for row in rows}) == 1
+    assert rows[2:] == sorted(rows[2:])
 
 
-@pytest.mark.parametrize("name", variants.names())
-def test_is_what_it_says(name):
-    variant = variants.get(name, **REQUIRED.get(name, {}))
-    assert variant.name == name
-    assert "arXiv" in variant.citation and "arXiv" in getattr(variants, name).__doc__
-    defaults = variants.parameters(name)
-    assert {k for k, v in defaults.items() if v is inspect.Parameter.empty} == set(REQUIRED.get(name, {}))
-    section = dataclasses.make_dataclass("Section", variants.annotations(name))(**REQUIRED.get(name, {}))
-    assert dataclasses.asdict(section) == {**defaults, **REQUIRED.get(name, {})}
+# What the papers state; the options of the objective by their names.
+DEFAULTS = {
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"},
+    "rloo": {"aggregate": "sequence_sum", "kl_coef": 0.03, "kl_kind": "k1", "kl_in": "reward"},
+    "sapo": {"tau_positive": 1.0, "tau_negative": 1.05, "aggregate": "sequence_mean"},
+    "gmpo": {"clip_low": 0.4, "clip_high": 0.4, "aggregate": "sequence_mean"},
+    "dual_clip": {"clip_dual": 3.0},
+    "ngrpo": {
+        "clip_low": 0.16,
+        "clip_high": 0.24,
+        "aggregate": "token_mean",
+        "kl_coef": 0.0,
+        "ddof": 1,
+        "eps": 1e-6,
+    },
+    "llds": {"llds_coef": 0.2, "llds_gate": "action", "kl_coef": 1e-3},
+    "nthr": {"kl_coef": 1e-4, "beta": 1.0, "eta": None, "self_term": True, "ddof": 0},
+    "grpo_lambda_traces": {"trace_decay": 0.99, "lowest": -0.1},
+    "grpo_lambda_length": {"share": 0.2},
+    "xrpo": {"novelty": 2.5, "novelty_cap": 0.5},
+    "gtpo": {"gamma": 0.1, "threshold": 0.6931471805599453, "count_norm": False, "kl_coef": 0.0},
+    "lite_ppo": {"of": "rewards", "clip_low": 0.2, "clip_high": 0.2, "aggregate": "token_mean"},
+    "negative_advantage": {"c": 1.0, "aggregate": "sequence_sum"},
+}
 
 
-@pytest.mark.parametrize("name", variants.names())
-def test_advantages_are_on_the_tokens(name):
-    rewards, signals = ragged()
-    got = np.asarray(advantage(name)(rewards, signals))
-    assert got.shape == (P, G, T) and got.dtype == np.float32
-    assert np.isfinite(got).all() and got.any() and not got[~signals.mask].any()
-    close(variants.get(name, **REQUIRED.get(name, {})).advantage(rewards, signals), got)
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_of(name):
+    got = variants.parameters(name)
+    assert {k: got[k] for k in DEFAULTS[name]} == DEFAULTS[name]
 
 
-@pytest.mark.parametrize("name", variants.names())
-def test_a_missing_group_changes_no_neighbour(name):
-    rewards, signals = ragged()
-    rewards[1] = NAN
-    got = np.asarray(advantage(name)(rewards, signals))
-    assert np.isfinite(got).all() and not got[1].any()
-    others = jax.tree.map(lambda x: x[[0, 2]], signals)
-    close(got[[0, 2]], advantage(name)(rewards[[0, 2]], others))
+def on_tokens(name, rewards, size=1, options=None, **signals):
+    """Advantages of a batch whose samples all have ``size`` tokens (or those of ``mask``)."""
+    rewards = np.asarray(rewards, np.float32)
+    signals = {"mask": np.ones((*rewards.shape, size), bool)} | signals
+    return variants.get(name, **(options or {})).advantage(rewards, A.Signals(**signals))
 
 
-@pytest.mark.parametrize("name", variants.names())
-def test_padding_has_no_part(name):
-    rewards, signals = ragged()
-
-    def plant(x):
-        return np.where(signals.mask, x, np.float32(NAN)) if x.dtype == np.float32 and x.ndim == 3 else x
-
-    close(advantage(name)(rewards, jax.tree.map(plant, signals)), advantage(name)(rewards, signals))
+LENGTHS = np.array([[2, 4, 4, 2], [1, 3, 3, 5]])
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
-@pytest.mark.parametrize("number", [0.0, 0.1, 0.95])
-def test_equal_rewards_teach_nothing(name, number):
-    _, signals = ragged()
-    assert not np.asarray(advantage(name)(np.full((P, G), np.float32(number)), signals)).any()
+# The first number of each variant on [1, 0, 0, 0] and [1, 1, 1, 0]; GRPO's is 1.4997.
+@pytest.mark.parametrize(
+    ("name", "options", "want"),
+    [
+        ("grpo", {}, 1.49970006),
+        ("rloo", {}, 1.0),
+        ("gspo", {}, 1.49970006),
+        ("lite_ppo", {"ddof": 0, "eps": 0.0}, 1.5),
+        ("lite_ppo", {"ddof": 0, "eps": 0.0, "of": "advantages"}, 1.7320508),
+        ("reinforce_pp_baseline", {"weighted_by": "sequences"}, 1.7320508),
+        ("reinforce_pp_baseline", {}, 1.99323179),
+        ("gpg", {}, 0.75),
+        ("pass_at_k", {"k": 1}, 1.73205081),
+        ("pass_at_k", {"k": 2}, 1.0),
+        ("pass_at_k_margin", {}, 1.0),
+        ("ngrpo", {}, 1.095443),
+        ("opo", {}, 1 - 2 / 12),
+        ("grpo_lambda_traces", {"lowest": -0.1}, 1.49970006),
+    ],
+)
+def test_golden_advantages(name, options, want):
+    mask = np.arange(5) < LENGTHS[..., None]
+    got = on_tokens(name, [[1, 0, 0, 0], [1, 1, 1, 0]], options=options, mask=mask, lengths=LENGTHS)
+    close(got[0, 0, 0], want, atol=2e-6)
+    if name == "grpo_lambda_traces":
+        close(got[0, 1, 0], -0.1)
 
 
-@pytest.mark.parametrize("name", variants.names())
-def test_permutations(name):
-    rewards, signals = ragged()
-    got, rng = np.asarray(advantage(name)(rewards, signals)), np.random.default_rng(1)
-    for order in (np.s_[rng.permutation(P)], np.s_[:, rng.permutation(G)]):
-        moved = jax.tree.map(lambda x: x[order], signals)  # noqa: B023
-        close(advantage(name)(rewards[order], moved), got[order])
+def test_golden_dapo_overlong():
+    """Punished by tokens: the second of the right ones costs half a reward."""
+    options = {"overlong_limit": 100, "overlong_buffer": 20, "ddof": 0, "eps": 0.0}
+    got = on_tokens("dapo", [[1, 1, 0, 0]], options=options, lengths=np.array([[50, 90, 10, 10]]))
+    close(got[0, :, 0], np.array([0.625, 0.125, -0.375, -0.375]) / 0.41457809)
+    with pytest.raises(ValueError, match="overlong_limit=9 with overlong_buffer=None"):
+        variants.get("dapo", overlong_limit=9)
+
+
+def test_filters():
+    accuracy = {"accuracy": np.array([[0, 0], [1, 0], [1, 1]], np.float32)}
+    keep = lambda name: variants.get(name).keep(accuracy, "accuracy").tolist()  # noqa: E731
+    assert keep("dapo") == [False, True, False] and keep("ngrpo") == [True, True, False]
+    assert variants.grpo().keep is None
+
+
+def test_token_kl_is_in_the_chain_and_the_reference_asked_for():
+    for name in ("reinforce_pp", "ppo"):
+        variant = variants.get(name, kl_coef=0.1)
+        assert variant.objective.kl_in == "token_reward" and variant.objective.needs_reference
+        assert not variants.get(name).objective.needs_reference
+    with pytest.raises(ValueError, match=r"token_rewards.*signals\.behavior_logps"):
+        on_tokens("reinforce_pp", [[1, 0]], options={"kl_coef": 0.1})
+    with pytest.raises(ValueError, match="weighted_by='words'"):
+        variants.get("reinforce_pp_baseline", weighted_by="words")
+    with pytest.raises(TypeError, match="clip_hi"):
+        variants.grpo(clip_hi=0.3)
+
+
+def test_rloo_is_dr_grpo_times_a_factor():
+    rewards = np.array([[1, 0, 0, 0], [0.5, 1, 0, 0.25]])
+    plain = on_tokens("dr_grpo", rewards, options={"constant": 8.0})
+    close(on_tokens("rloo", rewards), 4 / 3 * plain)
+    close(on_tokens("dr_grpo", rewards, options={"constant": 8.0, "leave_one_out": True}), 4 / 3 * plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("gspo_token", {}), ("grpo_lambda_traces", {"trace_decay": 0.0})]
+)
+def test_variants_that_are_another(name, options):
+    """GSPO-token is GSPO at one advantage a sample; traces that decay at once are GRPO."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(5) < np.array([[5, 3, 2], [1, 4, 5]])[..., None]
+    logps = rng.normal(size=mask.shape).astype(np.float32)
+    batch = types.SimpleNamespace(
+        advantages=np.where(mask, rng.normal(size=(2, 3, 1)), 0).astype(np.float32),
+        weights=L.loss_weights(mask, "sequence_mean"), ref_logps=logps,
+        behavior_logps=logps + 1e-3 * rng.normal(size=mask.shape).astype(np.float32),
+    )  # fmt: skip
+
+    def first(variant):
+        return jax.jit(jax.value_and_grad(lambda x: L.policy_loss(x, batch, variant.objective)[0]))(logps)
+
+    got = first(variants.get(name, **options))
+    want = first(variants.get("gspo" if name == "gspo_token" else "grpo"))
+    jax.tree.map(close, got, want)
+    assert np.abs(np.asarray(want[1])).max() > 0.01
+
+
+def test_each_can_be_configured():
+    """Types and defaults are such that a config section can hold them, checked as any other section's."""
+    for name in variants.names():
+        section = dataclasses.make_dataclass("Section", variants.annotations(name), frozen=True)
+        root = dataclasses.make_dataclass("Root", [("variant", section)])
+        given = {"constant": 8} if name == "dr_grpo" else {}
+        built = grpojax.settings.build(root, {"variant": given | {"entropy_coef": "1e-3"}})
+        assert variants.get(name, **dataclasses.asdict(built.variant)).objective.entropy_coef == 1e-3
+        with pytest.raises(grpojax.errors.UserError, match="entropy_coef"):
+            grpojax.settings.build(root, {"variant": given | {"entropy_coef": "much"}})
+    assert variants.get("dr_grpo", aggregate="sequence_sum", constant=None).objective.constant is None

@@ -1,0 +1,236 @@
+"""Which prompts and samples a run spends itself on, and what lengths cost: pure functions. Imports jax only.
+
+Rewards that depend on lengths are for `grpojax.advantages.chain`'s ``reward``; lengths are in tokens.
+"""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.advantages import Signals, Transform, need, per_sample
+from grpojax.types import pytree
+
+# --- which prompts are kept
+
+
+def pass_rate(rewards, valid=None, *, success: float = 1.0):
+    """``[P]`` float32: the share of a group's valid samples with a reward of at least ``success``; of ``[P, G]``."""
+    rewards = jnp.asarray(rewards, jnp.float32)
+    valid = jnp.isfinite(rewards) if valid is None else jnp.asarray(valid)
+    return masked.mean((rewards >= success).astype(jnp.float32), valid, 1)
+
+
+def keep_prompts(
+    metrics: Mapping[str, jax.Array],
+    on: str,
+    *,
+    above: float | None = 0.0,
+    below: float | None = 1.0,
+    success: float = 1.0,
+):
+    """Dynamic sampling's keep mask ``[P]`` bool: prompts with a pass rate strictly between two bounds.
+
+    DAPO (arXiv 2503.14476) keeps ``0 < pass rate < 1`` and samples on until a batch is full. The metric is named: the
+    total reward varies within a group through format or length terms alone, which would keep groups that teach nothing.
+    NGRPO drops all-correct groups only (``above=None``), ScaleRL those from 0.9 on too (``below=0.9``).
+
+    Args:
+      metrics: name to ``[P, G]``; a value that is not finite counts nowhere.
+      on: the name of the one that decides, such as "accuracy".
+      above, below: bounds of the pass rate; None for none. A group without any valid sample is dropped.
+      success: from where on a sample passes.
+
+    Example:
+      >>> keep_prompts({"accuracy": jnp.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])}, "accuracy").tolist()
+      [False, True, False]
+    """
+    if on not in metrics:
+        raise ValueError(f"keep_prompts(on={on!r}): no such metric; there are {', '.join(sorted(metrics))}")
+    values = jnp.asarray(metrics[on], jnp.float32)
+    valid = jnp.isfinite(values)
+    rate = pass_rate(values, valid, success=success)
+    keep = valid.any(1)
+    if above is not None:
+        keep &= rate > above
+    if below is not None:
+        keep &= rate < below
+    return keep
+
+
+@pytree
+class Culling:
+    """When each prompt of the data set was last found solved.
+
+    Attributes:
+      solved: ``[N]`` int32, the epoch, or -1.
+    """
+
+    solved: jax.Array
+
+
+def start_culling(n: int) -> Culling:
+    """No prompt of ``n`` is solved yet."""
+    return Culling(solved=jnp.full(n, -1, jnp.int32))
+
+
+def cull(state: Culling, rows, rewards, epoch, *, reward_max: float = 1.0) -> Culling:
+    """Marks the prompts whose valid rewards all reach ``reward_max`` as solved in ``epoch``.
+
+    Args:
+      state: so far.
+      rows: ``[P]`` int32 in ``[0, N)``, which prompts these are.
+      rewards: ``[P, G]``; a sample whose reward is not finite does not count, and a group of such is not solved.
+      epoch: ``[]`` int32.
+      reward_max: the best reward there is.
+    """
+    rewards = jnp.asarray(rewards, jnp.float32)
+    valid = jnp.isfinite(rewards)
+    solved = valid.any(1) & (~valid | (rewards >= reward_max)).all(1)
+    return Culling(
+        solved=state.solved.at[rows].max(jnp.where(solved, jnp.asarray(epoch, jnp.int32), jnp.int32(-1)))
+    )
+
+
+def active(state: Culling, epoch, *, readmit_after: int | None = None):
+    """``[N]`` bool: the prompts to sample in ``epoch``: not solved in an earlier one, or ``readmit_after`` epochs ago.
+
+    A prompt solved in epoch e is left out from e + 1 on; with ``readmit_after=2`` it is back in e + 3. None never
+    checks again. If all are solved, none is active: the caller decides whether that ends the run.
+    """
+    if readmit_after is not None and readmit_after < 1:
+        raise ValueError(f"readmit_after={readmit_after}: must be at least 1, or None for never")
+    since = jnp.asarray(epoch, jnp.int32) - state.solved
+    out = (state.solved >= 0) & (since > 0)
+    if readmit_after is not None:
+        out &= since <= readmit_after
+    return ~out
+
+
+# --- how many samples each prompt gets
+
+
+def t_quantile(p: float, dof):
+    """Quantile of Student's t, ``p`` in (1/2, 1), for ``dof`` degrees of freedom ``[...]``; by bisection."""
+    if not 0.5 < p < 1:
+        raise ValueError(f"t_quantile({p}): must be between 1/2 and 1")
+    dof = jnp.asarray(dof, jnp.float32)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = 0.5 * (low + high)
+        tail = 0.5 * jax.scipy.special.betainc(0.5 * dof, 0.5, dof / (dof + jnp.square(middle)))
+        over = tail < 1.0 - p
+        return jnp.where(over, low, middle), jnp.where(over, middle, high)
+
+    widest = 1.0 / (1.0 - p)  # the quantile of dof 1, the largest, is under 1 / (π (1 - p))
+    start = (jnp.zeros_like(dof), jnp.full_like(dof, widest))
+    return jax.lax.fori_loop(0, 50, halve, start)[1]
+
+
+def xrpo_priority(std, counts, *, bonus: float = 1.0, confidence: float = 0.95):
+    """How much one more sample of each prompt is worth, ``[P]`` (XRPO, arXiv 2510.06672)::
+
+      h(n) = t_{(1 + confidence) / 2, n - 1} std / sqrt(n)      half-width of the mean reward's interval
+      priority = h(n) - h(n + 1) + bonus sqrt(log(1 + total) / n)
+
+    ``total`` is the number of all samples so far: sources disagree on that and on the square root, and this is the
+    reading of an upper confidence bound. With one sample there is no half-width and the bonus stands alone; with none
+    the priority is infinite.
+
+    Args:
+      std: ``[P]`` standard deviation (ddof 1) of the rewards so far.
+      counts: ``[P]`` int32 samples so far.
+      bonus: weight of exploration.
+      confidence: of the interval.
+    """
+    n = jnp.asarray(counts).astype(jnp.float32)
+    quantile = lambda n: t_quantile(0.5 + 0.5 * confidence, jnp.maximum(n - 1.0, 1.0))  # noqa: E731
+    width = lambda n: quantile(n) * std / jnp.sqrt(jnp.maximum(n, 1.0))  # noqa: E731
+    gain = jnp.where(n > 1, width(n) - width(n + 1.0), 0.0)
+    explore = bonus * jnp.sqrt(jnp.log1p(n.sum()) / jnp.maximum(n, 1.0))
+    return jnp.where(n > 0, gain + explore, jnp.inf)
+
+
+def xrpo_allocate(std, counts, budget: int, *, bonus: float = 1.0, confidence: float = 0.95):
+    """How many of ``budget`` further samples each prompt gets, ``[P]`` int32: one by one to the largest priority.
+
+    ``std`` stays as it is, the counts grow as samples are given away; ties go to the first prompt. The paper starts
+    with a uniform phase and plans three times.
+    """
+
+    def give(_, given):
+        priority = xrpo_priority(std, counts + given, bonus=bonus, confidence=confidence)
+        return given.at[jnp.argmax(priority)].add(1)
+
+    counts = jnp.asarray(counts, jnp.int32)
+    return jax.lax.fori_loop(0, budget, give, jnp.zeros_like(counts))
+
+
+# --- rewards that depend on lengths
+
+
+def overlong_penalty(lengths, limit: int, buffer: int):
+    """Soft overlong punishment (DAPO, arXiv 2503.14476): 0 up to ``limit - buffer`` tokens, -1 from ``limit`` on.
+
+    Linear in between. The paper has 20480 and 4096.
+
+    Example:
+      >>> [round(float(x), 2) for x in overlong_penalty(jnp.array([80, 81, 90, 100, 101]), 100, 20)]
+      [0.0, -0.05, -0.5, -1.0, -1.0]
+    """
+    if not 0 < buffer <= limit:
+        raise ValueError(f"overlong_penalty(limit={limit}, buffer={buffer}): 0 < buffer <= limit, in tokens")
+    left = (limit - buffer) - jnp.asarray(lengths).astype(jnp.float32)
+    return jnp.clip(left / buffer, -1.0, 0.0)
+
+
+def soft_overlong(limit: int, buffer: int) -> Transform:
+    """``r_i + overlong_penalty``, for `grpojax.advantages.chain`'s ``reward``.
+
+    Rewards are no longer binary then: filters must look at accuracy (`keep_prompts`).
+    """
+
+    def reward(values, signals: Signals):
+        lengths = need(signals, "lengths", "soft_overlong")
+        return per_sample(values, "soft_overlong") + overlong_penalty(lengths, limit, buffer)
+
+    return reward
+
+
+def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 1.0) -> Transform:
+    """GRPO-λ's length strategy (arXiv 2505.18086), for `grpojax.advantages.chain`'s ``reward``.
+
+    The ``ceil(share P)`` groups of the batch with the highest pass rate (ties: the first; at least 1) get::
+
+      r_i = 1 - alpha σ((L_i - mean L) / std L)  if sample i is right, else 0
+
+    with L's statistics (ddof 0) over the group's right samples; where these are all of one length the sigmoid's
+    argument is 0. All other groups keep their rewards.
+
+    Args:
+      alpha: what length costs. The paper's number could not be confirmed; 0.6 is one re-implementation's.
+      share: λ, 20 % in the paper.
+      success: the reward from which on a sample is right.
+    """
+    if not 0 < share <= 1 or not 0 <= alpha <= 1:
+        raise ValueError(f"length_selected(alpha={alpha}, share={share}): alpha in [0, 1], share in (0, 1]")
+
+    def reward(values, signals: Signals):
+        values, valid = per_sample(values, "length_selected"), signals.valid
+        lengths = jnp.asarray(need(signals, "lengths", "length_selected")).astype(jnp.float32)
+        right = valid & (values >= success)
+        over = {"mask": right, "axis": 1, "keepdims": True}
+        std = jnp.sqrt(masked.variance(lengths, **over))
+        dead = masked.all_equal(lengths, **over)
+        z = jnp.where(dead, 0.0, lengths - masked.mean(lengths, **over)) / jnp.where(dead, 1.0, std)
+        short = jnp.where(right, 1.0 - alpha * jax.nn.sigmoid(z), 0.0)
+        rate = pass_rate(values, valid, success=success)
+        order = jnp.argsort(jnp.where(valid.any(1), -rate, jnp.inf), stable=True)
+        n = max(1, math.ceil(share * len(order) - 1e-6))
+        selected = jnp.zeros(len(order), bool).at[order[:n]].set(True)
+        return jnp.where(selected[:, None], short, values)
+
+    return reward

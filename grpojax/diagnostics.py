@@ -1,0 +1,231 @@
+"""What to watch in a run: likelihood displacement, groups, mismatch, collapse. Pure functions that import jax only."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.credit import influence
+from grpojax.types import pytree
+
+
+def likelihood_displacement(before, after, rewards, mask=None, *, success: float = 1.0):
+    """``Δ(x) = mean over right samples of [log π'(y | x) - log π(y | x)]``, joint log-probs: ``[P]``, nats.
+
+    At or under 0: the right answers got less likely although they were rewarded (lazy likelihood displacement, arXiv
+    2505.18830). Exact if π' is π after one update *on that prompt alone*, started over for each prompt. With the
+    log-probs of two consecutive steps on samples that were kept it is the cheap proxy for a running training.
+
+    Args:
+      before, after: ``[P, G, T]`` log-probs under π and π', or ``[P, G]`` their sums.
+      rewards: ``[P, G]``.
+      mask: ``[P, G, T]`` bool; None with sums.
+      success: the reward from which on a sample is right.
+
+    Returns:
+      ``[P]`` float32; NaN where no sample is right, so that it counts in no mean by mistake.
+
+    Example:
+      >>> delta = likelihood_displacement(jnp.array([[-5.0, -7.0]]), jnp.array([[-4.5, -7.9]]), jnp.ones((1, 2)))
+      >>> round(float(delta[0]), 6)
+      -0.2
+    """
+    if (mask is None) != (jnp.ndim(before) == 2):
+        raise ValueError(
+            f"likelihood_displacement of {jnp.shape(before)}: [P, G, T] with a mask, [P, G] without"
+        )
+    change = jnp.asarray(after, jnp.float32) - jnp.asarray(before, jnp.float32)
+    change = change if mask is None else masked.total(change, mask, -1)
+    right = jnp.asarray(rewards, jnp.float32) >= success
+    return jnp.where(right.any(1), masked.mean(change, right, 1), jnp.nan)
+
+
+def gwhes(probs, hidden, columns, mask, rewards, *, success: float = 1.0):
+    """Group weighted hidden embedding score of each right sample, ``[P, G]`` (arXiv 2505.18830)::
+
+      p⁻ Σ_k Σ_{wrong j, k'} <g, g><h, h> - p⁺ Σ_k Σ_{right i', k''} <g, g><h, h>
+
+    with ``p⁺ = (1 - p) / sqrt(p (1 - p))``, ``p⁻ = p / sqrt(p (1 - p))``. Larger predicts more displacement; the mean over
+    right samples ranks prompts (the paper does not say how it aggregates).
+
+    Args:
+      probs, hidden, columns, mask: as in `grpojax.credit.influence`.
+      rewards: ``[P, G]``; what is not finite counts nowhere.
+      success: the reward from which on a sample is right.
+
+    Returns:
+      ``[P, G]`` float32, 0 on wrong samples and in groups that are not mixed.
+    """
+    rewards = jnp.asarray(rewards, jnp.float32)
+    valid = jnp.isfinite(rewards)
+    right = valid & (rewards >= success)
+    p = masked.mean(right.astype(jnp.float32), valid, 1, keepdims=True)
+    mixed = (p > 0) & (p < 1)
+    sigma = jnp.sqrt(jnp.where(mixed, p * (1.0 - p), 1.0))
+    weight = jnp.where(right, -(1.0 - p) / sigma, p / sigma)
+    weight = jnp.where(valid & mixed, weight, 0.0)
+    weights = jnp.broadcast_to(weight[..., None], jnp.shape(mask))
+    scores = masked.total(influence(probs, hidden, columns, mask, weights), mask, -1)
+    return jnp.where(right & mixed, scores, 0.0)
+
+
+def group_statistics(metric, *, success: float = 1.0, fail: float = 0.0):
+    """Shares of groups, ``{name: [] float32}``, of a metric ``[P, G]`` such as accuracy.
+
+    ``all_fail`` (no sample over ``fail``), ``all_correct`` (every sample at least ``success``), ``zero_variance`` (all
+    equal: nothing to learn from a centred advantage), ``invalid`` (share of *samples* whose metric is not finite). A
+    group without a valid sample is in none of the first three, and not in what they are shares of.
+
+    Example:
+      >>> shares = group_statistics(jnp.array([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))
+      >>> {name: float(x) for name, x in shares.items()}
+      {'all_fail': 0.25, 'all_correct': 0.25, 'zero_variance': 0.75, 'invalid': 0.0}
+    """
+    metric = jnp.asarray(metric, jnp.float32)
+    valid = jnp.isfinite(metric)
+    there = valid.any(1)
+    share = lambda which: masked.mean(which.astype(jnp.float32), there)  # noqa: E731
+    return {
+        "all_fail": share(masked.all_fail(metric, valid, fail)),
+        "all_correct": share((~valid | (metric >= success)).all(1)),
+        "zero_variance": share(masked.all_equal(metric, valid, 1)),
+        "invalid": 1.0 - valid.astype(jnp.float32).mean(),
+    }
+
+
+def advantage_sums(advantages, weights):
+    """``Σ w A`` of each group, ``[P]``: which way it moves the likelihood of its samples as a whole, at ratio 1.
+
+    0 for centred advantages that are aggregated over samples; with lengths in the weights it need not be.
+    """
+    mask = jnp.asarray(weights) > 0
+    return masked.total(jnp.where(mask, advantages, 0.0) * weights, mask, (1, 2))
+
+
+def effective_tokens(advantages, weights):
+    """How many tokens the update is spread over: ``(Σ |w A|)² / Σ (w A)²``, and the share of tokens with A != 0.
+
+    Returns:
+      ``{"effective": [], "teaching": []}`` float32; 0 where all is 0.
+    """
+    mask = jnp.asarray(weights) > 0
+    force = jnp.where(mask, jnp.abs(jnp.where(mask, advantages, 0.0) * weights), 0.0).astype(jnp.float32)
+    force = force / jnp.maximum(force.max(), 1e-30)  # squares of small numbers would vanish
+    squares = jnp.square(force).sum()
+    return {
+        "effective": jnp.square(force.sum()) / jnp.where(squares > 0, squares, 1.0),
+        "teaching": masked.mean((force > 0).astype(jnp.float32), mask),
+    }
+
+
+def mismatch(train_logps, sampler_logps, mask):
+    """How far trainer and sampler disagree on the sampled tokens, ``{name: [] float32}``, nats.
+
+    ``mean`` and ``max`` of |log π_train - log π_sampler|; ``k1`` and ``k3``, two estimates of KL(π_sampler || π_train);
+    ``ratio_mean`` of π_train / π_sampler, 1 where the sampler's log-probs are those of a whole distribution;
+    ``effective_sample_size``, ``(Σ w)² / (N Σ w²)``.
+    """
+    d = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
+    d = jnp.clip(d - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32), -20.0, 20.0)
+    ratio = jnp.exp(d)
+    n = jnp.asarray(mask).sum().astype(jnp.float32)
+    squares = masked.total(jnp.square(ratio), mask)
+    return {
+        "mean": masked.mean(jnp.abs(d), mask),
+        "max": jnp.where(mask, jnp.abs(d), 0.0).max(),
+        "k1": masked.mean(-d, mask),
+        "k3": masked.mean(jnp.expm1(d) - d, mask),
+        "ratio_mean": masked.mean(ratio, mask),
+        "effective_sample_size": jnp.square(masked.total(ratio, mask)) / jnp.maximum(n * squares, 1e-30),
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CollapseLimits:
+    """When `collapse_alarm` rings.
+
+    Attributes:
+      window: newest steps that a trend is taken over, at least 2.
+      entropy_low: nats a token under which the policy has collapsed.
+      entropy_high: nats over which it babbles.
+      entropy_drop: fall of the entropy in one window, as a share of what it was at the window's start.
+      displacement: Δ per step under which right answers get less likely; judged by the window's mean.
+    """
+
+    window: int = 20
+    entropy_low: float = 0.02
+    entropy_high: float = 5.0
+    entropy_drop: float = 0.5
+    displacement: float = 0.0
+
+    def __post_init__(self):
+        if self.window < 2:
+            raise ValueError(f"window={self.window}: must be at least 2 steps")
+
+
+@pytree
+class Alarm:
+    """What `collapse_alarm` saw, ``[]`` bool each.
+
+    Attributes:
+      entropy_collapse: the newest entropy is under ``entropy_low``.
+      entropy_explosion: it is over ``entropy_high``.
+      entropy_falling: the line through the window falls by more than ``entropy_drop`` of its start.
+      displacement: the window's mean Δ is under the limit, and Δ is falling.
+      not_finite: the newest entropy or Δ is not a number.
+    """
+
+    entropy_collapse: jax.Array
+    entropy_explosion: jax.Array
+    entropy_falling: jax.Array
+    displacement: jax.Array
+    not_finite: jax.Array
+
+    @property
+    def any(self):
+        return (
+            self.entropy_collapse
+            | self.entropy_explosion
+            | self.entropy_falling
+            | self.displacement
+            | self.not_finite
+        )
+
+
+_DEFAULT_LIMITS = CollapseLimits()
+
+
+def collapse_alarm(entropy, displacement, limits: CollapseLimits = _DEFAULT_LIMITS) -> Alarm:
+    """Whether recent metrics look like the start of a collapse: a pure function of their history.
+
+    Trends are least-squares lines over the newest ``limits.window`` steps; with fewer than two steps nothing falls.
+
+    Args:
+      entropy: ``[S]`` mean entropy of the last S steps, oldest first, nats a token.
+      displacement: ``[S]`` Δ of the same steps (`likelihood_displacement`, mean over prompts). NaN where a step has no
+        right sample; such steps are left out of its trend.
+      limits: when it rings.
+    """
+    entropy = jnp.asarray(entropy, jnp.float32)[-limits.window :]
+    delta = jnp.asarray(displacement, jnp.float32)[-limits.window :]
+    if entropy.shape != delta.shape or entropy.ndim != 1 or not entropy.size:
+        raise ValueError(f"collapse_alarm of {entropy.shape} and {delta.shape}: the same steps, at least one")
+    steps = jnp.arange(entropy.size, dtype=jnp.float32)
+
+    def line(y):
+        known = jnp.isfinite(y)
+        x = jnp.where(known, steps - masked.mean(steps, known), 0.0)
+        slope = masked.total(x * jnp.where(known, y, 0.0), known) / jnp.maximum(jnp.square(x).sum(), 1e-30)
+        return masked.mean(y, known), jnp.where(known.sum() > 1, slope, 0.0)
+
+    level, slope = line(entropy)
+    start = level - slope * 0.5 * (entropy.size - 1)
+    mean, trend = line(delta)
+    return Alarm(
+        entropy_collapse=entropy[-1] < limits.entropy_low,
+        entropy_explosion=entropy[-1] > limits.entropy_high,
+        entropy_falling=-slope * (entropy.size - 1) > limits.entropy_drop * jnp.maximum(start, 1e-30),
+        displacement=(mean < limits.displacement) & (trend < 0) & jnp.isfinite(delta).any(),
+        not_finite=~jnp.isfinite(entropy[-1]) | jnp.isinf(delta[-1]),
+    )

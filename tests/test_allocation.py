@@ -1,0 +1,177 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import close
+
+from grpojax import advantages as A
+from grpojax import allocation as X
+
+P, G = 3, 5
+NAN = float("nan")
+
+
+# --- dynamic sampling
+
+ACCURACY = jnp.array(
+    [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0], [NAN, 0, 0, NAN], [NAN] * 4, [NAN, 1, 0, 0]]
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "want"),
+    [
+        ({}, [0, 0, 1, 1, 0, 0, 1]),  # DAPO
+        ({"above": None}, [1, 0, 1, 1, 1, 0, 1]),  # NGRPO
+        ({"below": 0.5}, [0, 0, 1, 0, 0, 0, 1]),  # as ScaleRL's 0.9
+        ({"below": None}, [0, 1, 1, 1, 0, 0, 1]),
+        ({"success": 2.0}, [0] * 7),
+    ],
+)
+def test_golden_keep(options, want):
+    keep = jax.jit(functools.partial(X.keep_prompts, on="accuracy", **options))
+    np.testing.assert_array_equal(keep({"accuracy": ACCURACY}), want)
+
+
+def test_the_filter_looks_at_the_metric_it_names():
+    """By the total reward, a format bonus would keep the group in which all fail."""
+    metrics = {"accuracy": jnp.zeros((1, 4)), "reward": jnp.array([[1.0, 0, 1.0, 0]])}
+    assert not X.keep_prompts(metrics, "accuracy")[0] and X.keep_prompts(metrics, "reward")[0]
+    with pytest.raises(ValueError, match="'acc'.*accuracy, reward"):
+        X.keep_prompts(metrics, "acc")
+
+
+# --- culling
+
+
+def test_culling():
+    rewards = jnp.array([[1, 1], [1, 0], [1, NAN], [NAN, NAN]])
+    rows = jnp.array([3, 0, 2, 4])
+    state = jax.jit(X.cull)(X.start_culling(6), rows, rewards, 0)
+    np.testing.assert_array_equal(state.solved, [-1, -1, 0, 0, -1, -1])
+    active = lambda state, epoch, **options: (
+        np.asarray(X.active(state, epoch, **options)).astype(int).tolist()
+    )  # noqa: E731
+    assert active(state, 0) == [1] * 6  # from the next epoch on
+    for epoch in (1, 5):
+        assert active(state, epoch) == [1, 1, 0, 0, 1, 1]
+    assert [active(state, e, readmit_after=2)[2] for e in range(5)] == [1, 0, 0, 1, 1]
+    # Solved again after it was let in again: out once more.
+    again = X.cull(state, jnp.array([2]), jnp.array([[1.0, 1.0]]), 3)
+    assert [active(again, e, readmit_after=2)[2] for e in (3, 4, 5, 6)] == [1, 0, 0, 1]
+    # A prompt that fails when it is back stays; a mean over the fails of others would not see it.
+    failed = X.cull(state, jnp.array([2]), jnp.array([[1.0, 0.0]]), 3)
+    assert [active(failed, e, readmit_after=2)[2] for e in (3, 4, 5)] == [1, 1, 1]
+    with pytest.raises(ValueError, match="readmit_after=0"):
+        X.active(state, 1, readmit_after=0)
+    assert not np.asarray(
+        X.cull(X.start_culling(1), jnp.array([0]), jnp.array([[1.0, 2.0]]), 0, reward_max=2.0).solved + 1
+    )
+
+
+# --- XRPO
+
+
+@pytest.mark.parametrize("p", [0.975, 0.9, 0.995])
+def test_t_quantile(p):
+    dof = np.array([1, 2, 3, 4, 7, 30, 200])
+    close(jax.jit(X.t_quantile, static_argnums=0)(p, dof), scipy.stats.t.ppf(p, dof), rtol=2e-4)
+    with pytest.raises(ValueError, match="0.3"):
+        X.t_quantile(0.3, dof)
+
+
+def test_golden_priority():
+    """With the normal's quantile, 1.96, the gain would be 0.0597; without the root the bonus 0.7083."""
+    priority = X.xrpo_priority(jnp.full(4, 0.57735027), jnp.full(4, 4), bonus=1.0)
+    close(priority, 0.20181807 + 0.84160759, rtol=2e-4)
+    close(X.xrpo_priority(jnp.full(4, 0.57735027), jnp.full(4, 4), bonus=0.0), 0.20181807, rtol=1e-3)
+    one, none = X.xrpo_priority(jnp.array([0.0, 0.0]), jnp.array([1, 0]))
+    close(one, np.sqrt(np.log(2)))
+    assert np.isinf(none)
+
+
+def test_allocation_is_one_by_one():
+    std, counts = np.array([0.5, 0.1, 0.0, 0.4], np.float32), np.array([4, 4, 2, 0], np.int32)
+    got = jax.jit(X.xrpo_allocate, static_argnums=2)(std, counts, 9)
+    assert got.sum() == 9 and got.dtype == jnp.int32
+    n, want = counts.copy().astype(int), np.zeros(4, int)
+    for _ in range(9):
+        half = lambda i, n: scipy.stats.t.ppf(0.975, n - 1) * std[i] / np.sqrt(n)  # noqa: E731
+        priority = [
+            np.inf if n[i] == 0 else (half(i, n[i]) - half(i, n[i] + 1) if n[i] > 1 else 0) + np.sqrt(np.log1p(n.sum()) / n[i])
+            for i in range(4)
+        ]  # fmt: skip
+        best = int(np.argmax(priority))
+        n[best] += 1
+        want[best] += 1
+    np.testing.assert_array_equal(got, want)
+
+
+# --- lengths
+
+
+def test_golden_overlong():
+    """In characters, or from the limit on only, 90 tokens of 100 would cost nothing."""
+    close(X.overlong_penalty(jnp.array([80, 81, 90, 100, 101]), 100, 20), [0, -0.05, -0.5, -1, -1])
+    chain = A.chain(A.center(), reward=X.soft_overlong(100, 20))
+    close(chain(jnp.array([[1.0, 1.0]]), A.Signals(lengths=jnp.array([[80, 90]]))), [[0.25, -0.25]])
+    for limit, buffer in ((100, 0), (100, 101)):
+        with pytest.raises(ValueError, match=f"buffer={buffer}"):
+            X.overlong_penalty(jnp.array([1]), limit, buffer)
+
+
+GROUP = {"lengths": jnp.array([[100, 200, 300, 50]]), "rewards": jnp.array([[1.0, 1, 1, 0]])}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "rewards"),
+    [(0.2, [0.9545795, 0.9, 0.8454205, 0]), (0.6, [0.86373849, 0.7, 0.53626151, 0])],
+)
+def test_golden_length_selected(alpha, rewards):
+    """With statistics over all four the first would be 0.9314; a wrong answer rewarded for its length, 0.9725."""
+    s = A.Signals(lengths=GROUP["lengths"])
+    close(A.chain(reward=X.length_selected(alpha))(GROUP["rewards"], s), [rewards])
+    if alpha == 0.2:
+        got = A.chain(A.center(), A.scale(ddof=0, eps=0.0), reward=X.length_selected(alpha))(
+            GROUP["rewards"], s
+        )
+        close(got, [[0.71390916, 0.57453984, 0.43517053, -1.72361953]], atol=1e-5)
+
+
+def test_which_groups_are_selected():
+    """A fifth of six is two, of five one; ties go to the first; one right answer costs half of alpha."""
+    rewards = np.array([[1, 0], [1, 1], [0, 0], [1, 1], [1, 1], [NAN, NAN]], np.float32)
+    s = A.Signals(lengths=jnp.full((6, 2), 7))
+    chain = A.chain(reward=X.length_selected(0.6))
+    want = np.nan_to_num(rewards)
+    want[[1, 3]] = 0.7
+    close(chain(rewards, s), want)
+    five = chain(rewards[1:], A.Signals(lengths=s.lengths[1:]))
+    close(five, [[0.7, 0.7], [0, 0], [1, 1], [1, 1], [0, 0]])
+    close(chain(rewards[2:3], A.Signals(lengths=s.lengths[:1])), 0)  # nobody right: zeros
+    for options in ({"alpha": 1.5}, {"share": 0.0}):
+        with pytest.raises(ValueError, match=str(next(iter(options.values())))):
+            X.length_selected(**options)
+
+
+@functools.cache
+def compiled(share):
+    return jax.jit(A.chain(reward=X.length_selected(0.4, share=share)))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 999))
+def test_length_oracle(share, seed):
+    rng = np.random.default_rng(seed)
+    rewards = rng.integers(0, 2, (P, G)).astype(np.float32)
+    rewards[rng.random((P, G)) < 0.1] = NAN
+    lengths = rng.integers(1, 6, (P, G)).astype(np.int32)
+    got = compiled(share)(rewards, A.Signals(lengths=lengths))
+    close(got, np.nan_to_num(oracles.length_selected(rewards, lengths, 0.4, share)), atol=1e-5)

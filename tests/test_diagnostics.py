@@ -1,0 +1,144 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from oracles import close
+from test_credit import example, nthr_data
+
+from grpojax import diagnostics as D
+
+NAN = float("nan")
+
+
+def test_golden_displacement():
+    """Over all samples, wrong ones included, it would be -1.8 / 3."""
+    before, after = jnp.array([[-5.0, -7, -1], [-1, -2, -3]]), jnp.array([[-4.5, -7.9, -2.4], [0, 0, 0]])
+    got = D.likelihood_displacement(before, after, jnp.array([[1, 1, 0], [0, NAN, 0]]))
+    close(got[0], -0.2)
+    assert np.isnan(got[1])  # no right sample: not a displacement of 0
+    mask = np.arange(3) < np.array([[2, 3]])[..., None]
+    tokens = jnp.where(mask, 0.5, NAN)
+    close(D.likelihood_displacement(tokens, 3 * tokens, jnp.ones((1, 2)), mask), 2.5)
+    with pytest.raises(ValueError, match=r"\(2, 3\).*without"):
+        D.likelihood_displacement(before, after, before, before)
+
+
+def test_displacement_is_of_an_update_on_one_prompt():
+    """Exact on a tabular softmax: a step up on token 0 raises it by what the logits say; the wrong token falls."""
+    logits, rewards = jnp.array([0.2, -0.1, 0.4]), jnp.array([[1.0, 0.0]])
+    drawn = jnp.array([0, 1])
+    objective = lambda x: (jnp.array([1.0, -1.0]) * jax.nn.log_softmax(x)[drawn]).sum()  # noqa: E731
+    stepped = logits + 0.1 * jax.grad(objective)(logits)
+    before, after = (jax.nn.log_softmax(x)[drawn][None] for x in (logits, stepped))
+    delta = D.likelihood_displacement(before, after, rewards)[0]
+    close(delta, jax.nn.log_softmax(stepped)[0] - jax.nn.log_softmax(logits)[0])
+    assert delta > 0.05
+
+
+def test_golden_gwhes():
+    """With the signs of its two terms exchanged it would be positive."""
+    got = jax.jit(D.gwhes)(**nthr_data(), rewards=jnp.array([[1.0, 1, 0]]))
+    close(got, [[-0.49497475, -0.41012193, 0]])
+    for rewards in ([[1.0, 1, 1]], [[0.0, 0, 0]], [[1.0, NAN, NAN]]):
+        assert not np.asarray(D.gwhes(**nthr_data(), rewards=jnp.array(rewards))).any()
+
+
+def test_gwhes_oracle():
+    rewards, s = example(5)
+    got = jax.jit(D.gwhes)(s.probs, s.hidden, s.columns, s.mask, rewards)
+    weights, want = np.zeros(s.mask.shape), np.zeros(rewards.shape)
+    mixed = []
+    for p in range(len(rewards)):
+        valid = [g for g in range(5) if np.isfinite(rewards[p, g])]
+        share = sum(rewards[p, g] == 1 for g in valid) / len(valid)
+        mixed.append(0 < share < 1)
+        for g in valid:
+            if mixed[-1]:
+                sigma = np.sqrt(share * (1 - share))
+                weights[p, g] = -(1 - share) / sigma if rewards[p, g] == 1 else share / sigma
+    scores = oracles.influence(s.probs, s.hidden, s.columns, s.mask, weights)
+    for p, g in np.argwhere(rewards == 1):
+        want[p, g] = scores[p, g][s.mask[p, g]].sum() if mixed[p] else 0
+    assert any(mixed)
+    close(got, want, atol=1e-4)
+
+
+def test_group_statistics():
+    """A group without a valid sample is no group; by std == 0 the 0.1s might not count as equal."""
+    metric = jnp.array([[0, 0, NAN], [1, 1, 1], [1, 0, 1], [0.1, 0.1, 0.1], [NAN, NAN, NAN]], jnp.float32)
+    got = jax.jit(D.group_statistics)(metric)
+    want = {"all_fail": 0.25, "all_correct": 0.25, "zero_variance": 0.75, "invalid": 4 / 15}
+    for name, x in want.items():
+        close(got[name], x)
+    assert set(got) == set(want)
+    close(D.group_statistics(metric, fail=0.1)["all_fail"], 0.5)
+
+
+def test_advantage_sums_and_effective_tokens():
+    advantages = jnp.array([[[1.0, 1, NAN], [-0.5, -0.5, -0.5]]])
+    weights = jnp.array([[[0.25, 0.25, 0], [1 / 6, 1 / 6, 1 / 6]]])
+    close(D.advantage_sums(advantages, weights), [0.25])
+    got = D.effective_tokens(advantages, weights)
+    close(got["effective"], 0.75**2 / (2 / 16 + 3 / 144))
+    close(got["teaching"], 1)
+    close(D.effective_tokens(advantages * 1e-30, weights)["effective"], got["effective"])
+    close(D.effective_tokens(jnp.ones((1, 1, 7)), jnp.ones((1, 1, 7)))["effective"], 7)
+    got = D.effective_tokens(jnp.array([[[1.0, 0, 0]]]), jnp.ones((1, 1, 3)))
+    close(got["effective"], 1), close(got["teaching"], 1 / 3)
+    assert D.effective_tokens(0 * weights, weights)["effective"] == 0
+
+
+def test_mismatch():
+    """π_train / π_sampler of [1.25, 0.6, 4, 1]; on the sampler's whole distribution its mean is 1."""
+    train, sampler = (jnp.log(jnp.array([*x, NAN])) for x in ([0.5, 0.3, 0.2, 0.1], [0.4, 0.5, 0.05, 0.1]))
+    mask = jnp.array([True] * 4 + [False])
+    got = D.mismatch(train, sampler, mask)
+    w = np.array([1.25, 0.6, 4, 1])
+    want = {
+        "mean": np.abs(np.log(w)).mean(), "max": np.log(4), "k1": -np.log(w).mean(),
+        "k3": (w - 1 - np.log(w)).mean(), "ratio_mean": w.mean(), "effective_sample_size": w.sum() ** 2 / 4 / (w**2).sum(),
+    }  # fmt: skip
+    assert set(got) == set(want)
+    for name, x in want.items():
+        close(got[name], x)
+    same = D.mismatch(train, train, mask)
+    assert same["max"] == same["k3"] == 0 and same["effective_sample_size"] == 1
+
+
+LIMITS = D.CollapseLimits(window=10)
+STEPS = np.arange(30.0)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "displacement", "rings"),
+    [
+        (1 + 0.01 * np.sin(STEPS), 0.1 + 0 * STEPS, set()),
+        (np.where(STEPS < 29, 1, 0.01), 0.1 + 0 * STEPS, {"entropy_collapse"}),
+        (6 + 0 * STEPS, 0.1 + 0 * STEPS, {"entropy_explosion"}),
+        (3 - 0.1 * STEPS, 0.1 + 0 * STEPS, {"entropy_falling"}),  # from 1.0 to 0.1 in its last ten steps
+        (1 + 0 * STEPS, 0.2 - 0.02 * STEPS, {"displacement"}),
+        (1 + 0 * STEPS, -0.2 + 0.005 * STEPS, set()),  # under 0, but on its way up
+        (1 + 0 * STEPS, np.where(STEPS % 2 < 1, NAN, 0.2 - 0.02 * STEPS), {"displacement"}),
+        (1 + 0 * STEPS, NAN * STEPS, set()),
+        (np.where(STEPS < 29, 1, NAN), 0.1 + 0 * STEPS, {"not_finite"}),
+        (np.array([1.0]), np.array([-1.0]), set()),
+        (np.where(STEPS < 20, 9.0, 1), np.where(STEPS < 20, -9, 0.1), set()),  # before the window
+    ],
+)
+def test_collapse_alarm(entropy, displacement, rings):
+    alarm = D.collapse_alarm(
+        jnp.asarray(entropy, jnp.float32), jnp.asarray(displacement, jnp.float32), LIMITS
+    )
+    names = ("entropy_collapse", "entropy_explosion", "entropy_falling", "displacement", "not_finite")
+    assert {n for n in names if getattr(alarm, n)} == rings
+    assert bool(alarm.any) == bool(rings)
+
+
+def test_collapse_alarm_compiles_and_refuses():
+    assert not jax.jit(D.collapse_alarm)(jnp.ones(5), jnp.ones(5)).any
+    for shapes in (((3,), (4,)), ((0,), (0,)), ((2, 2), (2, 2))):
+        with pytest.raises(ValueError, match="same steps"):
+            D.collapse_alarm(jnp.zeros(shapes[0]), jnp.zeros(shapes[1]))
+    with pytest.raises(ValueError, match="window=1"):
+        D.CollapseLimits(window=1)

@@ -1,0 +1,34 @@
+"""Notebooks run, and are committed without what they printed."""
+
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+
+from grpojax import variants
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_has_no_outputs(name):
+    cells = nbformat.read(FOLDER / name, as_version=4).cells
+    assert not [c for c in cells if c.cell_type == "code" and (c.outputs or c.execution_count is not None)]
+
+
+def test_pure_functions():
+    notebook = nbformat.read(FOLDER / "pure_functions.ipynb", as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
+    client.execute()
+    printed = "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.strip()}
+    assert set(variants.names()) <= rows.keys()
+    assert (
+        rows["rloo"]
+        == "0.67 0.67 -0.67 -0.67 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 1.00 -0.33 -0.33 -0.33".split()
+    )
+    assert rows["ngrpo"][4] == "-0.45"
