@@ -13,31 +13,9 @@ import numpy as np
 
 from grpojax.config import Config
 from grpojax.models import DecoderConfig
+from grpojax.models.flops import forward_flops
 from grpojax.tracking import log, read_metrics
 from grpojax.trainer import Trainer
-
-
-def matmul_weights(c: DecoderConfig) -> int:
-    """Weights that a token multiplies with in the layers (not the vocabulary)."""
-    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    return c.num_layers * (c.hidden_size * (2 * q + 2 * kv) + 3 * c.hidden_size * c.intermediate_size)
-
-
-def forward_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
-    """Multiply-adds times two of one group-native forward, counted on tokens in use only.
-
-    Args:
-      c: the decoder.
-      prompt_lengths: ``[P]`` tokens of each prompt, run once.
-      lengths: ``[P, G]`` tokens of each completion.
-    """
-    prompt_lengths, lengths = np.asarray(prompt_lengths, np.float64), np.asarray(lengths, np.float64)
-    tokens = prompt_lengths.sum() + lengths.sum()
-    # Causal attention: a token sees the prompt and, of its own kind, itself and those before it.
-    seen = (prompt_lengths * (prompt_lengths + 1) / 2).sum()
-    seen += (lengths * (lengths + 1) / 2 + lengths * prompt_lengths[:, None]).sum()
-    attention = 2 * seen * c.num_heads * c.head_dim * c.num_layers
-    return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
 def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
@@ -89,7 +67,7 @@ def run(config: Config, *, steps: int, full_length: bool, json_path: str | None)
     per_step = config.train.iterations
     scores = int(trainer.ref_params is not None) + int(config.train.iterations * config.train.minibatches > 1)
     median = lambda name: float(np.median([r[name] for r in rows]))  # noqa: E731
-    tokens = median("num_tokens")
+    tokens = float(np.median([s[1].sum() for s in shapes]))
     width = int(np.median([sum(s[0]) + s[1].sum() for s in shapes]))
     rate = matmul_rate(c, min(width, 8192), config.model.dtype) * jax.device_count()
     phases = {

@@ -6,6 +6,7 @@ when all is there, so a save that was cut short is never seen by a restore.
 
 import dataclasses
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from grpojax.types import TrainState
 logging.getLogger("absl").setLevel(logging.ERROR)
 
 
+class SaveError(Exception):
+    """A checkpoint could not be written; the ones before it are untouched."""
+
+
 class Checkpoints:
     """Checkpoints of one run directory.
 
@@ -29,7 +34,12 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 2, best: str | None = None):
-        policy = ocp.checkpoint_managers.LatestN(keep)
+        self.directory = Path(directory).absolute()
+        self._keep, self._best = keep, best
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        policy, best = ocp.checkpoint_managers.LatestN(self._keep), self._best
         if best is not None:
             policy = ocp.checkpoint_managers.AnyPreservationPolicy([
                 policy,
@@ -37,8 +47,8 @@ class Checkpoints:
                     get_metric_fn=lambda m: m.get(best, float("-inf")), n=1, keep_checkpoints_without_metrics=False
                 ),
             ])  # fmt: skip
-        self._manager = ocp.CheckpointManager(
-            Path(directory).absolute(),
+        return ocp.CheckpointManager(
+            self.directory,
             item_names=("params", "opt_state", "meta"),
             options=ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True),
         )
@@ -50,19 +60,73 @@ class Checkpoints:
     def steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
+    def best(self) -> int | None:
+        """The step with the largest value of the best metric; None where none was measured."""
+        return self._manager.best_step()
+
     def save(
         self, step: int, state: TrainState, meta: dict[str, Any], metrics: dict[str, float] | None = None
     ) -> None:
-        """Starts a save of the state after ``step`` steps; the arrays are copied before it returns."""
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(nnx.to_pure_dict(state.params)),
-                opt_state=ocp.args.StandardSave(_pure(state)),
-                meta=ocp.args.JsonSave(meta),
-            ),
-            metrics=metrics,
-        )
+        """Starts a save of the state after ``step`` steps; the arrays are copied before it returns.
+
+        Raises `SaveError` where this save, or the one before it that was still under way, could not be written.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(nnx.to_pure_dict(state.params)),
+                    opt_state=ocp.args.StandardSave(_pure(state)),
+                    meta=ocp.args.JsonSave(meta),
+                ),
+                metrics=metrics,
+            )
+        except Exception as e:
+            self._recover(e)
+
+    def wait(self) -> None:
+        """Until the save in flight is on disk; raises `SaveError` if it cannot get there."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as e:
+            self._recover(e)
+
+    def _recover(self, error: Exception):
+        """A manager whose save failed is not used again: what comes next gets a new one."""
+        try:
+            self._manager.close()
+        except Exception as e:
+            logging.getLogger("grpojax").debug("closing after a failed save: %s", e)
+        try:
+            self._manager = self._open()
+        except OSError as e:
+            raise SaveError(f"{self.directory}: {e}") from error
+        raise SaveError(f"{self.directory}: {type(error).__name__}: {error}") from error
+
+    def restore_newest(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any], list[int]]:
+        """The newest checkpoint that can be read, and the steps of those that could not.
+
+        They are moved aside, to ``broken/`` beside the checkpoints, so that their steps can be saved again.
+        """
+        broken: list[int] = []
+        first: Exception | None = None
+        for step in reversed(self.steps()):
+            try:
+                state, meta = self.restore(abstract, step)
+            except Exception as e:
+                first = first or e
+                broken.append(step)
+                continue
+            for bad in broken:
+                aside = self.directory.parent / "broken" / str(bad)
+                aside.parent.mkdir(exist_ok=True)
+                shutil.rmtree(aside, ignore_errors=True)
+                shutil.move(self.directory / str(bad), aside)
+            if broken:
+                self._manager.reload()
+            return state, meta, broken
+        raise UserError(f"{self.directory}: no checkpoint can be read; the newest: {first}") from first
 
     def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
         """The state and its record, laid out as ``abstract`` says (any mesh)."""
@@ -95,12 +159,11 @@ class Checkpoints:
         args = ocp.args.Composite(params=ocp.args.StandardRestore(nnx.to_pure_dict(abstract_params)))
         return _with_values(abstract_params, self._manager.restore(step, args=args)["params"])
 
-    def wait(self) -> None:
-        """Until the save in flight is on disk."""
-        self._manager.wait_until_finished()
-
     def close(self) -> None:
-        self._manager.close()
+        try:
+            self._manager.close()
+        except Exception as e:
+            raise SaveError(f"{self.directory}: {type(e).__name__}: {e}") from e
 
 
 def _pure(state: TrainState) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``grpojax train | sample | export | bench | plan``: arguments in, exit status out.
+"""``grpojax train | sample | export | show | bench | plan``: arguments in, exit status out.
 
 Nothing heavy is imported before the arguments are known to be right.
 """
@@ -56,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4 or v5p:2x2x4")
     plan.add_argument("--layers", type=int, help="layers to compile; the model's own number if left out")
+
+    show = command("show", _show, "Shows the samples of a run's step, best and worst first.")
+    show.add_argument("run_dir", metavar="RUN", help="run directory")
+    show.add_argument("--step", type=int, help="step to show; the newest if left out")
+    show.add_argument("-n", type=int, default=3, help="samples from each end")
+    show.add_argument("--uid", type=int, help="only this prompt's samples, all of them")
 
     bench = command("bench", _bench, "Measures where the time of a recipe's step goes.", overrides=True)
     bench.add_argument("--steps", type=int, default=5, help="timed steps; the median is reported")
@@ -191,6 +197,41 @@ def _plan(args) -> int:
         microbatches=recipe.train.microbatches,
     )
     print(plan.format_table(reports))
+    return 0
+
+
+def _show(args) -> int:
+    import json
+
+    from grpojax import tracking
+
+    if args.n < 1:
+        raise UserError(f"-n {args.n}: must be at least 1")
+    step, samples = tracking.read_samples(args.run_dir, args.step)
+    ranked = tracking.ranked_samples(samples)
+    if args.uid is not None:
+        ranked = [s for s in ranked if s["uid"] == args.uid]
+        if not ranked:
+            raise UserError(
+                f"step {step} has no prompt {args.uid}; it has {sorted({s['uid'] for s in samples})}"
+            )
+        shown = [("", ranked)]
+    else:
+        cut = min(args.n, (len(ranked) + 1) // 2)
+        shown = [("best", ranked[:cut]), ("worst", ranked[cut:][-args.n :][::-1])]
+    print(f"step {step}: {len(samples)} samples of {len({s['uid'] for s in samples})} prompts")
+    for name, rows in shown:
+        for row in rows:
+            numbers = {"reward": row["reward"], **row["rewards"], "advantage": row["advantage"]}
+            text = "  ".join(
+                f"{k} {'invalid' if v is None else format(v, '.3g')}" for k, v in numbers.items()
+            )
+            print(
+                f"\n--- {name + ': ' if name else ''}prompt {row['uid']} sample {row['sample']}  {text}  "
+                f"{row['length']} tokens, ended by {row['stop']}"
+            )
+            print(f"{row['prompt']}\n>>> {row['completion'].strip()}")
+            print(f"[answer {json.dumps(row['answer'])}, gold {json.dumps(row['gold'])}]")
     return 0
 
 

@@ -12,6 +12,10 @@ from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.sampler import SamplerConfig
 from grpojax.sharding import MeshConfig
 from grpojax.step import OptimizerConfig
+from grpojax.tracking import TrackingConfig
+
+# What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
+SUPPLIED = ("displacement_weights",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,7 @@ class TrainConfig:
       checkpoint_every: steps between saves; 0 saves only at the end.
       keep: newest checkpoints kept (the best by eval accuracy stays too).
       log_every: steps between lines on the console.
+      max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
     """
 
     steps: int
@@ -88,11 +93,12 @@ class TrainConfig:
     checkpoint_every: int = 0
     keep: int = 2
     log_every: int = 1
+    max_skipped: int = 5
 
     def __post_init__(self):
         for name, least in {
             "steps": 1, "seed": 0, "iterations": 1, "minibatches": 1, "microbatches": 1, "eval_every": 0,
-            "eval_limit": 1, "checkpoint_every": 0, "keep": 1, "log_every": 1,
+            "eval_limit": 1, "checkpoint_every": 0, "keep": 1, "log_every": 1, "max_skipped": 1,
         }.items():  # fmt: skip
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
@@ -101,6 +107,26 @@ class TrainConfig:
     def updates(self) -> int:
         """Optimiser updates in the whole run."""
         return self.steps * self.iterations * self.minibatches
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Dynamic sampling (DAPO, arXiv 2503.14476): groups that teach nothing are dropped, and others sampled instead.
+
+    Attributes:
+      metric: the reward that decides; None takes the first of the list. A group stays if its samples differ in it, or
+        as the variant says if it has a filter of its own. Other rewards keep no group: a format bonus varies in
+        groups that are all wrong.
+      max_rollouts: rollouts of a step at most. What is missing after the last is filled up with dropped groups, which
+        then weigh nothing.
+    """
+
+    metric: str | None = None
+    max_rollouts: int = 3
+
+    def __post_init__(self):
+        if self.max_rollouts < 1:
+            raise UserError(f"max_rollouts={self.max_rollouts}: must be at least 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,12 +147,14 @@ class Config:
     train: TrainConfig
     run: RunConfig
     variant: str | dict[str, Any] = "grpo"
+    filter: FilterConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
+    tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
 
     def __post_init__(self):
         self.make_variant()
-        self.make_rewards()
+        self.make_filter()
         if self.rollout.prompts % self.train.minibatches:
             raise UserError(
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
@@ -140,6 +168,18 @@ class Config:
             return RewardsConfig(terms=self.rewards)
         except ValueError as e:
             raise UserError(f"rewards: {e}") from None
+
+    def make_filter(self) -> tuple[str, int] | None:
+        """``(metric, max_rollouts)`` of dynamic sampling; None without. A variant may bring it along."""
+        names = [term.metric for term in self.make_rewards().terms]
+        given = self.filter or (FilterConfig() if self.make_variant().keep else None)
+        if given is None:
+            return None
+        if given.metric is not None and given.metric not in names:
+            raise UserError(
+                f"filter.metric={given.metric!r} is no reward of the run; they are {', '.join(names)}"
+            )
+        return given.metric or names[0], given.max_rollouts
 
     def make_variant(self) -> variants.Variant:
         """The variant with its overrides; a constant divisor that is not given is ``rollout.max_tokens``."""
@@ -162,9 +202,14 @@ class Config:
             dataclasses.make_dataclass("Root", [("variant", section)]), {"variant": given}
         ).variant
         try:
-            return variants.get(name, **dataclasses.asdict(section))
+            variant = variants.get(name, **dataclasses.asdict(section))
         except ValueError as e:
             raise UserError(f"variant: {e}") from None
+        if lacking := [variants.NEEDS[n] for n in variant.needs if n not in SUPPLIED]:
+            raise UserError(
+                f"variant {name!r} needs {'; '.join(lacking)}: the trainer does not have that yet"
+            )
+        return variant
 
 
 def load(path: str | Path, overrides=()) -> Config:

@@ -19,7 +19,7 @@ class Packed:
 
     Attributes:
       rows: `Rows` with M in front.
-      advantages, weights, behavior_logps, ref_logps, sampler_logps: ``[M, B, R, S]``, as in `TrainBatch`.
+      advantages, weights, and the others: ``[M, B, R, S]``, as in `TrainBatch`.
     """
 
     rows: Rows
@@ -28,6 +28,7 @@ class Packed:
     behavior_logps: Any = None
     ref_logps: Any = None
     sampler_logps: Any = None
+    displacement_weights: Any = None
 
     @property
     def segments(self):
@@ -200,4 +201,5 @@ def pack(
     return Packed(
         rows=rows, advantages=f32(batch.advantages), weights=f32(batch.weights),
         behavior_logps=f32(batch.behavior_logps), ref_logps=f32(batch.ref_logps), sampler_logps=f32(batch.sampler_logps),
+        displacement_weights=f32(batch.displacement_weights),
     ), layout  # fmt: skip

@@ -336,7 +336,9 @@ def _constant(i: _Instruction) -> int:
 
 def format_table(reports: Sequence[ProgramReport]) -> str:
     """The reports as text for people; sizes in the table are GiB a chip."""
-    rows = [("program", "compile s", "argument", "temp", "output", "alias", "total", "with the run's state")]
+    rows: list[tuple[str, ...]] = [
+        ("program", "compile s", "argument", "temp", "output", "alias", "total", "with the run's state")
+    ]
     for r in reports:
         sizes = (r.argument, r.temp, r.output, r.alias, r.total, r.total + r.resident)
         rows.append((r.name, f"{r.compile_s:.0f}", *("-" if r.error else f"{s:.2f}" for s in sizes)))

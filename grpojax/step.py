@@ -169,8 +169,9 @@ def make_train_step(
       entropy: compute the entropy as a metric even if the objective does not need it.
 
     Returns:
-      The jitted function. Its metrics are float32 scalars: those of `policy_loss`, ``grad_norm``, and, when the batch
-      has ``sampler_logps``, how far the policy's log-probs are from them (``logp_difference_sum``, ``_max``).
+      The jitted function. Where the gradient is not finite it changes nothing. Its metrics are float32 scalars: those
+      of `policy_loss`, ``grad_norm``, ``skipped`` (1 if it changed nothing), and, when the batch has
+      ``sampler_logps``, how far the policy's log-probs are from them (``logp_difference_sum``, ``_max``).
     """
     wanted = True if objective.needs_entropy else "value" if entropy else False
 
@@ -205,12 +206,19 @@ def make_train_step(
             (grads, metrics), _ = jax.lax.scan(add, zero, packed)
         with jax.named_scope("optimizer"):
             metrics["grad_norm"] = optax.tree.norm(grads)
+            finite = jnp.isfinite(metrics["grad_norm"])
+            metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
+            params, opt_state = jax.tree.map(
+                lambda new, old: jnp.where(finite, new, old),
+                (params, opt_state),
+                (state.params, state.opt_state),
+            )
         if compute.mesh is not None:
             keep = lambda x: jax.lax.with_sharding_constraint(x, shardings(x, compute.mesh))  # noqa: E731
             params, opt_state = keep(params), keep(opt_state)
-        return TrainState(step=state.step + 1, params=params, opt_state=opt_state), metrics
+        return TrainState(step=state.step + finite, params=params, opt_state=opt_state), metrics
 
     return train_step
 

@@ -5,10 +5,12 @@ update before it are read.
 """
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpojax import advantages, data, evaluate, losses, masked, packing, settings, sharding, step, tracking
-from grpojax.checkpoint import Checkpoints
+from grpojax import (
+    advantages,
+    data,
+    diagnostics,
+    evaluate,
+    losses,
+    masked,
+    packing,
+    settings,
+    sharding,
+    step,
+    tracking,
+)
+from grpojax.checkpoint import Checkpoints, SaveError
 from grpojax.config import Config
 from grpojax.errors import UserError
 from grpojax.models import Compute, hf
-from grpojax.rewards import Rewards
+from grpojax.models.flops import PEAK_FLOPS, forward_flops
+from grpojax.rewards import Rewards, Scores, extract_answer
 from grpojax.sampler import SamplerConfig, sample_groups
 from grpojax.tracking import log
 from grpojax.types import Prompts, Rollout, TrainBatch
@@ -36,6 +51,27 @@ class _Pending:
     owed: list[dict[str, Any]]
     started: float
     step_started: float
+    flops: float
+
+
+@dataclasses.dataclass
+class _Sampled:
+    """The samples of a step on the host, and their rewards once they are asked for.
+
+    ``dropped`` marks groups ``[P]`` that fill up a batch and weigh nothing; ``kept_share`` is of all groups drawn.
+    """
+
+    problems: list[data.Problem]
+    rollout: Rollout
+    wait: Callable[[], Scores]
+    dropped: np.ndarray
+    kept_share: float = 1.0
+
+    def scores(self) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, int]]:
+        """``(total [P, G], by name [P, G], invalid)``; waits for them."""
+        scores, shape = self.wait(), self.rollout.lengths.shape
+        by_name = {k: v.reshape(shape) for k, v in scores.by_name.items()}
+        return scores.total.reshape(shape), by_name, scores.invalid
 
 
 class Policy:
@@ -111,6 +147,7 @@ class Trainer:
         self.config = config
         self.directory = Path(config.run.dir)
         self._check_directory()
+        self._filter = config.make_filter()
         self.policy = policy = Policy(config)
         self.variant = config.make_variant()
         self.rewards = Rewards(config.make_rewards())
@@ -122,6 +159,7 @@ class Trainer:
             self.problems, config.rollout.prompts, config.train.seed, self.problems.weights
         )
         self.eval_problems: list[data.Problem] = []
+        held_out = None
         if config.data.eval:
             held_out = data.load_problems(config.data.eval, tokenize, config.data, self.rewards.check_gold)
             for line in held_out.notes("eval", config.data):
@@ -138,6 +176,7 @@ class Trainer:
         temperature = config.rollout.temperature
         _, abstract = step.abstract_state(policy.config, optimizer, policy.mesh)
         self._claim_directory()
+        self._check_data(held_out.fingerprint if held_out else None)
         self.checkpoints = Checkpoints(
             self.directory / "checkpoints",
             keep=config.train.keep,
@@ -150,15 +189,23 @@ class Trainer:
         self.ref_params = None
         if objective.needs_reference:
             self.ref_params = jax.tree.map(lambda x: x.copy(), policy.params)
-        self.done = self.checkpoints.latest() or 0
-        if self.done:
-            self.state, meta = self.checkpoints.restore(abstract)
-            policy.params = None
-            log.info("resumed %s at step %d", self.directory, meta["step"])
+        self.meta: dict[str, Any] = {"step": 0, "rollouts": 0, "num_tokens": 0, "skipped": 0}
+        if self.checkpoints.latest() is not None:
+            self.state, self.meta, broken = self.checkpoints.restore_newest(abstract)
+            for number in broken:
+                log.warning(
+                    "the checkpoint of step %d cannot be read; moved to %s", number, self.directory / "broken"
+                )
+            log.info("resumed %s at step %d", self.directory, self.meta["step"])
         else:
             self.state = step.init_state(policy.params, optimizer, policy.mesh)
-            policy.params = None
-        self.metrics = tracking.Metrics(self.directory, self.done)
+        policy.params = None
+        self.done: int = self.meta["step"]
+        self.metrics = tracking.Metrics(self.directory, self.done, config.tracking)
+        self.table = tracking.Table(config.train.steps)
+        self.peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
+        self._save_problem: str | None = None
+        self._checkpoint_s = 0.0  # spent on saves since the last line of metrics
         self.on_step: Callable[[list[data.Problem], Rollout], None] = lambda problems, rollout: None
         self.attempts: list[evaluate.Attempt] = []
         self._stop = False
@@ -180,54 +227,93 @@ class Trainer:
             raise UserError(f"{self.directory} exists and holds no run; give the run another run.dir")
 
     def _claim_directory(self) -> None:
-        """Writes the resolved config; from here on the directory is this run's."""
+        """Locks the directory and writes the resolved config; from here on it is this run's."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.directory / "lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"{self.directory} is in use by another process; give this run another run.dir"
+            ) from None
         file = self.directory / "config.json"
         if not file.exists():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_suffix(".tmp")
-            temporary.write_text(json.dumps(settings.to_dict(self.config), indent=2) + "\n", encoding="utf-8")
-            os.replace(temporary, file)
+            _write_json(file, settings.to_dict(self.config))
+
+    def _check_data(self, held_out: str | None) -> None:
+        """Refuses to go on with data that is not what the run started with."""
+        file = self.directory / "data.json"
+        now = {"train": self.problems.fingerprint, "eval": held_out}
+        if not file.exists():
+            return _write_json(file, now)
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if changed := [name for name in now if before.get(name) != now[name]]:
+            raise UserError(
+                f"the rows of data.{' and data.'.join(changed)} have changed since {self.directory} was started\n"
+                "restore the file, or give the run another run.dir"
+            )
 
     # ------------------------------------------------------------------------------------------ the loop
 
     def run(self) -> bool:
         """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
-        train = self.config.train
         handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
-        pending: _Pending | None = None
         try:
-            if self.done == 0:
-                self._evaluate(0)
-            while self.done < train.steps and not self._stop:
-                started = time.perf_counter()
-                problems = self.batches[self.done]
-                rollout = self._dispatch_rollout(problems)
-                if pending:
-                    self._finish(pending)
-                pending = self._learn(problems, rollout, started)
-                self.done += 1
-                last = self.done == train.steps
-                evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
-                saves = (
-                    last or self._stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            self._loop()
+            self._save_waits()
+            if self._save_problem:
+                raise UserError(
+                    f"the last save failed: {self._save_problem}\n"
+                    f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
                 )
-                if evaluates or saves:
-                    self._finish(pending)
-                    pending = None
-                scores = self._evaluate(self.done) if evaluates else None
-                if saves:
-                    self._save(scores)
-            if pending:
-                self._finish(pending)
-                self._save(None)
-            self.checkpoints.wait()
-            return self.done == train.steps
+            return self.done == self.config.train.steps
+        except (jax.errors.JaxRuntimeError, MemoryError) as e:
+            if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
+                raise
+            raise UserError(
+                f"out of memory after step {self.done}: raise train.microbatches (update), lower rollout.prompts, "
+                "rollout.slots or rollout.max_tokens (sampling), set model.remat=layer, or spread over more devices "
+                f"(mesh.fsdp)\n{' '.join(str(e).split())[:300]}"
+            ) from e
         finally:
             for s, handler in handlers.items():
                 signal.signal(s, handler)
+            self.close()
+
+    def close(self) -> None:
+        """Gives back what the run holds: worker processes, files, the directory's lock."""
+        try:
             self.checkpoints.close()
-            self.metrics.close()
-            self.rewards.close()
+        except SaveError as e:
+            log.warning("%s", e)
+        self.metrics.close()
+        self.rewards.close()
+        self._lock.close()
+
+    def _loop(self) -> None:
+        train = self.config.train
+        pending: _Pending | None = None
+        if self.done == 0:
+            self._evaluate(0)
+        while self.done < train.steps and not self._stop:
+            started = time.perf_counter()
+            dispatched = self._dispatch_rollout()
+            if pending:
+                self._finish(pending)
+            pending = self._learn(self._collect(*dispatched), started)
+            self.done += 1
+            last = self.done == train.steps
+            evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
+            saves = last or self._stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            if evaluates or saves:
+                self._finish(pending)
+                pending = None
+            scores = self._evaluate(self.done) if evaluates else None
+            if saves:
+                self._save(scores)
+        if pending:
+            self._finish(pending)
+            self._save(None)
 
     def _on_signal(self, number, frame) -> None:
         if self._stop:
@@ -235,21 +321,71 @@ class Trainer:
         log.info("%s: saving after this step; again to stop at once", signal.Signals(number).name)
         self._stop = True
 
-    def _dispatch_rollout(self, problems) -> Rollout:
-        config = self.config
+    def _dispatch_rollout(self) -> tuple[list[data.Problem], Rollout]:
+        """Starts the next rollout; its problems and its draws follow from its number in the run."""
+        config, number = self.config, self.meta["rollouts"]
+        self.meta["rollouts"] += 1
+        problems = self.batches[number]
         longest = packing.bucket(max(len(p.ids) for p in problems), config.data.max_prompt_tokens)
-        key = jax.random.fold_in(jax.random.key(config.train.seed), self.done)
+        key = jax.random.fold_in(jax.random.key(config.train.seed), number)
         params = self.policy.reshard(self.state.params)
-        return self.policy.sample(params, data.to_prompts(problems, longest), key, config.rollout)
+        return problems, self.policy.sample(params, data.to_prompts(problems, longest), key, config.rollout)
 
-    def _learn(self, problems, dispatched: Rollout, started: float) -> _Pending:
-        """Rewards, scores and advantages of a rollout; dispatches its updates."""
+    def _collect(self, problems: list[data.Problem], dispatched: Rollout) -> _Sampled:
+        """A rollout on the host with its rewards under way; with dynamic sampling, as many as it takes."""
+        size = self.config.rollout.prompts
+        first = self._sampled(problems, self.policy.fetch(dispatched, size))
+        if self._filter is None:
+            return first
+        metric, most = self._filter
+        drawn, keeps = [first], [self._keep(first, metric)]
+        while sum(k.sum() for k in keeps) < size and len(drawn) < most and not self._stop:
+            problems, dispatched = self._dispatch_rollout()
+            drawn.append(self._sampled(problems, self.policy.fetch(dispatched, size)))
+            keeps.append(self._keep(drawn[-1], metric))
+        keep = np.concatenate(keeps)
+        order = np.argsort(~keep, kind="stable")[:size]
+        take = lambda xs: np.concatenate(xs)[order]  # noqa: E731
+        scores = [d.wait() for d in drawn]
+        each = lambda xs: take([x.reshape(size, -1) for x in xs]).reshape(-1)  # noqa: E731
+        merged = Scores(
+            total=each([s.total for s in scores]),
+            by_name={name: each([s.by_name[name] for s in scores]) for name in scores[0].by_name},
+            invalid=dict(sum((Counter(s.invalid) for s in scores), Counter())),
+        )
+        everything = [p for d in drawn for p in d.problems]
+        return _Sampled(
+            problems=[everything[i] for i in order],
+            rollout=jax.tree.map(lambda *xs: take(xs), *(d.rollout for d in drawn)),
+            wait=lambda: merged, dropped=~keep[order], kept_share=float(keep.mean()),
+        )  # fmt: skip
+
+    def _keep(self, sampled: _Sampled, metric: str) -> np.ndarray:
+        """``[P]`` bool: the groups that dynamic sampling keeps."""
+        _, by_name, _ = sampled.scores()
+        if self.variant.keep is not None:
+            return np.asarray(self.variant.keep(by_name, metric))
+        values = by_name[metric]
+        return ~np.asarray(masked.all_equal(values, np.isfinite(values), 1))
+
+    def _sampled(self, problems: list[data.Problem], rollout: Rollout) -> _Sampled:
+        """Submits a rollout to the rewards."""
+        n, group = rollout.lengths.shape
+        ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in range(n) for g in range(group)]
+        texts = [self.policy.decode(i) for i in ids]
+        each = [p for p in problems for _ in range(group)]
+        shared = set.intersection(*(set(p.columns) for p in problems))
+        columns = {c: [p.columns[c] for p in each] for c in sorted(shared)}
+        columns["gold"] = [p.gold for p in each]
+        pending = self.rewards.submit([p.prompt for p in each], texts, ids, columns, group=group)
+        return _Sampled(problems, rollout, pending.result, np.zeros(n, bool))
+
+    def _learn(self, sampled: _Sampled, started: float) -> _Pending:
+        """Scores and advantages of a rollout, while its rewards come in; dispatches its updates."""
         config, policy, objective = self.config, self.policy, self.variant.objective
         n_prompts, group = config.rollout.prompts, config.rollout.group
-        rollout = policy.fetch(dispatched, n_prompts)
+        problems, rollout = sampled.problems, sampled.rollout
         rolled = time.perf_counter()
-        totals, by_name, invalid = self._reward(problems, rollout)
-        rewarded = time.perf_counter()
 
         mask = np.asarray(masked.from_lengths(rollout.lengths, config.rollout.max_tokens))
         longest = packing.bucket(max(len(p.ids) for p in problems), config.data.max_prompt_tokens)
@@ -273,39 +409,57 @@ class Trainer:
         placed = [step.place_rows(p, policy.mesh) for p, _ in packed]
 
         # Scores: of the reference if a term asks for it, and of the policy itself if the ratio will leave 1.
+        ref = None
         if objective.needs_reference:
             scores = [policy.programs("score", self.score, self.ref_params, p.rows) for p in placed]
             placed = [dataclasses.replace(p, ref_logps=s) for p, s in zip(placed, scores, strict=True)]
-            if objective.kl_in == "reward":
+            if objective.kl_in != "loss":
                 ref = self._whole(
                     [lay.unpack(s) for (_, lay), s in zip(packed, scores, strict=True)], n_prompts
                 )
-                totals = totals - objective.kl_coef * np.where(mask, rollout.logps - ref, 0.0).sum(-1)
         if config.train.iterations * config.train.minibatches > 1:
             scores = [policy.programs("score", self.score, self.state.params, p.rows) for p in placed]
             placed = [dataclasses.replace(p, behavior_logps=s) for p, s in zip(placed, scores, strict=True)]
-        if config.train.log_every and jax.default_backend() == "cpu":
+        if jax.default_backend() == "cpu":
             jax.block_until_ready(placed)
         scored = time.perf_counter()
 
+        totals, by_name, invalid = sampled.scores()
+        if ref is not None and objective.kl_in == "reward":
+            totals = totals - objective.kl_coef * np.where(mask, rollout.logps - ref, 0.0).sum(-1)
+        rewarded = time.perf_counter()
         signals = advantages.Signals(
-            lengths=rollout.lengths, mask=mask, behavior_logps=rollout.logps, tokens=rollout.tokens
+            lengths=rollout.lengths,
+            mask=mask,
+            behavior_logps=rollout.logps,
+            tokens=rollout.tokens,
+            ref_logps=ref,
         )
         adv = np.asarray(self.variant.advantage(totals, signals))
-        valid = mask & np.isfinite(totals)[..., None]
+        valid = mask & (np.isfinite(totals) & ~sampled.dropped[:, None])[..., None]
         batch = dataclasses.replace(batch, advantages=spread(adv), weights=spread(valid.astype(np.float32)))
         ready = []
         for i, (p, (_, layout)) in enumerate(zip(placed, packed, strict=True)):
             mini = self._minibatch(batch, i)
             # A minibatch is an update of its own: its weights are computed on it. Its groups must be whole for that.
-            groups = lambda x: x.reshape(-1, group, x.shape[-1])  # noqa: E731
-            weights = losses.loss_weights(
-                groups(mini.weights) > 0, objective.aggregate, constant=objective.constant
-            )
-            weights = np.asarray(weights).reshape(mini.weights.shape)
-            host = {"advantages": layout.pack(mini.advantages), "weights": layout.pack(weights)}
+            whole = lambda x: x.reshape(-1, group, x.shape[-1])  # noqa: E731
+            counts = whole(mini.weights) > 0
+            weights = losses.loss_weights(counts, objective.aggregate, constant=objective.constant)
+            host = {"advantages": mini.advantages, "weights": weights}
+            if objective.needs_displacement_weights:
+                host["displacement_weights"] = losses.displacement_weights(whole(mini.advantages), counts)
+            shape = mini.weights.shape
+            host = {name: layout.pack(np.asarray(x).reshape(shape)) for name, x in host.items()}
             ready.append(dataclasses.replace(p, **step.place_rows(host, policy.mesh)))
 
+        known = self._known(sampled, totals, by_name, invalid)
+        known |= {
+            "useful_token_fraction": float(np.mean([layout.useful for _, layout in packed])),
+            "time/rollout_s": rolled - started,
+            "time/score_s": scored - rolled,
+            "time/reward_s": rewarded - scored,
+        }
+        # From here to the end of the step nothing waits for the device.
         dispatched_at = time.perf_counter()
         owed = []
         for _ in range(config.train.iterations):
@@ -314,16 +468,13 @@ class Trainer:
                 owed.append(metrics)
                 if jax.default_backend() == "cpu" and policy.mesh is not None:
                     jax.block_until_ready(self.state)
-        useful = float(np.mean([layout.useful for _, layout in packed]))
-        known = self._known(rollout, totals, by_name, mask, useful)
-        known |= {f"rewards/invalid/{kind}": float(count) for kind, count in invalid.items()}
-        known |= {
-            "time/rollout_s": rolled - started,
-            "time/reward_s": rewarded - rolled,
-            "time/score_s": scored - rewarded,
-        }
+        number = self.done + 1
+        self._write_samples(number, sampled, totals, by_name, adv)
+        forward = forward_flops(policy.config, [len(p.ids) for p in problems], rollout.lengths)
+        scores = bool(objective.needs_reference) + (len(owed) > 1)
         self.on_step(problems, rollout)
-        return _Pending(self.done + 1, known, owed, dispatched_at, started)
+        flops = forward * (1 + scores + 3 * config.train.iterations)
+        return _Pending(number, known, owed, dispatched_at, started, flops)
 
     def _minibatch(self, batch: TrainBatch, i: int) -> TrainBatch:
         """The i-th share of every lane's prompts."""
@@ -346,40 +497,59 @@ class Trainer:
         whole = np.concatenate(by_lane, axis=1)
         return packing.gather_groups(whole.reshape(-1, *whole.shape[2:]), n_prompts)
 
-    def _reward(self, problems, rollout: Rollout):
-        n, group = rollout.lengths.shape
-        ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in range(n) for g in range(group)]
-        texts = [self.policy.decode(i) for i in ids]
-        each = [p for p in problems for _ in range(group)]
-        shared = set.intersection(*(set(p.columns) for p in problems))
-        columns = {c: [p.columns[c] for p in each] for c in sorted(shared)}
-        columns["gold"] = [p.gold for p in each]
-        scores = self.rewards([p.prompt for p in each], texts, ids, columns, group=group)
-        by_name = {k: v.reshape(n, group) for k, v in scores.by_name.items()}
-        return scores.total.reshape(n, group), by_name, scores.invalid
-
-    def _known(self, rollout, totals, by_name, mask, useful) -> dict[str, float]:
+    def _known(self, sampled: _Sampled, totals, by_name, invalid: dict[str, int]) -> dict[str, float]:
         """Metrics that the host can tell."""
+        rollout = sampled.rollout
         finite = np.isfinite(totals)
         value = np.where(finite, totals, 0.0)
         count = np.maximum(finite.sum(1), 1)
         mean = value.sum(1) / count
         std = np.sqrt((np.where(finite, totals - mean[:, None], 0.0) ** 2).sum(1) / np.maximum(count - 1, 1))
+        ended = rollout.lengths[rollout.stopped]
+        prompt_tokens = sum(len(p.ids) for p in sampled.problems) * rollout.lengths.shape[1]
+        self.meta["num_tokens"] += int(rollout.lengths.sum()) + prompt_tokens
         known = {
             "reward": float(value.sum() / max(finite.sum(), 1)),
             "reward_std": float(std.mean()),
             "frac_reward_zero_std": float(np.asarray(masked.all_equal(totals, finite, 1)).mean()),
             "rewards/invalid": float(1 - finite.mean()),
             "completions/mean_length": float(rollout.lengths.mean()),
+            "completions/min_length": float(rollout.lengths.min()),
             "completions/max_length": float(rollout.lengths.max()),
             "completions/clipped_ratio": float(1 - rollout.stopped.mean()),
-            "useful_token_fraction": useful,
-            "num_tokens": float(mask.sum()),
+            "completions/mean_terminated_length": float(ended.mean()) if len(ended) else 0.0,
+            "num_tokens": float(self.meta["num_tokens"]),
         }
         for name, values in by_name.items():
-            ok = np.isfinite(values)
-            known[f"rewards/{name}/mean"] = float(values[ok].mean()) if ok.any() else 0.0
+            ok = values[np.isfinite(values)]
+            known[f"rewards/{name}/mean"] = float(ok.mean()) if len(ok) else 0.0
+            known[f"rewards/{name}/std"] = float(ok.std()) if len(ok) else 0.0
+        known |= {f"rewards/invalid/{kind}": float(n) for kind, n in invalid.items()}
+        deciding = self._filter[0] if self._filter else next(iter(by_name))
+        groups = diagnostics.group_statistics(by_name[deciding])
+        known |= {f"groups/{name}": float(x) for name, x in groups.items()}
+        if self._filter:
+            known["groups/kept"] = sampled.kept_share
+            known["groups/missing"] = float(sampled.dropped.mean())
         return known
+
+    def _write_samples(self, number: int, sampled: _Sampled, totals, by_name, adv) -> None:
+        rollout = sampled.rollout
+        mean = adv.sum(-1) / np.maximum(rollout.lengths, 1)
+        number_or_none = lambda x: float(x) if np.isfinite(x) else None  # noqa: E731
+        rows = []
+        for p, problem in enumerate(sampled.problems):
+            for g, n in enumerate(rollout.lengths[p].tolist()):
+                text = self.policy.decode(rollout.tokens[p, g, :n].tolist())
+                rows.append({
+                    "uid": problem.uid, "sample": g, "prompt": problem.prompt, "completion": text,
+                    "reward": number_or_none(totals[p, g]),
+                    "rewards": {name: number_or_none(x[p, g]) for name, x in by_name.items()},
+                    "advantage": number_or_none(mean[p, g]), "length": n,
+                    "stop": "eos" if rollout.stopped[p, g] else "length", "gold": problem.gold,
+                    "answer": extract_answer(text),
+                })  # fmt: skip
+        self.metrics.write_samples(number, rows)
 
     def _finish(self, pending: _Pending) -> None:
         """Waits for a step's updates and records its metrics."""
@@ -390,30 +560,52 @@ class Trainer:
         share = lambda name: float(sum(float(m[name]) for m in owed) / tokens)  # noqa: E731
         values = dict(pending.known)
         values |= {name: mean(name) for name in ("loss", "policy_loss", "grad_norm")}
-        values |= {
-            "entropy": share("entropy_sum"),
-            "ratio_mean": share("ratio_sum"),
-            "clip_ratio/low_mean": share("clip_low_sum"),
-            "clip_ratio/high_mean": share("clip_high_sum"),
-        }
+        values |= {"entropy": share("entropy_sum"), "ratio_mean": share("ratio_sum")}
         first = owed[0]
+        if "clip_low_sum" in first:
+            low, high = share("clip_low_sum"), share("clip_high_sum")
+            values |= {
+                "clip_ratio/low_mean": low,
+                "clip_ratio/high_mean": high,
+                "clip_ratio/region_mean": low + high,
+            }
         values["sampling/logp_difference_mean"] = float(
             first["logp_difference_sum"] / max(float(first["tokens"]), 1.0)
         )
         values["sampling/logp_difference_max"] = float(first["logp_difference_max"])
-        if "kl_sum" in first:
-            values["kl"] = share("kl_sum")
+        for name, key in (
+            ("kl", "kl_sum"),
+            ("importance_mean", "importance_sum"),
+            ("off_policy", "off_policy_sum"),
+        ):
+            if key in first:
+                values[name] = share(key)
+        for m in owed:
+            self.meta["skipped"] = self.meta["skipped"] + 1 if m["skipped"] else 0
+        values["skipped_updates"] = float(sum(m["skipped"] for m in owed))
+        seconds = now - pending.step_started
         values["time/update_s"] = now - pending.started
-        values["time/step_s"] = now - pending.step_started
+        values |= {"time/step_s": seconds, "time/checkpoint_s": self._checkpoint_s}
+        self._checkpoint_s = 0.0
+        sampled = values["completions/mean_length"] * self.config.rollout.prompts * self.config.rollout.group
+        values["tokens_per_s"] = sampled / seconds
+        if self.peak:
+            values["utilisation"] = pending.flops / seconds / self.peak / jax.device_count()
         self.metrics.write(pending.number, values)
-        if pending.number % self.config.train.log_every == 0 or pending.number == self.config.train.steps:
-            log.info(
-                "step %d/%d  reward %.3f  zero-std %.2f  length %.1f  entropy %.3f  grad %.3f  %.2f s",
-                pending.number, self.config.train.steps, values["reward"], values["frac_reward_zero_std"],
-                values["completions/mean_length"], values["entropy"], values["grad_norm"], values["time/step_s"],
-            )  # fmt: skip
-
-    # --------------------------------------------------------------------------------- evaluation and saves
+        if pending.number % self.config.train.log_every == 0:
+            self.table.row(pending.number, values)
+        if values["skipped_updates"]:
+            log.warning(
+                "step %d: %d updates skipped, gradient not finite", pending.number, values["skipped_updates"]
+            )
+        if self.meta["skipped"] >= self.config.train.max_skipped:
+            self._save(None)
+            self._save_waits()
+            raise UserError(
+                f"step {pending.number}: {self.meta['skipped']} updates in a row had a gradient that is not finite; the "
+                "weights before them are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the "
+                f"samples: grpojax show {self.directory}"
+            )
 
     def _evaluate(self, number: int) -> dict[str, float] | None:
         if not self.eval_problems:
@@ -435,7 +627,26 @@ class Trainer:
         return values
 
     def _save(self, scores: dict[str, float] | None) -> None:
-        self.checkpoints.save(self.done, self.state, {"step": self.done}, scores)
+        """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again."""
+        started = time.perf_counter()
+        self.meta["step"] = self.done
+        try:
+            self.checkpoints.save(self.done, self.state, dict(self.meta), scores)
+            self._save_problem = None
+        except SaveError as e:
+            self._note_failed_save(e)
+        self._checkpoint_s += time.perf_counter() - started
+
+    def _save_waits(self) -> None:
+        """Until what was saved last is on disk."""
+        try:
+            self.checkpoints.wait()
+        except SaveError as e:
+            self._note_failed_save(e)
+
+    def _note_failed_save(self, error: SaveError) -> None:
+        self._save_problem = " ".join(str(error).split())[:300]
+        log.warning("a save failed; the checkpoints before it are untouched: %s", self._save_problem)
 
     def report(self) -> None:
         """Accuracy before and after, three samples, and ``curve.png`` in the run directory."""
@@ -453,6 +664,12 @@ class Trainer:
         path = self.directory / "curve.png"
         tracking.draw_curve(lines, path)
         log.info("reward curve: %s", path)
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, file)
 
 
 def load_policy_params(policy: Policy, config: Config, run_dir: str | Path, step_number: int | None = None):

@@ -108,6 +108,7 @@ class TrainBatch:
         None means the policy itself before the update, as with one update a rollout.
       ref_logps: ``[P, G, T]`` float32 or None: log-probs of the frozen reference.
       sampler_logps: ``[P, G, T]`` float32 or None: log-probs that the sampler reported, to watch the mismatch.
+      displacement_weights: ``[P, G, T]`` float32 or None: `grpojax.losses.displacement_weights`.
     """
 
     prompts: Prompts
@@ -118,6 +119,7 @@ class TrainBatch:
     behavior_logps: Array | None = None
     ref_logps: Array | None = None
     sampler_logps: Array | None = None
+    displacement_weights: Array | None = None
 
 
 @pytree

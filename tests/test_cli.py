@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from grpojax import bench, cli, config, data, rewards
+from grpojax import cli, config, data, rewards
 from grpojax.errors import UserError
 from grpojax.models import DecoderConfig
+from grpojax.models.flops import forward_flops
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 QUICKSTART = str(CONFIGS / "quickstart.yaml")
@@ -131,7 +132,7 @@ def test_flops_are_counted_on_tokens_in_use():
     # A prompt of 3 with completions of 1 and 2 tokens: 6 tokens, seen keys 6 + (1 + 3) + (3 + 6).
     weights = 2 * (4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8)
     want = 2 * (6 * weights + 2 * 19 * 4 * 2 + 3 * 11 * 4)
-    assert bench.forward_flops(c, [3], [[1, 2]]) == want
+    assert forward_flops(c, [3], [[1, 2]]) == want
 
 
 def test_bench_prints_a_table(tmp_path, capsys):

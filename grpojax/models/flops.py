@@ -1,0 +1,35 @@
+"""Useful FLOPs of a group-native forward, counted from the shapes, and what devices can do at best."""
+
+import numpy as np
+
+from grpojax.models.config import DecoderConfig
+
+# Dense bfloat16 FLOP/s of one device as jax names its kind, from the makers' data sheets.
+PEAK_FLOPS = {
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12,
+    "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}  # fmt: skip
+
+
+def matmul_weights(c: DecoderConfig) -> int:
+    """Weights that a token multiplies with in the layers (not the vocabulary)."""
+    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    return c.num_layers * (c.hidden_size * (2 * q + 2 * kv) + 3 * c.hidden_size * c.intermediate_size)
+
+
+def forward_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
+    """Multiply-adds times two of one group-native forward, counted on tokens in use only.
+
+    Args:
+      c: the decoder.
+      prompt_lengths: ``[P]`` tokens of each prompt, run once.
+      lengths: ``[P, G]`` tokens of each completion.
+    """
+    prompt_lengths, lengths = np.asarray(prompt_lengths, np.float64), np.asarray(lengths, np.float64)
+    tokens = prompt_lengths.sum() + lengths.sum()
+    # Causal attention: a token sees the prompt and, of its own kind, itself and those before it.
+    seen = (prompt_lengths * (prompt_lengths + 1) / 2).sum()
+    seen += (lengths * (lengths + 1) / 2 + lengths * prompt_lengths[:, None]).sum()
+    attention = 2 * seen * c.num_heads * c.head_dim * c.num_layers
+    return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
