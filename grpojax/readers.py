@@ -119,8 +119,8 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
                 else ""
             )
             raise UserError(f"data file {name!r} does not exist{hub}") from None
-        except OSError as e:
-            raise UserError(f"data file {name!r} cannot be read: {e.strerror}") from None
+        except (OSError, ValueError) as e:
+            raise UserError(f"data file {name!r} cannot be read: {getattr(e, 'strerror', e)}") from None
 
 
 def _remote(path: str) -> Iterator[tuple[str, bytes]]:

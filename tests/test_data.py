@@ -281,6 +281,11 @@ def test_hub_datasets(write, tmp_path):
     assert "write hub:openai/gsm8k" in refusal("openai/gsm8k")
 
 
+def test_names_that_no_file_can_have():
+    for name in ("a\0b", "~nobody-of-that-name/d.jsonl", "x" * 5000, "[", " "):
+        assert "data file" in refusal(name)
+
+
 # ----------------------------------------------------------------------------------------------------- config
 
 

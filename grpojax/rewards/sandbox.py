@@ -1,9 +1,10 @@
 """A worker process and what may be done in it: no jax, no Ctrl-C, a limit to its memory."""
 
 import contextlib
-import ctypes
 import functools
 import importlib
+import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -26,14 +27,31 @@ def start(memory_mb: int, functions: Sequence[str], ready: Any) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here["worker"] = True
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: not to outlive the fork server
+    _end_with_parent()
     for path in functions:
         with contextlib.suppress(BaseException):  # said by `probe`, or by the samples
             imported(path)
     if memory_mb:
         _limit_memory(memory_mb)
     ready.release()
+
+
+def _end_with_parent() -> None:
+    """Has the kernel end this process when the one that started it is gone, even from inside a long call (Linux).
+
+    The pipe to the parent closes then. The fork server is no help: it stays as long as one of its processes.
+    """
+    parent = multiprocessing.parent_process()
+    if sys.platform != "linux" or parent is None:
+        return
+    import fcntl
+
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if multiprocessing.connection.wait([parent.sentinel], timeout=0):
+        os._exit(1)  # it was gone before
 
 
 def _limit_memory(megabytes: int) -> None:
