@@ -300,6 +300,7 @@ class Trainer:
             dispatched = self._dispatch_rollout()
             if pending:
                 self._finish(pending)
+                started = time.perf_counter()  # the rollout was queued behind that update
             pending = self._learn(self._collect(*dispatched), started)
             self.done += 1
             last = self.done == train.steps

@@ -18,13 +18,26 @@ def test_has_no_outputs(name):
     assert not [c for c in cells if c.cell_type == "code" and (c.outputs or c.execution_count is not None)]
 
 
-def test_pure_functions():
-    notebook = nbformat.read(FOLDER / "pure_functions.ipynb", as_version=4)
+def printed_by(name):
+    """What a notebook prints when it is run from its own folder."""
+    notebook = nbformat.read(FOLDER / name, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     )
     client.execute()
-    printed = "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
+    return "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
+
+
+@pytest.mark.slow
+def test_quickstart(monkeypatch):
+    monkeypatch.setenv("GRPOJAX_NOTEBOOK_STEPS", "2")
+    monkeypatch.setenv("XLA_FLAGS", "")
+    printed = printed_by("quickstart.ipynb")
+    assert "step 2/2" in printed and "held-out greedy accuracy" in printed and ">>>" in printed
+
+
+def test_pure_functions():
+    printed = printed_by("pure_functions.ipynb")
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.strip()}
     assert set(variants.names()) <= rows.keys()
     assert (

@@ -9,6 +9,11 @@ def length(prompts, completions, tokens, **columns):
     return [float(len(ids)) for ids in tokens]
 
 
+def even(prompts, completions, tokens, **columns):
+    """1 for completions of an even number of tokens."""
+    return [float(len(ids) % 2 == 0) for ids in tokens]
+
+
 def nothing(prompts, completions, tokens, **columns):
     """No sample can be judged."""
     return [None for _ in completions]
