@@ -570,6 +570,22 @@ def get(name: str, **overrides) -> Variant:
     return _ALL[name](**overrides)
 
 
+def check_needs(variant: Variant, provided=()) -> None:
+    """Raises `ValueError` naming what ``variant`` needs beyond ``provided``, keys of `NEEDS`: for trainers to call first.
+
+    Some needs would not be noticed otherwise: without its rollout plan, XRPO is another method that runs.
+
+    Example:
+      >>> check_needs(grpo())
+      >>> check_needs(remax())
+      Traceback (most recent call last):
+      ValueError: variant 'remax' needs greedy: signals.greedy_rewards, of one greedy completion a prompt
+    """
+    missing = [f"{name}: {NEEDS[name]}" for name in variant.needs if name not in provided]
+    if missing:
+        raise ValueError(f"variant {variant.name!r} needs {'; '.join(missing)}")
+
+
 def parameters(name: str) -> Mapping[str, Any]:
     """What a variant takes: name to default, `inspect.Parameter.empty` where it must be given."""
     if name not in _ALL:

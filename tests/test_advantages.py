@@ -188,7 +188,8 @@ def test_a_group_of_one_may_keep_its_reward(rewards):
     """As in verl; in a group of two the option does nothing."""
     chain = A.chain(A.center(singleton="reward"), A.scale(singleton="reward"))
     close(chain(jnp.array(rewards)), 0.7 * np.isfinite(rewards))
-    close(chain(jnp.array([[0.7, 0.7], [NAN, NAN]])), 0)
+    for two in (chain, A.chain(A.center(singleton="reward")), A.chain(A.scale(singleton="reward"))):
+        close(two(jnp.array([[0.7, 0.7], [NAN, NAN]])), 0)
     close(chain(jnp.array([[1, 0]])), [[0.70700679, -0.70700679]])
     for make in (A.center, A.scale):
         with pytest.raises(ValueError, match="'one'.*'reward'"):
@@ -353,6 +354,13 @@ def test_golden_virtual_best(rewards, options, want):
     got = A.chain(A.virtual_best(**options))(jnp.array([rewards]))
     close(got[0], want, atol=2e-6)
     close(oracles.virtual_best([rewards], **options)[0], want, atol=2e-6)
+
+
+@pytest.mark.parametrize("best", [0.1, 0.95])
+def test_virtual_best_of_a_perfect_group_is_exactly_0(best):
+    """In float32 their mean is not the best reward: told by ``std == 0``, some of these groups have advantages."""
+    groups = np.where(np.arange(64) < np.arange(2, 65)[:, None], np.float32(best), np.float32(NAN))
+    assert not np.asarray(A.chain(A.virtual_best(best, eps=1e-9))(groups)).any()
 
 
 def test_virtual_best_refuses_a_reward_over_its_best():

@@ -251,6 +251,22 @@ def test_geometric_oracle(seed):
     close(loss, want, atol=2e-5)
 
 
+def test_kl_and_llds_are_of_tokens_whatever_the_ratio():
+    """With the sample's ratio the unbiased KL would no longer be one."""
+    logps, batch, _ = example(4)
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    share = L.displacement_weights(np.where(batch.weights > 0, batch.advantages, -1), batch.weights > 0)
+    batch = types.SimpleNamespace(**fields, displacement_weights=share)
+    terms = {"kl_coef": 0.3, "kl_kind": "unbiased", "llds_coef": 0.2}
+    levels = [L.Objective(**terms), L.Objective(ratio="sequence", **terms), L.Objective(ratio="own", **terms)]
+    token, *others = (L.policy_loss(logps, batch, objective)[1] for objective in levels)
+    for other in others:
+        assert abs(other["policy_loss"] - token["policy_loss"]) > 1e-4
+        for name in ("kl_loss", "llds_loss"):
+            close(other[name], token[name])
+            assert token[name] > 1e-3
+
+
 def test_wide_cispo_is_reinforce_with_a_weight():
     logps, batch, _ = example()
     _, (got, _) = compiled(L.Objective(surrogate=L.cispo(weight_max=1e9)))(logps, batch, None)

@@ -209,6 +209,13 @@ def test_golden_dapo_overlong():
         variants.get("dapo", overlong_limit=9)
 
 
+def test_needs_are_checked():
+    variants.check_needs(variants.get("xrpo"), {"rollout_plan", "critic"})
+    for name, need in (("xrpo", "rollout_plan.*allocate"), ("culling", "culling"), ("nthr", "hidden_states")):
+        with pytest.raises(ValueError, match=f"'{name}' needs {need}"):
+            variants.check_needs(variants.get(name))
+
+
 def test_filters():
     accuracy = {"accuracy": np.array([[0, 0], [1, 0], [1, 1]], np.float32)}
     keep = lambda name: variants.get(name).keep(accuracy, "accuracy").tolist()  # noqa: E731
