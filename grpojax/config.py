@@ -205,10 +205,10 @@ class Config:
             variant = variants.get(name, **dataclasses.asdict(section))
         except ValueError as e:
             raise UserError(f"variant: {e}") from None
-        if lacking := [variants.NEEDS[n] for n in variant.needs if n not in SUPPLIED]:
-            raise UserError(
-                f"variant {name!r} needs {'; '.join(lacking)}: the trainer does not have that yet"
-            )
+        try:
+            variants.check_needs(variant, SUPPLIED)
+        except ValueError as e:
+            raise UserError(f"{e}: the trainer does not have that yet") from None
         return variant
 
 

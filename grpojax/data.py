@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -370,14 +371,22 @@ def in_order(problems: list[Problem], size: int) -> Iterator[tuple[list[Problem]
         yield [batch[i % real] for i in range(size)], real
 
 
-def to_prompts(problems: Sequence[Problem], length: int) -> Prompts:
-    """Right-padded prompts ``[P, length]``."""
+def to_prompts(problems: Sequence[Problem], length: int, group: int = 0) -> Prompts:
+    """Right-padded prompts ``[P, length]``.
+
+    A problem that stands in the batch again (at the end of a small source) goes on with the sample after its
+    ``group``, so that it does not get the same draws again.
+    """
     tokens = np.zeros((len(problems), length), np.int32)
-    for row, problem in zip(tokens, problems, strict=True):
-        row[: len(problem.ids)] = problem.ids
+    seen: Counter[int] = Counter()
+    first = np.zeros(len(problems), np.int32)
+    for i, problem in enumerate(problems):
+        tokens[i, : len(problem.ids)] = problem.ids
+        first[i] = group * seen[problem.uid]
+        seen[problem.uid] += 1
     return Prompts(
         tokens=tokens,
         lengths=np.array([len(p.ids) for p in problems], np.int32),
         uids=np.array([p.uid for p in problems], np.uint32),
-        first_sample=np.zeros(len(problems), np.int32),
+        first_sample=first,
     )

@@ -330,7 +330,8 @@ class Trainer:
         longest = packing.bucket(max(len(p.ids) for p in problems), config.data.max_prompt_tokens)
         key = jax.random.fold_in(jax.random.key(config.train.seed), number)
         params = self.policy.reshard(self.state.params)
-        return problems, self.policy.sample(params, data.to_prompts(problems, longest), key, config.rollout)
+        prompts = data.to_prompts(problems, longest, config.rollout.group)
+        return problems, self.policy.sample(params, prompts, key, config.rollout)
 
     def _collect(self, problems: list[data.Problem], dispatched: Rollout) -> _Sampled:
         """A rollout on the host with its rewards under way; with dynamic sampling, as many as it takes."""

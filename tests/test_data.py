@@ -541,3 +541,9 @@ def test_fuzz_paths(name, prefix):
 
 def test_kinds_are_all_read():
     assert set(readers.READERS) == set(SourceConfig.__annotations__["format"].__args__) - {"auto"}
+
+
+def test_a_problem_twice_in_a_batch_goes_on_with_other_samples():
+    one, other = (data.Problem(uid, (1, 2), "q", None, {}) for uid in (3, 4))
+    prompts = data.to_prompts([one, other, one, one], 2, group=8)
+    assert prompts.first_sample.tolist() == [0, 0, 8, 16]

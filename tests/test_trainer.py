@@ -267,7 +267,8 @@ from grpojax.trainer import Trainer
 
 recipe, folder = sys.argv[1:]
 for name in variants.names():
-    overrides = [f"run.dir={folder}/{name}", f"variant={name}", "train.steps=3", "train.iterations=2", "data.eval=null",
+    variant = f"{{name: {name}, k: 2}}" if "k" in variants.parameters(name) else name
+    overrides = [f"run.dir={folder}/{name}", f"variant={variant}", "train.steps=3", "train.iterations=2", "data.eval=null",
                  "rewards.0.name=tiny_run:even", "filter=null"]
     try:
         trainer = Trainer(config.load(recipe, overrides))
