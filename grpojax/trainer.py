@@ -141,14 +141,18 @@ class Trainer:
     """A run of ``config``, new or resumed from its directory.
 
     Raises `UserError` where the directory holds a run of another config.
+
+    Args:
+      config: the recipe.
+      devices: what to run on; None takes all there are.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, devices=None):
         self.config = config
         self.directory = Path(config.run.dir)
         self._check_directory()
         self._filter = config.make_filter()
-        self.policy = policy = Policy(config)
+        self.policy = policy = Policy(config, devices)
         self.variant = config.make_variant()
         self.rewards = Rewards(config.make_rewards())
         tokenize = data.Tokenize(policy.tokenizer, config.data)

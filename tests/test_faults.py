@@ -12,8 +12,13 @@ from test_trainer import numbers
 from tiny_run import make_run
 
 from grpojax import cli, config, tracking
+from grpojax import trainer as trainer_module
 from grpojax.errors import UserError
-from grpojax.trainer import Trainer
+
+
+def Trainer(recipe):
+    """On one device: eight share the cores of a small machine."""
+    return trainer_module.Trainer(recipe, devices=jax.devices()[:1])
 
 
 @pytest.fixture(autouse=True)
