@@ -8,7 +8,7 @@ from typing import Any, Literal
 from grpojax import settings, variants
 from grpojax.data import DataConfig
 from grpojax.errors import UserError
-from grpojax.rewards import RewardConfig
+from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.sampler import SamplerConfig
 from grpojax.sharding import MeshConfig
 from grpojax.step import OptimizerConfig
@@ -116,7 +116,7 @@ class Config:
 
     model: ModelConfig
     data: DataConfig
-    rewards: tuple[RewardConfig, ...]
+    rewards: tuple[RewardConfig, ...] | RewardsConfig
     rollout: RolloutConfig
     train: TrainConfig
     run: RunConfig
@@ -126,12 +126,20 @@ class Config:
 
     def __post_init__(self):
         self.make_variant()
-        if not self.rewards:
-            raise UserError("rewards: at least one is needed")
+        self.make_rewards()
         if self.rollout.prompts % self.train.minibatches:
             raise UserError(
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
             )
+
+    def make_rewards(self) -> RewardsConfig:
+        """The rewards; a bare list has the defaults of `RewardsConfig` for the rest."""
+        if isinstance(self.rewards, RewardsConfig):
+            return self.rewards
+        try:
+            return RewardsConfig(terms=self.rewards)
+        except ValueError as e:
+            raise UserError(f"rewards: {e}") from None
 
     def make_variant(self) -> variants.Variant:
         """The variant with its overrides; a constant divisor that is not given is ``rollout.max_tokens``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from grpojax import data, packing
-from grpojax.rewards import answer, extract_answer
+from grpojax.rewards import check_answer, extract_answer
 from grpojax.types import Prompts, Rollout
 
 
@@ -44,7 +44,7 @@ def attempts(
             batch[:real], rollout.tokens[:, 0], rollout.lengths[:, 0], rollout.stopped[:, 0], strict=False
         ):
             text = decode(ids[:n].tolist())
-            correct = problem.gold is not None and answer([""], [text], [ids], gold=[problem.gold])[0] == 1.0
+            correct = problem.gold is not None and check_answer(text, problem.gold)
             done.append(
                 Attempt(
                     problem.prompt, text, extract_answer(text), problem.gold, correct, int(n), bool(stopped)

@@ -113,18 +113,20 @@ class Trainer:
         self._check_directory()
         self.policy = policy = Policy(config)
         self.variant = config.make_variant()
-        self.rewards = Rewards(config.rewards)
+        self.rewards = Rewards(config.make_rewards())
         tokenize = data.Tokenize(policy.tokenizer, config.data)
-        problems, dropped = data.load_problems(config.data.train, tokenize, config.data)
-        if dropped:
-            log.info(
-                "left out %d prompts over data.max_prompt_tokens=%d", dropped, config.data.max_prompt_tokens
-            )
-        self.batches = data.Batches(problems, config.rollout.prompts, config.train.seed)
+        self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
+        for line in self.problems.notes("train", config.data):
+            log.info("%s", line)
+        self.batches = data.Batches(
+            self.problems, config.rollout.prompts, config.train.seed, self.problems.weights
+        )
         self.eval_problems: list[data.Problem] = []
         if config.data.eval:
-            self.eval_problems, _ = data.load_problems(config.data.eval, tokenize, config.data)
-            self.eval_problems = self.eval_problems[: config.train.eval_limit]
+            held_out = data.load_problems(config.data.eval, tokenize, config.data, self.rewards.check_gold)
+            for line in held_out.notes("eval", config.data):
+                log.info("%s", line)
+            self.eval_problems = list(held_out[: config.train.eval_limit])
         if config.rollout.prompts // config.train.minibatches < policy.lanes and config.train.minibatches > 1:
             raise UserError(
                 f"train.minibatches={config.train.minibatches} leaves {config.rollout.prompts // config.train.minibatches} "
@@ -225,6 +227,7 @@ class Trainer:
                 signal.signal(s, handler)
             self.checkpoints.close()
             self.metrics.close()
+            self.rewards.close()
 
     def _on_signal(self, number, frame) -> None:
         if self._stop:
@@ -245,7 +248,7 @@ class Trainer:
         n_prompts, group = config.rollout.prompts, config.rollout.group
         rollout = policy.fetch(dispatched, n_prompts)
         rolled = time.perf_counter()
-        totals, by_name = self._reward(problems, rollout)
+        totals, by_name, invalid = self._reward(problems, rollout)
         rewarded = time.perf_counter()
 
         mask = np.asarray(masked.from_lengths(rollout.lengths, config.rollout.max_tokens))
@@ -313,6 +316,7 @@ class Trainer:
                     jax.block_until_ready(self.state)
         useful = float(np.mean([layout.useful for _, layout in packed]))
         known = self._known(rollout, totals, by_name, mask, useful)
+        known |= {f"rewards/invalid/{kind}": float(count) for kind, count in invalid.items()}
         known |= {
             "time/rollout_s": rolled - started,
             "time/reward_s": rewarded - rolled,
@@ -350,8 +354,9 @@ class Trainer:
         shared = set.intersection(*(set(p.columns) for p in problems))
         columns = {c: [p.columns[c] for p in each] for c in sorted(shared)}
         columns["gold"] = [p.gold for p in each]
-        total, by_name = self.rewards([p.prompt for p in each], texts, ids, columns)
-        return total.reshape(n, group), {k: v.reshape(n, group) for k, v in by_name.items()}
+        scores = self.rewards([p.prompt for p in each], texts, ids, columns, group=group)
+        by_name = {k: v.reshape(n, group) for k, v in scores.by_name.items()}
+        return scores.total.reshape(n, group), by_name, scores.invalid
 
     def _known(self, rollout, totals, by_name, mask, useful) -> dict[str, float]:
         """Metrics that the host can tell."""

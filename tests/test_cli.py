@@ -38,6 +38,31 @@ def test_every_recipe_parses_and_says_how_to_run_it(path):
     ("model.attention=cudnn", "needs dtype: bfloat16"),
     ("rewards=[{name: anser}]", "reward 'anser' is unknown"),
     ("rewards=[]", "rewards: at least one"),
+    ("rewards={terms: []}", "rewards: at least one"),
+    ("rewards={terms: [{name: answer}], combine: normalise}", "did you mean 'normalize'"),
+    ("rewards={terms: [{name: answer}], timeout_s: 0}", "timeout_s=0.0: must be over 0"),
+    ("rewards={terms: [{name: answer}], timeout_s: soon}", "rewards.timeout_s='soon' (from the command line): expected a number"),
+    ("rewards={terms: [{name: answer}], memory_mb: 5}", "memory_mb=5: must be 0 (no limit) or at least 64"),
+    ("rewards={terms: [{name: answer}], memory_mb: 1.5}", "rewards.memory_mb=1.5 (from the command line): expected an integer"),
+    ("rewards={terms: [{name: answer}], workers: -1}", "workers=-1: must be between 0"),
+    ("rewards={terms: [{name: answer}], workers: all}", "rewards.workers='all' (from the command line): expected an integer"),
+    ("rewards={terms: [{name: answer}], worker: 1}", "rewards.worker: unknown key; did you mean 'workers'"),
+    ("rewards=[{name: answer}, {name: answer}]", "reward 'answer' is there twice; give one of them a label"),
+    ("rewards=[{name: answer, label: 3}]", "rewards.0.label=3"),
+    ("rewards=[{name: answer, wieght: 3}]", "rewards.0.wieght: unknown key; did you mean 'weight'"),
+    ("rewards=[{name: answer, options: {markr: x}}]", "rewards.0: options.markr: unknown key; did you mean 'marker'"),
+    ("rewards=[{name: answer, options: {marker: 3}}]", "rewards.0: options.marker=3: expected a string"),
+    ("rewards=[{name: answer, options: 3}]", "rewards.0.options=3 (from the command line): expected a mapping"),
+    ("rewards=[{name: format}]", "rewards.0: options.pattern is required"),
+    ("rewards=[{name: format, options: {pattern: '('}}]", "pattern='(': not a regular expression"),
+    ("rewards=[{name: choice, options: {letters: A}}]", "letters='A': give two capital letters"),
+    ("rewards=[{name: soft_overlong, options: {max_tokens: 9, buffer: 10}}]", "buffer=10: must be between 1 and max_tokens=9"),
+    ("rewards=[{name: soft_overlong, options: {max_tokens: x, buffer: 1}}]", "options.max_tokens='x': expected an integer"),
+    ("rewards=[{name: repetition, options: {ngram: 0}}]", "ngram=0: must be at least 1"),
+    ("rewards=[{name: 'nowhere:f'}]", "reward 'nowhere:f' cannot be imported: ModuleNotFoundError"),
+    ("rewards=[{name: 'json:nothing'}]", "reward 'json:nothing' cannot be imported: AttributeError"),
+    ("rewards=[{name: 'json:decoder'}]", "reward 'json:decoder' cannot be imported: json:decoder is not a function"),
+    ("rewards=[{name: 'json:'}]", "reward 'json:' is unknown"),
     ("data.train=nowhere.jsonl", "data file 'nowhere.jsonl' does not exist"),
     ("model.path=/nowhere", "/nowhere"),
     ("mesh.tensor=3", "mesh"),
@@ -73,16 +98,6 @@ def test_help_loads_nothing_heavy():
 ])  # fmt: skip
 def test_answers_are_read_after_the_last_marker(text, marker, answer):
     assert rewards.extract_answer(text, marker) == answer
-
-
-def test_rewards_sum_with_weights_and_mark_the_invalid(monkeypatch):
-    monkeypatch.setitem(rewards.REWARDS, "half", lambda p, c, t, **k: [0.5, None])
-    both = rewards.Rewards(
-        [rewards.RewardConfig(name="answer"), rewards.RewardConfig(name="half", weight=2.0)]
-    )
-    total, by_name = both(["", ""], ["#### 1,000", "#### 2"], [[], []], {"gold": ["1000", "3"]})
-    assert total[0] == 2.0 and total[1] != total[1]
-    assert by_name["answer"].tolist() == [1.0, 0.0]
 
 
 def test_batches_are_a_function_of_the_step_and_cover_an_epoch():

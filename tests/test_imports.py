@@ -22,7 +22,7 @@ LAYERS = [
     [BASE],
     [PURE, {"models", "sharding"}],
     [{"packing", "critic", "sampler", "step"}],
-    [{"rewards", "data", "tracking", "checkpoint", "settings", "host"}],
+    [{"rewards", "data", "readers", "tracking", "checkpoint", "settings", "host"}],
     [{"config"}],
     [{"trainer", "evaluate", "plan", "bench", "assets"}],
     [{"cli", "__main__"}],

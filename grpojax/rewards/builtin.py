@@ -1,0 +1,233 @@
+r"""The rewards that have names: frozen dataclasses whose fields are their options.
+
+Each is called like a reward function: ``reward(prompts, completions, tokens, **columns) -> list[float | None]``.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from grpojax.errors import UserError
+from grpojax.rewards import answers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reward:
+    """What all have in common.
+
+    Attributes:
+      isolated: whether a call may hang or take much memory, and belongs into a worker process.
+      needs_gold: whether the data must have answers.
+    """
+
+    isolated: ClassVar[bool] = False
+    needs_gold: ClassVar[bool] = False
+
+    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+        raise NotImplementedError
+
+    def check_gold(self, gold: str) -> None:
+        """Raises `UserError` for a gold answer that this reward cannot judge by."""
+
+    def at_once(self, completion: str, gold: str | None) -> float | None:
+        """The reward where a look is enough; None where it takes a call. Only for rewards that are isolated."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MathAnswer(Reward):
+    r"""1 where the marked answer is, as mathematics, the gold answer, otherwise 0 (`answers.check_answer`).
+
+    Attributes:
+      marker: where the answer stands: ``"####"``, ``'\boxed{}'``, any text; None takes any of the known ones.
+    """
+
+    marker: str | None = None
+    isolated: ClassVar[bool] = True
+    needs_gold: ClassVar[bool] = True
+
+    def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
+        return [self._judge(text, want) for text, want in zip(completions, gold, strict=True)]
+
+    def _judge(self, completion: str, gold: str) -> float:
+        given, known = answers.extract_answer(completion, self.marker), self.at_once(completion, gold)
+        if given is None or known is not None:
+            return known or 0.0
+        return float(answers.math_equal(given, answers.bare(gold)))
+
+    def at_once(self, completion: str, gold: str | None) -> float | None:
+        given = answers.extract_answer(completion, self.marker)
+        if given is None:
+            return 0.0
+        decided = answers.compare(given, answers.bare(gold or ""))
+        return None if decided is None else float(decided)
+
+    def check_gold(self, gold: str) -> None:
+        answers.check_gold(answers.bare(gold))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer(Reward):
+    """1 where the marked answer is the gold answer up to spelling (`answers.normal_form`), otherwise 0.
+
+    Attributes:
+      marker: as in `MathAnswer`.
+    """
+
+    marker: str | None = None
+    needs_gold: ClassVar[bool] = True
+
+    def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
+        given = (answers.extract_answer(text, self.marker) for text in completions)
+        return [
+            float(g is not None and answers.same_spelling(g, answers.bare(want)))
+            for g, want in zip(given, gold, strict=True)
+        ]
+
+    def check_gold(self, gold: str) -> None:
+        answers.bare(gold)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerFormat(Reward):
+    """1 where a completion marks an answer at all, otherwise 0.
+
+    Attributes:
+      marker: as in `MathAnswer`.
+    """
+
+    marker: str | None = None
+
+    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+        return [float(answers.extract_answer(text, self.marker) is not None) for text in completions]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Format(Reward):
+    """1 where the whole completion matches a regular expression, otherwise 0.
+
+    Attributes:
+      pattern: Python's syntax; a dot matches a line break too.
+    """
+
+    pattern: str
+    isolated: ClassVar[bool] = True  # a pattern can take exponential time
+
+    def __post_init__(self):
+        try:
+            re.compile(self.pattern, re.DOTALL)
+        except (re.error, RecursionError, OverflowError) as e:
+            raise UserError(f"pattern={self.pattern!r}: not a regular expression: {e}") from None
+
+    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+        pattern = re.compile(self.pattern, re.DOTALL)
+        return [float(pattern.fullmatch(text) is not None) for text in completions]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice(Reward):
+    """Multiple choice: 1 where the marked answer is the gold letter, otherwise 0.
+
+    ``B``, ``(b)``, ``B.`` and ``B) a dog`` are the letter B; ``B dogs`` is not.
+
+    Attributes:
+      marker: as in `MathAnswer`.
+      letters: the choices there are.
+    """
+
+    marker: str | None = None
+    letters: str = "ABCDEFGHIJ"
+    needs_gold: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if len(set(self.letters)) < 2 or not re.fullmatch("[A-Z]+", self.letters):
+            raise UserError(f"letters={self.letters!r}: give two capital letters or more, such as ABCD")
+
+    def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
+        given = (answers.extract_answer(text, self.marker) for text in completions)
+        return [
+            float(g is not None and self._letter(g) is not None and self._letter(g) == self._letter(answers.bare(want)))
+            for g, want in zip(given, gold, strict=True)
+        ]  # fmt: skip
+
+    def _letter(self, answer: str) -> str | None:
+        m = re.match(r"\(?([A-Za-z])(?:\)?$|\)|[.:])", answers.clean(answer[:300]))
+        return m[1].upper() if m and m[1].upper() in self.letters else None
+
+    def check_gold(self, gold: str) -> None:
+        if self._letter(answers.bare(gold)) is None:
+            raise UserError(f"gold answer {gold[:80]!r} is none of the letters {self.letters}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SoftOverlong(Reward):
+    """Length in tokens: 0 up to ``max_tokens - buffer``, then falling in a straight line to -1 at ``max_tokens``.
+
+    DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13.
+
+    >>> SoftOverlong(max_tokens=100, buffer=20)([""] * 4, [""] * 4, [range(n) for n in (80, 81, 90, 101)])
+    [0.0, -0.05, -0.5, -1.0]
+    """
+
+    max_tokens: int
+    buffer: int
+
+    def __post_init__(self):
+        if not 1 <= self.buffer <= self.max_tokens:
+            raise UserError(f"buffer={self.buffer}: must be between 1 and max_tokens={self.max_tokens}")
+
+    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+        free = self.max_tokens - self.buffer
+        return [max(-1.0, min(0.0, (free - len(ids)) / self.buffer)) for ids in tokens]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Repetition(Reward):
+    """Minus the share of a completion's token n-grams that were there before: 0 without repetition, near -1 in a loop.
+
+    Attributes:
+      ngram: tokens that must repeat together.
+
+    >>> Repetition(ngram=2)([""], [""], [[1, 2, 1, 2, 3]])
+    [-0.25]
+    """
+
+    ngram: int = 20
+
+    def __post_init__(self):
+        if self.ngram < 1:
+            raise UserError(f"ngram={self.ngram}: must be at least 1")
+
+    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+        return [self._share(ids) for ids in tokens]
+
+    def _share(self, ids) -> float:
+        grams = [tuple(ids[i : i + self.ngram]) for i in range(len(ids) - self.ngram + 1)]
+        return len(set(grams)) / len(grams) - 1.0 if grams else 0.0
+
+
+REWARDS: dict[str, type[Reward]] = {
+    "math_answer": MathAnswer,
+    "answer": Answer,
+    "answer_format": AnswerFormat,
+    "format": Format,
+    "choice": Choice,
+    "soft_overlong": SoftOverlong,
+    "repetition": Repetition,
+}
+
+
+def make(name: str, options: Mapping[str, Any]) -> Reward:
+    """The reward of that name; options are already checked."""
+    return REWARDS[name](**options)
+
+
+def freeze(options: Mapping[str, Any]) -> str:
+    """Options as text: a key, and the same in every process."""
+    return json.dumps(dict(options), sort_keys=True)
+
+
+def thaw(options: str) -> dict[str, Any]:
+    return json.loads(options)

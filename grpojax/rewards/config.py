@@ -1,0 +1,76 @@
+"""The ``rewards`` section of a recipe."""
+
+import dataclasses
+import difflib
+import typing
+from typing import Any, Literal
+
+from grpojax import settings
+from grpojax.errors import UserError
+from grpojax.rewards import builtin
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """One reward.
+
+    Attributes:
+      name: one of `builtin.REWARDS`, or the import path ``package.module:function`` of a reward function.
+      weight: its factor in the sum. With 0 it is only measured, and its invalid samples stay valid for the sum.
+      options: what the named reward can be told (the fields of its class); a function gets them as keyword arguments.
+      label: its name in metrics, if that is not to be ``name``.
+    """
+
+    name: str
+    weight: float = 1.0
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    label: str | None = None
+
+    def __post_init__(self):
+        known = builtin.REWARDS.get(self.name)
+        if known is not None:
+            root = dataclasses.make_dataclass("Options", [("options", known)], frozen=True)
+            settings.build(typing.cast(Any, root), {"options": self.options})
+        elif not all(self.name.partition(":")[::2]):
+            close = difflib.get_close_matches(self.name, builtin.REWARDS, n=1)
+            known_names = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(builtin.REWARDS)},"
+            raise UserError(f"reward {self.name!r} is unknown; {known_names} or package.module:function")
+
+    @property
+    def metric(self) -> str:
+        """Its name in metrics."""
+        return self.label or self.name
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewardsConfig:
+    """All rewards of a run. In a recipe a bare list stands for ``{terms: [...]}``.
+
+    Attributes:
+      terms: the rewards.
+      combine: "sum" adds the weighted rewards. "normalize" first centres each reward in its group and divides it by
+        its standard deviation there (GDPO, arXiv:2601.05242), so that none drowns another; to finish as GDPO does,
+        take a variant that scales by the batch.
+      timeout_s: seconds that a worker may take for a sample.
+      memory_mb: MiB of address space that a worker may take on top of its imports; 0 sets no limit.
+      workers: processes for the rewards that may hang; 0 takes one for each core, up to 16.
+    """
+
+    terms: tuple[RewardConfig, ...]
+    combine: Literal["sum", "normalize"] = "sum"
+    timeout_s: float = 10.0
+    memory_mb: int = 2048
+    workers: int = 0
+
+    def __post_init__(self):
+        if not self.terms:
+            raise UserError("at least one is needed")
+        names = [t.metric for t in self.terms]
+        if twice := sorted({n for n in names if names.count(n) > 1}):
+            raise UserError(f"reward {twice[0]!r} is there twice; give one of them a label")
+        if not 0 < self.timeout_s <= 3600:
+            raise UserError(f"timeout_s={self.timeout_s}: must be over 0 and at most 3600")
+        if self.memory_mb and self.memory_mb < 64:
+            raise UserError(f"memory_mb={self.memory_mb}: must be 0 (no limit) or at least 64")
+        if not 0 <= self.workers <= 1024:
+            raise UserError(f"workers={self.workers}: must be between 0 (one a core) and 1024")

@@ -1,0 +1,150 @@
+"""Worker processes that may be killed: a hard time limit for each job, a memory limit for each process.
+
+They come from a fork server, a fresh process that never saw jax: nothing is forked after jax has started.
+"""
+
+import contextlib
+import functools
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from typing import Any
+
+from grpojax.rewards import sandbox
+
+log = logging.getLogger("grpojax")
+
+# Seconds over the time limit without any job done after which the workers are taken for lost.
+GRACE = 60.0
+# Seconds that the processes have for their start before they may be stopped.
+START_S = 10.0
+
+
+class _Process(ForkServerProcess):
+    """Does not run the main script again: one without a guard would start its run anew, and most import jax."""
+
+    @staticmethod
+    def _Popen(process_obj):
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            return ForkServerProcess._Popen(process_obj)  # type: ignore[attr-defined]
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Context(ForkServerContext):
+    Process = _Process
+
+
+class Workers:
+    """Processes that call functions with a time limit.
+
+    Args:
+      count: processes; 0 takes one for each core, up to 16.
+      timeout_s: seconds that a job may take.
+      memory_mb: MiB that a process may take on top of its imports; 0 sets no limit.
+      functions: import paths of what the processes shall have imported before their first job.
+      preload: modules imported once, before the processes part.
+    """
+
+    def __init__(
+        self, *, count: int = 0, timeout_s: float = 10.0, memory_mb: int = 2048, functions: Sequence[str] = (),
+        preload: Sequence[str] = (),
+    ):  # fmt: skip
+        self.timeout_s = timeout_s
+        self.count = count or min(16, _cores())
+        self._arguments = (memory_mb, tuple(functions))
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["grpojax.rewards.worker", *preload])
+        self._pool = self._start()
+
+    def _start(self):
+        import pebble
+
+        context = _Context()
+        ready = context.Semaphore(0)
+        pool = pebble.ProcessPool(
+            self.count, initializer=sandbox.start, initargs=(*self._arguments, ready), context=context
+        )
+        self._finalizer = weakref.finalize(self, _stop, pool, ready, self.count)
+        for _ in range(self.count):
+            pool.schedule(_nothing)  # starts the processes
+        return pool
+
+    def submit(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> Future:
+        """Schedules a call. Its future gives what it returned or raises: see `failure`."""
+        try:
+            return self._pool.schedule(function, args=args, timeout=timeout_s or self.timeout_s)
+        except RuntimeError:  # the pool has lost its processes
+            self.restart()
+            return self._pool.schedule(function, args=args, timeout=timeout_s or self.timeout_s)
+
+    def next_done(self, futures: Sequence[Future]) -> Future:
+        """Waits for one of the futures. If none comes in the time that a job may take, all are given up as broken."""
+        done, pending = wait(futures, timeout=self.timeout_s + GRACE, return_when=FIRST_COMPLETED)
+        if not done:
+            self.restart()
+            for future in pending:
+                with contextlib.suppress(Exception):  # done meanwhile
+                    future.set_exception(BrokenProcessPool("the workers were lost"))
+            done = pending
+        return next(iter(done))
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls in a worker and waits; None where it failed."""
+        future = self.next_done([self.submit(function, *args)])
+        return None if future.exception() else future.result()
+
+    def restart(self) -> None:
+        """Starts new processes in place of all."""
+        log.warning("reward workers lost; starting new ones")
+        self._finalizer()
+        self._pool = self._start()
+
+    def close(self) -> None:
+        """Ends the processes; what they were doing is lost."""
+        self._finalizer()
+
+
+def failure(future: Future) -> str | None:
+    """Why a job's future has no result: "timeout", "crash", "broken" (not its own fault); None if it has one."""
+    from pebble import ProcessExpired
+
+    error = future.exception()
+    if error is None:
+        return None
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    return "crash" if isinstance(error, ProcessExpired) else "broken"
+
+
+def _stop(pool, ready, count: int) -> None:
+    # One that is stopped while it starts says so, with a traceback.
+    deadline = time.monotonic() + START_S
+    for _ in range(count):
+        if not pool.active or not ready.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            break
+    pool.stop()
+    pool.join()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def shared() -> Workers:
+    """One worker of the process, for `check_answer`; started on first use."""
+    return Workers(count=1, preload=["math_verify"])

@@ -1,0 +1,254 @@
+"""The rewards of a batch: cheap ones here, those that may hang in workers, and what becomes of those that fail."""
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from grpojax.errors import UserError
+from grpojax.rewards import builtin, pool, sandbox, worker
+from grpojax.rewards.config import RewardConfig, RewardsConfig
+from grpojax.rewards.worker import Outcome, Samples
+
+log = logging.getLogger("grpojax")
+
+# Most samples in a job, and the share of the time limit that a job should take.
+LARGEST_JOB, SHARE = 16, 0.1
+IMPORT_TIMEOUT_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The rewards of N samples.
+
+    Attributes:
+      total: ``[N]`` float32, the weighted sum; NaN where a reward that counts is invalid.
+      by_name: ``[N]`` float32 of each reward as it came, NaN where it is invalid.
+      invalid: how many rewards were invalid, by "name/reason" (`worker.REASONS`); only those over 0.
+    """
+
+    total: np.ndarray
+    by_name: dict[str, np.ndarray]
+    invalid: dict[str, int]
+
+
+@dataclasses.dataclass
+class _Job:
+    term: int
+    indices: list[int]
+    attempt: int
+
+
+class PendingScores:
+    """Rewards under way; `result` waits for them."""
+
+    def __init__(self, rewards: "Rewards", samples: Samples, group: int):
+        self._rewards, self._samples, self._group = rewards, samples, group
+        self._outcomes: list[list[Outcome | None]] = [
+            rewards.at_once(t, samples) for t in range(len(rewards.terms))
+        ]
+        self._jobs: dict[Future, _Job] = {}
+        for t, outcomes in enumerate(self._outcomes):
+            open_ = [i for i, o in enumerate(outcomes) if o is None]
+            size = rewards.job_size(t)
+            for start in range(0, len(open_), size):
+                self._submit(_Job(t, open_[start : start + size], 1))
+        self._scores: Scores | None = None
+
+    def _submit(self, job: _Job) -> None:
+        self._jobs[self._rewards.submit_job(job.term, self._samples.take(job.indices))] = job
+
+    def result(self) -> Scores:
+        """The rewards, once all are there."""
+        while self._jobs:
+            future = self._rewards.workers.next_done(list(self._jobs))
+            job = self._jobs.pop(future)
+            reason = pool.failure(future)
+            if reason is None:
+                outcomes, seconds = future.result()
+                self._rewards.note_pace(job.term, seconds / len(job.indices))
+                for i, outcome in zip(job.indices, outcomes, strict=True):
+                    self._outcomes[job.term][i] = outcome
+            elif len(job.indices) > 1:  # one of them is to blame
+                for i in job.indices:
+                    self._submit(_Job(job.term, [i], job.attempt))
+            elif reason != "timeout" and job.attempt == 1:  # maybe the worker's fault
+                self._submit(_Job(job.term, job.indices, 2))
+            else:
+                detail = {
+                    "timeout": f"it took over rewards.timeout_s={self._rewards.config.timeout_s:g}",
+                    "crash": f"its worker died: {future.exception()}",
+                }.get(reason, f"its worker was lost: {future.exception()}")
+                reason = "timeout" if reason == "timeout" else "crash"
+                self._outcomes[job.term][job.indices[0]] = Outcome(float("nan"), reason, detail)
+        if self._scores is None:
+            outcomes = [[o for o in of_term if o is not None] for of_term in self._outcomes]
+            self._scores = self._rewards.combine(outcomes, self._group)
+        return self._scores
+
+
+class Rewards:
+    """A run's rewards. Close it, or use it in a ``with`` statement: it may own worker processes.
+
+    Args:
+      config: the section of a recipe, or the rewards alone.
+
+    Raises:
+      UserError: a function cannot be imported.
+
+    >>> with Rewards([RewardConfig(name="answer"), RewardConfig(name="answer_format", weight=0.1)]) as rewards:
+    ...     scores = rewards(["1+1?"] * 2, ["#### 2", "two"], [[5, 6], [7]], {"gold": ["2", "2"]})
+    >>> scores.by_name["answer"].tolist(), scores.total.tolist()[1]
+    ([1.0, 0.0], 0.0)
+    """
+
+    def __init__(self, config: RewardsConfig | Sequence[RewardConfig]):
+        if not isinstance(config, RewardsConfig):
+            config = RewardsConfig(terms=tuple(config))
+        self.config = config
+        self.terms = [
+            builtin.make(c.name, c.options) if c.name in builtin.REWARDS else None for c in config.terms
+        ]
+        self._pace: dict[int, float] = {}
+        self._shown: set[tuple[int, str]] = set()
+        self._workers: pool.Workers | None = None
+        paths = [c.name for c, t in zip(config.terms, self.terms, strict=True) if t is None]
+        if any(t is None or t.isolated for t in self.terms):
+            maths = any(isinstance(t, builtin.MathAnswer) for t in self.terms)
+            self._workers = pool.Workers(
+                count=config.workers, timeout_s=config.timeout_s, memory_mb=config.memory_mb, functions=paths,
+                preload=["math_verify"] if maths else [],
+            )  # fmt: skip
+        for path in paths:
+            log.info("rewards run the function %s", path)
+            future = self.workers.submit(sandbox.probe, path, timeout_s=IMPORT_TIMEOUT_S)
+            problem = f"its import failed: {e}" if (e := future.exception()) else future.result()
+            if problem:
+                self.close()
+                raise UserError(f"reward {path!r} cannot be imported: {' '.join(problem.split())}")
+
+    @property
+    def workers(self) -> pool.Workers:
+        assert self._workers is not None
+        return self._workers
+
+    def submit(
+        self, prompts: Sequence[str], completions: Sequence[str], tokens: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]], *, group: int = 1,
+    ) -> PendingScores:  # fmt: skip
+        """Starts the rewards of N samples; workers go on with them while the caller does something else.
+
+        Args:
+          prompts, completions: ``[N]`` texts.
+          tokens: ``[N]`` sampled ids.
+          columns: ``[N]`` values each, of the data's columns and ``gold``.
+          group: samples of one prompt, which stand together.
+        """
+        n = len(completions)
+        wrong = {
+            k: len(v) for k, v in {"prompts": prompts, "tokens": tokens, **columns}.items() if len(v) != n
+        }
+        if wrong or n % group:
+            raise ValueError(f"{n} completions in groups of {group}, but {wrong or 'that leaves a rest'}")
+        lists = {name: list(values) for name, values in columns.items()}
+        return PendingScores(
+            self, Samples(list(prompts), list(completions), list(map(list, tokens)), lists), group
+        )
+
+    def __call__(self, prompts, completions, tokens, columns, *, group: int = 1) -> Scores:
+        """The rewards of N samples: `submit` and its result."""
+        return self.submit(prompts, completions, tokens, columns, group=group).result()
+
+    def check_gold(self, gold: str | None) -> None:
+        """Raises `UserError` for a gold answer, or None for none at all, that a reward cannot judge by."""
+        for config, term in zip(self.config.terms, self.terms, strict=True):
+            if term is not None and term.needs_gold:
+                if gold is None:
+                    raise UserError(
+                        f"reward {config.name!r} needs gold answers: give data.answer their column"
+                    )
+                term.check_gold(gold)
+
+    def at_once(self, t: int, samples: Samples) -> list[Outcome | None]:
+        """Outcomes of a reward that need no worker; None for those that do."""
+        term, n = self.terms[t], len(samples.completions)
+        if term is None:
+            return [None] * n
+        if not term.isolated:
+            return list(worker.outcomes_of(worker.call(term, samples), n))
+        gold = samples.columns.get("gold", [None] * n)
+        known = [term.at_once(text, g) for text, g in zip(samples.completions, gold, strict=True)]
+        return [None if v is None else Outcome(v) for v in known]
+
+    def submit_job(self, t: int, samples: Samples) -> Future:
+        c = self.config.terms[t]
+        return self.workers.submit(worker.judge, c.name, builtin.freeze(c.options), samples)
+
+    def job_size(self, t: int) -> int:
+        """Samples in a job: few enough that together they stay far from the time limit of one."""
+        pace = self._pace.get(t)
+        if pace is None:
+            return LARGEST_JOB // 2
+        return int(min(max(SHARE * self.config.timeout_s / max(pace, 1e-9), 1), LARGEST_JOB))
+
+    def note_pace(self, t: int, seconds: float) -> None:
+        """Takes note of the seconds that a sample took."""
+        self._pace[t] = 0.9 * self._pace.get(t, seconds) + 0.1 * seconds
+
+    def combine(self, outcomes: list[list[Outcome]], group: int) -> Scores:
+        """Outcomes ``[terms][N]`` as arrays; shows each kind of failure once."""
+        counts: Counter[str] = Counter()
+        by_name: dict[str, np.ndarray] = {}
+        total = np.zeros(len(outcomes[0]), np.float32)
+        for t, (config, values) in enumerate(zip(self.config.terms, outcomes, strict=True)):
+            for outcome in values:
+                if outcome.reason:
+                    counts[f"{config.metric}/{outcome.reason}"] += 1
+                    if outcome.detail and (t, outcome.reason) not in self._shown:
+                        self._shown.add((t, outcome.reason))
+                        log.warning(
+                            "reward %s: %s; the sample is left out (shown once)\n%s",
+                            config.metric, outcome.reason, outcome.detail.rstrip(),
+                        )  # fmt: skip
+            array = by_name[config.metric] = np.array([o.value for o in values], np.float32)
+            if config.weight:
+                if self.config.combine == "normalize":
+                    array = normalize(array, group)
+                total = total + np.float32(config.weight) * array
+        return Scores(total, by_name, dict(counts))
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def __enter__(self) -> "Rewards":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def normalize(values: np.ndarray, group: int, eps: float = 1e-4) -> np.ndarray:
+    """Each valid value ``[N]`` minus its group's mean, over its group's standard deviation (ddof 1) plus ``eps``.
+
+    A group whose valid values are all the same gives 0; NaN stays NaN.
+
+    >>> normalize(np.array([1, 0, 0, 0, 3, 3, np.nan, 3], np.float32), 4).round(3).tolist()
+    [1.5, -0.5, -0.5, -0.5, 0.0, 0.0, nan, 0.0]
+    """
+    x = values.reshape(-1, group).astype(np.float64)
+    valid = np.isfinite(x)
+    filled = np.where(valid, x, 0.0)
+    n = valid.sum(1, keepdims=True)
+    mean = filled.sum(1, keepdims=True) / np.maximum(n, 1)
+    centred = np.where(valid, x - mean, 0.0)
+    std = np.sqrt((centred**2).sum(1, keepdims=True) / np.maximum(n - 1, 1))
+    low = np.where(valid, x, np.inf).min(1, keepdims=True)
+    high = np.where(valid, x, -np.inf).max(1, keepdims=True)
+    out = np.where(low < high, centred / (std + eps), 0.0)
+    return np.where(valid, out, np.nan).reshape(-1).astype(np.float32)

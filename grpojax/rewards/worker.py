@@ -1,0 +1,105 @@
+"""What a reward worker does: it judges some samples."""
+
+import asyncio
+import functools
+import inspect
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grpojax.rewards import builtin, sandbox
+
+
+class Samples(NamedTuple):
+    """Some samples of a batch: lists of one entry a sample."""
+
+    prompts: list[str]
+    completions: list[str]
+    tokens: list[list[int]]
+    columns: Mapping[str, list[Any]]
+
+    def take(self, indices: Sequence[int]) -> "Samples":
+        pick = lambda values: [values[i] for i in indices]  # noqa: E731
+        columns = {name: pick(values) for name, values in self.columns.items()}
+        return Samples(pick(self.prompts), pick(self.completions), pick(self.tokens), columns)
+
+
+class Outcome(NamedTuple):
+    """A reward, or why there is none: ``reason`` is one of `REASONS`, ``detail`` what to show."""
+
+    value: float
+    reason: str = ""
+    detail: str = ""
+
+
+REASONS = ("none", "nan", "type", "count", "error", "memory", "timeout", "crash")
+
+
+def _none(reason: str, detail: str) -> Outcome:
+    return Outcome(math.nan, reason, detail)
+
+
+@functools.cache
+def _reward(name: str, options: str) -> Callable[..., Any]:
+    if name in builtin.REWARDS:
+        return builtin.make(name, builtin.thaw(options))
+    return functools.partial(sandbox.imported(name), **builtin.thaw(options))
+
+
+def judge(name: str, options: str, samples: Samples) -> tuple[list[Outcome], float]:
+    """Outcomes of some samples and the seconds they took. If they fail together, each is judged alone."""
+    begin = time.perf_counter()
+    outcomes = _judge(name, options, samples)
+    return outcomes, time.perf_counter() - begin
+
+
+def _judge(name: str, options: str, samples: Samples) -> list[Outcome]:
+    n = len(samples.completions)
+    try:
+        return outcomes_of(call(_reward(name, options), samples), n)
+    except BaseException as e:
+        if n == 1:
+            return [_none("memory" if isinstance(e, MemoryError) else "error", _traceback(e))]
+    return [_judge(name, options, samples.take([i]))[0] for i in range(n)]
+
+
+def _traceback(error: BaseException) -> str:
+    """Without this module's own frames."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(error.with_traceback(frames), limit=-20))
+
+
+def call(function: Callable[..., Any], samples: Samples) -> Any:
+    """What a reward function returns, awaited if it is asynchronous."""
+    values = function(samples.prompts, samples.completions, samples.tokens, **samples.columns)
+    if inspect.isawaitable(values):
+
+        async def finish():
+            return await values
+
+        values = asyncio.run(finish())
+    return values
+
+
+def outcomes_of(values: Any, n: int) -> list[Outcome]:
+    """What a reward function returned for ``n`` samples, as outcomes."""
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        return [_none("type", f"it returned {type(values).__name__}, not a list of numbers")] * n
+    if len(values) != n:
+        return [_none("count", f"it returned {len(values)} values for {n} completions")] * n
+    return [_outcome(v) for v in values]
+
+
+def _outcome(value: Any) -> Outcome:
+    if value is None:
+        return _none("none", "")
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return _none("type", f"it returned {value!r:.80} for a completion, not a number")
+    number = float(value)
+    if not math.isfinite(number):
+        return _none("nan", f"it returned {number} for a completion")
+    return Outcome(number)

@@ -1,0 +1,92 @@
+"""Reward functions that behave and that do not, for workers to import. ``k`` is a column of sample numbers."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+
+def tokens(prompts, completions, tokens, **columns):
+    return [float(len(ids)) for ids in tokens]
+
+
+async def later(prompts, completions, tokens, *, k, scale=1, **columns):
+    await asyncio.sleep(0.01)
+    return [scale * i for i in k]
+
+
+def loaded(prompts, completions, tokens, **columns):
+    """Whether jax, or a test's own main script, came along."""
+    bad = "jax" in sys.modules or "_pytest" in sys.modules
+    return [float(bad) for _ in completions]
+
+
+def pid(prompts, completions, tokens, **columns):
+    return [float(os.getpid()) for _ in completions]
+
+
+def raises(prompts, completions, tokens, *, k, **columns):
+    if 3 in k:
+        raise ZeroDivisionError("the third")
+    return [1.0] * len(k)
+
+
+def leaves(prompts, completions, tokens, *, k, **columns):
+    if 3 in k:
+        sys.exit(0)
+    return [1.0] * len(k)
+
+
+def hangs(prompts, completions, tokens, *, k, **columns):
+    while 3 in k:
+        pass
+    return [1.0] * len(k)
+
+
+def sleeps_in_c(prompts, completions, tokens, *, k, **columns):
+    if 3 in k:
+        (10**7) ** (10**7)  # signals are not looked at
+    return [1.0] * len(k)
+
+
+def dies(prompts, completions, tokens, *, k, **columns):
+    if 3 in k:
+        os.kill(os.getpid(), 9)
+    return [1.0] * len(k)
+
+
+def eats(prompts, completions, tokens, *, k, **columns):
+    if 3 in k:
+        bytearray(2**30)
+    return [1.0] * len(k)
+
+
+def some_nan(prompts, completions, tokens, *, k, **columns):
+    return [float("nan") if i == 3 else 1.0 for i in k]
+
+
+def some_none(prompts, completions, tokens, *, k, **columns):
+    return [None if i == 3 else 1.0 for i in k]
+
+
+def some_text(prompts, completions, tokens, *, k, **columns):
+    return ["1.0" if i == 3 else 1.0 for i in k]
+
+
+def too_many(prompts, completions, tokens, **columns):
+    return [1.0] * (len(completions) + 1)
+
+
+def no_list(prompts, completions, tokens, **columns):
+    return 1.0
+
+
+def slow(prompts, completions, tokens, **columns):
+    time.sleep(0.1 * len(completions))
+    return [1.0] * len(completions)
+
+
+def runs_a_program(prompts, completions, tokens, **columns):
+    done = subprocess.run([sys.executable, "-c", "print(2)"], capture_output=True, text=True)
+    return [float(done.stdout)] * len(completions)
