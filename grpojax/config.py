@@ -77,6 +77,8 @@ class TrainConfig:
       microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
       eval_every: steps between evaluations; 0 evaluates only before and after.
       eval_limit: problems evaluated at most.
+      eval_samples: completions of each; over 1, metrics have pass@n and maj@n too, and accuracy is that of all samples.
+      eval_temperature: 0 is greedy.
       checkpoint_every: steps between saves; 0 saves only at the end.
       keep: newest checkpoints kept (the best by eval accuracy stays too).
       log_every: steps between lines on the console.
@@ -90,6 +92,8 @@ class TrainConfig:
     microbatches: int = 1
     eval_every: int = 0
     eval_limit: int = 256
+    eval_samples: int = 1
+    eval_temperature: float = 0.0
     checkpoint_every: int = 0
     keep: int = 2
     log_every: int = 1
@@ -98,10 +102,17 @@ class TrainConfig:
     def __post_init__(self):
         for name, least in {
             "steps": 1, "seed": 0, "iterations": 1, "minibatches": 1, "microbatches": 1, "eval_every": 0,
-            "eval_limit": 1, "checkpoint_every": 0, "keep": 1, "log_every": 1, "max_skipped": 1,
+            "eval_limit": 1, "eval_samples": 1, "eval_temperature": 0, "checkpoint_every": 0, "keep": 1, "log_every": 1,
+            "max_skipped": 1,
         }.items():  # fmt: skip
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if self.eval_samples > 1000:
+            raise UserError(f"eval_samples={self.eval_samples}: must be at most 1000")
+        if self.eval_samples > 1 and self.eval_temperature == 0:
+            raise UserError(
+                f"eval_samples={self.eval_samples} would all be the same at eval_temperature=0; give it one over 0"
+            )
 
     @property
     def updates(self) -> int:
@@ -155,6 +166,8 @@ class Config:
     def __post_init__(self):
         self.make_variant()
         self.make_filter()
+        if self.data.eval and self.data.answer is None:
+            raise UserError("data.eval needs gold answers to judge by: give data.answer their column")
         if self.rollout.prompts % self.train.minibatches:
             raise UserError(
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"

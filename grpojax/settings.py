@@ -48,16 +48,22 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a mapping at the top level, got {_show(tree)}")
 
-    origins = {"": str(path)}
-    for override in overrides:
-        dotted, equals, value = override.partition("=")
+    tree, origins = override(tree, overrides)
+    return build(cls, tree, {"": str(path), **origins})
+
+
+def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
+    """A copy of ``tree`` with the overrides applied in order, and the origins of what they set, for `build`."""
+    origins = {}
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
         keys = dotted.strip().split(".")
-        where = f"override {override!r}"
+        where = f"override {text!r}"
         if not equals or not all(keys):
             raise UserError(f"{where}: expected key=value, such as train.steps=100")
         tree = _replace(tree, keys, _parse(value, where), where)
         origins[".".join(keys)] = "the command line"
-    return build(cls, tree, origins)
+    return tree, origins
 
 
 def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> T:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,17 +124,20 @@ class Policy:
     def decode(self, ids) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def greedy(
-        self, params, problems, max_tokens: int, max_prompt_tokens: int, size: int
-    ) -> list[evaluate.Attempt]:
-        """One greedy completion a problem."""
-        config = SamplerConfig(group=1, max_tokens=max_tokens, temperature=0.0)
-        size = -(-min(size, len(problems)) // self.lanes) * self.lanes
+    def attempts(
+        self, params, problems, config: evaluate.EvalConfig, judge: evaluate.Judge, *, max_prompt_tokens: int,
+        start: int = 0,
+    ) -> Iterator[list[evaluate.Attempt]]:  # fmt: skip
+        """Tries the problems from ``start`` on, batch by batch; ``params`` are the rollout's."""
+        size = min(max(1, config.batch // config.sampler.group), len(problems))
+        size = -(-size // self.lanes) * self.lanes
 
         def sample(prompts):
-            return self.fetch(self.sample(params, prompts, jax.random.key(0), config), size)
+            return self.fetch(self.sample(params, prompts, jax.random.key(config.seed), config.sampler), size)
 
-        return evaluate.attempts(problems, sample, self.decode, size, max_prompt_tokens)
+        return evaluate.attempts(
+            problems, sample, self.decode, judge, size=size, max_prompt_tokens=max_prompt_tokens, start=start
+        )
 
 
 class Trainer:
@@ -616,16 +619,20 @@ class Trainer:
     def _evaluate(self, number: int) -> dict[str, float] | None:
         if not self.eval_problems:
             return None
-        config = self.config
-        done = self.policy.greedy(
-            self.policy.reshard(self.state.params), self.eval_problems, config.rollout.max_tokens,
-            config.data.max_prompt_tokens, size=128,
+        config, evaluation = self.config, evaluate.EvalConfig.in_training(self.config)
+        batches = self.policy.attempts(
+            self.policy.reshard(self.state.params), self.eval_problems, evaluation,
+            evaluate.judge_of(config.make_rewards()), max_prompt_tokens=config.data.max_prompt_tokens,
         )  # fmt: skip
-        values = evaluate.summary(done)
+        done = [attempt for batch in batches for attempt in batch]
+        evaluate.write(self.directory / "eval" / f"step_{number}.jsonl", done)
+        by_problem = evaluate.by_problem(done, evaluation.ks)
+        values = {f"eval/{name}": float(x.mean()) for name, x in by_problem.items()}
         self.metrics.write(number, values)
         log.info(
-            "step %d  held-out greedy accuracy %.1f %% of %d",
+            "step %d  held-out %s %.1f %% of %d",
             number,
+            evaluation.accuracy_name,
             100 * values["eval/accuracy"],
             len(done),
         )
@@ -661,12 +668,14 @@ class Trainer:
         if evals:
             first, last = evals[0], evals[-1]
             log.info(
-                "held-out greedy accuracy: %.1f %% before (step %d), %.1f %% after (step %d)",
+                "held-out %s: %.1f %% before (step %d), %.1f %% after (step %d)",
+                evaluate.EvalConfig.in_training(self.config).accuracy_name,
                 100 * first["eval/accuracy"], first["step"], 100 * last["eval/accuracy"], last["step"],
             )  # fmt: skip
         for attempt in self.attempts[:3]:
-            verdict = "right" if attempt.correct else f"wrong, gold {attempt.gold}"
-            log.info("Q: %s\n%s\n[%s]", attempt.prompt, attempt.completion.strip(), verdict)
+            sample = attempt.samples[0]
+            verdict = "right" if sample.correct else f"wrong, gold {attempt.gold}"
+            log.info("Q: %s\n%s\n[%s]", attempt.prompt, sample.completion.strip(), verdict)
         path = self.directory / "curve.png"
         tracking.draw_curve(lines, path)
         log.info("reward curve: %s", path)
