@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from tiny_run import make_run
 
-from grpojax import cli, config, evaluate, rewards, tracking
+from grpojax import cli, config, data, evaluate, rewards, tracking
 from grpojax.errors import UserError
 from grpojax.sampler import SamplerConfig
 from grpojax.trainer import Trainer
+from grpojax.types import Rollout
 
 DATA = "builtin:arithmetic/test.jsonl"
 
@@ -142,6 +143,7 @@ def judge(*terms):
 def test_the_judge_is_the_runs_own_where_it_has_one():
     form = {"name": "answer_format"}
     assert judge(form, {"name": "answer", "options": {"marker": "Result:"}}).correct("Result: 7", "7")
+    assert judge({"name": "math_answer", "options": {"marker": "Result:"}}).correct("Result: 14/2", "7")
     assert not judge(form).correct("Result: 7", "7")  # no known marker
     assert judge(form).correct("#### 1/2", "0.5") and not judge({"name": "answer"}).correct("#### 1/2", "0.5")
     choice = judge({"name": "choice", "options": {"letters": "ABCD"}})
@@ -155,6 +157,27 @@ def test_votes_have_one_spelling_without_a_look_at_the_gold_answer():
     assert [plain.vote(x) for x in ("#### 1,234.0", "#### New  York", "nothing", "#### ")] == ["1234", "new york", None, None]  # fmt: skip
     choice = judge({"name": "choice"})
     assert [choice.vote(f"#### {x}") for x in ("B", "(b)", "B) a dog", "dog")] == ["B", "B", "B", None]
+
+
+def test_batches_are_the_same_wherever_an_evaluation_goes_on():
+    problems = [data.Problem(i, (1, 2), f"q{i}", "7", {}) for i in range(10)]
+    seen = []
+
+    def sample(prompts):
+        seen.append(prompts.uids.tolist())
+        ids = np.ones((len(prompts.uids), 1, 3), np.int32)
+        return Rollout(tokens=ids, logps=ids, lengths=ids[..., 0], stopped=ids[..., 0] > 0)
+
+    def uids(start):
+        seen.clear()
+        batches = evaluate.attempts(
+            problems, sample, str, judge({"name": "answer"}), size=4, max_prompt_tokens=8, start=start
+        )
+        return [[a.uid for a in batch] for batch in batches]
+
+    assert uids(0) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] and seen[2] == [8, 9, 8, 9]
+    assert uids(6) == [[6, 7], [8, 9]] and seen == [[4, 5, 6, 7], [8, 9, 8, 9]]
+    assert uids(8) == [[8, 9]] and seen == [[8, 9, 8, 9]]
 
 
 def attempt(uid, *correct, vote="7", tokens=5, stopped=True):
