@@ -43,7 +43,8 @@ class MeshConfig:
         sizes = (self.data, self.fsdp, self.tensor)
         if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
             raise UserError(
-                f"mesh sizes {sizes}: each must be at least 1, and one of them may be -1 (the rest)"
+                f"data={self.data}, fsdp={self.fsdp}, tensor={self.tensor}: each must be at least 1, and one of them may "
+                "be -1 (the rest)"
             )
 
 

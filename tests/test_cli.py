@@ -1,7 +1,9 @@
 """Recipes parse, mistakes exit with status 2 in two lines, and help is quick."""
 
+import dataclasses
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -155,3 +157,48 @@ def test_bench_prints_a_table(tmp_path, capsys):
     with jax.numpy_dtype_promotion("standard"):
         assert cli.main(arguments) == 0
     assert "of matmul rate" in capsys.readouterr().out and out.exists()
+
+
+def leaves(cls, path=()):
+    """Dotted paths of all settings of a config class."""
+    for name, kind in typing.get_type_hints(cls).items():
+        options = [kind, *typing.get_args(kind)] if typing.get_origin(kind) is not tuple else []
+        inner = [k for k in options if dataclasses.is_dataclass(k)]
+        if inner and name != "rewards" and (*path, name) not in [("data", "train"), ("data", "eval")]:
+            yield from leaves(inner[0], (*path, name))
+        else:
+            yield ".".join((*path, name)), kind
+
+
+LEAVES = dict(leaves(config.Config))
+
+
+def test_the_settings_are_found():
+    assert {
+        "train.steps",
+        "filter.metric",
+        "tracking.samples",
+        "optimizer.b1",
+        "data.train",
+        "rewards",
+    } <= LEAVES.keys()
+    assert len(LEAVES) > 50
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_a_wrong_type_and_a_typo_are_told_with_their_path(path):
+    with pytest.raises(UserError) as wrong:
+        config.load(QUICKSTART, [f"{path}={{oops: [1]}}"])
+    assert path.split(".")[-1] in str(wrong.value) and str(wrong.value).count("\n") <= 1
+    with pytest.raises(UserError) as typo:
+        config.load(QUICKSTART, [f"{path}q=1"])
+    assert f"{path.split('.')[-1]}q" in str(typo.value) and str(typo.value).count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    "path", [p for p, kind in LEAVES.items() if {int, float} & {kind, *typing.get_args(kind)}]
+)
+def test_a_number_far_out_of_range_is_refused(path):
+    with pytest.raises(UserError) as wrong:
+        config.load(QUICKSTART, [f"{path}=-1000000"])
+    assert path.split(".")[-1] in str(wrong.value)
