@@ -218,7 +218,9 @@ def make_train_step(
         if compute.mesh is not None:
             keep = lambda x: jax.lax.with_sharding_constraint(x, shardings(x, compute.mesh))  # noqa: E731
             params, opt_state = keep(params), keep(opt_state)
-        return TrainState(step=state.step + finite, params=params, opt_state=opt_state), metrics
+        return TrainState(
+            step=state.step + finite.astype(jnp.int32), params=params, opt_state=opt_state
+        ), metrics
 
     return train_step
 

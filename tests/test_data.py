@@ -319,7 +319,7 @@ def test_names_that_no_file_can_have():
     ("data.max_prompt_tokens=0", "max_prompt_tokens=0: must be at least 1"),
     ("data.max_prompt_tokens=few", "data.max_prompt_tokens='few'"),
     ("data.exampels=[]", "data.exampels: unknown key; did you mean 'examples'?"),
-    ("data.answer=null", "reward 'answer' needs gold answers: give data.answer their column"),
+    ("data.answer=null", "data.eval needs gold answers to judge by: give data.answer their column"),
     ("data.prompt=qestion", "arithmetic/train.jsonl:1: has no column 'qestion' for the question"),
     ("data.system=3", "data.system=3"),
     ("data.template=chta", "did you mean 'chat'?"),

@@ -129,7 +129,12 @@ def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(r
 
 def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken):
     trainer = Trainer(load(recipe, tmp_path / "run"))
-    remove = lambda problems, rollout: trainer.done == 2 and shutil.rmtree(tmp_path / "run" / "checkpoints")  # noqa: E731
+
+    def remove(problems, rollout):
+        if trainer.done == 2:
+            trainer.checkpoints.wait()
+            shutil.rmtree(tmp_path / "run" / "checkpoints")
+
     trainer.on_step = remove
     try:
         assert trainer.run()

@@ -107,7 +107,7 @@ def test_a_v4_chip_is_one_device():
 
 def test_compiled_update_holds_no_logits():
     """Compiled for the CPU, the temporaries of an update are smaller than its float32 logits."""
-    config = dataclasses.replace(CONFIG, vocab_size=65536, hidden_size=64, intermediate_size=64, head_dim=16)
+    config = dataclasses.replace(CONFIG, vocab_size=65536, hidden_size=32, intermediate_size=32, head_dim=8)
     optimizer = step.make_optimizer(step.OptimizerConfig(), 10)
     graph, state = step.abstract_state(config, optimizer)
     full = np.ones((4, 4, 64), np.float32)

@@ -1,6 +1,5 @@
 """Whole runs of a tiny random model: they learn, they resume bit for bit, and they end as they should."""
 
-import inspect
 import json
 import os
 import random
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from tiny_run import make_run
 
-from grpojax import cli, config, tracking, variants
+from grpojax import cli, config, tracking
 from grpojax.checkpoint import Checkpoints
 from grpojax.trainer import Trainer
 
@@ -257,49 +256,3 @@ def test_invalid_samples_are_left_out(recipe, tmp_path):
     np.testing.assert_array_equal(np.asarray(trainer.state.params["embed"][...]), before)
     line = numbers(tmp_path / "run")[-2]
     assert line["rewards/invalid"] == 1.0 and line["reward"] == 0.0
-
-
-EVERY_VARIANT = """
-import sys
-import numpy as np
-from grpojax import config, errors, tracking, variants
-from grpojax.trainer import Trainer
-
-recipe, folder = sys.argv[1:]
-for name in variants.names():
-    variant = f"{{name: {name}, k: 2}}" if "k" in variants.parameters(name) else name
-    overrides = [f"run.dir={folder}/{name}", f"variant={variant}", "train.steps=3", "train.iterations=2", "data.eval=null",
-                 "rewards.0.name=tiny_run:even", "filter=null"]
-    try:
-        trainer = Trainer(config.load(recipe, overrides))
-    except errors.UserError as e:
-        print(name, "refused", e, sep="|")
-        continue
-    assert trainer.run()
-    lines = [line for line in tracking.read_metrics(f"{folder}/{name}") if "reward" in line]
-    print(name, len(lines), all(np.isfinite(line["loss"]) for line in lines), max(line["grad_norm"] for line in lines), sep="|")
-"""
-
-
-@pytest.mark.slow
-def test_every_variant_trains_or_says_what_it_lacks(recipe, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_VARIANT, str(recipe), str(tmp_path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    rows = {line.split("|")[0]: line.split("|")[1:] for line in done.stdout.splitlines() if "|" in line}
-    assert rows.keys() == set(variants.names())
-    for name, row in rows.items():
-        lacks = [n for n in variants.get(name, **needed(name)).needs if n not in config.SUPPLIED]
-        if lacks:
-            assert row[0] == "refused" and all(variants.NEEDS[n] in row[1] for n in lacks)
-        else:
-            assert row[:2] == ["3", "True"] and float(row[2]) > 0, (name, row)
-
-
-def needed(name):
-    """Values for the options that a variant must be given."""
-    return {k: 1.0 for k, v in variants.parameters(name).items() if v is inspect.Parameter.empty}
