@@ -119,6 +119,7 @@ def main(argv: list[str] | None = None) -> int:
 def _setup() -> None:
     """Console and allocator; before jax is imported."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from grpojax import host, tracking
 
     host.keep_memory()
