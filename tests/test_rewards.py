@@ -302,9 +302,10 @@ def console():
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("grpojax")
     logger.addHandler(handler)
-    before, logger.level = logger.level, logging.INFO
+    before = logger.level
+    logger.setLevel(logging.INFO)
     yield lines
-    logger.level = before
+    logger.setLevel(before)
     logger.removeHandler(handler)
 
 
