@@ -208,6 +208,7 @@ class Trainer:
             self.state = step.init_state(policy.params, optimizer, policy.mesh)
         policy.params = None
         self.done: int = self.meta["step"]
+        self._dispatched: int = self.meta["rollouts"]
         self.metrics = tracking.Metrics(self.directory, self.done, config.tracking)
         self.table = tracking.Table(config.train.steps)
         self.peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
@@ -308,7 +309,11 @@ class Trainer:
             if pending:
                 self._finish(pending)
                 started = time.perf_counter()  # the rollout was queued behind that update
-            pending = self._learn(self._collect(*dispatched), started)
+            sampled = self._collect(*dispatched)
+            self.meta["rollouts"] = (
+                self._dispatched
+            )  # those that a save accounts for: not the next one, under way
+            pending = self._learn(sampled, started)
             self.done += 1
             last = self.done == train.steps
             evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
@@ -331,8 +336,8 @@ class Trainer:
 
     def _dispatch_rollout(self) -> tuple[list[data.Problem], Rollout]:
         """Starts the next rollout; its problems and its draws follow from its number in the run."""
-        config, number = self.config, self.meta["rollouts"]
-        self.meta["rollouts"] += 1
+        config, number = self.config, self._dispatched
+        self._dispatched += 1
         problems = self.batches[number]
         longest = packing.bucket(max(len(p.ids) for p in problems), config.data.max_prompt_tokens)
         key = jax.random.fold_in(jax.random.key(config.train.seed), number)
@@ -348,7 +353,7 @@ class Trainer:
             return first
         metric, most = self._filter
         drawn, keeps = [first], [self._keep(first, metric)]
-        while sum(k.sum() for k in keeps) < size and len(drawn) < most and not self._stop:
+        while sum(k.sum() for k in keeps) < size and len(drawn) < most:
             problems, dispatched = self._dispatch_rollout()
             drawn.append(self._sampled(problems, self.policy.fetch(dispatched, size)))
             keeps.append(self._keep(drawn[-1], metric))

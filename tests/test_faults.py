@@ -89,6 +89,7 @@ def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe
     ):
         trainer.run()
     assert trainer.checkpoints.steps() and int(trainer.state.step) == 1
+    assert trainer.meta["rollouts"] == 3  # the fourth was under way, and is drawn again
 
 
 class Full:

@@ -3,6 +3,7 @@ r"""The rewards that have names: frozen dataclasses whose fields are their optio
 Each is called like a reward function: ``reward(prompts, completions, tokens, **columns) -> list[float | None]``.
 """
 
+import abc
 import dataclasses
 import json
 import re
@@ -14,7 +15,7 @@ from grpojax.rewards import answers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reward:
+class Reward(abc.ABC):
     """What all have in common.
 
     Attributes:
@@ -25,10 +26,11 @@ class Reward:
     isolated: ClassVar[bool] = False
     needs_gold: ClassVar[bool] = False
 
+    @abc.abstractmethod
     def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
-        raise NotImplementedError
+        """The rewards of the samples."""
 
-    def check_gold(self, gold: str) -> None:
+    def check_gold(self, gold: str) -> None:  # noqa: B027  most rewards take any
         """Raises `UserError` for a gold answer that this reward cannot judge by."""
 
     def at_once(self, completion: str, gold: str | None) -> float | None:
