@@ -27,7 +27,9 @@ class Signals:
 
     Attributes:
       rewards: ``[P, G]`` raw rewards; `chain` fills it with its input.
-      valid: ``[P, G]`` bool, samples that have a reward; `chain` fills it: those whose reward is finite.
+      outcome: ``[P, G]`` what a sample's success is judged by, such as accuracy; `chain` fills it with its input. Where
+        rewards are sums, a format bonus would otherwise make a wrong sample look as if it had not failed.
+      valid: ``[P, G]`` bool, samples that have a reward; `chain` leaves those out whose reward is not finite.
       lengths: ``[P, G]`` int32 completion lengths.
       mask: ``[P, G, T]`` bool completion tokens.
       behavior_logps: ``[P, G, T]`` log-probs under the policy that drew the tokens.
@@ -46,6 +48,7 @@ class Signals:
     """
 
     rewards: Any = None
+    outcome: Any = None
     valid: Any = None
     lengths: Any = None
     mask: Any = None
@@ -89,6 +92,12 @@ def per_token(values, transform: str):
     return values
 
 
+def judged(signals: Signals):
+    """``(outcome, valid)``, ``[P, G]``: what success is judged by, and of which samples it is known."""
+    outcome = jnp.asarray(signals.outcome, jnp.float32)
+    return outcome, signals.valid & jnp.isfinite(outcome)
+
+
 def signs(signals: Signals):
     """``[P, G]`` float32: the sign of ``r - mean r`` over the group, 0 on samples that are not valid."""
     return jnp.sign(center("group")(signals.rewards, signals))
@@ -110,18 +119,19 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
         signals = signals or Signals()
         values = jax.lax.stop_gradient(jnp.asarray(rewards, jnp.float32))
         signals = jax.tree.map(jax.lax.stop_gradient, signals)
-        if signals.rewards is None:
-            signals = dataclasses.replace(signals, rewards=values)
-        if signals.valid is None:
-            signals = dataclasses.replace(signals, valid=jnp.isfinite(signals.rewards))
-        values = jnp.where(signals.valid, values, 0.0)
+        raw = values if signals.rewards is None else jnp.asarray(signals.rewards, jnp.float32)
+        valid = jnp.isfinite(values) & jnp.isfinite(raw)
+        if signals.valid is not None:
+            valid = valid & signals.valid
+        outcome = raw if signals.outcome is None else signals.outcome
+        signals = dataclasses.replace(signals, rewards=raw, outcome=outcome, valid=valid)
+        values = jnp.where(valid, values, 0.0)
         if reward is not None:
             values = jnp.where(signals.valid, reward(values, signals), 0.0)
             signals = dataclasses.replace(signals, rewards=values)
         for transform in transforms:
             values = transform(values, signals)
-        valid = signals.valid.reshape(signals.valid.shape + (1,) * (values.ndim - 2))
-        return jnp.where(valid, values, 0.0)
+        return jnp.where(valid.reshape(valid.shape + (1,) * (values.ndim - 2)), values, 0.0)
 
     return apply
 
@@ -153,16 +163,26 @@ def center(
         equals the plain form times ``n / (n - 1)``.
       singleton: what a group of one valid sample gives: 0, or its reward, as in verl.
 
-    A group whose valid rewards are all equal gives exactly 0, and so does a group of one.
+    A group whose valid rewards are all equal gives exactly 0, and so does a group of one. A reward that differs from
+    the mean by rounding only gives 0 as well: its sign would depend on the order of the samples.
     """
+    alone = _keeps_singletons(singleton, "center")
     if by == "none":
+        if leave_one_out or alone:
+            raise ValueError(
+                "center(by='none') subtracts nothing: it takes no leave_one_out and no singleton"
+            )
         return lambda values, signals: values
-    axis, alone = _axis(by, "center"), _keeps_singletons(singleton, "center")
+    axis = _axis(by, "center")
 
     def transform(values, signals: Signals):
         valid, values = signals.valid, per_sample(values, "center")
         n = valid.sum(axis, keepdims=True).astype(jnp.float32)
         centred = values - masked.mean(values, valid, axis, keepdims=True)
+        rounding = (
+            8 * jnp.finfo(jnp.float32).eps * jnp.where(valid, jnp.abs(values), 0.0).max(axis, keepdims=True)
+        )
+        centred = jnp.where(jnp.abs(centred) <= rounding, 0.0, centred)
         if leave_one_out:
             centred = centred * n / jnp.maximum(n - 1.0, 1.0)
         dead = masked.all_equal(values, valid, axis, keepdims=True)
@@ -177,11 +197,13 @@ def scale(
     of: Literal["rewards", "advantages"] = "rewards",
     ddof: int = 1,
     eps: float = 1e-4,
+    live_only: bool = False,
     singleton: Literal["zero", "reward"] = "zero",
 ) -> Transform:
-    """Divides by a standard deviation: ``A_i / (std + eps)``.
+    """Divides by a standard deviation: ``A_i / (std + eps)``, on ``[P, G]``.
 
-    No GRPO paper states ddof or eps; libraries differ (TRL: 1 and 1e-4, verl: 1 and 1e-6, papers' algebra: 0).
+    No GRPO paper states ddof or eps; libraries differ (TRL: 1 and 1e-4, verl: 1 and 1e-6, papers' algebra: 0). The
+    defaults are TRL's, the larger eps being the safer one.
 
     Args:
       by: over which samples the deviation is taken.
@@ -189,27 +211,41 @@ def scale(
         prompts (Lite PPO, arXiv 2508.08221, prints the first; REINFORCE++-baseline and ScaleRL use the second).
       ddof: 1 divides the squares by n - 1, 0 by n.
       eps: added to the deviation.
+      live_only: leave groups whose raw rewards are all equal out of a batch's deviation, as if they had been filtered
+        before; they dilute that of centred rewards.
       singleton: a group of one valid sample gives 0, or stays as it comes ("reward", as in verl).
 
-    Where the numbers under the deviation are all equal the result is exactly 0.
+    Where the numbers under the deviation are all equal, or no more than ``ddof``, the result is exactly 0.
     """
-    if by == "none":
-        return lambda values, signals: values
-    axis, alone = _axis(by, "scale"), _keeps_singletons(singleton, "scale")
     if of not in ("rewards", "advantages"):
         raise ValueError(f"scale(of={of!r}): must be 'rewards' or 'advantages'")
+    alone = _keeps_singletons(singleton, "scale")
+    if by == "none":
+        return lambda values, signals: values
+    axis = _axis(by, "scale")
+    if live_only and by == "group":
+        raise ValueError("scale(by='group', live_only=True): a group's deviation is its own")
 
     def transform(values, signals: Signals):
         valid, values = signals.valid, per_sample(values, "scale")
         base = signals.rewards if of == "rewards" else values
-        std = jnp.sqrt(masked.variance(base, valid, axis, keepdims=True, ddof=ddof))
-        dead = masked.all_equal(base, valid, axis, keepdims=True)
+        counted = valid
+        if live_only:
+            counted = valid & ~masked.all_equal(signals.rewards, valid, 1, keepdims=True)
+        std, dead = _deviation(base, counted, axis, ddof)
         single = valid & (valid.sum(axis, keepdims=True) == 1) & alone
         return jnp.where(
             valid & ~dead, values / jnp.where(dead, 1.0, std + eps), jnp.where(single, values, 0.0)
         )
 
     return transform
+
+
+def _deviation(x, mask, axis, ddof: int):
+    """``(std, dead)``: the deviation where ``mask``, and whether there is none: all equal, or no more than ``ddof``."""
+    n = jnp.asarray(mask).sum(axis, keepdims=True)
+    std = jnp.sqrt(masked.variance(x, mask, axis, keepdims=True, ddof=ddof))
+    return std, masked.all_equal(x, mask, axis, keepdims=True) | (n <= ddof)
 
 
 def to_tokens() -> Transform:
@@ -265,7 +301,8 @@ def rescale_live() -> Transform:
         valid = signals.valid
         dead = masked.all_equal(signals.rewards, valid, 1, keepdims=True)
         live = (valid & ~dead).sum().astype(jnp.float32)
-        return per_sample(values, "rescale_live") * valid.sum().astype(jnp.float32) / jnp.maximum(live, 1.0)
+        alpha = jnp.where(live > 0, valid.sum().astype(jnp.float32) / jnp.maximum(live, 1.0), 0.0)
+        return per_sample(values, "rescale_live") * alpha
 
     return transform
 
@@ -275,7 +312,8 @@ def virtual_best(reward_max: float = 1.0, count: int = 1, *, ddof: int = 1, eps:
 
     ``A_i = (r_i - mean') / (std' + eps)`` for the real samples (NGRPO, arXiv 2509.18851, as its code has it). A
     group in which all fail gets ``-1 / sqrt(G + 1)`` (ddof 1) each, and one in which all are right exactly 0. In all
-    other groups the sum is negative: the method pairs this with a tighter lower clip. A reward over ``reward_max``
+    other groups the sum is negative: the method pairs this with a tighter lower clip. A group of one is no exception:
+    one failure gives ``-1 / sqrt(2)`` (the authors' code leaves its reward as it is). A reward over ``reward_max``
     raises where the rewards are concrete and counts as ``reward_max`` under jit.
 
     Example:
@@ -323,16 +361,16 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
 
     Args:
       k: samples that one attempt may draw, at most the group.
-      success: the reward from which on a sample is right.
+      success: the outcome from which on a sample is right.
     """
     if k < 1:
         raise ValueError(f"pass_at_k(k={k}): must be at least 1")
 
     def transform(values, signals: Signals):
-        values, valid = per_sample(values, "pass_at_k"), signals.valid
-        if k > values.shape[1]:
+        outcome, valid = judged(signals)
+        if k > per_sample(values, "pass_at_k").shape[1]:
             raise ValueError(f"pass_at_k(k={k}): more than the group's {values.shape[1]} samples")
-        right = valid & (values >= success)
+        right = valid & (outcome >= success)
         total = valid.sum(1, keepdims=True).astype(jnp.float32)
         wrong = (valid & ~right).sum(1, keepdims=True).astype(jnp.float32)
         fail = _none_of(k, wrong, total)
@@ -367,30 +405,31 @@ def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
 
 
 def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
-    """``A_i = -c`` in a group in which no reward is over ``fail_reward``; other groups as they come.
+    """``A_i = -c`` in a group in which no outcome is over ``fail_reward``; other groups as they come; ``[P, G]``.
 
-    Goes after the scale: it overwrites. The sum over such a group is ``-c G``, a push away from all that was sampled
+    The fourth of the experiments in `grpojax.variants`. Goes after the scale: it overwrites. The sum over such a group is ``-c G``, a push away from all that was sampled
     with no direction, unbounded below without a clip; NGRPO's value would be ``1 / sqrt(G + 1)``, c = 1 is 3 times
     that at G = 8.
     """
 
     def transform(values, signals: Signals):
-        failed = masked.all_fail(signals.rewards, signals.valid, fail_reward)
+        failed = masked.all_fail(*judged(signals), fail_reward)
         return jnp.where(failed[:, None], -c, per_sample(values, "penalize_all_fail"))
 
     return transform
 
 
 def likelihood_of_all_fail(fail_reward: float = 0.0) -> Transform:
-    """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood`` instead.
+    """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood [P, G]`` instead.
 
+    The fifth of the experiments in `grpojax.variants`.
     ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. Joint or per-token
     geometric mean is the caller's choice (the second compares answers of any length and lies in [0, 1]).
     """
 
     def transform(values, signals: Signals):
         likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
-        failed = masked.all_fail(values, signals.valid, fail_reward)[:, None]
+        failed = masked.all_fail(*judged(signals), fail_reward)[:, None]
         return jnp.where(failed & jnp.isfinite(likelihood), likelihood, values)
 
     return transform
@@ -418,8 +457,7 @@ def whiten(*, ddof: int = 0, eps: float = 1e-8) -> Transform:
         counted = signals.valid
         if values.ndim == 3:
             counted = need(signals, "mask", "whiten") & counted[..., None]
-        dead = masked.all_equal(values, counted)
-        std = jnp.sqrt(masked.variance(values, counted, ddof=ddof))
+        std, dead = _deviation(values, counted, None, ddof)
         centred = values - masked.mean(values, counted)
         return jnp.where(counted & ~dead, centred / jnp.where(dead, 1.0, std + eps), 0.0)
 
@@ -440,12 +478,36 @@ def process_rewards(*, ddof: int = 1, eps: float = 1e-4) -> Transform:
         rewards = jnp.asarray(need(signals, "step_rewards", "process_rewards"), jnp.float32)
         ends = mask & jnp.isfinite(rewards) & signals.valid[..., None]
         kept = {"mask": ends, "axis": (1, 2), "keepdims": True}
-        dead = masked.all_equal(rewards, **kept)
-        std = jnp.sqrt(masked.variance(rewards, ddof=ddof, **kept))
+        std, dead = _deviation(rewards, ends, (1, 2), ddof)
         centred = jnp.where(ends & ~dead, rewards - masked.mean(rewards, **kept), 0.0)
-        return jnp.where(mask, _suffix_sums(centred / jnp.where(dead, 1.0, std + eps)), 0.0)
+        return _suffix_sums(centred / jnp.where(dead, 1.0, std + eps), mask)
 
     return transform
+
+
+def _k1(signals: Signals, transform: str):
+    """``log π_behavior - log π_ref`` on tokens, ``[P, G, T]``; 0 on padding."""
+    mask, logps, ref = (need(signals, name, transform) for name in ("mask", "behavior_logps", "ref_logps"))
+    return jnp.where(mask, jnp.asarray(logps, jnp.float32) - jnp.asarray(ref, jnp.float32), 0.0)
+
+
+def subtract_kl(coef: float) -> Transform:
+    """``r_i - coef Σ_t (log π_behavior - log π_ref)_t``, k1 in the reward, for `chain`'s ``reward``; ``[P, G]``.
+
+    Its gradient is that of ``KL(π || π_ref)`` (RLOO, arXiv 2402.14740; `grpojax.losses.kl`). What comes after it takes
+    the result for the raw rewards. Needs ``signals.behavior_logps``, ``ref_logps`` and ``mask``.
+
+    Example:
+      >>> ones = jnp.ones((1, 2, 1))
+      >>> signals = Signals(mask=ones > 0, behavior_logps=-ones, ref_logps=ones * jnp.array([[[-3.0], [-1.0]]]))
+      >>> chain(reward=subtract_kl(0.5))(jnp.array([[1.0, 0.0]]), signals).tolist()
+      [[0.0, 0.0]]
+    """
+
+    def reward(values, signals: Signals):
+        return per_sample(values, "subtract_kl") - coef * _k1(signals, "subtract_kl").sum(-1)
+
+    return reward
 
 
 def token_rewards(*, kl_coef: float = 0.0) -> Transform:
@@ -459,21 +521,16 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
         mask = jnp.asarray(need(signals, "mask", "token_rewards"))
         last = mask & (jnp.cumsum(mask[..., ::-1], -1)[..., ::-1] == 1)
         rewards = jnp.where(last, per_sample(values, "token_rewards")[..., None], 0.0)
-        if kl_coef:
-            logps = jnp.asarray(need(signals, "behavior_logps", "token_rewards"), jnp.float32)
-            k1 = logps - jnp.asarray(need(signals, "ref_logps", "token_rewards"), jnp.float32)
-            rewards = jnp.where(mask, rewards - kl_coef * k1, 0.0)
-        return rewards
+        return rewards - kl_coef * _k1(signals, "token_rewards") if kl_coef else rewards
 
     return transform
 
 
 def token_returns(*, gamma: float = 1.0) -> Transform:
-    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``."""
+    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``; s - t counts in ``mask``."""
 
     def transform(values, signals: Signals):
-        mask = need(signals, "mask", "token_returns")
-        return jnp.where(mask, _suffix_sums(per_token(values, "token_returns"), gamma), 0.0)
+        return _suffix_sums(per_token(values, "token_returns"), need(signals, "mask", "token_returns"), gamma)
 
     return transform
 
@@ -482,26 +539,38 @@ def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
     """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]``.
 
     ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token. The critic's
-    target is ``A + V``. With both at 1 it is the return minus V.
+    target is ``A + V``. With both at 1 it is the return minus V. A mask may have holes, as of tool outputs: t + 1 is
+    the next token in it.
     """
 
     def transform(values, signals: Signals):
         mask = need(signals, "mask", "gae")
+        mask = jnp.asarray(mask)
         critic = jnp.where(mask, jnp.asarray(need(signals, "values", "gae"), jnp.float32), 0.0)
-        after = jnp.concatenate([critic[..., 1:], jnp.zeros_like(critic[..., :1])], -1)
-        deltas = jnp.where(mask, per_token(values, "gae") + gamma * after - critic, 0.0)
-        return jnp.where(mask, _suffix_sums(deltas, gamma * lam), 0.0)
+        size = mask.shape[-1]
+        places = jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size)
+        following = jax.lax.cummin(places, axis=mask.ndim - 1, reverse=True)[
+            ..., 1:
+        ]  # the next token in the mask
+        padded = jnp.pad(critic, [(0, 0)] * (mask.ndim - 1) + [(0, 1)])
+        after = jnp.take_along_axis(
+            padded, jnp.pad(following, [(0, 0)] * (mask.ndim - 1) + [(0, 1)], constant_values=size), -1
+        )
+        return _suffix_sums(per_token(values, "gae") + gamma * after - critic, mask, gamma * lam)
 
     return transform
 
 
-def _suffix_sums(x, decay: float = 1.0):
-    """``y_t = x_t + decay y_{t+1}`` along the last axis."""
+def _suffix_sums(x, mask, decay: float = 1.0):
+    """``y_t = x_t + decay y_{t+1}`` along the last axis, t + 1 being the next token in ``mask``; 0 outside of it."""
+    x = jnp.where(mask, x, 0.0)
     if decay == 1.0:
-        return jnp.cumsum(x[..., ::-1], -1)[..., ::-1]
+        sums = jnp.cumsum(x[..., ::-1], -1)[..., ::-1]
+    else:
 
-    def join(late, early):
-        return late[0] * early[0], late[1] * early[0] + early[1]
+        def join(late, early):
+            return late[0] * early[0], late[1] * early[0] + early[1]
 
-    decays = jnp.full(x.shape, decay, jnp.float32)
-    return jax.lax.associative_scan(join, (decays, x), reverse=True, axis=x.ndim - 1)[1]
+        decays = jnp.where(mask, jnp.float32(decay), 1.0)
+        sums = jax.lax.associative_scan(join, (decays, x), reverse=True, axis=x.ndim - 1)[1]
+    return jnp.where(mask, sums, 0.0)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages import Signals, Transform, need, per_sample
+from grpojax.advantages import Signals, Transform, judged, need, per_sample
 from grpojax.types import pytree
 
 # --- which prompts are kept
@@ -141,13 +141,14 @@ def xrpo_priority(std, counts, *, bonus: float = 1.0, confidence: float = 0.95):
     the priority is infinite.
 
     Args:
-      std: ``[P]`` standard deviation (ddof 1) of the rewards so far.
+      std: ``[P]`` standard deviation (ddof 1) of the rewards so far; one that is not finite counts as 0.
       counts: ``[P]`` int32 samples so far.
       bonus: weight of exploration.
       confidence: of the interval.
     """
     n = jnp.asarray(counts).astype(jnp.float32)
     quantile = lambda n: t_quantile(0.5 + 0.5 * confidence, jnp.maximum(n - 1.0, 1.0))  # noqa: E731
+    std = jnp.where(jnp.isfinite(std), std, 0.0)
     width = lambda n: quantile(n) * std / jnp.sqrt(jnp.maximum(n, 1.0))  # noqa: E731
     gain = jnp.where(n > 1, width(n) - width(n + 1.0), 0.0)
     explore = bonus * jnp.sqrt(jnp.log1p(n.sum()) / jnp.maximum(n, 1.0))
@@ -213,21 +214,21 @@ def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 
     Args:
       alpha: what length costs. The paper's number could not be confirmed; 0.6 is one re-implementation's.
       share: λ, 20 % in the paper.
-      success: the reward from which on a sample is right.
+      success: the outcome from which on a sample is right.
     """
     if not 0 < share <= 1 or not 0 <= alpha <= 1:
         raise ValueError(f"length_selected(alpha={alpha}, share={share}): alpha in [0, 1], share in (0, 1]")
 
     def reward(values, signals: Signals):
-        values, valid = per_sample(values, "length_selected"), signals.valid
+        values, (outcome, valid) = per_sample(values, "length_selected"), judged(signals)
         lengths = jnp.asarray(need(signals, "lengths", "length_selected")).astype(jnp.float32)
-        right = valid & (values >= success)
+        right = valid & (outcome >= success)
         over = {"mask": right, "axis": 1, "keepdims": True}
         std = jnp.sqrt(masked.variance(lengths, **over))
         dead = masked.all_equal(lengths, **over)
         z = jnp.where(dead, 0.0, lengths - masked.mean(lengths, **over)) / jnp.where(dead, 1.0, std)
         short = jnp.where(right, 1.0 - alpha * jax.nn.sigmoid(z), 0.0)
-        rate = pass_rate(values, valid, success=success)
+        rate = pass_rate(outcome, valid, success=success)
         order = jnp.argsort(jnp.where(valid.any(1), -rate, jnp.inf), stable=True)
         n = max(1, math.ceil(share * len(order) - 1e-6))
         selected = jnp.zeros(len(order), bool).at[order[:n]].set(True)

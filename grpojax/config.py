@@ -5,7 +5,11 @@ import inspect
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import numpy as np
+
 from grpojax import settings, variants
+from grpojax.advantages import Signals
 from grpojax.data import DataConfig
 from grpojax.errors import UserError
 from grpojax.rewards import RewardConfig, RewardsConfig
@@ -15,7 +19,7 @@ from grpojax.step import OptimizerConfig
 from grpojax.tracking import TrackingConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = ("displacement_weights",)
+SUPPLIED = ("displacement_weights", "entropy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,9 +119,14 @@ class TrainConfig:
             )
 
     @property
+    def updates_a_rollout(self) -> int:
+        """Optimiser updates of a step. With one, the ratio is exactly 1."""
+        return self.iterations * self.minibatches
+
+    @property
     def updates(self) -> int:
         """Optimiser updates in the whole run."""
-        return self.steps * self.iterations * self.minibatches
+        return self.steps * self.updates_a_rollout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,10 +139,12 @@ class FilterConfig:
         groups that are all wrong.
       max_rollouts: rollouts of a step at most. What is missing after the last is filled up with dropped groups, which
         then weigh nothing.
+      success: the reward from which on a sample passes, for a variant with a filter of its own; None is 1.
     """
 
     metric: str | None = None
     max_rollouts: int = 3
+    success: float | None = None
 
     def __post_init__(self):
         if self.max_rollouts < 1:
@@ -158,14 +169,15 @@ class Config:
     train: TrainConfig
     run: RunConfig
     variant: str | dict[str, Any] = "grpo"
-    filter: FilterConfig | None = None
+    filter: FilterConfig | Literal["auto", "none"] = "auto"  # "auto" is the variant's own, if it has one
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
 
     def __post_init__(self):
-        self.make_variant()
+        variant = self.make_variant()
         self.make_filter()
+        self._check_variant(variant)
         if self.data.eval and self.data.answer is None:
             raise UserError("data.eval needs gold answers to judge by: give data.answer their column")
         if self.rollout.prompts % self.train.minibatches:
@@ -182,24 +194,61 @@ class Config:
         except ValueError as e:
             raise UserError(f"rewards: {e}") from None
 
-    def make_filter(self) -> tuple[str, int] | None:
-        """``(metric, max_rollouts)`` of dynamic sampling; None without. A variant may bring it along."""
-        names = [term.metric for term in self.make_rewards().terms]
-        given = self.filter or (FilterConfig() if self.make_variant().keep else None)
-        if given is None:
+    def make_filter(self) -> FilterConfig | None:
+        """Dynamic sampling; None without. A variant may bring it along."""
+        names, own = [term.metric for term in self.make_rewards().terms], self.make_variant().keep is not None
+        if self.filter == "none" or (self.filter == "auto" and not own):
             return None
+        given = self.filter if isinstance(self.filter, FilterConfig) else FilterConfig()
         if given.metric is not None and given.metric not in names:
             raise UserError(
                 f"filter.metric={given.metric!r} is no reward of the run; they are {', '.join(names)}"
             )
-        return given.metric or names[0], given.max_rollouts
+        if given.success is not None and not own:
+            raise UserError(
+                f"filter.success={given.success:g}: this variant has no filter of its own; groups whose rewards differ stay"
+            )
+        return given
 
-    def make_variant(self) -> variants.Variant:
-        """The variant with its overrides; a constant divisor that is not given is ``rollout.max_tokens``."""
+    @property
+    def deciding_reward(self) -> str:
+        """The reward that says whether a sample succeeded: the filter's metric, or the first of the list."""
+        given = self.make_filter()
+        named = given.metric if given is not None else None
+        return named or self.make_rewards().terms[0].metric
+
+    def _check_variant(self, variant: variants.Variant) -> None:
+        """Raises `UserError` where the variant does not go with the rest of the recipe."""
+        names = [term.name for term in self.make_rewards().terms]
+        if self._variant_options().get("overlong_limit") and "soft_overlong" in names:
+            raise UserError(
+                f"variant {variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave the "
+                "reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
+            )
+        if variant.objective.needs_displacement_weights and self.train.updates_a_rollout == 1:
+            raise UserError(
+                "variant.llds_coef acts from the second update of a rollout on: raise train.iterations or "
+                "train.minibatches over 1, or set it to 0"
+            )
+        rewards = np.zeros((2, self.rollout.group), np.float32)
+        tokens = np.zeros((2, self.rollout.group, 3), np.float32)
+        signals = Signals(
+            lengths=rewards.astype(np.int32), mask=tokens > 0, behavior_logps=tokens, ref_logps=tokens, entropy=tokens,
+            tokens=tokens.astype(np.int32),
+        )  # fmt: skip
+        try:  # such as pass@k with k over the group
+            jax.eval_shape(variant.advantage, rewards, signals)
+        except ValueError as e:
+            raise UserError(
+                f"variant {variant.name!r} with rollout.group={self.rollout.group}: {e}"
+            ) from None
+
+    def _variant_options(self) -> dict[str, Any]:
+        """The variant's name and its overrides; what depends on the run's lengths is filled in from them."""
         given: dict[str, Any] = (
             {"name": self.variant} if isinstance(self.variant, str) else dict(self.variant)
         )
-        name = given.pop("name", None)
+        name, longest = given.get("name"), self.rollout.max_tokens
         if not isinstance(name, str):
             raise UserError(
                 "variant: give a name, as in `variant: grpo` or `variant: {name: grpo, clip_high: 0.28}`"
@@ -208,8 +257,24 @@ class Config:
             parameters = variants.parameters(name)
         except ValueError as e:
             raise UserError(f"variant: {e}") from None
-        if parameters.get("constant", 0) is inspect.Parameter.empty or given.get("aggregate") == "constant":
-            given.setdefault("constant", float(self.rollout.max_tokens))
+        if given.get("aggregate", parameters["aggregate"]) == "constant":
+            given.setdefault("constant", float(longest))
+        elif parameters["constant"] is inspect.Parameter.empty:
+            given.setdefault("constant", None)
+        if "overlong_limit" in parameters and not {"overlong_limit", "overlong_buffer"} & given.keys():
+            given |= {"overlong_limit": longest, "overlong_buffer": max(longest // 5, 1)}
+        limit = given.get("overlong_limit")
+        if isinstance(limit, int) and limit > longest:
+            raise UserError(
+                f"variant.overlong_limit={limit} is never reached: samples end at rollout.max_tokens={longest}"
+            )
+        return given
+
+    def make_variant(self) -> variants.Variant:
+        """The variant with its overrides. From ``rollout.max_tokens`` come, where they are not given, the divisor of
+        ``aggregate: constant``, and DAPO's overlong_limit with a fifth of it as overlong_buffer."""
+        given = self._variant_options()
+        name = given.pop("name")
         section = dataclasses.make_dataclass("VariantConfig", variants.annotations(name), frozen=True)
         section = settings.build(
             dataclasses.make_dataclass("Root", [("variant", section)]), {"variant": given}

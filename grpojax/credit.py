@@ -26,7 +26,9 @@ from grpojax.advantages import Signals, Transform, need, per_sample, per_token, 
 
 
 def bounded_bias(bias, bound: float | None = None):
-    """``bound tanh(b / bound)``, or ``b`` itself where ``bound`` is None."""
+    """``bound tanh(b / bound)``, or ``b`` itself where ``bound`` is None; ``[...]``."""
+    if bound is not None and bound <= 0:
+        raise ValueError(f"bounded_bias(bound={bound}): must be over 0")
     bias = jnp.asarray(bias, jnp.float32)
     return bias if bound is None else bound * jnp.tanh(bias / bound)
 
@@ -155,7 +157,8 @@ def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "q
     Args:
       fraction: share of the batch's tokens that learn.
       rule: the threshold is the (1 - fraction) quantile, linear between neighbours as in numpy, or the
-        ceil(fraction N)-th largest entropy. Codes differ; ties with the threshold learn in both.
+        ceil(fraction N)-th largest entropy. Codes differ, and the paper speaks of a quantile; ties with the threshold
+        learn in both.
     """
     if not 0 < fraction <= 1 or rule not in ("quantile", "top"):
         raise ValueError(
@@ -224,7 +227,7 @@ def entropy_filter(threshold: float = math.log(2), *, initial: float | None = No
     Args:
       threshold: ln 2 in the paper, 0.7 in the authors' code.
       initial: mean entropy of the policy before training. The paper does not filter at all where it is over
-        ``threshold``; None always filters, as the code does.
+        ``threshold``; None always filters, as the code does, and needs no look at the policy before training.
     """
 
     def transform(values, signals: Signals):
@@ -255,7 +258,7 @@ def conflict_weights(gain: float = 2.0, *, count_norm: bool = False) -> Transfor
 
     The forward run is the longest run of conflicting positions from the first token on, the backward run the same
     counted from the last token. In each, a token of a positive sample weighs ``gain`` and one of a negative sample 0;
-    the weights multiply, ``gain²`` where runs overlap. Signs are those of ``r - mean r``, before any shaping: samples
+    the weights multiply, ``gain²`` where runs overlap. The mask is that of whole completions, without holes. Signs are those of ``r - mean r``, before any shaping: samples
     that a filter has set to 0 still take part. Without positives or without negatives all weights are 1.
 
     Args:

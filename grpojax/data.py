@@ -24,6 +24,9 @@ __all__ = [
     "in_order", "load_problems", "locate", "read_rows", "to_prompts",
 ]  # fmt: skip
 
+# A question as text, or as the messages of a chat so far: [{"role": "user", "content": "..."}].
+Question = str | Sequence[Mapping[str, str]]
+
 # The arguments of a reward function: no column can have their names.
 TAKEN = ("prompts", "completions", "tokens", "gold")
 
@@ -46,13 +49,15 @@ class DataConfig:
     Attributes:
       train: a path as in `SourceConfig`, a source, or a list of them.
       eval: the same, for evaluation; None evaluates nothing.
-      prompt: column with the question.
+      prompt: column with the question: a text, or a chat so far as a list of ``{"role", "content"}`` messages, the
+        last of them the user's.
       answer: column with the reference answer; None if the rewards need none. Of an answer with ``####`` (GSM8K) the
         part after the last one counts.
       columns: what reward functions get of the other columns: name for the function -> column. None gives all.
       system: system message for the chat template.
       examples: solved problems shown first: earlier turns of the chat, or paragraphs before a plain prompt.
-      instruction: what to ask, with ``{prompt}`` where the question goes, as in ``{prompt}\nAnswer in \boxed{}.``
+      instruction: what to ask, with ``{prompt}`` where the question (a chat's last message) goes, as in
+        ``{prompt}\nAnswer in \boxed{}.``
       template: "chat" uses the tokenizer's chat template, "plain" the bare question; "auto" takes the chat template
         if the tokenizer has one.
       max_prompt_tokens: most tokens of a prompt.
@@ -99,7 +104,10 @@ def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One row: ``uid`` is its number in all that was read, ``ids`` the tokenised prompt, ``columns`` for rewards."""
+    """One row: ``uid`` is its number in all that was read, ``ids`` the tokenised prompt, ``columns`` for rewards.
+
+    ``prompt`` is the question as text; of a chat, its last message.
+    """
 
     uid: int
     ids: tuple[int, ...]
@@ -182,21 +190,34 @@ class Tokenize:
             raise UserError(
                 "data.system needs a chat template; put the text into data.instruction or use data.template=chat"
             )
-        self._turns = [] if config.system is None else [{"role": "system", "content": config.system}]
+        self._system = [] if config.system is None else [{"role": "system", "content": config.system}]
+        self._examples = []
         for example in config.examples:
-            self._turns.append({"role": "user", "content": self._ask(example.prompt)})
-            self._turns.append({"role": "assistant", "content": example.completion})
+            self._examples.append({"role": "user", "content": self._ask(example.prompt)})
+            self._examples.append({"role": "assistant", "content": example.completion})
 
     def _ask(self, question: str) -> str:
         return self.config.instruction.replace("{prompt}", question)
 
-    def text(self, question: str) -> str:
+    def _turns(self, question: Question) -> list[Mapping[str, str]]:
+        """System message, examples, and the chat that ends with the question."""
+        chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+        system, before = self._system, chat[:-1]
+        if before and before[0]["role"] == "system":
+            if system:
+                raise UserError("the prompt has a system message of its own, and data.system gives another")
+            system, before = before[:1], before[1:]
+        last = {"role": "user", "content": self._ask(chat[-1]["content"])}
+        return [*system, *self._examples, *before, last]
+
+    def text(self, question: Question) -> str:
         """What the model reads."""
-        ask = self._ask(question)
         if not self.chat:
+            if not isinstance(question, str):
+                raise UserError("the prompt is a list of messages, which needs a chat template")
             shown = [f"{self._ask(e.prompt)}{e.completion}\n\n" for e in self.config.examples]
-            return "".join(shown) + ask
-        turns = [*self._turns, {"role": "user", "content": ask}]
+            return "".join(shown) + self._ask(question)
+        turns = self._turns(question)
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as e:  # whatever a template raises, such as "system role not supported"
@@ -211,19 +232,19 @@ class Tokenize:
                 )
         return text
 
-    def __call__(self, question: str) -> tuple[int, ...]:
+    def __call__(self, question: Question) -> tuple[int, ...]:
         # A template that writes its own BOS must not get the tokenizer's on top.
         ids = list(self.tokenizer.encode(self.text(question), add_special_tokens=not self.chat))
         bos = self.tokenizer.bos_token_id
         # Where BOS is EOS too, it also ends the turns of a chat.
         most = 1 if bos != self.tokenizer.eos_token_id else len(ids)
         if bos is not None and (ids.count(bos) > most or ids[:2] == [bos, bos]):
-            raise UserError(f"a prompt has two beginning-of-sequence tokens: {question[:60]!r}")
+            raise UserError(f"a prompt has two beginning-of-sequence tokens: {str(question)[:60]!r}")
         return tuple(ids)
 
 
 def load_problems(
-    given: Source | Sequence[Source], tokenize: Callable[[str], tuple[int, ...]], config: DataConfig,
+    given: Source | Sequence[Source], tokenize: Callable[[Question], tuple[int, ...]], config: DataConfig,
     check_gold: Callable[[str | None], None] | None = None,
 ) -> Problems:  # fmt: skip
     """Reads and tokenises the problems of one or more sources.
@@ -285,15 +306,14 @@ def _canonical(row: Row) -> bytes:
 
 
 def _problem(
-    uid: int, row: Row, tokenize: Callable[[str], tuple[int, ...]], config: DataConfig, source: SourceConfig, number: int,
-    check_gold: Callable[[str | None], None] | None,
+    uid: int, row: Row, tokenize: Callable[[Question], tuple[int, ...]], config: DataConfig, source: SourceConfig,
+    number: int, check_gold: Callable[[str | None], None] | None,
 ) -> Problem:  # fmt: skip
     if isinstance(row, str):
         raise UserError(row)
-    question = _cell(row, source.prompt or config.prompt, "question")
-    if not isinstance(question, str):
-        raise UserError(f"column {source.prompt or config.prompt!r} is no text but {question!r:.60}")
-    if not question.strip():
+    question = _question(row, source.prompt or config.prompt)
+    prompt = question if isinstance(question, str) else question[-1]["content"]
+    if not prompt.strip():
         raise UserError("has an empty prompt")
     gold = None
     if config.answer is not None:
@@ -316,7 +336,26 @@ def _problem(
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
-    return Problem(uid, ids, question, gold, columns, number)
+    return Problem(uid, ids, prompt, gold, columns, number)
+
+
+def _question(row: Mapping[str, Any], column: str) -> Question:
+    value = row.get(column)
+    if not isinstance(value, list | tuple):
+        text = _cell(row, column, "question")
+        if not isinstance(text, str):
+            raise UserError(f"column {column!r} is no text but {text!r:.60}")
+        return text
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise UserError(f"column {column!r} has {message!r:.60}, no message with a role and a content")
+        _cell(message, "content", f"message in {column!r}")
+        used = {name for name, part in message.items() if part is not None}
+        if used != {"role", "content"} or not isinstance(message["content"], str):
+            raise UserError(f"column {column!r} has a message of more than role and text: {message!r:.60}")
+    if not value or value[-1]["role"] != "user":
+        raise UserError(f"column {column!r} is a list of messages that does not end with the user's")
+    return [{"role": m["role"], "content": m["content"]} for m in value]
 
 
 def _cell(row: Mapping[str, Any], column: str, what: str) -> str | int | float:

@@ -41,6 +41,34 @@ def likelihood_displacement(before, after, rewards, mask=None, *, success: float
     return jnp.where(right.any(1), masked.mean(change, right, 1), jnp.nan)
 
 
+def exact_displacement(params, problems, logps, update, rewards, mask, *, success: float = 1.0):
+    """Δ(x) as it is defined: one update on each prompt alone, every one from the same weights (arXiv 2505.18830).
+
+    Prompts go one after the other, as each has weights of its own.
+
+    Args:
+      params: the policy's weights, any pytree.
+      problems: pytree of arrays ``[P, ...]``: what ``logps`` and ``update`` need of each prompt.
+      logps: ``(params, problem) -> [G, T]`` log-probs of the prompt's samples.
+      update: ``(params, problem) -> params`` after one update on the prompt.
+      rewards, mask, success: as in `likelihood_displacement`.
+
+    Returns:
+      ``[P]`` float32, nats; NaN where no sample is right.
+
+    Example:
+      >>> policy = lambda logits, tokens: jax.nn.log_softmax(logits)[tokens]
+      >>> raise_first = lambda logits, tokens: logits.at[tokens[0, 0]].add(1.0)
+      >>> tokens = jnp.array([[[0], [1]], [[2], [0]]])
+      >>> rewards = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+      >>> delta = exact_displacement(jnp.zeros(3), tokens, policy, raise_first, rewards, tokens >= 0)
+      >>> [round(float(x), 4) for x in delta]
+      [0.5472, -0.4528]
+    """
+    before, after = jax.lax.map(lambda x: (logps(params, x), logps(update(params, x), x)), problems)
+    return likelihood_displacement(before, after, rewards, mask, success=success)
+
+
 def gwhes(probs, hidden, columns, mask, rewards, *, success: float = 1.0):
     """Group weighted hidden embedding score of each right sample, ``[P, G]`` (arXiv 2505.18830)::
 
@@ -127,13 +155,14 @@ def mismatch(train_logps, sampler_logps, mask):
     ``effective_sample_size``, ``(Σ w)² / (N Σ w²)``.
     """
     d = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
-    d = jnp.clip(d - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32), -20.0, 20.0)
+    apart = d - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32)
+    d = jnp.clip(apart, -20.0, 20.0)  # of what goes into exp
     ratio = jnp.exp(d)
     n = jnp.asarray(mask).sum().astype(jnp.float32)
     squares = masked.total(jnp.square(ratio), mask)
     return {
-        "mean": masked.mean(jnp.abs(d), mask),
-        "max": jnp.where(mask, jnp.abs(d), 0.0).max(),
+        "mean": masked.mean(jnp.abs(apart), mask),
+        "max": jnp.where(mask, jnp.abs(apart), 0.0).max(),
         "k1": masked.mean(-d, mask),
         "k3": masked.mean(jnp.expm1(d) - d, mask),
         "ratio_mean": masked.mean(ratio, mask),
@@ -151,6 +180,7 @@ class CollapseLimits:
       entropy_high: nats over which it babbles.
       entropy_drop: fall of the entropy in one window, as a share of what it was at the window's start.
       displacement: Δ per step under which right answers get less likely; judged by the window's mean.
+      deviations: standard errors by which that mean must be under it, and the trend under 0; at least 3 known steps.
     """
 
     window: int = 20
@@ -158,6 +188,7 @@ class CollapseLimits:
     entropy_high: float = 5.0
     entropy_drop: float = 0.5
     displacement: float = 0.0
+    deviations: float = 2.0
 
     def __post_init__(self):
         if self.window < 2:
@@ -172,8 +203,8 @@ class Alarm:
       entropy_collapse: the newest entropy is under ``entropy_low``.
       entropy_explosion: it is over ``entropy_high``.
       entropy_falling: the line through the window falls by more than ``entropy_drop`` of its start.
-      displacement: the window's mean Δ is under the limit, and Δ is falling.
-      not_finite: the newest entropy or Δ is not a number.
+      displacement: the window's mean Δ is under the limit and Δ is falling, both by more than noise.
+      not_finite: the newest entropy is not a number, or the newest Δ is infinite.
     """
 
     entropy_collapse: jax.Array
@@ -216,16 +247,25 @@ def collapse_alarm(entropy, displacement, limits: CollapseLimits = _DEFAULT_LIMI
     def line(y):
         known = jnp.isfinite(y)
         x = jnp.where(known, steps - masked.mean(steps, known), 0.0)
-        slope = masked.total(x * jnp.where(known, y, 0.0), known) / jnp.maximum(jnp.square(x).sum(), 1e-30)
-        return masked.mean(y, known), jnp.where(known.sum() > 1, slope, 0.0)
+        spread = jnp.maximum(jnp.square(x).sum(), 1e-30)
+        slope = masked.total(x * jnp.where(known, y, 0.0), known) / spread
+        mean = masked.mean(y, known)
+        n = known.sum().astype(jnp.float32)
+        rest = jnp.sqrt(masked.total(jnp.square(y - mean - slope * x), known) / jnp.maximum(n - 2.0, 1.0))
+        errors = rest / jnp.sqrt(jnp.maximum(n, 1.0)), rest / jnp.sqrt(spread)
+        return mean, jnp.where(n > 1, slope, 0.0), errors, n
 
-    level, slope = line(entropy)
-    start = level - slope * 0.5 * (entropy.size - 1)
-    mean, trend = line(delta)
+    level, slope, _, _ = line(entropy)
+    start = level - slope * masked.mean(steps, jnp.isfinite(entropy))
+    mean, trend, (mean_error, trend_error), n = line(delta)
+    margin = limits.deviations
+    displaced = (
+        (mean + margin * mean_error < limits.displacement) & (trend + margin * trend_error < 0) & (n >= 3)
+    )
     return Alarm(
         entropy_collapse=entropy[-1] < limits.entropy_low,
         entropy_explosion=entropy[-1] > limits.entropy_high,
         entropy_falling=-slope * (entropy.size - 1) > limits.entropy_drop * jnp.maximum(start, 1e-30),
-        displacement=(mean < limits.displacement) & (trend < 0) & jnp.isfinite(delta).any(),
+        displacement=displaced,
         not_finite=~jnp.isfinite(entropy[-1]) | jnp.isinf(delta[-1]),
     )

@@ -18,7 +18,7 @@ from grpojax import masked
 Aggregation = Literal["token_mean", "sequence_mean", "prompt_mean", "sequence_sum", "constant"]
 KLKind = Literal["k1", "k2", "k3", "unbiased"]
 KLPlace = Literal["loss", "reward", "token_reward"]
-Ratio = Literal["token", "sequence", "sequence_token", "trace", "trace_both", "own"]
+Ratio = Literal["token", "sequence", "joint", "sequence_token", "trace", "trace_both", "own"]
 Importance = Literal["none", "truncate", "mask"]
 ImportanceLevel = Literal["token", "sequence", "geometric"]
 Gate = Literal["token", "action", "response"]
@@ -40,6 +40,8 @@ def loss_weights(mask, how: Aggregation, *, constant: float | None = None, count
     constant          mean over samples of (Σ m l / constant)                     Dr. GRPO
     ================  ==========================================================  =====================
 
+    verl's "seq-mean-token-sum-norm", Σ m l / L without the mean over samples, is ``constant = L / (P G)``.
+
     Args:
       mask: ``[P, G, T]`` bool, the tokens that count. Must be the *global* batch.
       how: a row of the table.
@@ -60,6 +62,8 @@ def loss_weights(mask, how: Aggregation, *, constant: float | None = None, count
         raise ValueError(
             f"loss_weights(how={how!r}, constant={constant!r}): a constant goes with 'constant' only"
         )
+    if constant is not None and constant <= 0:
+        raise ValueError(f"loss_weights(constant={constant}): must be over 0")
     mask = jnp.asarray(mask)
     tokens = mask.sum(-1, keepdims=True).astype(jnp.float32)  # [P, G, 1]
     if how == "token_mean":
@@ -101,11 +105,14 @@ def log_ratio(
     ==============  ======================================================  =============================
     token           δ_t                                                     PPO, GRPO
     sequence        mean_s δ_s                                              GSPO (arXiv 2507.18071)
+    joint           Σ_s δ_s                                                 GSPO as some texts print it
     sequence_token  mean_s δ_s in value, the gradient of log π_t alone      GSPO-token (same)
     trace           Σ_{l <= t} decay^l δ_{t-l}                              GRPO-λ (arXiv 2510.00194)
     trace_both      the same, weights max(decay^l, decay^(t-l))             GRPO-λ, "both"
     own             0 in value, the gradient of log π_t                     GTPO, whatever the behaviour
     ==============  ======================================================  =============================
+
+    "joint" lacks GSPO's root of the length: its ratios leave any clip range that was meant for "sequence".
 
     At ratio 1 a trace still differs from a token: token j gets the gradient of all later ones,
     ``(1 - decay^(T-j)) / (1 - decay)`` times, so a decay of 0.99 makes early tokens up to 100 times as strong.
@@ -129,8 +136,10 @@ def log_ratio(
     if behavior is None:
         ratios = own
     else:
-        ratios = logps - jnp.where(mask, behavior, 0.0).astype(jnp.float32)
-    if level in ("sequence", "sequence_token"):
+        ratios = logps - jax.lax.stop_gradient(jnp.where(mask, behavior, 0.0)).astype(jnp.float32)
+    if level == "joint":
+        ratios = masked.sequence_total(ratios, mask, segments)
+    elif level in ("sequence", "sequence_token"):
         ratios = masked.sequence_mean(ratios, mask, segments)
         if level == "sequence_token":
             ratios = jax.lax.stop_gradient(ratios) + own
@@ -177,7 +186,11 @@ def _trace(x, mask, decay: float, segments, *, both: bool):
 # each token the mean over its sample. One that has a clip says where it is constant in ``is_clipped``.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _f32(*arrays):
+    return tuple(jnp.asarray(x, jnp.float32) for x in arrays)
+
+
+@dataclasses.dataclass(frozen=True)
 class clipped:
     """PPO's surrogate: ``-min(ρ A, clip(ρ, 1 - low, 1 + high) A)`` (arXiv 1707.06347; asymmetric: DAPO, 2503.14476).
 
@@ -191,13 +204,17 @@ class clipped:
 
     low: float = 0.2
     high: float = 0.2
+    _: dataclasses.KW_ONLY
     dual: float | None = None
 
     def __post_init__(self):
+        if not 0 <= self.low <= 1 or self.high < 0:
+            raise ValueError(f"low={self.low}, high={self.high}: low in [0, 1], high 0 or more")
         if self.dual is not None and self.dual <= 1:
             raise ValueError(f"dual={self.dual}: must be over 1")
 
     def __call__(self, log_ratios, advantages):
+        log_ratios, advantages = _f32(log_ratios, advantages)
         ratio = jnp.exp(log_ratios)
         stop = self.is_clipped(ratio, advantages)
         bound = jnp.where(advantages > 0, 1.0 + self.high, 1.0 - self.low)
@@ -218,6 +235,7 @@ class unclipped:
     """``-ρ A``; at ``ratio="own"`` plain policy gradient with a value of ``-A``."""
 
     def __call__(self, log_ratios, advantages):
+        log_ratios, advantages = _f32(log_ratios, advantages)
         return -jnp.exp(log_ratios) * advantages
 
 
@@ -228,10 +246,11 @@ class reinforce:
     needs = ("logps",)
 
     def __call__(self, log_ratios, advantages, *, logps):
+        advantages, logps = _f32(advantages, logps)
         return -advantages * logps
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class cispo:
     """``-sg[clip(ρ, weight_min, weight_max)] A log π`` (MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
 
@@ -240,6 +259,7 @@ class cispo:
     """
 
     weight_max: float = 5.0
+    _: dataclasses.KW_ONLY
     weight_min: float = 0.0
 
     needs = ("logps",)
@@ -251,6 +271,7 @@ class cispo:
             )
 
     def __call__(self, log_ratios, advantages, *, logps):
+        log_ratios, advantages, logps = _f32(log_ratios, advantages, logps)
         weight = jnp.clip(jax.lax.stop_gradient(jnp.exp(log_ratios)), self.weight_min, self.weight_max)
         return -weight * advantages * logps
 
@@ -271,6 +292,7 @@ class soft_adaptive:
             raise ValueError(f"tau_positive={self.tau_positive}, tau_negative={self.tau_negative}: over 0")
 
     def __call__(self, log_ratios, advantages):
+        log_ratios, advantages = _f32(log_ratios, advantages)
         tau = jnp.where(advantages > 0, self.tau_positive, self.tau_negative)
         return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratios) - 1.0)) * advantages
 
@@ -288,7 +310,12 @@ class geometric:
 
     needs = ("sequence_mean",)
 
+    def __post_init__(self):
+        if min(self.low, self.high) < 0:
+            raise ValueError(f"low={self.low}, high={self.high}: 0 or more, in nats")
+
     def __call__(self, log_ratios, advantages, *, sequence_mean):
+        log_ratios, advantages = _f32(log_ratios, advantages)
         kept = jnp.where((advantages >= 0) & (log_ratios > self.high), self.high, log_ratios)
         kept = jnp.where((advantages < 0) & (log_ratios < -self.low), -self.low, kept)
         return -jnp.exp(sequence_mean(kept)) * advantages
@@ -299,7 +326,7 @@ class geometric:
         return ((advantages > 0) & over) | ((advantages < 0) & under)
 
 
-def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None):
+def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None, mask=None):
     """Estimates ``KL(π || π_ref)`` per token from the drawn token.
 
     With ``d = logps - ref_logps``: k1 = d; k2 = d²/2; k3 = exp(-d) - 1 + d (Schulman's note; GRPO's choice);
@@ -310,13 +337,20 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None):
 
     Args:
       logps: ``[...]`` differentiated.
-      ref_logps: ``[...]``.
+      ref_logps: ``[...]`` constant.
       kind: the estimator.
       log_ratios: for "unbiased": `log_ratio` to the behaviour policy.
+      mask: ``[...]`` bool, 0 where it is not set whatever stands there; None where all counts.
+
+    Example:
+      >>> p, q = jnp.log(jnp.array([0.5, 0.5])), jnp.log(jnp.array([0.25, 0.75]))
+      >>> [round(float((jnp.exp(p) * kl(p, q, kind)).sum()), 4) for kind in ("k1", "k2", "k3")]
+      [0.1438, 0.1612, 0.1438]
     """
-    d = jnp.clip(
-        logps.astype(jnp.float32) - ref_logps.astype(jnp.float32), -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT
-    )
+    logps, ref_logps = _f32(logps, jax.lax.stop_gradient(ref_logps))
+    if mask is not None:
+        logps, ref_logps = jnp.where(mask, logps, 0.0), jnp.where(mask, ref_logps, 0.0)
+    d = jnp.clip(logps - ref_logps, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     if kind == "k1":
         return d
     if kind == "k2":
@@ -329,6 +363,16 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None):
             raise ValueError("kl(kind='unbiased') needs log_ratios")
         return jnp.exp(log_ratios) * k3
     raise ValueError(f"kl(kind={kind!r}): must be k1, k2, k3 or unbiased")
+
+
+def full_kl(logits, ref_logits):
+    """``KL(π || π_ref) = Σ_v π(v) log(π(v) / π_ref(v))`` over the vocabulary, exact at each position: ``[..., V]`` to ``[...]``.
+
+    Needs all logits of both models; the estimators of `kl` need the drawn token's log-probs alone.
+    """
+    logits, ref_logits = _f32(logits, jax.lax.stop_gradient(ref_logits))
+    logps = jax.nn.log_softmax(logits)
+    return (jnp.exp(logps) * (logps - jax.nn.log_softmax(ref_logits))).sum(-1)
 
 
 # --- constant factors and further terms
@@ -398,7 +442,7 @@ def off_policy_mask(logps, sampler_logps, advantages, mask, limit: float, *, seg
 
 
 def covariance(logps, advantages, mask):
-    """``(A - mean A) (log π - mean log π)`` over the batch's tokens, constant, 0 on padding (arXiv 2505.22617)."""
+    """``(A - mean A) (log π - mean log π)`` over the batch's tokens ``[...]``, constant, 0 on padding (arXiv 2505.22617)."""
     logps = jax.lax.stop_gradient(jnp.asarray(logps, jnp.float32))
     advantages = jnp.asarray(advantages, jnp.float32)
     product = (advantages - masked.mean(advantages, mask)) * (logps - masked.mean(logps, mask))
@@ -408,7 +452,8 @@ def covariance(logps, advantages, mask):
 def clip_cov(key, cov, mask, *, fraction: float = 2e-4, low: float = 1.0, high: float = 5.0, skip=False):
     """Clip-Cov's mask (arXiv 2505.22617): False on ``max(fraction N, 1)`` tokens drawn from ``low < cov < high``.
 
-    N counts ``mask``. Multiply `loss_weights` by it: what the loss divides by stays. Needs the whole batch.
+    N counts ``mask``. Set the *advantages* of these tokens to 0: what the loss divides by, its KL and its entropy stay.
+    Needs the whole batch.
 
     Args:
       key: jax PRNG key of the draw.
@@ -433,7 +478,11 @@ def kl_cov(cov, mask, *, fraction: float = 2e-4):
 
 
 def kl_cov_loss(log_ratios, advantages, selected, *, coef: float = 1.0):
-    """``-ρ A``, and ``coef |log ρ|`` more on the ``selected`` tokens. coef 1 in the official run, 0.1 in verl's."""
+    """``-ρ A``, and ``coef |log ρ|`` more on the ``selected`` tokens (KL-Cov, arXiv 2505.22617); ``[...]``.
+
+    coef is 1 in the official run, 0.1 in verl's.
+    """
+    log_ratios, advantages = _f32(log_ratios, advantages)
     penalty = jnp.where(selected, jnp.abs(log_ratios), 0.0)
     return -jnp.exp(log_ratios) * advantages + coef * penalty
 
@@ -462,7 +511,8 @@ def displacement_weights(
 
     Args:
       advantages: ``[P, G, T]``, one sign a sample.
-      mask: ``[P, G, T]`` bool, tokens of the policy (no tool outputs).
+      mask: ``[P, G, T]`` bool, tokens of the policy: no tool outputs, and none of a sample without a reward, whose
+        advantage is 0 as well.
       answer: ``[P, G, T]`` bool, tokens of the answer; None for none.
       answer_weight: LLDS-MA's β, in [0, 1]: how much answer tokens count. The paper moves it with the number of valid
         searches, ``min(searches / 2, 1)``; its code caps their absolute weight, ``min(w, coef) / coef`` here.
@@ -470,6 +520,8 @@ def displacement_weights(
     """
     if normalise not in ("preferred", "all"):
         raise ValueError(f"displacement_weights(normalise={normalise!r}): must be 'preferred' or 'all'")
+    if not 0 <= answer_weight <= 1:
+        raise ValueError(f"displacement_weights(answer_weight={answer_weight}): must be in [0, 1]")
     if answer is None and answer_weight != 1.0:
         raise ValueError(
             f"displacement_weights(answer_weight={answer_weight}) needs answer, which is missing"
@@ -496,7 +548,7 @@ def displacement(log_ratios, mask, gate: Gate = "action", *, actions=None, segme
     """
     if gate not in get_args(Gate):
         raise ValueError(f"displacement(gate={gate!r}): must be one of {', '.join(get_args(Gate))}")
-    fall = jnp.where(mask, -log_ratios, 0.0)
+    fall = jnp.where(mask, -jnp.asarray(log_ratios, jnp.float32), 0.0)
     terms = jnp.where(fall > 0, fall, 0.0)  # jnp.maximum would have half a gradient at 0
     if gate == "token":
         return terms
@@ -538,7 +590,8 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, *, beta: float = 0.1):
       0.554355
     """
     f32 = lambda x: jnp.asarray(x, jnp.float32)  # noqa: E731
-    margin = (f32(chosen) - f32(ref_chosen)) - (f32(rejected) - f32(ref_rejected))
+    ref_chosen, ref_rejected = jax.lax.stop_gradient((f32(ref_chosen), f32(ref_rejected)))
+    margin = (f32(chosen) - ref_chosen) - (f32(rejected) - ref_rejected)
     return -jax.nn.log_sigmoid(beta * margin)
 
 
@@ -552,10 +605,12 @@ class Objective:
       trace_decay: γλ of a trace ratio; None for the other levels.
       aggregate: how token losses become one number (`loss_weights`).
       constant: divisor of ``aggregate="constant"``, tokens.
+      count_empty: whether samples without any token that counts (`loss_weights`) still count as samples.
       kl_coef: weight of the KL to the reference; 0 means that no reference is ever evaluated.
       kl_kind: the estimator (`kl`).
-      kl_in: "loss" (k2, k3 or unbiased), "reward" (k1, its sum subtracted from the reward before advantages) or
-        "token_reward" (k1, subtracted from each token's reward by `grpojax.advantages.token_rewards`).
+      kl_in: "loss" (k2, k3 or unbiased), or where the advantages have it already, and the loss does not: "reward" (k1,
+        its sum subtracted by `grpojax.advantages.subtract_kl`) or "token_reward" (k1, subtracted from each token's
+        reward by `grpojax.advantages.token_rewards`).
       entropy_coef: weight of the entropy bonus; 0 means that no entropy is ever computed for the loss.
       importance: what is done about the sampler's numerics (`importance_correction`).
       importance_level, importance_low, importance_high: its level and bounds; None for its own defaults.
@@ -569,6 +624,7 @@ class Objective:
     trace_decay: float | None = None
     aggregate: Aggregation = "sequence_mean"
     constant: float | None = None
+    count_empty: bool = True
     kl_coef: float = 0.0
     kl_kind: KLKind = "k3"
     kl_in: KLPlace = "loss"
@@ -622,8 +678,13 @@ class Objective:
                 f"geometric with ratio={self.ratio!r}, aggregate={self.aggregate!r}: its mean over a sample is of token "
                 "ratios and aggregated by 'sequence_mean'"
             )
-        if self.importance == "none" and (self.importance_low, self.importance_high) != (None, None):
-            raise ValueError("importance_low and importance_high go with importance='truncate' or 'mask'")
+        if isinstance(self.surrogate, reinforce) and self.ratio != "token":
+            raise ValueError(f"reinforce with ratio={self.ratio!r}: it reads no ratio")
+        low, high = self.importance_low, self.importance_high
+        if self.importance == "none" and ((low, high) != (None, None) or self.importance_level != "token"):
+            raise ValueError("importance_level, _low and _high go with importance='truncate' or 'mask'")
+        if low is not None and high is not None and not 0 <= low <= high:
+            raise ValueError(f"importance_low={low}, importance_high={high}: no range")
         if self.importance == "truncate" and self.importance_low is not None:
             raise ValueError(
                 f"importance_low={self.importance_low}: 'truncate' has no lower bound; take 'mask'"
@@ -677,7 +738,7 @@ def policy_loss(logps, batch, objective: Objective, *, entropy=None):
     weights = jnp.asarray(batch.weights, jnp.float32)
     mask = weights > 0
     segments = getattr(batch, "segments", None)
-    advantages = jnp.where(mask, batch.advantages, 0.0).astype(jnp.float32)
+    advantages = jax.lax.stop_gradient(jnp.where(mask, batch.advantages, 0.0)).astype(jnp.float32)
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
     ratios = log_ratio(
         logps, batch.behavior_logps, mask, objective.ratio, decay=objective.trace_decay, segments=segments
@@ -709,8 +770,8 @@ def policy_loss(logps, batch, objective: Objective, *, entropy=None):
     ratio = jax.lax.stop_gradient(jnp.exp(ratios))
     if hasattr(objective.surrogate, "is_clipped"):
         stop = mask & objective.surrogate.is_clipped(ratio, advantages)
-        metrics["clip_low_sum"] = (stop & (advantages < 0)).sum().astype(jnp.float32)
-        metrics["clip_high_sum"] = (stop & (advantages > 0)).sum().astype(jnp.float32)
+        metrics["clip_low_sum"] = (stop & (ratio < 1)).sum().astype(jnp.float32)
+        metrics["clip_high_sum"] = (stop & (ratio > 1)).sum().astype(jnp.float32)
     metrics["ratio_sum"] = masked.total(ratio, mask)
     metrics["tokens"] = mask.sum().astype(jnp.float32)
     by_token = (

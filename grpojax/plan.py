@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from grpojax import packing, sharding, step
 from grpojax.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig
+from grpojax.models import Compute, DecoderConfig, flops
 from grpojax.sampler import SamplerConfig, sample_groups
 from grpojax.sharding import MeshConfig
 from grpojax.step import OptimizerConfig
@@ -55,6 +55,8 @@ class ProgramReport:
       alias: the part of its results that is written over donated inputs.
       resident: what else of the run lies on the chip meanwhile (optimiser state, reference).
       collectives: of one run, by kind; a loop's count as often as it iterates.
+      at_least: seconds that its useful FLOPs, or the bytes that it must read, take at the chip's data-sheet rates;
+        the real program takes longer. NaN for a chip that is not known.
       per_iteration: of one iteration of a loop whose length depends on the data, by kind: in "rollout", of the
         decoding of one token.
     """
@@ -67,6 +69,7 @@ class ProgramReport:
     output: float = math.nan
     alias: float = math.nan
     resident: float = math.nan
+    at_least: float = math.nan
     collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
     per_iteration: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
 
@@ -136,6 +139,7 @@ def plan(
     rollout_prompts, packed, group = _batch(
         devices, compute, objective, prompts, prompt_tokens, sampling, minibatches, microbatches
     )
+    limits = _limits(config, devices, prompts, prompt_tokens, sampling, minibatches, rollout_prompts, group)
     sampling = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
     key = _abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(devices, ()))
     draw = jax.jit(
@@ -155,7 +159,33 @@ def plan(
         "rollout": (draw, (whole, rollout_prompts, key), ()),
         "reshard": (reshard, (state.params,), state.params),
     }
-    return [_compile(name, *calls[name][:2], resident=run - _per_chip(calls[name][2])) for name in programs]
+    return [
+        _compile(
+            name, *calls[name][:2], resident=run - _per_chip(calls[name][2]), at_least=limits.get(name, math.nan)
+        )
+        for name in programs
+    ]  # fmt: skip
+
+
+def _limits(
+    config, mesh, prompts, prompt_tokens, sampling, minibatches, spread: Prompts, group: int
+) -> dict[str, float]:
+    """Seconds of the programs if nothing but the data sheet held them up. Every chip shares in all work."""
+    chip = mesh.devices.flat[0].device_kind
+    if chip not in flops.PEAKS:
+        return {}
+    rate, bandwidth = flops.PEAKS[chip]
+    completions = np.full((prompts, sampling.group), sampling.max_tokens)
+    forward = flops.forward_flops(config, np.full(prompts, prompt_tokens), completions) / mesh.size / rate
+    tensor = mesh.shape["tensor"]
+    read = flops.decode_bytes(
+        config, prompt_tokens, sampling.max_tokens, prompts=len(spread.lengths) // sharding.lanes(mesh),
+        group=group, slots=min(sampling.slots, group),
+    )  # fmt: skip
+    return {
+        "score": forward / minibatches, "update": 3 * forward / minibatches,
+        "rollout": max(forward, read / tensor / bandwidth),
+    }  # fmt: skip
 
 
 def _abstract(x, placed) -> jax.ShapeDtypeStruct:
@@ -196,7 +226,7 @@ def _batch(mesh, compute, objective, prompts, prompt_tokens, sampling, minibatch
     return place(spread), place(packed, None), group
 
 
-def _compile(name: str, program, args, *, resident: int) -> ProgramReport:
+def _compile(name: str, program, args, *, resident: int, at_least: float) -> ProgramReport:
     started = time.perf_counter()
     try:
         compiled, hlo = _with_hlo(program.lower(*args))
@@ -212,7 +242,7 @@ def _compile(name: str, program, args, *, resident: int) -> ProgramReport:
     return ProgramReport(
         name=name, compile_s=seconds, argument=memory.argument_size_in_bytes / _GIB,
         temp=memory.temp_size_in_bytes / _GIB, output=memory.output_size_in_bytes / _GIB,
-        alias=memory.alias_size_in_bytes / _GIB, resident=resident / _GIB, collectives=once, per_iteration=each,
+        alias=memory.alias_size_in_bytes / _GIB, resident=resident / _GIB, at_least=at_least, collectives=once, per_iteration=each,
     )  # fmt: skip
 
 
@@ -337,11 +367,22 @@ def _constant(i: _Instruction) -> int:
 def format_table(reports: Sequence[ProgramReport]) -> str:
     """The reports as text for people; sizes in the table are GiB a chip."""
     rows: list[tuple[str, ...]] = [
-        ("program", "compile s", "argument", "temp", "output", "alias", "total", "with the run's state")
+        (
+            "program",
+            "compile s",
+            "argument",
+            "temp",
+            "output",
+            "alias",
+            "total",
+            "with the run's state",
+            "at least s",
+        )
     ]
     for r in reports:
         sizes = (r.argument, r.temp, r.output, r.alias, r.total, r.total + r.resident)
-        rows.append((r.name, f"{r.compile_s:.0f}", *("-" if r.error else f"{s:.2f}" for s in sizes)))
+        cells = ("-" if math.isnan(s) else f"{s:.2f}" for s in (*sizes, r.at_least))
+        rows.append((r.name, f"{r.compile_s:.0f}", *cells))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for name, *cells in rows:

@@ -204,7 +204,8 @@ def make_train_step(
                 return (jax.tree.map(jnp.add, total[0], grads), merged), None
 
             (grads, metrics), _ = jax.lax.scan(add, zero, packed)
-        with jax.named_scope("optimizer"):
+        # Optax raises a float to an integer power, which strict dtype promotion forbids.
+        with jax.named_scope("optimizer"), jax.numpy_dtype_promotion("standard"):
             metrics["grad_norm"] = optax.tree.norm(grads)
             finite = jnp.isfinite(metrics["grad_norm"])
             metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
@@ -225,13 +226,20 @@ def make_train_step(
     return train_step
 
 
-def make_score(graph, compute: Compute, *, temperature: float = 1.0):
-    """Log-probs under given weights: ``(params, rows [M, ...]) -> [M, B, R, S]``, jitted; the reference's forward."""
+def make_score(graph, compute: Compute, *, temperature: float = 1.0, entropy: bool = False):
+    """Scores under given weights: ``(params, rows [M, ...]) -> Scores`` of ``[M, B, R, S]``, jitted; without gradient.
+
+    Args:
+      graph, compute, temperature: as in `make_train_step`.
+      entropy: the entropy of each token's distribution too.
+    """
+    wanted = "value" if entropy else False
 
     @jax.jit
     def score(params, rows):
         return jax.lax.map(
-            lambda part: dec.score(graph, params, part, compute, temperature=temperature).logps, rows
+            lambda part: dec.score(graph, params, part, compute, temperature=temperature, entropy=wanted),
+            rows,
         )
 
     return score

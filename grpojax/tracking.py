@@ -88,6 +88,13 @@ class Metrics:
         if self._wandb is not None:
             self._wandb.log(dict(values), step=step)
 
+    def wants_samples(self, step: int) -> bool:
+        """Whether `write_samples` would keep anything of this step."""
+        return self.config.samples or self._wants_texts(step)
+
+    def _wants_texts(self, step: int) -> bool:
+        return self.config.texts_every > 0 and step % self.config.texts_every == 0
+
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Records the samples of a step: rows with at least ``prompt``, ``completion``, ``reward`` and ``length``."""
         if self.config.samples:
@@ -97,7 +104,7 @@ class Metrics:
             temporary = path.with_suffix(".tmp")
             temporary.write_bytes(gzip.compress(text.encode(errors="replace"), 5, mtime=0))
             os.replace(temporary, path)
-        if self.config.texts_every and step % self.config.texts_every == 0:
+        if self._wants_texts(step):
             ranked = [s for s in ranked_samples(samples) if s["reward"] is not None]
             for name, row in (("best", ranked[0]), ("worst", ranked[-1])) if ranked else ():
                 text = f"**{row['prompt']}**\n\n{row['completion']}\n\nreward {row['reward']:g}"
@@ -205,7 +212,7 @@ def read_metrics(directory: str | Path) -> list[dict[str, Any]]:
 
 
 class Programs:
-    """Calls jitted functions and says when one compiles: which, for what shapes, how long the first call took."""
+    """Calls jitted functions and says when one compiles: which, for what shapes, and how long its first call took."""
 
     def __init__(self):
         self._seen: set[Any] = set()
@@ -215,10 +222,10 @@ class Programs:
         if (name, shapes) in self._seen:
             return function(*args)
         self._seen.add((name, shapes))
+        log.info("compiling %s %s", name, max(shapes, key=len, default=""))
         start = time.perf_counter()
         out = jax.block_until_ready(function(*args))
-        largest = max(shapes, key=len, default="")
-        log.info("compiled %s %s: first call %.1f s", name, largest, time.perf_counter() - start)
+        log.info("compiled %s: first call %.1f s", name, time.perf_counter() - start)
         return out
 
 

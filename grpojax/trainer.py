@@ -4,6 +4,7 @@ The device's queue never runs dry on the host's account: the next rollout is dis
 update before it are read.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -151,13 +152,19 @@ class Trainer:
     """
 
     def __init__(self, config: Config, devices=None):
+        with contextlib.ExitStack() as held:  # let go of if what follows raises
+            self._start(config, devices, held)
+            self._held = held.pop_all()
+
+    def _start(self, config: Config, devices, held: contextlib.ExitStack) -> None:
         self.config = config
         self.directory = Path(config.run.dir)
         self._check_directory()
         self._filter = config.make_filter()
+        self._deciding = config.deciding_reward
         self.policy = policy = Policy(config, devices)
         self.variant = config.make_variant()
-        self.rewards = Rewards(config.make_rewards())
+        self.rewards = held.enter_context(Rewards(config.make_rewards()))
         tokenize = data.Tokenize(policy.tokenizer, config.data)
         self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
         for line in self.problems.notes("train", config.data):
@@ -182,17 +189,24 @@ class Trainer:
         objective = self.variant.objective
         temperature = config.rollout.temperature
         _, abstract = step.abstract_state(policy.config, optimizer, policy.mesh)
-        self._claim_directory()
+        self._claim_directory(held)
         self._check_data(held_out.fingerprint if held_out else None)
         self.checkpoints = Checkpoints(
             self.directory / "checkpoints",
             keep=config.train.keep,
             best="eval/accuracy" if self.eval_problems else None,
         )
+        held.callback(self._close_checkpoints)
         self.train_step = step.make_train_step(
             policy.graph, objective, optimizer, policy.compute, temperature=temperature, entropy=True
         )
         self.score = step.make_score(policy.graph, policy.compute, temperature=temperature)
+        self._entropy = "entropy" in self.variant.needs
+        self.score_policy = self.score
+        if self._entropy:
+            self.score_policy = step.make_score(
+                policy.graph, policy.compute, temperature=temperature, entropy=True
+            )
         self.ref_params = None
         if objective.needs_reference:
             self.ref_params = jax.tree.map(lambda x: x.copy(), policy.params)
@@ -210,6 +224,7 @@ class Trainer:
         self.done: int = self.meta["step"]
         self._dispatched: int = self.meta["rollouts"]
         self.metrics = tracking.Metrics(self.directory, self.done, config.tracking)
+        held.callback(self.metrics.close)
         self.table = tracking.Table(config.train.steps)
         self.peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
         self._save_problem: str | None = None
@@ -234,12 +249,12 @@ class Trainer:
         if self.directory.exists() and any(self.directory.iterdir()):
             raise UserError(f"{self.directory} exists and holds no run; give the run another run.dir")
 
-    def _claim_directory(self) -> None:
+    def _claim_directory(self, held: contextlib.ExitStack) -> None:
         """Locks the directory and writes the resolved config; from here on it is this run's."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.directory / "lock").open("a")
+        lock = held.enter_context((self.directory / "lock").open("a"))
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(
                 f"{self.directory} is in use by another process; give this run another run.dir"
@@ -290,13 +305,13 @@ class Trainer:
 
     def close(self) -> None:
         """Gives back what the run holds: worker processes, files, the directory's lock."""
+        self._held.close()
+
+    def _close_checkpoints(self) -> None:
         try:
             self.checkpoints.close()
         except SaveError as e:
             log.warning("%s", e)
-        self.metrics.close()
-        self.rewards.close()
-        self._lock.close()
 
     def _loop(self) -> None:
         train = self.config.train
@@ -351,13 +366,16 @@ class Trainer:
         first = self._sampled(problems, self.policy.fetch(dispatched, size))
         if self._filter is None:
             return first
-        metric, most = self._filter
-        drawn, keeps = [first], [self._keep(first, metric)]
-        while sum(k.sum() for k in keeps) < size and len(drawn) < most:
+        drawn, keeps = [first], [self._keep(first)]
+        while sum(k.sum() for k in keeps) < size and len(drawn) < self._filter.max_rollouts:
             problems, dispatched = self._dispatch_rollout()
             drawn.append(self._sampled(problems, self.policy.fetch(dispatched, size)))
-            keeps.append(self._keep(drawn[-1], metric))
+            keeps.append(self._keep(drawn[-1]))
         keep = np.concatenate(keeps)
+        if not keep.any():
+            log.warning(
+                "the filter dropped all %d groups by %r: this step teaches nothing", len(keep), self._deciding
+            )
         order = np.argsort(~keep, kind="stable")[:size]
         take = lambda xs: np.concatenate(xs)[order]  # noqa: E731
         scores = [d.wait() for d in drawn]
@@ -374,12 +392,14 @@ class Trainer:
             wait=lambda: merged, dropped=~keep[order], kept_share=float(keep.mean()),
         )  # fmt: skip
 
-    def _keep(self, sampled: _Sampled, metric: str) -> np.ndarray:
+    def _keep(self, sampled: _Sampled) -> np.ndarray:
         """``[P]`` bool: the groups that dynamic sampling keeps."""
         _, by_name, _ = sampled.scores()
         if self.variant.keep is not None:
-            return np.asarray(self.variant.keep(by_name, metric))
-        values = by_name[metric]
+            given = self._filter and self._filter.success
+            success = {} if given is None else {"success": given}
+            return np.asarray(self.variant.keep(by_name, self._deciding, **success))
+        values = by_name[self._deciding]
         return ~np.asarray(masked.all_equal(values, np.isfinite(values), 1))
 
     def _sampled(self, problems: list[data.Problem], rollout: Rollout) -> _Sampled:
@@ -422,46 +442,68 @@ class Trainer:
         ]
         placed = [step.place_rows(p, policy.mesh) for p, _ in packed]
 
-        # Scores: of the reference if a term asks for it, and of the policy itself if the ratio will leave 1.
-        ref = None
+        def whole(scores):
+            """Of every minibatch's rows back to ``[P, G, T]`` on the host."""
+            return self._whole([lay.unpack(s) for (_, lay), s in zip(packed, scores, strict=True)], n_prompts)
+
+        # Scores: of the reference if a term asks for it, of the policy itself if the ratio will leave 1 or the variant
+        # reads its entropy.
+        ref = entropy = None
         if objective.needs_reference:
-            scores = [policy.programs("score", self.score, self.ref_params, p.rows) for p in placed]
+            scores = [policy.programs("score", self.score, self.ref_params, p.rows).logps for p in placed]
             placed = [dataclasses.replace(p, ref_logps=s) for p, s in zip(placed, scores, strict=True)]
             if objective.kl_in != "loss":
-                ref = self._whole(
-                    [lay.unpack(s) for (_, lay), s in zip(packed, scores, strict=True)], n_prompts
-                )
-        if config.train.iterations * config.train.minibatches > 1:
-            scores = [policy.programs("score", self.score, self.state.params, p.rows) for p in placed]
-            placed = [dataclasses.replace(p, behavior_logps=s) for p, s in zip(placed, scores, strict=True)]
+                ref = whole(scores)
+        moves = config.train.updates_a_rollout > 1
+        if moves or self._entropy:
+            scored = [
+                policy.programs("score of the policy", self.score_policy, self.state.params, p.rows)
+                for p in placed
+            ]
+            if moves:
+                placed = [
+                    dataclasses.replace(p, behavior_logps=s.logps)
+                    for p, s in zip(placed, scored, strict=True)
+                ]
+            if self._entropy:
+                entropy = whole([s.entropy for s in scored])
         if jax.default_backend() == "cpu":
             jax.block_until_ready(placed)
         scored = time.perf_counter()
 
         totals, by_name, invalid = sampled.scores()
-        if ref is not None and objective.kl_in == "reward":
-            totals = totals - objective.kl_coef * np.where(mask, rollout.logps - ref, 0.0).sum(-1)
         rewarded = time.perf_counter()
         signals = advantages.Signals(
+            outcome=by_name[self._deciding],
             lengths=rollout.lengths,
             mask=mask,
             behavior_logps=rollout.logps,
             tokens=rollout.tokens,
             ref_logps=ref,
+            entropy=entropy,
         )
-        adv = np.asarray(self.variant.advantage(totals, signals))
-        valid = mask & (np.isfinite(totals) & ~sampled.dropped[:, None])[..., None]
+        counted = np.where(
+            sampled.dropped[:, None], np.nan, totals
+        )  # dropped groups are in no statistic either
+        try:
+            adv = np.asarray(self.variant.advantage(counted, signals))
+        except ValueError as e:
+            self._save(None)
+            raise UserError(f"step {self.done + 1}, variant {self.variant.name!r}: {e}") from e
+        valid = mask & np.isfinite(counted)[..., None]
         batch = dataclasses.replace(batch, advantages=spread(adv), weights=spread(valid.astype(np.float32)))
         ready = []
         for i, (p, (_, layout)) in enumerate(zip(placed, packed, strict=True)):
             mini = self._minibatch(batch, i)
             # A minibatch is an update of its own: its weights are computed on it. Its groups must be whole for that.
-            whole = lambda x: x.reshape(-1, group, x.shape[-1])  # noqa: E731
-            counts = whole(mini.weights) > 0
-            weights = losses.loss_weights(counts, objective.aggregate, constant=objective.constant)
+            groups = lambda x: x.reshape(-1, group, x.shape[-1])  # noqa: E731
+            counts = groups(mini.weights) > 0
+            weights = losses.loss_weights(
+                counts, objective.aggregate, constant=objective.constant, count_empty=objective.count_empty
+            )
             host = {"advantages": mini.advantages, "weights": weights}
             if objective.needs_displacement_weights:
-                host["displacement_weights"] = losses.displacement_weights(whole(mini.advantages), counts)
+                host["displacement_weights"] = losses.displacement_weights(groups(mini.advantages), counts)
             shape = mini.weights.shape
             host = {name: layout.pack(np.asarray(x).reshape(shape)) for name, x in host.items()}
             ready.append(dataclasses.replace(p, **step.place_rows(host, policy.mesh)))
@@ -483,9 +525,10 @@ class Trainer:
                 if jax.default_backend() == "cpu" and policy.mesh is not None:
                     jax.block_until_ready(self.state)
         number = self.done + 1
-        self._write_samples(number, sampled, totals, by_name, adv)
+        if self.metrics.wants_samples(number):
+            self.metrics.write_samples(number, self._sample_rows(sampled, totals, by_name, adv))
         forward = forward_flops(policy.config, [len(p.ids) for p in problems], rollout.lengths)
-        scores = bool(objective.needs_reference) + (len(owed) > 1)
+        scores = bool(objective.needs_reference) + (moves or self._entropy)
         self.on_step(problems, rollout)
         flops = forward * (1 + scores + 3 * config.train.iterations)
         return _Pending(number, known, owed, dispatched_at, started, flops)
@@ -539,15 +582,15 @@ class Trainer:
             known[f"rewards/{name}/mean"] = float(ok.mean()) if len(ok) else 0.0
             known[f"rewards/{name}/std"] = float(ok.std()) if len(ok) else 0.0
         known |= {f"rewards/invalid/{kind}": float(n) for kind, n in invalid.items()}
-        deciding = self._filter[0] if self._filter else next(iter(by_name))
-        groups = diagnostics.group_statistics(by_name[deciding])
+        groups = diagnostics.group_statistics(by_name[self._deciding])
         known |= {f"groups/{name}": float(x) for name, x in groups.items()}
         if self._filter:
             known["groups/kept"] = sampled.kept_share
             known["groups/missing"] = float(sampled.dropped.mean())
         return known
 
-    def _write_samples(self, number: int, sampled: _Sampled, totals, by_name, adv) -> None:
+    def _sample_rows(self, sampled: _Sampled, totals, by_name, adv) -> list[dict[str, Any]]:
+        """A row for each sample: what it was asked, what it said, and what became of it."""
         rollout = sampled.rollout
         mean = adv.sum(-1) / np.maximum(rollout.lengths, 1)
         number_or_none = lambda x: float(x) if np.isfinite(x) else None  # noqa: E731
@@ -563,7 +606,7 @@ class Trainer:
                     "stop": "eos" if rollout.stopped[p, g] else "length", "gold": problem.gold,
                     "answer": extract_answer(text),
                 })  # fmt: skip
-        self.metrics.write_samples(number, rows)
+        return rows
 
     def _finish(self, pending: _Pending) -> None:
         """Waits for a step's updates and records its metrics."""
@@ -587,6 +630,9 @@ class Trainer:
             first["logp_difference_sum"] / max(float(first["tokens"]), 1.0)
         )
         values["sampling/logp_difference_max"] = float(first["logp_difference_max"])
+        for name in ("kl_loss", "llds_loss"):
+            if name in first:
+                values[name] = mean(name)
         for name, key in (
             ("kl", "kl_sum"),
             ("importance_mean", "importance_sum"),

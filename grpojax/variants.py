@@ -4,7 +4,11 @@ A variant is a function that returns its advantage chain; `published` states the
 of them also take the options of the objective (`OPTIONS`) and of its surrogate, with the published values as defaults:
 ``low``, ``high`` and ``dual`` of a clip as ``clip_low``, ``clip_high`` and ``clip_dual``. ``ddof`` and ``eps`` are
 always those of the standard deviation that the variant divides by; no paper of the GRPO family states them, and the
-defaults are TRL's unless a variant says otherwise.
+defaults are TRL's unless a variant says otherwise. Where a paper states no KL, kl_coef is 0; where it leaves the clip
+open, it is 0.2.
+
+``kl_in`` says where the KL stands: "loss", "reward" (of the whole sample, in any variant) or "token_reward" (only where
+the chain has token rewards).
 
 Example:
   >>> get("dapo", clip_high=0.3).objective.surrogate
@@ -66,7 +70,7 @@ class Variant:
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
 OPTIONS = (
-    "aggregate", "constant", "kl_coef", "kl_kind", "kl_in", "entropy_coef", "importance", "importance_level",
+    "aggregate", "constant", "count_empty", "kl_coef", "kl_kind", "kl_in", "entropy_coef", "importance", "importance_level",
     "importance_low", "importance_high", "off_policy_limit",
 )  # fmt: skip
 _ALL: dict[str, Callable[..., Variant]] = {}
@@ -97,7 +101,7 @@ def published(
     """
     fields = {f.name: f for f in dataclasses.fields(L.Objective)}
     of_surrogate = _surrogate_options(surrogate)
-    offered = [name for name in fields if name in {*OPTIONS, *objective} - {"surrogate", "ratio"}]
+    offered = [name for name in fields if name in {*OPTIONS, *objective}]
 
     def register(chain: Callable[..., A.Transform]) -> Callable[..., Variant]:
         own = inspect.signature(chain).parameters
@@ -118,15 +122,27 @@ def published(
 
         @functools.wraps(chain)
         def variant(**given) -> Variant:
-            bound = signature.bind(**given)
+            try:
+                bound = signature.bind(**given)
+            except TypeError as e:
+                raise ValueError(f"variant {chain.__name__!r}: {e}") from None
             bound.apply_defaults()
             chosen = bound.arguments
             terms = objective | {name: chosen[name] for name in offered}
             clip = {f.name: chosen[name] for name, f in of_surrogate.items()}
+            loss = L.Objective(surrogate=dataclasses.replace(surrogate, **clip), **terms)
+            arguments = {name: chosen[name] for name in own}
+            if loss.kl_in == "token_reward" and "kl_coef" not in own:
+                raise ValueError(f"variant {chain.__name__!r} has no token rewards: kl_in='reward' or 'loss'")
+            if loss.kl_in != "token_reward" and "kl_coef" in own:
+                arguments["kl_coef"] = 0.0  # it is the sample's reward, or the loss, that has the KL
+            advantage = chain(**arguments)
+            if loss.kl_in == "reward" and loss.kl_coef:
+                advantage = A.chain(advantage, reward=A.subtract_kl(loss.kl_coef))
             return Variant(
                 name=chain.__name__,
-                advantage=chain(**{name: chosen[name] for name in own}),
-                objective=L.Objective(surrogate=dataclasses.replace(surrogate, **clip), **terms),
+                advantage=advantage,
+                objective=loss,
                 citation=citation,
                 evidence=evidence,
                 needs=needs,
@@ -211,6 +227,8 @@ def reinforce_pp_baseline(
 ):
     """REINFORCE++-baseline, arXiv 2501.03262: ``r - mean r`` of the group, whitened over the batch; KL as a k2 loss.
 
+    The weight of that loss is the run's: kl_coef is 0 until it is given.
+
     Args:
       weighted_by: whether long samples count more in the batch's mean and deviation: tokens in OpenRLHF (the authors')
         and verl, sequences in TRL and ms-swift.
@@ -227,16 +245,21 @@ def reinforce_pp_baseline(
     needs=("greedy",), surrogate=L.reinforce(), aggregate="sequence_sum",
 )  # fmt: skip
 def remax():
-    """ReMax, arXiv 2310.10505: ``A = r - r_greedy``, ``-A Σ_t log π``."""
+    """ReMax, arXiv 2310.10505: ``A = r - r_greedy``, ``-A Σ_t log π``. No KL here; the paper's is in the reward."""
     return A.chain(A.subtract_greedy(), A.to_tokens())
 
 
 @published(
     "Chu et al., GPG, arXiv 2504.02546", "single team", surrogate=L.reinforce(), aggregate="token_mean"
 )
-def gpg():
-    """GPG, arXiv 2504.02546: ``A = α (r - mean r)``, ``-A log π``; α makes up for groups without variance."""
-    return A.chain(A.center("group"), A.rescale_live(), A.to_tokens())
+def gpg(*, scaled: bool = False, ddof: int = 1, eps: float = 1e-4):
+    """GPG, arXiv 2504.02546: ``A = α (r - mean r) / F``, ``-A log π``; α makes up for groups without variance.
+
+    Args:
+      scaled: F is the group's deviation; 1 otherwise.
+    """
+    scale = A.scale("group" if scaled else "none", ddof=ddof, eps=eps)
+    return A.chain(A.center("group"), scale, A.rescale_live(), A.to_tokens())
 
 
 @published("Chen et al., Pass@k Training, arXiv 2508.10751", "single team", aggregate="token_mean")
@@ -244,6 +267,10 @@ def pass_at_k(*, k: int = 4, success: float = 1.0):
     """Pass@k as the reward in closed form, arXiv 2508.10751; k = 1 is GRPO with ddof 0.
 
     The objective was not checked: the clipped surrogate over tokens.
+
+    Args:
+      k: samples that one attempt may draw, at most the group; 4 is a choice of ours.
+      success: the outcome from which on a sample is right.
     """
     return A.chain(A.pass_at_k(k, success=success), A.to_tokens())
 
@@ -279,6 +306,47 @@ def lite_ppo(*, of: Literal["rewards", "advantages"] = "rewards", ddof: int = 1,
     return A.chain(A.center("group"), A.scale("batch", of=of, ddof=ddof, eps=eps), A.to_tokens())
 
 
+@published(
+    "Khatri et al., ScaleRL, arXiv 2510.13786", "ablated",
+    keep=functools.partial(allocation.keep_prompts, below=0.9), surrogate=L.cispo(), aggregate="prompt_mean",
+)  # fmt: skip
+def scale_rl(*, ddof: int = 1, eps: float = 1e-4):
+    """ScaleRL, arXiv 2510.13786: the deviation of the batch's centred rewards, CISPO, mean over prompts.
+
+    Prompts that nobody, or 0.9 of the group and more, solves are left out. The bound of CISPO is TRL's.
+    """
+    return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published(
+    "Mistral AI, Magistral, arXiv 2506.10910", "deployed",
+    keep=allocation.keep_prompts, surrogate=L.clipped(high=0.28), aggregate="prompt_mean",
+)  # fmt: skip
+def magistral(*, ddof: int = 1, eps: float = 1e-4):
+    """Magistral, arXiv 2506.10910: rewards centred in the group, then whitened over the batch; a higher upper clip.
+
+    The loss is divided by a group's tokens; groups without variance are left out; no KL. The paper's upper clip is
+    0.26 to 0.28.
+    """
+    return A.chain(A.center("group"), A.whiten(ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published(
+    "DeepSeek-AI, DeepSeek-V3.2, arXiv 2512.02556",
+    "deployed",
+    kl_coef=0.001,
+    kl_kind="unbiased",
+    off_policy_limit=0.5,
+)
+def deepseek_v3_2():
+    """DeepSeek-V3.2's GRPO, arXiv 2512.02556: no deviation, an unbiased KL, wrong samples that the policy left masked.
+
+    The paper gives neither the weight of the KL (0.001 is R1's) nor the limit of the mask (0.5 is TRL's). Its
+    keep-routing and keep-sampling-mask are the sampler's and not here.
+    """
+    return A.chain(A.center("group"), A.to_tokens())
+
+
 # --- other policy losses
 
 
@@ -294,8 +362,10 @@ def dapo(
     Overlong *filtering*, which the paper tried first, is a mask: ``loss_weights(mask & stopped[..., None], ...)``.
 
     Args:
-      overlong_limit: longest completion in tokens (paper: 20480); None for no punishment, as it is the run's.
-      overlong_buffer: tokens before it in which the punishment grows (paper: 4096).
+      overlong_limit: longest completion in tokens (paper: 20480); None for no punishment. The trainer fills in
+        rollout.max_tokens.
+      overlong_buffer: tokens before it in which the punishment grows (paper: 4096; the trainer fills in the same
+        fifth of the limit).
     """
     if (overlong_limit is None) != (overlong_buffer is None):
         raise ValueError(
@@ -326,13 +396,16 @@ def gspo_token(*, ddof: int = 1, eps: float = 1e-4):
 
 @published("MiniMax-M1, arXiv 2506.13585", "deployed", surrogate=L.cispo(), aggregate="token_mean")
 def cispo(*, ddof: int = 1, eps: float = 1e-4):
-    """CISPO, MiniMax-M1, arXiv 2506.13585: ``-sg[min(ρ, weight_max)] A log π``. The paper's bound is not disclosed."""
+    """CISPO, MiniMax-M1, arXiv 2506.13585: ``-sg[min(ρ, weight_max)] A log π``.
+
+    The paper does not disclose its bound; weight_max 5 is TRL's.
+    """
     return A.chain(*_grpo(ddof, eps), A.to_tokens())
 
 
 @published("SAPO, arXiv 2511.20347", "deployed", surrogate=L.soft_adaptive())
 def sapo(*, ddof: int = 1, eps: float = 1e-4):
-    """SAPO, arXiv 2511.20347: a sigmoid of the ratio in place of the clip."""
+    """SAPO, arXiv 2511.20347: a sigmoid of the ratio in place of the clip. No KL is stated."""
     return A.chain(*_grpo(ddof, eps), A.to_tokens())
 
 
@@ -342,7 +415,7 @@ def gmpo(*, ddof: int = 1, eps: float = 1e-4):
     return A.chain(*_grpo(ddof, eps), A.to_tokens())
 
 
-@published("Ye et al., arXiv 1912.09729", "replicated", surrogate=L.clipped(dual=3.0), aggregate="token_mean")
+@published("Ye et al., arXiv 1912.09729", "replicated", surrogate=L.clipped(dual=3.0), kl_coef=0.04)
 def dual_clip(*, ddof: int = 1, eps: float = 1e-4):
     """GRPO with the dual clip of arXiv 1912.09729: with A < 0 ratios over 3 stop too."""
     return A.chain(*_grpo(ddof, eps), A.to_tokens())
@@ -354,6 +427,8 @@ def dual_clip(*, ddof: int = 1, eps: float = 1e-4):
 )  # fmt: skip
 def ppo(*, gamma: float = 1.0, lam: float = 0.95, kl_coef: float = 0.0):
     """PPO with a critic and GAE, arXiv 1707.06347 and 1506.02438; advantages whitened over the batch's tokens.
+
+    For language models the loss is a mean over tokens, and the weight of the KL is the run's: 0 until it is given.
 
     Args:
       gamma: discount a token.
@@ -375,6 +450,8 @@ def gtpo(
     gamma: float = 0.1,
     threshold: float = 0.6931471805599453,
     initial_entropy: float | None = None,
+    gain: float = 2.0,
+    everywhere: bool = False,
     count_norm: bool = False,
 ):
     """GTPO, arXiv 2508.03772: conflicting beginnings and ends are spared, uncertain samples left out. No KL, no clip.
@@ -385,12 +462,41 @@ def gtpo(
       gamma: γ of ``A_i - γ mean H``.
       threshold: mean entropy in nats over which a sample is left out; ln 2 (code: 0.7).
       initial_entropy: the policy's before training (`grpojax.credit.entropy_filter`).
+      gain: factor of a right sample's conflicting tokens.
+      everywhere: the entropy term also where A_i is 0, as in the authors' code.
       count_norm: the code's division by conflicting tokens, which the paper does not have.
     """
     return A.chain(
-        A.center("group"), C.entropy_penalty(gamma), C.entropy_filter(threshold, initial=initial_entropy),
-        A.to_tokens(), C.conflict_weights(count_norm=count_norm),
+        A.center("group"), C.entropy_penalty(gamma, everywhere=everywhere),
+        C.entropy_filter(threshold, initial=initial_entropy), A.to_tokens(), C.conflict_weights(gain, count_norm=count_norm),
     )  # fmt: skip
+
+
+@published(
+    "Wang et al., Beyond the 80/20 Rule, arXiv 2506.01939", "ablated", needs=("entropy",),
+    keep=allocation.keep_prompts, surrogate=L.clipped(high=0.28), aggregate="token_mean",
+)  # fmt: skip
+def high_entropy_tokens(
+    *, fraction: float = 0.2, rule: Literal["quantile", "top"] = "quantile", ddof: int = 1, eps: float = 1e-4
+):
+    """DAPO on the fifth of the tokens with the highest entropy, "80/20", arXiv 2506.01939; largest gains at 32B.
+
+    Args:
+      fraction: share of the batch's tokens that learn; what the loss divides by stays all tokens.
+      rule: of the threshold (`grpojax.credit.entropy_mask`).
+    """
+    return A.chain(*_grpo(ddof, eps), A.to_tokens(), C.entropy_mask(fraction, rule=rule))
+
+
+@published("Cheng et al., Reasoning with Exploration, arXiv 2506.14758", "single team", needs=("entropy",))
+def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, eps: float = 1e-4):
+    """GRPO with a bonus of the entropy on every token's advantage, arXiv 2506.14758.
+
+    Args:
+      alpha: of the entropy in nats; unconfirmed, 0.4 is one re-implementation's.
+      kappa: the bonus is at most 1/kappa of the advantage's size; unconfirmed like it.
+    """
+    return A.chain(*_grpo(ddof, eps), A.to_tokens(), C.entropy_shaping(alpha, kappa))
 
 
 @published("Dai et al., GRPO-λ, arXiv 2505.18086", "single team", kl_coef=0.04)
@@ -399,10 +505,12 @@ def grpo_lambda_length(
 ):
     """GRPO-λ by length, arXiv 2505.18086: the best-solved fifth of the prompts also pays for length.
 
+    The rest is GRPO: kl_coef 0.04 is DeepSeekMath's.
+
     Args:
       alpha: what length costs; unconfirmed (`grpojax.allocation.length_selected`).
       share: λ, the share of prompts.
-      success: the reward from which on a sample is right.
+      success: the outcome from which on a sample is right.
     """
     return A.chain(
         *_grpo(ddof, eps), A.to_tokens(),
@@ -415,7 +523,9 @@ def grpo_lambda_length(
     ratio="trace", trace_decay=0.99, kl_coef=0.04,
 )  # fmt: skip
 def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4):
-    """GRPO-λ with eligibility traces, arXiv 2510.00194 (ε-trace, "recent").
+    """GRPO-λ with eligibility traces, arXiv 2510.00194 (ε-trace, "recent"; "both" is ``ratio: trace_both``).
+
+    kl_coef 0.04 was seen in one re-implementation only.
 
     Args:
       lowest: negative advantages go no lower: their traces destabilise.
@@ -430,7 +540,7 @@ def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4
 def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: float = 1e-4):
     """XRPO, arXiv 2510.06672: samples go where they tell most, unlikely right ones count more.
 
-    Without its in-context seeding of prompts that nobody solves. The objective is GRPO's.
+    Without its in-context seeding of prompts that nobody solves. The objective is GRPO's, kl_coef DeepSeekMath's.
     """
     return A.chain(
         *_grpo(ddof, eps), C.sharpen_novelty(novelty, novelty_cap), A.to_tokens()
@@ -463,7 +573,7 @@ def nthr(
 
     Args:
       beta, eta, self_term: as in `grpojax.credit.nthr`.
-      ddof: 0 in the paper's algebra.
+      ddof: 0 in the paper's algebra, which has no eps; 1e-4 is TRL's.
     """
     return A.chain(
         *_grpo(ddof, eps), A.to_tokens(),
@@ -478,12 +588,16 @@ def nthr(
 def llds(*, ddof: int = 1, eps: float = 1e-4):
     """GRPO with LLDS, arXiv 2512.04220: a loss on what the likelihood of right (A >= 0) samples lost.
 
-    It acts from the second update of a rollout on. Without batch.actions a response is one action.
+    It acts from the second update of a rollout on. Without batch.actions a response is one action. How the paper
+    aggregates the policy loss was not checked: GRPO's mean over a sample's tokens.
     """
     return A.chain(*_grpo(ddof, eps), A.to_tokens())
 
 
 # --- five experiments at UIUC: all on GRPO's advantage, with sums over tokens
+#
+# Their text has the loss -A Σ log π. The clipped surrogate has the same gradient at ratio 1 and stops where the policy
+# has moved, without which the fourth is unbounded below.
 
 _UIUC = "Zhao, UIUC, unpublished; GRPO as in arXiv 2402.03300"
 
@@ -503,14 +617,15 @@ def token_critic(*, bound: float | None = None, center_bias: bool = False, ddof:
 
 
 @published(_UIUC, "single team", aggregate="sequence_sum")
-def rare_token(*, limit: float | None = None, ddof: int = 1, eps: float = 1e-4):
+def rare_token(*, limit: float | None = None, positive_only: bool = True, ddof: int = 1, eps: float = 1e-4):
     """GRPO (arXiv 2402.03300) with up to twice the advantage on a right sample's unlikely tokens; reported as failing.
 
     Args:
       limit: largest factor; None for none.
+      positive_only: only where A > 0; one of the two descriptions leaves that out.
     """
     return A.chain(
-        *_grpo(ddof, eps), A.to_tokens(), C.compensate_rare_tokens(limit)
+        *_grpo(ddof, eps), A.to_tokens(), C.compensate_rare_tokens(limit, positive_only=positive_only)
     )  # fmt: skip
 
 
@@ -526,7 +641,7 @@ def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 
 
     Args:
       c: 1 as tried; NGRPO's would be ``1 / sqrt(G + 1)``.
-      fail_reward: the reward up to which a sample fails.
+      fail_reward: the outcome up to which a sample fails.
     """
     return A.chain(
         *_grpo(ddof, eps), A.penalize_all_fail(c, fail_reward), A.to_tokens()
@@ -540,7 +655,7 @@ def gt_likelihood(*, fail_reward: float = 0.0, ddof: int = 1, eps: float = 1e-4)
     Trains on the tokens that were sampled; training on spliced text was the likely cause of incoherence.
 
     Args:
-      fail_reward: the reward up to which a sample fails.
+      fail_reward: the outcome up to which a sample fails.
     """
     return A.chain(
         *_grpo(ddof, eps), A.to_tokens(),

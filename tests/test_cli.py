@@ -6,9 +6,13 @@ import sys
 import typing
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
+import yaml
+from hypothesis import given
 
-from grpojax import cli, config, data, rewards
+from grpojax import cli, config, data, rewards, settings
 from grpojax.errors import UserError
 from grpojax.models import DecoderConfig
 from grpojax.models.flops import forward_flops
@@ -137,10 +141,7 @@ def test_flops_are_counted_on_tokens_in_use():
     assert forward_flops(c, [3], [[1, 2]]) == want
 
 
-def test_bench_prints_a_table(tmp_path, capsys):
-    from tiny_run import make_run
-
-    recipe = make_run(tmp_path)
+def test_bench_prints_a_table(recipe, tmp_path, capsys):
     out = tmp_path / "figures.json"
     arguments = [
         "bench",
@@ -152,10 +153,7 @@ def test_bench_prints_a_table(tmp_path, capsys):
         "--json",
         str(out),
     ]
-    import jax
-
-    with jax.numpy_dtype_promotion("standard"):
-        assert cli.main(arguments) == 0
+    assert cli.main(arguments) == 0
     assert "of matmul rate" in capsys.readouterr().out and out.exists()
 
 
@@ -202,3 +200,35 @@ def test_a_number_far_out_of_range_is_refused(path):
     with pytest.raises(UserError) as wrong:
         config.load(QUICKSTART, [f"{path}=-1000000"])
     assert path.split(".")[-1] in str(wrong.value)
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.text(max_size=8),
+    st.sampled_from(["grpo", "dapo", "math_answer", "adamw", "builtin:tiny", "{prompt}", "1e-6", "os:system"]),
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=6), inner, max_size=2),
+)
+PATHS = st.sampled_from([*LEAVES, "rewards.0", "rewards.0.options", "variant", "variant.name", "variant.kl_coef",
+                         "variant.clip_high", "variant.aggregate", "filter", "data", "train", ""])  # fmt: skip
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(PATHS, VALUES), min_size=1, max_size=3))
+def test_a_recipe_with_anything_in_it_loads_or_is_refused_in_two_lines(changes):
+    tree = yaml.safe_load(Path(QUICKSTART).read_text())
+    for path, value in changes:
+        *sections, name = path.split(".")
+        node = tree
+        for key in sections:
+            node = node[int(key)] if isinstance(node, list) else node.get(key)
+            if not isinstance(node, dict | list):
+                break
+        else:
+            if isinstance(node, dict):
+                node[name] = value
+    try:
+        settings.build(config.Config, tree)
+    except UserError as e:
+        assert 0 < len(str(e)) < 2000 and str(e).count("\n") <= 1

@@ -20,9 +20,10 @@ P, G, T, D, W = 8, 5, 7, 2, 11
 NAN = float("nan")
 NAMES = variants.names()
 # Variants whose advantages depend on the other groups of the batch.
-OF_THE_BATCH = {"gpg", "grpo_lambda_length", "lite_ppo", "ppo", "reinforce_pp", "reinforce_pp_baseline"}
+OF_THE_BATCH = {"gpg", "grpo_lambda_length", "high_entropy_tokens", "lite_ppo", "magistral", "ppo", "reinforce_pp",
+                "reinforce_pp_baseline", "scale_rl"}  # fmt: skip
 # Variants that teach something where all rewards of a group are equal, because the method says so.
-TEACH_ALWAYS = {"grpo_process", "ngrpo", "ppo", "remax", "token_critic"}
+TEACH_ALWAYS = {"grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic"}
 REQUIRED = {"dr_grpo": {"constant": 8.0}}
 
 
@@ -47,6 +48,7 @@ def example(seed=0, prompts=P, size=T):
     rewards = rng.integers(0, 2, (prompts, G)).astype(np.float32)
     rewards[0], rewards[1], rewards[2] = [1, 0, 0, 1, 0], 1.0, 0.0
     rewards[4, 2] = NAN
+    rewards[5] = [0.3, 0.4, 0.3, 0.4, 0.6]  # two at the mean: rounding must not give them a sign
     lengths = rng.integers(1, T + 1, (prompts, G)).astype(np.int32)
     lengths[3, 1] = 0
     shape = (prompts, G, T)
@@ -229,15 +231,20 @@ def test_no_second_compilation():
     assert everything._cache_size() == 1
 
 
-def test_prompts_over_eight_devices():
+@functools.cache
+def sixteen_prompts():
+    return jax.jit(lambda x: {name: run(name, x) for name in NAMES})(example(prompts=16))
+
+
+@pytest.mark.parametrize(("sizes", "spec"), [((8, 1), "a"), ((2, 4), ("a", "b")), ((4, 2), "a")])
+def test_prompts_over_eight_devices(sizes, spec):
     """Statistics of the batch are those of the whole batch, wherever its prompts lie."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    place = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P("data")))  # noqa: E731
-    got = jax.jit(lambda x: {name: run(name, x) for name in NAMES})(jax.tree.map(place, example()))
+    mesh = jax.make_mesh(sizes, ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    place = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P(spec)))  # noqa: E731
+    got = jax.jit(lambda x: {name: run(name, x) for name in NAMES})(jax.tree.map(place, example(prompts=16)))
     for name in NAMES:
-        advantages, _, gradient = got[name]
-        assert len(advantages.sharding.device_set) == 8
-        for a, b in zip(got[name], on("plain")[name], strict=True):
+        assert len(got[name][0].sharding.device_set) == 8
+        for a, b in zip(got[name], sixteen_prompts()[name], strict=True):
             close(a, b, atol=1e-5, rtol=1e-4)
 
 
@@ -302,7 +309,10 @@ FIELDS = {
 def test_what_it_needs_is_declared(name):
     """With the signals of a plain trainer a variant works, or says which of its needs is missing."""
     x = example()
-    plain = {f: getattr(x.signals, f) for f in ("lengths", "mask", "behavior_logps", "tokens")}
+    fields = ["lengths", "mask", "behavior_logps", "tokens"]
+    if variant(name).objective.kl_in != "loss" and variant(name).objective.needs_reference:
+        fields.append("ref_logps")
+    plain = {f: getattr(x.signals, f) for f in fields}
     missing = [f for need in variant(name).needs for f in FIELDS.get(need, ())]
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), (x.rewards, A.Signals(**plain)))
     if missing:

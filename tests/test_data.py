@@ -373,6 +373,48 @@ def prompts_of(tokenizer, **options):
     return tokenize.text("Q"), tokenize("Q")
 
 
+def chatml(turns):
+    return "".join(f"<{t['role'][0]}>{t['content']}" for t in turns) + "<a>"
+
+
+def test_a_prompt_may_be_the_messages_of_a_chat(tmp_path):
+    chat = [
+        {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?", "tool_calls": None}, {"role": "user", "content": "1+1"},
+    ]  # fmt: skip
+    (tmp_path / "d.jsonl").write_text(json.dumps({"question": chat, "answer": "2"}))
+    one = data.Example(prompt="0+0", completion="0")
+    settings = DataConfig(train="", examples=(one,), instruction="{prompt}=?")
+    tokenizer = Fake(chatml)
+    problems = data.load_problems(str(tmp_path / "d.jsonl"), Tokenize(tokenizer, settings), settings)
+    assert "".join(map(chr, problems[0].ids)) == "<s>be brief<u>0+0=?<a>0<u>hi<a>yes?<u>1+1=?<a>"
+    assert problems[0].prompt == "1+1"
+
+
+@pytest.mark.parametrize(("chat", "said"), [
+    ([], "does not end with the user's"),
+    ([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "1"}], "does not end with the user's"),
+    ([{"role": "user", "content": "hi", "name": "Eve"}], "more than role and text"),
+    ([{"role": "user", "content": [{"type": "image"}]}], "no text in column 'content'"),
+    ([{"role": "user", "content": 3}], "more than role and text"),
+    ([{"content": "hi"}], "no message with a role"),
+    (["hi"], "no message with a role"),
+    ([{"role": "user", "content": " "}], "empty prompt"),
+    ([{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}], "data.system gives another"),
+])  # fmt: skip
+def test_chats_that_are_refused(tmp_path, chat, said):
+    (tmp_path / "d.jsonl").write_text("\n" + json.dumps({"question": chat, "answer": "2"}))
+    settings = DataConfig(train="", system="mine")
+    with pytest.raises(UserError, match=said) as e:
+        data.load_problems(str(tmp_path / "d.jsonl"), Tokenize(Fake(chatml), settings), settings)
+    assert "line 2" in str(e.value) or ":2" in str(e.value)
+
+
+def test_a_chat_needs_a_template():
+    with pytest.raises(UserError, match="needs a chat template"):
+        Tokenize(Fake(), DataConfig(train=""))([{"role": "user", "content": "hi"}])
+
+
 def test_a_chat_has_system_examples_and_instruction():
     examples = (Example(prompt="P", completion="C"),)
     text, ids = prompts_of(Fake(dialog), system="S", examples=examples, instruction=r"{prompt}, in \boxed{}")

@@ -7,10 +7,8 @@ import math
 import re
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from tiny_run import make_run
 
 from grpojax import cli, config, data, evaluate, rewards, tracking
 from grpojax.errors import UserError
@@ -323,16 +321,14 @@ def test_places_that_are_not_an_evaluations(whole, tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(recipe, tmp_path_factory):
     """A run of four steps that evaluates two samples a problem."""
-    recipe = make_run(tmp_path_factory.mktemp("model"))
     directory = tmp_path_factory.mktemp("runs") / "run"
     overrides = ["train.steps=4", "train.eval_every=2", "train.checkpoint_every=2", "train.eval_samples=2",
                  "train.eval_temperature=1.0", "mesh.data=8"]  # fmt: skip
-    with jax.numpy_dtype_promotion("standard"):
-        trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides]))
-        assert trainer.run()
-        trainer.report()
+    trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides]))
+    assert trainer.run()
+    trainer.report()
     return directory
 
 

@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from test_trainer import environment
-from tiny_run import make_run
+from runs import environment
 
 from grpojax import config, variants
 
@@ -20,7 +19,7 @@ recipe, folder = sys.argv[1:]
 for name in variants.names():
     variant = f"{{name: {name}, k: 2}}" if "k" in variants.parameters(name) else name
     overrides = [f"run.dir={folder}/{name}", f"variant={variant}", "train.steps=3", "data.eval=null",
-                 "rewards.0.name=tiny_run:even", "filter=null"]
+                 "rewards.0.name=tiny_run:even", "filter=none"]
     try:
         trainer = Trainer(config.load(recipe, overrides))
     except errors.UserError as e:
@@ -33,8 +32,7 @@ for name in variants.names():
 
 
 @pytest.mark.slow
-def test_every_variant_trains_or_says_what_it_lacks(tmp_path):
-    recipe = make_run(tmp_path)
+def test_every_variant_trains_or_says_what_it_lacks(recipe, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", EVERY_VARIANT, str(recipe), str(tmp_path)],
         env=environment(),

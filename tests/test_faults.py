@@ -2,35 +2,19 @@
 
 import dataclasses
 import errno
+import itertools
 import json
+import os
 import shutil
+import signal
 
 import jax
 import numpy as np
 import pytest
-from test_trainer import numbers
-from tiny_run import make_run
+from runs import Trainer, numbers
 
 from grpojax import cli, config, tracking
-from grpojax import trainer as trainer_module
 from grpojax.errors import UserError
-
-
-def Trainer(recipe):
-    """On one device: eight share the cores of a small machine."""
-    return trainer_module.Trainer(recipe, devices=jax.devices()[:1])
-
-
-@pytest.fixture(autouse=True)
-def promotion():
-    """Optax's Adam mixes dtypes."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("model"))
 
 
 def load(recipe, directory, *overrides):
@@ -48,8 +32,7 @@ def load(recipe, directory, *overrides):
 def unbroken(recipe, tmp_path_factory):
     """The metrics of a run that nothing happened to."""
     directory = tmp_path_factory.mktemp("runs") / "unbroken"
-    with jax.numpy_dtype_promotion("standard"):
-        assert Trainer(load(recipe, directory)).run()
+    assert Trainer(load(recipe, directory)).run()
     return numbers(directory)
 
 
@@ -126,6 +109,106 @@ def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(r
     again = Trainer(load(recipe, tmp_path / "run"))
     assert again.done == 3 and again.run()
     assert numbers(tmp_path / "run") == unbroken
+
+
+def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplog, monkeypatch):
+    """Nothing can be made in it while steps 2 and 3 are saved (a file system's permissions do not bind root)."""
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    mkdir = os.mkdir
+
+    def refuse(path, *args, **kwargs):
+        if trainer.done in (2, 3) and f"{trainer.checkpoints.directory}/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    tracking.log.propagate = True
+    assert trainer.run()
+    assert caplog.text.count("Permission denied") >= 2
+    assert set(trainer.checkpoints.steps()) <= {1, 4} and 4 in trainer.checkpoints.steps()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+PHASES = {
+    "rollout": lambda trainer: (trainer.policy, "sample"),
+    "reward": lambda trainer: (trainer.rewards, "combine"),
+    "update": lambda trainer: (trainer, "train_step"),
+    "save": lambda trainer: (trainer.checkpoints, "save"),
+}
+
+
+def at(trainer, phase, do, call=2):
+    """Has ``do()`` happen within a phase, as a rule of step 2."""
+    owner, name = PHASES[phase](trainer)
+    plain, calls = getattr(owner, name), itertools.count(1)
+
+    def hooked(*args, **kwargs):
+        if next(calls) == call:
+            do()
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, hooked)
+
+
+def send(*signals):
+    for s in signals:
+        os.kill(os.getpid(), s)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_sigterm_in_any_phase_saves_and_loses_nothing(recipe, tmp_path, unbroken, phase):
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=2"))
+    at(trainer, phase, lambda: send(signal.SIGTERM), call=1 if phase == "save" else 2)
+    assert not trainer.run()
+    again = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=2"))
+    assert again.done == 2 and again.run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_second_sigint_stops_at_once_and_loses_one_save_interval_at_most(recipe, tmp_path, unbroken, phase):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    at(trainer, phase, lambda: send(signal.SIGINT, signal.SIGINT), call=3)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    again = Trainer(load(recipe, tmp_path / "run"))
+    assert again.done in (1, 2) and again.run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_sigterm_does_not_cut_dynamic_sampling_short(recipe, tmp_path):
+    sampling = (
+        "rewards=[{name: 'tiny_run:length'}, {name: format, weight: 0, options: {pattern: '.*[02468].*'}, label: even}]",
+        "filter={metric: even, max_rollouts: 3}",
+        "train.steps=3",
+    )
+    assert Trainer(load(recipe, tmp_path / "unbroken", *sampling)).run()
+    trainer = Trainer(load(recipe, tmp_path / "run", *sampling))
+    at(trainer, "rollout", lambda: send(signal.SIGTERM), call=1)
+    assert not trainer.run()
+    assert trainer.meta["rollouts"] > 1
+    again = Trainer(load(recipe, tmp_path / "run", *sampling))
+    assert again.done == 1 and again.run()
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
+
+
+def test_a_reward_worker_killed_under_the_run_changes_nothing(recipe, tmp_path):
+    rewards = {
+        "unbroken": "{name: 'tiny_run:length', label: length}",
+        "run": f"{{name: 'tiny_run:dies_once', label: length, options: {{marker: {tmp_path / 'died'}}}}}",
+    }
+    for name, reward in rewards.items():
+        assert Trainer(load(recipe, tmp_path / name, f"rewards=[{reward}]", "train.steps=2")).run()
+    assert (tmp_path / "died").exists()
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
+
+
+def test_a_trainer_that_cannot_start_lets_go_of_the_directory(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "Metrics", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Trainer(load(recipe, tmp_path / "run"))
+    monkeypatch.undo()
+    Trainer(load(recipe, tmp_path / "run")).close()
 
 
 def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken):

@@ -1,18 +1,38 @@
-"""What the README shows works: its Python runs, its YAML parses, its commands are ones there are."""
+"""What the README shows works: its Python runs, its YAML parses, its commands do what they say."""
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 import yaml
+from tiny_run import make_run
 
 from grpojax import cli, config
 from grpojax.settings import build
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
-COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines() if "grpojax " in line]
+COMMANDS = [
+    command.strip()
+    for kind, text in BLOCKS
+    if not kind
+    for line in text.splitlines()
+    for command in line.split("&&")
+]
+
+# What makes a command of hours one of seconds.
+SHORT = {
+    "train configs/quickstart.yaml": "train.steps=1 train.eval_limit=8",
+    "train configs/gsm8k": "train.steps=10 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 data.max_prompt_tokens=192",
+    "eval": "--limit 8 --max-tokens 8",
+    "sample": "--max-tokens 8",
+    "bench": "--steps 1 rollout.prompts=8 rollout.group=2 rollout.max_tokens=8",
+    "plan": "rollout.prompts=16 rollout.group=4 rollout.max_tokens=128 data.max_prompt_tokens=128 --topology v5e:2x2",
+}
+CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])
@@ -22,20 +42,39 @@ def test_python_runs(code):
 
 @pytest.mark.parametrize("text", [text for kind, text in BLOCKS if kind == "yaml"])
 def test_yaml_is_a_part_of_a_recipe(text):
-    whole = yaml.safe_load(Path(__file__).parent.parent.joinpath("configs/quickstart.yaml").read_text())
+    whole = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())
     build(config.Config, whole | yaml.safe_load(text))
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_are_ones_there_are(line):
-    for command in line.split("&&"):
-        program, *arguments = shlex.split(command)
+@pytest.mark.slow
+def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
+    """In a folder with the recipes, sums in place of GSM8K, and tiny models in place of those in /models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for name in ("Qwen2.5-0.5B-Instruct", "small"):
+        folder = tmp_path / "models" / name
+        folder.mkdir(parents=True)
+        make_run(folder)
+        (folder / "chat_template.jinja").write_text(CHAT)
+    rows = (folder / "sums.jsonl").read_text()
+    (tmp_path / "gsm8k").mkdir()
+    for file in ("gsm8k/train.jsonl", "gsm8k/test.jsonl"):
+        (tmp_path / file).write_text(rows)
+    (tmp_path / "prompts.jsonl").write_text(rows)
+
+    said = {}
+    for line in COMMANDS:
+        program, *arguments = shlex.split(line.replace("/models/", f"{tmp_path}/models/"))
         if program != "grpojax":
+            assert line.startswith("pip install") or line == "pytest", line
             continue
-        args, rest = cli._parser().parse_known_args(arguments)
-        assert all("=" in r and not r.startswith("-") for r in rest)
-        if hasattr(args, "config"):
-            config.load(Path(__file__).parent.parent / args.config, [*args.overrides, *rest])
+        short = next((s for start, s in SHORT.items() if " ".join(arguments).startswith(start)), "")
+        assert cli.main([*arguments, *short.split()]) == 0, line
+        said[" ".join(arguments[:2])] = capsys.readouterr().out
+    assert "held-out greedy accuracy" in said["train configs/quickstart.yaml"]
+    assert "--- best" in said["show runs/gsm8k_qwen2.5_0.5b"]
+    assert "pass@8" in said["eval runs/gsm8k_qwen2.5_0.5b"]
+    assert len(said) == 9 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
 
 
 def test_every_named_variant_and_reward_exists():

@@ -153,6 +153,27 @@ DEFAULTS = {
     "gtpo": {"gamma": 0.1, "threshold": 0.6931471805599453, "count_norm": False, "kl_coef": 0.0},
     "lite_ppo": {"of": "rewards", "clip_low": 0.2, "clip_high": 0.2, "aggregate": "token_mean"},
     "negative_advantage": {"c": 1.0, "aggregate": "sequence_sum"},
+    "cispo": {"weight_max": 5.0, "weight_min": 0.0, "aggregate": "token_mean", "kl_coef": 0.0},
+    "gpg": {"scaled": False, "aggregate": "token_mean", "kl_coef": 0.0},
+    "grpo_process": {"aggregate": "sequence_mean", "kl_coef": 0.04},
+    "gspo_token": {
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "aggregate": "sequence_mean",
+        "ratio": "sequence_token",
+    },
+    "opo": {"aggregate": "sequence_sum", "kl_coef": 0.0},
+    "remax": {"aggregate": "sequence_sum", "kl_coef": 0.0},
+    "ppo": {"gamma": 1.0, "lam": 0.95, "clip_low": 0.2, "clip_high": 0.2, "kl_in": "token_reward"},
+    "reinforce_pp": {"aggregate": "token_mean", "kl_kind": "k1", "kl_in": "token_reward", "clip_low": 0.2},
+    "reinforce_pp_baseline": {"weighted_by": "tokens", "kl_kind": "k2", "kl_in": "loss"},
+    "deepseek_v3_2": {"aggregate": "sequence_mean", "kl_kind": "unbiased", "off_policy_limit": 0.5},
+    "high_entropy_tokens": {"fraction": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
+    "entropy_shaping": {"alpha": 0.4, "kappa": 2.0},
+    "magistral": {"clip_high": 0.28, "aggregate": "prompt_mean", "kl_coef": 0.0},
+    "scale_rl": {"weight_max": 5.0, "aggregate": "prompt_mean"},
+    "rare_token": {"limit": None, "positive_only": True, "aggregate": "sequence_sum"},
+    "token_critic": {"bound": None, "center_bias": False, "aggregate": "sequence_sum"},
 }
 
 
@@ -177,13 +198,16 @@ LENGTHS = np.array([[2, 4, 4, 2], [1, 3, 3, 5]])
     ("name", "options", "want"),
     [
         ("grpo", {}, 1.49970006),
-        ("rloo", {}, 1.0),
+        ("rloo", {"kl_coef": 0.0}, 1.0),
         ("gspo", {}, 1.49970006),
         ("lite_ppo", {"ddof": 0, "eps": 0.0}, 1.5),
         ("lite_ppo", {"ddof": 0, "eps": 0.0, "of": "advantages"}, 1.7320508),
         ("reinforce_pp_baseline", {"weighted_by": "sequences"}, 1.7320508),
         ("reinforce_pp_baseline", {}, 1.99323179),
         ("gpg", {}, 0.75),
+        ("gpg", {"scaled": True}, 1.49970006),
+        ("scale_rl", {"ddof": 0, "eps": 0.0}, 1.7320508),
+        ("deepseek_v3_2", {}, 0.75),
         ("pass_at_k", {"k": 1}, 1.73205081),
         ("pass_at_k", {"k": 2}, 1.0),
         ("pass_at_k_margin", {}, 1.0),
@@ -232,14 +256,107 @@ def test_token_kl_is_in_the_chain_and_the_reference_asked_for():
         on_tokens("reinforce_pp", [[1, 0]], options={"kl_coef": 0.1})
     with pytest.raises(ValueError, match="weighted_by='words'"):
         variants.get("reinforce_pp_baseline", weighted_by="words")
-    with pytest.raises(TypeError, match="clip_hi"):
+    with pytest.raises(ValueError, match="clip_hi"):
         variants.grpo(clip_hi=0.3)
+    with pytest.raises(ValueError, match="constant"):
+        variants.get("dr_grpo")
+
+
+# k1 of two samples of two tokens: 0.5 + 0.5 and -1 + 0; with a coefficient of 0.4 a reward loses 0.4, the other gains it.
+LOGPS = {"behavior_logps": [[[-1.0, -1.0], [-2.0, -1.0]]], "ref_logps": [[[-1.5, -1.5], [-1.0, -1.0]]]}
+
+
+@pytest.mark.parametrize(("name", "options", "want"), [
+    ("rloo", {}, [[[0.2, 0.2], [-0.2, -0.2]]]),
+    ("rloo", {"kl_in": "loss", "kl_kind": "k2"}, [[[1, 1], [-1, -1]]]),
+    ("grpo", {"kl_in": "reward", "kl_kind": "k1", "ddof": 0, "eps": 0.0}, [[[1, 1], [-1, -1]]]),
+    ("dr_grpo", {"constant": 8.0, "kl_in": "reward", "kl_kind": "k1"}, [[[0.1, 0.1], [-0.1, -0.1]]]),
+])  # fmt: skip
+def test_the_kl_is_where_the_objective_says(name, options, want):
+    """In the reward it is taken off once, by the pure functions themselves; in the loss the advantages know nothing of it."""
+    signals = {k: np.array(v, np.float32) for k, v in LOGPS.items()}
+    got = on_tokens(name, [[1, 0]], size=2, options={"kl_coef": 0.4, **options}, **signals)
+    close(got, want, atol=1e-6)
+
+
+def test_reinforce_pp_takes_the_kl_off_once():
+    """Returns [0.6, 0.8] and [0.4, 0] with the KL in the tokens; in the sample's reward 0.6 and 0.4."""
+    signals = {k: np.array(v, np.float32) for k, v in LOGPS.items()}
+
+    def whitened(x):
+        return (x - x.mean()) / x.std()
+
+    for options, want in (
+        ({}, [[[0.6, 0.8], [0.4, 0.0]]]),
+        ({"kl_in": "reward"}, [[[0.6, 0.6], [0.4, 0.4]]]),
+        ({"kl_in": "loss", "kl_kind": "k2"}, [[[1.0, 1.0], [0.0, 0.0]]]),
+    ):
+        got = on_tokens("reinforce_pp", [[1, 0]], size=2, options={"kl_coef": 0.4, **options}, **signals)
+        close(got, whitened(np.array(want)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(variants.names()) - {"ppo", "reinforce_pp"}))
+def test_a_kl_that_nothing_would_apply_is_refused(name):
+    required = {"constant": 8.0} if name == "dr_grpo" else {}
+    with pytest.raises(ValueError, match="no token rewards"):
+        variants.get(name, kl_coef=0.1, kl_kind="k1", kl_in="token_reward", **required)
+
+
+SOURCES = {
+    "cispo": "2506.13585", "dapo": "2503.14476", "deepseek_v3_2": "2512.02556", "dr_grpo": "2503.20783",
+    "dual_clip": "1912.09729", "entropy_shaping": "2506.14758", "gmpo": "2507.20673", "gpg": "2504.02546",
+    "grpo": "2402.03300", "grpo_lambda_length": "2505.18086", "grpo_lambda_traces": "2510.00194",
+    "grpo_process": "2402.03300", "gspo": "2507.18071", "gspo_token": "2507.18071", "gtpo": "2508.03772",
+    "high_entropy_tokens": "2506.01939", "lite_ppo": "2508.08221", "llds": "2512.04220", "magistral": "2506.10910",
+    "ngrpo": "2509.18851", "nthr": "2505.18830", "opo": "2505.23585", "pass_at_k": "2508.10751",
+    "pass_at_k_margin": "2503.19595", "ppo": "1707.06347", "reinforce_pp": "2501.03262",
+    "reinforce_pp_baseline": "2501.03262", "remax": "2310.10505", "rloo": "2402.14740", "sapo": "2511.20347",
+    "scale_rl": "2510.13786", "xrpo": "2510.06672",
+}  # fmt: skip
+DEPLOYED = {
+    "cispo", "deepseek_v3_2", "grpo", "gspo", "gspo_token", "magistral", "ppo", "sapo",
+}  # fmt: skip
+
+
+def test_sources_and_grades():
+    for name in variants.names():
+        required = {"constant": 8.0} if name == "dr_grpo" else {}
+        variant = variants.get(name, **required)
+        source = SOURCES.get(name)
+        assert source in variant.citation if source else "unpublished" in variant.citation
+        assert source is None or source in getattr(variants, name).__doc__
+        assert (variant.evidence == "deployed") == (name in DEPLOYED), name
+
+
+def test_success_is_judged_by_the_outcome_where_there_is_one():
+    """All wrong, two with a format bonus: judged by the sum of rewards nobody would have failed."""
+    signals = {"outcome": np.zeros((1, 4), np.float32)}
+    got = on_tokens("negative_advantage", [[0.1, 0, 0, 0.1]], options={"c": 0.5}, **signals)
+    close(got, np.full((1, 4, 1), -0.5))
+    assert (on_tokens("negative_advantage", [[0.1, 0, 0, 0.1]]) > 0).any()
+    outcome = {"outcome": np.array([[1, 0, 0, 0]], np.float32)}
+    close(on_tokens("pass_at_k", [[0.9, 0.8, 0, 0]], options={"k": 1}, **outcome)[0, 0, 0], 1.73205081)
+
+
+def test_golden_negative_advantage():
+    """The text's loss, c Σ log p: sums over tokens; with the mean over samples half of it, and NGRPO-like c a third."""
+    probs = np.array([[[0.5, 0.4], [0.2, 0.9]]])
+    mask = np.ones((1, 2, 2), bool)
+    for c, want in ((1.0, -1.66211817), (1 / 3, -1.66211817 / 3)):
+        advantages = on_tokens("negative_advantage", [[0, 0]], size=2, options={"c": c})
+        batch = types.SimpleNamespace(
+            advantages=advantages, weights=L.loss_weights(mask, "sequence_sum"), behavior_logps=None
+        )
+        objective = L.Objective(surrogate=L.reinforce(), aggregate="sequence_sum")
+        loss = L.policy_loss(np.log(probs).astype(np.float32), batch, objective)[0]
+        close(loss, want, atol=1e-6)
+        close(2 * loss, {1.0: -3.32423634, 1 / 3: -1.10807878}[c], atol=1e-6)
 
 
 def test_rloo_is_dr_grpo_times_a_factor():
     rewards = np.array([[1, 0, 0, 0], [0.5, 1, 0, 0.25]])
     plain = on_tokens("dr_grpo", rewards, options={"constant": 8.0})
-    close(on_tokens("rloo", rewards), 4 / 3 * plain)
+    close(on_tokens("rloo", rewards, options={"kl_coef": 0.0}), 4 / 3 * plain)
     close(on_tokens("dr_grpo", rewards, options={"constant": 8.0, "leave_one_out": True}), 4 / 3 * plain)
 
 

@@ -1,6 +1,8 @@
 """A tiny random model, a few sums to ask it, and rewards that need no learning to be above zero."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 
@@ -12,6 +14,15 @@ def length(prompts, completions, tokens, **columns):
 def even(prompts, completions, tokens, **columns):
     """1 for completions of an even number of tokens."""
     return [float(len(ids) % 2 == 0) for ids in tokens]
+
+
+def dies_once(prompts, completions, tokens, *, marker, **columns):
+    """`length`, but the first process that is asked is killed."""
+    try:
+        open(marker, "x").close()
+    except FileExistsError:
+        return length(prompts, completions, tokens)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def nothing(prompts, completions, tokens, **columns):

@@ -4,12 +4,14 @@ import numpy as np
 
 from grpojax.models.config import DecoderConfig
 
-# Dense bfloat16 FLOP/s of one device as jax names its kind, from the makers' data sheets.
-PEAK_FLOPS = {
-    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5": 459e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12,
-    "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12, "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
+# Of one device as jax names its kind, from the makers' data sheets: dense bfloat16 FLOP/s, bytes/s of its memory.
+PEAKS = {
+    "TPU v4": (275e12, 1.2e12), "TPU v5 lite": (197e12, 0.82e12), "TPU v5": (459e12, 2.77e12),
+    "TPU v5p": (459e12, 2.77e12), "TPU v6 lite": (918e12, 1.64e12), "NVIDIA A100-SXM4-40GB": (312e12, 1.56e12),
+    "NVIDIA A100-SXM4-80GB": (312e12, 2.04e12), "NVIDIA H100 80GB HBM3": (989e12, 3.35e12),
+    "NVIDIA H200": (989e12, 4.8e12),
 }  # fmt: skip
+PEAK_FLOPS = {kind: flops for kind, (flops, _) in PEAKS.items()}
 
 
 def matmul_weights(c: DecoderConfig) -> int:
@@ -33,3 +35,23 @@ def forward_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
     seen += (lengths * (lengths + 1) / 2 + lengths * prompt_lengths[:, None]).sum()
     attention = 2 * seen * c.num_heads * c.head_dim * c.num_layers
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
+
+
+def decode_bytes(
+    c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, group: int, slots: int
+) -> float:
+    """Bytes of memory that sampling must read: weights once a token step, each prompt's keys and values once for all
+    of its slots, each slot's own. In bfloat16, every prompt and completion of full length, on a single device.
+
+    Args:
+      c: the decoder.
+      prompt_tokens: of each prompt.
+      tokens: of each completion.
+      prompts: sampled at the same time.
+      group: completions of a prompt.
+      slots: of them sampled at the same time; 0 for all.
+    """
+    slots = slots or group
+    per_token = 2 * 2 * c.num_layers * c.num_kv_heads * c.head_dim
+    seen = prompts * (prompt_tokens + slots * (tokens + 1) / 2) * per_token
+    return -(-group // slots) * tokens * (2 * (matmul_weights(c) + c.vocab_size * c.hidden_size) + seen)

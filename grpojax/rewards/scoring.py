@@ -117,6 +117,8 @@ class Rewards:
         self._shown: set[tuple[int, str]] = set()
         self._workers: pool.Workers | None = None
         paths = [c.name for c, t in zip(config.terms, self.terms, strict=True) if t is None]
+        for path in paths:  # said before any of their code runs
+            log.info("rewards run the function %s", path)
         if any(t is None or t.isolated for t in self.terms):
             maths = any(isinstance(t, builtin.MathAnswer) for t in self.terms)
             self._workers = pool.Workers(
@@ -124,7 +126,6 @@ class Rewards:
                 preload=["math_verify"] if maths else [],
             )  # fmt: skip
         for path in paths:
-            log.info("rewards run the function %s", path)
             future = self.workers.submit(sandbox.probe, path, timeout_s=IMPORT_TIMEOUT_S)
             problem = f"its import failed: {e}" if (e := future.exception()) else future.result()
             if problem:

@@ -1,0 +1,47 @@
+"""Runs of the tiny model: in this process, or in one of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+
+from grpojax import tracking, trainer
+
+HERE = Path(__file__).parent
+
+
+def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> subprocess.Popen:
+    """``grpojax train`` as a process of its own, with what it says on a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "grpojax.cli", "train", str(recipe), f"run.dir={directory}", *overrides],
+        env=environment(devices), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    """For a process that sees so many CPU devices, and these tests."""
+    paths = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags}
+
+
+def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> str:
+    """Trains to the end in another process; what it said."""
+    process = start(recipe, directory, *overrides, devices=devices)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+def Trainer(recipe):
+    """On one device: eight share the cores of a small machine."""
+    return trainer.Trainer(recipe, devices=jax.devices()[:1])
+
+
+def numbers(directory: Path) -> list[dict[str, float]]:
+    """The metrics of a run without its times."""
+    lines = tracking.read_metrics(directory)
+    timed = lambda name: name.startswith("time/") or name in ("tokens_per_s", "utilisation")  # noqa: E731
+    return [{k: v for k, v in line.items() if not timed(k)} for line in lines]
