@@ -350,6 +350,7 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None, mask=None):
     logps, ref_logps = _f32(logps, jax.lax.stop_gradient(ref_logps))
     if mask is not None:
         logps, ref_logps = jnp.where(mask, logps, 0.0), jnp.where(mask, ref_logps, 0.0)
+        log_ratios = None if log_ratios is None else jnp.where(mask, log_ratios, 0.0)
     d = jnp.clip(logps - ref_logps, -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     if kind == "k1":
         return d

@@ -35,9 +35,9 @@ def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> s
     return said
 
 
-def Trainer(recipe):
-    """On one device: eight share the cores of a small machine."""
-    return trainer.Trainer(recipe, devices=jax.devices()[:1])
+def Trainer(recipe, devices=1):
+    """On one device as a rule: eight share the cores of a small machine."""
+    return trainer.Trainer(recipe, devices=jax.devices()[:devices])
 
 
 def numbers(directory: Path) -> list[dict[str, float]]:

@@ -613,3 +613,86 @@ def compiled_chain(name):
 @given(rewards=hnp.arrays(np.float32, (P, G), elements=REWARD.map(np.float32)))
 def test_further_oracles(name, rewards):
     close(compiled_chain(name)(rewards, ALL), ORACLES[name][1](rewards), atol=3e-4, rtol=3e-4)
+
+
+# --- corner cases
+
+
+@pytest.mark.parametrize("n", [5, 8, 16, 64])
+def test_a_reward_at_the_mean_has_no_sign(n):
+    """Graded rewards k/10: what rounding leaves of r - mean r would otherwise be a sign, and depend on the order."""
+    rng = np.random.default_rng(n)
+    tenths = rng.integers(0, 11, (500, n))
+    rewards = (tenths / 10).astype(np.float32)
+    got = np.sign(A.chain(A.center("group"))(rewards))
+    np.testing.assert_array_equal(got, np.sign(tenths * n - tenths.sum(1, keepdims=True)))
+    order = rng.permutation(n)
+    np.testing.assert_array_equal(np.sign(A.chain(A.center("group"))(rewards[:, order])), got[:, order])
+
+
+@pytest.mark.parametrize("ddof", [1, 2, 3])
+def test_no_more_samples_than_ddof_is_no_deviation(ddof):
+    """0, where dividing by eps alone would give 5000."""
+    rewards = np.eye(1, ddof, dtype=np.float32) if ddof > 1 else np.ones((1, 1), np.float32)
+    for eps in (0.0, 1e-4):
+        assert not A.chain(A.center("group"), A.scale("group", ddof=ddof, eps=eps))(rewards).any()
+        assert not A.chain(A.whiten(ddof=ddof, eps=eps))(rewards).any()
+
+
+def test_the_deviation_of_live_groups_only():
+    rewards = np.array([[1, 1, 1, 1], [0, 0, 0, 1]], np.float32)
+    options = {"of": "advantages", "ddof": 0, "eps": 0.0}
+    diluted = A.chain(A.center("group"), A.scale("batch", **options))(rewards)
+    close(diluted[1], [-0.81649658] * 3 + [2.44948974])
+    close(
+        A.chain(A.center("group"), A.scale("batch", live_only=True, **options))(rewards)[1],
+        [-0.57735027] * 3 + [1.73205081],
+    )
+    with pytest.raises(ValueError, match="live_only"):
+        A.scale("group", live_only=True)
+
+
+def test_rescale_live_of_dead_groups_is_0():
+    assert not A.chain(A.rescale_live())(np.ones((2, 3), np.float32)).any()
+    assert not A.chain(A.center("batch"), A.rescale_live())(np.array([[1, 1], [0, 0]], np.float32)).any()
+
+
+def test_what_is_not_finite_is_not_valid_whatever_is_said():
+    rewards = np.array([[1, 0, np.nan]], np.float32)
+    got = A.chain(A.center("group"))(rewards, A.Signals(valid=np.ones((1, 3), bool)))
+    close(got, [[0.5, -0.5, 0.0]])
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.9, 0.8), (0.5, 0.0)])
+def test_a_hole_in_the_mask_is_no_step(gamma, lam):
+    """Tool outputs between tokens: the same as without them."""
+    rng = np.random.default_rng(3)
+    mask = np.array([[[1, 1, 0, 1, 0, 0, 1, 0]]], bool)
+    values = rng.normal(size=mask.shape).astype(np.float32)
+    dense = lambda x: x[mask][None, None]  # noqa: E731
+    rewards = np.ones((1, 1), np.float32)
+    for steps in ((A.gae(gamma=gamma, lam=lam),), (A.token_returns(gamma=gamma),)):
+        chain = A.chain(A.token_rewards(), *steps)
+        got = np.asarray(chain(rewards, A.Signals(mask=mask, values=values)))
+        want = chain(rewards, A.Signals(mask=dense(mask), values=dense(values)))
+        close(got[mask], np.asarray(want)[0, 0], atol=1e-6)
+        assert not got[~mask].any()
+
+
+@given(rewards=hnp.arrays(np.float32, (P, G), elements=REWARD.map(np.float32)))
+@settings(max_examples=30, deadline=None)
+def test_ppo_at_lambda_1_is_return_minus_value(rewards):
+    rng = np.random.default_rng(5)
+    mask = np.arange(6) < rng.integers(1, 7, (P, G))[..., None]
+    signals = A.Signals(mask=mask, values=rng.normal(size=mask.shape).astype(np.float32))
+    rewards = np.nan_to_num(rewards)
+    returns = A.chain(A.token_rewards(), A.token_returns())(rewards, signals)
+    got = A.chain(A.token_rewards(), A.gae())(rewards, signals)
+    close(got, np.where(mask, returns - signals.values, 0), atol=1e-4)
+
+
+def test_nothing_to_do_takes_no_options():
+    with pytest.raises(ValueError, match="leave_one_out"):
+        A.center("none", leave_one_out=True)
+    with pytest.raises(ValueError, match="of='bogus'"):
+        A.scale("none", of="bogus")

@@ -176,3 +176,20 @@ def test_length_oracle(share, seed):
     lengths = rng.integers(1, 6, (P, G)).astype(np.int32)
     got = compiled(share)(rewards, A.Signals(lengths=lengths))
     close(got, np.nan_to_num(oracles.length_selected(rewards, lengths, 0.4, share)), atol=1e-5)
+
+
+def test_golden_xrpo_half_widths():
+    """h(4) and h(5) of rewards [1, 0, 0, 1]: the gain is their difference."""
+    std = np.std([1, 0, 0, 1], ddof=1)
+    h = lambda n: float(X.t_quantile(0.975, jnp.float32(n - 1))) * std / np.sqrt(n)  # noqa: E731
+    close(h(4), 0.91869312, atol=1e-4)
+    close(std * float(X.t_quantile(0.975, jnp.float32(4))) / np.sqrt(5), 0.71687504, atol=1e-4)
+
+
+def test_xrpo_counts_an_unknown_deviation_as_none():
+    """One valid reward has no deviation (ddof 1); as NaN it would take the whole budget."""
+    counts = jnp.array([4, 4, 4])
+    assert np.isfinite(X.xrpo_priority(jnp.array([0.5, NAN, 0.1]), counts)).all()
+    given = X.xrpo_allocate(jnp.array([0.5, NAN, 0.1]), counts, 6)
+    np.testing.assert_array_equal(given, X.xrpo_allocate(jnp.array([0.5, 0.0, 0.1]), counts, 6))
+    assert int(X.xrpo_allocate(jnp.array([0.5, NAN, 0.1]), counts, 0).sum()) == 0

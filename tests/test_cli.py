@@ -8,11 +8,13 @@ from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 
 from grpojax import cli, config, data, rewards, settings
+from grpojax.advantages import Signals
 from grpojax.errors import UserError
 from grpojax.models import DecoderConfig
 from grpojax.models.flops import forward_flops
@@ -41,6 +43,13 @@ def test_every_recipe_parses_and_says_how_to_run_it(path):
     ("variant={name: grpo, kl_coef: 0.1, kl_kind: k1}", "its expected gradient is 0"),
     ("variant={name: grpo, kl_coef: 0.1, kl_in: reward}", "only k1 belongs there"),
     ("variant={name: grpo, kl_in: rewards}", "did you mean 'reward'"),
+    ("variant={name: grpo, kl_coef: 0.1, kl_kind: k1, kl_in: token_reward}", "has no token rewards"),
+    ("variant={name: pass_at_k, k: 99}", "k=99): more than the group's 8 samples"),
+    ("variant=llds", "raise train.iterations or train.minibatches"),
+    ("variant={name: dapo, overlong_limit: 4000, overlong_buffer: 9}", "never reached: samples end at rollout.max_tokens=40"),
+    ("variant={name: dapo, overlong_limit: 40}", "both or none"),
+    ("filter={success: 0.5}", "filter.success=0.5: this variant has no filter of its own"),
+    ("filter=some", "expected 'auto' or 'none'"),
     ("model.attention=flash", "model.attention='flash'"),
     ("model.attention=cudnn", "needs dtype: bfloat16"),
     ("rewards=[{name: anser}]", "reward 'anser' is unknown"),
@@ -232,3 +241,23 @@ def test_a_recipe_with_anything_in_it_loads_or_is_refused_in_two_lines(changes):
         settings.build(config.Config, tree)
     except UserError as e:
         assert 0 < len(str(e)) < 2000 and str(e).count("\n") <= 1
+
+
+def test_a_variant_takes_what_it_lacks_from_the_run():
+    def load(*overrides):
+        return config.load(QUICKSTART, overrides)
+
+    dapo = load("variant=dapo")
+    assert dapo.make_filter() and dapo.make_filter().max_rollouts == 3
+    lengths, rewards = np.array([[40, 32, 10, 10]]), np.array([[1, 1, 0, 0]], np.float32)
+    signals = Signals(lengths=lengths, mask=np.ones((1, 4, 1), bool))
+    punished = np.asarray(dapo.make_variant().advantage(rewards, signals))[0, :, 0]
+    assert punished[0] < punished[1]  # from 32 to 40 tokens a reward is lost
+    free = load("variant={name: dapo, overlong_limit: null, overlong_buffer: null}").make_variant()
+    assert free.advantage(rewards, signals)[0, 0, 0] == free.advantage(rewards, signals)[0, 1, 0]
+    assert load("variant=dapo", "filter=none").make_filter() is None
+    assert load("variant=dr_grpo").make_variant().objective.constant == 40.0
+    assert load("variant={name: dr_grpo, aggregate: sequence_mean}").make_variant().objective.constant is None
+    twice = "rewards=[{name: answer}, {name: soft_overlong, options: {limit: 40, buffer: 8}}]"
+    with pytest.raises(UserError, match="and so does the reward soft_overlong"):
+        load("variant=dapo", twice)

@@ -142,3 +142,54 @@ def test_collapse_alarm_compiles_and_refuses():
             D.collapse_alarm(jnp.zeros(shapes[0]), jnp.zeros(shapes[1]))
     with pytest.raises(ValueError, match="window=1"):
         D.CollapseLimits(window=1)
+
+
+def test_a_trend_starts_where_its_steps_do():
+    """Ten steps without a number, then a fall to a little over half: the line starts at 1.34, not in between."""
+    entropy = jnp.concatenate([jnp.full(10, NAN), jnp.linspace(1.0, 0.69, 10)]).astype(jnp.float32)
+    limits = D.CollapseLimits(window=20, entropy_drop=0.5)
+    assert not D.collapse_alarm(entropy, jnp.zeros(20), limits).entropy_falling
+    assert D.collapse_alarm(entropy, jnp.zeros(20), D.CollapseLimits(entropy_drop=0.4)).entropy_falling
+
+
+def test_noise_seldom_rings_and_two_steps_never():
+    noise = np.random.default_rng(0).normal(size=(2000, 20)).astype(np.float32)
+    rung = jax.jit(jax.vmap(lambda d: D.collapse_alarm(jnp.ones(20), d).displacement))(noise)
+    assert np.mean(rung) < 0.01
+    assert not D.collapse_alarm(jnp.ones(2), jnp.array([-1e-6, -2e-6])).displacement
+    falling = jax.jit(jax.vmap(lambda d: D.collapse_alarm(jnp.ones(20), d).displacement))(
+        0.1 * noise - 0.5 - 0.05 * np.arange(20, dtype=np.float32)
+    )
+    assert np.mean(falling) > 0.99
+
+
+def test_mismatch_shows_a_broken_sampler():
+    """49 nats apart; only what goes into exp is limited."""
+    got = D.mismatch(jnp.array([-1.0, -50.0]), jnp.array([-1.0, -1.0]), jnp.ones(2, bool))
+    assert (got["mean"], got["max"]) == (24.5, 49.0) and np.isfinite(got["k3"])
+    nothing = D.mismatch(jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool))
+    assert nothing["mean"] == nothing["max"] == 0
+
+
+def test_exact_displacement_starts_over_for_each_prompt():
+    """A table of logits; an update on a prompt's right and wrong sample, against autodiff by hand."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 5, (3, 2, 4))
+    mask = np.ones(tokens.shape, bool)
+    rewards = np.array([[1, 0], [1, 1], [0, 0]], np.float32)
+    logits = rng.normal(size=(4, 5)).astype(np.float32)
+
+    def logps(logits, problem):
+        return jnp.take_along_axis(jax.nn.log_softmax(logits)[None], problem["tokens"][..., None], -1)[..., 0]
+
+    def update(logits, problem):
+        loss = lambda x: -(problem["rewards"][:, None] * logps(x, problem)).sum()  # noqa: E731
+        return logits - 0.1 * jax.grad(loss)(logits)
+
+    problems = {"tokens": tokens, "rewards": rewards - 0.5}
+    got = D.exact_displacement(logits, problems, logps, update, rewards, mask)
+    for p in range(2):
+        one = {"tokens": tokens[p], "rewards": rewards[p] - 0.5}
+        moved = (logps(update(logits, one), one) - logps(logits, one)).sum(-1)
+        close(got[p], moved[rewards[p] == 1].mean(), atol=1e-5)
+    assert np.isnan(got[2])

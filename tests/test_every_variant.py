@@ -17,8 +17,9 @@ from grpojax.trainer import Trainer
 
 recipe, folder = sys.argv[1:]
 for name in variants.names():
-    variant = f"{{name: {name}, k: 2}}" if "k" in variants.parameters(name) else name
-    overrides = [f"run.dir={folder}/{name}", f"variant={variant}", "train.steps=3", "data.eval=null",
+    options = {"pass_at_k": "k: 2", "gtpo": "threshold: 9.0"}.get(name)  # for a group of four, and a random model
+    variant = f"{{name: {name}, {options}}}" if options else name
+    overrides = [f"run.dir={folder}/{name}", f"variant={variant}", "train.steps=3", "train.minibatches=2", "data.eval=null", "rollout.max_tokens=4",
                  "rewards.0.name=tiny_run:even", "filter=none"]
     try:
         trainer = Trainer(config.load(recipe, overrides))
@@ -27,7 +28,8 @@ for name in variants.names():
         continue
     assert trainer.run()
     lines = [line for line in tracking.read_metrics(f"{folder}/{name}") if "reward" in line]
-    print(name, len(lines), all(np.isfinite(line["loss"]) for line in lines), max(line["grad_norm"] for line in lines), sep="|")
+    acts = {"llds": "llds_loss"}.get(name, "grad_norm")
+    print(name, len(lines), all(np.isfinite(line["loss"]) for line in lines), max(line[acts] for line in lines), sep="|")
 """
 
 

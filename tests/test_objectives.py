@@ -647,3 +647,131 @@ def test_policy_gradient_is_exact(name, off):
         assert np.abs(got - want).max() > 0.01
     else:
         close(got, want)
+
+
+# --- constants for the gradient, masks, dtypes
+
+
+def test_only_the_policy_is_differentiated():
+    """Behaviour, reference and advantages are constants, even where they are made of the same array."""
+    mask = np.ones((1, 2, 3), bool)
+    logps = -np.abs(np.random.default_rng(0).normal(size=mask.shape)).astype(np.float32)
+    advantages = np.array([[[1.0], [-1.0]]], np.float32) * mask
+
+    def loss(logps, behavior, ref, advantages):
+        batch = types.SimpleNamespace(
+            weights=L.loss_weights(mask, "sequence_sum"),
+            advantages=advantages,
+            behavior_logps=behavior,
+            ref_logps=ref,
+        )
+        return L.policy_loss(logps, batch, L.Objective(aggregate="sequence_sum", kl_coef=0.1))[0]
+
+    own, *others = jax.grad(loss, (0, 1, 2, 3))(logps, logps, logps - 0.3, advantages)
+    assert own.any() and not any(np.asarray(x).any() for x in others)
+    close(jax.grad(lambda x: loss(x, x, x - 0.3, advantages))(logps), own)
+    pair = jax.grad(L.dpo_loss, (0, 1, 2, 3))(*map(jnp.float32, (-10, -15, -12, -14)))
+    assert pair[0] < 0 < pair[1] and not pair[2] and not pair[3]
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "unbiased"])
+def test_kl_of_a_masked_slot_is_0_in_value_and_gradient(kind):
+    ref = np.array([-1.0, np.nan, 200.0], np.float32)
+    mask = np.array([True, False, False])
+    total = lambda lp: L.kl(lp, ref, kind, log_ratios=lp + 1.0, mask=mask).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(total)(np.array([-1.5, -1.0, np.nan], np.float32))
+    assert np.isfinite(value) and np.isfinite(gradient[0]) and not np.asarray(gradient[1:]).any()
+
+
+def test_full_kl_is_what_the_estimators_estimate():
+    p, q = jnp.array([0.2, -0.1, 0.4]), jnp.array([0.0, 0.5, -0.3])
+    close(L.full_kl(p, q), 0.14084707, atol=1e-7)
+    close(L.full_kl(q, p), 0.14509681, atol=1e-7)
+    close(jax.grad(L.full_kl)(p, q), [-0.00205667, -0.20159464, 0.20365132], atol=1e-7)
+
+
+def test_golden_joint_ratio():
+    """The product of a sample's ratios; GSPO's geometric mean of them is 1.0512711."""
+    delta, mask = np.array([[0.1, -0.2, 0.3, 0.0]], np.float32), np.ones((1, 4), bool)
+    zero = np.zeros_like(delta)
+    close(np.exp(L.log_ratio(delta, zero, mask, "joint")), np.full((1, 4), 1.22140276), atol=1e-6)
+    close(np.exp(L.log_ratio(delta, zero, mask, "sequence")), np.full((1, 4), 1.0512711), atol=1e-6)
+    gradient = jax.grad(lambda x: (-0.25 * jnp.exp(L.log_ratio(x, zero, mask, "sequence"))).sum())(delta)
+    close(-gradient, np.full((1, 4), 0.26281777), atol=1e-6)
+
+
+def test_golden_verl_sum_norm():
+    """Σ l / L without the mean over samples; Dr. GRPO's constant gives half of it for two samples."""
+    mask = np.arange(4) < np.array([[4, 2]])[..., None]
+    losses = np.array([[[1, 2, 3, 4], [10, 20, 0, 0]]], np.float32)
+    close((L.loss_weights(mask, "constant", constant=8 / 2) * losses).sum(), 5.0)
+    close((L.loss_weights(mask, "constant", constant=8.0) * losses).sum(), 2.5)
+    for constant in (0.0, -8.0):
+        with pytest.raises(ValueError, match="must be over 0"):
+            L.loss_weights(mask, "constant", constant=constant)
+
+
+def test_a_prefix_that_all_share_gets_no_update_from_sums():
+    """Σ A = 0 at ratio 1 under sums over tokens; under means over samples the shorter wrong ones pull it down."""
+    advantages = np.array([[[1.5], [-0.5], [-0.5], [-0.5]]]) * np.ones((1, 4, 6))
+    mask = np.arange(6) < np.array([[6, 2, 3, 4]])[..., None]
+    push = lambda how: float((L.loss_weights(mask, how) * advantages)[..., 0].sum())  # noqa: E731
+    assert abs(push("sequence_sum")) < 1e-7 and abs(push("token_mean")) < 1e-7
+    assert push("sequence_mean") < -0.05
+
+
+@pytest.mark.parametrize(
+    "surrogate", [L.clipped(), L.unclipped(), L.soft_adaptive()], ids=lambda s: type(s).__name__
+)
+def test_surrogates_are_float32_inside(surrogate):
+    x = jnp.array([0.1, -0.3], jnp.bfloat16)
+    assert surrogate(x, x).dtype == jnp.float32
+
+
+def test_surrogates_take_their_bounds_by_position():
+    assert L.clipped(0.2, 0.28) == L.clipped(low=0.2, high=0.28) and L.cispo(4.0) == L.cispo(weight_max=4.0)
+    for make in (lambda: L.clipped(-0.2), lambda: L.clipped(0.2, -3.0), lambda: L.geometric(low=-0.1)):
+        with pytest.raises(ValueError, match="low="):
+            make()
+
+
+def test_clip_metrics_tell_the_side_that_was_passed():
+    """A dual-clipped token has a ratio far over 1: it is no lower clip."""
+    mask = np.ones((1, 1, 3), bool)
+    batch = types.SimpleNamespace(
+        weights=L.loss_weights(mask, "token_mean"), advantages=np.array([[[-1.0, -1.0, 1.0]]], np.float32),
+        behavior_logps=np.zeros(mask.shape, np.float32),
+    )  # fmt: skip
+    logps = np.log(np.array([[[5.0, 0.5, 1.5]]], np.float32))
+    _, metrics = L.policy_loss(logps, batch, L.Objective(surrogate=L.clipped(dual=3.0)))
+    assert (metrics["clip_low_sum"], metrics["clip_high_sum"]) == (1, 2)
+
+
+def test_golden_llds_token_row():
+    """The row of the gradient table: 0.0875, and no half gradients where nothing fell."""
+    delta = np.array([0.3, -0.3, 0.1, -0.05], np.float32)
+    mask = np.ones(4, bool)
+    term = lambda x: L.displacement(x, mask, "token").mean()  # noqa: E731
+    close(term(delta), 0.0875)
+    close(jax.grad(term)(delta), [0, -0.25, 0, -0.25])
+
+
+def test_clip_cov_by_advantages_leaves_kl_and_ratios_alone():
+    mask = np.ones((1, 1, 4), bool)
+    rng = np.random.default_rng(1)
+    logps, ref = (-np.abs(rng.normal(size=mask.shape)).astype(np.float32) for _ in range(2))
+    keep = np.array([[[True, True, False, True]]])
+
+    def metrics(advantages):
+        batch = types.SimpleNamespace(
+            weights=L.loss_weights(mask, "token_mean"),
+            advantages=advantages,
+            behavior_logps=logps - 0.1,
+            ref_logps=ref,
+        )
+        return L.policy_loss(logps, batch, L.Objective(kl_coef=0.1, aggregate="token_mean"))[1]
+
+    ones = np.ones(mask.shape, np.float32)
+    plain, cut = metrics(ones), metrics(np.where(keep, ones, 0))
+    assert plain["kl_loss"] == cut["kl_loss"] and plain["tokens"] == cut["tokens"]
+    close(cut["policy_loss"], 0.75 * plain["policy_loss"], atol=1e-6)

@@ -13,6 +13,7 @@ from runs import Trainer, numbers, start, train
 
 from grpojax import cli, config, tracking
 from grpojax.checkpoint import Checkpoints
+from grpojax.errors import UserError
 
 # How many times the run is killed; the README says what 200 gave.
 KILLS = int(os.environ.get("GRPOJAX_KILLS", "4"))
@@ -169,31 +170,57 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
 @pytest.mark.parametrize("overrides", [
     ["variant={name: grpo, kl_coef: 0.1, kl_kind: k1, kl_in: reward}"],
     ["variant={name: dr_grpo, kl_coef: 0.1, kl_kind: unbiased}", "train.iterations=2", "train.minibatches=2",
-     "rollout.prompts=16"],
+     "rollout.prompts=16", "mesh.data=4"],
     ["variant={name: grpo, entropy_coef: 0.01, aggregate: token_mean}", "train.microbatches=4", "model.dtype=bfloat16"],
     ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2", "optimizer.name=sgd"],
 ])  # fmt: skip
 def test_options_run(recipe, tmp_path, overrides):
-    trainer = Trainer(
-        config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", "mesh.data=8", *overrides])
-    )
-    assert trainer.run()
+    recipe = config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", *overrides])
+    assert Trainer(recipe, devices=recipe.mesh.data).run()
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert len(lines) == 2 and all(np.isfinite(list(line.values())).all() for line in lines)
     if "train.iterations=2" in overrides:
         assert lines[0]["ratio_mean"] != 1.0
+    _, samples = tracking.read_samples(tmp_path / "run", 2)  # a KL in the reward is in the advantages only
+    assert all(s["reward"] == s["rewards"]["tiny_run:length"] for s in samples)
+    assert lines[1]["reward"] == pytest.approx(np.mean([s["reward"] for s in samples]))
+
+
+def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
+    """GPG's factor makes up for groups without variance that are in the batch; those that were dropped are not."""
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.eval=null", "variant=gpg",
+                 "rewards.0.name=tiny_run:even", "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
+    trainer = Trainer(config.load(recipe, overrides))
+    assert trainer.run()
+    (line,) = [line for line in numbers(tmp_path / "run") if "reward" in line]
+    assert 0 < line["groups/missing"] < 1
+    _, samples = tracking.read_samples(tmp_path / "run", 1)
+    for i in range(0, len(samples), 3):
+        rewards = np.array([s["reward"] for s in samples[i : i + 3]])
+        got = [s["advantage"] for s in samples[i : i + 3]]
+        np.testing.assert_allclose(got, rewards - rewards.mean(), atol=1e-5)
+
+
+def test_an_advantage_that_cannot_be_is_the_users_to_mend(recipe, tmp_path):
+    """NGRPO with lengths for rewards: only the rewards themselves tell that 1 is not the best."""
+    overrides = [f"run.dir={tmp_path / 'run'}", "variant=ngrpo", "filter=none", "data.eval=null"]
+    trainer = Trainer(config.load(recipe, overrides))
+    with pytest.raises(
+        UserError, match=r"step 1, variant 'ngrpo': virtual_best\(reward_max=1.0\): a reward is"
+    ):
+        trainer.run()
+    assert trainer.checkpoints.directory.exists()
 
 
 def test_no_reference_without_a_kl_term(recipe, tmp_path):
-    trainer = Trainer(
-        config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0", "mesh.data=8"])
-    )
+    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0"]))
     assert trainer.ref_params is None
+    trainer.close()
 
 
 def test_invalid_samples_are_left_out(recipe, tmp_path):
     """A reward of None counts in no statistic, and a batch of nothing else changes no weight."""
-    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "mesh.data=8", "variant.kl_coef=0"]
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "variant.kl_coef=0"]
     trainer = Trainer(config.load(recipe, [*overrides, 'rewards=[{name: "tiny_run:nothing"}]']))
     before = np.asarray(trainer.state.params["embed"][...])
     trainer.run()
