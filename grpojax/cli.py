@@ -10,16 +10,21 @@ import sys
 from grpojax.errors import UserError
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        """One line, where argparse would print all of the usage first."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="grpojax", description="Group-based reinforcement learning of language models."
-    )
+    parser = _Parser(prog="grpojax", description="Group-based reinforcement learning of language models.")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name, run, text, *, overrides=False, about=("config", "YAML recipe")):
         sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=run)
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if overrides:
             sub.add_argument(about[0], help=about[1])
             sub.add_argument(
@@ -114,10 +119,15 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # such as `grpojax show RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _setup() -> None:
-    """Console and allocator; before jax is imported."""
+    """Console and allocator; before jax is imported. Reward functions may stand in the folder one is in."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from grpojax import host, tracking
@@ -167,6 +177,7 @@ def _eval(args) -> int:
     )
     config = evaluate.EvalConfig(sampler=sampler, ks=ks, limit=args.limit, seed=args.seed, batch=args.batch)
     judge = evaluate.judge_of(recipe.make_rewards())
+    tracking.log.info("judged by %s", judge.reward)
 
     policy = trainer.Policy(recipe)
     tokenize = data.Tokenize(policy.tokenizer, recipe.data)
@@ -323,9 +334,14 @@ def _show(args) -> int:
                 f"\n--- {name + ': ' if name else ''}prompt {row['uid']} sample {row['sample']}  {text}  "
                 f"{row['length']} tokens, ended by {row['stop']}"
             )
-            print(f"{row['prompt']}\n>>> {row['completion'].strip()}")
+            print(f"{_printable(row['prompt'])}\n>>> {_printable(row['completion'].strip())}")
             print(f"[answer {json.dumps(row['answer'])}, gold {json.dumps(row['gold'])}]")
     return 0
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _bench(args) -> int:

@@ -111,6 +111,8 @@ class TrainConfig:
         }.items():  # fmt: skip
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if self.seed >= 2**31:
+            raise UserError(f"seed={self.seed}: must be under 2^31")
         if self.eval_samples > 1000:
             raise UserError(f"eval_samples={self.eval_samples}: must be at most 1000")
         if self.eval_samples > 1 and self.eval_temperature == 0:

@@ -90,6 +90,8 @@ class DataConfig:
             if given == ():
                 raise UserError(f"{name}: the list of sources is empty")
             each = sources(given)
+            if name == "eval" and any(not s.path for s in each):
+                raise UserError("eval: the name of a source is empty")
             if name == "eval" and any(s.weight != 1 for s in each):
                 raise UserError("eval: every problem is evaluated once; weights are for train")
 

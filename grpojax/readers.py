@@ -8,9 +8,11 @@ import glob
 import gzip
 import io
 import json
+import logging
 import lzma
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -261,6 +263,9 @@ def _json(content: bytes) -> Iterator[tuple[int, Row]]:
         raise invalid(token(at + 1), "text after the list")
 
 
+csv.field_size_limit(sys.maxsize)  # a long text in a cell is no mistake
+
+
 def _table(delimiter: str) -> Callable[[bytes], Iterator[tuple[int, Row]]]:
     def read(content: bytes) -> Iterator[tuple[int, Row]]:
         # Bytes that are not UTF-8 become lone surrogates, which are found in their row.
@@ -274,7 +279,8 @@ def _table(delimiter: str) -> Callable[[bytes], Iterator[tuple[int, Row]]]:
             except StopIteration:
                 return
             except csv.Error as e:
-                raise UserError(f":{line}: invalid CSV: {e}") from None
+                yield line, f"invalid CSV: {e}"
+                continue
             if not cells:
                 continue
             bad = next((c for c in cells if re.search("[\ud800-\udfff]", c)), None)
@@ -317,6 +323,7 @@ def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
     try:
         import datasets
 
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a line for each try
         loaded: Any = datasets.load_dataset(name, source.subset, split=source.split)
     except Exception as e:  # network, names, formats: datasets and the hub client have dozens
         raise UserError(f"{source.path}: cannot be loaded: {' '.join(str(e).split())[:300]}") from None

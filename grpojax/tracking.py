@@ -3,11 +3,14 @@
 import dataclasses
 import functools
 import gzip
+import hashlib
 import json
 import logging
+import math
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,13 +83,14 @@ class Metrics:
         return SummaryWriter(str(self._path.parent / "tensorboard"), purge_step=self._resume_at or None)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Records the values of a step."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        """Records the values of a step; one that is not finite, such as the mean of nothing, is null."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._file.write(json.dumps({"step": step, **dict.fromkeys(values), **finite}) + "\n")
         self._file.flush()
-        for name, value in values.items():
+        for name, value in finite.items():
             self._board.add_scalar(name, value, step)
         if self._wandb is not None:
-            self._wandb.log(dict(values), step=step)
+            self._wandb.log(finite, step=step)
 
     def wants_samples(self, step: int) -> bool:
         """Whether `write_samples` would keep anything of this step."""
@@ -128,8 +132,13 @@ def _start_wandb(project: str, directory: Path):
         import wandb  # pyrefly: ignore
     except ImportError:
         raise UserError(f"tracking.wandb={project!r} needs wandb: pip install wandb") from None
+    place = hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:8]
     return wandb.init(
-        project=project, name=directory.name, dir=str(directory), resume="allow", id=directory.name
+        project=project,
+        name=directory.name,
+        dir=str(directory),
+        resume="allow",
+        id=f"{directory.name}-{place}",
     )
 
 
@@ -141,14 +150,18 @@ def samples_path(directory: str | Path, step: int) -> Path:
 def read_samples(directory: str | Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
     """The step (the newest if not given) and its samples; raises `UserError` where there are none."""
     folder = Path(directory) / "samples"
-    steps = sorted(int(p.name[5:11]) for p in folder.glob("step_??????.jsonl.gz"))
+    steps = sorted(int(p.name[5:11]) for p in folder.glob("step_[0-9][0-9][0-9][0-9][0-9][0-9].jsonl.gz"))
     if not steps:
         raise UserError(f"{folder} holds no samples")
     step = steps[-1] if step is None else step
     if step not in steps:
         raise UserError(f"{folder} has no samples of step {step}; it has {steps[0]} to {steps[-1]}")
-    with gzip.open(samples_path(directory, step), "rt", encoding="utf-8") as file:
-        return step, [json.loads(line) for line in file]
+    path = samples_path(directory, step)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return step, [json.loads(line) for line in file]
+    except (OSError, EOFError, ValueError, zlib.error) as e:
+        raise UserError(f"{path} cannot be read: {e}") from None
 
 
 def ranked_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -167,6 +180,7 @@ class Table:
 
     def __init__(self, steps: int, *, terminal: bool | None = None):
         self._steps, self._rows, self._pace = steps, 0, 0.0
+        self._heads: tuple[str, ...] = ()
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
 
     def row(self, step: int, values: Mapping[str, float]) -> None:
@@ -175,13 +189,16 @@ class Table:
         # The first step compiles; after it, a running mean.
         self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds
         left = _duration(self._pace * (self._steps - step))
-        shown = [(head, format(values[name], spec)) for head, name, spec in self.COLUMNS if name in values]
+        number = lambda x, spec: format(x, spec) if math.isfinite(x) else "-"  # noqa: E731
+        shown = [(head, number(values[name], spec)) for head, name, spec in self.COLUMNS if name in values]
         if not self._terminal:
             text = "  ".join(f"{head} {value}" for head, value in shown)
             log.info("step %d/%d  %s  left %s", step, self._steps, text, left)
         else:
-            if self._rows % 20 == 0:
-                log.info("%s", "".join(f"{head:>10}" for head in ("step", *(h for h, _ in shown), "left")))
+            heads = ("step", *(head for head, _ in shown), "left")
+            if self._rows % 20 == 0 or heads != self._heads:
+                log.info("%s", "".join(f"{head:>10}" for head in heads))
+                self._heads = heads
             log.info(
                 "%s",
                 "".join(f"{cell:>10}" for cell in (f"{step}/{self._steps}", *(v for _, v in shown), left)),
@@ -200,10 +217,19 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     if path.exists():
         for line in path.read_text(encoding="utf-8").split("\n"):
             try:
-                lines.append(json.loads(line))
+                read = json.loads(line)
             except json.JSONDecodeError:
                 continue
+            if isinstance(read, dict) and isinstance(read.get("step"), int):
+                lines.append(read)
     return lines
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Writes a file whole or not at all."""
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, file)
 
 
 def read_metrics(directory: str | Path) -> list[dict[str, Any]]:
@@ -237,7 +263,7 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
-    train = [(line["step"], line["reward"]) for line in lines if "reward" in line]
+    train = [(line["step"], line["reward"]) for line in lines if line.get("reward") is not None]
     evals = [(line["step"], line["eval/accuracy"]) for line in lines if "eval/accuracy" in line]
     if train:
         axes.plot(*zip(*train, strict=True), color="#9ecae1", linewidth=1, label="reward of the step")

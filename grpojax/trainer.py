@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
-import os
+import math
 import signal
 import time
 from collections import Counter
@@ -37,7 +37,7 @@ from grpojax.config import Config
 from grpojax.errors import UserError
 from grpojax.models import Compute, hf
 from grpojax.models.flops import PEAK_FLOPS, forward_flops
-from grpojax.rewards import Rewards, Scores, extract_answer
+from grpojax.rewards import Rewards, Scores
 from grpojax.sampler import SamplerConfig, sample_groups
 from grpojax.tracking import log
 from grpojax.types import Prompts, Rollout, TrainBatch
@@ -172,10 +172,12 @@ class Trainer:
         self.batches = data.Batches(
             self.problems, config.rollout.prompts, config.train.seed, self.problems.weights
         )
+        self._columns = sorted(set().union(*(p.columns for p in self.problems)))
+        self.judge = evaluate.judge_of(config.make_rewards())
         self.eval_problems: list[data.Problem] = []
         held_out = None
         if config.data.eval:
-            held_out = data.load_problems(config.data.eval, tokenize, config.data, self.rewards.check_gold)
+            held_out = data.load_problems(config.data.eval, tokenize, config.data, self.judge.check_gold)
             for line in held_out.notes("eval", config.data):
                 log.info("%s", line)
             self.eval_problems = list(held_out[: config.train.eval_limit])
@@ -234,9 +236,13 @@ class Trainer:
         self._stop = False
 
     def _check_directory(self) -> None:
-        """Refuses a directory that is neither new nor this config's run."""
+        """Refuses a directory that is neither new nor this config's run, or that cannot be one."""
         resolved = settings.to_dict(self.config)
         file = self.directory / "config.json"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UserError(f"run.dir={str(self.directory)!r} cannot be made: {e.strerror}") from None
         if file.exists():
             before = json.loads(file.read_text(encoding="utf-8"))
             differ = [d for d in settings.diff(before, resolved) if not d.startswith("run.")]
@@ -246,12 +252,11 @@ class Trainer:
                     "give it another run.dir, or the config it was started with"
                 )
             return
-        if self.directory.exists() and any(self.directory.iterdir()):
+        if any(self.directory.iterdir()):
             raise UserError(f"{self.directory} exists and holds no run; give the run another run.dir")
 
     def _claim_directory(self, held: contextlib.ExitStack) -> None:
         """Locks the directory and writes the resolved config; from here on it is this run's."""
-        self.directory.mkdir(parents=True, exist_ok=True)
         lock = held.enter_context((self.directory / "lock").open("a"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,14 +266,14 @@ class Trainer:
             ) from None
         file = self.directory / "config.json"
         if not file.exists():
-            _write_json(file, settings.to_dict(self.config))
+            tracking.write_json(file, settings.to_dict(self.config))
 
     def _check_data(self, held_out: str | None) -> None:
         """Refuses to go on with data that is not what the run started with."""
         file = self.directory / "data.json"
         now = {"train": self.problems.fingerprint, "eval": held_out}
         if not file.exists():
-            return _write_json(file, now)
+            return tracking.write_json(file, now)
         before = json.loads(file.read_text(encoding="utf-8"))
         if changed := [name for name in now if before.get(name) != now[name]]:
             raise UserError(
@@ -408,8 +413,7 @@ class Trainer:
         ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in range(n) for g in range(group)]
         texts = [self.policy.decode(i) for i in ids]
         each = [p for p in problems for _ in range(group)]
-        shared = set.intersection(*(set(p.columns) for p in problems))
-        columns = {c: [p.columns[c] for p in each] for c in sorted(shared)}
+        columns = {c: [p.columns.get(c) for p in each] for c in self._columns}
         columns["gold"] = [p.gold for p in each]
         pending = self.rewards.submit([p.prompt for p in each], texts, ids, columns, group=group)
         return _Sampled(problems, rollout, pending.result, np.zeros(n, bool))
@@ -558,29 +562,29 @@ class Trainer:
         """Metrics that the host can tell."""
         rollout = sampled.rollout
         finite = np.isfinite(totals)
-        value = np.where(finite, totals, 0.0)
         count = np.maximum(finite.sum(1), 1)
-        mean = value.sum(1) / count
+        mean = np.where(finite, totals, 0.0).sum(1) / count
         std = np.sqrt((np.where(finite, totals - mean[:, None], 0.0) ** 2).sum(1) / np.maximum(count - 1, 1))
+        mean_of = lambda x: float(x.mean()) if x.size else math.nan  # noqa: E731  of nothing: not 0, but unknown
         ended = rollout.lengths[rollout.stopped]
         prompt_tokens = sum(len(p.ids) for p in sampled.problems) * rollout.lengths.shape[1]
         self.meta["num_tokens"] += int(rollout.lengths.sum()) + prompt_tokens
         known = {
-            "reward": float(value.sum() / max(finite.sum(), 1)),
-            "reward_std": float(std.mean()),
+            "reward": mean_of(totals[finite]),
+            "reward_std": mean_of(std[finite.any(1)]),
             "frac_reward_zero_std": float(np.asarray(masked.all_equal(totals, finite, 1)).mean()),
             "rewards/invalid": float(1 - finite.mean()),
             "completions/mean_length": float(rollout.lengths.mean()),
             "completions/min_length": float(rollout.lengths.min()),
             "completions/max_length": float(rollout.lengths.max()),
             "completions/clipped_ratio": float(1 - rollout.stopped.mean()),
-            "completions/mean_terminated_length": float(ended.mean()) if len(ended) else 0.0,
+            "completions/mean_terminated_length": mean_of(ended),
             "num_tokens": float(self.meta["num_tokens"]),
         }
         for name, values in by_name.items():
             ok = values[np.isfinite(values)]
-            known[f"rewards/{name}/mean"] = float(ok.mean()) if len(ok) else 0.0
-            known[f"rewards/{name}/std"] = float(ok.std()) if len(ok) else 0.0
+            known[f"rewards/{name}/mean"] = mean_of(ok)
+            known[f"rewards/{name}/std"] = float(ok.std()) if ok.size else math.nan
         known |= {f"rewards/invalid/{kind}": float(n) for kind, n in invalid.items()}
         groups = diagnostics.group_statistics(by_name[self._deciding])
         known |= {f"groups/{name}": float(x) for name, x in groups.items()}
@@ -604,7 +608,7 @@ class Trainer:
                     "rewards": {name: number_or_none(x[p, g]) for name, x in by_name.items()},
                     "advantage": number_or_none(mean[p, g]), "length": n,
                     "stop": "eos" if rollout.stopped[p, g] else "length", "gold": problem.gold,
-                    "answer": extract_answer(text),
+                    "answer": self.judge.answer(text),
                 })  # fmt: skip
         return rows
 
@@ -672,8 +676,8 @@ class Trainer:
             return None
         config, evaluation = self.config, evaluate.EvalConfig.in_training(self.config)
         batches = self.policy.attempts(
-            self.policy.reshard(self.state.params), self.eval_problems, evaluation,
-            evaluate.judge_of(config.make_rewards()), max_prompt_tokens=config.data.max_prompt_tokens,
+            self.policy.reshard(self.state.params), self.eval_problems, evaluation, self.judge,
+            max_prompt_tokens=config.data.max_prompt_tokens,
         )  # fmt: skip
         done = [attempt for batch in batches for attempt in batch]
         evaluate.write(self.directory / "eval" / f"step_{number}.jsonl", done)
@@ -730,12 +734,6 @@ class Trainer:
         path = self.directory / "curve.png"
         tracking.draw_curve(lines, path)
         log.info("reward curve: %s", path)
-
-
-def _write_json(file: Path, value: dict[str, Any]) -> None:
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, file)
 
 
 def load_policy_params(policy: Policy, config: Config, run_dir: str | Path, step_number: int | None = None):

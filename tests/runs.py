@@ -30,7 +30,7 @@ def environment(devices: int = 1) -> dict[str, str]:
 def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> str:
     """Trains to the end in another process; what it said."""
     process = start(recipe, directory, *overrides, devices=devices)
-    said, _ = process.communicate(timeout=300)
+    said, _ = process.communicate(timeout=1800)
     assert process.returncode == 0, said
     return said
 

@@ -50,6 +50,11 @@ def test_every_recipe_parses_and_says_how_to_run_it(path):
     ("variant={name: dapo, overlong_limit: 40}", "both or none"),
     ("filter={success: 0.5}", "filter.success=0.5: this variant has no filter of its own"),
     ("filter=some", "expected 'auto' or 'none'"),
+    ("train.seed=2147483648", "seed=2147483648: must be under 2^31"),
+    ('rewards=[{name: "m:f", options: {day: 2024-01-01}}]', "options must be plain numbers, texts, lists"),
+    ("rewards=[{name: answer, weight: 0}]", "every weight is 0"),
+    ("rewards={terms: [{name: answer}], memory_mb: 10000000000000}", "memory_mb=10000000000000"),
+    ("data.eval=''", "eval: the name of a source is empty"),
     ("model.attention=flash", "model.attention='flash'"),
     ("model.attention=cudnn", "needs dtype: bfloat16"),
     ("rewards=[{name: anser}]", "reward 'anser' is unknown"),
@@ -58,7 +63,7 @@ def test_every_recipe_parses_and_says_how_to_run_it(path):
     ("rewards={terms: [{name: answer}], combine: normalise}", "did you mean 'normalize'"),
     ("rewards={terms: [{name: answer}], timeout_s: 0}", "timeout_s=0.0: must be over 0"),
     ("rewards={terms: [{name: answer}], timeout_s: soon}", "rewards.timeout_s='soon' (from the command line): expected a number"),
-    ("rewards={terms: [{name: answer}], memory_mb: 5}", "memory_mb=5: must be 0 (no limit) or at least 64"),
+    ("rewards={terms: [{name: answer}], memory_mb: 5}", "memory_mb=5: must be 0 (no limit), or between 64 and"),
     ("rewards={terms: [{name: answer}], memory_mb: 1.5}", "rewards.memory_mb=1.5 (from the command line): expected an integer"),
     ("rewards={terms: [{name: answer}], workers: -1}", "workers=-1: must be between 0"),
     ("rewards={terms: [{name: answer}], workers: all}", "rewards.workers='all' (from the command line): expected an integer"),
@@ -77,7 +82,7 @@ def test_every_recipe_parses_and_says_how_to_run_it(path):
     ("rewards=[{name: repetition, options: {ngram: 0}}]", "ngram=0: must be at least 1"),
     ("rewards=[{name: 'nowhere:f'}]", "reward 'nowhere:f' cannot be imported: ModuleNotFoundError"),
     ("rewards=[{name: 'json:nothing'}]", "reward 'json:nothing' cannot be imported: AttributeError"),
-    ("rewards=[{name: 'json:decoder'}]", "reward 'json:decoder' cannot be imported: json:decoder is not a function"),
+    ("rewards=[{name: 'json:decoder'}]", "reward 'json:decoder' is no function"),
     ("rewards=[{name: 'json:'}]", "reward 'json:' is unknown"),
     ("data.train=nowhere.jsonl", "data file 'nowhere.jsonl' does not exist"),
     ("model.path=/nowhere", "/nowhere"),
@@ -258,6 +263,43 @@ def test_a_variant_takes_what_it_lacks_from_the_run():
     assert load("variant=dapo", "filter=none").make_filter() is None
     assert load("variant=dr_grpo").make_variant().objective.constant == 40.0
     assert load("variant={name: dr_grpo, aggregate: sequence_mean}").make_variant().objective.constant is None
-    twice = "rewards=[{name: answer}, {name: soft_overlong, options: {limit: 40, buffer: 8}}]"
+    twice = "rewards=[{name: answer}, {name: soft_overlong, options: {max_tokens: 40, buffer: 8}}]"
     with pytest.raises(UserError, match="and so does the reward soft_overlong"):
         load("variant=dapo", twice)
+
+
+@pytest.mark.parametrize("arguments", [
+    ["eval", "x", "--samples", "abc"], ["eval", "x", "--best", "--step", "3"], ["train"], ["fly"],
+    ["show", "x", "--nonsense"],
+])  # fmt: skip
+def test_wrong_arguments_are_told_in_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as e:
+        cli.main(arguments)
+    assert e.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "train", "none.yaml"], ["train", "none.yaml", "--debug"]])
+def test_debug_shows_the_traceback(arguments):
+    with pytest.raises(UserError, match="none.yaml"):
+        cli.main(arguments)
+
+
+def test_a_closed_pipe_ends_it_quietly(recipe, tmp_path):
+    """As with `grpojax show RUN | head -1`."""
+    from grpojax import tracking
+
+    metrics = tracking.Metrics(tmp_path, 0)
+    row = {"uid": 0, "sample": 0, "prompt": "p" * 5000, "completion": "\x1b[2Jc" * 1000, "reward": 1.0, "rewards": {},
+           "advantage": 0.0, "length": 3, "stop": "eos", "gold": "1", "answer": None}  # fmt: skip
+    metrics.write_samples(1, [row] * 50)
+    metrics.close()
+    show = [sys.executable, "-m", "grpojax.cli", "show", str(tmp_path), "-n", "50"]
+    process = subprocess.Popen(show, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.wait()
+    process.stderr.close()
+    out = subprocess.run([*show[:-1], "1"], capture_output=True, text=True).stdout
+    assert "\x1b" not in out and "\\x1b[2Jc" in out

@@ -589,3 +589,11 @@ def test_a_problem_twice_in_a_batch_goes_on_with_other_samples():
     one, other = (data.Problem(uid, (1, 2), "q", None, {}) for uid in (3, 4))
     prompts = data.to_prompts([one, other, one, one], 2, group=8)
     assert prompts.first_sample.tolist() == [0, 0, 8, 16]
+
+
+def test_a_bad_row_of_a_table_is_skipped_and_long_cells_are_read(tmp_path):
+    long = "q" * 200_000
+    (tmp_path / "d.csv").write_text(f'question,answer\na,1\n"b"c,2\n{long},3\n')
+    settings = DataConfig(train="", on_bad_row="skip", max_prompt_tokens=10**6)
+    problems = data.load_problems(str(tmp_path / "d.csv"), Tokenize(Fake(), settings), settings)
+    assert [p.prompt[:3] for p in problems] == ["a", "qqq"] and "d.csv:3: invalid CSV" in problems.skipped[0]

@@ -386,3 +386,11 @@ def test_two_evaluations_are_compared(tmp_path, capsys):
     for bad, message in ((b, "b.jsonl:1: no line of an evaluation"), (tmp_path / "c", "No such file")):
         with pytest.raises(UserError, match=message):
             evaluate.read(bad)
+
+
+def test_scores_of_many_denominators_are_compared_by_random_signs():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 1000, 300) / 999, rng.integers(0, 998, 300) / 997
+    c = evaluate.paired_test(a, b)
+    assert 0.01 < c.p <= 1
+    assert evaluate.paired_test(a, np.minimum(b + 0.5, 1.0).round(3)).p < 0.01

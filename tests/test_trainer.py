@@ -43,8 +43,8 @@ def test_a_run_learns_and_says_so(unbroken):
 @pytest.mark.slow
 def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
     """Kills at random moments, saves included (one is in flight after every step), then the same command again."""
-    rng, kills, steps = random.Random(0), 0, 8 * KILLS
-    overrides = [f"train.steps={steps}", "train.checkpoint_every=1", "train.eval_every=5"]
+    rng, kills, steps = random.Random(0), 0, max(32, 4 * KILLS)
+    overrides = [f"train.steps={steps}", "train.checkpoint_every=1", "train.eval_every=7"]
     train(recipe, tmp_path / "unbroken", *overrides)
     directory = tmp_path / "killed"
     for _ in range(KILLS):
@@ -226,4 +226,55 @@ def test_invalid_samples_are_left_out(recipe, tmp_path):
     trainer.run()
     np.testing.assert_array_equal(np.asarray(trainer.state.params["embed"][...]), before)
     line = numbers(tmp_path / "run")[-2]
-    assert line["rewards/invalid"] == 1.0 and line["reward"] == 0.0
+    assert line["rewards/invalid"] == 1.0
+    assert line["reward"] is None and line["rewards/tiny_run:nothing/mean"] is None  # unknown, not 0
+
+
+def test_a_column_that_some_rows_lack_is_none_for_them(recipe, tmp_path):
+    rows = [json.loads(line) for line in (recipe.parent / "sums.jsonl").read_text().splitlines()]
+    for row in rows[::2]:
+        row["level"] = 2.0
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    overrides = [f"run.dir={tmp_path / 'run'}", f"data.train={tmp_path / 'data.jsonl'}", "data.eval=null",
+                 "train.steps=2", "rewards.0.name=tiny_run:level"]  # fmt: skip
+    trainer = Trainer(config.load(recipe, overrides))
+    assert trainer.run()
+    for line in numbers(tmp_path / "run"):
+        assert 0 < line["rewards/invalid"] < 1 and line["reward"] == 2.0
+
+
+def test_held_out_answers_are_checked_by_what_judges_them(recipe, tmp_path):
+    """No reward of the run needs a gold answer; the evaluation does."""
+    (tmp_path / "eval.jsonl").write_text(
+        '{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "$$"}\n'
+    )
+    overrides = [
+        f"run.dir={tmp_path / 'run'}",
+        f"data.eval={tmp_path / 'eval.jsonl'}",
+        "rewards.0.name=answer_format",
+    ]
+    with pytest.raises(UserError, match=r"eval.jsonl:2.*'\$\$' is empty"):
+        Trainer(config.load(recipe, overrides))
+
+
+@pytest.mark.parametrize("place", ["/dev/null/run", "/proc/run", "{file}"])
+def test_a_directory_that_cannot_be_is_refused(recipe, tmp_path, place, capsys):
+    (tmp_path / "file").write_text("")
+    place = place.format(file=tmp_path / "file")
+    assert cli.main(["train", str(recipe), f"run.dir={place}"]) == 2
+    assert place in capsys.readouterr().err
+
+
+def test_samples_show_the_answer_that_the_reward_looks_for(recipe, tmp_path, capsys):
+    overrides = [f"run.dir={tmp_path / 'run'}", "data.eval=null", "train.steps=1",
+                 'rewards=[{name: answer, options: {marker: "="}}, {name: "tiny_run:length"}]']  # fmt: skip
+    assert Trainer(config.load(recipe, overrides)).run()
+    _, samples = tracking.read_samples(tmp_path / "run")
+    for s in samples:
+        marked = s["completion"].rpartition("=")
+        assert s["answer"] == ((marked[2].strip() or None) if marked[1] else None)
+    path = tracking.samples_path(tmp_path / "run", 1)
+    path.write_bytes(path.read_bytes()[:-20])
+    (path.parent / "step_abcdef.jsonl.gz").write_bytes(b"")
+    assert cli.main(["show", str(tmp_path / "run")]) == 2
+    assert "cannot be read" in capsys.readouterr().err

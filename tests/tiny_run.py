@@ -16,6 +16,11 @@ def even(prompts, completions, tokens, **columns):
     return [float(len(ids) % 2 == 0) for ids in tokens]
 
 
+def level(prompts, completions, tokens, *, level, **columns):
+    """A column of the data, where it is there."""
+    return level
+
+
 def dies_once(prompts, completions, tokens, *, marker, **columns):
     """`length`, but the first process that is asked is killed."""
     try:

@@ -497,7 +497,12 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"{path} holds no tokenizer (no tokenizer.json)")
     if not file.exists():
-        return transformers.AutoTokenizer.from_pretrained(path)
+        try:
+            return transformers.AutoTokenizer.from_pretrained(path)
+        except Exception as e:  # whatever the tokenizers of transformers raise
+            raise UserError(
+                f"{path}: the tokenizer cannot be read: {' '.join(str(e).split())[:200]}"
+            ) from None
     import tokenizers
 
     try:

@@ -35,6 +35,12 @@ class RewardConfig:
             close = difflib.get_close_matches(self.name, builtin.REWARDS, n=1)
             known_names = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(builtin.REWARDS)},"
             raise UserError(f"reward {self.name!r} is unknown; {known_names} or package.module:function")
+        try:
+            builtin.freeze(self.options)
+        except (TypeError, ValueError) as e:
+            raise UserError(
+                f"reward {self.name!r}: options must be plain numbers, texts, lists: {e}"
+            ) from None
 
     @property
     def metric(self) -> str:
@@ -68,9 +74,11 @@ class RewardsConfig:
         names = [t.metric for t in self.terms]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise UserError(f"reward {twice[0]!r} is there twice; give one of them a label")
+        if not any(t.weight for t in self.terms):
+            raise UserError("every weight is 0: nothing would be learned")
         if not 0 < self.timeout_s <= 3600:
             raise UserError(f"timeout_s={self.timeout_s}: must be over 0 and at most 3600")
-        if self.memory_mb and self.memory_mb < 64:
-            raise UserError(f"memory_mb={self.memory_mb}: must be 0 (no limit) or at least 64")
+        if self.memory_mb and not 64 <= self.memory_mb <= 2**24:
+            raise UserError(f"memory_mb={self.memory_mb}: must be 0 (no limit), or between 64 and {2**24}")
         if not 0 <= self.workers <= 1024:
             raise UserError(f"workers={self.workers}: must be between 0 (one a core) and 1024")

@@ -8,6 +8,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import types
@@ -70,11 +71,15 @@ class Workers:
         import pebble
 
         context = _Context()
-        ready = context.Semaphore(0)
+        ready, self._started = context.Semaphore(0), context.SimpleQueue()
+        self._groups: set[int] = set()
         pool = pebble.ProcessPool(
-            self.count, initializer=sandbox.start, initargs=(*self._arguments, ready), context=context
+            self.count,
+            initializer=sandbox.start,
+            initargs=(*self._arguments, self._started, ready),
+            context=context,
         )
-        self._finalizer = weakref.finalize(self, _stop, pool, ready, self.count)
+        self._finalizer = weakref.finalize(self, _stop, pool, ready, self.count, self._started, self._groups)
         for _ in range(self.count):
             pool.schedule(_nothing)  # starts the processes
         return pool
@@ -98,6 +103,10 @@ class Workers:
             done = pending
         return next(iter(done))
 
+    def end_orphans(self) -> None:
+        """Ends what workers that are gone had started: a program that outlived its time limit."""
+        _end_orphans(self._started, self._groups)
+
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls in a worker and waits; None where it failed."""
         future = self.next_done([self.submit(function, *args)])
@@ -115,7 +124,7 @@ class Workers:
 
 
 def failure(future: Future) -> str | None:
-    """Why a job's future has no result: "timeout", "crash", "broken" (not its own fault); None if it has one."""
+    """Why a job's future has no result: "timeout", "memory", "crash", "broken" (not its own fault); None if it has one."""
     from pebble import ProcessExpired
 
     error = future.exception()
@@ -123,10 +132,24 @@ def failure(future: Future) -> str | None:
         return None
     if isinstance(error, TimeoutError):
         return "timeout"
-    return "crash" if isinstance(error, ProcessExpired) else "broken"
+    if not isinstance(error, ProcessExpired):
+        return "broken"
+    return "memory" if error.exitcode == sandbox.OUT_OF_MEMORY else "crash"
 
 
-def _stop(pool, ready, count: int) -> None:
+def _end_orphans(started, groups: set[int]) -> None:
+    while not started.empty():
+        groups.add(started.get())
+    for leader in list(groups):
+        try:
+            os.kill(leader, 0)
+        except ProcessLookupError:
+            groups.discard(leader)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader, signal.SIGKILL)
+
+
+def _stop(pool, ready, count: int, started, groups: set[int]) -> None:
     # One that is stopped while it starts says so, with a traceback.
     deadline = time.monotonic() + START_S
     for _ in range(count):
@@ -134,6 +157,7 @@ def _stop(pool, ready, count: int) -> None:
             break
     pool.stop()
     pool.join()
+    _end_orphans(started, groups)
 
 
 def _nothing() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -13,17 +14,27 @@ from typing import Any
 
 _here = {"worker": False}
 
+# Exit status of a worker that ran out of memory: its next sample gets a fresh one.
+OUT_OF_MEMORY = 87
+
 
 def in_worker() -> bool:
     """Whether this process is a worker, which may be stopped at any time."""
     return _here["worker"]
 
 
-def start(memory_mb: int, functions: Sequence[str], ready: Any) -> None:
+def start(memory_mb: int, functions: Sequence[str], started: Any, ready: Any) -> None:
     """Prepares this process: no jax on an accelerator, no Ctrl-C, the rewards imported, and then the memory limit.
 
-    ``ready`` is a semaphore that it releases in the end.
+    It leads a process group of its own, so that what it starts can be ended with it.
+
+    Args:
+      memory_mb, functions: as in `pool.Workers`.
+      started: a queue that gets this process's id.
+      ready: a semaphore that it releases in the end.
     """
+    os.setpgid(0, 0)
+    started.put(os.getpid())
     os.environ["JAX_PLATFORMS"] = "cpu"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here["worker"] = True
@@ -64,7 +75,7 @@ def _limit_memory(megabytes: int) -> None:
     with contextlib.suppress(OSError):
         with open("/proc/self/statm", encoding="ascii") as statm:
             used = int(statm.read().split()[0]) * resource.getpagesize()
-    with contextlib.suppress(ValueError, OSError):  # a lower limit is in force
+    with contextlib.suppress(ValueError, OSError, OverflowError):  # a lower limit is in force
         resource.setrlimit(resource.RLIMIT_AS, (used + megabytes * 2**20,) * 2)
 
 
@@ -75,9 +86,22 @@ def imported(path: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
-def probe(path: str) -> str:
-    """Why ``path`` is no function that can be imported; "" if it is one."""
+def probe(path: str, options: Sequence[str]) -> str:
+    """Why ``path`` is no reward function that takes these options; "" if it is one."""
     try:
-        return "" if callable(imported(path)) else f"{path} is not a function"
+        function = imported(path)
     except BaseException as e:
-        return f"{type(e).__name__}: {e}"
+        return f"cannot be imported: {type(e).__name__}: {e}"
+    if not callable(function) or inspect.isclass(function):
+        return "is no function"
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):  # some that are written in C have none
+        return "has no signature: give a Python function"
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = {p.name for p in (*positional[3:], *(p for p in parameters if p.kind == p.KEYWORD_ONLY))}
+    if len(positional) < 3 or not any(p.kind == p.VAR_KEYWORD for p in parameters):
+        return "must take (prompts, completions, tokens, **columns)"
+    if unknown := sorted(set(options) - named):
+        return f"takes no option {unknown[0]!r}"
+    return ""

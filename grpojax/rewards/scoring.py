@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,8 @@ class PendingScores:
             future = self._rewards.workers.next_done(list(self._jobs))
             job = self._jobs.pop(future)
             reason = pool.failure(future)
+            if reason is not None:
+                self._rewards.workers.end_orphans()
             if reason is None:
                 outcomes, seconds = future.result()
                 self._rewards.note_pace(job.term, seconds / len(job.indices))
@@ -81,9 +83,10 @@ class PendingScores:
             else:
                 detail = {
                     "timeout": f"it took over rewards.timeout_s={self._rewards.config.timeout_s:g}",
+                    "memory": f"it took over rewards.memory_mb={self._rewards.config.memory_mb}",
                     "crash": f"its worker died: {future.exception()}",
                 }.get(reason, f"its worker was lost: {future.exception()}")
-                reason = "timeout" if reason == "timeout" else "crash"
+                reason = "crash" if reason == "broken" else reason
                 self._outcomes[job.term][job.indices[0]] = Outcome(float("nan"), reason, detail)
         if self._scores is None:
             outcomes = [[o for o in of_term if o is not None] for of_term in self._outcomes]
@@ -126,11 +129,17 @@ class Rewards:
                 preload=["math_verify"] if maths else [],
             )  # fmt: skip
         for path in paths:
-            future = self.workers.submit(sandbox.probe, path, timeout_s=IMPORT_TIMEOUT_S)
-            problem = f"its import failed: {e}" if (e := future.exception()) else future.result()
+            options = next(list(c.options) for c in config.terms if c.name == path)
+            future = self.workers.submit(sandbox.probe, path, options, timeout_s=IMPORT_TIMEOUT_S)
+            # The workers import it before they take a job, so the job's own limit does not cover that.
+            done, _ = wait([future], timeout=IMPORT_TIMEOUT_S)
+            if not done:
+                problem = f"is not imported after {IMPORT_TIMEOUT_S:g} s"
+            else:
+                problem = f"cannot be imported: {e}" if (e := future.exception()) else future.result()
             if problem:
                 self.close()
-                raise UserError(f"reward {path!r} cannot be imported: {' '.join(problem.split())}")
+                raise UserError(f"reward {path!r} {' '.join(problem.split())}")
 
     @property
     def workers(self) -> pool.Workers:

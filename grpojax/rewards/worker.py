@@ -4,9 +4,10 @@ import asyncio
 import functools
 import inspect
 import math
+import os
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from grpojax.rewards import builtin, sandbox
@@ -34,7 +35,7 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
-REASONS = ("none", "nan", "type", "count", "error", "memory", "timeout", "crash")
+REASONS = ("none", "nan", "type", "count", "error", "memory", "timeout", "crash")  # of an invalid sample
 
 
 def _none(reason: str, detail: str) -> Outcome:
@@ -59,9 +60,11 @@ def _judge(name: str, options: str, samples: Samples) -> list[Outcome]:
     n = len(samples.completions)
     try:
         return outcomes_of(call(_reward(name, options), samples), n)
+    except MemoryError:
+        os._exit(sandbox.OUT_OF_MEMORY)  # what it holds would fail the samples after it
     except BaseException as e:
         if n == 1:
-            return [_none("memory" if isinstance(e, MemoryError) else "error", _traceback(e))]
+            return [_none("error", _traceback(e))]
     return [_judge(name, options, samples.take([i]))[0] for i in range(n)]
 
 
@@ -87,7 +90,7 @@ def call(function: Callable[..., Any], samples: Samples) -> Any:
 
 def outcomes_of(values: Any, n: int) -> list[Outcome]:
     """What a reward function returned for ``n`` samples, as outcomes."""
-    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+    if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         return [_none("type", f"it returned {type(values).__name__}, not a list of numbers")] * n
     if len(values) != n:
         return [_none("count", f"it returned {len(values)} values for {n} completions")] * n
@@ -100,6 +103,6 @@ def _outcome(value: Any) -> Outcome:
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         return _none("type", f"it returned {value!r:.80} for a completion, not a number")
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) <= 3.4e38:  # of float32
         return _none("nan", f"it returned {number} for a completion")
     return Outcome(number)
