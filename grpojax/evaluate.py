@@ -278,10 +278,10 @@ class Judge:
             raise UserError("evaluation needs gold answers: give data.answer their column")
         self.reward.check_gold(gold)
 
-    def correct(self, completion: str, gold: str) -> bool:
-        """Whether the completion's answer is the gold one."""
-        if isinstance(self.reward, builtin.MathAnswer):  # may hang: check_answer sees to that
-            return answers.check_answer(completion, gold, marker=self.reward.marker)
+    def correct(self, completion: str, gold: str) -> bool | None:
+        """Whether the completion's answer is the gold one; None where that could not be computed."""
+        if isinstance(self.reward, builtin.MathAnswer):  # may hang: verdict sees to that
+            return answers.verdict(completion, gold, marker=self.reward.marker)
         return self.reward([""], [completion], [[]], gold=[gold]) == [1.0]
 
     def answer(self, completion: str) -> str | None:
@@ -289,15 +289,14 @@ class Judge:
         return answers.extract_answer(completion, self.reward.marker)
 
     def vote(self, completion: str) -> str | None:
-        """That answer in one spelling, for `majority_at_k`: a letter, a number as a fraction, or its normal form.
+        """That answer in one spelling, for `majority_at_k`: a letter, a normal form, or what `answers.ballot` makes of it.
 
         It does not look at the gold answer, which would join right votes where wrong ones stay apart.
         """
         if isinstance(self.reward, builtin.Choice):
             return next((c for c in self.reward.letters if self.correct(completion, c)), None)
-        spelling = answers.normal_form((self.answer(completion) or "")[:300])
-        number = answers.number(spelling)
-        return spelling or None if number is None else str(number)
+        spelling = answers.ballot if isinstance(self.reward, builtin.MathAnswer) else answers.normal_form
+        return spelling((self.answer(completion) or "")[:300]) or None
 
 
 def judge_of(rewards: RewardsConfig) -> Judge:
@@ -314,7 +313,10 @@ def judge_of(rewards: RewardsConfig) -> Judge:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One completion. ``tokens`` counts the end-of-sequence token; not ``stopped`` is cut at the longest length."""
+    """One completion. ``tokens`` counts the end-of-sequence token; not ``stopped`` is cut at the longest length.
+
+    ``unjudged`` has no verdict, since its comparison took too long or failed, and is not ``correct``.
+    """
 
     completion: str
     answer: str | None
@@ -322,6 +324,7 @@ class Sample:
     correct: bool
     tokens: int
     stopped: bool
+    unjudged: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -367,12 +370,14 @@ def _attempt(problem: data.Problem, rollout: Rollout, i: int, decode, judge: Jud
     samples = []
     for ids, n, stopped in zip(rollout.tokens[i], rollout.lengths[i], rollout.stopped[i], strict=True):
         text = decode(ids[: int(n)].tolist())
+        right = False if problem.gold is None else judge.correct(text, problem.gold)
         samples.append(
             Sample(
                 completion=text,
                 answer=judge.answer(text),
                 vote=judge.vote(text),
-                correct=problem.gold is not None and judge.correct(text, problem.gold),
+                correct=right is True,
+                unjudged=right is None,
                 tokens=int(n),
                 stopped=bool(stopped),
             )
@@ -403,11 +408,16 @@ def by_problem(done: Sequence[Attempt], ks: Sequence[int] = ()) -> dict[str, np.
 
 
 def summary(done: Sequence[Attempt], config: EvalConfig) -> dict[str, dict[str, float]]:
-    """Each metric's ``value`` with ``low`` and ``high`` of its 95 % interval over problems."""
+    """Each metric's ``value`` with ``low`` and ``high`` of its 95 % interval over problems.
+
+    ``unjudged`` counts samples without a verdict, where there are any, and has a value alone.
+    """
     out = {}
     for name, values in by_problem(done, config.ks).items():
         low, high = bootstrap(values, seed=config.seed)
         out[name] = {"value": float(values.mean()), "low": low, "high": high}
+    if unjudged := sum(s.unjudged for a in done for s in a.samples):
+        out["unjudged"] = {"value": unjudged}
     return out
 
 
@@ -422,6 +432,9 @@ def table(metrics: Mapping[str, Mapping[str, float]], config: EvalConfig, proble
     lines = [f"{problems} problems, {n} samples each" if n > 1 else f"{problems} problems"]
     lines.append(f"{'':20}{'':>9}   95 % interval")
     for name, m in metrics.items():
+        if name == "unjudged":
+            lines.append(f"{name:20}{m['value']:>9}   samples, counted as wrong")
+            continue
         scale, unit = (1, "") if name == "mean_length" else (100, " %")
         value, low, high = (f"{scale * m[x]:.1f}" for x in ("value", "low", "high"))
         lines.append(f"{names.get(name, name):20}{value + unit:>9}   {low} to {high}")

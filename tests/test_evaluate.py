@@ -153,6 +153,14 @@ def test_votes_have_one_spelling_without_a_look_at_the_gold_answer():
     votes = [plain.vote(f"#### {x}") for x in ("1/2", r"\frac{1}{2}", "0.50", "$.5$")]
     assert votes == ["1/2"] * 4
     assert [plain.vote(x) for x in ("#### 1,234.0", "#### New  York", "nothing", "#### ")] == ["1234", "new york", None, None]  # fmt: skip
+    same = ["72", "$72", "72 dollars", "x=72", "x = \\$72.00", "**72**", "144/2"]
+    assert {plain.vote(f"#### {x}") for x in same} == {"72"}
+    assert [plain.vote(f"#### {x}") for x in ("12.5", "25/2", "12.5%", "12.50 percent")] == ["25/2"] * 2 + [
+        "25/2%"
+    ] * 2
+    assert [plain.vote(f"#### {x}") for x in ("y = 2x+1", "2x + 1", "6=7", "5 squared")] == ["2x+1", "2x+1", "6=7", "5 squared"]  # fmt: skip
+    exact = judge({"name": "answer"})
+    assert [exact.vote(f"#### {x}") for x in ("$72", "72.0", "72 dollars")] == ["72", "72", "72 dollars"]
     choice = judge({"name": "choice"})
     assert [choice.vote(f"#### {x}") for x in ("B", "(b)", "B) a dog", "dog")] == ["B", "B", "B", None]
 
@@ -190,6 +198,31 @@ def test_metrics_are_means_over_problems():
     got = {name: m["value"] for name, m in evaluate.summary(done, settings).items()}
     assert got == {"accuracy": 0.25, "mean_length": 6.5, "clipped_ratio": 0.5, "pass@1": 0.25, "pass@2": 0.5, "maj@2": 0.25}  # fmt: skip
     assert "avg@2" in evaluate.table(evaluate.summary(done, settings), settings, 2)
+
+
+def test_a_verdict_that_could_not_be_computed_is_counted(monkeypatch):
+    """Accuracy is the same as if it were wrong, and says so."""
+    monkeypatch.setattr(rewards.answers.pool, "shared", lambda: Lost())
+    problems = [data.Problem(i, (1, 2), f"q{i}", gold, {}) for i, gold in enumerate(["y", "7"])]
+    texts = iter(["#### sin(x)^3", "#### 7"])
+
+    def sample(prompts):
+        ids = np.ones((len(prompts.uids), 1, 3), np.int32)
+        return Rollout(tokens=ids, logps=ids, lengths=ids[..., 0], stopped=ids[..., 0] > 0)
+
+    plain = judge({"name": "math_answer"})
+    assert plain.correct("#### sin(x)^3", "y") is None and not rewards.check_answer("#### sin(x)^3", "y")
+    (done,) = evaluate.attempts(problems, sample, lambda _: next(texts), plain, size=2, max_prompt_tokens=8)
+    assert [(s.correct, s.unjudged) for a in done for s in a.samples] == [(False, True), (True, False)]
+    settings = evaluate.EvalConfig(sampler=SamplerConfig(group=1))
+    metrics = evaluate.summary(done, settings)
+    assert metrics["unjudged"] == {"value": 1} and metrics["accuracy"]["value"] == 0.5
+    assert "unjudged" in evaluate.table(metrics, settings, 2)
+
+
+class Lost:
+    def call(self, *_):
+        return None
 
 
 # ------------------------------------------------------------------------------------------------ the command

@@ -18,7 +18,7 @@ import pytest
 
 from grpojax import rewards
 from grpojax.errors import UserError
-from grpojax.rewards import RewardConfig, Rewards, RewardsConfig, answers, check_answer
+from grpojax.rewards import RewardConfig, Rewards, RewardsConfig, answers, builtin, check_answer, worker
 from grpojax.rewards.builtin import Repetition, SoftOverlong
 
 HERE = Path(__file__).parent
@@ -58,6 +58,34 @@ JUDGED = [
     ("Paris", "paris", True), ("pairs", "Paris", False), ("New  York", "new york", True), ("no", "on", False),
     # what must not be evaluated
     ("10^{10^{9}}+1", "7", False), ("10^{10^{9}}+1", "10^{10^{9}}+1", True), ("99999!", "7", False), ("9**99999", "7", False),
+    # separators in numbers, none in brackets and lists
+    ("(2, 100)", "(2,100)", True), ("(0, 100)", "(0,100)", True), ("[0, 100]", "[0,100]", True), ("100, 200", "100,200", True),
+    ("(1,234)", "1234", False), ("[1,234]", "1234", False), (r"\{1,234\}", "1234", False), ("0,123", "123", False),
+    ("-1,234.50", "-1234.5", True), ("1,234 apples", "1234", True), ("1 234 apples", "1234", True), ("x = 1,234", "1234", True),
+    ("1,200 + 34 = 1,234", "1234", True), (r"(10{,}000, 5)", "(10000,5)", True), (r"10,\!000", "10000", True),
+    # what follows a number may make another of it
+    *((f"5 {word}", "5", False) for word in (
+        "squared", "cubed", "factorial", "minus x", "over seven", "less than x", "times as many", "plus tax", "sin x", "gross",
+        "grand", "divided by y", "million", "choose two")),
+    *((f"3 {word}", "3", False) for word in ("fourths", "tenths", "hundredths", "point five", "sevenths", "twentieths")),
+    *((f"5 {unit}", "5", True) for unit in (
+        "apples", "km/h", "hours", "months", "square feet", "times", "miles per hour", "pairs of shoes", "more apples", "apples left over", "times a day", "times per day", "miles to school", "sec", "arches")),
+    ("$5", "5 cents", False), ("5 cents", r"\$5", False), ("$5", "5", True), ("5", "$5", True), ("$5", "5 dollars", True),
+    (r"$\$5$", "5 cents", False), ("5 dollars", "$5", True), ("$18 per hour", "$18", True), ("€5", "$5", False), ("5 USD", "$5", True),
+    # decimals and percent
+    ("12%", "12", True), ("12.5%", "12.5", True), ("2.5%", "2.5", True), ("12.5 percent", "12.5", True), ("12.5", "12.5%", True),
+    (r"12.5\%", "0.125", True), ("0.125", "12.5%", True), ("12.5%", "125", False), ("12.5%", "12.5%", True), ("12.5%", "0.125%", False),
+    ("0.0000001", "0.0000002", False), ("1234567.8", "1234567.9", False),
+    # signs
+    ("90°", "90", True), (r"90^\circ", "90 degrees", True), ("½", "1/2", True), ("1½", "3/2", True), ("x²", "x^2", True),
+    ("2¹⁰", "1024", True), ("√2", r"\sqrt{2}", True), ("√(x+1)", r"\sqrt{x+1}", True), ("π", r"\pi", True), ("½ cup", "0.5", True),
+    (r"\boxed {7}", "7", True), ("sin(x)", r"\sin x", True),
+    # sets are no pairs
+    (r"\{1,2\}", "(1,2)", False), ("(2,1)", r"\{1,2\}", False), ("(1,2)", r"\{1,2\}", False), ("(1,2)", "(1, 2)", True),
+    # an equation must hold
+    ("6=7", "7", False), ("0=7", "7", False), ("5=5=6", "6", False), ("x=7", "7", True), ("3+4=7", "7", True), ("3+5=7", "7", False),
+    ("x=3+4=7", "7", True), ("7", "x=7", True), ("y=7", "x=7", False), (r"\theta = 90°", "90", True), ("x=1 or x=2", "2", False),
+    (r"\frac{14}{2} = 7", "7", True), ("x=1, y=2", "2", False), ("y=2x+1", "2x+1", True), ("x = $7", "7 dollars", True),
     # cut off
     (r"\frac{3", "3", False), (r"\frac{", "3", False), ("{", "3", False),
 ]  # fmt: skip
@@ -87,9 +115,18 @@ def test_judged(given, gold, right):
     (r"\boxed{7}", "####", False),
     (r"#### \boxed{7}", "####", True),
     ("## Answer: 7 apples", "## Answer:", True),
+    (r"so \boxed {7}", None, True),
+    (r"so \boxed {7}", r"\boxed{}", True),
+    ("**#### 7**", None, True),
+    ("**## Answer:** 7", None, True),
 ])  # fmt: skip
 def test_where_the_answer_stands(completion, marker, right):
     assert check_answer(completion, "7", marker=marker) is right
+
+
+def test_a_bold_line_is_half_open():
+    assert answers.extract_answer("**#### 7**") == answers.extract_answer("**## Answer:** 7") == "7"
+    assert answers.extract_answer("#### **7**") == "**7**" and answers.extract_answer("#### 2**3") == "2**3"
 
 
 def test_gold_answers():
@@ -193,6 +230,58 @@ def test_math_answers_go_to_a_worker_only_if_they_must():
         assert sum(len(job.indices) for job in pending._jobs.values()) == 2
         assert pending.result().total.tolist() == [1.0, 0.0, 0.0, 1.0, 0.0]
         assert pending.result() is pending.result()
+
+
+def test_numbers_need_no_workers(monkeypatch):
+    monkeypatch.setattr(answers, "_bounded", None)
+    golds = [(f"{n:,}", f"{n / 8}", f"{n} dollars", f"{n}/7", f"{n}%")[n % 5] for n in range(1000)]
+    forms = ["{}", "${}", "{}.5", "{} apples", "x = {}", "{}/3", r"\frac{{{}}}{{2}}", "{}%", "it may be {}"]
+    texts = [f"so\n#### {forms[n % 9].format(n + n % 2)}" for n in range(1000)]
+    right = sum(check_answer(text, gold) for text, gold in zip(texts, golds, strict=True))
+    with Rewards([RewardConfig(name="math_answer")]) as scorer:
+        pending = scorer.submit([""] * 1000, texts, [[]] * 1000, {"gold": golds})
+        assert not pending._jobs and pending.result().total.sum() == right > 100
+
+
+PRODUCT = "*".join(f"({a}+{b})" for a, b in zip("acegikmoqsuwy", "bdfhjlnprtvxz", strict=True))
+QUOTIENTS = "(a+b)/(c+d)+(e+f)/(g+h)+(i+j)/(k+l)+(m+n)/(o+p)+(q+r)/(s+t)"
+
+
+@pytest.mark.parametrize(("given", "gold", "calm"), [
+    (PRODUCT, "7", False), (QUOTIENTS, "(a+b)*(c-d)/(e+f)", False), ("(a+b)*(a-b)", "7", False), (r"\frac{a+b}{a-b}", "7", False),
+    ("a+b", "c+d", False), ("x=5", "x=6", False), ("7+x-x", "7", True), (r"\frac{1}{2}x", "0.5x", True), ("(1,2)", "(2,1)", True),
+    (r"2\pi", "6", True), ("3+4=7", "8", True),
+])  # fmt: skip
+def test_only_what_is_soon_done_is_compared_in_this_process(given, gold, calm):
+    assert answers.is_calm(given, gold) is calm
+
+
+def test_what_math_verify_fails_at_is_invalid(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("sympy")
+
+    reward = builtin.MathAnswer()
+    monkeypatch.setattr(answers, "_library", lambda: (lambda text: [], fails))
+    assert answers.verdict("#### x+1", "y") is None and not check_answer("#### x+1", "y")
+    samples = worker.Samples([""] * 2, ["#### x+1", "#### y"], [[]] * 2, {"gold": ["y", "y"]})
+    outcomes, _ = worker.judge("math_answer", "{}", samples)
+    assert [o.reason for o in outcomes] == ["error", ""] and outcomes[1].value == 1.0
+    assert reward.at_once("#### x+1", "y") is None
+
+
+def test_a_comparison_that_raises_in_math_verify_is_no_verdict():
+    """Its own `raise_on_error`: without it this is a silent False."""
+    parse, verify = answers._library()
+    with pytest.raises(ValueError, match="nan or zoo"):
+        verify(parse("1/0"), parse("7"))
+    assert not answers.math_equal("1/0", "7") and not answers.math_equal("1<x<2<3", "1<x<2")
+
+
+@pytest.mark.parametrize("name", ["math_answer", "answer", "answer_format", "choice"])
+@pytest.mark.parametrize("marker", ["", " "])
+def test_an_empty_marker_is_refused(name, marker):
+    with pytest.raises(UserError, match="marker="):
+        RewardConfig(name=name, options={"marker": marker})
 
 
 def test_formats():

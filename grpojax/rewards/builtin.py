@@ -39,14 +39,28 @@ class Reward(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MathAnswer(Reward):
+class _Marked(Reward):
+    """Those that look for a marked answer."""
+
+    marker: str | None = None
+
+    def __post_init__(self):
+        if self.marker is not None and not self.marker.strip():
+            raise UserError(
+                f"marker={self.marker!r}: give the text before an answer, or null for the known ones"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MathAnswer(_Marked):
     r"""1 where the marked answer is, as mathematics, the gold answer, otherwise 0 (`answers.check_answer`).
+
+    A sample for which math-verify fails is invalid.
 
     Attributes:
       marker: where the answer stands: ``"####"``, ``'\boxed{}'``, any text; None takes any of the known ones.
     """
 
-    marker: str | None = None
     isolated: ClassVar[bool] = True
     needs_gold: ClassVar[bool] = True
 
@@ -71,14 +85,13 @@ class MathAnswer(Reward):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer(Reward):
+class Answer(_Marked):
     """1 where the marked answer is the gold answer up to spelling (`answers.normal_form`), otherwise 0.
 
     Attributes:
       marker: as in `MathAnswer`.
     """
 
-    marker: str | None = None
     needs_gold: ClassVar[bool] = True
 
     def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
@@ -93,14 +106,12 @@ class Answer(Reward):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnswerFormat(Reward):
+class AnswerFormat(_Marked):
     """1 where a completion marks an answer at all, otherwise 0.
 
     Attributes:
       marker: as in `MathAnswer`.
     """
-
-    marker: str | None = None
 
     def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
         return [float(answers.extract_answer(text, self.marker) is not None) for text in completions]
@@ -129,7 +140,7 @@ class Format(Reward):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice(Reward):
+class Choice(_Marked):
     """Multiple choice: 1 where the marked answer is the gold letter, otherwise 0.
 
     ``B``, ``(b)``, ``B.`` and ``B) a dog`` are the letter B; ``B dogs`` is not.
@@ -139,11 +150,11 @@ class Choice(Reward):
       letters: the choices there are.
     """
 
-    marker: str | None = None
     letters: str = "ABCDEFGHIJ"
     needs_gold: ClassVar[bool] = True
 
     def __post_init__(self):
+        super().__post_init__()
         if len(set(self.letters)) < 2 or not re.fullmatch("[A-Z]+", self.letters):
             raise UserError(f"letters={self.letters!r}: give two capital letters or more, such as ABCD")
 
