@@ -1,6 +1,7 @@
 """Where the time of a recipe's step goes: tokens a second, useful FLOPs, share of this device's matmul rate."""
 
 import dataclasses
+import itertools
 import json
 import resource
 import sys
@@ -40,7 +41,7 @@ def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
 
 
 def run(config: Config, *, steps: int, full_length: bool, json_path: str | None) -> dict[str, float]:
-    """Trains 2 + ``steps`` steps in ``run.dir`` and reports medians of the last ``steps``.
+    """Trains 2 + ``steps`` steps in a new folder of ``run.dir`` and reports medians of the last ``steps``.
 
     Args:
       config: the recipe; its evaluation and checkpoints are left out.
@@ -50,7 +51,11 @@ def run(config: Config, *, steps: int, full_length: bool, json_path: str | None)
     """
     warm = 2
     train = dataclasses.replace(config.train, steps=warm + steps, checkpoint_every=0, eval_every=0)
-    config = dataclasses.replace(config, train=train, data=dataclasses.replace(config.data, eval=None))
+    folder = next(f for n in itertools.count(1) if not (f := Path(config.run.dir) / str(n)).exists())
+    config = dataclasses.replace(
+        config, train=train, data=dataclasses.replace(config.data, eval=None),
+        run=dataclasses.replace(config.run, dir=str(folder)),
+    )  # fmt: skip
     trainer = Trainer(config)
     policy = trainer.policy
     if full_length:

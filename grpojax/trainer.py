@@ -460,17 +460,15 @@ class Trainer:
                 ref = whole(scores)
         moves = config.train.updates_a_rollout > 1
         if moves or self._entropy:
-            scored = [
-                policy.programs("score of the policy", self.score_policy, self.state.params, p.rows)
-                for p in placed
-            ]
+            name = "score with entropy" if self._entropy else "score"
+            own = [policy.programs(name, self.score_policy, self.state.params, p.rows) for p in placed]
             if moves:
+                logps = [s.logps for s in own]
                 placed = [
-                    dataclasses.replace(p, behavior_logps=s.logps)
-                    for p, s in zip(placed, scored, strict=True)
+                    dataclasses.replace(p, behavior_logps=s) for p, s in zip(placed, logps, strict=True)
                 ]
             if self._entropy:
-                entropy = whole([s.entropy for s in scored])
+                entropy = whole([s.entropy for s in own])
         if jax.default_backend() == "cpu":
             jax.block_until_ready(placed)
         scored = time.perf_counter()
@@ -486,9 +484,8 @@ class Trainer:
             ref_logps=ref,
             entropy=entropy,
         )
-        counted = np.where(
-            sampled.dropped[:, None], np.nan, totals
-        )  # dropped groups are in no statistic either
+        # Dropped groups are in no statistic either.
+        counted = np.where(sampled.dropped[:, None], np.nan, totals)
         try:
             adv = np.asarray(self.variant.advantage(counted, signals))
         except ValueError as e:
@@ -683,6 +680,8 @@ class Trainer:
         evaluate.write(self.directory / "eval" / f"step_{number}.jsonl", done)
         by_problem = evaluate.by_problem(done, evaluation.ks)
         values = {f"eval/{name}": float(x.mean()) for name, x in by_problem.items()}
+        if unjudged := sum(s.unjudged for attempt in done for s in attempt.samples):
+            values["eval/unjudged"] = float(unjudged)
         self.metrics.write(number, values)
         log.info(
             "step %d  held-out %s %.1f %% of %d",

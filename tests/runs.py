@@ -23,7 +23,7 @@ def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> s
 def environment(devices: int = 1) -> dict[str, str]:
     """For a process that sees so many CPU devices, and these tests."""
     paths = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
     return {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags}
 
 

@@ -213,22 +213,22 @@ def test_a_program_that_does_not_fit_is_reported():
         "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
         "temporaries (22.69G) exceeds available HBM (15.75G). HLO module: jit_f.\nSee https://openxla.org/xla/errors"
     )
-    report = plan._compile("update", Refused(message), (), resident=0)
+    report = plan._compile("update", Refused(message), (), resident=0, at_least=1.0)
     assert "22.69G" in report.error and "15.75G" in report.error and "https" not in report.error
     assert np.isnan(report.total)
     assert f"update: does not fit: {report.error}" in plan.format_table([report])
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        plan._compile("update", Refused("INTERNAL: a bug"), (), resident=0)
+        plan._compile("update", Refused("INTERNAL: a bug"), (), resident=0, at_least=1.0)
 
 
 def test_table_tells_sizes_and_traffic():
     report = plan.ProgramReport(
-        name="rollout", compile_s=12.3, argument=2.0, temp=0.5, output=0.25, alias=0.125, resident=1.0,
+        name="rollout", compile_s=12.3, argument=2.0, temp=0.5, output=0.25, alias=0.125, resident=1.0, at_least=1.234,
         collectives={"all-gather": plan.Traffic(3, 0.5, 0.25)}, per_iteration={"all-reduce": plan.Traffic(1, 4 / GIB, 4 / GIB)},
     )  # fmt: skip
     head, row, *rest = plan.format_table([report]).splitlines()
     assert head.split()[0] == "program"
-    assert row.split() == ["rollout", "12", "2.00", "0.50", "0.25", "0.12", "2.62", "3.62"]
+    assert row.split() == ["rollout", "12", "2.00", "0.50", "0.25", "0.12", "2.62", "3.62", "1.23"]
     assert rest == [
         "rollout moves: 3 all-gather (512 MiB)",
         "rollout moves for each token: 1 all-reduce (4 B)",
@@ -249,3 +249,28 @@ def test_the_batch_is_the_trainers():
     assert (packed.rows.tokens.shape, group) == ((4, 8, 2, 128), 8)
     with pytest.raises(UserError, match="minibatches=3"):
         batch(16, 64, sampling, 3, 1)
+
+
+def test_the_least_time_is_that_of_flops_or_bytes():
+    """Two layers by hand: a step's matrix products, and what decoding reads of weights, keys and values."""
+    c = CONFIG
+    mesh = types.SimpleNamespace(
+        devices=np.array([types.SimpleNamespace(device_kind="TPU v5 lite")] * 4), size=4,
+        shape={"data": 1, "fsdp": 4, "tensor": 1}, empty=False,
+    )  # fmt: skip
+    sampling = SamplerConfig(group=6, max_tokens=10, slots=4)
+    spread = types.SimpleNamespace(lengths=np.zeros(4))
+    got = plan._limits(c, mesh, 4, 32, sampling, 2, spread, 6)
+    forward = flops.forward_flops(c, [32] * 4, [[10] * 6] * 4)
+    assert got["update"] == pytest.approx(3 * forward / 4 / 197e12 / 2)
+    assert got["score"] == pytest.approx(forward / 4 / 197e12 / 2)
+    weights = 2 * (flops.matmul_weights(c) + c.vocab_size * c.hidden_size)
+    keys = 4 * c.num_layers * c.num_kv_heads * c.head_dim  # a token's, with its values, in bfloat16
+    per_token = (
+        weights + (32 + 4 * 5.5) * keys
+    )  # one prompt a chip, four slots, half of their ten tokens on average
+    assert got["rollout"] == pytest.approx(
+        2 * 10 * per_token / 0.82e12
+    )  # six samples in four slots: two rounds
+    mesh.devices = np.array([types.SimpleNamespace(device_kind="cpu")])
+    assert plan._limits(c, mesh, 4, 32, sampling, 2, spread, 6) == {}

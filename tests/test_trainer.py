@@ -1,5 +1,6 @@
 """Whole runs of a tiny random model: they learn, they resume bit for bit, and they end as they should."""
 
+import itertools
 import json
 import os
 import random
@@ -43,17 +44,16 @@ def test_a_run_learns_and_says_so(unbroken):
 @pytest.mark.slow
 def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
     """Kills at random moments, saves included (one is in flight after every step), then the same command again."""
-    rng, kills, steps = random.Random(0), 0, max(40, 6 * KILLS)
+    rng, kills, steps = random.Random(0), 0, max(80, 8 * KILLS)
     overrides = [f"train.steps={steps}", "train.checkpoint_every=1", "train.eval_every=7"]
     train(recipe, tmp_path / "unbroken", *overrides)
     directory = tmp_path / "killed"
     for _ in range(KILLS):
         process = start(recipe, directory, *overrides)
         if rng.random() < 0.9:  # the others may die while they start
-            for line in process.stdout:
-                if f"/{steps} " in line:
-                    break
-            time.sleep(rng.uniform(0, 1))
+            done = (line for line in process.stdout if f"/{steps} " in line)
+            list(itertools.islice(done, rng.randint(1, 8)))
+            time.sleep(rng.uniform(0, 0.5))
         else:
             time.sleep(rng.uniform(0, 6))
         process.kill()
