@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from grpojax import packing, plan, sharding, step
 from grpojax.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig
+from grpojax.models import Compute, DecoderConfig, flops
 from grpojax.sampler import SamplerConfig
 from grpojax.types import Prompts, TrainBatch
 
