@@ -243,11 +243,12 @@ class Programs:
     def __init__(self):
         self._seen: set[Any] = set()
 
-    def __call__(self, name: str, function: Callable[..., Any], *args):
+    def __call__(self, name: str, function: Callable[..., Any], *args, static: Any = None):
+        """``function(*args)``; ``static`` is what it was made with beyond its arguments and compiles anew for."""
         shapes = tuple(str(getattr(x, "shape", x)) for x in jax.tree.leaves(args[1:]))
-        if (name, shapes) in self._seen:
+        if (name, static, shapes) in self._seen:
             return function(*args)
-        self._seen.add((name, shapes))
+        self._seen.add((name, static, shapes))
         log.info("compiling %s %s", name, max(shapes, key=len, default=""))
         start = time.perf_counter()
         out = jax.block_until_ready(function(*args))

@@ -116,7 +116,7 @@ class Policy:
                 self.graph, params, prompts, key, config, eos_ids=self.eos_ids, compute=self.compute
             )
 
-        return self.programs("rollout", run, params, placed, key)
+        return self.programs(f"rollout ({config.group} a prompt)", run, params, placed, key, static=config)
 
     def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
         """A rollout on the host, ``[P, G, ...]``."""

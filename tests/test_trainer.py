@@ -34,7 +34,14 @@ def test_a_run_learns_and_says_so(unbroken):
     assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4
     assert abs(lines[0]["kl"]) < 1e-6 and lines[-1]["kl"] > 1e-4
     assert all(line["grad_norm"] > 0 for line in lines)
-    for text in ("compiled rollout", "compiled update", "compiled score", "step 12/12", "reward curve"):
+    for text in (
+        "compiling rollout (4 a prompt) (8, 8)",
+        "compiled rollout (1 a prompt): first call",
+        "compiled update",
+        "compiled score",
+        "step 12/12",
+        "reward curve",
+    ):
         assert text in out
     assert (directory / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((directory / "tensorboard").glob("events*"))
