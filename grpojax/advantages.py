@@ -178,10 +178,12 @@ def center(
     def transform(values, signals: Signals):
         valid, values = signals.valid, per_sample(values, "center")
         n = valid.sum(axis, keepdims=True).astype(jnp.float32)
-        centred = values - masked.mean(values, valid, axis, keepdims=True)
-        rounding = (
-            8 * jnp.finfo(jnp.float32).eps * jnp.where(valid, jnp.abs(values), 0.0).max(axis, keepdims=True)
-        )
+        # From the smallest on, so that a common offset costs no digits.
+        low = jnp.where(n > 0, jnp.where(valid, values, jnp.inf).min(axis, keepdims=True), 0.0)
+        above = jnp.where(valid, values - low, 0.0)
+        centred = above - masked.mean(above, valid, axis, keepdims=True)
+        spread = above.max(axis, keepdims=True)
+        rounding = jnp.finfo(jnp.float32).eps * (jnp.abs(low) + 8.0 * spread)
         centred = jnp.where(jnp.abs(centred) <= rounding, 0.0, centred)
         if leave_one_out:
             centred = centred * n / jnp.maximum(n - 1.0, 1.0)

@@ -630,6 +630,15 @@ def test_a_reward_at_the_mean_has_no_sign(n):
     np.testing.assert_array_equal(np.sign(A.chain(A.center("group"))(rewards[:, order])), got[:, order])
 
 
+def test_a_common_offset_costs_no_digits():
+    """Differences of 1 at 10^6: the mean of the sum in float32 is off by up to 0.06."""
+    rewards = np.float32(1e6) + np.array([[0, 1, 1, 0, 1]], np.float32)
+    np.testing.assert_allclose(A.chain(A.center("group"))(rewards), [[-0.6, 0.4, 0.4, -0.6, 0.4]], atol=1e-6)
+    np.testing.assert_array_equal(
+        A.chain(A.center("group"))(np.full((1, 3), -1e30, np.float32)), np.zeros((1, 3))
+    )
+
+
 @pytest.mark.parametrize("ddof", [1, 2, 3])
 def test_no_more_samples_than_ddof_is_no_deviation(ddof):
     """0, where dividing by eps alone would give 5000."""
