@@ -493,6 +493,7 @@ class Trainer:
             raise UserError(f"step {self.done + 1}, variant {self.variant.name!r}: {e}") from e
         valid = mask & np.isfinite(counted)[..., None]
         batch = dataclasses.replace(batch, advantages=spread(adv), weights=spread(valid.astype(np.float32)))
+        dropped = spread(np.repeat(sampled.dropped[:, None], group, axis=1))
         ready = []
         for i, (p, (_, layout)) in enumerate(zip(placed, packed, strict=True)):
             mini = self._minibatch(batch, i)
@@ -502,6 +503,10 @@ class Trainer:
             weights = losses.loss_weights(
                 counts, objective.aggregate, constant=objective.constant, count_empty=objective.count_empty
             )
+            if objective.count_empty and objective.aggregate != "token_mean":
+                # Means over samples or prompts are over those that were not dropped.
+                kept = 1.0 - self._share(dropped, i).mean()
+                weights = weights / max(kept, 1.0 / dropped.size)
             host = {"advantages": mini.advantages, "weights": weights}
             if objective.needs_displacement_weights:
                 host["displacement_weights"] = losses.displacement_weights(groups(mini.advantages), counts)
@@ -536,17 +541,12 @@ class Trainer:
 
     def _minibatch(self, batch: TrainBatch, i: int) -> TrainBatch:
         """The i-th share of every lane's prompts."""
-        n = self.config.train.minibatches
-        if n == 1:
-            return batch
-        lanes = self.policy.lanes
+        return jax.tree.map(lambda x: self._share(x, i), batch)
 
-        def share(x):
-            by_lane = x.reshape(lanes, -1, *x.shape[1:])
-            each = by_lane.shape[1] // n
-            return by_lane[:, i * each : (i + 1) * each].reshape(-1, *x.shape[1:])
-
-        return jax.tree.map(share, batch)
+    def _share(self, x: np.ndarray, i: int) -> np.ndarray:
+        by_lane = x.reshape(self.policy.lanes, -1, *x.shape[1:])
+        each = by_lane.shape[1] // self.config.train.minibatches
+        return by_lane[:, i * each : (i + 1) * each].reshape(-1, *x.shape[1:])
 
     def _whole(self, parts: list[np.ndarray], n_prompts: int) -> np.ndarray:
         """Minibatches ``[P / n, G, T]`` back to the batch: the inverse of `_minibatch`."""

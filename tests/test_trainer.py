@@ -208,6 +208,20 @@ def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
         np.testing.assert_allclose(got, rewards - rewards.mean(), atol=1e-5)
 
 
+@pytest.mark.parametrize("aggregate", ["sequence_mean", "prompt_mean", "token_mean"])
+def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
+    """The weights of the tokens that learn sum to 1, however many groups fill the batch up; in each minibatch."""
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=2", "train.minibatches=2", "data.eval=null",
+                 f"variant={{name: grpo, aggregate: {aggregate}, kl_coef: 0}}", "rewards.0.name=tiny_run:even",
+                 "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
+    trainer = Trainer(config.load(recipe, overrides))
+    plain, sums = trainer.train_step, []
+    trainer.train_step = lambda state, p: sums.append(float(np.asarray(p.weights).sum())) or plain(state, p)
+    assert trainer.run()
+    assert any(line["groups/missing"] > 0 for line in numbers(tmp_path / "run"))
+    assert len(sums) == 4 and all(x == pytest.approx(1.0, abs=1e-5) or x == 0 for x in sums) and max(sums) > 0
+
+
 def test_an_advantage_that_cannot_be_is_the_users_to_mend(recipe, tmp_path):
     """NGRPO with lengths for rewards: only the rewards themselves tell that 1 is not the best."""
     overrides = [f"run.dir={tmp_path / 'run'}", "variant=ngrpo", "filter=none", "data.eval=null"]
