@@ -25,6 +25,8 @@ from grpojax.types import is_concrete, pytree
 class Signals:
     """What transforms may read besides the values; a field that nobody reads may stay None.
 
+    Numbers are float32 unless it says otherwise, log-probs nats. A pytree.
+
     Attributes:
       rewards: ``[P, G]`` raw rewards; `chain` fills it with its input.
       outcome: ``[P, G]`` what a sample's success is judged by, such as accuracy; `chain` fills it with its input. Where
@@ -45,6 +47,11 @@ class Signals:
       hidden: ``[P, G, T, D]`` hidden states that the output head read.
       probs: ``[P, G, T, W]`` probabilities of the ``W`` vocabulary entries kept (`grpojax.credit.group_vocabulary`).
       columns: ``[P, G, T]`` int32, which entry of ``probs`` is the drawn token's.
+
+    Example:
+      >>> signals = Signals(lengths=jnp.array([[2, 4]]))
+      >>> signals.lengths.shape, signals.mask
+      ((1, 2), None)
     """
 
     rewards: Any = None
@@ -71,7 +78,12 @@ Transform = Callable[..., Any]
 
 
 def need(signals: Signals, field: str, transform: str):
-    """A field of ``signals``; raises `ValueError` naming transform and field where it is missing."""
+    """A field of ``signals``; raises `ValueError` naming transform and field where it is missing.
+
+    Example:
+      >>> need(Signals(lengths=jnp.array([[3, 2]])), "lengths", "mine").tolist()
+      [[3, 2]]
+    """
     value = getattr(signals, field)
     if value is None:
         raise ValueError(f"{transform} needs signals.{field}, which is missing")
@@ -79,27 +91,52 @@ def need(signals: Signals, field: str, transform: str):
 
 
 def per_sample(values, transform: str):
-    """``values [P, G]``; raises `ValueError` naming the transform where they are on tokens already."""
+    """``values [P, G]``; raises `ValueError` naming the transform where they are on tokens already.
+
+    Example:
+      >>> per_sample(jnp.zeros((1, 2)), "mine").shape
+      (1, 2)
+    """
     if values.ndim != 2:
         raise ValueError(f"{transform} takes [P, G], got {values.shape}: put it before to_tokens()")
     return values
 
 
 def per_token(values, transform: str):
-    """``values [P, G, T]``; raises `ValueError` naming the transform where they are not on tokens yet."""
+    """``values [P, G, T]``; raises `ValueError` naming the transform where they are not on tokens yet.
+
+    Example:
+      >>> per_token(jnp.zeros((1, 2, 3)), "mine").shape
+      (1, 2, 3)
+    """
     if values.ndim != 3:
         raise ValueError(f"{transform} takes [P, G, T], got {values.shape}: put it after to_tokens()")
     return values
 
 
 def judged(signals: Signals):
-    """``(outcome, valid)``, ``[P, G]``: what success is judged by, and of which samples it is known."""
+    """``(outcome, valid)``, ``[P, G]``: what success is judged by, and of which samples it is known.
+
+    The outcome is float32, ``valid`` bool: ``signals.valid``, less the outcomes that are not finite (`Signals`).
+
+    Example:
+      >>> signals = Signals(outcome=jnp.array([[1.0, jnp.nan]]), valid=jnp.ones((1, 2), bool))
+      >>> judged(signals)[1].tolist()
+      [[True, False]]
+    """
     outcome = jnp.asarray(signals.outcome, jnp.float32)
     return outcome, signals.valid & jnp.isfinite(outcome)
 
 
 def signs(signals: Signals):
-    """``[P, G]`` float32: the sign of ``r - mean r`` over the group, 0 on samples that are not valid."""
+    """``[P, G]`` float32: the sign of ``r - mean r`` over the group, 0 on samples that are not valid.
+
+    They tell right from wrong in GTPO (arXiv 2508.03772) and NTHR (arXiv 2505.18830).
+
+    Example:
+      >>> signs(Signals(rewards=jnp.array([[1.0, 0.0, 0.0]]), valid=jnp.array([[True, True, False]]))).tolist()
+      [[1.0, -1.0, 0.0]]
+    """
     return jnp.sign(center("group")(signals.rewards, signals))
 
 
@@ -108,11 +145,16 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
 
     The result takes ``rewards [P, G]`` and optionally `Signals`. A sample whose reward is not finite is invalid:
     it takes no part in any statistic, and its advantage is 0.
+    Out come ``[P, G]`` or, after `to_tokens`, ``[P, G, T]``, float32. `grpojax.variants` has the published chains.
 
     Args:
       transforms: the steps.
       reward: ``(rewards, signals) -> rewards``, a change to the rewards themselves: later steps take its result
         for the raw rewards.
+
+    Example:
+      >>> chain(center("group"))(jnp.array([[1.0, 0.0, jnp.nan]])).tolist()
+      [[0.5, -0.5, 0.0]]
     """
 
     def apply(rewards, signals: Signals | None = None):
@@ -157,6 +199,8 @@ def center(
 ) -> Transform:
     """Subtracts the mean reward: ``A_i = r_i - mean_j r_j`` (DeepSeekMath, arXiv 2402.03300; Dr. GRPO, 2503.20783).
 
+    On ``[P, G]``.
+
     Args:
       by: over which samples the mean is taken.
       leave_one_out: the mean of the *other* samples, ``r_i - mean_{j != i} r_j`` (RLOO, arXiv 2402.14740);
@@ -165,6 +209,10 @@ def center(
 
     A group whose valid rewards are all equal gives exactly 0, and so does a group of one. A reward that differs from
     the mean by rounding only gives 0 as well: its sign would depend on the order of the samples.
+
+    Example:
+      >>> [round(float(a), 4) for a in chain(center("group", leave_one_out=True))(jnp.array([[1.0, 0.0, 0.0, 0.0]]))[0]]
+      [1.0, -0.3333, -0.3333, -0.3333]
     """
     alone = _keeps_singletons(singleton, "center")
     if by == "none":
@@ -218,6 +266,11 @@ def scale(
       singleton: a group of one valid sample gives 0, or stays as it comes ("reward", as in verl).
 
     Where the numbers under the deviation are all equal, or no more than ``ddof``, the result is exactly 0.
+
+    Example:
+      >>> grpo = chain(center("group"), scale("group", ddof=0, eps=0.0))
+      >>> [round(float(a), 4) for a in grpo(jnp.array([[1.0, 0.0, 0.0, 0.0]]))[0]]
+      [1.7321, -0.5774, -0.5774, -0.5774]
     """
     if of not in ("rewards", "advantages"):
         raise ValueError(f"scale(of={of!r}): must be 'rewards' or 'advantages'")
@@ -251,7 +304,15 @@ def _deviation(x, mask, axis, ddof: int):
 
 
 def to_tokens() -> Transform:
-    """Gives every token of a sample the sample's value: ``[P, G]`` to ``[P, G, T]``, 0 on padding."""
+    """Gives every token of a sample the sample's value: ``[P, G]`` to ``[P, G, T]``, 0 on padding.
+
+    ``A_{i,t} = A_i``: GRPO with outcome supervision, DeepSeekMath (arXiv 2402.03300).
+
+    Example:
+      >>> signals = Signals(mask=masked.from_lengths(jnp.array([[2, 1]]), 2))
+      >>> chain(to_tokens())(jnp.array([[0.5, -0.5]]), signals).tolist()
+      [[[0.5, 0.5], [-0.5, 0.0]]]
+    """
 
     def transform(values, signals: Signals):
         values = per_sample(values, "to_tokens")
@@ -266,7 +327,12 @@ def to_tokens() -> Transform:
 def center_by_length() -> Transform:
     """``A_i = r_i - b``, ``b = Σ |o_j| r_j / Σ |o_j|`` over the group (OPO, arXiv 2505.23585). Lengths in tokens.
 
-    Equal rewards give exactly 0; so does a group of one, and one without any token.
+    Equal rewards give exactly 0; so does a group of one, and one without any token. On ``[P, G]``.
+
+    Example:
+      >>> opo = chain(center_by_length())
+      >>> opo(jnp.array([[1.0, 0.0, 0.0, 1.0]]), Signals(lengths=jnp.array([[2, 4, 6, 8]]))).tolist()
+      [[0.5, -0.5, -0.5, 0.5]]
     """
 
     def transform(values, signals: Signals):
@@ -284,6 +350,11 @@ def subtract_greedy() -> Transform:
     """``A_i = r_i - r_greedy``, the reward of the prompt's greedy completion (ReMax, arXiv 2310.10505).
 
     A group of one is fine: the baseline is not of the group. An unknown greedy reward (NaN) gives 0.
+    On ``[P, G]``, ``signals.greedy_rewards [P]``.
+
+    Example:
+      >>> chain(subtract_greedy())(jnp.array([[1.0, 0.0]]), Signals(greedy_rewards=jnp.array([1.0]))).tolist()
+      [[0.0, -1.0]]
     """
 
     def transform(values, signals: Signals):
@@ -297,6 +368,12 @@ def rescale_live() -> Transform:
     """Times ``α = B / (B - M)``: B valid samples of the batch, M of them in groups without variance.
 
     GPG, arXiv 2504.02546: groups that teach nothing do not water down the others. 0 if there are no others.
+    On ``[P, G]``.
+
+    Example:
+      >>> rewards = jnp.array([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+      >>> chain(center("group"), rescale_live())(rewards).tolist()
+      [[1.5, -0.5, -0.5, -0.5], [0.0, 0.0, 0.0, 0.0]]
     """
 
     def transform(values, signals: Signals):
@@ -359,11 +436,16 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
       right: (1 - R) / σ        wrong: (1 - R - C(N⁻ - 1, k - 1) / C(N - 1, k - 1)) / σ
 
     Sums to 0 over a group; k = 1 is GRPO with ddof 0 and eps 0. All wrong, or fewer than k wrong: exactly 0. The
-    other method of that name is `best_margin`.
+    other method of that name is `best_margin`. On ``[P, G]``.
 
     Args:
       k: samples that one attempt may draw, at most the group.
       success: the outcome from which on a sample is right.
+
+    Example:
+      >>> advantages = chain(pass_at_k(4))(jnp.array([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]))
+      >>> [round(float(a), 4) for a in advantages[0, 1:3]]
+      [0.5222, -0.1741]
     """
     if k < 1:
         raise ValueError(f"pass_at_k(k={k}): must be at least 1")
@@ -387,10 +469,14 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
 def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
     """Only a group's best sample learns: ``r_(1) - r_(2)``, the margin to the second best (arXiv 2503.19595).
 
-    The other method called pass@k. Ties and groups of one give 0.
+    The other method called pass@k. Ties and groups of one give 0. On ``[P, G]``.
 
     Args:
       scaled: divide by the group's standard deviation (ddof 1) plus ``eps``.
+
+    Example:
+      >>> [round(float(a), 4) for a in chain(best_margin())(jnp.array([[0.2, 0.9, 0.5, 0.1]]))[0]]
+      [0.0, 0.4, 0.0, 0.0]
     """
 
     def transform(values, signals: Signals):
@@ -409,9 +495,13 @@ def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
 def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
     """``A_i = -c`` in a group in which no outcome is over ``fail_reward``; other groups as they come; ``[P, G]``.
 
-    The fourth of the experiments in `grpojax.variants`. Goes after the scale: it overwrites. The sum over such a group is ``-c G``, a push away from all that was sampled
-    with no direction, unbounded below without a clip; NGRPO's value would be ``1 / sqrt(G + 1)``, c = 1 is 3 times
-    that at G = 8.
+    The fourth of the experiments in `grpojax.variants`. Goes after the scale: it overwrites. The sum over such a group
+    is ``-c G``, a push away from all that was sampled with no direction, unbounded below without a clip; NGRPO's value
+    would be ``1 / sqrt(G + 1)``, c = 1 is 3 times that at G = 8.
+
+    Example:
+      >>> chain(center("group"), penalize_all_fail(1.0))(jnp.array([[0.0, 0.0], [1.0, 0.0]])).tolist()
+      [[-1.0, -1.0], [0.5, -0.5]]
     """
 
     def transform(values, signals: Signals):
@@ -427,6 +517,12 @@ def likelihood_of_all_fail(fail_reward: float = 0.0) -> Transform:
     The fifth of the experiments in `grpojax.variants`.
     ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. Joint or per-token
     geometric mean is the caller's choice (the second compares answers of any length and lies in [0, 1]).
+
+    Example:
+      >>> signals = Signals(likelihood=jnp.array([[0.43088694, 0.9, 0.1, 0.3]]))
+      >>> advantages = chain(center("group"), reward=likelihood_of_all_fail())(jnp.zeros((1, 4)), signals)
+      >>> [round(float(a), 4) for a in advantages[0]]
+      [-0.0018, 0.4673, -0.3327, -0.1327]
     """
 
     def transform(values, signals: Signals):
@@ -441,7 +537,14 @@ def likelihood_of_all_fail(fail_reward: float = 0.0) -> Transform:
 
 
 def floor(x: float) -> Transform:
-    """``max(A, x)``: negative advantages go no lower (GRPO-λ's traces, arXiv 2510.00194: -0.1). ``x`` is at most 0."""
+    """``max(A, x)``: negative advantages go no lower (GRPO-λ's traces, arXiv 2510.00194: -0.1). ``x`` is at most 0.
+
+    On ``[P, G]`` or ``[P, G, T]``.
+
+    Example:
+      >>> chain(center("group"), floor(-0.25))(jnp.array([[1.0, 0.0]])).tolist()
+      [[0.5, -0.25]]
+    """
     if x > 0:
         raise ValueError(f"floor({x}): must be at most 0, or padding and dead groups would get an advantage")
     return lambda values, signals: jnp.maximum(values, x)
@@ -452,7 +555,13 @@ def whiten(*, ddof: int = 0, eps: float = 1e-8) -> Transform:
 
     Before `to_tokens` each sample counts once, after it each token, so that long samples count more; the codes of
     REINFORCE++ (arXiv 2501.03262) do the second, and with it a group's advantages no longer sum to 0. Where all
-    numbers are equal the result is exactly 0.
+    numbers are equal the result is exactly 0. On ``[P, G]`` or ``[P, G, T]``.
+
+    Example:
+      >>> returns = jnp.array([[[0.97, 0.98, 0.99], [0.02, 0.02, 0.0]]])
+      >>> signals = Signals(mask=masked.from_lengths(jnp.array([[3, 2]]), 3), valid=jnp.ones((1, 2), bool))
+      >>> [round(float(a), 4) for a in whiten()(returns, signals).ravel()]
+      [0.7952, 0.8164, 0.8377, -1.2246, -1.2246, 0.0]
     """
 
     def transform(values, signals: Signals):
@@ -472,6 +581,14 @@ def process_rewards(*, ddof: int = 1, eps: float = 1e-4) -> Transform:
     ``A_t = Σ_{steps that end at t or later} (r_step - mean R) / (std R + eps)``, R all step rewards of the group. The
     values that come in are not read; ``signals.step_rewards`` are, NaN where no step ends. The sum grows with the
     number of steps. Equal step rewards, and a group with a single step, give exactly 0.
+
+    Example:
+      >>> n = jnp.nan
+      >>> steps = jnp.array([[[n, 0.2, n, 0.8, n], [n, n, 1.0, n, n], [0.0, n, 0.5, n, 0.5]]])
+      >>> signals = Signals(step_rewards=steps, mask=masked.from_lengths(jnp.array([[4, 3, 5]]), 5))
+      >>> advantages = chain(process_rewards(ddof=0, eps=0.0))(jnp.zeros((1, 3)), signals)
+      >>> [round(float(a), 4) for a in advantages[0, :, 0]], round(float(advantages[0, 0, 3]), 4)
+      ([0.0, 1.4852, -1.4852], 0.8911)
     """
 
     def transform(values, signals: Signals):
@@ -517,6 +634,14 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
 
     k1 belongs in the reward (`grpojax.losses.kl`). Needs ``signals.behavior_logps`` and ``ref_logps`` unless
     ``kl_coef`` is 0.
+
+    The rewards of REINFORCE++ (arXiv 2501.03262), before `token_returns`. ``R`` in units of the reward, log-probs nats.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), behavior_logps=jnp.zeros((1, 1, 3)))
+      >>> signals = dataclasses.replace(signals, ref_logps=jnp.full((1, 1, 3), -0.1))
+      >>> [round(float(r), 4) for r in chain(token_rewards(kl_coef=0.1))(jnp.ones((1, 1)), signals)[0, 0]]
+      [-0.01, -0.01, 0.99]
     """
 
     def transform(values, signals: Signals):
@@ -529,7 +654,15 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
 
 
 def token_returns(*, gamma: float = 1.0) -> Transform:
-    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``; s - t counts in ``mask``."""
+    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``; s - t counts in ``mask``.
+
+    REINFORCE++ (arXiv 2501.03262) takes them with ``gamma`` 1.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool))
+      >>> [round(float(a), 4) for a in token_returns()(jnp.array([[[-0.01, -0.01, 0.99]]]), signals)[0, 0]]
+      [0.97, 0.98, 0.99]
+    """
 
     def transform(values, signals: Signals):
         return _suffix_sums(per_token(values, "token_returns"), need(signals, "mask", "token_returns"), gamma)
@@ -543,6 +676,11 @@ def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
     ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token. The critic's
     target is ``A + V``. With both at 1 it is the return minus V. A mask may have holes, as of tool outputs: t + 1 is
     the next token in it.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), values=jnp.array([[[0.5, 0.6, 0.7]]]))
+      >>> [round(float(a), 5) for a in gae(lam=0.95)(jnp.array([[[0.0, 0.0, 1.0]]]), signals)[0, 0]]
+      [0.46575, 0.385, 0.3]
     """
 
     def transform(values, signals: Signals):

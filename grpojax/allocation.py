@@ -17,7 +17,14 @@ from grpojax.types import pytree
 
 
 def pass_rate(rewards, valid=None, *, success: float = 1.0):
-    """``[P]`` float32: the share of a group's valid samples with a reward of at least ``success``; of ``[P, G]``."""
+    """``[P]`` float32: the share of a group's valid samples with a reward of at least ``success``; of ``[P, G]``.
+
+    ``Σ 1[r_i >= success] / n`` over the n valid samples, for the filter of DAPO (arXiv 2503.14476; `keep_prompts`).
+
+    Example:
+      >>> pass_rate(jnp.array([[1.0, 0.0], [1.0, jnp.nan]])).tolist()
+      [0.5, 1.0]
+    """
     rewards = jnp.asarray(rewards, jnp.float32)
     valid = jnp.isfinite(rewards) if valid is None else jnp.asarray(valid)
     return masked.mean((rewards >= success).astype(jnp.float32), valid, 1)
@@ -64,20 +71,35 @@ def keep_prompts(
 class Culling:
     """When each prompt of the data set was last found solved.
 
+    For culling, the third of the experiments in `grpojax.variants`. A pytree.
+
     Attributes:
       solved: ``[N]`` int32, the epoch, or -1.
+
+    Example:
+      >>> Culling(solved=jnp.array([-1, 0])).solved.tolist()
+      [-1, 0]
     """
 
     solved: jax.Array
 
 
 def start_culling(n: int) -> Culling:
-    """No prompt of ``n`` is solved yet."""
+    """No prompt of ``n`` is solved yet.
+
+    ``solved [N]`` is -1 everywhere (`Culling`).
+
+    Example:
+      >>> start_culling(3).solved.tolist()
+      [-1, -1, -1]
+    """
     return Culling(solved=jnp.full(n, -1, jnp.int32))
 
 
 def cull(state: Culling, rows, rewards, epoch, *, reward_max: float = 1.0) -> Culling:
     """Marks the prompts whose valid rewards all reach ``reward_max`` as solved in ``epoch``.
+
+    The third of the experiments in `grpojax.variants`: a prompt is solved if ``min_i r_i >= reward_max``.
 
     Args:
       state: so far.
@@ -85,6 +107,11 @@ def cull(state: Culling, rows, rewards, epoch, *, reward_max: float = 1.0) -> Cu
       rewards: ``[P, G]``; a sample whose reward is not finite does not count, and a group of such is not solved.
       epoch: ``[]`` int32.
       reward_max: the best reward there is.
+
+    Example:
+      >>> rewards = jnp.array([[1.0, 1.0], [1.0, 0.0]])
+      >>> cull(start_culling(3), jnp.array([2, 0]), rewards, 4).solved.tolist()
+      [-1, -1, 4]
     """
     rewards = jnp.asarray(rewards, jnp.float32)
     valid = jnp.isfinite(rewards)
@@ -99,6 +126,12 @@ def active(state: Culling, epoch, *, readmit_after: int | None = None):
 
     A prompt solved in epoch e is left out from e + 1 on; with ``readmit_after=2`` it is back in e + 3. None never
     checks again. If all are solved, none is active: the caller decides whether that ends the run.
+
+    The third of the experiments in `grpojax.variants`; ``epoch`` is ``[]`` int32.
+
+    Example:
+      >>> active(Culling(solved=jnp.array([-1, 0, 1])), 1).tolist()
+      [True, False, True]
     """
     if readmit_after is not None and readmit_after < 1:
         raise ValueError(f"readmit_after={readmit_after}: must be at least 1, or None for never")
@@ -113,7 +146,15 @@ def active(state: Culling, epoch, *, readmit_after: int | None = None):
 
 
 def t_quantile(p: float, dof):
-    """Quantile of Student's t, ``p`` in (1/2, 1), for ``dof`` degrees of freedom ``[...]``; by bisection."""
+    """Quantile of Student's t, ``p`` in (1/2, 1), for ``dof`` degrees of freedom ``[...]``; by bisection.
+
+    The t with ``½ I_{ν / (ν + t²)}(ν / 2, ½) = 1 - p``, I the regularised incomplete beta function and ν = ``dof``;
+    float32 ``[...]``. For `xrpo_priority`.
+
+    Example:
+      >>> [round(float(t), 2) for t in t_quantile(0.975, jnp.array([3.0, 4.0]))]
+      [3.18, 2.78]
+    """
     if not 0.5 < p < 1:
         raise ValueError(f"t_quantile({p}): must be between 1/2 and 1")
     dof = jnp.asarray(dof, jnp.float32)
@@ -145,6 +186,11 @@ def xrpo_priority(std, counts, *, bonus: float = 1.0, confidence: float = 0.95):
       counts: ``[P]`` int32 samples so far.
       bonus: weight of exploration.
       confidence: of the interval.
+
+    Example:
+      >>> std, counts = jnp.full(4, 0.57735027), jnp.full(4, 4)
+      >>> [round(float(x), 3) for x in xrpo_priority(std, counts)][:2]
+      [1.043, 1.043]
     """
     n = jnp.asarray(counts).astype(jnp.float32)
     quantile = lambda n: t_quantile(0.5 + 0.5 * confidence, jnp.maximum(n - 1.0, 1.0))  # noqa: E731
@@ -160,6 +206,12 @@ def xrpo_allocate(std, counts, budget: int, *, bonus: float = 1.0, confidence: f
 
     ``std`` stays as it is, the counts grow as samples are given away; ties go to the first prompt. The paper starts
     with a uniform phase and plans three times.
+
+    From XRPO (arXiv 2510.06672); ``std`` and ``counts`` are ``[P]`` as in `xrpo_priority`, ``budget`` in samples.
+
+    Example:
+      >>> xrpo_allocate(jnp.array([0.0, 0.5, 0.5]), jnp.array([4, 4, 8]), 3).tolist()
+      [1, 2, 0]
     """
 
     def give(_, given):
@@ -177,6 +229,7 @@ def overlong_penalty(lengths, limit: int, buffer: int):
     """Soft overlong punishment (DAPO, arXiv 2503.14476): 0 up to ``limit - buffer`` tokens, -1 from ``limit`` on.
 
     Linear in between. The paper has 20480 and 4096.
+    Int32 lengths ``[...]`` to float32, ``((limit - buffer) - length) / buffer``, all lengths in tokens.
 
     Example:
       >>> [round(float(x), 2) for x in overlong_penalty(jnp.array([80, 81, 90, 100, 101]), 100, 20)]
@@ -192,6 +245,13 @@ def soft_overlong(limit: int, buffer: int) -> Transform:
     """``r_i + overlong_penalty``, for `grpojax.advantages.chain`'s ``reward``.
 
     Rewards are no longer binary then: filters must look at accuracy (`keep_prompts`).
+    On ``[P, G]``, ``signals.lengths`` in tokens (DAPO, arXiv 2503.14476).
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> signals = Signals(lengths=jnp.array([[80, 90, 100]]))
+      >>> chain(reward=soft_overlong(100, 20))(jnp.ones((1, 3)), signals).tolist()
+      [[1.0, 0.5, 0.0]]
     """
 
     def reward(values, signals: Signals):
@@ -209,12 +269,19 @@ def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 
       r_i = 1 - alpha σ((L_i - mean L) / std L)  if sample i is right, else 0
 
     with L's statistics (ddof 0) over the group's right samples; where these are all of one length the sigmoid's
-    argument is 0. All other groups keep their rewards.
+    argument is 0. All other groups keep their rewards. On ``[P, G]``.
 
     Args:
       alpha: what length costs. The paper's number could not be confirmed; 0.6 is one re-implementation's.
       share: λ, 20 % in the paper.
       success: the outcome from which on a sample is right.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> signals = Signals(lengths=jnp.array([[100, 200, 300, 50]]))
+      >>> rewards = chain(reward=length_selected(0.6))(jnp.array([[1.0, 1.0, 1.0, 0.0]]), signals)
+      >>> [round(float(r), 4) for r in rewards[0]]
+      [0.8637, 0.7, 0.5363, 0.0]
     """
     if not 0 < share <= 1 or not 0 <= alpha <= 1:
         raise ValueError(f"length_selected(alpha={alpha}, share={share}): alpha in [0, 1], share in (0, 1]")

@@ -26,7 +26,14 @@ from grpojax.advantages import Signals, Transform, need, per_sample, per_token, 
 
 
 def bounded_bias(bias, bound: float | None = None):
-    """``bound tanh(b / bound)``, or ``b`` itself where ``bound`` is None; ``[...]``."""
+    """``bound tanh(b / bound)``, or ``b`` itself where ``bound`` is None; ``[...]``.
+
+    For the learned bias, the first of the experiments in `grpojax.variants`; in units of the advantage.
+
+    Example:
+      >>> [round(float(b), 4) for b in bounded_bias(jnp.array([0.2, -0.1, 0.4]), 0.5)]
+      [0.19, -0.0987, 0.332]
+    """
     if bound is not None and bound <= 0:
         raise ValueError(f"bounded_bias(bound={bound}): must be over 0")
     bias = jnp.asarray(bias, jnp.float32)
@@ -38,10 +45,17 @@ def add_token_bias(*, bound: float | None = None, center: bool = False) -> Trans
 
     Every token gets its bias, those of groups without variance too: the method says so.
 
+    The first of the experiments in `grpojax.variants`.
+
     Args:
       bound: largest bias by `bounded_bias`; None for none.
       center: subtract the bias's mean over the sample, so that the sample's sum of advantages stays. Only here: in
         `token_bias_loss` it would make the loss 0 whatever the bias.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), token_bias=jnp.array([[[0.2, -0.1, 0.4]]]))
+      >>> [round(float(a), 4) for a in add_token_bias()(jnp.full((1, 1, 3), 1.5), signals)[0, 0]]
+      [1.7, 1.4, 1.9]
     """
 
     def transform(values, signals: Signals):
@@ -68,6 +82,8 @@ def token_bias_loss(
     It *raises* the correlation of bias and advantage. It is linear in ``bias`` without ``l2`` and so unbounded below;
     with it the best bias is ``A / (2 l2)``.
 
+    The first of the experiments in `grpojax.variants`. Returns ``[]`` float32.
+
     Args:
       bias: ``[P, G, T]`` the critic's output.
       advantages: ``[P, G]`` or ``[P, G, T]``.
@@ -75,6 +91,11 @@ def token_bias_loss(
       bound: as in `add_token_bias`; None for none.
       l2: the penalty's weight.
       normalise: the sum over all tokens, or their mean.
+
+    Example:
+      >>> bias = jnp.array([[[0.2, -0.1, 0.4]]])
+      >>> round(float(token_bias_loss(bias, jnp.array([[1.5]]), bias != 0)), 4)
+      -0.75
     """
     if normalise not in ("sum", "mean"):
         raise ValueError(f"token_bias_loss(normalise={normalise!r}): must be 'sum' or 'mean'")
@@ -98,12 +119,20 @@ def compensate_rare_tokens(
 
     A group's advantages then no longer sum to 0, and the surplus sits on the least likely tokens.
 
+    The second of the experiments in `grpojax.variants`.
+
     Args:
       limit: largest factor; None for none.
       relative_to: p_max is the largest probability among the sample's drawn tokens (the default: "within that
         sample", as the method's author puts it), or that of the likeliest token of the vocabulary at the same
         position, from ``signals.max_logps``.
       positive_only: leave A <= 0 as it is.
+
+    Example:
+      >>> logps = jnp.log(jnp.array([[[0.9, 0.6, 0.3]]]))
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), behavior_logps=logps)
+      >>> [round(float(a), 4) for a in compensate_rare_tokens()(jnp.full((1, 1, 3), 1.5), signals)[0, 0]]
+      [1.5, 2.0, 2.5]
     """
     if relative_to not in ("sample", "vocabulary"):
         raise ValueError(
@@ -133,6 +162,13 @@ def sharpen_novelty(coef: float = 2.5, cap: float = 0.5) -> Transform:
       s_i = mean_t log p, η_i = exp(s_i - mean_j s_j);  A > 0:  A + min(max(coef (1 - η_i), 0), cap A)
 
     A sample at most gains ``cap`` of its advantage; A <= 0 stays.
+
+    Example:
+      >>> every = jnp.ones((1, 4), bool)
+      >>> logps = jnp.array([[[-0.4], [-0.8], [-0.5], [-0.3]]])
+      >>> signals = Signals(valid=every, mask=every[..., None], behavior_logps=logps)
+      >>> sharpen_novelty()(jnp.array([[1.0, 1.0, -1.0, -1.0]]), signals).tolist()
+      [[1.0, 1.5, -1.0, -1.0]]
     """
 
     def transform(values, signals: Signals):
@@ -159,6 +195,12 @@ def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "q
       rule: the threshold is the (1 - fraction) quantile, linear between neighbours as in numpy, or the
         ceil(fraction N)-th largest entropy. Codes differ, and the paper speaks of a quantile; ties with the threshold
         learn in both.
+
+    Example:
+      >>> entropy = jnp.array([[[0.1, 2.0, 0.5, 1.5, 0.05, 0.3, 0.9, 0.2, 0.01, 1.1]]])
+      >>> signals = Signals(valid=jnp.ones((1, 1), bool), mask=entropy > 0, entropy=entropy)
+      >>> entropy_mask(0.2)(jnp.ones((1, 1, 10)), signals)[0, 0].astype(bool).nonzero()[0].tolist()
+      [1, 3]
     """
     if not 0 < fraction <= 1 or rule not in ("quantile", "top"):
         raise ValueError(
@@ -186,7 +228,13 @@ def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "q
 def entropy_shaping(alpha: float = 0.4, kappa: float = 2.0) -> Transform:
     """``A_t + min(alpha H_t, |A_t| / kappa)`` on ``[P, G, T]`` (arXiv 2506.14758).
 
-    Both signs: a penalty shrinks, at most by 1/kappa of itself. A = 0 stays 0. kappa over 1.
+    Both signs: a penalty shrinks, at most by 1/kappa of itself. A = 0 stays 0. kappa over 1. H in nats.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 2, 3), bool), entropy=jnp.array([[[0.5, 2.0, 0.0]] * 2]))
+      >>> shaped = entropy_shaping(0.4, 2.0)(jnp.array([[[1.0] * 3, [-1.0] * 3]]), signals)
+      >>> [[round(float(a), 4) for a in row] for row in shaped[0]]
+      [[1.2, 1.5, 1.0], [-0.8, -0.5, -1.0]]
     """
     if alpha < 0 or kappa <= 1:
         raise ValueError(f"entropy_shaping({alpha}, {kappa}): alpha 0 or more, kappa over 1")
@@ -211,6 +259,11 @@ def entropy_penalty(coef: float = 0.1, *, everywhere: bool = False) -> Transform
       coef: nats to advantage.
       everywhere: also where A_i is 0, as the authors' code has it: every sample of a group without variance is then
         pushed down. Off by default, so that such groups teach nothing.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 3, 1), bool), entropy=jnp.array([[[0.3], [0.9], [0.5]]]))
+      >>> [round(float(a), 4) for a in entropy_penalty(0.1)(jnp.array([[2 / 3, -1 / 3, -1 / 3]]), signals)[0]]
+      [0.6367, -0.4233, -0.3833]
     """
 
     def transform(values, signals: Signals):
@@ -224,10 +277,17 @@ def entropy_penalty(coef: float = 0.1, *, everywhere: bool = False) -> Transform
 def entropy_filter(threshold: float = math.log(2), *, initial: float | None = None) -> Transform:
     """Samples with a mean entropy over ``threshold`` nats get 0, on ``[P, G]`` (GTPO, arXiv 2508.03772).
 
+    ``A_i 1[mean_t H_t <= threshold]``.
+
     Args:
       threshold: ln 2 in the paper, 0.7 in the authors' code.
       initial: mean entropy of the policy before training. The paper does not filter at all where it is over
         ``threshold``; None always filters, as the code does, and needs no look at the policy before training.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 3, 1), bool), entropy=jnp.array([[[0.3], [0.9], [0.5]]]))
+      >>> [round(float(a), 4) for a in entropy_filter()(jnp.array([[0.6367, -0.4233, -0.3833]]), signals)[0]]
+      [0.6367, 0.0, -0.3833]
     """
 
     def transform(values, signals: Signals):
@@ -258,13 +318,23 @@ def conflict_weights(gain: float = 2.0, *, count_norm: bool = False) -> Transfor
 
     The forward run is the longest run of conflicting positions from the first token on, the backward run the same
     counted from the last token. In each, a token of a positive sample weighs ``gain`` and one of a negative sample 0;
-    the weights multiply, ``gain²`` where runs overlap. The mask is that of whole completions, without holes. Signs are those of ``r - mean r``, before any shaping: samples
-    that a filter has set to 0 still take part. Without positives or without negatives all weights are 1.
+    the weights multiply, ``gain²`` where runs overlap. The mask is that of whole completions, without holes. Signs are
+    those of ``r - mean r``, before any shaping: samples that a filter has set to 0 still take part. Without positives
+    or without negatives all weights are 1.
+
+    ``A_t w_t v_t``, w and v the weights of the two runs.
 
     Args:
       gain: 2 in the paper.
       count_norm: divide a sample by the number of its conflicting tokens (at least 1), as the authors' code does and
         the paper does not; the count takes the backward run in reversed coordinates, as there.
+
+    Example:
+      >>> tokens = jnp.array([[[5, 7, 9, 2, 8], [5, 7, 3, 2, 8], [5, 4, 9, 8, 0]]])
+      >>> rewards, valid = jnp.array([[1.0, 0.0, 0.0]]), jnp.ones((1, 3), bool)
+      >>> signals = Signals(tokens=tokens, mask=tokens > 0, rewards=rewards, valid=valid)
+      >>> conflict_weights()(jnp.ones((1, 3, 5)), signals)[0].astype(int).tolist()
+      [[2, 2, 2, 4, 4], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0]]
     """
 
     def transform(values, signals: Signals):
@@ -293,6 +363,8 @@ def conflict_weights(gain: float = 2.0, *, count_norm: bool = False) -> Transfor
 
 def group_vocabulary(tokens, mask, size: int):
     """The distinct tokens of each group, the vocabulary that `nthr` is restricted to.
+
+    From NTHR (arXiv 2505.18830).
 
     Args:
       tokens: ``[P, G, T]`` int32.
@@ -351,12 +423,20 @@ def influence(probs, hidden, columns, mask, weights):
     Measured on 2 CPU cores for P=8, G=8, T=512, D=896, W=2048 in float32: `nthr_scores` takes 1.3 s, its own matrix
     products alone 1.4 s (that is the same, to noise), and at its peak 1.22 times the 368 MiB of inputs and outputs.
 
+    The double sum is that of NTHR (arXiv 2505.18830), the factors are this package's own.
+
     Args:
       probs: ``[P, G, T, W]`` probabilities under the policy that drew the tokens, not renormalised.
       hidden: ``[P, G, T, D]`` what the output head read.
       columns: ``[P, G, T]`` int32, the drawn token's entry of ``probs``, -1 for none.
       mask: ``[P, G, T]`` bool.
       weights: ``[P, G, T]`` float32.
+
+    Example:
+      >>> half, ones = jnp.full((1, 2, 1, 2), 0.5), jnp.ones((1, 2, 1))
+      >>> columns, weights = jnp.array([[[0], [1]]]), jnp.array([[[1.0], [0.0]]])
+      >>> influence(half, ones[..., None], columns, ones > 0, weights).tolist()
+      [[[0.5], [-0.5]]]
     """
     flat = lambda x: jnp.asarray(x).reshape(x.shape[0], -1, *x.shape[3:])  # noqa: E731
 
@@ -374,6 +454,8 @@ def influence(probs, hidden, columns, mask, weights):
 def nthr_scores(probs, hidden, columns, mask, sign, *, self_term: bool = True):
     """Negative token hidden rewards and the positive samples' own mean scores (arXiv 2505.18830, eq. 7).
 
+    Scores are ``s = influence(...)`` with weight 1 on the right samples' tokens, 0 on all others.
+
     Args:
       probs, hidden, columns, mask: as in `influence`.
       sign: ``[P, G]``, over 0 for right samples and under 0 for wrong ones.
@@ -383,6 +465,13 @@ def nthr_scores(probs, hidden, columns, mask, sign, *, self_term: bool = True):
     Returns:
       ``(scores [P, G, T], means [P, G])``: how far penalising a token works against the right samples (``s``; of the
       right samples' tokens too), and the mean of ``s`` over each sample's tokens.
+
+    Example:
+      >>> half, hidden = jnp.full((1, 3, 1, 2), 0.5), jnp.array([[[[1.0]], [[1.0]], [[2.0]]]])
+      >>> columns, sign = jnp.zeros((1, 3, 1), jnp.int32), jnp.array([[1.0, 1.0, -1.0]])
+      >>> scores, means = nthr_scores(half, hidden, columns, columns == 0, sign)
+      >>> scores[..., 0].tolist(), means.tolist()
+      ([[1.0, 1.0, 2.0]], [[1.0, 1.0, 2.0]])
     """
     right = jnp.broadcast_to((sign > 0)[..., None], mask.shape).astype(jnp.float32)
     scores = influence(probs, hidden, columns, mask, right)
@@ -407,6 +496,15 @@ def nthr(*, beta: float = 1.0, eta: float | None = None, self_term: bool = True)
       beta: 1 in most of the paper's runs, 0 in one.
       eta: the factor; None for the paper's ``2 |1/2 - p|``, p the share of right samples.
       self_term: as in `nthr_scores`.
+
+    Example:
+      >>> signals = Signals(
+      ...     probs=jnp.full((1, 3, 1, 2), 0.5), hidden=jnp.array([[[[1.0]], [[1.0]], [[2.0]]]]),
+      ...     columns=jnp.zeros((1, 3, 1), jnp.int32), mask=jnp.ones((1, 3, 1), bool),
+      ...     rewards=jnp.array([[1.0, 1.0, 0.0]]), valid=jnp.ones((1, 3), bool),
+      ... )
+      >>> [round(float(a), 4) for a in nthr()(jnp.array([[[0.7071], [0.7071], [-1.4142]]]), signals)[0, :, 0]]
+      [0.7071, 0.7071, -0.4714]
     """
 
     def transform(values, signals: Signals):

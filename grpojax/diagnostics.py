@@ -74,8 +74,8 @@ def gwhes(probs, hidden, columns, mask, rewards, *, success: float = 1.0):
 
       p⁻ Σ_k Σ_{wrong j, k'} <g, g><h, h> - p⁺ Σ_k Σ_{right i', k''} <g, g><h, h>
 
-    with ``p⁺ = (1 - p) / sqrt(p (1 - p))``, ``p⁻ = p / sqrt(p (1 - p))``. Larger predicts more displacement; the mean over
-    right samples ranks prompts (the paper does not say how it aggregates).
+    with ``p⁺ = (1 - p) / sqrt(p (1 - p))``, ``p⁻ = p / sqrt(p (1 - p))``. Larger predicts more displacement; the mean
+    over right samples ranks prompts (the paper does not say how it aggregates).
 
     Args:
       probs, hidden, columns, mask: as in `grpojax.credit.influence`.
@@ -84,6 +84,12 @@ def gwhes(probs, hidden, columns, mask, rewards, *, success: float = 1.0):
 
     Returns:
       ``[P, G]`` float32, 0 on wrong samples and in groups that are not mixed.
+
+    Example:
+      >>> half, hidden = jnp.full((1, 2, 1, 2), 0.5), jnp.array([[[[1.0]], [[2.0]]]])
+      >>> columns = jnp.zeros((1, 2, 1), jnp.int32)
+      >>> gwhes(half, hidden, columns, columns == 0, jnp.array([[1.0, 0.0]])).tolist()
+      [[0.5, 0.0]]
     """
     rewards = jnp.asarray(rewards, jnp.float32)
     valid = jnp.isfinite(rewards)
@@ -104,6 +110,8 @@ def group_statistics(metric, *, success: float = 1.0, fail: float = 0.0):
     ``all_fail`` (no sample over ``fail``), ``all_correct`` (every sample at least ``success``), ``zero_variance`` (all
     equal: nothing to learn from a centred advantage), ``invalid`` (share of *samples* whose metric is not finite). A
     group without a valid sample is in none of the first three, and not in what they are shares of.
+
+    The shares that dynamic sampling acts on (DAPO, arXiv 2503.14476; `grpojax.allocation.keep_prompts`).
 
     Example:
       >>> shares = group_statistics(jnp.array([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))
@@ -126,6 +134,14 @@ def advantage_sums(advantages, weights):
     """``Σ w A`` of each group, ``[P]``: which way it moves the likelihood of its samples as a whole, at ratio 1.
 
     0 for centred advantages that are aggregated over samples; with lengths in the weights it need not be.
+
+    Both arguments are ``[P, G, T]``, the weights of `grpojax.losses.loss_weights`; the loss at ratio 1 is the negative.
+
+    Example:
+      >>> mask = masked.from_lengths(jnp.array([[2, 4, 6, 8]]), 8)
+      >>> advantages = jnp.broadcast_to(jnp.array([1.7320508] + [-0.5773503] * 3)[:, None], mask.shape)
+      >>> round(float(advantage_sums(advantages, jnp.where(mask, 0.05, 0.0))[0]), 4)
+      -0.3464
     """
     mask = jnp.asarray(weights) > 0
     return masked.total(jnp.where(mask, advantages, 0.0) * weights, mask, (1, 2))
@@ -134,8 +150,15 @@ def advantage_sums(advantages, weights):
 def effective_tokens(advantages, weights):
     """How many tokens the update is spread over: ``(Σ |w A|)² / Σ (w A)²``, and the share of tokens with A != 0.
 
+    Kish's effective sample size, with ``|w A|`` for the weights; both arguments are ``[P, G, T]``.
+
     Returns:
       ``{"effective": [], "teaching": []}`` float32; 0 where all is 0.
+
+    Example:
+      >>> advantages = jnp.array([[[1.0, 1.0], [-1.0, 0.0]]])
+      >>> {name: round(float(x), 4) for name, x in effective_tokens(advantages, jnp.full((1, 2, 2), 0.25)).items()}
+      {'effective': 3.0, 'teaching': 0.75}
     """
     mask = jnp.asarray(weights) > 0
     force = jnp.where(mask, jnp.abs(jnp.where(mask, advantages, 0.0) * weights), 0.0).astype(jnp.float32)
@@ -153,6 +176,15 @@ def mismatch(train_logps, sampler_logps, mask):
     ``mean`` and ``max`` of |log π_train - log π_sampler|; ``k1`` and ``k3``, two estimates of KL(π_sampler || π_train);
     ``ratio_mean`` of π_train / π_sampler, 1 where the sampler's log-probs are those of a whole distribution;
     ``effective_sample_size``, ``(Σ w)² / (N Σ w²)``.
+
+    All arguments are ``[..., T]``. k1 and k3 are the estimators of `grpojax.losses.kl`, π_train / π_sampler is the
+    weight of `grpojax.losses.importance_correction`.
+
+    Example:
+      >>> train, sampler = jnp.log(jnp.array([0.5, 0.3, 0.2, 0.1])), jnp.log(jnp.array([0.4, 0.5, 0.05, 0.1]))
+      >>> apart = mismatch(train, sampler, jnp.ones(4, bool))
+      >>> round(float(apart["max"]), 4), round(float(apart["ratio_mean"]), 4)
+      (1.3863, 1.7125)
     """
     d = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
     apart = d - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32)
@@ -181,6 +213,10 @@ class CollapseLimits:
       entropy_drop: fall of the entropy in one window, as a share of what it was at the window's start.
       displacement: Δ per step under which right answers get less likely; judged by the window's mean.
       deviations: standard errors by which that mean must be under it, and the trend under 0; at least 3 known steps.
+
+    Example:
+      >>> CollapseLimits(window=5).entropy_drop
+      0.5
     """
 
     window: int = 20
@@ -205,6 +241,11 @@ class Alarm:
       entropy_falling: the line through the window falls by more than ``entropy_drop`` of its start.
       displacement: the window's mean Δ is under the limit and Δ is falling, both by more than noise.
       not_finite: the newest entropy is not a number, or the newest Δ is infinite.
+
+    Example:
+      >>> calm = Alarm(**dict.fromkeys(Alarm.__dataclass_fields__, jnp.array(False)))
+      >>> bool(calm.any), bool(dataclasses.replace(calm, not_finite=jnp.array(True)).any)
+      (False, True)
     """
 
     entropy_collapse: jax.Array
@@ -215,6 +256,7 @@ class Alarm:
 
     @property
     def any(self):
+        """Whether one of them is set, ``[]`` bool."""
         return (
             self.entropy_collapse
             | self.entropy_explosion
@@ -232,11 +274,18 @@ def collapse_alarm(entropy, displacement, limits: CollapseLimits = _DEFAULT_LIMI
 
     Trends are least-squares lines over the newest ``limits.window`` steps; with fewer than two steps nothing falls.
 
+    The rules are this package's own, as `Alarm` and `CollapseLimits` state them; Δ is that of arXiv 2505.18830.
+
     Args:
       entropy: ``[S]`` mean entropy of the last S steps, oldest first, nats a token.
       displacement: ``[S]`` Δ of the same steps (`likelihood_displacement`, mean over prompts). NaN where a step has no
         right sample; such steps are left out of its trend.
       limits: when it rings.
+
+    Example:
+      >>> alarm = collapse_alarm(jnp.array([1.0, 0.7, 0.4, 0.1]), jnp.array([0.1, 0.2, 0.1, 0.2]))
+      >>> bool(alarm.entropy_falling), bool(alarm.displacement), bool(alarm.entropy_collapse)
+      (True, False, False)
     """
     entropy = jnp.asarray(entropy, jnp.float32)[-limits.window :]
     delta = jnp.asarray(displacement, jnp.float32)[-limits.window :]

@@ -42,6 +42,9 @@ def loss_weights(mask, how: Aggregation, *, constant: float | None = None, count
 
     verl's "seq-mean-token-sum-norm", Σ m l / L without the mean over samples, is ``constant = L / (P G)``.
 
+    Sources: GRPO, arXiv 2402.03300; DAPO, 2503.14476; Dr. GRPO, 2503.20783; RLOO, 2402.14740; GSPO, 2507.18071; CISPO,
+    2506.13585.
+
     Args:
       mask: ``[P, G, T]`` bool, the tokens that count. Must be the *global* batch.
       how: a row of the table.
@@ -117,6 +120,8 @@ def log_ratio(
     At ratio 1 a trace still differs from a token: token j gets the gradient of all later ones,
     ``(1 - decay^(T-j)) / (1 - decay)`` times, so a decay of 0.99 makes early tokens up to 100 times as strong.
 
+    Returns ``[..., T]`` float32, nats. Sources of the rest: PPO, arXiv 1707.06347; GRPO, 2402.03300; GTPO, 2508.03772.
+
     Args:
       logps: ``[..., T]`` log-probs, differentiated.
       behavior_logps: ``[..., T]`` log-probs of the policy the ratio is taken against, or None: the policy itself, so
@@ -125,6 +130,13 @@ def log_ratio(
       level: a row of the table.
       decay: γλ of the traces, in [0, 1]; None for all else.
       segments: ``[..., T]`` int32 where samples share the last axis (`grpojax.masked.sequence_total`).
+
+    Example:
+      >>> logps, old, mask = jnp.array([0.1, -0.2, 0.05]) - 1.0, jnp.full(3, -1.0), jnp.ones(3, bool)
+      >>> [round(float(x), 4) for x in log_ratio(logps, old, mask, "sequence")]
+      [-0.0167, -0.0167, -0.0167]
+      >>> [round(float(x), 4) for x in log_ratio(logps, old, mask, "trace", decay=0.9)]
+      [0.1, -0.11, -0.049]
     """
     if level not in get_args(Ratio):
         raise ValueError(f"log_ratio(level={level!r}): must be one of {', '.join(get_args(Ratio))}")
@@ -195,11 +207,17 @@ class clipped:
     """PPO's surrogate: ``-min(ρ A, clip(ρ, 1 - low, 1 + high) A)`` (arXiv 1707.06347; asymmetric: DAPO, 2503.14476).
 
     The gradient is 0 where the ratio has passed the bound that its advantage pushes towards, and only there.
+    On ``[...]``, ρ of `log_ratio`.
 
     Attributes:
       low, high: how far the ratio may fall under and rise over 1.
       dual: with A < 0 the loss also stops at ``-dual A``, ratios over ``dual`` (dual clip, arXiv 1912.09729: 3;
         INTELLECT-2's two-sided clip: 4). None for no such bound.
+
+    Example:
+      >>> log_ratios = jnp.array([0.3, -0.3, 0.1, -0.05])
+      >>> [round(float(x), 4) for x in clipped()(log_ratios, jnp.ones(4))]
+      [-1.2, -0.7408, -1.1052, -0.9512]
     """
 
     low: float = 0.2
@@ -232,7 +250,15 @@ class clipped:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class unclipped:
-    """``-ρ A``; at ``ratio="own"`` plain policy gradient with a value of ``-A``."""
+    """``-ρ A``; at ``ratio="own"`` plain policy gradient with a value of ``-A``.
+
+    On ``[...]``. The surrogate of GTPO (arXiv 2508.03772).
+
+    Example:
+      >>> log_ratios = jnp.array([0.3, -0.3, 0.1, -0.05])
+      >>> [round(float(x), 4) for x in unclipped()(log_ratios, jnp.ones(4))]
+      [-1.3499, -0.7408, -1.1052, -0.9512]
+    """
 
     def __call__(self, log_ratios, advantages):
         log_ratios, advantages = _f32(log_ratios, advantages)
@@ -241,7 +267,15 @@ class unclipped:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class reinforce:
-    """``-A log π``: the policy gradient, no ratio and no clip (RLOO, arXiv 2402.14740; GPG, 2504.02546)."""
+    """``-A log π``: the policy gradient, no ratio and no clip (RLOO, arXiv 2402.14740; GPG, 2504.02546).
+
+    On ``[...]``, ``logps`` differentiated, nats.
+
+    Example:
+      >>> log_ratios, logps = jnp.zeros(4), jnp.array([-0.7, -2.3, -0.4, -1.55])
+      >>> [round(float(x), 4) for x in reinforce()(log_ratios, jnp.ones(4), logps=logps)]
+      [0.7, 2.3, 0.4, 1.55]
+    """
 
     needs = ("logps",)
 
@@ -255,7 +289,12 @@ class cispo:
     """``-sg[clip(ρ, weight_min, weight_max)] A log π`` (MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
 
     The bounds are on the weight itself, not on its distance from 1 (the paper and verl print ``1 + ε``, TRL an
-    absolute cap; the paper's ε is not disclosed). 5 is TRL's.
+    absolute cap; the paper's ε is not disclosed). 5 is TRL's. On ``[...]``.
+
+    Example:
+      >>> log_ratios, logps = jnp.array([0.3, -0.3, 0.1, -0.05]), jnp.array([-0.7, -2.3, -0.4, -1.55])
+      >>> [round(float(x), 4) for x in cispo(1.28)(log_ratios, jnp.ones(4), logps=logps)]
+      [0.896, 1.7039, 0.4421, 1.4744]
     """
 
     weight_max: float = 5.0
@@ -281,7 +320,11 @@ class soft_adaptive:
     """``-f(ρ) A``, ``f(ρ) = 4/τ σ(τ (ρ - 1))`` (SAPO, arXiv 2511.20347): a clip without an edge.
 
     τ is ``tau_positive`` where A > 0 and ``tau_negative`` elsewhere. The gradient's weight is 1 at ratio 1; the
-    *value* there is 2/τ, so it does not compare with PPO's.
+    *value* there is 2/τ, so it does not compare with PPO's. On ``[...]``.
+
+    Example:
+      >>> [round(float(x), 4) for x in soft_adaptive()(jnp.log(jnp.array([0.5, 1.0, 2.0])), jnp.ones(3))]
+      [-1.5102, -2.0, -2.9242]
     """
 
     tau_positive: float = 1.0
@@ -299,10 +342,17 @@ class soft_adaptive:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class geometric:
-    """``-A exp(mean_t δ_t)``, each log-ratio first clipped on the side its advantage pushes to (GMPO, arXiv 2507.20673).
+    """``-A exp(mean_t δ_t)``, each log-ratio first clipped on the side its advantage pushes to
+    (GMPO, arXiv 2507.20673).
 
     A > 0: ``min(δ, high)``; A < 0: ``max(δ, -low)``, in nats. A clipped token has no gradient; the others keep theirs.
-    Takes token-level log-ratios; goes with ``aggregate="sequence_mean"``.
+    Takes token-level log-ratios; goes with ``aggregate="sequence_mean"``. On ``[..., T]``.
+
+    Example:
+      >>> log_ratios = jnp.array([0.9, -0.1, 0.2, -0.7])
+      >>> average = lambda x: masked.sequence_mean(x, jnp.ones(4, bool))
+      >>> [round(float(x), 4) for x in geometric()(log_ratios, jnp.ones(4), sequence_mean=average)]
+      [-0.9512, -0.9512, -0.9512, -0.9512]
     """
 
     low: float = 0.4
@@ -333,7 +383,7 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None, mask=None):
     unbiased = ρ k3 with the differentiated ratio ρ to the behaviour policy (DeepSeek-V3.2, arXiv 2512.02556).
 
     As a *loss* k2 and unbiased have the gradient of KL(π || π_ref), k3 that of KL(π_ref || π), k1 none. In the
-    *reward* only k1 has the right one. `Objective` refuses the others.
+    *reward* only k1 has the right one. `Objective` refuses the others. Float32 ``[...]``, nats.
 
     Args:
       logps: ``[...]`` differentiated.
@@ -367,9 +417,15 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None, mask=None):
 
 
 def full_kl(logits, ref_logits):
-    """``KL(π || π_ref) = Σ_v π(v) log(π(v) / π_ref(v))`` over the vocabulary, exact at each position: ``[..., V]`` to ``[...]``.
+    """``KL(π || π_ref) = Σ_v π(v) log(π(v) / π_ref(v))`` over the vocabulary, exact at each position:
+    ``[..., V]`` to ``[...]``.
 
     Needs all logits of both models; the estimators of `kl` need the drawn token's log-probs alone.
+    In nats; the definition that `kl` estimates.
+
+    Example:
+      >>> round(float(full_kl(jnp.array([0.2, -0.1, 0.4]), jnp.array([0.0, 0.5, -0.3]))), 6)
+      0.140847
     """
     logits, ref_logits = _f32(logits, jax.lax.stop_gradient(ref_logits))
     logps = jax.nn.log_softmax(logits)
@@ -393,6 +449,8 @@ def importance_correction(
     """Weights for what the sampler's numerics did to the samples: ``w = π_train / π_sampler``, constant, ``[..., T]``.
 
     Apart from the ratio of the objective, which is between two policies of the trainer.
+
+    Sources: TIS and MIS as in TRL, whose defaults these are; IcePop is MIS with other bounds.
 
     Args:
       train_logps: ``[..., T]`` the behaviour policy as the trainer computes it.
@@ -434,6 +492,13 @@ def off_policy_mask(logps, sampler_logps, advantages, mask, limit: float, *, seg
 
     DeepSeek-V3.2 (arXiv 2512.02556): wrong samples that the policy has already left teach nothing more. ``limit`` in
     nats a token; the paper gives none, TRL suggests 0.5.
+    ``logps``, ``sampler_logps``, ``advantages`` and ``mask`` are ``[..., T]``, ``segments`` as in `log_ratio`.
+
+    Example:
+      >>> logps, sampler = jnp.array([[-1.2, -1.4]] * 2), jnp.full((2, 2), -0.5)
+      >>> advantages = jnp.array([[-1.0, -1.0], [1.0, 1.0]])
+      >>> off_policy_mask(logps, sampler, advantages, logps < 0, 0.5).tolist()
+      [[0.0, 0.0], [1.0, 1.0]]
     """
     logps = jax.lax.stop_gradient(jnp.where(mask, logps, 0.0).astype(jnp.float32))
     fallen = masked.sequence_mean(
@@ -443,7 +508,14 @@ def off_policy_mask(logps, sampler_logps, advantages, mask, limit: float, *, seg
 
 
 def covariance(logps, advantages, mask):
-    """``(A - mean A) (log π - mean log π)`` over the batch's tokens ``[...]``, constant, 0 on padding (arXiv 2505.22617)."""
+    """``(A - mean A) (log π - mean log π)`` over the batch's tokens ``[...]``, constant, 0 on padding
+    (arXiv 2505.22617).
+
+    Example:
+      >>> logps, advantages = jnp.array([-0.1, -2.0, -0.5, -3.0]), jnp.array([1.0, 1.0, -1.0, -1.0])
+      >>> [round(float(x), 4) for x in covariance(logps, advantages, logps < 0)]
+      [1.3, -0.6, -0.9, 1.6]
+    """
     logps = jax.lax.stop_gradient(jnp.asarray(logps, jnp.float32))
     advantages = jnp.asarray(advantages, jnp.float32)
     product = (advantages - masked.mean(advantages, mask)) * (logps - masked.mean(logps, mask))
@@ -463,6 +535,11 @@ def clip_cov(key, cov, mask, *, fraction: float = 2e-4, low: float = 1.0, high: 
       fraction: share of the tokens dropped.
       low, high: the range.
       skip: ``[...]`` bool, tokens never drawn: those that are clipped already.
+
+    Example:
+      >>> cov = jnp.array([1.3, -0.6, -0.9, 1.6])
+      >>> clip_cov(jax.random.key(0), cov, jnp.ones(4, bool), fraction=0.5).tolist()
+      [False, True, True, False]
     """
     candidates = mask & (cov > low) & (cov < high) & ~jnp.asarray(skip)
     draws = jnp.where(candidates, jax.random.uniform(key, cov.shape), jnp.inf)
@@ -472,7 +549,11 @@ def clip_cov(key, cov, mask, *, fraction: float = 2e-4, low: float = 1.0, high: 
 def kl_cov(cov, mask, *, fraction: float = 2e-4):
     """KL-Cov's mask (arXiv 2505.22617): True on the ``max(fraction N, 1)`` tokens of largest `covariance`.
 
-    They get `kl_cov_loss`. Needs the whole batch.
+    They get `kl_cov_loss`. Needs the whole batch. ``cov`` and ``mask`` are ``[...]``.
+
+    Example:
+      >>> kl_cov(jnp.array([1.3, -0.6, -0.9, 1.6]), jnp.ones(4, bool), fraction=0.25).tolist()
+      [False, False, False, True]
     """
     negative = jnp.where(mask, -cov, jnp.inf)
     return mask & (negative <= _smallest(negative, _count(mask, fraction)))
@@ -482,6 +563,11 @@ def kl_cov_loss(log_ratios, advantages, selected, *, coef: float = 1.0):
     """``-ρ A``, and ``coef |log ρ|`` more on the ``selected`` tokens (KL-Cov, arXiv 2505.22617); ``[...]``.
 
     coef is 1 in the official run, 0.1 in verl's.
+
+    Example:
+      >>> log_ratios, selected = jnp.log(jnp.array([0.5, 0.5])), jnp.array([True, False])
+      >>> [round(float(x), 4) for x in kl_cov_loss(log_ratios, jnp.ones(2), selected)]
+      [0.1931, -0.5]
     """
     log_ratios, advantages = _f32(log_ratios, advantages)
     penalty = jnp.where(selected, jnp.abs(log_ratios), 0.0)
@@ -509,6 +595,7 @@ def displacement_weights(
     """Weights ``[P, G, T]`` of LLDS's token terms (arXiv 2512.04220), from the *global* batch.
 
     Samples with A >= 0 count, 0 included.
+    ``w = 1[A >= 0] / N``, N the number of such tokens, and ``answer_weight`` times that on tokens of the answer.
 
     Args:
       advantages: ``[P, G, T]``, one sign a sample.
@@ -518,6 +605,11 @@ def displacement_weights(
       answer_weight: LLDS-MA's β, in [0, 1]: how much answer tokens count. The paper moves it with the number of valid
         searches, ``min(searches / 2, 1)``; its code caps their absolute weight, ``min(w, coef) / coef`` here.
       normalise: divide by the number of tokens of the samples that count (paper) or of all (the authors' code).
+
+    Example:
+      >>> advantages = jnp.array([[[1.0, 1.0], [-1.0, -1.0], [0.0, 0.0]]])
+      >>> displacement_weights(advantages, jnp.ones((1, 3, 2), bool)).tolist()
+      [[[0.25, 0.25], [0.0, 0.0], [0.25, 0.25]]]
     """
     if normalise not in ("preferred", "all"):
         raise ValueError(f"displacement_weights(normalise={normalise!r}): must be 'preferred' or 'all'")
@@ -546,6 +638,11 @@ def displacement(log_ratios, mask, gate: Gate = "action", *, actions=None, segme
       actions: ``[..., T]`` int32 in ``[0, T]``, different for the actions that share the last axis, that is for the
         stretches of a response between tool outputs. None where a response is one action.
       segments: where samples share the last axis (`grpojax.masked.sequence_total`).
+
+    Example:
+      >>> log_ratios, actions = jnp.array([-0.2, 0.5, -0.5, 0.0]), jnp.array([1, 1, 2, 2])
+      >>> displacement(log_ratios, jnp.ones(4, bool), actions=actions).tolist()
+      [0.0, 0.0, 0.5, 0.0]
     """
     if gate not in get_args(Gate):
         raise ValueError(f"displacement(gate={gate!r}): must be one of {', '.join(get_args(Gate))}")
@@ -560,12 +657,19 @@ def displacement(log_ratios, mask, gate: Gate = "action", *, actions=None, segme
 def value_loss(values, returns, weights, *, old_values=None, clip: float | None = None):
     """PPO's critic loss: ``½ Σ w max((V - R)², (clip(V, V_old ± clip) - R)²)`` (arXiv 1707.06347).
 
+    Returns ``[]`` float32, in squared units of the reward.
+
     Args:
       values: ``[...]`` differentiated.
       returns: ``[...]`` constant (`grpojax.advantages.gae` plus the old values).
       weights: ``[...]`` of `loss_weights`.
       old_values: ``[...]``, with ``clip`` only.
       clip: how far values may move in one rollout; None for the plain square.
+
+    Example:
+      >>> v, r, old = jnp.array([0.9]), jnp.array([0.4]), jnp.array([0.5])
+      >>> round(float(value_loss(v, r, jnp.ones(1), old_values=old, clip=0.2)), 4)
+      0.125
     """
     if (clip is None) != (old_values is None):
         raise ValueError(f"value_loss(clip={clip}): clip and old_values go together")
@@ -600,6 +704,8 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, *, beta: float = 0.1):
 class Objective:
     """What an update minimises, as data.
 
+    `policy_loss` has the formula, `grpojax.variants` the objectives as published.
+
     Attributes:
       surrogate: ``(log_ratios, advantages) -> token losses``.
       ratio: level of the importance ratio (`log_ratio`).
@@ -618,6 +724,11 @@ class Objective:
       off_policy_limit: nats a token over which wrong samples are dropped (`off_policy_mask`); None for never.
       llds_coef: weight of LLDS's term (`displacement`); 0 for none.
       llds_gate: its gate.
+
+    Example:
+      >>> objective = Objective(surrogate=clipped(high=0.28), aggregate="token_mean", kl_coef=0.04)
+      >>> objective.needs_reference, objective.needs_entropy
+      (True, False)
     """
 
     surrogate: Callable[..., Any] = clipped()
@@ -693,18 +804,22 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
+        """Whether ``batch.ref_logps`` is read."""
         return self.kl_coef > 0
 
     @property
     def needs_entropy(self) -> bool:
+        """Whether `policy_loss` takes ``entropy``."""
         return self.entropy_coef != 0
 
     @property
     def needs_sampler_logps(self) -> bool:
+        """Whether ``batch.sampler_logps`` is read."""
         return self.importance != "none" or self.off_policy_limit is not None
 
     @property
     def needs_displacement_weights(self) -> bool:
+        """Whether ``batch.displacement_weights`` is read."""
         return self.llds_coef > 0
 
 
@@ -723,6 +838,8 @@ def policy_loss(logps, batch, objective: Objective, *, entropy=None):
     With one update a rollout and centred advantages the *value* of the policy term is about 0 (the ratio is 1);
     its gradient is ``-Σ w A ∇ log π`` and is not.
 
+    The functions that give the terms name their sources; `grpojax.variants` has the published objectives.
+
     Args:
       logps: ``[..., T]`` differentiated log-probs of the completion tokens.
       batch: anything with ``weights``, ``advantages`` and optionally ``behavior_logps``, ``ref_logps``,
@@ -735,6 +852,14 @@ def policy_loss(logps, batch, objective: Objective, *, entropy=None):
 
     Returns:
       ``(loss [] float32, metrics)``. Metrics with a name that ends in ``_sum`` are sums over tokens.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> old = jnp.array([-1.0, -2.0, -0.5, -1.5])
+      >>> batch = SimpleNamespace(weights=jnp.full(4, 0.25), advantages=jnp.ones(4), behavior_logps=old)
+      >>> loss, metrics = policy_loss(old + jnp.array([0.3, -0.3, 0.1, -0.05]), batch, Objective())
+      >>> round(float(loss), 6), float(metrics["clip_high_sum"])
+      (-0.999305, 1.0)
     """
     weights = jnp.asarray(batch.weights, jnp.float32)
     mask = weights > 0

@@ -4,24 +4,53 @@ import jax.numpy as jnp
 
 
 def from_lengths(lengths, size: int):
-    """``[...]`` lengths to a ``[..., size]`` bool mask of the first ``lengths`` positions."""
+    """``[...]`` lengths to a ``[..., size]`` bool mask of the first ``lengths`` positions.
+
+    ``mask_t = t < length``; int32 lengths in tokens.
+
+    Example:
+      >>> from_lengths(jnp.array([2, 0]), 3).tolist()
+      [[True, True, False], [False, False, False]]
+    """
     lengths = jnp.asarray(lengths)
     return jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (*lengths.shape, size)) < lengths[..., None]
 
 
 def total(x, mask, axis=None, keepdims=False):
-    """Sum of ``x`` where ``mask``; what stands elsewhere, NaN included, has no part in value or gradient."""
+    """Sum of ``x`` where ``mask``; what stands elsewhere, NaN included, has no part in value or gradient.
+
+    ``Σ m x``, float32: ``x`` and ``mask`` of one shape ``[...]``, reduced over ``axis`` as in numpy.
+
+    Example:
+      >>> float(total(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([True, False, True])))
+      4.0
+    """
     return jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0).sum(axis, keepdims=keepdims)
 
 
 def mean(x, mask, axis=None, keepdims=False):
-    """Mean where ``mask``; 0 where nothing is."""
+    """Mean where ``mask``; 0 where nothing is.
+
+    ``Σ m x / Σ m``, shapes as in `total`.
+
+    Example:
+      >>> float(mean(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([True, False, True])))
+      2.0
+    """
     n = jnp.asarray(mask, jnp.float32).sum(axis, keepdims=keepdims)
     return total(x, mask, axis, keepdims) / jnp.maximum(n, 1.0)
 
 
 def variance(x, mask, axis=None, keepdims=False, *, ddof: int = 0):
-    """Variance where ``mask``, from centred values (``E[x²] - E[x]²`` cancels); 0 with ``ddof`` entries or fewer."""
+    """Variance where ``mask``, from centred values (``E[x²] - E[x]²`` cancels); 0 with ``ddof`` entries or fewer.
+
+    ``Σ m (x - mean)² / (Σ m - ddof)``, shapes as in `total`.
+
+    Example:
+      >>> x, mask = jnp.array([1.0, jnp.nan, 3.0]), jnp.array([True, False, True])
+      >>> float(variance(x, mask)), float(variance(x, mask, ddof=1))
+      (1.0, 2.0)
+    """
     n = jnp.asarray(mask, jnp.float32).sum(axis, keepdims=keepdims)
     centred = jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0) - mean(x, mask, axis, keepdims=True)
     squares = total(jnp.square(centred), mask, axis, keepdims)
@@ -32,6 +61,13 @@ def all_equal(x, mask, axis=None, keepdims=False):
     """Whether the entries where ``mask`` are all the same number; true of one entry and of none.
 
     Compares the largest with the smallest: a variance of equal floats such as 0.1 need not be 0.
+
+    ``max x <= min x`` where ``mask``, bool; shapes as in `total`.
+
+    Example:
+      >>> x = jnp.array([[0.1, 0.1, 0.5], [0.1, 0.2, 0.5]])
+      >>> all_equal(x, jnp.array([[True, True, False]] * 2), 1).tolist()
+      [True, False]
     """
     x = jnp.asarray(x, jnp.float32)
     high = jnp.where(mask, x, -jnp.inf).max(axis, keepdims=keepdims)
@@ -42,11 +78,18 @@ def all_equal(x, mask, axis=None, keepdims=False):
 def sequence_total(x, mask, segments=None):
     """Sum of ``x`` over the tokens of a sequence, given to every token of it: ``[..., T]`` to ``[..., T]``.
 
+    ``y_t = Σ_s m_s x_s`` over the s of t's sequence, float32.
+
     Args:
       x: ``[..., T]``.
       mask: ``[..., T]`` bool, the tokens that count.
       segments: None where the last axis is one sequence, else ``[..., T]`` int32 in ``[0, T]``, a number for each of
         the sequences that share it (`grpojax.types.Rows`).
+
+    Example:
+      >>> x, segments = jnp.array([1.0, 2.0, 4.0]), jnp.array([1, 1, 2])
+      >>> sequence_total(x, x > 0, segments).tolist()
+      [3.0, 3.0, 4.0]
     """
     x = jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0)
     if segments is None:
@@ -59,11 +102,26 @@ def sequence_total(x, mask, segments=None):
 
 
 def sequence_mean(x, mask, segments=None):
-    """Mean of ``x`` over the tokens of a sequence, given to every token of it; 0 where none counts."""
+    """Mean of ``x`` over the tokens of a sequence, given to every token of it; 0 where none counts.
+
+    ``Σ m x / Σ m`` of t's sequence, ``[..., T]`` to ``[..., T]``; arguments as in `sequence_total`.
+
+    Example:
+      >>> x, segments = jnp.array([1.0, 2.0, 4.0]), jnp.array([1, 1, 2])
+      >>> sequence_mean(x, x > 0, segments).tolist()
+      [1.5, 1.5, 4.0]
+    """
     n = sequence_total(jnp.ones(jnp.shape(mask), jnp.float32), mask, segments)
     return sequence_total(x, mask, segments) / jnp.maximum(n, 1.0)
 
 
 def all_fail(rewards, valid, fail_reward: float = 0.0):
-    """``[P]`` bool: the group has valid samples, and the reward of none is over ``fail_reward``; of ``[P, G]``."""
+    """``[P]`` bool: the group has valid samples, and the reward of none is over ``fail_reward``; of ``[P, G]``.
+
+    The groups that NGRPO (arXiv 2509.18851) and the fourth and fifth experiments in `grpojax.variants` are about.
+
+    Example:
+      >>> all_fail(jnp.array([[0.0, 0.0], [0.0, 1.0]]), jnp.ones((2, 2), bool)).tolist()
+      [True, False]
+    """
     return valid.any(1) & ~(valid & (rewards > fail_reward)).any(1)

@@ -173,6 +173,20 @@ def test_doctests(module):
         assert result.attempted
 
 
+@pytest.mark.parametrize("module", ["advantages", "credit", "losses", "masked", "allocation", "diagnostics"])
+def test_every_public_name_has_an_example(module):
+    """Those defined there; `test_doctests` runs the examples."""
+    functions = importlib.import_module(f"grpojax.{module}")
+    own = {
+        name: thing
+        for name, thing in vars(functions).items()
+        if not name.startswith("_") and getattr(thing, "__module__", "") == functions.__name__
+    }
+    assert len(own) > 5
+    without = [name for name, thing in own.items() if ">>>" not in (thing.__doc__ or "")]
+    assert not without, f"no example: {without}"
+
+
 def test_every_module_is_a_file_of_the_package():
     """A folder without __init__.py would be left out of the wheel."""
     packages = {m.name for m in pkgutil.iter_modules([str(ROOT)])}
