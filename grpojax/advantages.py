@@ -207,7 +207,7 @@ def center(
         equals the plain form times ``n / (n - 1)``.
       singleton: what a group of one valid sample gives: 0, or its reward, as in verl.
 
-    A group whose valid rewards are all equal gives exactly 0, and so does a group of one. A reward that differs from
+    A group whose valid rewards are all equal gives exactly 0, and so does a group of one (``singleton="zero"``). A reward that differs from
     the mean by rounding only gives 0 as well: its sign would depend on the order of the samples.
 
     Example:

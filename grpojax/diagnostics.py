@@ -107,7 +107,7 @@ def gwhes(probs, hidden, columns, mask, rewards, *, success: float = 1.0):
 def group_statistics(metric, *, success: float = 1.0, fail: float = 0.0):
     """Shares of groups, ``{name: [] float32}``, of a metric ``[P, G]`` such as accuracy.
 
-    ``all_fail`` (no sample over ``fail``), ``all_correct`` (every sample at least ``success``), ``zero_variance`` (all
+    ``all_fail`` (no sample over ``fail``), ``all_correct`` (every valid sample at least ``success``), ``zero_variance`` (all
     equal: nothing to learn from a centred advantage), ``invalid`` (share of *samples* whose metric is not finite). A
     group without a valid sample is in none of the first three, and not in what they are shares of.
 
@@ -240,7 +240,7 @@ class Alarm:
       entropy_explosion: it is over ``entropy_high``.
       entropy_falling: the line through the window falls by more than ``entropy_drop`` of its start.
       displacement: the window's mean Δ is under the limit and Δ is falling, both by more than noise.
-      not_finite: the newest entropy is not a number, or the newest Δ is infinite.
+      not_finite: the newest entropy is not a finite number, or the newest Δ is infinite.
 
     Example:
       >>> calm = Alarm(**dict.fromkeys(Alarm.__dataclass_fields__, jnp.array(False)))

@@ -523,7 +523,7 @@ def covariance(logps, advantages, mask):
 
 
 def clip_cov(key, cov, mask, *, fraction: float = 2e-4, low: float = 1.0, high: float = 5.0, skip=False):
-    """Clip-Cov's mask (arXiv 2505.22617): False on ``max(fraction N, 1)`` tokens drawn from ``low < cov < high``.
+    """Clip-Cov's mask (arXiv 2505.22617): False on ``max(floor(fraction N), 1)`` tokens drawn from ``low < cov < high``.
 
     N counts ``mask``. Set the *advantages* of these tokens to 0: what the loss divides by, its KL and its entropy stay.
     Needs the whole batch.
@@ -547,7 +547,7 @@ def clip_cov(key, cov, mask, *, fraction: float = 2e-4, low: float = 1.0, high: 
 
 
 def kl_cov(cov, mask, *, fraction: float = 2e-4):
-    """KL-Cov's mask (arXiv 2505.22617): True on the ``max(fraction N, 1)`` tokens of largest `covariance`.
+    """KL-Cov's mask (arXiv 2505.22617): True on the ``max(floor(fraction N), 1)`` tokens of largest `covariance`, and on ties with the last.
 
     They get `kl_cov_loss`. Needs the whole batch. ``cov`` and ``mask`` are ``[...]``.
 
@@ -833,7 +833,8 @@ def _need(batch, field: str, why: str):
 def policy_loss(logps, batch, objective: Objective, *, entropy=None):
     """The loss of one (micro-)batch and its metrics, all of them sums that add up over micro-batches.
 
-    ``sum(w * (correction * surrogate + kl_coef * kl - entropy_coef * entropy)) + llds_coef * sum(w' * displacement)``
+    ``sum(w * (kept * correction * surrogate + kl_coef * kl - entropy_coef * entropy)) + llds_coef * sum(w' * displacement)``
+    with ``kept`` of `off_policy_mask`.
 
     With one update a rollout and centred advantages the *value* of the policy term is about 0 (the ratio is 1);
     its gradient is ``-Σ w A ∇ log π`` and is not.
