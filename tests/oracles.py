@@ -346,7 +346,216 @@ def influence(probs, hidden, columns, mask, weights):
     return out
 
 
+# --- what the transforms take and give at the edges: other judges, groups of one, live groups, KL in the reward
+
+
+def subtract_greedy(rewards, greedy):
+    out = np.zeros(np.shape(rewards))
+    for p, g in np.argwhere(np.isfinite(rewards)):
+        if np.isfinite(greedy[p]):
+            out[p, g] = float(rewards[p][g]) - float(greedy[p])
+    return out
+
+
+def all_fail(rewards, outcome, fail_reward, p):
+    judged = [outcome[p][g] for g in valid_of(rewards, p) if np.isfinite(outcome[p][g])]
+    return bool(judged) and max(judged) <= fail_reward
+
+
+def penalize_all_fail(values, rewards, outcome, c, fail_reward):
+    out = np.array(values, float)
+    for p, g in np.argwhere(np.isfinite(rewards)):
+        if all_fail(rewards, outcome, fail_reward, p):
+            out[p, g] = -c
+    return out
+
+
+def likelihood_of_all_fail(rewards, outcome, likelihood, fail_reward):
+    """The rewards that a chain goes on with."""
+    out = np.array(rewards, float)
+    for p, g in np.argwhere(np.isfinite(rewards)):
+        if all_fail(rewards, outcome, fail_reward, p) and np.isfinite(likelihood[p][g]):
+            out[p, g] = likelihood[p][g]
+    return out
+
+
+def keep_singletons(values, rewards, by):
+    """A sample that is alone in its group (batch) has its reward."""
+    out, everyone = np.array(values, float), np.argwhere(np.isfinite(rewards))
+    for p, g in everyone:
+        if len(valid_of(rewards, p) if by == "group" else everyone) == 1:
+            out[p, g] = rewards[p][g]
+    return out
+
+
+def scale_by_live(values, rewards, of, ddof, eps):
+    base = rewards if of == "rewards" else values
+    numbers = [
+        float(base[p][g]) for p in range(len(rewards)) if live(rewards, p) for g in valid_of(rewards, p)
+    ]
+    out = np.zeros(np.shape(rewards))
+    if len(set(numbers)) > 1 and len(numbers) > ddof:
+        for p, g in np.argwhere(np.isfinite(rewards)):
+            out[p, g] = float(values[p][g]) / (std(numbers, ddof) + eps)
+    return out
+
+
+def subtract_kl(rewards, k1, mask, coef):
+    out = np.array(rewards, float)
+    for p, g in np.argwhere(np.isfinite(rewards)):
+        for t in tokens_of(mask, p, g):
+            out[p, g] -= coef * float(k1[p][g][t])
+    return out
+
+
+def token_rewards(rewards, mask, k1, coef):
+    out = np.zeros(np.shape(mask))
+    for p, g in np.argwhere(np.isfinite(rewards)):
+        for t in tokens_of(mask, p, g):
+            out[p, g, t] = -coef * float(k1[p][g][t])
+            if t == tokens_of(mask, p, g)[-1]:
+                out[p, g, t] += rewards[p][g]
+    return out
+
+
+def bounded(bias, bound):
+    return bias if bound is None else bound * math.tanh(bias / bound)
+
+
+def add_token_bias(values, bias, mask, bound, center):
+    """``values`` ``[P, G]``."""
+    out = np.zeros(np.shape(mask))
+    for p, g in np.ndindex(out.shape[:2]):
+        places = tokens_of(mask, p, g)
+        added = {t: bounded(float(bias[p][g][t]), bound) for t in places}
+        mean = sum(added.values()) / len(added) if center and added else 0.0
+        for t in places:
+            out[p, g, t] = values[p][g] + added[t] - mean
+    return out
+
+
+def token_bias_loss(bias, advantages, mask, bound, l2, normalise):
+    """``(loss, gradient)``, the gradient by differences; ``advantages`` ``[P, G, T]``."""
+    places = [tuple(i) for i in np.argwhere(mask)]
+    share = 1.0 if normalise == "sum" else 1.0 / max(len(places), 1)
+
+    def token(b, i):
+        b = bounded(b, bound)
+        return share * (l2 * b * b - float(advantages[i]) * b)
+
+    gradient, loss, h = np.zeros(np.shape(mask)), 0.0, 1e-5
+    for i in places:
+        b = float(bias[i])
+        loss += token(b, i)
+        gradient[i] = (token(b + h, i) - token(b - h, i)) / (2 * h)
+    return loss, gradient
+
+
+def conflict_counts(tokens, mask, sign):
+    """``[P, G]``: how long the longer of a sample's two runs is, at least 1."""
+    out = np.ones(np.shape(mask)[:2])
+    for p, g in np.ndindex(out.shape):
+        out[p, g] = max(1, *(run_of_conflicts(tokens, mask, sign, p, g, way) for way in (1, -1)))
+    return out
+
+
+def run_of_conflicts(tokens, mask, sign, p, g, way):
+    said = [[int(tokens[p][j][t]) for t in tokens_of(mask, p, j)][::way] for j in range(len(mask[p]))]
+    run = 0
+    for t, token in enumerate(said[g]):
+        signs = {float(sign[p][j]) for j, row in enumerate(said) if len(row) > t and row[t] == token}
+        if not sign[p][g] or not {1.0, -1.0} <= signs:
+            break
+        run += 1
+    return run
+
+
+def nthr(values, rewards, probs, hidden, columns, mask, sign, beta, eta, self_term):
+    """``(advantages, distance of each score from its threshold, scores, means)``; ``values`` ``[P, G, T]``."""
+    right = np.where(mask, (sign > 0)[..., None], 0.0)
+    scores = influence(probs, hidden, columns, mask, right)
+    means = sample_means(scores, mask)
+    if not self_term:
+        for g in range(mask.shape[1]):
+            others = right.copy()
+            others[:, g] = 0
+            means[:, g] = sample_means(influence(probs, hidden, columns, mask, others), mask)[:, g]
+    out, apart = np.where(mask, values, 0.0).astype(float), np.full(mask.shape, np.inf)
+    for p in range(len(mask)):
+        mine = valid_of(rewards, p)
+        positive = [g for g in mine if sign[p][g] > 0]
+        written = [g for g in positive if tokens_of(mask, p, g)]
+        if not written:
+            continue
+        threshold = beta * min(means[p, g] for g in written)
+        factor = abs(1 - 2 * len(positive) / len(mine)) if eta is None else eta
+        for g in mine:
+            for t in tokens_of(mask, p, g) if sign[p][g] < 0 else []:
+                apart[p, g, t] = abs(scores[p, g, t] - threshold)
+                if scores[p, g, t] > threshold:
+                    out[p, g, t] *= factor
+    return out, apart, scores, means
+
+
 # --- losses
+
+
+def full_kl(logits, ref_logits):
+    """``(KL, gradient)`` of one position."""
+
+    def softmax(x):
+        top = max(x)
+        parts = [math.exp(float(v) - float(top)) for v in x]
+        return [part / sum(parts) for part in parts]
+
+    p, q = softmax(logits), softmax(ref_logits)
+    total = sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True))
+    return total, [a * (math.log(a) - math.log(b) - total) for a, b in zip(p, q, strict=True)]
+
+
+def falls(logps, sampler_logps, mask):
+    """``[P, G]``: mean log π_sampler - log π of a sample."""
+    return sample_means(np.asarray(sampler_logps, float) - np.asarray(logps, float), mask)
+
+
+def covariance(logps, advantages, mask):
+    places = [tuple(i) for i in np.argwhere(mask)]
+    mean = lambda x: sum(float(x[i]) for i in places) / len(places)  # noqa: E731
+    out = np.zeros(np.shape(mask))
+    for i in places:
+        out[i] = (float(advantages[i]) - mean(advantages)) * (float(logps[i]) - mean(logps))
+    return out
+
+
+def displacement_weights(advantages, mask, normalise, answer=None, answer_weight=1.0):
+    places = [tuple(i) for i in np.argwhere(mask)]
+    preferred = [i for i in places if advantages[i] >= 0]
+    out = np.zeros(np.shape(mask))
+    for i in preferred:
+        out[i] = 1 / len(preferred if normalise == "preferred" else places)
+        if answer is not None and answer[i]:
+            out[i] *= answer_weight
+    return out
+
+
+def value_loss(values, returns, weights, old_values=None, clip=None):
+    """``(loss, gradient)``."""
+    loss, gradient = 0.0, np.zeros(np.shape(weights))
+    for i in zip(*np.nonzero(weights), strict=True):
+        v, r, w = float(values[i]), float(returns[i]), float(weights[i])
+        worst, gradient[i] = (v - r) ** 2, w * (v - r)
+        if clip is not None:
+            old = float(old_values[i])
+            near = (min(max(v, old - clip), old + clip) - r) ** 2
+            if abs(v - old) > clip and near > worst:
+                worst, gradient[i] = near, 0.0
+        loss += 0.5 * w * worst
+    return loss, gradient
+
+
+def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
+    margin = beta * ((chosen - ref_chosen) - (rejected - ref_rejected))
+    return math.log1p(math.exp(-margin))
 
 
 def log_ratio(logps, behavior_logps, mask, level, decay=None):
@@ -359,6 +568,8 @@ def log_ratio(logps, behavior_logps, mask, level, decay=None):
                 out[p, g, t] = delta[n]
             elif level.startswith("sequence"):
                 out[p, g, t] = sum(delta) / len(delta)
+            elif level == "joint":
+                out[p, g, t] = sum(delta)
             elif level != "own":
                 for lag in range(n + 1):
                     weight = decay**lag
@@ -418,20 +629,49 @@ def displacement(log_ratios, mask, gate, actions):
 # --- allocation
 
 
-def length_selected(rewards, lengths, alpha, share):
+def length_selected(rewards, lengths, alpha, share, outcome=None, success=1.0):
+    outcome = rewards if outcome is None else outcome
     out = np.array(rewards, float)
-    rates = [
-        -sum(rewards[p][g] >= 1 for g in valid_of(rewards, p)) / len(valid_of(rewards, p))
-        if valid_of(rewards, p)
-        else math.inf
-        for p in range(len(rewards))
-    ]
+    judged = [[g for g in valid_of(rewards, p) if np.isfinite(outcome[p][g])] for p in range(len(rewards))]
+    passed = [[g for g in mine if outcome[p][g] >= success] for p, mine in enumerate(judged)]
+    rates = [-len(passed[p]) / len(mine) if mine else math.inf for p, mine in enumerate(judged)]
     n = max(1, math.ceil(share * len(rewards) - 1e-9))
     for p in sorted(range(len(rewards)), key=lambda p: rates[p])[:n]:
-        right = [float(lengths[p][g]) for g in valid_of(rewards, p) if rewards[p][g] >= 1]
+        right = [float(lengths[p][g]) for g in passed[p]]
         for g in valid_of(rewards, p):
             z = 0.0
             if len(set(right)) > 1:
                 z = (lengths[p][g] - sum(right) / len(right)) / std(right, 0)
-            out[p, g] = 1 - alpha / (1 + math.exp(-z)) if rewards[p][g] >= 1 else 0.0
+            out[p, g] = 1 - alpha / (1 + math.exp(-z)) if g in passed[p] else 0.0
+    return out
+
+
+def soft_overlong(rewards, lengths, limit, buffer):
+    out = np.array(rewards, float)
+    for i in np.ndindex(out.shape):
+        over = min(max(int(lengths[i]) - (limit - buffer), 0), buffer)
+        out[i] -= over / buffer
+    return out
+
+
+def keep_prompts(outcome, above, below, success):
+    out = []
+    for group in outcome:
+        known = [float(x) for x in group if np.isfinite(x)]
+        rate = sum(x >= success for x in known) / len(known) if known else None
+        out.append(rate is not None and (above is None or rate > above) and (below is None or rate < below))
+    return out
+
+
+def active(n, history, epoch, readmit_after):
+    """``history``: (epoch, prompt, rewards), up to ``epoch``."""
+    out = [True] * n
+    for prompt in range(n):
+        solved = [
+            e
+            for e, k, rewards in history
+            if k == prompt and (known := [r for r in rewards if np.isfinite(r)]) and min(known) >= 1
+        ]
+        if solved and solved[-1] < epoch:
+            out[prompt] = readmit_after is not None and epoch > solved[-1] + readmit_after
     return out
