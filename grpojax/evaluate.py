@@ -711,10 +711,15 @@ def compare(a: str | Path, b: str | Path) -> str:
     Raises:
       UserError: they are not of the same problems.
     """
-    first, second = ({x.uid: x for x in read(path)} for path in (a, b))
-    for path, done in ((a, first), (b, second)):
+    read_a, read_b = read(a), read(b)
+    first, second = ({x.uid: x for x in done} for done in (read_a, read_b))
+    for path, done, lines in ((a, first, read_a), (b, second, read_b)):
         if not done:
             raise UserError(f"{path}: no problems")
+        if len(done) < len(lines):
+            raise UserError(
+                f"{path}: a problem stands in it twice; each of a data set has a number of its own"
+            )
     if first.keys() != second.keys():
         common = len(first.keys() & second.keys())
         raise UserError(

@@ -61,7 +61,11 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
         where = f"override {text!r}"
         if not equals or not all(keys):
             raise UserError(f"{where}: expected key=value, such as train.steps=100")
-        tree = _replace(tree, keys, _parse(value, where), where)
+        try:
+            read = _parse(value, where)
+        except UserError as e:
+            raise UserError(f"{e}; a text with such characters needs quotes: {dotted}='\"...\"'") from None
+        tree = _replace(tree, keys, read, where)
         origins[".".join(keys)] = "the command line"
     return tree, origins
 

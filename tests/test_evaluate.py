@@ -427,3 +427,12 @@ def test_scores_of_many_denominators_are_compared_by_random_signs():
     c = evaluate.paired_test(a, b)
     assert 0.01 < c.p <= 1
     assert evaluate.paired_test(a, np.minimum(b + 0.5, 1.0).round(3)).p < 0.01
+
+
+def test_a_problem_that_stands_twice_is_refused(tmp_path):
+    sample = evaluate.Sample(completion="2", answer="2", vote="2", correct=True, tokens=1, stopped=True)
+    attempt = evaluate.Attempt(uid=0, prompt="1+1", gold="2", samples=(sample,))
+    evaluate.write(tmp_path / "a.jsonl", [attempt])
+    evaluate.write(tmp_path / "b.jsonl", [attempt, attempt])
+    with pytest.raises(UserError, match="b.jsonl: a problem stands in it twice"):
+        evaluate.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
