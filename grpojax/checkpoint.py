@@ -14,6 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 
+from grpojax import hosts
 from grpojax.errors import UserError
 from grpojax.types import TrainState
 
@@ -118,7 +119,7 @@ class Checkpoints:
                 first = first or e
                 broken.append(step)
                 continue
-            for bad in broken:
+            for bad in broken if hosts.is_first() else ():
                 aside = self.directory.parent / "broken" / str(bad)
                 aside.parent.mkdir(exist_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)

@@ -138,8 +138,11 @@ def _setup() -> None:
 
 def _train(args) -> int:
     _setup()
-    from grpojax import config
+    from grpojax import config, hosts, tracking
 
+    hosts.start()
+    if not hosts.is_first():
+        tracking.log.setLevel("WARNING")
     recipe = config.load(args.config, args.overrides)
     from grpojax.trainer import Trainer
 

@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from grpojax import sharding
+from grpojax import hosts, sharding
 from grpojax.errors import UserError
 from grpojax.losses import Objective, policy_loss
 from grpojax.models import decoder as dec
@@ -132,18 +133,14 @@ def init_state(params, optimizer: optax.GradientTransformation, mesh: Mesh | Non
     """A fresh state around loaded weights; takes ``params`` over."""
     opt_state = jax.eval_shape(optimizer.init, params)
     init = jax.jit(optimizer.init, out_shardings=None if mesh is None else shardings(opt_state, mesh))
-    step = jnp.int32(0)
-    if mesh is not None:
-        step = jax.device_put(step, NamedSharding(mesh, jax.P()))
+    step = hosts.place(np.int32(0), sharding.named(mesh, ()))
     return TrainState(step=step, params=params, opt_state=init(params))
 
 
 def place_rows(tree, mesh: Mesh | None):
     """Host arrays ``[M, B, ...]`` onto the devices, lanes over the batch axes."""
-    if mesh is None:
-        return jax.device_put(tree)
     return jax.tree.map(
-        lambda x: jax.device_put(x, sharding.named(mesh, (None, "lane", *(None,) * (x.ndim - 2)))), tree
+        lambda x: hosts.place(x, sharding.named(mesh, (None, "lane", *(None,) * (x.ndim - 2)))), tree
     )
 
 

@@ -127,6 +127,25 @@ class Metrics:
             self._wandb.finish()
 
 
+class NoMetrics:
+    """Stands in for `Metrics` in the processes that write no files."""
+
+    def __init__(self, directory: Path, resume_at: int, config: TrackingConfig | None = None):
+        pass
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def wants_samples(self, step: int) -> bool:
+        return False
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def _start_wandb(project: str, directory: Path):
     try:
         import wandb  # pyrefly: ignore

@@ -7,6 +7,7 @@ update before it are read.
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import math
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from grpojax import (
@@ -24,6 +26,7 @@ from grpojax import (
     data,
     diagnostics,
     evaluate,
+    hosts,
     losses,
     masked,
     packing,
@@ -38,6 +41,7 @@ from grpojax.errors import UserError
 from grpojax.models import Compute, hf
 from grpojax.models.flops import PEAK_FLOPS, forward_flops
 from grpojax.rewards import Rewards, Scores
+from grpojax.rewards.worker import REASONS
 from grpojax.sampler import SamplerConfig, sample_groups
 from grpojax.tracking import log
 from grpojax.types import Prompts, Rollout, TrainBatch
@@ -79,8 +83,6 @@ class Policy:
     """A model on its devices with its tokenizer, its programs, and nothing of the run."""
 
     def __init__(self, config: Config, devices=None):
-        if jax.process_count() > 1:
-            raise UserError(f"{jax.process_count()} processes: a run takes one process with all its devices")
         devices = devices or jax.devices()
         self.mesh = None if len(devices) == 1 else sharding.make_mesh(config.mesh, devices)
         if self.mesh is None:
@@ -108,7 +110,7 @@ class Policy:
         if group != config.group:
             config = dataclasses.replace(config, group=group, slots=min(config.slots, group))
         placed = jax.tree.map(
-            lambda x: jax.device_put(x, sharding.named(self.mesh, ("lane",) + (None,) * (x.ndim - 1))), spread
+            lambda x: hosts.place(x, sharding.named(self.mesh, ("lane",) + (None,) * (x.ndim - 1))), spread
         )
 
         def run(params, prompts, key):
@@ -120,7 +122,7 @@ class Policy:
 
     def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
         """A rollout on the host, ``[P, G, ...]``."""
-        return jax.tree.map(lambda x: packing.gather_groups(np.asarray(x), n_prompts), rollout)
+        return jax.tree.map(lambda x: packing.gather_groups(hosts.fetch(x), n_prompts), rollout)
 
     def decode(self, ids) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
@@ -153,13 +155,17 @@ class Trainer:
 
     def __init__(self, config: Config, devices=None):
         with contextlib.ExitStack() as held:  # let go of if what follows raises
-            self._start(config, devices, held)
+            with hosts.AllOrNone():
+                self._prepare(config, devices, held)
+            self._open(held)
             self._held = held.pop_all()
 
-    def _start(self, config: Config, devices, held: contextlib.ExitStack) -> None:
+    def _prepare(self, config: Config, devices, held: contextlib.ExitStack) -> None:
+        """All that one process does by itself."""
         self.config = config
         self.directory = Path(config.run.dir)
-        self._check_directory()
+        if hosts.is_first():
+            self._check_directory()
         self._filter = config.make_filter()
         self._deciding = config.deciding_reward
         self.policy = policy = Policy(config, devices)
@@ -187,12 +193,17 @@ class Trainer:
                 f"prompts for {policy.lanes} batch shards"
             )
 
+        if hosts.is_first():
+            self._claim_directory(held)
+            self._check_data(held_out.fingerprint if held_out else None)
+
+    def _open(self, held: contextlib.ExitStack) -> None:
+        """The run's state, new or restored, and its programs."""
+        config, policy = self.config, self.policy
         optimizer = step.make_optimizer(config.optimizer, config.train.updates)
         objective = self.variant.objective
         temperature = config.rollout.temperature
         _, abstract = step.abstract_state(policy.config, optimizer, policy.mesh)
-        self._claim_directory(held)
-        self._check_data(held_out.fingerprint if held_out else None)
         self.checkpoints = Checkpoints(
             self.directory / "checkpoints",
             keep=config.train.keep,
@@ -211,7 +222,7 @@ class Trainer:
             )
         self.ref_params = None
         if objective.needs_reference:
-            self.ref_params = jax.tree.map(lambda x: x.copy(), policy.params)
+            self.ref_params = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(policy.params)
         self.meta: dict[str, Any] = {"step": 0, "rollouts": 0, "num_tokens": 0, "skipped": 0}
         if self.checkpoints.latest() is not None:
             self.state, self.meta, broken = self.checkpoints.restore_newest(abstract)
@@ -225,7 +236,8 @@ class Trainer:
         policy.params = None
         self.done: int = self.meta["step"]
         self._dispatched: int = self.meta["rollouts"]
-        self.metrics = tracking.Metrics(self.directory, self.done, config.tracking)
+        kind = tracking.Metrics if hosts.is_first() else tracking.NoMetrics
+        self.metrics = kind(self.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.table = tracking.Table(config.train.steps)
         self.peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
@@ -323,7 +335,8 @@ class Trainer:
         pending: _Pending | None = None
         if self.done == 0:
             self._evaluate(0)
-        while self.done < train.steps and not self._stop:
+        stop = hosts.any_of(self._stop)
+        while self.done < train.steps and not stop:
             started = time.perf_counter()
             dispatched = self._dispatch_rollout()
             if pending:
@@ -336,8 +349,9 @@ class Trainer:
             pending = self._learn(sampled, started)
             self.done += 1
             last = self.done == train.steps
+            stop = hosts.any_of(self._stop)
             evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
-            saves = last or self._stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves = last or stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             if evaluates or saves:
                 self._finish(pending)
                 pending = None
@@ -410,13 +424,26 @@ class Trainer:
     def _sampled(self, problems: list[data.Problem], rollout: Rollout) -> _Sampled:
         """Submits a rollout to the rewards."""
         n, group = rollout.lengths.shape
-        ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in range(n) for g in range(group)]
+        mine = hosts.rows(n).tolist()
+        ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in mine for g in range(group)]
         texts = [self.policy.decode(i) for i in ids]
-        each = [p for p in problems for _ in range(group)]
+        each = [problems[p] for p in mine for _ in range(group)]
         columns = {c: [p.columns.get(c) for p in each] for c in self._columns}
         columns["gold"] = [p.gold for p in each]
         pending = self.rewards.submit([p.prompt for p in each], texts, ids, columns, group=group)
-        return _Sampled(problems, rollout, pending.result, np.zeros(n, bool))
+        wait = functools.cache(lambda: self._gathered(pending.result(), n, group))
+        return _Sampled(problems, rollout, wait, np.zeros(n, bool))
+
+    def _gathered(self, scores: Scores, n: int, group: int) -> Scores:
+        """The scores of this process's groups with those of all others."""
+        whole = lambda x: hosts.gather_rows(x.reshape(-1, group), n).reshape(-1)  # noqa: E731
+        kinds = [f"{name}/{reason}" for name in scores.by_name for reason in REASONS]
+        counts = hosts.total([scores.invalid.get(kind, 0) for kind in kinds])
+        return Scores(
+            total=whole(scores.total),
+            by_name={name: whole(x) for name, x in scores.by_name.items()},
+            invalid={kind: n for kind, n in zip(kinds, counts, strict=True) if n},
+        )
 
     def _learn(self, sampled: _Sampled, started: float) -> _Pending:
         """Scores and advantages of a rollout, while its rewards come in; dispatches its updates."""
@@ -448,7 +475,8 @@ class Trainer:
 
         def whole(scores):
             """Of every minibatch's rows back to ``[P, G, T]`` on the host."""
-            return self._whole([lay.unpack(s) for (_, lay), s in zip(packed, scores, strict=True)], n_prompts)
+            parts = [lay.unpack(hosts.fetch(s)) for (_, lay), s in zip(packed, scores, strict=True)]
+            return self._whole(parts, n_prompts)
 
         # Scores: of the reference if a term asks for it, of the policy itself if the ratio will leave 1 or the variant
         # reads its entropy.
@@ -677,7 +705,8 @@ class Trainer:
             max_prompt_tokens=config.data.max_prompt_tokens,
         )  # fmt: skip
         done = [attempt for batch in batches for attempt in batch]
-        evaluate.write(self.directory / "eval" / f"step_{number}.jsonl", done)
+        if hosts.is_first():
+            evaluate.write(self.directory / "eval" / f"step_{number}.jsonl", done)
         by_problem = evaluate.by_problem(done, evaluation.ks)
         values = {f"eval/{name}": float(x.mean()) for name, x in by_problem.items()}
         if unjudged := sum(s.unjudged for attempt in done for s in attempt.samples):
@@ -717,6 +746,8 @@ class Trainer:
 
     def report(self) -> None:
         """Accuracy before and after, three samples, and ``curve.png`` in the run directory."""
+        if not hosts.is_first():
+            return
         lines = tracking.read_metrics(self.directory)
         evals = [line for line in lines if "eval/accuracy" in line]
         if evals:

@@ -1,6 +1,7 @@
 """Runs of the tiny model: in this process, or in one of their own."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,24 @@ from grpojax import tracking, trainer
 HERE = Path(__file__).parent
 
 
-def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> subprocess.Popen:
+def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1, env=None) -> subprocess.Popen:
     """``grpojax train`` as a process of its own, with what it says on a pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "grpojax.cli", "train", str(recipe), f"run.dir={directory}", *overrides],
-        env=environment(devices), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(devices) | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+
+
+def start_together(recipe: Path, directory: Path, *overrides: str, processes: int, devices: int):
+    """The processes of one run, each with so many devices."""
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        address = f"localhost:{s.getsockname()[1]}"
+    group = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+    return [
+        start(recipe, directory, *overrides, devices=devices, env=group | {"JAX_PROCESS_ID": str(i)})
+        for i in range(processes)
+    ]
 
 
 def environment(devices: int = 1) -> dict[str, str]:

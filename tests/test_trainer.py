@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from runs import Trainer, numbers, start, train
+from runs import Trainer, numbers, start, start_together, train
 
 from grpojax import cli, config, tracking
 from grpojax.checkpoint import Checkpoints
@@ -91,23 +91,61 @@ def test_sigterm_saves_and_exits_zero(recipe, unbroken, tmp_path):
     assert numbers(directory) == numbers(unbroken[0])
 
 
+MESH = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
+
+
+@pytest.fixture(scope="module")
+def meshed(recipe, tmp_path_factory):
+    """A run of one process with eight devices."""
+    directory = tmp_path_factory.mktemp("runs") / "meshed"
+    train(recipe, directory, *MESH, devices=8)
+    return directory
+
+
+def same_to_rounding(directory, other, *names, rel, abs):
+    for got, want in zip(numbers(directory), numbers(other), strict=True):
+        assert got.keys() == want.keys()
+        for name in set(names or want) & want.keys():
+            assert got[name] == want[name] or got[name] == pytest.approx(want[name], rel=rel, abs=abs), (
+                got["step"],
+                name,
+            )
+
+
 @pytest.mark.slow
-def test_another_mesh_trains_the_same_and_restores(recipe, unbroken, tmp_path):
+def test_several_processes_train_as_one_stop_as_one_and_go_on(recipe, meshed, tmp_path):
+    """Two with four devices each. A signal to the second stops both, and what the first refuses the second leaves too."""
+    directory = tmp_path / "two"
+    pair = {"processes": 2, "devices": 4}
+    first, second = start_together(recipe, directory, *MESH, **pair)
+    for line in first.stdout:
+        if "step 2/12" in line:
+            second.send_signal(signal.SIGTERM)
+    said = second.communicate(timeout=300)[0]
+    assert (first.wait(), second.returncode) == (0, 0), said
+    first.stdout.close()
+    assert "step" not in said and 2 <= numbers(directory)[-1]["step"] < 12
+    for process in start_together(recipe, directory, *MESH, **pair):
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, said
+    same_to_rounding(directory, meshed, rel=1e-3, abs=1e-4)
+
+    first, second = start_together(recipe, directory, *MESH, "train.seed=5", **pair)
+    assert "holds a run of another config" in first.communicate(timeout=300)[0] and first.returncode == 2
+    assert "another process could not start" in second.communicate(timeout=300)[0] and second.returncode == 2
+
+
+@pytest.mark.slow
+def test_another_mesh_trains_the_same_and_restores(recipe, unbroken, meshed):
     """Eight devices give one device's metrics to rounding, and a checkpoint of one mesh goes on on another."""
-    directory = tmp_path / "meshed"
-    mesh = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
-    train(recipe, directory, *mesh, devices=8)
-    for got, want in zip(numbers(directory), numbers(unbroken[0]), strict=True):
-        for name in ("reward", "entropy", "grad_norm"):
-            if name in want:
-                assert got[name] == pytest.approx(want[name], rel=2e-2, abs=1e-3), (got["step"], name)
+    same_to_rounding(meshed, unbroken[0], "reward", "entropy", "grad_norm", rel=2e-2, abs=1e-3)
     from grpojax import sharding, step
     from grpojax.models import hf
 
-    loaded = config.load(recipe, [f"run.dir={directory}"])
+    loaded = config.load(recipe, [f"run.dir={meshed}"])
     model = hf.load(loaded.model.path)
     optimizer = step.make_optimizer(loaded.optimizer, loaded.train.updates)
-    checkpoints = Checkpoints(directory / "checkpoints")
+    checkpoints = Checkpoints(meshed / "checkpoints")
     states = []
     for sizes in (None, (1, 4, 2)):
         grid = None if sizes is None else sharding.make_mesh(sharding.MeshConfig(data=1, fsdp=4, tensor=2))

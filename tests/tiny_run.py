@@ -11,6 +11,11 @@ def length(prompts, completions, tokens, **columns):
     return [float(len(ids)) for ids in tokens]
 
 
+def parity(prompts, completions, tokens, **columns):
+    """1 where the token ids have an odd sum."""
+    return [float(sum(ids) % 2) for ids in tokens]
+
+
 def even(prompts, completions, tokens, **columns):
     """1 for completions of an even number of tokens."""
     return [float(len(ids) % 2 == 0) for ids in tokens]
