@@ -335,31 +335,29 @@ class Trainer:
         pending: _Pending | None = None
         if self.done == 0:
             self._evaluate(0)
-        stop = hosts.any_of(self._stop)
-        while self.done < train.steps and not stop:
+        saved = True
+        while self.done < train.steps and not hosts.any_of(self._stop):
             started = time.perf_counter()
             dispatched = self._dispatch_rollout()
             if pending:
                 self._finish(pending)
                 started = time.perf_counter()  # the rollout was queued behind that update
             sampled = self._collect(*dispatched)
-            self.meta["rollouts"] = (
-                self._dispatched
-            )  # those that a save accounts for: not the next one, under way
+            self.meta["rollouts"] = self._dispatched  # what a save accounts for: not the next one, under way
             pending = self._learn(sampled, started)
             self.done += 1
             last = self.done == train.steps
-            stop = hosts.any_of(self._stop)
             evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
-            saves = last or stop or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
-            if evaluates or saves:
+            saved = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            if evaluates or saved:
                 self._finish(pending)
                 pending = None
             scores = self._evaluate(self.done) if evaluates else None
-            if saves:
+            if saved:
                 self._save(scores)
         if pending:
             self._finish(pending)
+        if not saved:
             self._save(None)
 
     def _on_signal(self, number, frame) -> None:

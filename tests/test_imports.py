@@ -20,7 +20,7 @@ BASE = {"types", "errors", "masked"}
 PURE = {"advantages", "credit", "losses", "allocation", "variants", "diagnostics"}
 LAYERS = [
     [BASE],
-    [PURE, {"models", "sharding"}],
+    [PURE, {"models", "sharding", "hosts"}],
     [{"packing", "critic", "sampler", "step"}],
     [{"rewards", "data", "readers", "tracking", "checkpoint", "settings", "host"}],
     [{"config"}],
