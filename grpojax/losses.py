@@ -6,7 +6,6 @@ Everything is float32; masks come before ``exp``. This module imports jax only.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -14,6 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked
+from grpojax.surrogates import cispo, clipped, geometric, reinforce, soft_adaptive, unclipped
+
+__all__ = [
+    "Aggregation", "Gate", "Importance", "ImportanceLevel", "KLKind", "KLPlace", "Objective", "Ratio", "cispo", "clip_cov",
+    "clipped", "covariance", "displacement", "displacement_weights", "dpo_loss", "full_kl", "geometric",
+    "importance_correction", "kl", "kl_cov", "kl_cov_loss", "log_ratio", "loss_weights", "off_policy_mask", "policy_loss",
+    "reinforce", "soft_adaptive", "unclipped", "value_loss",
+]  # fmt: skip
 
 Aggregation = Literal["token_mean", "sequence_mean", "prompt_mean", "sequence_sum", "constant"]
 KLKind = Literal["k1", "k2", "k3", "unbiased"]
@@ -193,189 +200,6 @@ def _trace(x, mask, decay: float, segments, *, both: bool):
     return jnp.where(t == 0, recent, recent - power(t - middle + 1) * take(recent) + take(early))
 
 
-# A surrogate is ``(log_ratios, advantages) -> token losses``, all ``[..., T]``, 0 where both are 0. One that reads
-# more names it in ``needs``: ``logps``, the differentiated log-probs, or ``sequence_mean``, the function that gives
-# each token the mean over its sample. One that has a clip says where it is constant in ``is_clipped``.
-
-
-def _f32(*arrays):
-    return tuple(jnp.asarray(x, jnp.float32) for x in arrays)
-
-
-@dataclasses.dataclass(frozen=True)
-class clipped:
-    """PPO's surrogate: ``-min(ρ A, clip(ρ, 1 - low, 1 + high) A)`` (arXiv 1707.06347; asymmetric: DAPO, 2503.14476).
-
-    The gradient is 0 where the ratio has passed the bound that its advantage pushes towards, and only there.
-    On ``[...]``, ρ of `log_ratio`.
-
-    Attributes:
-      low, high: how far the ratio may fall under and rise over 1.
-      dual: with A < 0 the loss also stops at ``-dual A``, ratios over ``dual`` (dual clip, arXiv 1912.09729: 3;
-        INTELLECT-2's two-sided clip: 4). None for no such bound.
-
-    Example:
-      >>> log_ratios = jnp.array([0.3, -0.3, 0.1, -0.05])
-      >>> [round(float(x), 4) for x in clipped()(log_ratios, jnp.ones(4))]
-      [-1.2, -0.7408, -1.1052, -0.9512]
-    """
-
-    low: float = 0.2
-    high: float = 0.2
-    _: dataclasses.KW_ONLY
-    dual: float | None = None
-
-    def __post_init__(self):
-        if not 0 <= self.low <= 1 or self.high < 0:
-            raise ValueError(f"low={self.low}, high={self.high}: low in [0, 1], high 0 or more")
-        if self.dual is not None and self.dual <= 1:
-            raise ValueError(f"dual={self.dual}: must be over 1")
-
-    def __call__(self, log_ratios, advantages):
-        log_ratios, advantages = _f32(log_ratios, advantages)
-        ratio = jnp.exp(log_ratios)
-        stop = self.is_clipped(ratio, advantages)
-        bound = jnp.where(advantages > 0, 1.0 + self.high, 1.0 - self.low)
-        if self.dual is not None:
-            bound = jnp.where((advantages < 0) & (ratio > self.dual), self.dual, bound)
-        return -jnp.where(stop, bound, ratio) * advantages
-
-    def is_clipped(self, ratio, advantages):
-        """Where the surrogate is constant."""
-        over, under = ratio > 1.0 + self.high, ratio < 1.0 - self.low
-        if self.dual is not None:
-            under = under | (ratio > self.dual)
-        return ((advantages > 0) & over) | ((advantages < 0) & under)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class unclipped:
-    """``-ρ A``; at ``ratio="own"`` plain policy gradient with a value of ``-A``.
-
-    On ``[...]``. The surrogate of GTPO (arXiv 2508.03772).
-
-    Example:
-      >>> log_ratios = jnp.array([0.3, -0.3, 0.1, -0.05])
-      >>> [round(float(x), 4) for x in unclipped()(log_ratios, jnp.ones(4))]
-      [-1.3499, -0.7408, -1.1052, -0.9512]
-    """
-
-    def __call__(self, log_ratios, advantages):
-        log_ratios, advantages = _f32(log_ratios, advantages)
-        return -jnp.exp(log_ratios) * advantages
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class reinforce:
-    """``-A log π``: the policy gradient, no ratio and no clip (RLOO, arXiv 2402.14740; GPG, 2504.02546).
-
-    On ``[...]``, ``logps`` differentiated, nats.
-
-    Example:
-      >>> log_ratios, logps = jnp.zeros(4), jnp.array([-0.7, -2.3, -0.4, -1.55])
-      >>> [round(float(x), 4) for x in reinforce()(log_ratios, jnp.ones(4), logps=logps)]
-      [0.7, 2.3, 0.4, 1.55]
-    """
-
-    needs = ("logps",)
-
-    def __call__(self, log_ratios, advantages, *, logps):
-        advantages, logps = _f32(advantages, logps)
-        return -advantages * logps
-
-
-@dataclasses.dataclass(frozen=True)
-class cispo:
-    """``-sg[clip(ρ, weight_min, weight_max)] A log π`` (MiniMax-M1, arXiv 2506.13585): no token loses its gradient.
-
-    The bounds are on the weight itself, not on its distance from 1 (the paper and verl print ``1 + ε``, TRL an
-    absolute cap; the paper's ε is not disclosed). 5 is TRL's. On ``[...]``.
-
-    Example:
-      >>> log_ratios, logps = jnp.array([0.3, -0.3, 0.1, -0.05]), jnp.array([-0.7, -2.3, -0.4, -1.55])
-      >>> [round(float(x), 4) for x in cispo(1.28)(log_ratios, jnp.ones(4), logps=logps)]
-      [0.896, 1.7039, 0.4421, 1.4744]
-    """
-
-    weight_max: float = 5.0
-    _: dataclasses.KW_ONLY
-    weight_min: float = 0.0
-
-    needs = ("logps",)
-
-    def __post_init__(self):
-        if not 0 <= self.weight_min <= 1 <= self.weight_max:
-            raise ValueError(
-                f"weight_min={self.weight_min}, weight_max={self.weight_max}: bounds on the ratio, around 1"
-            )
-
-    def __call__(self, log_ratios, advantages, *, logps):
-        log_ratios, advantages, logps = _f32(log_ratios, advantages, logps)
-        weight = jnp.clip(jax.lax.stop_gradient(jnp.exp(log_ratios)), self.weight_min, self.weight_max)
-        return -weight * advantages * logps
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class soft_adaptive:
-    """``-f(ρ) A``, ``f(ρ) = 4/τ σ(τ (ρ - 1))`` (SAPO, arXiv 2511.20347): a clip without an edge.
-
-    τ is ``tau_positive`` where A > 0 and ``tau_negative`` elsewhere. The gradient's weight is 1 at ratio 1; the
-    *value* there is 2/τ, so it does not compare with PPO's. On ``[...]``.
-
-    Example:
-      >>> [round(float(x), 4) for x in soft_adaptive()(jnp.log(jnp.array([0.5, 1.0, 2.0])), jnp.ones(3))]
-      [-1.5102, -2.0, -2.9242]
-    """
-
-    tau_positive: float = 1.0
-    tau_negative: float = 1.05
-
-    def __post_init__(self):
-        if min(self.tau_positive, self.tau_negative) <= 0:
-            raise ValueError(f"tau_positive={self.tau_positive}, tau_negative={self.tau_negative}: over 0")
-
-    def __call__(self, log_ratios, advantages):
-        log_ratios, advantages = _f32(log_ratios, advantages)
-        tau = jnp.where(advantages > 0, self.tau_positive, self.tau_negative)
-        return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratios) - 1.0)) * advantages
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class geometric:
-    """``-A exp(mean_t δ_t)``, each log-ratio first clipped on the side its advantage pushes to
-    (GMPO, arXiv 2507.20673).
-
-    A > 0: ``min(δ, high)``; A < 0: ``max(δ, -low)``, in nats. A clipped token has no gradient; the others keep theirs.
-    Takes token-level log-ratios; goes with ``aggregate="sequence_mean"``. On ``[..., T]``.
-
-    Example:
-      >>> log_ratios = jnp.array([0.9, -0.1, 0.2, -0.7])
-      >>> average = lambda x: masked.sequence_mean(x, jnp.ones(4, bool))
-      >>> [round(float(x), 4) for x in geometric()(log_ratios, jnp.ones(4), sequence_mean=average)]
-      [-0.9512, -0.9512, -0.9512, -0.9512]
-    """
-
-    low: float = 0.4
-    high: float = 0.4
-
-    needs = ("sequence_mean",)
-
-    def __post_init__(self):
-        if min(self.low, self.high) < 0:
-            raise ValueError(f"low={self.low}, high={self.high}: 0 or more, in nats")
-
-    def __call__(self, log_ratios, advantages, *, sequence_mean):
-        log_ratios, advantages = _f32(log_ratios, advantages)
-        kept = jnp.where((advantages >= 0) & (log_ratios > self.high), self.high, log_ratios)
-        kept = jnp.where((advantages < 0) & (log_ratios < -self.low), -self.low, kept)
-        return -jnp.exp(sequence_mean(kept)) * advantages
-
-    def is_clipped(self, ratio, advantages):
-        """Which tokens have no gradient of their own."""
-        over, under = ratio > math.exp(self.high), ratio < math.exp(-self.low)
-        return ((advantages > 0) & over) | ((advantages < 0) & under)
-
-
 def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None, mask=None):
     """Estimates ``KL(π || π_ref)`` per token from the drawn token.
 
@@ -397,7 +221,7 @@ def kl(logps, ref_logps, kind: KLKind = "k3", *, log_ratios=None, mask=None):
       >>> [round(float((jnp.exp(p) * kl(p, q, kind)).sum()), 4) for kind in ("k1", "k2", "k3")]
       [0.1438, 0.1612, 0.1438]
     """
-    logps, ref_logps = _f32(logps, jax.lax.stop_gradient(ref_logps))
+    logps, ref_logps = masked.float32(logps, jax.lax.stop_gradient(ref_logps))
     if mask is not None:
         logps, ref_logps = jnp.where(mask, logps, 0.0), jnp.where(mask, ref_logps, 0.0)
         log_ratios = None if log_ratios is None else jnp.where(mask, log_ratios, 0.0)
@@ -427,7 +251,7 @@ def full_kl(logits, ref_logits):
       >>> round(float(full_kl(jnp.array([0.2, -0.1, 0.4]), jnp.array([0.0, 0.5, -0.3]))), 6)
       0.140847
     """
-    logits, ref_logits = _f32(logits, jax.lax.stop_gradient(ref_logits))
+    logits, ref_logits = masked.float32(logits, jax.lax.stop_gradient(ref_logits))
     logps = jax.nn.log_softmax(logits)
     return (jnp.exp(logps) * (logps - jax.nn.log_softmax(ref_logits))).sum(-1)
 
@@ -569,7 +393,7 @@ def kl_cov_loss(log_ratios, advantages, selected, *, coef: float = 1.0):
       >>> [round(float(x), 4) for x in kl_cov_loss(log_ratios, jnp.ones(2), selected)]
       [0.1931, -0.5]
     """
-    log_ratios, advantages = _f32(log_ratios, advantages)
+    log_ratios, advantages = masked.float32(log_ratios, advantages)
     penalty = jnp.where(selected, jnp.abs(log_ratios), 0.0)
     return -jnp.exp(log_ratios) * advantages + coef * penalty
 

@@ -16,6 +16,16 @@ def from_lengths(lengths, size: int):
     return jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (*lengths.shape, size)) < lengths[..., None]
 
 
+def float32(*arrays):
+    """The arrays as float32, a tuple of them.
+
+    Example:
+      >>> [x.dtype.name for x in float32(jnp.array([1.0], jnp.bfloat16), 2)]
+      ['float32', 'float32']
+    """
+    return tuple(jnp.asarray(x, jnp.float32) for x in arrays)
+
+
 def total(x, mask, axis=None, keepdims=False):
     """Sum of ``x`` where ``mask``; what stands elsewhere, NaN included, has no part in value or gradient.
 

@@ -17,7 +17,7 @@ ROOT = Path(grpojax.__file__).parent
 # A module imports from its own branch and from the layers above it here. A package stands for all that is in
 # it; the name of a module that does not exist yet does no harm.
 BASE = {"types", "errors", "masked"}
-PURE = {"advantages", "credit", "losses", "allocation", "variants", "diagnostics"}
+PURE = {"advantages", "credit", "losses", "surrogates", "allocation", "variants", "diagnostics"}
 LAYERS = [
     [BASE],
     [PURE, {"models", "sharding", "hosts"}],
@@ -173,7 +173,10 @@ def test_doctests(module):
         assert result.attempted
 
 
-@pytest.mark.parametrize("module", ["advantages", "credit", "losses", "masked", "allocation", "diagnostics"])
+@pytest.mark.parametrize(
+    "module",
+    ["advantages", "credit", "losses", "surrogates", "surrogates", "masked", "allocation", "diagnostics"],
+)
 def test_every_public_name_has_an_example(module):
     """Those defined there; `test_doctests` runs the examples."""
     functions = importlib.import_module(f"grpojax.{module}")
