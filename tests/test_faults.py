@@ -319,3 +319,12 @@ def test_show_prints_best_and_worst(recipe, tmp_path, capsys):
     assert rewards[0] >= rewards[1] >= rewards[3] >= rewards[2]
     assert cli.main(["show", str(tmp_path / "run"), "--step", "7"]) == 2
     assert "no samples of step 7" in capsys.readouterr().err
+
+
+def test_sigterm_in_an_evaluation_saves_the_step_before_it(recipe, tmp_path):
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.checkpoint_every=0", "train.eval_every=2"]
+    trainer = Trainer(config.load(recipe, [*overrides, "rewards.0.name=answer_format"]))
+    plain = trainer._evaluate
+    trainer._evaluate = lambda number: send(*[signal.SIGTERM] * (number == 2)) or plain(number)
+    assert not trainer.run()
+    assert trainer.checkpoints.steps() == [2]
