@@ -116,9 +116,7 @@ def cull(state: Culling, rows, rewards, epoch, *, reward_max: float = 1.0) -> Cu
     rewards = jnp.asarray(rewards, jnp.float32)
     valid = jnp.isfinite(rewards)
     solved = valid.any(1) & (~valid | (rewards >= reward_max)).all(1)
-    return Culling(
-        solved=state.solved.at[rows].max(jnp.where(solved, jnp.asarray(epoch, jnp.int32), jnp.int32(-1)))
-    )
+    return Culling(solved=state.solved.at[rows].max(jnp.where(solved, jnp.asarray(epoch, jnp.int32), jnp.int32(-1))))
 
 
 def active(state: Culling, epoch, *, readmit_after: int | None = None):

@@ -32,9 +32,7 @@ def likelihood_displacement(before, after, rewards, mask=None, *, success: float
       -0.2
     """
     if (mask is None) != (jnp.ndim(before) == 2):
-        raise ValueError(
-            f"likelihood_displacement of {jnp.shape(before)}: [P, G, T] with a mask, [P, G] without"
-        )
+        raise ValueError(f"likelihood_displacement of {jnp.shape(before)}: [P, G, T] with a mask, [P, G] without")
     change = jnp.asarray(after, jnp.float32) - jnp.asarray(before, jnp.float32)
     change = change if mask is None else masked.total(change, mask, -1)
     right = jnp.asarray(rewards, jnp.float32) >= success
@@ -258,11 +256,7 @@ class Alarm:
     def any(self):
         """Whether one of them is set, ``[]`` bool."""
         return (
-            self.entropy_collapse
-            | self.entropy_explosion
-            | self.entropy_falling
-            | self.displacement
-            | self.not_finite
+            self.entropy_collapse | self.entropy_explosion | self.entropy_falling | self.displacement | self.not_finite
         )
 
 
@@ -308,9 +302,7 @@ def collapse_alarm(entropy, displacement, limits: CollapseLimits = _DEFAULT_LIMI
     start = level - slope * masked.mean(steps, jnp.isfinite(entropy))
     mean, trend, (mean_error, trend_error), n = line(delta)
     margin = limits.deviations
-    displaced = (
-        (mean + margin * mean_error < limits.displacement) & (trend + margin * trend_error < 0) & (n >= 3)
-    )
+    displaced = (mean + margin * mean_error < limits.displacement) & (trend + margin * trend_error < 0) & (n >= 3)
     return Alarm(
         entropy_collapse=entropy[-1] < limits.entropy_low,
         entropy_explosion=entropy[-1] > limits.entropy_high,

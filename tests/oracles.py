@@ -132,9 +132,7 @@ def read_rows(rows):
         k = rows.row_prompt[m, b, r]
         prompt = rows.prompts[m, b, k][: rows.prompt_lengths[m, b, k]].tolist()
         places = zip(rows.segments[m, b, r], rows.offsets[m, b, r], rows.tokens[m, b, r], strict=True)
-        runs = [
-            (segment, list(run)) for segment, run in itertools.groupby(places, key=lambda place: place[0])
-        ]
+        runs = [(segment, list(run)) for segment, run in itertools.groupby(places, key=lambda place: place[0])]
         padding = [run for segment, run in runs if segment == 0]
         assert all((o, t) == (0, 0) for run in padding for _, o, t in run), "something stands on padding"
         assert not padding or runs[-1][0] == 0 and len(padding) == 1, "padding is not on the right"
@@ -215,9 +213,7 @@ def best_margin(rewards, scaled=False, eps=1e-6):
         mine = sorted(valid_of(rewards, p), key=lambda g: -rewards[p][g])
         if len(mine) > 1:
             margin = float(rewards[p][mine[0]]) - float(rewards[p][mine[1]])
-            out[p, mine[0]] = (
-                margin / (std([float(rewards[p][g]) for g in mine], 1) + eps) if scaled else margin
-            )
+            out[p, mine[0]] = margin / (std([float(rewards[p][g]) for g in mine], 1) + eps) if scaled else margin
     return out
 
 
@@ -390,9 +386,7 @@ def keep_singletons(values, rewards, by):
 
 def scale_by_live(values, rewards, of, ddof, eps):
     base = rewards if of == "rewards" else values
-    numbers = [
-        float(base[p][g]) for p in range(len(rewards)) if live(rewards, p) for g in valid_of(rewards, p)
-    ]
+    numbers = [float(base[p][g]) for p in range(len(rewards)) if live(rewards, p) for g in valid_of(rewards, p)]
     out = np.zeros(np.shape(rewards))
     if len(set(numbers)) > 1 and len(numbers) > ddof:
         for p, g in np.argwhere(np.isfinite(rewards)):

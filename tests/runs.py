@@ -8,7 +8,8 @@ from pathlib import Path
 
 import jax
 
-from grpojax import tracking, trainer
+from grpojax.records import metrics as tracking
+from grpojax.run import trainer
 
 HERE = Path(__file__).parent
 
@@ -16,7 +17,7 @@ HERE = Path(__file__).parent
 def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1, env=None) -> subprocess.Popen:
     """``grpojax train`` as a process of its own, with what it says on a pipe."""
     return subprocess.Popen(
-        [sys.executable, "-m", "grpojax.cli", "train", str(recipe), f"run.dir={directory}", *overrides],
+        [sys.executable, "-m", "grpojax", "train", str(recipe), f"run.dir={directory}", *overrides],
         env=environment(devices) | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

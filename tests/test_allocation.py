@@ -55,9 +55,7 @@ def test_culling():
     rows = jnp.array([3, 0, 2, 4])
     state = jax.jit(X.cull)(X.start_culling(6), rows, rewards, 0)
     np.testing.assert_array_equal(state.solved, [-1, -1, 0, 0, -1, -1])
-    active = lambda state, epoch, **options: (
-        np.asarray(X.active(state, epoch, **options)).astype(int).tolist()
-    )  # noqa: E731
+    active = lambda state, epoch, **options: np.asarray(X.active(state, epoch, **options)).astype(int).tolist()  # noqa: E731
     assert active(state, 0) == [1] * 6  # from the next epoch on
     for epoch in (1, 5):
         assert active(state, epoch) == [1, 1, 0, 0, 1, 1]
@@ -139,9 +137,7 @@ def test_golden_length_selected(alpha, rewards):
     s = A.Signals(lengths=GROUP["lengths"])
     close(A.chain(reward=X.length_selected(alpha))(GROUP["rewards"], s), [rewards])
     if alpha == 0.2:
-        got = A.chain(A.center(), A.scale(ddof=0, eps=0.0), reward=X.length_selected(alpha))(
-            GROUP["rewards"], s
-        )
+        got = A.chain(A.center(), A.scale(ddof=0, eps=0.0), reward=X.length_selected(alpha))(GROUP["rewards"], s)
         close(got, [[0.71390916, 0.57453984, 0.43517053, -1.72361953]], atol=1e-5)
 
 

@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from credit_examples import example, nthr_data
 from oracles import close
-from test_credit import example, nthr_data
 
 from grpojax import diagnostics as D
 
@@ -127,9 +127,7 @@ STEPS = np.arange(30.0)
     ],
 )
 def test_collapse_alarm(entropy, displacement, rings):
-    alarm = D.collapse_alarm(
-        jnp.asarray(entropy, jnp.float32), jnp.asarray(displacement, jnp.float32), LIMITS
-    )
+    alarm = D.collapse_alarm(jnp.asarray(entropy, jnp.float32), jnp.asarray(displacement, jnp.float32), LIMITS)
     names = ("entropy_collapse", "entropy_explosion", "entropy_falling", "displacement", "not_finite")
     assert {n for n in names if getattr(alarm, n)} == rings
     assert bool(alarm.any) == bool(rings)

@@ -69,9 +69,7 @@ def test_variance_does_not_cancel():
     assert (jnp.square(x[:3]).mean() - x[:3].mean() ** 2) % 8 == 0
 
 
-@pytest.mark.parametrize(
-    ("n", "ddof", "want"), [(0, 0, 0), (1, 0, 0), (1, 1, 0), (2, 0, 4), (2, 1, 8), (2, 2, 0)]
-)
+@pytest.mark.parametrize(("n", "ddof", "want"), [(0, 0, 0), (1, 0, 0), (1, 1, 0), (2, 0, 4), (2, 1, 8), (2, 2, 0)])
 def test_variance_of_few(n, ddof, want):
     x = jnp.array([1.0, 5.0, jnp.nan])
     assert masked.variance(x, jnp.arange(3) < n, ddof=ddof) == want
@@ -96,9 +94,7 @@ def test_sums_are_float32():
 
 
 def test_from_lengths():
-    np.testing.assert_array_equal(
-        masked.from_lengths(jnp.array([0, 2, 3]), 3), [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
-    )
+    np.testing.assert_array_equal(masked.from_lengths(jnp.array([0, 2, 3]), 3), [[0, 0, 0], [1, 1, 0], [1, 1, 1]])
     with jax.numpy_rank_promotion("raise"):
         np.testing.assert_array_equal(masked.from_lengths(LENGTHS, T), MASK)
     np.testing.assert_array_equal(jax.jit(masked.from_lengths, static_argnums=1)(LENGTHS, T), MASK)

@@ -41,7 +41,6 @@ def test_pure_functions():
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.strip()}
     assert set(variants.names()) <= rows.keys()
     assert (
-        rows["rloo"]
-        == "0.67 0.67 -0.67 -0.67 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 1.00 -0.33 -0.33 -0.33".split()
+        rows["rloo"] == "0.67 0.67 -0.67 -0.67 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 1.00 -0.33 -0.33 -0.33".split()
     )
     assert rows["ngrpo"][4] == "-0.45"

@@ -67,13 +67,9 @@ SEQUENCE = {
     "alone, group": A.chain(A.center(singleton="reward"), A.scale(singleton="reward", eps=1e-2)),
     "alone, group, centred": A.chain(A.center(leave_one_out=True, singleton="reward")),
     "alone, group, scaled": A.chain(A.center("none"), A.scale(singleton="reward", eps=1e-2)),
-    "alone, batch": A.chain(
-        A.center("batch", singleton="reward"), A.scale("batch", singleton="reward", eps=1e-2)
-    ),
+    "alone, batch": A.chain(A.center("batch", singleton="reward"), A.scale("batch", singleton="reward", eps=1e-2)),
     "live rewards": A.chain(A.center("none"), A.scale("batch", live_only=True, eps=1e-2)),
-    "live advantages": A.chain(
-        A.center(), A.scale("batch", of="advantages", live_only=True, ddof=0, eps=1e-2)
-    ),
+    "live advantages": A.chain(A.center(), A.scale("batch", of="advantages", live_only=True, ddof=0, eps=1e-2)),
     "white": A.chain(A.center("none"), A.whiten(ddof=1, eps=1e-2), A.to_tokens()),
     "kl": A.chain(A.center(), A.scale(eps=1e-2), reward=A.subtract_kl(0.3)),
     "token rewards": A.chain(A.token_rewards(kl_coef=0.3)),
@@ -120,9 +116,7 @@ def test_sequence_level(judge, seed):
         "floor of tokens": tokens(np.maximum(centred, -0.2)),
         "margin": oracles.best_margin(r, scaled=True, eps=1e-2),
         "alone, group": oracles.keep_singletons(scaled(r), r, "group"),
-        "alone, group, centred": oracles.keep_singletons(
-            oracles.advantages(r, leave_one_out=True), r, "group"
-        ),
+        "alone, group, centred": oracles.keep_singletons(oracles.advantages(r, leave_one_out=True), r, "group"),
         "alone, group, scaled": oracles.keep_singletons(scaled(r, center="none"), r, "group"),
         "alone, batch": oracles.keep_singletons(
             oracles.advantages(r, center="batch", scale="batch", eps=1e-2), r, "batch"
@@ -175,10 +169,7 @@ def token_level(rewards, signals, advantages):
         losses[bound, l2, normalise, ndim] = jax.value_and_grad(loss)(signals.token_bias, of, signals.mask)
     sign = A.signs(A.Signals(rewards=jnp.nan_to_num(rewards), valid=jnp.isfinite(rewards)))
     valid = signals.mask & jnp.isfinite(rewards)[..., None]
-    nthr = [
-        C.nthr_scores(signals.probs, signals.hidden, signals.columns, valid, sign, self_term=own)
-        for own in SELF
-    ]
+    nthr = [C.nthr_scores(signals.probs, signals.hidden, signals.columns, valid, sign, self_term=own) for own in SELF]
     return {name: chain(rewards, signals) for name, chain in CREDIT.items()}, list(losses.values()), nthr
 
 
@@ -258,8 +249,7 @@ def corrections(logps, other, advantages, mask, key, skip):
         "covariance": cov,
         "kl_cov": [L.kl_cov(cov, mask, fraction=fraction) for fraction in FRACTIONS],
         "clip_cov": [
-            L.clip_cov(key, cov, mask, fraction=fraction, low=0.1, high=0.8, skip=skip)
-            for fraction in FRACTIONS
+            L.clip_cov(key, cov, mask, fraction=fraction, low=0.1, high=0.8, skip=skip) for fraction in FRACTIONS
         ],
         "joint": (joint(logps), jax.grad(lambda x: (SLOPES * joint(x)).sum())(logps)),
     }
@@ -367,9 +357,7 @@ def test_terms(seed):
     )
     tell = functools.partial(close, atol=1e-5, rtol=1e-4)
 
-    for (loss, gradient), clip in zip(
-        got["value"], ({}, {"old_values": advantages, "clip": 0.4}), strict=True
-    ):
+    for (loss, gradient), clip in zip(got["value"], ({}, {"old_values": advantages, "clip": 0.4}), strict=True):
         want = oracles.value_loss(x, y, weights, **clip)
         tell(loss, want[0], atol=1e-4)
         tell(gradient, want[1])

@@ -9,18 +9,15 @@ import pytest
 import yaml
 from tiny_run import make_run
 
-from grpojax import cli, config
-from grpojax.settings import build
+from grpojax.host.settings import build
+from grpojax.run import recipe as config
+from grpojax.tools import cli
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
 COMMANDS = [
-    command.strip()
-    for kind, text in BLOCKS
-    if not kind
-    for line in text.splitlines()
-    for command in line.split("&&")
+    command.strip() for kind, text in BLOCKS if not kind for line in text.splitlines() for command in line.split("&&")
 ]
 
 # What makes a command of hours one of seconds.

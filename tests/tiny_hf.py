@@ -49,17 +49,13 @@ MODELS = {
 def config(name: str, **changes):
     """The transformers config of one of `MODELS`."""
     kind, options = MODELS[name]
-    return transformers.AutoConfig.for_model(
-        kind, **{"rope_parameters": _ROPE, **_SIZES, **options, **changes}
-    )
+    return transformers.AutoConfig.for_model(kind, **{"rope_parameters": _ROPE, **_SIZES, **options, **changes})
 
 
 def model(config, *, dtype=torch.float32, seed: int = 0):
     """A transformers model in which every weight matters: random norms and biases too."""
     torch.manual_seed(seed)
-    made = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager", dtype=dtype
-    ).eval()
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
     with torch.no_grad():
         for name, p in made.named_parameters():
             if name.endswith("norm.weight"):

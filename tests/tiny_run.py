@@ -62,9 +62,7 @@ def make_run(folder: Path) -> Path:
     letters = ["<pad>", "<eos>", *"0123456789+-= ", *(chr(i) for i in range(97, 97 + 24))]
     core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="<pad>"))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>"
-    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(0)
     model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
         vocab_size=len(letters), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,

@@ -115,9 +115,7 @@ def splash(q, k, v, segments, prefix: Prefix | None = None, *, mesh=None, interp
 
     def run(q, k, v, q_seg, kv_seg):
         mask = sa.MultiHeadMask([causal] * q.shape[2])
-        kernel = sa.make_splash_mha(
-            mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
-        )
+        kernel = sa.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
         one = lambda q, k, v, a, b: kernel(q, k, v, segment_ids=sa.SegmentIds(q=a, kv=b))  # noqa: E731
         heads_first = [x.swapaxes(1, 2) for x in (q, k, v)]
         out: Any = jax.vmap(one)(*heads_first, q_seg, kv_seg)  # pyrefly: ignore
@@ -202,9 +200,9 @@ def by_completion(attend: Attend, seats, segments) -> Attend:
 @jax.custom_vjp
 def _move(x, source, target):
     """``x[b, source[b, i]]``, 0 where that is -1; ``target`` is the way back, so the gradient is a gather too."""
-    return jax.vmap(
-        lambda x, i: jnp.take(x, jnp.where(i < 0, x.shape[0], i), axis=0, mode="fill", fill_value=0)
-    )(x, source)
+    return jax.vmap(lambda x, i: jnp.take(x, jnp.where(i < 0, x.shape[0], i), axis=0, mode="fill", fill_value=0))(
+        x, source
+    )
 
 
 _move.defvjp(

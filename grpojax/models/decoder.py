@@ -15,9 +15,9 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from grpojax.models import attention as att
-from grpojax.models.config import DecoderConfig, RopeScaling
-from grpojax.models.vocab import token_scores
-from grpojax.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
+from grpojax.models.decoder_config import DecoderConfig, RopeScaling
+from grpojax.models.logprobs import token_scores
+from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.types import Rows
 
 
@@ -257,17 +257,15 @@ def embed_tokens(model: Decoder, tokens, compute: Compute, *, whole: bool = Fals
             tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
         row = tokens - jax.lax.axis_index("tensor") * table.shape[0]
         here = (row >= 0) & (row < table.shape[0])
-        x = jnp.where(
-            here[..., None], jnp.take(table, row, axis=0, mode="clip").astype(dtype), jnp.zeros((), dtype)
-        )
+        x = jnp.where(here[..., None], jnp.take(table, row, axis=0, mode="clip").astype(dtype), jnp.zeros((), dtype))
         x = jax.lax.psum(x, "tensor")
         return x if whole else jax.lax.all_to_all(x, "fsdp", 0, x.ndim - 1, tiled=True)
 
     rules = ROLLOUT if whole else TRAIN
     lanes = spec(("lane",), rules)
-    return jax.shard_map(
-        look_up, mesh=mesh, in_specs=(spec(LOGICAL_AXES["embed"], rules), lanes), out_specs=lanes
-    )(table, tokens)
+    return jax.shard_map(look_up, mesh=mesh, in_specs=(spec(LOGICAL_AXES["embed"], rules), lanes), out_specs=lanes)(
+        table, tokens
+    )
 
 
 def scan_layers(model: Decoder, body, carry, xs=None, *, remat: Literal["layer", "matmuls", "none"] = "none"):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from grpojax.models.config import DecoderConfig
+from grpojax.models.decoder_config import DecoderConfig
 
 # Of one device as jax names its kind, from the makers' data sheets: dense bfloat16 FLOP/s, bytes/s of its memory.
 PEAKS = {
@@ -37,9 +37,7 @@ def forward_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
-def decode_bytes(
-    c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, group: int, slots: int
-) -> float:
+def decode_bytes(c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, group: int, slots: int) -> float:
     """Bytes of memory that sampling must read: weights once a token step, each prompt's keys and values once for all
     of its slots, each slot's own. In bfloat16, every prompt and completion of full length, on a single device.
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from grpojax.errors import UserError
+from grpojax.host.errors import UserError
 from grpojax.rewards import answers
 
 
@@ -46,9 +46,7 @@ class _Marked(Reward):
 
     def __post_init__(self):
         if self.marker is not None and not self.marker.strip():
-            raise UserError(
-                f"marker={self.marker!r}: give the text before an answer, or null for the known ones"
-            )
+            raise UserError(f"marker={self.marker!r}: give the text before an answer, or null for the known ones")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

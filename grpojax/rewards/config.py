@@ -5,8 +5,8 @@ import difflib
 import typing
 from typing import Any, Literal
 
-from grpojax import settings
-from grpojax.errors import UserError
+from grpojax.host import settings
+from grpojax.host.errors import UserError
 from grpojax.rewards import builtin
 
 
@@ -38,9 +38,7 @@ class RewardConfig:
         try:
             builtin.freeze(self.options)
         except (TypeError, ValueError) as e:
-            raise UserError(
-                f"reward {self.name!r}: options must be plain numbers, texts, lists: {e}"
-            ) from None
+            raise UserError(f"reward {self.name!r}: options must be plain numbers, texts, lists: {e}") from None
 
     @property
     def metric(self) -> str:

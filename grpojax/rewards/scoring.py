@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from grpojax.errors import UserError
+from grpojax.host.errors import UserError
 from grpojax.rewards import builtin, pool, sandbox, worker
 from grpojax.rewards.config import RewardConfig, RewardsConfig
 from grpojax.rewards.worker import Outcome, Samples
@@ -48,9 +48,7 @@ class PendingScores:
 
     def __init__(self, rewards: "Rewards", samples: Samples, group: int):
         self._rewards, self._samples, self._group = rewards, samples, group
-        self._outcomes: list[list[Outcome | None]] = [
-            rewards.at_once(t, samples) for t in range(len(rewards.terms))
-        ]
+        self._outcomes: list[list[Outcome | None]] = [rewards.at_once(t, samples) for t in range(len(rewards.terms))]
         self._jobs: dict[Future, _Job] = {}
         for t, outcomes in enumerate(self._outcomes):
             open_ = [i for i, o in enumerate(outcomes) if o is None]
@@ -113,9 +111,7 @@ class Rewards:
         if not isinstance(config, RewardsConfig):
             config = RewardsConfig(terms=tuple(config))
         self.config = config
-        self.terms = [
-            builtin.make(c.name, c.options) if c.name in builtin.REWARDS else None for c in config.terms
-        ]
+        self.terms = [builtin.make(c.name, c.options) if c.name in builtin.REWARDS else None for c in config.terms]
         self._pace: dict[int, float] = {}
         self._shown: set[tuple[int, str]] = set()
         self._workers: pool.Workers | None = None
@@ -159,15 +155,11 @@ class Rewards:
           group: samples of one prompt, which stand together.
         """
         n = len(completions)
-        wrong = {
-            k: len(v) for k, v in {"prompts": prompts, "tokens": tokens, **columns}.items() if len(v) != n
-        }
+        wrong = {k: len(v) for k, v in {"prompts": prompts, "tokens": tokens, **columns}.items() if len(v) != n}
         if wrong or n % group:
             raise ValueError(f"{n} completions in groups of {group}, but {wrong or 'that leaves a rest'}")
         lists = {name: list(values) for name, values in columns.items()}
-        return PendingScores(
-            self, Samples(list(prompts), list(completions), list(map(list, tokens)), lists), group
-        )
+        return PendingScores(self, Samples(list(prompts), list(completions), list(map(list, tokens)), lists), group)
 
     def __call__(self, prompts, completions, tokens, columns, *, group: int = 1) -> Scores:
         """The rewards of N samples: `submit` and its result."""
@@ -178,9 +170,7 @@ class Rewards:
         for config, term in zip(self.config.terms, self.terms, strict=True):
             if term is not None and term.needs_gold:
                 if gold is None:
-                    raise UserError(
-                        f"reward {config.name!r} needs gold answers: give data.answer their column"
-                    )
+                    raise UserError(f"reward {config.name!r} needs gold answers: give data.answer their column")
                 term.check_gold(gold)
 
     def at_once(self, t: int, samples: Samples) -> list[Outcome | None]:

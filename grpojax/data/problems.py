@@ -1,0 +1,429 @@
+"""Problems from files and hubs to padded prompt batches.
+
+The batch of step n is a function of (seed, n) alone, through grain's random-access pipeline, so the whole state of
+the data is the step. Batches are those of the whole run, whatever the number of hosts.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import grain
+import numpy as np
+
+from grpojax.data.readers import BUILTIN, Row, SourceConfig, locate, open_source
+from grpojax.host.errors import UserError
+from grpojax.types import Prompts
+
+__all__ = [
+    "BUILTIN", "Batches", "DataConfig", "Example", "Problem", "Problems", "SourceConfig", "Tokenize", "gold_answer",
+    "in_order", "load_problems", "locate", "read_rows", "to_prompts",
+]  # fmt: skip
+
+# A question as text, or as the messages of a chat so far: [{"role": "user", "content": "..."}].
+Question = str | Sequence[Mapping[str, str]]
+
+# The arguments of a reward function: no column can have their names.
+TAKEN = ("prompts", "completions", "tokens", "gold")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """A solved problem to show before each prompt."""
+
+    prompt: str
+    completion: str
+
+
+Source = str | SourceConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    r"""Where problems come from, and what the model is asked.
+
+    Attributes:
+      train: a path as in `SourceConfig`, a source, or a list of them.
+      eval: the same, for evaluation; None evaluates nothing.
+      prompt: column with the question: a text, or a chat so far as a list of ``{"role", "content"}`` messages, the
+        last of them the user's.
+      answer: column with the reference answer; None if the rewards need none. Of an answer with ``####`` (GSM8K) the
+        part after the last one counts.
+      columns: what reward functions get of the other columns: name for the function -> column. None gives all.
+      system: system message for the chat template.
+      examples: solved problems shown first: earlier turns of the chat, or paragraphs before a plain prompt.
+      instruction: what to ask, with ``{prompt}`` where the question (a chat's last message) goes, as in
+        ``{prompt}\nAnswer in \boxed{}.``
+      template: "chat" uses the tokenizer's chat template, "plain" the bare question; "auto" takes the chat template
+        if the tokenizer has one.
+      max_prompt_tokens: most tokens of a prompt.
+      too_long: "drop" leaves longer prompts out and counts them, "refuse" makes them an error.
+      on_bad_row: "error" stops at a row that cannot be used, "skip" leaves it out, counts and lists it.
+    """
+
+    train: Source | tuple[Source, ...]
+    eval: Source | tuple[Source, ...] | None = None
+    prompt: str = "question"
+    answer: str | None = "answer"
+    columns: dict[str, str] | None = None
+    system: str | None = None
+    examples: tuple[Example, ...] = ()
+    instruction: str = "{prompt}"
+    template: Literal["auto", "chat", "plain"] = "auto"
+    max_prompt_tokens: int = 512
+    too_long: Literal["drop", "refuse"] = "drop"
+    on_bad_row: Literal["error", "skip"] = "error"
+
+    def __post_init__(self):
+        if self.max_prompt_tokens < 1:
+            raise UserError(f"max_prompt_tokens={self.max_prompt_tokens}: must be at least 1")
+        if self.instruction.count("{prompt}") != 1:
+            raise UserError(f"instruction={self.instruction!r}: must have {{prompt}} in it once")
+        if self.columns and (bad := sorted(set(self.columns) & set(TAKEN))):
+            raise UserError(f"columns.{bad[0]}: reward functions have an argument of that name; take another")
+        for name in ("train", "eval"):
+            given = getattr(self, name)
+            if given == ():
+                raise UserError(f"{name}: the list of sources is empty")
+            each = sources(given)
+            if name == "eval" and any(not s.path for s in each):
+                raise UserError("eval: the name of a source is empty")
+            if name == "eval" and any(s.weight != 1 for s in each):
+                raise UserError("eval: every problem is evaluated once; weights are for train")
+
+
+def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
+    """What `DataConfig.train` may be, as a list of sources."""
+    if given is None:
+        return []
+    each = [given] if isinstance(given, str | SourceConfig) else list(given)
+    return [SourceConfig(path=s) if isinstance(s, str) else s for s in each]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One row: ``uid`` is its number in all that was read, ``ids`` the tokenised prompt, ``columns`` for rewards.
+
+    ``prompt`` is the question as text; of a chat, its last message.
+    """
+
+    uid: int
+    ids: tuple[int, ...]
+    prompt: str
+    gold: str | None
+    columns: Mapping[str, Any]
+    source: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Problems(Sequence[Problem]):
+    """What was loaded.
+
+    Attributes:
+      kept: the problems, in the order they stand in the sources.
+      weights: of each source.
+      dropped: prompts left out for their length.
+      skipped: a line for each row left out by ``on_bad_row: skip``: file, line and reason.
+      fingerprint: of all rows read, whatever their file is called or how it is compressed.
+    """
+
+    kept: tuple[Problem, ...]
+    weights: tuple[float, ...]
+    dropped: int
+    skipped: tuple[str, ...]
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def __getitem__(self, i):
+        return self.kept[i]
+
+    def notes(self, name: str, config: DataConfig) -> list[str]:
+        """Lines for the console on what was left out; at most ten rows are listed."""
+        lines = []
+        if self.dropped:
+            over = f"data.max_prompt_tokens={config.max_prompt_tokens}"
+            lines.append(f"{name} data: left out {self.dropped} prompts over {over}")
+        if self.skipped:
+            lines.append(f"{name} data: left out {len(self.skipped)} bad rows")
+            lines += [f"  {line}" for line in self.skipped[:10]]
+        return lines
+
+
+def read_rows(path: str) -> list[dict[str, Any]]:
+    """The rows of a source; a bad one raises `UserError` with file and line."""
+    rows = []
+    for where, row in open_source(SourceConfig(path=path)):
+        if isinstance(row, str):
+            raise UserError(f"{where}: {row}")
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path}: no rows")
+    return rows
+
+
+def gold_answer(text: str) -> str:
+    """The answer proper: what follows the last ``####``, or all of it."""
+    return text.rsplit("####", 1)[-1].strip()
+
+
+class Tokenize:
+    """Questions to token ids: chat template or plain, at most one beginning-of-sequence token.
+
+    Args:
+      tokenizer: of transformers.
+      config: for the instruction, the examples, the system message and the template.
+
+    Raises:
+      UserError: the tokenizer lacks what the config asks for, or its template loses part of it.
+    """
+
+    def __init__(self, tokenizer, config: DataConfig):
+        self.tokenizer, self.config = tokenizer, config
+        self.chat = config.template == "chat" or (config.template == "auto" and bool(tokenizer.chat_template))
+        if self.chat and not tokenizer.chat_template:
+            raise UserError("data.template='chat', but the tokenizer has no chat template; use 'plain'")
+        if not self.chat and config.system:
+            raise UserError(
+                "data.system needs a chat template; put the text into data.instruction or use data.template=chat"
+            )
+        self._system = [] if config.system is None else [{"role": "system", "content": config.system}]
+        self._examples = []
+        for example in config.examples:
+            self._examples.append({"role": "user", "content": self._ask(example.prompt)})
+            self._examples.append({"role": "assistant", "content": example.completion})
+
+    def _ask(self, question: str) -> str:
+        return self.config.instruction.replace("{prompt}", question)
+
+    def _turns(self, question: Question) -> list[Mapping[str, str]]:
+        """System message, examples, and the chat that ends with the question."""
+        chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+        system, before = self._system, chat[:-1]
+        if before and before[0]["role"] == "system":
+            if system:
+                raise UserError("the prompt has a system message of its own, and data.system gives another")
+            system, before = before[:1], before[1:]
+        last = {"role": "user", "content": self._ask(chat[-1]["content"])}
+        return [*system, *self._examples, *before, last]
+
+    def text(self, question: Question) -> str:
+        """What the model reads."""
+        if not self.chat:
+            if not isinstance(question, str):
+                raise UserError("the prompt is a list of messages, which needs a chat template")
+            shown = [f"{self._ask(e.prompt)}{e.completion}\n\n" for e in self.config.examples]
+            return "".join(shown) + self._ask(question)
+        turns = self._turns(question)
+        try:
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except Exception as e:  # whatever a template raises, such as "system role not supported"
+            raise UserError(f"the tokenizer's chat template refuses: {' '.join(str(e).split())[:200]}") from None
+        for turn in turns:
+            if turn["content"].strip() not in text:
+                raise UserError(
+                    f"the tokenizer's chat template loses the {turn['role']}'s {turn['content'][:60]!r}; "
+                    "use data.template=plain"
+                )
+        return text
+
+    def __call__(self, question: Question) -> tuple[int, ...]:
+        # A template that writes its own BOS must not get the tokenizer's on top.
+        ids = list(self.tokenizer.encode(self.text(question), add_special_tokens=not self.chat))
+        bos = self.tokenizer.bos_token_id
+        # Where BOS is EOS too, it also ends the turns of a chat.
+        most = 1 if bos != self.tokenizer.eos_token_id else len(ids)
+        if bos is not None and (ids.count(bos) > most or ids[:2] == [bos, bos]):
+            raise UserError(f"a prompt has two beginning-of-sequence tokens: {str(question)[:60]!r}")
+        return tuple(ids)
+
+
+def load_problems(
+    given: Source | Sequence[Source], tokenize: Callable[[Question], tuple[int, ...]], config: DataConfig,
+    check_gold: Callable[[str | None], None] | None = None,
+) -> Problems:  # fmt: skip
+    """Reads and tokenises the problems of one or more sources.
+
+    Args:
+      given: what `DataConfig.train` or ``.eval`` says.
+      tokenize: question to token ids, such as a `Tokenize`.
+      config: for columns, lengths and what to do with a bad row.
+      check_gold: raises `UserError` for a reference answer that no reward can be computed from.
+
+    Raises:
+      UserError: a source cannot be read; or a row cannot be used, with file and line.
+    """
+    if check_gold is not None and config.answer is None:
+        check_gold(None)
+    digest = hashlib.sha256()
+    kept: list[Problem] = []
+    skipped: list[str] = []
+    dropped, uid = 0, 0
+    each = sources(given)
+    for number, source in enumerate(each):
+        before = len(kept)
+        first = uid
+        for where, row in open_source(source):
+            try:
+                digest.update(_canonical(row))
+                problem = _problem(uid, row, tokenize, config, source, number, check_gold)
+            except UserError as e:
+                if config.on_bad_row == "error":
+                    raise UserError(f"{where}: {e}") from None
+                skipped.append(f"{where}: {e}")
+            else:
+                if len(problem.ids) <= config.max_prompt_tokens:
+                    kept.append(problem)
+                elif config.too_long == "drop":
+                    dropped += 1
+                else:
+                    raise UserError(
+                        f"{where}: the prompt has {len(problem.ids)} tokens, over "
+                        f"data.max_prompt_tokens={config.max_prompt_tokens}"
+                    )
+            uid += 1
+        if uid == first:
+            raise UserError(f"{source.path}: no rows")
+        if len(kept) == before:
+            why = f"every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}"
+            if skipped:
+                why = f"no row can be used; the first left out is {skipped[0]}"
+            raise UserError(f"{source.path}: {why}")
+    weights = tuple(s.weight for s in each)
+    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32])
+
+
+def _canonical(row: Row) -> bytes:
+    try:
+        return json.dumps(row, sort_keys=True, default=repr).encode() + b"\n"
+    except (RecursionError, TypeError, ValueError) as e:  # brackets a thousand deep; keys of several types
+        raise UserError(f"a row that cannot be handled: {e}") from None
+
+
+def _problem(
+    uid: int, row: Row, tokenize: Callable[[Question], tuple[int, ...]], config: DataConfig, source: SourceConfig,
+    number: int, check_gold: Callable[[str | None], None] | None,
+) -> Problem:  # fmt: skip
+    if isinstance(row, str):
+        raise UserError(row)
+    question = _question(row, source.prompt or config.prompt)
+    prompt = question if isinstance(question, str) else question[-1]["content"]
+    if not prompt.strip():
+        raise UserError("has an empty prompt")
+    gold = None
+    if config.answer is not None:
+        gold = gold_answer(str(_cell(row, source.answer or config.answer, "answer")))
+        if not gold:
+            raise UserError("has an empty answer")
+        if check_gold is not None:
+            check_gold(gold)
+    if config.columns is None:
+        if bad := sorted(set(row) & set(TAKEN)):
+            raise UserError(
+                f"column {bad[0]!r} has the name of a reward function's argument; "
+                "list the columns that rewards need in data.columns"
+            )
+        columns = row
+    else:
+        if lacking := sorted(set(config.columns.values()) - set(row)):
+            raise UserError(f"has no column {lacking[0]!r}; it has {sorted(map(str, row))}"[:400])
+        columns = {name: row[column] for name, column in config.columns.items()}
+    ids = tokenize(question)
+    if not ids:
+        raise UserError("has an empty prompt")
+    return Problem(uid, ids, prompt, gold, columns, number)
+
+
+def _question(row: Mapping[str, Any], column: str) -> Question:
+    value = row.get(column)
+    if not isinstance(value, list | tuple):
+        text = _cell(row, column, "question")
+        if not isinstance(text, str):
+            raise UserError(f"column {column!r} is no text but {text!r:.60}")
+        return text
+    for message in value:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise UserError(f"column {column!r} has {message!r:.60}, no message with a role and a content")
+        _cell(message, "content", f"message in {column!r}")
+        used = {name for name, part in message.items() if part is not None}
+        if used != {"role", "content"} or not isinstance(message["content"], str):
+            raise UserError(f"column {column!r} has a message of more than role and text: {message!r:.60}")
+    if not value or value[-1]["role"] != "user":
+        raise UserError(f"column {column!r} is a list of messages that does not end with the user's")
+    return [{"role": m["role"], "content": m["content"]} for m in value]
+
+
+def _cell(row: Mapping[str, Any], column: str, what: str) -> str | int | float:
+    if column not in row:
+        raise UserError(f"has no column {column!r} for the {what}; it has {sorted(map(str, row))}"[:400])
+    value = row[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise UserError(f"has no text in column {column!r}, but {value!r:.60}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"has no text in column {column!r}, but {value}")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"column {column!r} is no valid Unicode") from None
+    return value
+
+
+class Batches:
+    """``batches[n]``: the problems of step n. Each pass over a source has an order of its own.
+
+    Args:
+      problems: what to draw from; each has the number of its source.
+      size: prompts in a batch.
+      seed: of the orders.
+      weights: of the sources, by number; None is one source.
+    """
+
+    def __init__(self, problems: Sequence[Problem], size: int, seed: int, weights: Sequence[float] | None = None):
+        if len(problems) < size:
+            raise UserError(f"rollout.prompts={size} is more than the {len(problems)} problems of the data")
+        self._problems = problems
+        orders = []
+        for number in range(len(weights or [1.0])):
+            places = [i for i, p in enumerate(problems) if weights is None or p.source == number]
+            order = grain.MapDataset.source(places).seed(seed + 1_000_003 * number).shuffle().repeat()
+            orders.append(order)
+        mixed = orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights=list(weights or ()))
+        self._batches = mixed.batch(size, batch_fn=list)
+
+    def __getitem__(self, step: int) -> list[Problem]:
+        return [self._problems[i] for i in self._batches[step] or ()]
+
+
+def in_order(problems: list[Problem], size: int) -> Iterator[tuple[list[Problem], int]]:
+    """Batches of ``size`` once through; the last is filled up with its own problems. Yields (batch, real ones)."""
+    for start in range(0, len(problems), size):
+        batch = problems[start : start + size]
+        real = len(batch)
+        yield [batch[i % real] for i in range(size)], real
+
+
+def to_prompts(problems: Sequence[Problem], length: int, group: int = 0) -> Prompts:
+    """Right-padded prompts ``[P, length]``.
+
+    A problem that stands in the batch again (at the end of a small source) goes on with the sample after its
+    ``group``, so that it does not get the same draws again.
+    """
+    tokens = np.zeros((len(problems), length), np.int32)
+    seen: Counter[int] = Counter()
+    first = np.zeros(len(problems), np.int32)
+    for i, problem in enumerate(problems):
+        tokens[i, : len(problem.ids)] = problem.ids
+        first[i] = group * seen[problem.uid]
+        seen[problem.uid] += 1
+    return Prompts(
+        tokens=tokens,
+        lengths=np.array([len(p.ids) for p in problems], np.int32),
+        uids=np.array([p.uid for p in problems], np.uint32),
+        first_sample=first,
+    )

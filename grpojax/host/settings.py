@@ -1,0 +1,331 @@
+"""A YAML file plus ``a.b=c`` overrides, turned into frozen dataclasses.
+
+The classes are plain stdlib dataclasses. A field's type says what it takes: ``Annotated[int, Field(ge=1)]``,
+with pydantic's ``Field``, adds a range, and ``Literal`` offers a choice. What a class must check across its
+fields, its ``__post_init__`` checks and raises as a `ValueError`. This module walks dataclasses, lists, dicts
+and unions itself, so that each problem has an exact path, and leaves every other type to pydantic.
+"""
+
+import dataclasses
+import difflib
+import functools
+import itertools
+import operator
+import re
+import reprlib
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from grpojax.host.errors import UserError
+
+T = TypeVar("T")
+Key = tuple[Any, ...]  # where a value stands: ("rewards", 0, "weight")
+
+
+def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
+    """Reads ``path``, applies the overrides in order and builds a ``cls``.
+
+    Args:
+      cls: a frozen dataclass.
+      path: a YAML file with a mapping at its top level.
+      overrides: texts ``a.b=c``; ``c`` is YAML, and a part of the key may be an index into a list.
+
+    Raises:
+      UserError: the file, an override or a value is not what ``cls`` takes.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or 'not a UTF-8 text file'}") from None
+    tree = _parse(text, str(path))
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping at the top level, got {_show(tree)}")
+
+    tree, origins = override(tree, overrides)
+    return build(cls, tree, {"": str(path), **origins})
+
+
+def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
+    """A copy of ``tree`` with the overrides applied in order, and the origins of what they set, for `build`."""
+    origins = {}
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
+        keys = dotted.strip().split(".")
+        where = f"override {text!r}"
+        if not equals or not all(keys):
+            raise UserError(f"{where}: expected key=value, such as train.steps=100")
+        try:
+            read = _parse(value, where)
+        except UserError as e:
+            raise UserError(f"{e}; a text with such characters needs quotes: {dotted}='\"...\"'") from None
+        tree = _replace(tree, keys, read, where)
+        origins[".".join(keys)] = "the command line"
+    return tree, origins
+
+
+def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> T:
+    """Builds a ``cls`` from a mapping.
+
+    A string that reads as a number is one where a number is wanted (PyYAML takes ``1e-5`` for a string). But
+    a boolean is never a number, nor a number a string, and every number is finite.
+
+    Args:
+      cls: a frozen dataclass.
+      mapping: the values, as YAML gives them.
+      origins: dotted path -> where the values at and below it came from; ``""`` is the root.
+
+    Raises:
+      UserError: names the first problem and counts the others.
+    """
+    walk = _Walk(origins or {})
+    config = walk.visit(cls, mapping, ())
+    if walk.problems:
+        first, *others = walk.problems
+        raise UserError(_one_line(first + (f" (and {len(others)} more)" if others else "")))
+    return config
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as plain JSON-able data, from which `build` makes an equal one."""
+    return TypeAdapter(Any).dump_python(config, mode="json")
+
+
+def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Where two results of `to_dict` differ: sorted lines ``train.steps: 10 -> 20``."""
+    return sorted(_differences(a, b, ()))
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+_ABSENT = _Absent()
+
+
+def _differences(a: Any, b: Any, path: Key) -> Iterator[str]:
+    if isinstance(a, list) and isinstance(b, list):
+        a, b = dict(enumerate(a)), dict(enumerate(b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in a.keys() | b.keys():
+            yield from _differences(a.get(key, _ABSENT), b.get(key, _ABSENT), (*path, key))
+    elif a != b or isinstance(a, bool) != isinstance(b, bool):
+        yield f"{_dotted(path)}: {a!r} -> {b!r}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping; PyYAML lets the last one win."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key {key.value!r} stands twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark, problem = error.problem_mark, error.problem
+        line = f", line {mark.line + 1}" if mark else ""
+    except Exception as error:  # PyYAML's constructors leak theirs: KeyError for "!!bool x", ValueError, ...
+        line, problem = "", error
+    raise UserError(_one_line(f"{where}{line}: invalid YAML: {problem}"))
+
+
+def _replace(node: Any, keys: Sequence[str], value: Any, where: str) -> Any:
+    """A copy of ``node`` with ``value`` at ``keys``. Nothing changes in place: YAML aliases share nodes."""
+    if not keys:
+        return value
+    key, *rest = keys
+    if node is None:
+        node = {}
+    if isinstance(node, dict):
+        return {**node, key: _replace(node.get(key), rest, value, where)}
+    if not isinstance(node, list):
+        raise UserError(f"{where}: no key {key!r} in {_show(node)}")
+    index = next((i for i in range(len(node)) if str(i) == key), None)
+    if index is None:
+        raise UserError(f"{where}: no index {key!r} in a list of {len(node)}")
+    return [*node[:index], _replace(node[index], rest, value, where), *node[index + 1 :]]
+
+
+_UNIONS = (Union, types.UnionType)
+_PYDANTIC = ConfigDict(allow_inf_nan=False, extra="forbid")
+_SHAPE_NAMES = {dict: "a mapping", list: "a list"}
+
+
+class _Walk:
+    """Builds values by their types and collects what is wrong with them; what it builds then is of no use."""
+
+    def __init__(self, origins: Mapping[str, str]):
+        self.origins = origins
+        self.problems: list[str] = []
+
+    def visit(self, tp: Any, value: Any, path: Key) -> Any:
+        shape = _shape_of(value)
+        if tp is Any and shape:
+            tp = shape
+        origin, args = typing.get_origin(tp) or tp, typing.get_args(tp)
+        if shape not in _shapes(tp):
+            return self.leaf(tp, value, path)
+        if origin is Annotated:
+            before = len(self.problems)
+            result = self.visit(args[0], value, path)
+            if result is None or len(self.problems) > before:
+                return None
+            return self.leaf(Annotated[Any, *args[1:]], result, path)
+        if origin in _UNIONS:
+            return self.closest([m for m in args if shape in _shapes(m)], value, path)
+        if dataclasses.is_dataclass(origin):
+            return self.section(origin, value, path)
+        if origin is dict:
+            of_key, of_value = args or (str, Any)
+            keys = [self.visit(of_key, k, (*path, "<key>")) for k in value]
+            values = [self.visit(of_value, v, (*path, k)) for k, v in value.items()]
+            return dict(zip(keys, values, strict=True))
+        if origin is tuple and args and args[-1] is not ...:
+            if len(value) != len(args):
+                return self.refuse(value, path, f"expected a list of {len(args)}")
+        else:
+            args = itertools.repeat(args[0] if args else Any)
+        return origin(self.visit(t, v, (*path, i)) for i, (t, v) in enumerate(zip(args, value, strict=False)))
+
+    def section(self, cls: type, value: Mapping[Any, Any], path: Key) -> Any:
+        before = len(self.problems)
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+        hints = typing.get_type_hints(cls, include_extras=True)
+        for key in value:
+            if key not in fields:
+                close = _did_you_mean(key, fields) or f"; known keys: {', '.join(fields)}"
+                self.problems.append(f"{_dotted((*path, key))}: unknown key{close}")
+        values = {}
+        for name, field in fields.items():
+            if name in value:
+                values[name] = self.visit(hints[name], value[name], (*path, name))
+            elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                self.problems.append(f"{_dotted((*path, name))} is required")
+        if len(self.problems) > before:
+            return None
+        try:
+            return cls(**values)
+        except ValueError as error:
+            self.problems.append(f"{_dotted(path)}: {error}" if path else str(error))
+
+    def closest(self, members: Sequence[Any], value: Any, path: Key) -> Any:
+        """Builds the member of a union that finds the least wrong with ``value``."""
+        trials = []
+        for member in members:
+            walk = _Walk(self.origins)
+            trials.append((walk.visit(member, value, path), walk.problems))
+        result, problems = min(trials, key=lambda trial: len(trial[1]))
+        self.problems += problems
+        return result
+
+    def leaf(self, tp: Any, value: Any, path: Key) -> Any:
+        """Validates a value that has not the shape of a section, list or dict in ``tp``."""
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # nan and 16**5000, too
+            return self.refuse(value, path, "expected a finite number")
+        members = typing.get_args(tp) if typing.get_origin(tp) in _UNIONS else (tp,)
+        simple = tuple(m for m in members if not _shapes(m))
+        messages = []
+        if simple:
+            adapter = TypeAdapter(functools.reduce(operator.or_, simple), config=_PYDANTIC)
+            try:
+                result = adapter.validate_python(value, strict=isinstance(value, bool) or None)
+            except ValidationError as error:
+                messages = [e["msg"] for e in error.errors()]
+            else:
+                if isinstance(result, bool) == isinstance(value, bool):
+                    return result
+                messages = [f"Input should be a valid {'boolean' if isinstance(result, bool) else 'number'}"]
+        messages += [f"Input should be {_SHAPE_NAMES[s]}" for s in _shapes(tp)]
+        return self.refuse(value, path, _expectation(messages) + _did_you_mean(value, _choices(tp)))
+
+    def refuse(self, value: Any, path: Key, reason: str) -> None:
+        places = (_dotted(path[:n]) for n in range(len(path), -1, -1))
+        origin = next((f" (from {self.origins[p]})" for p in places if p in self.origins), "")
+        self.problems.append(f"{_dotted(path)}{'=' if path else ''}{_show(value)}{origin}: {reason}")
+
+
+def _shape_of(value: Any) -> type | None:
+    return dict if isinstance(value, Mapping) else list if isinstance(value, list | tuple) else None
+
+
+def _shapes(tp: Any) -> tuple[type, ...]:
+    """Which of dict and list are forms of a type that `_Walk` enters itself."""
+    origin, args = typing.get_origin(tp) or tp, typing.get_args(tp)
+    if origin is Annotated:
+        return _shapes(args[0])
+    if origin in _UNIONS:
+        return tuple(s for m in args for s in _shapes(m))
+    if origin is dict or dataclasses.is_dataclass(origin):
+        return (dict,)
+    return (list,) if origin in (list, tuple) else ()
+
+
+def _choices(tp: Any) -> list[Any]:
+    """The values of every ``Literal`` in a type."""
+    args = typing.get_args(tp)
+    return list(args) if typing.get_origin(tp) is Literal else [c for a in args for c in _choices(a)]
+
+
+_PLAIN = {
+    ", (unable|got) .*": "",
+    "^a valid integer": "an integer",
+    "^a valid boolean": "true or false",
+    "^a valid ": "a ",
+    "^greater than or equal to": "at least",
+    "^less than or equal to": "at most",
+}
+
+
+def _expectation(messages: Sequence[str]) -> str:
+    """What pydantic said about the members of a union, in one phrase."""
+    start = "Input should be "
+    wanted = [m.removeprefix(start) for m in messages if m.startswith(start)]
+    if not wanted:
+        return messages[0].removeprefix("Value error, ")
+    return "expected " + " or ".join(dict.fromkeys(map(_plain, wanted)))
+
+
+def _plain(text: str) -> str:
+    for pattern, shorter in _PLAIN.items():
+        text = re.sub(pattern, shorter, text)
+    return text
+
+
+def _did_you_mean(word: Any, known: Iterable[Any]) -> str:
+    names = [k for k in known if isinstance(k, str)]
+    close = difflib.get_close_matches(word, names, n=1) if isinstance(word, str) else None
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _dotted(path: Key) -> str:
+    return ".".join(k if isinstance(k, str) else _show(k) for k in path)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def _show(value: Any) -> str:
+    shown = reprlib.Repr()
+    shown.maxstring = shown.maxother = 80
+    try:
+        return shown.repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        return "..."

@@ -1,0 +1,153 @@
+"""Hidden states to log-probabilities of given tokens, without ever holding ``[tokens, V]`` logits.
+
+The vocabulary is taken in blocks, each against all tokens of a lane. So the sums that run from block to block have
+the size of the tokens, a block's weights are gathered when its turn comes, and its gradient is complete, and leaves
+for its owner, before the next one starts.
+"""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+_LOGITS_BYTES = 32 * 2**20
+_LEAST_BLOCK = 1024  # many tokens must not make the blocks so thin that the running sums dominate
+_MASKED = -1e30
+
+
+def token_scores(
+    hidden,
+    weight,
+    targets,
+    *,
+    inverse_temperature=1.0,
+    chunk=0,
+    with_entropy: bool | Literal["value"] = False,
+    mesh=None,
+):
+    """Log-probability of each target under ``softmax(inverse_temperature * hidden @ weight.T)``.
+
+    Logits are made ``chunk`` entries of the vocabulary at a time, and again in the backward pass.
+
+    Args:
+      hidden: ``[B, N, D]``; its dtype is the matmul's, sums are float32.
+      weight: ``[V, D]``.
+      targets: ``[B, N]`` int32.
+      inverse_temperature: float.
+      chunk: entries of the vocabulary at once; 0: as many as make about 32 MiB of logits on a device.
+      with_entropy: also return the entropy in nats; "value" returns it without a gradient, which is cheaper.
+      mesh: lanes are over ``data`` and ``fsdp``, the vocabulary over ``tensor``.
+
+    Returns:
+      ``(logps, entropy)``, ``[B, N]`` float32; entropy is None unless asked for.
+    """
+    b, n, _ = hidden.shape
+    v, lanes = weight.shape[0], 1
+    if mesh is not None:
+        v, lanes = v // mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
+    if not chunk:
+        blocks = -(-v // max(_LEAST_BLOCK, _LOGITS_BYTES // (4 * n * max(b // lanes, 1))))
+        chunk = -(-v // (blocks * 128)) * 128
+    with jax.named_scope("vocab"):
+        logps, entropy = _scores(hidden, weight, targets, inverse_temperature, min(chunk, v), with_entropy, mesh)
+    return logps, jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
+def _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh):
+    return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh)[0]
+
+
+def _on_lanes(f, mesh, in_axes, out_axes):
+    """``f`` on each device's part: "t" is an array of tokens, "w" the weight."""
+    if mesh is None:
+        return f
+    spec = {"t": jax.P(("data", "fsdp")), "w": jax.P("tensor", "fsdp")}
+    return jax.shard_map(
+        f, mesh=mesh, in_specs=tuple(spec[a] for a in in_axes), out_specs=tuple(spec[a] for a in out_axes),
+        check_vma=False,
+    )  # fmt: skip
+
+
+def _blocks(weight, chunk, dtype):
+    """``(start, block)`` of all blocks ``[V / chunk], [V / chunk, chunk, D]`` in the compute dtype, zero-padded."""
+    w = weight.astype(dtype)
+    w = jnp.pad(w, ((0, -w.shape[0] % chunk), (0, 0))).reshape(-1, chunk, w.shape[1])
+    return jnp.arange(w.shape[0], dtype=jnp.int32) * chunk, w
+
+
+def _logits(hidden, block, start, targets, v, inverse_temperature, mesh):
+    """A block's weights, whole; its logits; and which of them are targets'."""
+    if mesh is not None:
+        block = jax.lax.all_gather(block, "fsdp", axis=1, tiled=True)
+        targets = targets - jax.lax.axis_index("tensor") * v
+    z = jnp.einsum("bnd,vd->bnv", hidden, block, preferred_element_type=jnp.float32) * inverse_temperature
+    entry = start + jax.lax.broadcasted_iota(jnp.int32, z.shape, 2)
+    hit = entry == targets[..., None]
+    if v % block.shape[0]:
+        z, hit = jnp.where(entry < v, z, _MASKED), hit & (entry < v)
+    return block, z, hit
+
+
+def _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh):
+    def forward(hidden, weight, targets):
+        def add(carry, start_block):
+            top, total, weighted, chosen = carry
+            start, block = start_block
+            _, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, mesh)
+            highest = jnp.maximum(top, z.max(-1))
+            rescale, e = jnp.exp(top - highest), jnp.exp(z - highest[..., None])
+            chosen += jnp.where(hit, z, 0.0).sum(-1)
+            if with_entropy:
+                weighted = weighted * rescale + (e * z).sum(-1)
+            return (highest, total * rescale + e.sum(-1), weighted, chosen), None
+
+        zero = jnp.zeros(targets.shape, jnp.float32)
+        carry = (zero - jnp.inf, zero, zero, zero)
+        (top, total, weighted, chosen), _ = jax.lax.scan(add, carry, _blocks(weight, chunk, hidden.dtype))
+        if mesh is not None:
+            highest = jax.lax.pmax(top, "tensor")
+            rescale = jnp.exp(top - highest)
+            total, weighted, chosen = jax.lax.psum((total * rescale, weighted * rescale, chosen), "tensor")
+            top = highest
+        lse = top + jnp.log(total)
+        return chosen - lse, lse, lse - weighted / total
+
+    logps, lse, entropy = _on_lanes(forward, mesh, "twt", "ttt")(hidden, weight, targets)
+    entropy = entropy if with_entropy else None
+    return (logps, entropy), (hidden, weight, targets, lse, entropy)
+
+
+def _scores_bwd(inverse_temperature, chunk, with_entropy, mesh, saved, cotangents):
+    hidden, weight, targets, lse, entropy = saved
+
+    def backward(hidden, weight, targets, lse, g_logp, *of_entropy):
+        def add(dh, start_block):
+            start, block = start_block
+            w, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, mesh)
+            logp = z - lse[..., None]
+            p = jnp.exp(logp)
+            dz = g_logp[..., None] * (jnp.where(hit, 1.0, 0.0) - p)
+            if with_entropy is True:
+                # H = -sum p log p, so dH/dz_j = -p_j (log p_j + H)
+                entropy, g_entropy = of_entropy
+                dz = dz - g_entropy[..., None] * p * (logp + entropy[..., None])
+            dz = (dz * inverse_temperature).astype(hidden.dtype)
+            dh += jnp.einsum("bnv,vd->bnd", dz, w, preferred_element_type=jnp.float32)
+            dw = jnp.einsum("bnv,bnd->vd", dz, hidden, preferred_element_type=jnp.float32)
+            if mesh is not None:
+                dw = jax.lax.psum(jax.lax.psum_scatter(dw, "fsdp", scatter_dimension=1, tiled=True), "data")
+            return dh, dw.astype(weight.dtype)
+
+        dh, dw = jax.lax.scan(add, jnp.zeros(hidden.shape, jnp.float32), _blocks(weight, chunk, hidden.dtype))
+        dh = dh if mesh is None else jax.lax.psum(dh, "tensor")
+        return dh.astype(hidden.dtype), dw.reshape(-1, weight.shape[1])[: weight.shape[0]]
+
+    g_logp, g_entropy = cotangents
+    args = (hidden, weight, targets, lse, g_logp, *((entropy, g_entropy) if with_entropy is True else ()))
+    dh, dw = _on_lanes(backward, mesh, "tw" + "t" * (len(args) - 2), "tw")(*args)
+    return dh, dw, None
+
+
+_scores.defvjp(_scores_fwd, _scores_bwd)

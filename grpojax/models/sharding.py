@@ -1,0 +1,123 @@
+"""Meshes and the one table from logical to mesh axes.
+
+Three mesh axes: ``data`` (weights replicated), ``fsdp`` (weights cut, gathered layer by layer) and ``tensor``
+(heads, MLP and vocabulary cut). A batch is cut into *lanes* over ``data`` and ``fsdp`` together.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from grpojax.host.errors import UserError
+
+AXES = ("data", "fsdp", "tensor")
+
+# Logical axis -> mesh axes. TRAIN cuts every weight over fsdp too; ROLLOUT keeps whole weights on each
+# fsdp shard, so that decoding never moves one.
+TRAIN = {
+    "lane": ("data", "fsdp"),
+    "embed": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+    "layers": (),
+}
+ROLLOUT = {**TRAIN, "embed": ()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices along each mesh axis; one of them may be -1: all that remain."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+    def __post_init__(self):
+        sizes = (self.data, self.fsdp, self.tensor)
+        if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
+            raise UserError(
+                f"data={self.data}, fsdp={self.fsdp}, tensor={self.tensor}: each must be at least 1, and one of them may "
+                "be -1 (the rest)"
+            )
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """Builds the mesh; raises `UserError` when the sizes do not multiply to the number of devices."""
+    devices = list(devices if devices is not None else jax.devices())
+    sizes = [config.data, config.fsdp, config.tensor]
+    known = math.prod(s for s in sizes if s != -1)
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = max(len(devices) // known, 1)
+    if math.prod(sizes) != len(devices):
+        shown = " x ".join(f"{a}={s}" for a, s in zip(AXES, sizes, strict=True))
+        raise UserError(f"mesh {shown} needs {math.prod(sizes)} devices, but there are {len(devices)}")
+    try:
+        return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    except (ValueError, NotImplementedError):  # a topology whose shape make_mesh cannot factor
+        return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def spec(logical: Sequence[str | None], rules) -> PartitionSpec:
+    """Maps logical axes to a `PartitionSpec`; two dimensions on one mesh axis raise `ValueError`."""
+    dims = [None if a is None else rules[a] for a in logical]
+    used = [m for d in dims if d for m in d]
+    if len(used) != len(set(used)):
+        raise ValueError(f"logical axes {tuple(logical)} put two dimensions on one mesh axis")
+    return PartitionSpec(*[(d[0] if len(d) == 1 else d) if d else None for d in dims])
+
+
+def named(mesh: Mesh | None, logical: Sequence[str | None], rules=TRAIN) -> NamedSharding | None:
+    """The sharding of an array with these logical axes; None without a mesh."""
+    return None if mesh is None else NamedSharding(mesh, spec(logical, rules))
+
+
+def lanes(mesh: Mesh | None) -> int:
+    """Batch shards of a mesh: into how many equal parts a batch is cut."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def constrain(x, mesh: Mesh | None, *logical: str | None, rules=TRAIN):
+    """``with_sharding_constraint`` by logical axes; the identity without a mesh."""
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical, rules)))
+
+
+def check_divides(mesh: Mesh | None, what: str, size: int, axes: Sequence[str]) -> None:
+    """Raises `UserError` where ``size`` does not divide over the mesh axes, instead of replicating silently."""
+    if mesh is None:
+        return
+    shards = math.prod(mesh.shape[a] for a in axes)
+    if size % shards:
+        raise UserError(f"{what} {size} does not divide over {shards} shards (mesh axes {'*'.join(axes)})")
+
+
+def gather_weight(w, mesh: Mesh | None, dtype, *logical: str | None):
+    """A weight in the compute dtype, gathered over ``fsdp``; its gradient is scattered back over ``fsdp``.
+
+    The cast comes first, so that the wire carries the compute dtype.
+    """
+    if mesh is None:
+        return w.astype(dtype)
+    return _gather(w.astype(dtype), mesh, logical)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gather(w, mesh, logical):
+    return constrain(w, mesh, *logical, rules=ROLLOUT)
+
+
+def _gather_fwd(w, mesh, logical):
+    return _gather(w, mesh, logical), None
+
+
+def _gather_bwd(mesh, logical, _, g):
+    return (constrain(g, mesh, *logical, rules=TRAIN),)
+
+
+_gather.defvjp(_gather_fwd, _gather_bwd)

@@ -1,0 +1,37 @@
+"""The samples of a run's steps: a compressed file each, read by ``grpojax show``."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpojax.host.errors import UserError
+
+
+def samples_path(directory: str | Path, step: int) -> Path:
+    """Where the samples of a step are."""
+    return Path(directory) / "samples" / f"step_{step:06d}.jsonl.gz"
+
+
+def read_samples(directory: str | Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+    """The step (the newest if not given) and its samples; raises `UserError` where there are none."""
+    folder = Path(directory) / "samples"
+    steps = sorted(int(p.name[5:11]) for p in folder.glob("step_[0-9][0-9][0-9][0-9][0-9][0-9].jsonl.gz"))
+    if not steps:
+        raise UserError(f"{folder} holds no samples")
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise UserError(f"{folder} has no samples of step {step}; it has {steps[0]} to {steps[-1]}")
+    path = samples_path(directory, step)
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            return step, [json.loads(line) for line in file]
+    except (OSError, EOFError, ValueError, zlib.error) as e:
+        raise UserError(f"{path} cannot be read: {e}") from None
+
+
+def ranked_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Samples from best to worst; those without a reward last."""
+    return sorted(samples, key=lambda s: (s["reward"] is None, -(s["reward"] or 0.0)))

@@ -1,0 +1,425 @@
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+from pydantic import AfterValidator, Field
+
+from grpojax.host import settings
+from grpojax.host.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reward:
+    name: str
+    weight: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Linear:
+    end: float
+    steps: int = 1
+
+
+def _even(value):
+    if value % 2:
+        raise ValueError("an even number, got an odd one")
+    return value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train:
+    steps: Annotated[int, Field(ge=1)] = 10
+    lr: float = 1e-3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    resume: bool = False
+    clip: Annotated[float, Field(gt=0, le=1)] | None = None
+    schedule: str | Linear = "constant"
+    seed: int | Reward | Linear = 0
+    betas: tuple[float, float] = (0.9, 0.99)
+    group: Annotated[int, AfterValidator(_even)] = 8
+
+    def __post_init__(self):
+        if self.steps == 13:
+            raise UserError("steps 13 brings bad luck\nuse 12")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    path: str
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    model: Model
+    train: Train = Train()
+    rewards: tuple[Reward, ...] = ()
+    stops: list[str] = dataclasses.field(default_factory=list)
+    extra_rewards: Annotated[list[Reward], Field(max_length=2)] = dataclasses.field(default_factory=list)
+    mix: dict[str, float] = dataclasses.field(default_factory=dict)
+    judges: dict[str, Reward] | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if self.model.path == self.model.revision:
+            raise ValueError("path and revision are the same")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rare:
+    size: Literal[1, 2, "auto"] = 1
+    panel: Sequence[Reward] = ()  # pydantic's, not this module's
+    derived: int = dataclasses.field(init=False, default=0)
+
+
+MODEL = {"path": "m"}
+
+
+def build(**sections):
+    return settings.build(Config, {"model": MODEL, **sections})
+
+
+def train(**values):
+    return build(train=values).train
+
+
+def refusal(**sections):
+    with pytest.raises(UserError) as error:
+        build(**sections)
+    return str(error.value)
+
+
+def refused(**values):
+    return refusal(train=values)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+RUN = """\
+model: {path: Qwen/Qwen3-0.6B}
+train: {steps: 5, lr: 1e-5}
+rewards:
+  - {name: math}
+  - {name: format, weight: 0.5}
+"""
+
+
+def test_load_reads_every_kind_of_field(write):
+    got = settings.load(Config, str(write(RUN)))
+    rewards = (Reward(name="math"), Reward(name="format", weight=0.5))
+    assert got == Config(model=Model(path="Qwen/Qwen3-0.6B"), train=Train(steps=5, lr=1e-5), rewards=rewards)
+    assert isinstance(got.train.lr, float)  # PyYAML reads 1e-5 as a string
+
+
+def test_overrides(write):
+    overrides = [
+        "train.lr=2e-6",
+        "train.clip=null",
+        "train.schedule.end=0",
+        "rewards.1.weight=2",
+        "judges.strict={name: j, weight: 3}",
+        "stops=[a, b]",
+        "model.revision=a=b",
+        " train.steps = 6",
+        "train.steps=7",
+    ]
+    got = settings.load(Config, write(RUN), overrides)
+    assert got.train == Train(steps=7, lr=2e-6, schedule=Linear(end=0.0))
+    assert [r.weight for r in got.rewards] == [1.0, 2.0]
+    assert got.judges == {"strict": Reward(name="j", weight=3.0)}
+    assert (got.stops, got.model.revision) == (["a", "b"], "a=b")
+
+
+def test_an_override_reaches_one_use_of_a_yaml_alias(write):
+    path = write("model: {path: m}\nrewards: [&r {name: a}, *r]")
+    got = settings.load(Config, path, ["rewards.0.weight=2"])
+    assert [r.weight for r in got.rewards] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.steps", "override 'train.steps': expected key=value"),
+        ("=3", "override '=3': expected key=value"),
+        ("train..steps=3", "override 'train..steps=3': expected key=value"),
+        ("train.steps=[1", "override 'train.steps=[1', line 1: invalid YAML"),
+        ("train.lr=2024-13-41", "invalid YAML: month must be in 1..12"),
+        ("train.lr=!!bool maybe", "invalid YAML: 'maybe'"),
+        ("train.lr=" + "[" * 9999, "invalid YAML: maximum recursion depth"),
+        ("rewards.2.weight=1", "no index '2' in a list of 2"),
+        ("rewards.-1.weight=1", "no index '-1' in a list of 2"),
+        ("train.steps.x=1", "no key 'x' in 5"),
+        ("train.lr=0x" + "f" * 9999, "train.lr=... (from the command line): expected a finite number"),
+    ],
+)
+def test_refused_overrides(write, override, said):
+    with pytest.raises(UserError) as error:
+        settings.load(Config, write(RUN), [override])
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ": expected a mapping at the top level, got None"),
+        ("- 1", ": expected a mapping at the top level, got [1]"),
+        ("a: 1\nb: [2", ", line 2: invalid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("a: 1\na b\n", ", line 3: invalid YAML: could not find expected ':'"),
+        ("a: 1\nb: {c: 1, c: 2}", ", line 2: invalid YAML: key 'c' stands twice"),
+        ("a: \x01", ": invalid YAML: unacceptable character #x0001"),
+        ("model: !!python/name:os.system", ", line 1: invalid YAML: could not determine a constructor"),
+    ],
+)
+def test_refused_files(write, text, said):
+    path = write(text)
+    with pytest.raises(UserError) as error:
+        settings.load(Config, path)
+    assert str(error.value).startswith(f"{path}{said}")
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="none.yaml: No such file or directory"):
+        settings.load(Config, tmp_path / "none.yaml")
+    with pytest.raises(UserError, match=": Is a directory"):
+        settings.load(Config, tmp_path)
+    (tmp_path / "bin.yaml").write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(UserError, match="bin.yaml: not a UTF-8 text file"):
+        settings.load(Config, tmp_path / "bin.yaml")
+
+
+def test_an_error_names_where_the_value_came_from(write):
+    path = write("model: {path: m}\ntrain: {steps: abc, lr: def}")
+    with pytest.raises(UserError) as error:
+        settings.load(Config, path)
+    assert str(error.value) == f"train.steps='abc' (from {path}): expected an integer (and 1 more)"
+    with pytest.raises(UserError) as error:
+        settings.load(Config, path, ["train.steps=0x"])
+    assert str(error.value) == "train.steps='0x' (from the command line): expected an integer (and 1 more)"
+    with pytest.raises(UserError) as error:
+        settings.load(Config, path, ["train.steps = x"])
+    assert str(error.value).startswith("train.steps='x' (from the command line): expected an integer")
+    with pytest.raises(UserError) as error:
+        settings.load(Config, path, ["train={steps: x}"])
+    assert str(error.value) == "train.steps='x' (from the command line): expected an integer"
+
+
+def test_unknown_keys_come_first_and_are_corrected():
+    assert refused(stepz=1, lr="x") == "train.stepz: unknown key; did you mean 'steps'? (and 1 more)"
+    assert refusal(model={"pth": "m"}) == "model.pth: unknown key; did you mean 'path'? (and 1 more)"
+    assert refusal(rewards=[MODEL]).startswith("rewards.0.path: unknown key; known keys: name, weight (and 1")
+    assert refused(**{"a\nb": 1}).startswith("train.a b: unknown key; known keys: steps, lr, ")
+    assert settings.build(Reward, {"name": "a"}) == Reward(name="a")
+    with pytest.raises(UserError, match="^3: unknown key; known keys: name, weight"):
+        settings.build(Reward, {3: 4})
+
+
+def test_rarer_types():
+    def refusal(values):
+        with pytest.raises(UserError) as error:
+            settings.build(Rare, values)
+        return str(error.value)
+
+    assert settings.build(Rare, {"panel": ({"name": "a"},), "size": "auto"}).panel == (Reward(name="a"),)
+    assert refusal({"size": True}) == "size=True: expected a number"
+    assert refusal({"size": "aut"}) == "size='aut': expected 1, 2 or 'auto'; did you mean 'auto'?"
+    assert refusal({"panel": [{"name": "a", "x": 1}]}).endswith(": Unexpected keyword argument")
+    assert refusal({"derived": 1}) == "derived: unknown key; known keys: size, panel"
+    assert refusal({16**5000: 1}) == "...: unknown key; known keys: size, panel"
+    assert refusal([1]) == "[1]: expected a mapping"
+
+
+def test_missing_keys():
+    with pytest.raises(UserError, match="^model is required$"):
+        settings.build(Config, {})
+    assert refusal(model={}) == "model.path is required"
+    assert refusal(rewards=[{"name": "a"}, {}]) == "rewards.1.name is required"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"steps": 0}, "steps=0: expected at least 1"),
+        ({"steps": 1.5}, "steps=1.5: expected an integer"),
+        ({"steps": True}, "steps=True: expected an integer"),
+        ({"steps": None}, "steps=None: expected an integer"),
+        ({"steps": [1]}, "steps=[1]: expected an integer"),
+        ({"lr": True}, "lr=True: expected a number"),
+        ({"lr": "fast"}, "lr='fast': expected a number"),
+        ({"lr": float("nan")}, "lr=nan: expected a finite number"),
+        ({"lr": "-inf"}, "lr='-inf': expected a finite number"),
+        ({"lr": 10**400}, "expected a finite number"),
+        ({"steps": 16**5000}, "steps=...: expected a finite number"),
+        ({"clip": 1.5}, "clip=1.5: expected at most 1"),
+        ({"clip": 0}, "clip=0: expected greater than 0"),
+        ({"resume": "yes"}, "resume='yes': expected true or false"),
+        ({"resume": 1}, "resume=1: expected true or false"),
+        ({"optimizer": "adm"}, "optimizer='adm': expected 'adam' or 'sgd'; did you mean 'adam'?"),
+        ({"optimizer": True}, "optimizer=True: expected 'adam' or 'sgd'"),
+        ({"schedule": 3}, "schedule=3: expected a string or a mapping"),
+        ({"schedule": {"end": "x"}}, "schedule.end='x': expected a number"),
+        ({"schedule": {"start": 1}}, "schedule.start: unknown key; known keys: end, steps (and 1 more)"),
+        ({"seed": "x"}, "seed='x': expected an integer or a mapping"),
+        ({"seed": {"end": 1, "steps": "x"}}, "seed.steps='x': expected an integer"),
+        ({"betas": [1]}, "betas=[1]: expected a list of 2"),
+        ({"betas": [1, "x"]}, "betas.1='x': expected a number"),
+        ({"group": 3}, "group=3: an even number, got an odd one"),
+    ],
+)
+def test_refused_values(values, said):
+    message = refused(**values)
+    assert message.startswith("train.") and message.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"model": {"path": 3}}, "model.path=3: expected a string"),
+        ({"model": {"path": "m", "revision": 3}}, "model.revision=3: expected a string"),
+        ({"model": {"path": "m", "dtype": "float16"}}, "'bfloat16'; did you mean 'bfloat16'?"),
+        ({"train": None}, "train=None: expected a mapping"),
+        ({"rewards": {"name": "a"}}, "rewards={'name': 'a'}: expected a list"),
+        ({"rewards": ["a"]}, "rewards.0='a': expected a mapping"),
+        ({"rewards": [{"name": "a"}, {"name": True}]}, "rewards.1.name=True: expected a string"),
+        ({"extra_rewards": [{"name": "a"}] * 3}, "Value should have at most 2 items after validation, not 3"),
+        ({"extra_rewards": [{"name": "a"}, 3, 4]}, "extra_rewards.1=3: expected a mapping (and 1 more)"),
+        ({"stops": "abc"}, "stops='abc': expected a list"),
+        ({"mix": {"a": "x"}}, "mix.a='x': expected a number"),
+        ({"mix": {3: 1}}, "mix.<key>=3: expected a string"),
+        ({"judges": {"a": {}}}, "judges.a.name is required"),
+        ({"judges": 3}, "judges=3: expected None or a mapping"),
+        ({"options": {"a": [{"b": float("inf")}]}}, "options.a.0.b=inf: expected a finite number"),
+        ({"options": {"a": {1: 2}}}, "options.a.<key>=1: expected a string"),
+        ({"stops": ["x" * 9999, 1], "mix": "y" * 9999}, "stops.1=1: expected a string (and 1 more)"),
+    ],
+)
+def test_refused_sections(sections, said):
+    assert refusal(**sections).endswith(said)
+
+
+def test_a_long_value_is_cut():
+    assert len(refused(lr="x" * 9999)) < 150
+
+
+def test_accepted_values():
+    assert train(steps="7", lr=2, clip=1, betas=[0, "1e-1"], seed={"end": 1}) == Train(
+        steps=7, lr=2.0, clip=1.0, betas=(0.0, 0.1), seed=Linear(end=1.0)
+    )
+    assert train(steps=1e3).steps == 1000 and isinstance(train(steps=1e3).steps, int)
+    assert train(resume=True).resume is True
+    assert train(clip=None).clip is None
+    assert train(seed={"name": "r"}).seed == Reward(name="r")
+    assert build(judges=None).judges is None
+    assert build(options={"a": [1, {"b": None}, "1e-5", True]}).options == {"a": [1, {"b": None}, "1e-5", True]}
+    assert build(rewards=({"name": "a"},)).rewards == (Reward(name="a"),)
+    assert build(rewards=[]).rewards == ()
+
+
+def test_post_init_errors_name_the_section():
+    assert refused(steps=13) == "train: steps 13 brings bad luck use 12"
+    assert refusal(model={"path": "a", "revision": "a"}) == "path and revision are the same"
+
+
+def test_to_dict_is_json_and_builds_the_same_config():
+    got = build(
+        train={"schedule": {"end": 0}},
+        rewards=[{"name": "a"}],
+        judges={"j": {"name": "b"}},
+        options={"a": [1]},
+    )
+    plain = settings.to_dict(got)
+    assert plain["train"]["betas"] == [0.9, 0.99] and plain["rewards"] == [{"name": "a", "weight": 1.0}]
+    assert json.loads(json.dumps(plain)) == plain
+    assert settings.build(Config, plain) == got
+
+
+def test_diff():
+    a = {"train": {"steps": 10, "lr": 1.0, "resume": True, "to": "b"}, "rewards": [{"w": 1}], "old": None}
+    b = {"train": {"steps": 20, "lr": 1, "resume": 1, "to": "c"}, "rewards": [{"w": 2}, {}], "new": {"x": 1}}
+    assert settings.diff(a, b) == [
+        "new: (absent) -> {'x': 1}",
+        "old: None -> (absent)",
+        "rewards.0.w: 1 -> 2",
+        "rewards.1: (absent) -> {}",
+        "train.resume: True -> 1",
+        "train.steps: 10 -> 20",
+        "train.to: 'b' -> 'c'",
+    ]
+    assert settings.diff(a, a) == []
+
+
+def test_the_import_is_light():
+    code = "import sys, grpojax.host.settings; assert not {'jax', 'numpy', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+NAMES = sorted({f.name for c in (Config, Model, Train, Reward, Linear) for f in dataclasses.fields(c)})
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["adam", "1e-5", "a"]),
+)
+KEYS = st.one_of(st.sampled_from(NAMES), st.text(max_size=3), st.integers(0, 3))
+TREES = st.recursive(
+    SCALARS, lambda t: st.one_of(st.lists(t, max_size=3), st.dictionaries(KEYS, t, max_size=4)), max_leaves=12
+)
+SECTIONS = {
+    "train": st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Train)]), SCALARS, max_size=3),
+    "rewards": st.lists(st.fixed_dictionaries({"name": st.text()}, optional={"weight": SCALARS}), max_size=3),
+    "judges": TREES,
+    "options": st.dictionaries(st.text(max_size=3), TREES, max_size=2),
+}
+PROPER = st.fixed_dictionaries({"model": st.just(MODEL)}, optional=SECTIONS)
+
+
+def check_attempt(attempt):
+    """It gives a Config that survives `to_dict` and `build`, or one `UserError` of a line."""
+    try:
+        got = attempt()
+    except UserError as error:
+        assert str(error) and len(str(error).splitlines()) == 1
+    else:
+        assert settings.build(Config, json.loads(json.dumps(settings.to_dict(got)))) == got
+
+
+@limits(max_examples=200, deadline=None)
+@given(st.one_of(PROPER, st.dictionaries(KEYS, TREES, max_size=4)))
+def test_fuzz_mappings(tree):
+    check_attempt(lambda: settings.build(Config, tree, {"": "here"}))
+
+
+@pytest.fixture(scope="module")
+def run_yaml(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+PATHS = st.lists(st.one_of(st.sampled_from(NAMES), st.sampled_from(["0", "1", "-1"]), st.text(max_size=2)), max_size=4)
+VALUES = st.one_of(st.text(max_size=12), TREES.map(str), st.text(alphabet="[]{}:,!&*|>'\"-?#%@ \n01ea", max_size=12))
+OVERRIDES = st.one_of(st.text(max_size=20), st.builds(lambda path, value: f"{'.'.join(path)}={value}", PATHS, VALUES))
+
+
+@limits(max_examples=200, deadline=None)
+@given(st.lists(OVERRIDES, max_size=3))
+def test_fuzz_overrides(run_yaml, overrides):
+    check_attempt(lambda: settings.load(Config, run_yaml, overrides))

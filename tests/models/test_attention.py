@@ -1,0 +1,143 @@
+"""Every implementation of attention against the plain one, values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpojax.models import attention as att
+from grpojax.models import sharding
+
+
+def ragged(*, b=1, k=1, r=2, s=5, l=0, heads=2, kv_heads=1, dim=8, dtype=jnp.float32, seed=0):
+    """Random ``(arrays, segments, lengths, row_prompt)``: rows of one completion each, of all lengths from 0 to s."""
+    rng = np.random.default_rng(seed)
+    array = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
+    arrays = {
+        "q": array(b, r, s, heads, dim),
+        "k": array(b, r, s, kv_heads, dim),
+        "v": array(b, r, s, kv_heads, dim),
+    }
+    if l:
+        arrays |= {"pk": array(b, k, l, kv_heads, dim), "pv": array(b, k, l, kv_heads, dim)}
+    lengths = np.resize([s, s // 2, 1, 0], (b, r))
+    segments = jnp.asarray(np.arange(s) < lengths[..., None], jnp.int32)
+    prompts = jnp.asarray(np.resize([l, l - 2, 1], (b, k)), jnp.int32)
+    return arrays, segments, prompts, jnp.asarray(np.resize(np.arange(k)[::-1], (b, r)), jnp.int32)
+
+
+def value_and_grads(attend, arrays, segments, lengths, row_prompt):
+    """Outputs where there are tokens, and the gradients of a random weighting of them."""
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal(arrays["q"].shape), jnp.float32)
+    weight = jnp.where(segments[..., None, None] > 0, weight, 0.0)
+
+    @jax.jit
+    def run(arrays):
+        prefix = att.Prefix(arrays["pk"], arrays["pv"], lengths, row_prompt) if "pk" in arrays else None
+        out = attend(arrays["q"], arrays["k"], arrays["v"], segments, prefix).astype(jnp.float32)
+        return (weight * out).sum(), jnp.where(segments[..., None, None] > 0, out, 0.0)
+
+    (_, out), grads = jax.value_and_grad(run, has_aux=True)(arrays)
+    return {"out": out} | grads
+
+
+def assert_same(got, want, atol):
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], atol=atol, err_msg=name)
+
+
+def splash(**kw):
+    return att.pick("splash", dtype="float32", platform="cpu", **kw)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(r=4, s=7, heads=4, kv_heads=2),
+        dict(r=4, s=7, l=5, heads=4, kv_heads=2),
+        dict(r=3, s=130, l=140, k=2, heads=2, kv_heads=2),
+        dict(b=2, r=2, s=128, l=129, k=2, heads=3, kv_heads=1),
+    ],
+    ids=["no prompt", "prompt", "more than a block", "two lanes"],
+)
+def test_splash_equals_xla(shape):
+    case = ragged(**shape)
+    assert_same(value_and_grads(splash(), *case), value_and_grads(att.xla, *case), 2e-5)
+
+
+@pytest.mark.parametrize("prompt", [0, 3])
+def test_splash_on_a_mesh_equals_xla(prompt):
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
+    case = ragged(b=4, r=2, s=6, l=prompt, heads=4, kv_heads=2)
+    assert_same(value_and_grads(splash(mesh=mesh), *case), value_and_grads(att.xla, *case), 2e-5)
+
+
+def test_splash_refuses_two_completions_in_a_row():
+    arrays, segments, *_ = ragged(r=2, s=6)
+    segments = segments.at[0, 1].set(jnp.array([1, 1, 1, 2, 2, 0]))
+    out = splash()(*arrays.values(), segments)
+    assert np.isfinite(out[0, 0]).all() and np.isnan(out[0, 1]).all()
+
+
+@pytest.mark.parametrize("attend", [splash(), att.xla], ids=["splash", "xla"])
+def test_completions_taken_apart_equal_packed_rows(attend):
+    """Two prompts in a lane; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding."""
+    arrays, _, lengths, _ = ragged(b=2, k=2, r=3, s=6, l=5, heads=4, kv_heads=2)
+    row = [[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0]]
+    segments, row_prompt = jnp.asarray([row, row[::-1]]), jnp.asarray([[0, 1, 1], [1, 0, 0]])
+    seats = np.full((2, 6, 6), -1, np.int32)
+    for b in range(2):
+        wholes = [(r, n) for r in range(3) for n in (1, 2) if (segments[b, r] == n).any()]
+        for c, (r, n) in enumerate(wholes):
+            at = np.flatnonzero(segments[b, r] == n)
+            seats[b, c, : len(at)] = 6 * r + at
+    case = arrays, segments, lengths, row_prompt
+    got = value_and_grads(att.by_completion(attend, jnp.asarray(seats), segments), *case)
+    assert_same(got, value_and_grads(att.xla, *case), 2e-5)
+
+
+@pytest.mark.parametrize("n", [1, 128, 129, 512, 640, 1408, 1536])
+def test_splash_blocks_waste_at_most_a_quarter(n):
+    block = att._block(n)
+    assert block % 128 == 0
+    assert -(-n // block) * block <= max(128, 1.25 * (-(-n // 128) * 128))
+
+
+@pytest.mark.parametrize(("s", "prompt"), [(16, 0), (16, 24), (15, 24), (15, 22)])
+def test_cudnn_lowers_for_cuda(s, prompt, monkeypatch):
+    """Odd lengths too, which its backward pass does not take by itself. The library's presence is only looked up."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91000)
+    case = ragged(b=2, r=2, s=s, l=prompt, heads=4, kv_heads=2, dim=64, dtype=jnp.bfloat16)
+    attend = att.pick("cudnn", dtype="bfloat16", platform="gpu")
+    traced = jax.jit(lambda arrays: value_and_grads(attend, arrays, *case[1:])).trace(case[0])
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaScaleBiasSoftmax" in text and "__cudnn$fmhaScaleBiasSoftmaxBackward" in text
+
+
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_cudnn_is_given_the_mask_of_xla(prompt, monkeypatch):
+    """The same call with the kernel exchanged for plain jax, on rows that hold several completions."""
+    plain = jax.nn.dot_product_attention
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **kw: plain(*a, **kw))
+    arrays, segments, *rest = ragged(r=4, s=7, l=prompt, k=2, heads=4, kv_heads=2)
+    segments = segments.at[0, 0].set(jnp.array([1, 1, 2, 2, 2, 3, 0]))
+    case = arrays, segments, *rest
+    assert_same(value_and_grads(att.cudnn, *case), value_and_grads(att.xla, *case), 2e-5)
+
+
+def test_cudnn_needs_16_bits():
+    with pytest.raises(ValueError, match="cudnn.*float32"):
+        att.pick("cudnn", dtype="float32", platform="gpu")
+
+
+@pytest.mark.parametrize(
+    ("platform", "dtype", "apart"),
+    [("cpu", "float32", False), ("gpu", "bfloat16", False), ("tpu", "bfloat16", True)],
+)
+def test_auto_picks_by_platform(platform, dtype, apart):
+    name = {"cpu": "xla", "gpu": "cudnn", "tpu": "splash"}[platform]
+    picked = att.pick("auto", dtype=dtype, platform=platform)
+    assert getattr(picked, "func", picked) is getattr(att, name)
+    assert att.needs_seats("auto", platform) == att.needs_seats(name, platform) == apart

@@ -1,0 +1,130 @@
+"""The group-native forward against a plain forward of one sequence at a time."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from plain_decoder import BASE, FAMILIES, plain_batch, ragged_batch, random_decoder
+
+from grpojax.models import Compute, score
+from grpojax.models import decoder as dec
+from grpojax.models.logprobs import token_scores
+from grpojax.programs import packing
+from grpojax.types import TrainBatch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_value_and_gradient_equal_the_plain_forward(family):
+    graph, params = random_decoder(FAMILIES[family])
+    batch = ragged_batch(np.random.default_rng(1))
+    weight = np.random.default_rng(2).standard_normal(batch.tokens.shape).astype(np.float32)
+
+    def plain(params):
+        logps, entropies = plain_batch(graph, params, batch, temperature=0.7)
+        return (weight * (logps + 0.3 * entropies)).sum(), logps
+
+    (want, logps), want_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
+    for seats, remat in [(False, "layer"), (True, "matmuls"), (False, "none")]:
+        packed, layout = packing.pack(batch, seats=seats)
+        assert (packed.rows.seats is not None) == seats
+        rows = jax.tree.map(lambda x: x[0], packed.rows)
+        used, w = layout.index[0] >= 0, layout.pack(weight)[0]
+        compute = Compute(remat=remat, vocab_chunk=13)
+
+        def ours(params, rows=rows, used=used, w=w, compute=compute):
+            scores = score(graph, params, rows, compute, temperature=0.7, entropy=True)
+            return jnp.where(used, w * (scores.logps + 0.3 * scores.entropy), 0.0).sum(), scores.logps
+
+        (value, got), grad = jax.jit(jax.value_and_grad(ours, has_aux=True))(params)
+        np.testing.assert_allclose(layout.unpack(np.asarray(got)[None]), logps, atol=1e-5)
+        np.testing.assert_allclose(value, want, rtol=1e-5)
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(grad), jax.tree.leaves(want_grad), strict=True):
+            scale = float(np.abs(b).max())
+            np.testing.assert_allclose(a, b, atol=1e-5 * scale, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
+
+
+def test_padding_changes_nothing_even_when_pad_is_a_real_token():
+    """A mask read off `ids != pad` would drop real tokens that equal the pad id."""
+    graph, params = random_decoder(BASE)
+    batch = ragged_batch(np.random.default_rng(3), pad=0)
+    reference = None
+    for pad, length, most in [(0, 7, 11), (17, 12, 16), (0, 9, 13)]:
+        wide = ragged_batch(np.random.default_rng(3), pad=0)
+        grow = (
+            lambda x, n, pad=pad: np.concatenate(  # noqa: E731
+                [x, np.full((*x.shape[:-1], n - x.shape[-1]), pad, x.dtype)], -1
+            )
+        )
+        tokens, prompts = grow(wide.tokens, most), grow(wide.prompts.tokens, length)
+        tokens[np.arange(most) >= wide.lengths[..., None]] = pad
+        prompts[np.arange(length) >= wide.prompts.lengths[:, None]] = pad
+        zeros = np.zeros(tokens.shape, np.float32)
+        wide = TrainBatch(
+            prompts=dataclasses.replace(wide.prompts, tokens=prompts), tokens=tokens, lengths=wide.lengths,
+            advantages=zeros, weights=zeros,
+        )  # fmt: skip
+        packed, layout = packing.pack(wide)
+        got = layout.unpack(
+            np.asarray(score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute()).logps)[None]
+        )
+        got = np.where(np.arange(most) < wide.lengths[..., None], got, 0.0)[:, :, : batch.tokens.shape[2]]
+        if reference is None:
+            reference = got
+        np.testing.assert_allclose(got, reference, atol=2e-6)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True, "value"])
+@pytest.mark.parametrize("chunk", [0, 1, 5, 64])
+def test_chunked_vocabulary_equals_plain(with_entropy, chunk):
+    rng = np.random.default_rng(0)
+    hidden = jnp.asarray(rng.standard_normal((2, 13, 6)), jnp.float32)
+    weight = jnp.asarray(rng.standard_normal((29, 6)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 29, (2, 13)), jnp.int32)
+    a, b = (jnp.asarray(rng.standard_normal((2, 13)), jnp.float32) for _ in range(2))
+
+    def ours(h, w):
+        logps, entropy = token_scores(h, w, targets, inverse_temperature=1.3, chunk=chunk, with_entropy=with_entropy)
+        assert (entropy is None) == (not with_entropy)
+        return (a * logps).sum() + ((b * entropy).sum() if with_entropy else 0.0)
+
+    def plain(h, w):
+        logps = jax.nn.log_softmax(1.3 * jnp.einsum("bnd,vd->bnv", h, w), -1)
+        out = (a * jnp.take_along_axis(logps, targets[..., None], -1)[..., 0]).sum()
+        if not with_entropy:
+            return out
+        entropy = -(jnp.exp(logps) * logps).sum(-1)
+        return out + (b * (jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy)).sum()
+
+    got, want = (jax.value_and_grad(f, argnums=(0, 1))(hidden, weight) for f in (ours, plain))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-5, rtol=1e-4), got, want)
+
+
+def test_bfloat16_compute_is_near_float32():
+    graph, params = random_decoder(BASE)
+    packed, layout = packing.pack(ragged_batch(np.random.default_rng(1)))
+    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    used = layout.index[0] >= 0
+    full, half = (np.asarray(score(graph, params, rows, Compute(dtype=d)).logps) for d in ("float32", "bfloat16"))
+    assert full.dtype == half.dtype == np.float32
+    assert 1e-5 < np.abs(full - half)[used].max() < 0.3
+
+
+def test_no_float32_array_of_tokens_by_vocabulary():
+    config = dataclasses.replace(BASE, vocab_size=4096)
+    graph, params = dec.abstract(config)
+    batch = ragged_batch(np.random.default_rng(0), p=8, g=8, most=32, vocab=4096)
+    packed, _ = packing.pack(batch)
+    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    compute = Compute(vocab_chunk=16)
+    compiled = jax.jit(jax.grad(lambda p: score(graph, p, rows, compute).logps.sum())).lower(params).compile()
+    logits = rows.tokens.size * config.vocab_size * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < logits / 4
+
+
+def test_temperature_zero_has_no_log_probs():
+    graph, params = random_decoder(BASE)
+    packed, _ = packing.pack(ragged_batch(np.random.default_rng(0)))
+    with pytest.raises(ValueError, match="temperature 0"):
+        score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute(), temperature=0.0)

@@ -1,0 +1,118 @@
+"""Small random decoders, ragged batches, and a plain forward of one sequence at a time."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from grpojax.models import Decoder, DecoderConfig
+from grpojax.models.decoder_config import RopeScaling
+from grpojax.types import Prompts, TrainBatch
+
+BASE = DecoderConfig(
+    family="qwen2", vocab_size=53, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=6, rope_theta=1e4, qkv_bias=True,
+)  # fmt: skip
+FAMILIES = {
+    "qwen2": BASE,
+    "qwen2_untied": dataclasses.replace(BASE, tie_embeddings=False),
+    "qwen3": dataclasses.replace(BASE, family="qwen3", qkv_bias=False, qk_norm=True, head_dim=10),
+    "llama": dataclasses.replace(
+        BASE, family="llama", qkv_bias=True, out_bias=True, mlp_bias=True, num_kv_heads=1,
+        rope_scaling=RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=16),
+    ),
+}  # fmt: skip
+
+
+def random_decoder(config, seed=0):
+    """Every weight random, biases and norms too, so that none of them can be left out unseen."""
+    graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))
+    leaves, treedef = jax.tree.flatten(params)
+    rng = np.random.default_rng(seed)
+    leaves = [x + jnp.asarray(0.1 * rng.standard_normal(x.shape), jnp.float32) for x in leaves]
+    return graph, jax.tree.unflatten(treedef, leaves)
+
+
+def ragged_batch(rng, p=3, g=5, length=7, most=11, vocab=53, pad=0):
+    prompt_lengths = rng.integers(1, length + 1, p).astype(np.int32)
+    lengths = rng.integers(1, most + 1, (p, g)).astype(np.int32)
+    tokens = rng.integers(0, vocab, (p, g, most)).astype(np.int32)
+    tokens[np.arange(most) >= lengths[..., None]] = pad
+    prompts = rng.integers(0, vocab, (p, length)).astype(np.int32)
+    prompts[np.arange(length) >= prompt_lengths[:, None]] = pad
+    zeros = np.zeros(tokens.shape, np.float32)
+    return TrainBatch(
+        prompts=Prompts(
+            tokens=prompts, lengths=prompt_lengths, uids=np.arange(p, dtype=np.uint32), first_sample=np.zeros(p, np.int32)
+        ),
+        tokens=tokens, lengths=lengths, advantages=zeros, weights=zeros,
+    )  # fmt: skip
+
+
+def plain_scores(graph, params, sequences, temperature=1.0):
+    """The oracle: whole sequences ``[n, N]``, full causal attention, loops over layers and heads; no group, rows or chunks.
+
+    Returns log-prob and entropy of position t + 1 at index t. Right padding cannot reach back through a causal mask.
+    """
+    model = nnx.merge(graph, params)
+    c = model.config
+    n = sequences.shape[1]
+    x = model.embed[...][sequences]
+    freq = []
+    for j in range(c.head_dim // 2):
+        f = c.rope_theta ** (-2 * j / c.head_dim)
+        if (r := c.rope_scaling) is not None:
+            turns = r.original_positions * f / (2 * np.pi)
+            if turns < r.low_freq_factor:
+                f = f / r.factor
+            elif turns < r.high_freq_factor:
+                share = (turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)
+                f = (1 - share) * f / r.factor + share * f
+        freq.append(f)
+    angle = np.arange(n)[:, None] * np.array(freq)
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def norm(x, w):
+        return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + c.norm_eps) * w
+
+    def turn(x):
+        a, b = x[..., : c.head_dim // 2], x[..., c.head_dim // 2 :]
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    weights = nnx.to_pure_dict(nnx.state(model.layers))
+    for i in range(c.num_layers):
+        w = {k: v[i] for k, v in weights.items()}
+        linear = lambda h, name, w=w: h @ w[name] + w.get(f"{name}_bias", 0.0)  # noqa: E731
+        h = norm(x, w["attn_norm"])
+        q, k, v = linear(h, "q"), linear(h, "k"), linear(h, "v")
+        heads = []
+        for head in range(c.num_heads):
+            kv = head // (c.num_heads // c.num_kv_heads)
+            cut = lambda y, j: y[..., j * c.head_dim : (j + 1) * c.head_dim]  # noqa: E731
+            qh, kh, vh = cut(q, head), cut(k, kv), cut(v, kv)
+            if c.qk_norm:
+                qh, kh = norm(qh, w["q_norm"]), norm(kh, w["k_norm"])
+            s = turn(qh) @ turn(kh).swapaxes(1, 2) / np.float32(c.head_dim**0.5)
+            heads.append(jax.nn.softmax(jnp.where(np.tri(n, dtype=bool), s, -jnp.inf), -1) @ vh)
+        x = x + linear(jnp.concatenate(heads, -1), "o")
+        h = norm(x, w["mlp_norm"])
+        x = x + linear(jax.nn.silu(linear(h, "gate")) * linear(h, "up"), "down")
+    logps = jax.nn.log_softmax(norm(x, model.norm[...]) @ model.unembed.T / temperature, -1)[:, :-1]
+    return jnp.take_along_axis(logps, sequences[:, 1:, None], -1)[..., 0], -(jnp.exp(logps) * logps).sum(-1)
+
+
+def plain_batch(graph, params, batch, temperature=1.0):
+    """The oracle's log-probs and entropies of the completions, ``[P, G, T]``, 0 on padding."""
+    p, g, most = batch.tokens.shape
+    length = batch.prompts.tokens.shape[1]
+    sequences = np.zeros((p, g, length + most), np.int32)
+    for i, n in enumerate(batch.prompts.lengths):
+        sequences[i, :, :n] = batch.prompts.tokens[i, :n]
+        sequences[i, :, n : n + most] = batch.tokens[i]
+    out = plain_scores(graph, params, sequences.reshape(p * g, -1), temperature)
+    at = (batch.prompts.lengths - 1)[:, None, None] + np.arange(most)
+    mask = np.arange(most) < batch.lengths[..., None]
+    take = lambda x: jnp.take_along_axis(x.reshape(p, g, -1), np.broadcast_to(at, batch.tokens.shape), -1)  # noqa: E731
+    return tuple(jnp.where(mask, take(x), 0.0) for x in out)

@@ -1,0 +1,217 @@
+"""One update: the same gradient under every split, the right gradient, and no work that nobody asked for."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder
+
+from grpojax import advantages, losses, masked, variants
+from grpojax.host.errors import UserError
+from grpojax.models import Compute, sharding
+from grpojax.programs import packing
+from grpojax.programs import update as step
+
+CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
+SGD = step.OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0, grad_clip=0.0)
+
+
+def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
+    """A ragged batch with advantages and weights; `off_policy` puts the ratio off 1."""
+    rng = np.random.default_rng(seed)
+    batch = ragged_batch(rng, p=p, g=g, vocab=56)
+    variant = variant or variants.get("grpo", kl_coef=0.0)
+    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
+    rewards = rng.random((p, g)).astype(np.float32)
+    adv = np.asarray(variant.advantage(rewards, advantages.Signals(mask=mask)))
+    objective = variant.objective
+    weights = np.asarray(losses.loss_weights(mask, objective.aggregate, constant=objective.constant))
+    noise = lambda: -4.0 + 0.3 * rng.standard_normal(mask.shape).astype(np.float32)  # noqa: E731
+    return dataclasses.replace(
+        batch, advantages=adv, weights=weights, behavior_logps=noise() if off_policy else None,
+        ref_logps=noise() if objective.needs_reference else None, sampler_logps=noise(),
+    ), variant  # fmt: skip
+
+
+def update(batch, objective, *, sizes=None, microbatches=1, compute=None, optimizer=SGD):
+    """Weights after one update, and its metrics."""
+    mesh = (
+        None
+        if sizes is None
+        else sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    )
+    compute = dataclasses.replace(compute or Compute(), mesh=mesh)
+    graph, params = random_decoder(CONFIG)
+    if mesh is not None:
+        params = jax.device_put(params, step.shardings(params, mesh))
+    tx = step.make_optimizer(optimizer, 10)
+    state = step.init_state(params, tx, mesh)
+    packed, _ = packing.pack(batch, lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
+    train_step = step.make_train_step(graph, objective, tx, compute, entropy=True)
+    state, metrics = train_step(state, step.place_rows(packed, mesh))
+    assert int(state.step) == 1
+    return jax.tree.map(np.asarray, state.params), {k: float(v) for k, v in metrics.items()}
+
+
+@pytest.fixture(scope="module")
+def reference():
+    batch, variant = learning_batch(variant=variants.get("grpo", kl_coef=0.1, entropy_coef=0.01), off_policy=True)
+    return batch, variant.objective, update(batch, variant.objective)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "microbatches", "attention"),
+    [(None, 2, "xla"), (None, 8, "splash"), (None, 16, "xla"), ((2, 2, 2), 1, "splash"), ((8, 1, 1), 1, "xla"),
+     ((1, 8, 1), 4, "xla"), ((2, 2, 2), 2, "xla")],
+)  # fmt: skip
+def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatches, attention):
+    batch, objective, (want, metrics) = reference
+    compute = Compute(attention=attention)
+    got, other = update(batch, objective, sizes=sizes, microbatches=microbatches, compute=compute)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=3e-6, err_msg=jax.tree_util.keystr(path))
+    for name, value in metrics.items():
+        assert other[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
+
+
+def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():
+    """At ratio 1 the value is -sum(w A) = 0 with group-centred advantages; the gradient is -sum w A grad log pi."""
+    batch, variant = learning_batch(p=3, g=5)
+    graph, params = random_decoder(CONFIG)
+    after, metrics = update(batch, variant.objective)
+    weight = batch.weights * batch.advantages
+    want = jax.grad(lambda p: -(weight * plain_batch(graph, p, batch)[0]).sum())(params)
+    assert abs(metrics["policy_loss"]) < 1e-6
+    assert metrics["grad_norm"] == pytest.approx(float(optax.tree.norm(want)), rel=1e-4)
+    assert metrics["grad_norm"] > 0.1
+    for (path, new), old, grad in zip(
+        jax.tree_util.tree_leaves_with_path(after),
+        jax.tree.leaves(params),
+        jax.tree.leaves(want),
+        strict=True,
+    ):
+        np.testing.assert_allclose(old - new, grad, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize("what", ["row", "all"])
+def test_masked_samples_give_nothing(what):
+    batch, variant = learning_batch(p=3, g=5)
+    dead = np.ones((3, 5), bool) if what == "all" else np.arange(15).reshape(3, 5) == 7
+    poison = np.where(dead[..., None], np.nan, 0.0).astype(np.float32)
+    dropped = dataclasses.replace(
+        batch, weights=np.where(dead[..., None], 0.0, batch.weights), advantages=batch.advantages + poison
+    )
+    got, metrics = update(dropped, variant.objective)
+    start = random_decoder(CONFIG)[1]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(got)) and np.isfinite(list(metrics.values())).all()
+    if what == "all":
+        jax.tree.map(np.testing.assert_array_equal, got, jax.tree.map(np.asarray, start))
+    else:
+        zeroed = dataclasses.replace(batch, advantages=np.where(dead[..., None], 0.0, batch.advantages))
+        want, _ = update(zeroed, variant.objective)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), got, want)
+
+
+def flops(objective, *, entropy):
+    """Multiplications in the compiled update's matmuls, loops counted as often as they run (there are none)."""
+    graph, params = random_decoder(dataclasses.replace(CONFIG, num_layers=1))
+    tx = step.make_optimizer(SGD, 10)
+    batch, _ = learning_batch(p=2, g=2)
+    packed, _ = packing.pack(dataclasses.replace(batch, ref_logps=np.zeros_like(batch.weights)))
+    train_step = step.make_train_step(graph, objective, tx, Compute(remat="none"), entropy=entropy)
+    compiled = train_step.lower(step.init_state(params, tx), packed).compile()
+    return compiled.cost_analysis()["flops"]
+
+
+def test_no_reference_forward_hides_in_the_update():
+    """The update reads reference log-probs as numbers: a KL term costs no second forward."""
+    without, with_kl = (flops(losses.Objective(kl_coef=c), entropy=False) for c in (0.0, 0.1))
+    assert with_kl < 1.02 * without
+
+
+def test_perturbed_policy_has_a_kl_and_an_equal_one_has_none():
+    batch, variant = learning_batch(p=3, g=5, variant=variants.get("grpo", kl_coef=0.1))
+    graph, params = random_decoder(CONFIG)
+    logps, _ = plain_batch(graph, params, batch)
+    _, metrics = update(dataclasses.replace(batch, ref_logps=np.asarray(logps)), variant.objective)
+    assert abs(metrics["kl_sum"]) < 1e-5
+    _, metrics = update(batch, variant.objective)
+    assert metrics["kl_sum"] > 1e-2
+
+
+# -------------------------------------------------------------------------------------------- optimiser
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 1, 0.7, 0.4]),
+        ("cosine", [0.5, 1, 1, 0.775, 0.325]),
+    ],
+)
+def test_schedules(schedule, want):
+    config = step.OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=2, final_fraction=0.1)
+    rate = step.learning_rate(config, 5)
+    got = [float(rate(n)) for n in range(5)]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_weight_decay_spares_norms_and_biases():
+    _, params = random_decoder(CONFIG)
+    mask = step.decayed(params)
+    names = {jax.tree_util.keystr(p): m for p, m in jax.tree_util.tree_leaves_with_path(mask)}
+    for name, on in names.items():
+        assert on == (not any(w in name for w in ("norm", "bias"))), name
+    assert sum(names.values()) == 8
+
+
+def test_gradient_clipping_limits_the_step():
+    batch, variant = learning_batch(p=3, g=5)
+    got, metrics = update(batch, variant.objective, optimizer=dataclasses.replace(SGD, grad_clip=0.01))
+    start = random_decoder(CONFIG)[1]
+    moved = float(optax.tree.norm(jax.tree.map(lambda a, b: a - b, got, start)))
+    assert metrics["grad_norm"] > 0.01 and moved == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"learning_rate": 0.0}, {"b1": 1.0}, {"eps": 0.0}, {"grad_clip": -1.0}, {"final_fraction": 2.0},
+            {"warmup_steps": -1}, {"name": "sgd", "weight_decay": 0.1}]
+)  # fmt: skip
+def test_bad_optimizers_are_refused(bad):
+    with pytest.raises(UserError):
+        step.OptimizerConfig(**bad)
+
+
+# ------------------------------------------------------------------------------------------------- mesh
+
+
+def test_meshes_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match="needs 6 devices, but there are 8"):
+        sharding.make_mesh(sharding.MeshConfig(data=3, fsdp=2, tensor=1))
+    with pytest.raises(UserError, match="one of them may be -1"):
+        sharding.MeshConfig(data=-1, fsdp=-1)
+    mesh = sharding.make_mesh(sharding.MeshConfig(tensor=8, fsdp=1))
+    with pytest.raises(UserError, match="num_attention_heads 4"):
+        step.abstract_state(CONFIG, step.make_optimizer(SGD, 1), mesh)
+    with pytest.raises(ValueError, match="two dimensions on one mesh axis"):
+        sharding.spec(("heads", "mlp"), sharding.TRAIN)
+
+
+def test_abstract_state_is_the_state():
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
+    tx = step.make_optimizer(step.OptimizerConfig(), 10)
+    _, abstract = step.abstract_state(CONFIG, tx, mesh)
+    params = jax.device_put(random_decoder(CONFIG)[1], step.shardings(abstract.params, mesh))
+    state = step.init_state(params, tx, mesh)
+
+    def same(a, x):
+        assert (a.shape, a.dtype) == (x.shape, x.dtype) and x.sharding.is_equivalent_to(a.sharding, x.ndim)
+
+    jax.tree.map(same, abstract, state)
+    cut = [x for x in jax.tree.leaves(abstract) if not x.sharding.is_fully_replicated]
+    assert len(cut) > 20
+    assert all(x.dtype == jnp.float32 for x in cut)

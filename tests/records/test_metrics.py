@@ -1,0 +1,128 @@
+"""What a run writes, and what it shows."""
+
+import json
+import struct
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.programs.compiling import Programs
+from grpojax.records import metrics as tracking
+
+NAN = float("nan")
+ROW = {"prompt": "1+1=", "completion": "2", "reward": 1.0, "length": 3}
+
+
+def events(folder):
+    """The tensorboard events of a run, by tag."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for path in folder.glob("tensorboard/events*"):
+        content, at = path.read_bytes(), 0
+        while at < len(content):
+            (size,) = struct.unpack("<Q", content[at : at + 8])
+            event = Event.FromString(content[at + 12 : at + 12 + size])
+            at += 16 + size
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value))
+    return found
+
+
+def test_scalars_histograms_and_texts(tmp_path):
+    metrics = tracking.Metrics(tmp_path, 0, tracking.TrackingConfig(samples=False, texts_every=2))
+    for step in (1, 2, 3):
+        assert metrics.wants_samples(step) == (step == 2)
+        metrics.write(step, {"reward": 0.5 * step, "kl": NAN})
+        metrics.write_samples(step, [ROW, ROW | {"completion": "3", "reward": 0.0}, ROW | {"reward": None}])
+    metrics.close()
+    assert not (tmp_path / "samples").exists()
+    found = events(tmp_path)
+    assert [(step, v.simple_value) for step, v in found["reward"] if v.HasField("simple_value")] == [
+        (1, 0.5), (2, 1.0), (3, 1.5)
+    ]  # fmt: skip
+    assert "kl" not in found
+    ((step, histogram),) = [(s, v.histo) for s, v in found["reward"] if v.HasField("histo")]
+    assert step == 2 and (histogram.num, histogram.min, histogram.max) == (2, 0.0, 1.0)
+    texts = {tag: v[0][1].tensor.string_val[0].decode() for tag, v in found.items() if "samples/" in tag}
+    assert len(texts) == 2 and any("\n\n2\n\nreward 1" in t for t in texts.values())
+
+
+def test_what_is_not_finite_is_null(tmp_path):
+    metrics = tracking.Metrics(tmp_path, 0)
+    metrics.write(1, {"a": NAN, "b": float("inf"), "c": 2.0})
+    metrics.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"step": 1, "a": None, "b": None, "c": 2.0}
+
+
+def test_resuming_leaves_out_later_and_torn_lines(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 1}\n5\n{"a": 2}\n{"step": 2, "a": 2}\n{"step": 3, "a": 3}\n{"step": 3, "a"')
+    tracking.Metrics(tmp_path, 2).close()
+    assert [line["step"] for line in tracking.read_metrics(tmp_path)] == [1, 2]
+    assert file.read_text().endswith("}\n")
+
+
+def test_wandb_gets_the_same(tmp_path, monkeypatch):
+    told, runs = [], []
+    run = types.SimpleNamespace(log=lambda values, step: told.append((step, values)), finish=lambda: told.append("end"))
+    module = types.SimpleNamespace(init=lambda **options: runs.append(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    for folder in ("a/run", "b/run", "a/run"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        metrics = tracking.Metrics(tmp_path / folder, 0, tracking.TrackingConfig(wandb="mine"))
+        metrics.write(1, {"reward": 1.0, "kl": NAN})
+        metrics.close()
+    assert told == [(1, {"reward": 1.0}), "end"] * 3
+    assert {r["project"] for r in runs} == {"mine"} and runs[0]["id"] == runs[2]["id"] != runs[1]["id"]
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        tracking.Metrics(tmp_path, 0, tracking.TrackingConfig(wandb="mine"))
+
+
+@pytest.fixture
+def said(monkeypatch):
+    lines = []
+    monkeypatch.setattr(log, "info", lambda text, *args: lines.append(text % args))
+    return lines
+
+
+STEP = {"reward": 0.5, "frac_reward_zero_std": 0.25, "completions/mean_length": 10.0, "entropy": 1.0, "grad_norm": 0.1,
+        "tokens_per_s": 100.0, "time/step_s": 2.0}  # fmt: skip
+
+
+def test_a_terminal_gets_a_table_with_the_time_left(said):
+    table = tracking.Table(2000, terminal=True)
+    for step in range(1, 24):
+        table.row(step, STEP)
+    head, first, second = said[0].split(), said[1].split(), said[2].split()
+    assert head == ["step", "reward", "zero-std", "length", "entropy", "grad", "tok/s", "seconds", "left"]
+    assert first == ["1/2000", "0.500", "0.25", "10.0", "1.000", "0.100", "100", "2.00", "1h06m"]
+    assert second[-1] == "1h06m" and said[21].split() == head and len(said) == 25
+    table.row(24, STEP | {"kl": 0.125, "reward": NAN})
+    assert said[25].split()[4] == "kl" and said[26].split()[1] == "-" and said[26].split()[4] == "0.1250"
+    assert len({len(line) for line in said[25:]}) == 1
+
+
+def test_elsewhere_a_step_is_a_line(said):
+    tracking.Table(10, terminal=False).row(4, STEP)
+    assert said == ["step 4/10  reward 0.500  zero-std 0.25  length 10.0  entropy 1.000  grad 0.100  tok/s 100  seconds 2.00"
+                    "  left 0m12s"]  # fmt: skip
+
+
+def test_a_compile_is_announced_before_and_timed_after(said):
+    double = jax.jit(lambda state, x: said.append("tracing") or 2 * x)
+    programs = Programs()
+    for size in (3, 3, 5):
+        programs("double", double, None, jnp.ones(size))
+    assert said[0] == "compiling double (3,)" and said[1] == "tracing"
+    assert said[2].startswith("compiled double: first call 0.") and said[3] == "compiling double (5,)"
+    assert len(said) == 6
+    programs("double", double, None, jnp.ones(3), static="other")
+    assert len(said) == 8

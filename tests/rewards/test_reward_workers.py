@@ -1,0 +1,108 @@
+"""What reward functions may do to the processes that they run in, and what holds then."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpojax.host.errors import UserError
+from grpojax.rewards import RewardConfig, Rewards, RewardsConfig, pool, scoring
+
+
+def judge(name, n=2, batches=1, options=None, **config):
+    """The last batch's scores."""
+    term = RewardConfig(name=f"misbehaving:{name}", options=options or {})
+    with Rewards(RewardsConfig(terms=(term,), workers=1, **config)) as rewards:
+        for _ in range(batches):
+            scores = rewards([""] * n, [""] * n, [[0]] * n, {})
+    return scores
+
+
+def test_a_worker_that_is_full_is_replaced():
+    """40 MiB more with each call: with the same worker all samples from the sixth on would be invalid."""
+    for batches in (5, 12):
+        assert judge("hoards", batches=batches, memory_mb=256).invalid == {}
+
+
+def test_a_sample_that_takes_all_memory_is_invalid():
+    scores = judge("takes_all", memory_mb=256)
+    assert scores.invalid == {"misbehaving:takes_all/memory": 2} and np.isnan(scores.total).all()
+
+
+def running(program):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += [path] if program in path.read_bytes() else []
+        except OSError:  # gone meanwhile
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
+def test_what_a_stopped_worker_had_started_is_stopped_too():
+    assert judge("leaves_a_program", n=1, timeout_s=0.5).invalid == {"misbehaving:leaves_a_program/timeout": 1}
+    deadline = time.monotonic() + 10
+    while running(b"321.123") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not running(b"321.123")
+
+
+@pytest.mark.parametrize(("name", "reason"), [("mapping", "type"), ("members", "type"), ("over_float32", "nan")])
+def test_what_is_no_list_of_numbers_is_invalid(name, reason):
+    assert judge(name).invalid == {f"misbehaving:{name}/{reason}": 2}
+
+
+@pytest.mark.parametrize(("name", "options", "said"), [
+    ("no_columns", {}, r"must take \(prompts, completions, tokens, \*\*columns\)"),
+    ("scaled", {"scael": 2}, "takes no option 'scael'"),
+    ("scaled", {"prompts": 2}, "takes no option 'prompts'"),
+    ("Class", {}, "is no function"),
+    ("HOARD", {}, "is no function"),
+    ("nothing", {}, "cannot be imported: AttributeError"),
+])  # fmt: skip
+def test_a_function_that_cannot_work_is_refused_at_once(name, options, said):
+    with pytest.raises(UserError, match=said):
+        judge(name, options=options)
+    assert judge("scaled", options={"scale": 3.0}).total.tolist() == [3.0, 3.0]
+
+
+def test_an_import_that_hangs_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "hanging.py").write_text("import time\ntime.sleep(1000)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(scoring, "IMPORT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(pool, "START_S", 1.0)
+    with pytest.raises(UserError, match="reward 'hanging:f' is not imported after 2 s"):
+        Rewards([RewardConfig(name="hanging:f")])
+
+
+def test_functions_are_named_before_their_code_runs(tmp_path, monkeypatch, caplog):
+    """The module's own import fails; its name was said before that."""
+    (tmp_path / "failing.py").write_text("raise SystemExit('ran')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(scoring.log, "propagate", True)
+    started = pool.Workers
+    seen = []
+    monkeypatch.setattr(pool, "Workers", lambda **kw: seen.append(caplog.text) or started(**kw))
+    with (
+        caplog.at_level("INFO", "grpojax"),
+        pytest.raises(UserError, match="cannot be imported: SystemExit: ran"),
+    ):
+        Rewards([RewardConfig(name="failing:f")])
+    assert "rewards run the function failing:f" in seen[0]
+
+
+def test_the_folder_one_is_in_is_searched(tmp_path, recipe):
+    """By the installed command, whose own folder is that of the programs."""
+    (tmp_path / "mine.py").write_text("raise RuntimeError('found it')\n")
+    command = Path(sys.executable).with_name("grpojax")
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"XLA_FLAGS": ""}
+    done = subprocess.run(
+        [command, "train", recipe, f"run.dir={tmp_path / 'run'}", 'rewards=[{name: "mine:short"}]'],
+        cwd=tmp_path, env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and "RuntimeError: found it" in done.stderr and done.stderr.count("\n") <= 2

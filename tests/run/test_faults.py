@@ -1,0 +1,325 @@
+"""What goes wrong in a long run, and what must hold then: nothing is lost beyond the last save, and it is said why."""
+
+import dataclasses
+import errno
+import itertools
+import json
+import os
+import shutil
+import signal
+
+import jax
+import numpy as np
+import pytest
+from runs import Trainer, numbers
+
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.records import metrics as tracking
+from grpojax.records.samples import read_samples
+from grpojax.run import recipe as config
+from grpojax.tools import cli
+
+
+def load(recipe, directory, *overrides):
+    short = (
+        "train.steps=4",
+        "train.checkpoint_every=1",
+        "train.eval_every=0",
+        "data.eval=null",
+        "rewards.0.name=answer_format",
+    )
+    return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
+
+
+@pytest.fixture(scope="module")
+def unbroken(recipe, tmp_path_factory):
+    """The metrics of a run that nothing happened to."""
+    directory = tmp_path_factory.mktemp("runs") / "unbroken"
+    assert Trainer(load(recipe, directory)).run()
+    return numbers(directory)
+
+
+def poison(trainer, steps):
+    """Has the updates of these steps see a NaN in the policy's gradient."""
+    plain = trainer.train_step
+
+    def train_step(state, packed):
+        if trainer.done + 1 in steps:
+            packed = dataclasses.replace(packed, advantages=packed.advantages * np.float32("nan"))
+        return plain(state, packed)
+
+    trainer.train_step = train_step
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(recipe, tmp_path):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    poison(trainer, {2})
+    before = {}
+    trainer.on_step = lambda problems, rollout: before.setdefault(
+        trainer.done + 1, [np.asarray(x) for x in jax.tree.leaves(trainer.state)]
+    )
+    assert trainer.run()
+    skipped = [line["skipped_updates"] for line in tracking.read_metrics(tmp_path / "run") if "reward" in line]
+    assert skipped == [0.0, 1.0, 0.0, 0.0]
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(trainer.state.params))
+    assert int(trainer.state.step) == 3
+
+
+def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe, tmp_path):
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.max_skipped=2", "train.checkpoint_every=0"))
+    poison(trainer, {2, 3, 4})
+    with pytest.raises(UserError, match="2 updates in a row had a gradient that is not finite.*\nlower optimizer"):
+        trainer.run()
+    assert trainer.checkpoints.steps() and int(trainer.state.step) == 1
+    assert trainer.meta["rollouts"] == 3  # the fourth was under way, and is drawn again
+
+
+class Full:
+    """A file system that is full for some saves."""
+
+    def __init__(self, manager, saves):
+        self._manager, self._saves, self._count = manager, saves, 0
+
+    def __getattr__(self, name):
+        return getattr(self._manager, name)
+
+    def save(self, *args, **kwargs):
+        self._count += 1
+        if self._count in self._saves:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._manager.save(*args, **kwargs)
+
+
+def test_a_full_disk_costs_one_checkpoint(recipe, tmp_path, unbroken, caplog):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    trainer.checkpoints._manager = Full(trainer.checkpoints._manager, {2})
+    log.propagate = True
+    assert trainer.run()
+    assert "No space left on device" in caplog.text
+    assert trainer.checkpoints.steps()[-1] == 4
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(recipe, tmp_path, unbroken):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    trainer.checkpoints._manager = Full(trainer.checkpoints._manager, {4})
+    with pytest.raises(UserError, match="the last save failed.*No space left.*\n.*goes on from step 3"):
+        trainer.run()
+    again = Trainer(load(recipe, tmp_path / "run"))
+    assert again.done == 3 and again.run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplog, monkeypatch):
+    """Nothing can be made in it while steps 2 and 3 are saved (a file system's permissions do not bind root)."""
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    mkdir = os.mkdir
+
+    def refuse(path, *args, **kwargs):
+        if trainer.done in (2, 3) and f"{trainer.checkpoints.directory}/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    log.propagate = True
+    assert trainer.run()
+    assert caplog.text.count("Permission denied") >= 2
+    assert set(trainer.checkpoints.steps()) <= {1, 4} and 4 in trainer.checkpoints.steps()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+PHASES = {
+    "rollout": lambda trainer: (trainer.policy, "sample"),
+    "reward": lambda trainer: (trainer.rewards, "combine"),
+    "update": lambda trainer: (trainer, "train_step"),
+    "save": lambda trainer: (trainer.checkpoints, "save"),
+}
+
+
+def at(trainer, phase, do, call=2):
+    """Has ``do()`` happen within a phase, as a rule of step 2."""
+    owner, name = PHASES[phase](trainer)
+    plain, calls = getattr(owner, name), itertools.count(1)
+
+    def hooked(*args, **kwargs):
+        if next(calls) == call:
+            do()
+        return plain(*args, **kwargs)
+
+    setattr(owner, name, hooked)
+
+
+def send(*signals):
+    for s in signals:
+        os.kill(os.getpid(), s)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_sigterm_in_any_phase_saves_and_loses_nothing(recipe, tmp_path, unbroken, phase):
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=2"))
+    at(trainer, phase, lambda: send(signal.SIGTERM), call=1 if phase == "save" else 2)
+    assert not trainer.run()
+    again = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=2"))
+    assert again.done == 2 and again.run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_second_sigint_stops_at_once_and_loses_one_save_interval_at_most(recipe, tmp_path, unbroken, phase):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    at(trainer, phase, lambda: send(signal.SIGINT, signal.SIGINT), call=3)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    again = Trainer(load(recipe, tmp_path / "run"))
+    assert again.done in (1, 2) and again.run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_sigterm_does_not_cut_dynamic_sampling_short(recipe, tmp_path):
+    sampling = (
+        "rewards=[{name: 'tiny_run:length'}, {name: format, weight: 0, options: {pattern: '.*[02468].*'}, label: even}]",
+        "filter={metric: even, max_rollouts: 3}",
+        "train.steps=3",
+    )
+    assert Trainer(load(recipe, tmp_path / "unbroken", *sampling)).run()
+    trainer = Trainer(load(recipe, tmp_path / "run", *sampling))
+    at(trainer, "rollout", lambda: send(signal.SIGTERM), call=1)
+    assert not trainer.run()
+    assert trainer.meta["rollouts"] > 1
+    again = Trainer(load(recipe, tmp_path / "run", *sampling))
+    assert again.done == 1 and again.run()
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
+
+
+def test_a_reward_worker_killed_under_the_run_changes_nothing(recipe, tmp_path):
+    rewards = {
+        "unbroken": "{name: 'tiny_run:length', label: length}",
+        "run": f"{{name: 'tiny_run:dies_once', label: length, options: {{marker: {tmp_path / 'died'}}}}}",
+    }
+    for name, reward in rewards.items():
+        assert Trainer(load(recipe, tmp_path / name, f"rewards=[{reward}]", "train.steps=2")).run()
+    assert (tmp_path / "died").exists()
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
+
+
+def test_a_trainer_that_cannot_start_lets_go_of_the_directory(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "Metrics", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Trainer(load(recipe, tmp_path / "run"))
+    monkeypatch.undo()
+    Trainer(load(recipe, tmp_path / "run")).close()
+
+
+def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+
+    def remove(problems, rollout):
+        if trainer.done == 2:
+            trainer.checkpoints.wait()
+            shutil.rmtree(tmp_path / "run" / "checkpoints")
+
+    trainer.on_step = remove
+    try:
+        assert trainer.run()
+    except UserError as e:
+        assert "save failed" in str(e)
+    again = Trainer(load(recipe, tmp_path / "run"))
+    if again.done < 4:
+        assert again.run()
+    else:
+        again.close()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(recipe, tmp_path, unbroken, caplog):
+    assert Trainer(load(recipe, tmp_path / "run")).run()
+    for file in (tmp_path / "run" / "checkpoints" / "4" / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    log.propagate = True
+    again = Trainer(load(recipe, tmp_path / "run"))
+    assert again.done == 3 and "step 4 cannot be read" in caplog.text
+    assert (tmp_path / "run" / "broken" / "4").is_dir()
+    assert again.run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_data_that_changed_is_refused(recipe, tmp_path):
+    rows = (recipe.parent / "sums.jsonl").read_text().splitlines()
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(rows))
+    trainer = Trainer(load(recipe, tmp_path / "run", f"data.train={data}"))
+    trainer.close()
+    data.write_text("\n".join(rows[:-1] + [json.dumps({"question": "9+9=", "answer": "18"})]))
+    with pytest.raises(UserError, match="the rows of data.train have changed"):
+        Trainer(load(recipe, tmp_path / "run", f"data.train={data}"))
+
+
+def test_a_directory_in_use_is_refused(recipe, tmp_path):
+    first = Trainer(load(recipe, tmp_path / "run"))
+    with pytest.raises(UserError, match="in use by another process"):
+        Trainer(load(recipe, tmp_path / "run"))
+    first.close()
+
+
+def test_out_of_memory_names_the_knobs(recipe, tmp_path):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+
+    def train_step(state, packed):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes")
+
+    trainer.train_step = train_step
+    with pytest.raises(UserError, match="train.microbatches.*rollout.max_tokens.*model.remat"):
+        trainer.run()
+
+
+def test_the_clock_may_jump(recipe, tmp_path, unbroken, monkeypatch):
+    """Times are of the monotonic clock; the wall clock only stamps lines."""
+    import time
+
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert Trainer(load(recipe, tmp_path / "run")).run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_dynamic_sampling_refills_from_a_named_reward(recipe, tmp_path):
+    """A length reward varies everywhere; the named one decides which groups train."""
+    overrides = (
+        "rewards=[{name: 'tiny_run:length'}, {name: format, weight: 0, options: {pattern: '.*[02468].*'}, label: even}]",
+        "filter={metric: even, max_rollouts: 3}", "train.steps=2",
+    )  # fmt: skip
+    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "data.eval=null", *overrides]))
+    assert trainer.run()
+    lines = [line for line in tracking.read_metrics(tmp_path / "run") if "reward" in line]
+    assert all(line["frac_reward_zero_std"] < 1 for line in lines)
+    assert trainer.meta["rollouts"] > 2
+    for line in lines:
+        _, samples = read_samples(tmp_path / "run", line["step"])
+        groups = {}
+        for s in samples:
+            groups.setdefault(s["uid"], []).append(s["rewards"]["even"])
+        varied = np.mean([len(set(g)) > 1 for g in groups.values()])
+        assert varied >= 1 - line["groups/missing"] - 1e-6 > line["groups/kept"] - 1
+
+
+def test_show_prints_best_and_worst(recipe, tmp_path, capsys):
+    trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:length", "train.steps=1"))
+    assert trainer.run()
+    capsys.readouterr()
+    assert cli.main(["show", str(tmp_path / "run"), "-n", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("step 1: 32 samples of 8 prompts") and out.count("--- best") == out.count("--- worst") == 2
+    rewards = [float(line.split("reward ")[1].split()[0]) for line in out.splitlines() if line.startswith("---")]
+    assert rewards[0] >= rewards[1] >= rewards[3] >= rewards[2]
+    assert cli.main(["show", str(tmp_path / "run"), "--step", "7"]) == 2
+    assert "no samples of step 7" in capsys.readouterr().err
+
+
+def test_sigterm_in_an_evaluation_saves_the_step_before_it(recipe, tmp_path):
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.checkpoint_every=0", "train.eval_every=2"]
+    trainer = Trainer(config.load(recipe, [*overrides, "rewards.0.name=answer_format"]))
+    plain = trainer._evaluate
+    trainer._evaluate = lambda number: send(*[signal.SIGTERM] * (number == 2)) or plain(number)
+    assert not trainer.run()
+    assert trainer.checkpoints.steps() == [2]

@@ -1,0 +1,392 @@
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+from oracles import close
+
+import grpojax.host.errors
+import grpojax.host.settings
+from grpojax import advantages as A
+from grpojax import losses as L
+from grpojax import variants
+
+
+def first_update(variant, rewards, lengths, size):
+    """Loss and its gradient by log-prob, when the policy is still the one that drew the tokens."""
+    mask = np.arange(size) < np.asarray(lengths)[..., None]
+    objective = variant.objective
+    logps = np.full(mask.shape, -1.0, np.float32)
+    batch = types.SimpleNamespace(
+        advantages=variant.advantage(np.asarray(rewards, np.float32), A.Signals(mask=mask)),
+        weights=L.loss_weights(mask, objective.aggregate, constant=objective.constant),
+        behavior_logps=None,
+        ref_logps=logps,
+    )
+    entropy = np.ones(mask.shape, np.float32) if objective.needs_entropy else None
+    return jax.value_and_grad(lambda x: L.policy_loss(x, batch, objective, entropy=entropy)[0])(logps)
+
+
+# From rewards [1, 0, 0, 0] to the gradient at one token of each sample; samples of 2, 4, 6 and 8 tokens.
+@pytest.mark.parametrize(
+    ("name", "options", "loss", "gradient"),
+    [
+        ("grpo", {}, 0, [-1.49970006 / 8, 0.49990002 / 16, 0.49990002 / 24, 0.49990002 / 32]),
+        ("grpo", {"ddof": 0, "eps": 0.0}, 0, [-1.73205081 / 8] + [0.57735027 / 4 / n for n in (4, 6, 8)]),
+        (
+            "grpo",
+            {"ddof": 0, "eps": 0.0, "aggregate": "token_mean", "kl_coef": 0.0},
+            0.34641016,
+            [-1.73205081 / 20] + [0.57735027 / 20] * 3,
+        ),
+        ("grpo", {"entropy_coef": 0.5}, -0.5, [-1.49970006 / 8] + [0.49990002 / 4 / n for n in (4, 6, 8)]),
+        ("dr_grpo", {"constant": 8.0}, 0.09375, [-0.75 / 32] + [0.25 / 32] * 3),
+        ("dr_grpo", {"constant": 8.0, "leave_one_out": True}, 0.125, [-1 / 32] + [1 / 96] * 3),
+    ],
+)
+def test_golden_first_update(name, options, loss, gradient):
+    """GRPO with token_mean in place of its sequence_mean gives -0.07499 for the first token, and Dr. GRPO
+    divided by the tokens instead of the constant -0.0375."""
+    value, got = first_update(variants.get(name, **options), [[1, 0, 0, 0]], [[2, 4, 6, 8]], 8)
+    close(value, loss)
+    close(got[0, :, 0], gradient)
+    assert (np.asarray(got) != 0).sum() == 20
+
+
+@pytest.mark.parametrize(("name", "high", "low"), [("grpo", 1.49970006, 0.49990002), ("dr_grpo", 0.75, 0.25)])
+def test_golden_groups(name, high, low):
+    """Each prompt by itself: with the mean of both, 0.5, all rewards would be equally far from it."""
+    signals = A.Signals(mask=np.ones((2, 4, 1), bool))
+    variant = variants.get(name, **({"constant": 8.0} if name == "dr_grpo" else {}))
+    got = variant.advantage(np.array([[1, 0, 0, 0], [1, 1, 1, 0]], np.float32), signals)
+    close(got[..., 0], [[high, -low, -low, -low], [low, low, low, -high]])
+
+
+def test_defaults_are_the_papers():
+    grpo, dr_grpo = variants.grpo(), variants.dr_grpo(constant=8)
+    assert grpo.objective == L.Objective(aggregate="sequence_mean", kl_coef=0.04, kl_kind="k3", kl_in="loss")
+    assert dr_grpo.objective == L.Objective(aggregate="constant", constant=8)
+    assert grpo.objective.needs_reference and not dr_grpo.objective.needs_reference
+
+
+def test_overrides_reach_the_objective():
+    got = variants.get("grpo", clip_low=0.1, clip_high=0.28, aggregate="prompt_mean", kl_kind="k2").objective
+    assert got.surrogate == L.clipped(low=0.1, high=0.28)
+    assert (got.aggregate, got.kl_kind) == ("prompt_mean", "k2")
+    got = variants.get("dr_grpo", constant=3.0, clip_high=0.4, kl_coef=0.1, kl_kind="k1", kl_in="reward").objective
+    assert got == L.Objective(
+        surrogate=L.clipped(high=0.4),
+        aggregate="constant",
+        constant=3.0,
+        kl_coef=0.1,
+        kl_kind="k1",
+        kl_in="reward",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "names"),
+    [
+        ("grppo", {}, "'grppo'.*'grpo'"),
+        ("zzz", {}, "'zzz'.*dr_grpo.*grpo"),
+        ("grpo", {"clip_hi": 0.3}, "'grpo'.*'clip_hi'.*'clip_high'"),
+        ("grpo", {"zzz": 0}, "'grpo'.*'zzz'.*kl_coef"),
+        ("grpo", {"kl_kind": "k1"}, "k1.*loss"),
+        ("grpo", {"kl_in": "reward"}, "k3.*reward"),
+    ],
+)
+def test_get_refuses(name, options, names):
+    with pytest.raises(ValueError, match=names):
+        variants.get(name, **options)
+
+
+@pytest.mark.parametrize("name", ["gpro", "zzz"])
+def test_parameters_of_an_unknown_variant(name):
+    with pytest.raises(ValueError, match=f"'{name}' is unknown"):
+        variants.parameters(name)
+
+
+def test_missing_mask_is_named():
+    with pytest.raises(ValueError, match=r"to_tokens.*signals\.mask"):
+        variants.grpo().advantage(np.eye(2, dtype=np.float32))
+
+
+# --- the published numbers
+
+
+def test_names_and_table():
+    listed = (
+        "grpo grpo_process dr_grpo rloo reinforce_pp reinforce_pp_baseline remax gpg pass_at_k opo lite_ppo dapo gspo "
+        "gspo_token gtpo grpo_lambda_length grpo_lambda_traces xrpo ngrpo nthr llds cispo sapo gmpo dual_clip ppo "
+        "token_critic rare_token culling negative_advantage gt_likelihood"
+    )
+    assert variants.names() == sorted(variants.names()) and set(listed.split()) <= set(variants.names())
+    rows = variants.table().splitlines()
+    assert len(rows) == len(variants.names()) + 2 and len({row.count("|") for row in rows}) == 1
+    assert rows[2:] == sorted(rows[2:])
+
+
+# What the papers state; the options of the objective by their names.
+DEFAULTS = {
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
+    "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"},
+    "rloo": {"aggregate": "sequence_sum", "kl_coef": 0.03, "kl_kind": "k1", "kl_in": "reward"},
+    "sapo": {"tau_positive": 1.0, "tau_negative": 1.05, "aggregate": "sequence_mean"},
+    "gmpo": {"clip_low": 0.4, "clip_high": 0.4, "aggregate": "sequence_mean"},
+    "dual_clip": {"clip_dual": 3.0},
+    "ngrpo": {
+        "clip_low": 0.16,
+        "clip_high": 0.24,
+        "aggregate": "token_mean",
+        "kl_coef": 0.0,
+        "ddof": 1,
+        "eps": 1e-6,
+    },
+    "llds": {"llds_coef": 0.2, "llds_gate": "action", "kl_coef": 1e-3},
+    "nthr": {"kl_coef": 1e-4, "beta": 1.0, "eta": None, "self_term": True, "ddof": 0},
+    "grpo_lambda_traces": {"trace_decay": 0.99, "lowest": -0.1},
+    "grpo_lambda_length": {"share": 0.2},
+    "xrpo": {"novelty": 2.5, "novelty_cap": 0.5},
+    "gtpo": {"gamma": 0.1, "threshold": 0.6931471805599453, "count_norm": False, "kl_coef": 0.0},
+    "lite_ppo": {"of": "rewards", "clip_low": 0.2, "clip_high": 0.2, "aggregate": "token_mean"},
+    "negative_advantage": {"c": 1.0, "aggregate": "sequence_sum"},
+    "cispo": {"weight_max": 5.0, "weight_min": 0.0, "aggregate": "token_mean", "kl_coef": 0.0},
+    "gpg": {"scaled": False, "aggregate": "token_mean", "kl_coef": 0.0},
+    "grpo_process": {"aggregate": "sequence_mean", "kl_coef": 0.04},
+    "gspo_token": {
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "aggregate": "sequence_mean",
+        "ratio": "sequence_token",
+    },
+    "opo": {"aggregate": "sequence_sum", "kl_coef": 0.0},
+    "remax": {"aggregate": "sequence_sum", "kl_coef": 0.0},
+    "ppo": {"gamma": 1.0, "lam": 0.95, "clip_low": 0.2, "clip_high": 0.2, "kl_in": "token_reward"},
+    "reinforce_pp": {"aggregate": "token_mean", "kl_kind": "k1", "kl_in": "token_reward", "clip_low": 0.2},
+    "reinforce_pp_baseline": {"weighted_by": "tokens", "kl_kind": "k2", "kl_in": "loss"},
+    "deepseek_v3_2": {"aggregate": "sequence_mean", "kl_kind": "unbiased", "off_policy_limit": 0.5},
+    "high_entropy_tokens": {"fraction": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
+    "entropy_shaping": {"alpha": 0.4, "kappa": 2.0},
+    "magistral": {"clip_high": 0.28, "aggregate": "prompt_mean", "kl_coef": 0.0},
+    "scale_rl": {"weight_max": 5.0, "aggregate": "prompt_mean"},
+    "rare_token": {"limit": None, "positive_only": True, "aggregate": "sequence_sum"},
+    "token_critic": {"bound": None, "center_bias": False, "aggregate": "sequence_sum"},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_of(name):
+    got = variants.parameters(name)
+    assert {k: got[k] for k in DEFAULTS[name]} == DEFAULTS[name]
+
+
+def on_tokens(name, rewards, size=1, options=None, **signals):
+    """Advantages of a batch whose samples all have ``size`` tokens (or those of ``mask``)."""
+    rewards = np.asarray(rewards, np.float32)
+    signals = {"mask": np.ones((*rewards.shape, size), bool)} | signals
+    return variants.get(name, **(options or {})).advantage(rewards, A.Signals(**signals))
+
+
+LENGTHS = np.array([[2, 4, 4, 2], [1, 3, 3, 5]])
+
+
+# The first number of each variant on [1, 0, 0, 0] and [1, 1, 1, 0]; GRPO's is 1.4997.
+@pytest.mark.parametrize(
+    ("name", "options", "want"),
+    [
+        ("grpo", {}, 1.49970006),
+        ("rloo", {"kl_coef": 0.0}, 1.0),
+        ("gspo", {}, 1.49970006),
+        ("lite_ppo", {"ddof": 0, "eps": 0.0}, 1.5),
+        ("lite_ppo", {"ddof": 0, "eps": 0.0, "of": "advantages"}, 1.7320508),
+        ("reinforce_pp_baseline", {"weighted_by": "sequences"}, 1.7320508),
+        ("reinforce_pp_baseline", {}, 1.99323179),
+        ("gpg", {}, 0.75),
+        ("gpg", {"scaled": True}, 1.49970006),
+        ("scale_rl", {"ddof": 0, "eps": 0.0}, 1.7320508),
+        ("deepseek_v3_2", {}, 0.75),
+        ("pass_at_k", {"k": 1}, 1.73205081),
+        ("pass_at_k", {"k": 2}, 1.0),
+        ("pass_at_k_margin", {}, 1.0),
+        ("ngrpo", {}, 1.095443),
+        ("opo", {}, 1 - 2 / 12),
+        ("grpo_lambda_traces", {"lowest": -0.1}, 1.49970006),
+    ],
+)
+def test_golden_advantages(name, options, want):
+    mask = np.arange(5) < LENGTHS[..., None]
+    got = on_tokens(name, [[1, 0, 0, 0], [1, 1, 1, 0]], options=options, mask=mask, lengths=LENGTHS)
+    close(got[0, 0, 0], want, atol=2e-6)
+    if name == "grpo_lambda_traces":
+        close(got[0, 1, 0], -0.1)
+
+
+def test_golden_dapo_overlong():
+    """Punished by tokens: the second of the right ones costs half a reward."""
+    options = {"overlong_limit": 100, "overlong_buffer": 20, "ddof": 0, "eps": 0.0}
+    got = on_tokens("dapo", [[1, 1, 0, 0]], options=options, lengths=np.array([[50, 90, 10, 10]]))
+    close(got[0, :, 0], np.array([0.625, 0.125, -0.375, -0.375]) / 0.41457809)
+    with pytest.raises(ValueError, match="overlong_limit=9 with overlong_buffer=None"):
+        variants.get("dapo", overlong_limit=9)
+
+
+def test_needs_are_checked():
+    variants.check_needs(variants.get("xrpo"), {"rollout_plan", "critic"})
+    for name, need in (("xrpo", "rollout_plan.*allocate"), ("culling", "culling"), ("nthr", "hidden_states")):
+        with pytest.raises(ValueError, match=f"'{name}' needs {need}"):
+            variants.check_needs(variants.get(name))
+
+
+def test_filters():
+    accuracy = {"accuracy": np.array([[0, 0], [1, 0], [1, 1]], np.float32)}
+    keep = lambda name: variants.get(name).keep(accuracy, "accuracy").tolist()  # noqa: E731
+    assert keep("dapo") == [False, True, False] and keep("ngrpo") == [True, True, False]
+    assert variants.grpo().keep is None
+
+
+def test_token_kl_is_in_the_chain_and_the_reference_asked_for():
+    for name in ("reinforce_pp", "ppo"):
+        variant = variants.get(name, kl_coef=0.1)
+        assert variant.objective.kl_in == "token_reward" and variant.objective.needs_reference
+        assert not variants.get(name).objective.needs_reference
+    with pytest.raises(ValueError, match=r"token_rewards.*signals\.behavior_logps"):
+        on_tokens("reinforce_pp", [[1, 0]], options={"kl_coef": 0.1})
+    with pytest.raises(ValueError, match="weighted_by='words'"):
+        variants.get("reinforce_pp_baseline", weighted_by="words")
+    with pytest.raises(ValueError, match="clip_hi"):
+        variants.grpo(clip_hi=0.3)
+    with pytest.raises(ValueError, match="constant"):
+        variants.get("dr_grpo")
+
+
+# k1 of two samples of two tokens: 0.5 + 0.5 and -1 + 0; with a coefficient of 0.4 a reward loses 0.4, the other gains it.
+LOGPS = {"behavior_logps": [[[-1.0, -1.0], [-2.0, -1.0]]], "ref_logps": [[[-1.5, -1.5], [-1.0, -1.0]]]}
+
+
+@pytest.mark.parametrize(("name", "options", "want"), [
+    ("rloo", {}, [[[0.2, 0.2], [-0.2, -0.2]]]),
+    ("rloo", {"kl_in": "loss", "kl_kind": "k2"}, [[[1, 1], [-1, -1]]]),
+    ("grpo", {"kl_in": "reward", "kl_kind": "k1", "ddof": 0, "eps": 0.0}, [[[1, 1], [-1, -1]]]),
+    ("dr_grpo", {"constant": 8.0, "kl_in": "reward", "kl_kind": "k1"}, [[[0.1, 0.1], [-0.1, -0.1]]]),
+])  # fmt: skip
+def test_the_kl_is_where_the_objective_says(name, options, want):
+    """In the reward it is taken off once, by the pure functions themselves; in the loss the advantages know nothing of it."""
+    signals = {k: np.array(v, np.float32) for k, v in LOGPS.items()}
+    got = on_tokens(name, [[1, 0]], size=2, options={"kl_coef": 0.4, **options}, **signals)
+    close(got, want, atol=1e-6)
+
+
+def test_reinforce_pp_takes_the_kl_off_once():
+    """Returns [0.6, 0.8] and [0.4, 0] with the KL in the tokens; in the sample's reward 0.6 and 0.4."""
+    signals = {k: np.array(v, np.float32) for k, v in LOGPS.items()}
+
+    def whitened(x):
+        return (x - x.mean()) / x.std()
+
+    for options, want in (
+        ({}, [[[0.6, 0.8], [0.4, 0.0]]]),
+        ({"kl_in": "reward"}, [[[0.6, 0.6], [0.4, 0.4]]]),
+        ({"kl_in": "loss", "kl_kind": "k2"}, [[[1.0, 1.0], [0.0, 0.0]]]),
+    ):
+        got = on_tokens("reinforce_pp", [[1, 0]], size=2, options={"kl_coef": 0.4, **options}, **signals)
+        close(got, whitened(np.array(want)), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(variants.names()) - {"ppo", "reinforce_pp"}))
+def test_a_kl_that_nothing_would_apply_is_refused(name):
+    required = {"constant": 8.0} if name == "dr_grpo" else {}
+    with pytest.raises(ValueError, match="no token rewards"):
+        variants.get(name, kl_coef=0.1, kl_kind="k1", kl_in="token_reward", **required)
+
+
+SOURCES = {
+    "cispo": "2506.13585", "dapo": "2503.14476", "deepseek_v3_2": "2512.02556", "dr_grpo": "2503.20783",
+    "dual_clip": "1912.09729", "entropy_shaping": "2506.14758", "gmpo": "2507.20673", "gpg": "2504.02546",
+    "grpo": "2402.03300", "grpo_lambda_length": "2505.18086", "grpo_lambda_traces": "2510.00194",
+    "grpo_process": "2402.03300", "gspo": "2507.18071", "gspo_token": "2507.18071", "gtpo": "2508.03772",
+    "high_entropy_tokens": "2506.01939", "lite_ppo": "2508.08221", "llds": "2512.04220", "magistral": "2506.10910",
+    "ngrpo": "2509.18851", "nthr": "2505.18830", "opo": "2505.23585", "pass_at_k": "2508.10751",
+    "pass_at_k_margin": "2503.19595", "ppo": "1707.06347", "reinforce_pp": "2501.03262",
+    "reinforce_pp_baseline": "2501.03262", "remax": "2310.10505", "rloo": "2402.14740", "sapo": "2511.20347",
+    "scale_rl": "2510.13786", "xrpo": "2510.06672",
+}  # fmt: skip
+DEPLOYED = {
+    "cispo", "deepseek_v3_2", "grpo", "gspo", "gspo_token", "magistral", "ppo", "sapo",
+}  # fmt: skip
+
+
+def test_sources_and_grades():
+    for name in variants.names():
+        required = {"constant": 8.0} if name == "dr_grpo" else {}
+        variant = variants.get(name, **required)
+        source = SOURCES.get(name)
+        assert source in variant.citation if source else "unpublished" in variant.citation
+        assert source is None or source in getattr(variants, name).__doc__
+        assert (variant.evidence == "deployed") == (name in DEPLOYED), name
+
+
+def test_success_is_judged_by_the_outcome_where_there_is_one():
+    """All wrong, two with a format bonus: judged by the sum of rewards nobody would have failed."""
+    signals = {"outcome": np.zeros((1, 4), np.float32)}
+    got = on_tokens("negative_advantage", [[0.1, 0, 0, 0.1]], options={"c": 0.5}, **signals)
+    close(got, np.full((1, 4, 1), -0.5))
+    assert (on_tokens("negative_advantage", [[0.1, 0, 0, 0.1]]) > 0).any()
+    outcome = {"outcome": np.array([[1, 0, 0, 0]], np.float32)}
+    close(on_tokens("pass_at_k", [[0.9, 0.8, 0, 0]], options={"k": 1}, **outcome)[0, 0, 0], 1.73205081)
+
+
+def test_golden_negative_advantage():
+    """The text's loss, c Σ log p: sums over tokens; with the mean over samples half of it, and NGRPO-like c a third."""
+    probs = np.array([[[0.5, 0.4], [0.2, 0.9]]])
+    mask = np.ones((1, 2, 2), bool)
+    for c, want in ((1.0, -1.66211817), (1 / 3, -1.66211817 / 3)):
+        advantages = on_tokens("negative_advantage", [[0, 0]], size=2, options={"c": c})
+        batch = types.SimpleNamespace(
+            advantages=advantages, weights=L.loss_weights(mask, "sequence_sum"), behavior_logps=None
+        )
+        objective = L.Objective(surrogate=L.reinforce(), aggregate="sequence_sum")
+        loss = L.policy_loss(np.log(probs).astype(np.float32), batch, objective)[0]
+        close(loss, want, atol=1e-6)
+        close(2 * loss, {1.0: -3.32423634, 1 / 3: -1.10807878}[c], atol=1e-6)
+
+
+def test_rloo_is_dr_grpo_times_a_factor():
+    rewards = np.array([[1, 0, 0, 0], [0.5, 1, 0, 0.25]])
+    plain = on_tokens("dr_grpo", rewards, options={"constant": 8.0})
+    close(on_tokens("rloo", rewards, options={"kl_coef": 0.0}), 4 / 3 * plain)
+    close(on_tokens("dr_grpo", rewards, options={"constant": 8.0, "leave_one_out": True}), 4 / 3 * plain)
+
+
+@pytest.mark.parametrize(("name", "options"), [("gspo_token", {}), ("grpo_lambda_traces", {"trace_decay": 0.0})])
+def test_variants_that_are_another(name, options):
+    """GSPO-token is GSPO at one advantage a sample; traces that decay at once are GRPO."""
+    rng = np.random.default_rng(0)
+    mask = np.arange(5) < np.array([[5, 3, 2], [1, 4, 5]])[..., None]
+    logps = rng.normal(size=mask.shape).astype(np.float32)
+    batch = types.SimpleNamespace(
+        advantages=np.where(mask, rng.normal(size=(2, 3, 1)), 0).astype(np.float32),
+        weights=L.loss_weights(mask, "sequence_mean"), ref_logps=logps,
+        behavior_logps=logps + 1e-3 * rng.normal(size=mask.shape).astype(np.float32),
+    )  # fmt: skip
+
+    def first(variant):
+        return jax.jit(jax.value_and_grad(lambda x: L.policy_loss(x, batch, variant.objective)[0]))(logps)
+
+    got = first(variants.get(name, **options))
+    want = first(variants.get("gspo" if name == "gspo_token" else "grpo"))
+    jax.tree.map(close, got, want)
+    assert np.abs(np.asarray(want[1])).max() > 0.01
+
+
+def test_each_can_be_configured():
+    """Types and defaults are such that a config section can hold them, checked as any other section's."""
+    for name in variants.names():
+        section = dataclasses.make_dataclass("Section", variants.annotations(name), frozen=True)
+        root = dataclasses.make_dataclass("Root", [("variant", section)])
+        given = {"constant": 8} if name == "dr_grpo" else {}
+        built = grpojax.host.settings.build(root, {"variant": given | {"entropy_coef": "1e-3"}})
+        assert variants.get(name, **dataclasses.asdict(built.variant)).objective.entropy_coef == 1e-3
+        with pytest.raises(grpojax.host.errors.UserError, match="entropy_coef"):
+            grpojax.host.settings.build(root, {"variant": given | {"entropy_coef": "much"}})
+    assert variants.get("dr_grpo", aggregate="sequence_sum", constant=None).objective.constant is None
