@@ -21,9 +21,17 @@ import dataclasses
 from typing import Any, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-Array = Any  # jax.Array or numpy.ndarray: every array here may live on either side.
+# Every array here may be jax's or numpy's. A signature says its shape by one of these names.
+Array = Any
+Scalar = Array  # []
+PerPrompt = Array  # [P]
+Samples = Array  # [P, G]
+Tokens = Array  # [P, G, T]
+AnyTokens = Array  # [..., T], tokens in any layout: the last axis is one sample, or several told apart by segments
+Hidden = Array  # [P, G, T, D]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -95,6 +103,33 @@ class Rows:
 
 
 @pytree
+class PerToken:
+    """What an update reads of each completion token; ``[P, G, T]`` in a `TrainBatch`, and in rows what packing made of it.
+
+    A field that no term of the loss reads is None. To add one, add a line here: packing, placing and the minibatches
+    map over whatever there is.
+
+    Attributes:
+      advantages: float32.
+      weights: float32, the aggregation (`grpojax.losses.loss_weights`), 0 on padding.
+      behavior_logps: float32, log-probs of the policy that the ratio is taken against. None means the policy itself
+        before the update, as with one update a rollout.
+      ref_logps: float32, log-probs of the frozen reference.
+      sampler_logps: float32, log-probs that the sampler reported.
+      displacement_weights: float32, `grpojax.losses.displacement_weights`.
+      covariance_mask: bool, tokens that Clip-Cov or KL-Cov picked (`grpojax.losses.covariance_mask`).
+    """
+
+    advantages: Array = None
+    weights: Array = None
+    behavior_logps: Array = None
+    ref_logps: Array = None
+    sampler_logps: Array = None
+    displacement_weights: Array = None
+    covariance_mask: Array = None
+
+
+@pytree
 class TrainBatch:
     """What one policy update reads; ``[P, G, T]`` throughout, so that the loss does not know about rows.
 
@@ -102,24 +137,13 @@ class TrainBatch:
       prompts: the prompts, ``[P, ...]``.
       tokens: ``[P, G, T]`` int32 completions.
       lengths: ``[P, G]`` int32.
-      advantages: ``[P, G, T]`` float32.
-      weights: ``[P, G, T]`` float32, the aggregation (`grpojax.losses.loss_weights`), 0 on padding.
-      behavior_logps: ``[P, G, T]`` float32 or None: log-probs of the policy that the ratio is taken against.
-        None means the policy itself before the update, as with one update a rollout.
-      ref_logps: ``[P, G, T]`` float32 or None: log-probs of the frozen reference.
-      sampler_logps: ``[P, G, T]`` float32 or None: log-probs that the sampler reported, to watch the mismatch.
-      displacement_weights: ``[P, G, T]`` float32 or None: `grpojax.losses.displacement_weights`.
+      per_token: the rest, ``[P, G, T]`` each.
     """
 
     prompts: Prompts
     tokens: Array
     lengths: Array
-    advantages: Array
-    weights: Array
-    behavior_logps: Array | None = None
-    ref_logps: Array | None = None
-    sampler_logps: Array | None = None
-    displacement_weights: Array | None = None
+    per_token: PerToken
 
 
 @pytree
@@ -137,6 +161,49 @@ class TrainState:
     opt_state: Any
 
 
-def is_concrete(x) -> bool:
+@pytree
+class Mean:
+    """A metric that is a mean over tokens, samples or whatever ``count`` counts; means of parts add up to that of all.
+
+    Attributes:
+      total: ``[]`` float32, the sum.
+      count: ``[]`` float32, of how many.
+
+    Example:
+      >>> float((Mean(total=1.0, count=1.0) + Mean(total=2.0, count=5.0)).value)
+      0.5
+    """
+
+    total: Scalar
+    count: Scalar
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(total=self.total + other.total, count=self.count + other.count)
+
+    @property
+    def value(self) -> Scalar:
+        """The mean; 0 of nothing."""
+        return self.total / jnp.maximum(self.count, 1.0)
+
+
+@pytree
+class Max:
+    """A metric that is the largest of a number of values.
+
+    Attributes:
+      value: ``[]`` float32.
+
+    Example:
+      >>> float((Max(value=1.0) + Max(value=2.0)).value)
+      2.0
+    """
+
+    value: Scalar
+
+    def __add__(self, other: "Max") -> "Max":
+        return Max(value=jnp.maximum(self.value, other.value))
+
+
+def is_concrete(x: Any) -> bool:
     """Whether ``x`` has values that Python may look at (it is no tracer)."""
     return isinstance(x, np.ndarray | jax.Array) and not isinstance(x, jax.core.Tracer)

@@ -1,4 +1,7 @@
-"""The one exception that a user's mistake raises."""
+"""The one exception that a user's mistake raises, and the one way to say which numbers a setting takes."""
+
+import re
+from typing import Any
 
 
 class UserError(ValueError):
@@ -6,3 +9,29 @@ class UserError(ValueError):
 
     The command line prints it without a traceback and exits with status 2.
     """
+
+
+def require(config: Any, **ranges: str) -> None:
+    """Raises `UserError` where an attribute of ``config`` is outside of its range.
+
+    Args:
+      config: a settings object; call this from its ``__post_init__``.
+      ranges: attribute name to an interval as mathematics writes it, ``"(0, 1]"`` or ``"[1, inf)"``; None passes.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> require(SimpleNamespace(top_p=1.5), top_p="(0, 1]")
+      Traceback (most recent call last):
+      grpojax.host.errors.UserError: top_p=1.5: must be over 0 and at most 1
+    """
+    for name, interval in ranges.items():
+        value = getattr(config, name)
+        opens, low, high, closes = re.fullmatch(r"([\[(])(\S+), (\S+)([\])])", interval).groups()  # pyrefly: ignore
+        over, under = float(low), float(high)
+        if value is None or (
+            (value > over or (opens == "[" and value == over)) and (value < under or (closes == "]" and value == under))
+        ):
+            continue
+        bounds = [] if low == "-inf" else [f"{'at least' if opens == '[' else 'over'} {low}"]
+        bounds += [] if high == "inf" else [f"{'at most' if closes == ']' else 'under'} {high}"]
+        raise UserError(f"{name}={value!r}: must be {' and '.join(bounds)}")
