@@ -9,7 +9,7 @@ from flax import nnx
 
 from grpojax.models import Decoder, DecoderConfig
 from grpojax.models.decoder_config import RopeScaling
-from grpojax.types import Prompts, TrainBatch
+from grpojax.types import PerToken, Prompts, TrainBatch
 
 BASE = DecoderConfig(
     family="qwen2", vocab_size=53, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -47,7 +47,7 @@ def ragged_batch(rng, p=3, g=5, length=7, most=11, vocab=53, pad=0):
         prompts=Prompts(
             tokens=prompts, lengths=prompt_lengths, uids=np.arange(p, dtype=np.uint32), first_sample=np.zeros(p, np.int32)
         ),
-        tokens=tokens, lengths=lengths, advantages=zeros, weights=zeros,
+        tokens=tokens, lengths=lengths, per_token=PerToken(advantages=zeros, weights=zeros),
     )  # fmt: skip
 
 
@@ -116,3 +116,8 @@ def plain_batch(graph, params, batch, temperature=1.0):
     mask = np.arange(most) < batch.lengths[..., None]
     take = lambda x: jnp.take_along_axis(x.reshape(p, g, -1), np.broadcast_to(at, batch.tokens.shape), -1)  # noqa: E731
     return tuple(jnp.where(mask, take(x), 0.0) for x in out)
+
+
+def with_tokens(batch, **fields):
+    """The batch with other per-token arrays."""
+    return dataclasses.replace(batch, per_token=dataclasses.replace(batch.per_token, **fields))

@@ -1,28 +1,43 @@
 """The whole state of a run on disk, through orbax: asynchronous, atomic, restorable onto another mesh.
 
-Weights, optimiser state and a JSON record are separate items. Orbax writes into a temporary directory and renames it
-when all is there, so a save that was cut short is never seen by a restore.
+Every role of the state is an item or two of its own: what learns has weights (``policy_params``) and the rest
+(``policy_opt_state``), what is frozen has weights alone; beside them is a JSON record. Orbax writes into a temporary
+directory and renames it when all is there, so a save that was cut short is never seen by a restore.
 """
 
 import dataclasses
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from grpojax.host import processes as hosts
+from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.types import TrainState
 
 logging.getLogger("absl").setLevel(logging.ERROR)
 
+# Of what a checkpoint holds. 1 had one network, without a role; its weights can still be read.
+FORMAT = 2
+_OLD_PARAMS = "params"
+
 
 class SaveError(Exception):
     """A checkpoint could not be written; the ones before it are untouched."""
+
+
+def check_format(directory: str | Path) -> None:
+    """Raises `UserError` for checkpoints of a format that a run cannot go on from."""
+    if any(Path(directory).glob(f"[0-9]*/{_OLD_PARAMS}")):
+        raise UserError(
+            f"{directory}: checkpoints of format 1, which kept one network without a role; this version goes on with "
+            f"format {FORMAT}\nexport its policy (grpojax export RUN --to FOLDER) and start a new run from that folder"
+        )
 
 
 class Checkpoints:
@@ -42,45 +57,44 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         policy, best = ocp.checkpoint_managers.LatestN(self._keep), self._best
         if best is not None:
-            policy = ocp.checkpoint_managers.AnyPreservationPolicy([
-                policy,
-                ocp.checkpoint_managers.BestN(
-                    get_metric_fn=lambda m: m.get(best, float("-inf")), n=1, keep_checkpoints_without_metrics=False
-                ),
-            ])  # fmt: skip
-        return ocp.CheckpointManager(
-            self.directory,
-            item_names=("params", "opt_state", "meta"),
-            options=ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True),
-        )
+            best_one = ocp.checkpoint_managers.BestN(
+                get_metric_fn=lambda m: m.get(best, float("-inf")), n=1, keep_checkpoints_without_metrics=False
+            )
+            policy = ocp.checkpoint_managers.AnyPreservationPolicy([policy, best_one])
+        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
+        return ocp.CheckpointManager(self.directory, options=options)
 
     def latest(self) -> int | None:
         """The newest complete checkpoint's step."""
         return self._manager.latest_step()
 
     def steps(self) -> list[int]:
+        """The steps of all complete checkpoints, the oldest first."""
         return sorted(self._manager.all_steps())
 
     def best(self) -> int | None:
         """The step with the largest value of the best metric; None where none was measured."""
         return self._manager.best_step()
 
-    def save(self, step: int, state: TrainState, meta: dict[str, Any], metrics: dict[str, float] | None = None) -> None:
+    def save(
+        self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], metrics: dict[str, float] | None = None
+    ) -> None:
         """Starts a save of the state after ``step`` steps; the arrays are copied before it returns.
 
-        Raises `SaveError` where this save, or the one before it that was still under way, could not be written.
+        Args:
+          step: its number.
+          state: by role, a `TrainState` or plain weights.
+          meta: a JSON record.
+          metrics: what the best checkpoint is told by.
+
+        Raises:
+          SaveError: this save, or the one before it that was still under way, could not be written.
         """
+        items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(nnx.to_pure_dict(state.params)),
-                    opt_state=ocp.args.StandardSave(_pure(state)),
-                    meta=ocp.args.JsonSave(meta),
-                ),
-                metrics=metrics,
-            )
+            record = ocp.args.JsonSave({**meta, "format": FORMAT})
+            self._manager.save(step, args=ocp.args.Composite(**items, meta=record), metrics=metrics)
         except Exception as e:
             self._recover(e)
 
@@ -91,7 +105,7 @@ class Checkpoints:
         except Exception as e:
             self._recover(e)
 
-    def _recover(self, error: Exception):
+    def _recover(self, error: Exception) -> NoReturn:
         """A manager whose save failed is not used again: what comes next gets a new one."""
         try:
             self._manager.close()
@@ -103,7 +117,7 @@ class Checkpoints:
             raise SaveError(f"{self.directory}: {e}") from error
         raise SaveError(f"{self.directory}: {type(error).__name__}: {error}") from error
 
-    def restore_newest(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any], list[int]]:
+    def restore_newest(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
         """The newest checkpoint that can be read, and the steps of those that could not.
 
         They are moved aside, to ``broken/`` beside the checkpoints, so that their steps can be saved again.
@@ -113,11 +127,13 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 state, meta = self.restore(abstract, step)
+            except UserError:
+                raise
             except Exception as e:
                 first = first or e
                 broken.append(step)
                 continue
-            for bad in broken if hosts.is_first() else ():
+            for bad in broken if processes.is_first() else ():
                 aside = self.directory.parent / "broken" / str(bad)
                 aside.parent.mkdir(exist_ok=True)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -127,45 +143,78 @@ class Checkpoints:
             return state, meta, broken
         raise UserError(f"{self.directory}: no checkpoint can be read; the newest: {first}") from first
 
-    def restore(self, abstract: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
-        """The state and its record, laid out as ``abstract`` says (any mesh)."""
-        step = self.latest() if step is None else step
-        if step is None or step not in self._manager.all_steps():
-            raise UserError(f"{self._manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}")
-        got = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(nnx.to_pure_dict(abstract.params)),
-                opt_state=ocp.args.StandardRestore(_pure(abstract)),
-                meta=ocp.args.JsonRestore(),
-            ),
-        )
-        leaves = jax.tree.leaves(got["opt_state"])
-        rest = jax.tree.unflatten(jax.tree.structure((abstract.step, abstract.opt_state)), leaves)
-        return dataclasses.replace(
-            abstract, params=_with_values(abstract.params, got["params"]), step=rest[0], opt_state=rest[1]
-        ), got["meta"]
+    def restore(self, abstract: Mapping[str, Any], step: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The state and its record, laid out as ``abstract`` says (any mesh).
 
-    def restore_params(self, abstract_params, step: int | None = None):
-        """Only the weights."""
-        step = self.latest() if step is None else step
-        if step is None or step not in self._manager.all_steps():
-            raise UserError(f"{self._manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}")
-        args = ocp.args.Composite(params=ocp.args.StandardRestore(nnx.to_pure_dict(abstract_params)))
-        return _with_values(abstract_params, self._manager.restore(step, args=args)["params"])
+        Args:
+          abstract: by role, of `grpojax.programs.state.abstract_state`.
+          step: the newest if None.
+
+        Raises:
+          UserError: there is no such checkpoint, it has other roles, or it is of another format.
+        """
+        step = _existing(self._manager, step)
+        there = {p.name for p in (self.directory / str(step)).iterdir() if p.is_dir()} - {"metrics", "meta"}
+        wanted = _items(abstract)
+        if absent := sorted(wanted.keys() - there):
+            # A torn item raises from orbax; a whole role that was never saved is another recipe's.
+            if not any(name.startswith(absent[0].partition("_")[0]) for name in there):
+                raise UserError(f"{self.directory}: the checkpoint of step {step} has no {', '.join(absent)}")
+        items: dict[str, Any] = {name: ocp.args.StandardRestore(x) for name, x in wanted.items()}
+        got = self._manager.restore(step, args=ocp.args.Composite(**items, meta=ocp.args.JsonRestore()))
+        return {role: _rebuild(role, x, got) for role, x in abstract.items()}, got["meta"]
+
+    def restore_params(self, abstract_params: Any, step: int | None = None, role: str = "policy") -> Any:
+        """Only the weights of a role; of an older format, those of its one network."""
+        step = _existing(self._manager, step)
+        name = f"{role}_params"
+        if (self.directory / str(step) / _OLD_PARAMS).is_dir():
+            name = _OLD_PARAMS
+        args = ocp.args.Composite(**{name: ocp.args.StandardRestore(_plain(abstract_params))})
+        return _with_values(abstract_params, self._manager.restore(step, args=args)[name])
 
     def close(self) -> None:
+        """Waits for the save in flight, and lets go."""
         try:
             self._manager.close()
         except Exception as e:
             raise SaveError(f"{self.directory}: {type(e).__name__}: {e}") from e
 
 
-def _pure(state: TrainState) -> dict[str, Any]:
-    """Step and optimiser state as a flat dict: optax's own containers are no part of the format."""
-    leaves = jax.tree.leaves((state.step, state.opt_state))
-    return {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
+def _existing(manager: ocp.CheckpointManager, step: int | None) -> int:
+    """The step of a checkpoint that is there: the newest if None."""
+    found = manager.latest_step() if step is None else step
+    if found is None or found not in manager.all_steps():
+        raise UserError(f"{manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}")
+    return found
 
 
-def _with_values(params, values):
+def _items(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Item name to a plain tree. Step and optimiser state are a flat dict: optax's own containers are no part of the
+    format."""
+    items = {}
+    for role, x in state.items():
+        learns = isinstance(x, TrainState)
+        items[f"{role}_params"] = _plain(x.params if learns else x)
+        if learns:
+            leaves = jax.tree.leaves((x.step, x.opt_state))
+            items[f"{role}_opt_state"] = {f"{i:04d}": leaf for i, leaf in enumerate(leaves)}
+    return items
+
+
+def _plain(params: Any) -> Any:
+    return nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
+
+
+def _rebuild(role: str, abstract: Any, got: Any) -> Any:
+    """A role's state in the containers of its description."""
+    if not isinstance(abstract, TrainState):
+        return _with_values(abstract, got[f"{role}_params"])
+    leaves = jax.tree.leaves(got[f"{role}_opt_state"])
+    step, opt_state = jax.tree.unflatten(jax.tree.structure((abstract.step, abstract.opt_state)), leaves)
+    params = _with_values(abstract.params, got[f"{role}_params"])
+    return dataclasses.replace(abstract, step=step, params=params, opt_state=opt_state)
+
+
+def _with_values(params: Any, values: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(params), jax.tree.leaves(values))

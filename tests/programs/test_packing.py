@@ -1,4 +1,5 @@
-import dataclasses
+import functools
+import operator
 
 import jax
 import numpy as np
@@ -7,86 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import close
+from plain_decoder import with_tokens
+from programs_examples import check, example
 
 from grpojax import losses as L
 from grpojax.host.errors import UserError
 from grpojax.programs import packing
-from grpojax.types import Prompts, TrainBatch
-
-L_PROMPT = 3
-
-
-def example(lengths, size, seed=0):
-    """A batch whose tokens say where they stand: 1 + their place in ``[P, G, T]``; a prompt's, 100 p + 1, …"""
-    lengths, rng = np.asarray(lengths, np.int32), np.random.default_rng(seed)
-    n, shape = len(lengths), (*lengths.shape, size)
-    mask = np.arange(size) < lengths[..., None]
-    normal = lambda: rng.normal(size=shape).astype(np.float32)  # noqa: E731
-    return TrainBatch(
-        prompts=Prompts(
-            tokens=(100 * np.arange(n)[:, None] + 1 + np.arange(L_PROMPT)).astype(np.int32),
-            lengths=(1 + np.arange(n) % L_PROMPT).astype(np.int32),
-            uids=np.arange(n, dtype=np.uint32),
-            first_sample=np.zeros(n, np.int32),
-        ),
-        tokens=np.where(mask, 1 + np.arange(np.prod(shape)).reshape(shape), 0).astype(np.int32),
-        lengths=lengths,
-        advantages=normal(),
-        weights=np.where(mask, 1 + rng.random(shape), 0).astype(np.float32),
-        behavior_logps=normal(),
-        ref_logps=normal(),
-        sampler_logps=normal(),
-    )
-
-
-def check(batch, lanes, microbatches, seats):
-    """Reads the rows back and compares them with the batch; returns what was packed."""
-    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=seats)
-    n, group, size = batch.tokens.shape
-    per_lane = n // lanes
-    shape = packed.rows.tokens.shape
-    assert shape[:2] == (microbatches, lanes) and shape[3] <= max(size, 1)
-    assert packed.rows.segments.shape == packed.rows.offsets.shape == packed.weights.shape == shape
-    assert packed.rows.row_prompt.shape == shape[:3] and packed.rows.prompts.shape[:2] == shape[:2]
-    assert {x.dtype for x in jax.tree.leaves(packed.rows)} == {np.dtype(np.int32)}
-
-    seen, bins = [], {}
-    for m, lane, prompt, completions in oracles.read_rows(packed.rows):
-        for tokens in completions:
-            p, g, t = np.unravel_index(np.array(tokens) - 1, batch.tokens.shape)
-            assert t.tolist() == list(range(batch.lengths[p[0], g[0]])), "not a whole completion"
-            assert len(set(zip(p, g, strict=True))) == 1
-            p, g = int(p[0]), int(g[0])
-            assert prompt == batch.prompts.tokens[p, : batch.prompts.lengths[p]].tolist(), "another prompt's row"
-            assert p // per_lane == lane
-            seen.append((p, g))
-            at = ((p % per_lane) * group + g) * microbatches // (per_lane * group)
-            assert at == m, "in another micro-batch"
-        bins.setdefault((m, lane, p), []).append([g for _, g in seen[-len(completions) :]])
-    assert sorted(seen) == [(int(p), int(g)) for p, g in np.argwhere(batch.lengths)], "not each completion once"
-    if packed.rows.seats is None:
-        assert not seats or packed.rows.segments.max() <= 1
-    else:
-        assert packed.rows.seats.shape == (*shape[:2], n * group // (lanes * microbatches), shape[3])
-        for m, lane in np.ndindex(shape[:2]):
-            tokens = packed.rows.tokens[m, lane].reshape(-1)
-            whole = [tokens[s[s >= 0]].tolist() for s in packed.rows.seats[m, lane] if (s >= 0).any()]
-            assert whole == [c for i, j, _, row in oracles.read_rows(packed.rows) if (i, j) == (m, lane) for c in row]
-    for (_, _, p), rows in bins.items():
-        order = sorted(g for row in rows for g in row)
-        local = [[order.index(g) for g in row] for row in rows]
-        oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])
-
-    mask = np.arange(size) < batch.lengths[..., None]
-    for name in ("tokens", "advantages", "weights", "behavior_logps", "ref_logps", "sampler_logps"):
-        x = getattr(batch, name)
-        held = packed.rows.tokens if name == "tokens" else getattr(packed, name)
-        assert held.dtype == x.dtype and not held[packed.rows.segments == 0].any()
-        np.testing.assert_array_equal(layout.unpack(held, fill=7), np.where(mask, x, 7))
-        np.testing.assert_array_equal(layout.pack(layout.unpack(held)), held)
-    close(layout.useful, batch.lengths.sum() / np.prod(shape))
-    return packed, layout
-
 
 # P, G, T, lanes, micro-batches; in the last ones a micro-batch holds a part of a group.
 SIZES = [
@@ -136,8 +63,8 @@ def test_golden_layout():
 
 def test_optional_arrays_may_be_missing():
     names = ("behavior_logps", "ref_logps", "sampler_logps")
-    packed, _ = packing.pack(dataclasses.replace(example([[3, 2]], 5), **dict.fromkeys(names)))
-    assert all(getattr(packed, name) is None for name in names)
+    packed, _ = packing.pack(with_tokens(example([[3, 2]], 5), **dict.fromkeys(names)))
+    assert all(getattr(packed.per_token, name) is None for name in names)
 
 
 def test_fill_keeps_the_dtype():
@@ -217,59 +144,24 @@ def test_loss_of_rows(sizes, objective):
     n, group, size, lanes, microbatches = sizes
     batch = example(np.random.default_rng(0).integers(0, size + 1, (n, group)), size)
     mask = np.arange(size) < batch.lengths[..., None]
-    batch = dataclasses.replace(batch, weights=np.asarray(L.loss_weights(mask, "token_mean")))
-    run = jax.jit(jax.value_and_grad(lambda x, b: L.policy_loss(x, b, objective), has_aux=True))
+    batch = with_tokens(batch, weights=np.asarray(L.loss_weights(mask, "token_mean")))
+
+    def loss(logps, per_token, segments=None):
+        return L.policy_loss(logps, per_token, objective, segments=segments)
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
     logps = np.random.default_rng(1).normal(size=mask.shape).astype(np.float32)
-    (loss, metrics), gradient = run(logps, batch)
+    (value, metrics), gradient = run(logps, batch.per_token)
 
     packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches)
     in_rows = layout.pack(logps, fill=float("nan"))
-    each = [run(in_rows[m], jax.tree.map(lambda x: x[m], packed)) for m in range(microbatches)]  # noqa: B023
-    close(sum(value for (value, _), _ in each), loss)
+    each = []
+    for m in range(microbatches):
+        per_token, segments = jax.tree.map(lambda x, m=m: x[m], (packed.per_token, packed.rows.segments))
+        each.append(run(in_rows[m], per_token, segments))
+    close(sum(value for (value, _), _ in each), value)
     for name, number in metrics.items():
-        close(sum(m[name] for (_, m), _ in each), number)
+        parts = [m[name] for (_, m), _ in each]
+        jax.tree.map(close, functools.reduce(operator.add, parts), number)
     close(layout.unpack(np.stack([g for _, g in each])), gradient)
     assert np.abs(gradient).max() > 1e-3
-
-
-# --- groups over lanes
-
-
-def prompts(n, first=0):
-    return dataclasses.replace(example(np.ones((n, 1)), 1).prompts, first_sample=np.full(n, first, np.int32))
-
-
-@pytest.mark.parametrize(
-    ("n", "group", "lanes"), [(6, 5, 3), (3, 5, 1), (3, 5, 3), (2, 6, 4), (1, 5, 5), (3, 4, 6), (2, 8, 8)]
-)
-@pytest.mark.parametrize("first", [0, 7])
-def test_spread(n, group, lanes, first):
-    """Every sample of every prompt once, with the number (and so the random key) it has without spreading."""
-    before = prompts(n, first)
-    after, part = packing.spread(before, group, lanes)
-    assert len(after.lengths) % lanes == 0 and len(after.lengths) * part == n * group
-    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, before)
-    sample = after.first_sample[:, None] + np.arange(part)
-    gathered = packing.gather_groups(sample, n)
-    np.testing.assert_array_equal(gathered, np.broadcast_to(first + np.arange(group), (n, group)))
-    for name in ("tokens", "lengths", "uids"):
-        x = getattr(after, name)
-        x = np.broadcast_to(x.reshape(len(x), 1, -1), (len(x), part, x.size // len(x)))
-        want = getattr(before, name).reshape(n, 1, -1)
-        np.testing.assert_array_equal(packing.gather_groups(x, n), np.broadcast_to(want, (n, group, want.shape[2])))
-
-
-@pytest.mark.parametrize(("n", "group", "lanes"), [(3, 4, 2), (2, 5, 4), (4, 6, 6)])
-def test_spread_refuses(n, group, lanes):
-    with pytest.raises(UserError, match=f"prompts={n} .*group={group} .* {lanes} batch shards"):
-        packing.spread(prompts(n), group, lanes)
-
-
-def test_a_spread_batch_packs():
-    """Two prompts of six samples over four lanes: three samples of one prompt in each."""
-    spread, part = packing.spread(prompts(2), 6, 4)
-    batch = example(np.random.default_rng(0).integers(0, 12, (4, part)), 11)
-    batch = dataclasses.replace(batch, prompts=spread)
-    packed, layout = check(batch, lanes=4, microbatches=1, seats=True)
-    unpacked = packing.gather_groups(layout.unpack(packed.rows.tokens), 2)
-    np.testing.assert_array_equal(unpacked, batch.tokens.reshape(2, 6, 11))

@@ -42,14 +42,16 @@ def unbroken(recipe, tmp_path_factory):
 
 def poison(trainer, steps):
     """Has the updates of these steps see a NaN in the policy's gradient."""
-    plain = trainer.train_step
+    plain = trainer.learner.train_step
 
-    def train_step(state, packed):
+    def train_step(state, frozen, packed):
         if trainer.done + 1 in steps:
-            packed = dataclasses.replace(packed, advantages=packed.advantages * np.float32("nan"))
-        return plain(state, packed)
+            tokens = packed.per_token
+            tokens = dataclasses.replace(tokens, advantages=tokens.advantages * np.float32("nan"))
+            packed = dataclasses.replace(packed, per_token=tokens)
+        return plain(state, frozen, packed)
 
-    trainer.train_step = train_step
+    trainer.learner.train_step = train_step
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(recipe, tmp_path):
@@ -57,13 +59,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(recipe, tm
     poison(trainer, {2})
     before = {}
     trainer.on_step = lambda problems, rollout: before.setdefault(
-        trainer.done + 1, [np.asarray(x) for x in jax.tree.leaves(trainer.state)]
+        trainer.done + 1, [np.asarray(x) for x in jax.tree.leaves(trainer.learner.state["policy"])]
     )
     assert trainer.run()
     skipped = [line["skipped_updates"] for line in tracking.read_metrics(tmp_path / "run") if "reward" in line]
     assert skipped == [0.0, 1.0, 0.0, 0.0]
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(trainer.state.params))
-    assert int(trainer.state.step) == 3
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(trainer.learner.state["policy"].params))
+    assert int(trainer.learner.state["policy"].step) == 3
 
 
 def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe, tmp_path):
@@ -71,7 +73,7 @@ def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe
     poison(trainer, {2, 3, 4})
     with pytest.raises(UserError, match="2 updates in a row had a gradient that is not finite.*\nlower optimizer"):
         trainer.run()
-    assert trainer.checkpoints.steps() and int(trainer.state.step) == 1
+    assert trainer.session.checkpoints.steps() and int(trainer.learner.state["policy"].step) == 1
     assert trainer.meta["rollouts"] == 3  # the fourth was under way, and is drawn again
 
 
@@ -93,17 +95,17 @@ class Full:
 
 def test_a_full_disk_costs_one_checkpoint(recipe, tmp_path, unbroken, caplog):
     trainer = Trainer(load(recipe, tmp_path / "run"))
-    trainer.checkpoints._manager = Full(trainer.checkpoints._manager, {2})
+    trainer.session.checkpoints._manager = Full(trainer.session.checkpoints._manager, {2})
     log.propagate = True
     assert trainer.run()
     assert "No space left on device" in caplog.text
-    assert trainer.checkpoints.steps()[-1] == 4
+    assert trainer.session.checkpoints.steps()[-1] == 4
     assert numbers(tmp_path / "run") == unbroken
 
 
 def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(recipe, tmp_path, unbroken):
     trainer = Trainer(load(recipe, tmp_path / "run"))
-    trainer.checkpoints._manager = Full(trainer.checkpoints._manager, {4})
+    trainer.session.checkpoints._manager = Full(trainer.session.checkpoints._manager, {4})
     with pytest.raises(UserError, match="the last save failed.*No space left.*\n.*goes on from step 3"):
         trainer.run()
     again = Trainer(load(recipe, tmp_path / "run"))
@@ -117,7 +119,7 @@ def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplo
     mkdir = os.mkdir
 
     def refuse(path, *args, **kwargs):
-        if trainer.done in (2, 3) and f"{trainer.checkpoints.directory}/" in str(path):
+        if trainer.done in (2, 3) and f"{trainer.session.checkpoints.directory}/" in str(path):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return mkdir(path, *args, **kwargs)
 
@@ -125,15 +127,15 @@ def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplo
     log.propagate = True
     assert trainer.run()
     assert caplog.text.count("Permission denied") >= 2
-    assert set(trainer.checkpoints.steps()) <= {1, 4} and 4 in trainer.checkpoints.steps()
+    assert set(trainer.session.checkpoints.steps()) <= {1, 4} and 4 in trainer.session.checkpoints.steps()
     assert numbers(tmp_path / "run") == unbroken
 
 
 PHASES = {
     "rollout": lambda trainer: (trainer.policy, "sample"),
     "reward": lambda trainer: (trainer.rewards, "combine"),
-    "update": lambda trainer: (trainer, "train_step"),
-    "save": lambda trainer: (trainer.checkpoints, "save"),
+    "update": lambda trainer: (trainer.learner, "train_step"),
+    "save": lambda trainer: (trainer.session.checkpoints, "save"),
 }
 
 
@@ -216,7 +218,7 @@ def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken
 
     def remove(problems, rollout):
         if trainer.done == 2:
-            trainer.checkpoints.wait()
+            trainer.session.checkpoints.wait()
             shutil.rmtree(tmp_path / "run" / "checkpoints")
 
     trainer.on_step = remove
@@ -234,7 +236,7 @@ def test_a_checkpoint_directory_removed_under_the_run(recipe, tmp_path, unbroken
 
 def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(recipe, tmp_path, unbroken, caplog):
     assert Trainer(load(recipe, tmp_path / "run")).run()
-    for file in (tmp_path / "run" / "checkpoints" / "4" / "params").rglob("*"):
+    for file in (tmp_path / "run" / "checkpoints" / "4" / "policy_params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     log.propagate = True
@@ -266,10 +268,10 @@ def test_a_directory_in_use_is_refused(recipe, tmp_path):
 def test_out_of_memory_names_the_knobs(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run"))
 
-    def train_step(state, packed):
+    def train_step(state, frozen, packed):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes")
 
-    trainer.train_step = train_step
+    trainer.learner.train_step = train_step
     with pytest.raises(UserError, match="train.microbatches.*rollout.max_tokens.*model.remat"):
         trainer.run()
 
@@ -322,4 +324,4 @@ def test_sigterm_in_an_evaluation_saves_the_step_before_it(recipe, tmp_path):
     plain = trainer._evaluate
     trainer._evaluate = lambda number: send(*[signal.SIGTERM] * (number == 2)) or plain(number)
     assert not trainer.run()
-    assert trainer.checkpoints.steps() == [2]
+    assert trainer.session.checkpoints.steps() == [2]

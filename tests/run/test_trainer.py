@@ -143,19 +143,20 @@ def test_another_mesh_trains_the_same_and_restores(recipe, unbroken, meshed):
     """Eight devices give one device's metrics to rounding, and a checkpoint of one mesh goes on on another."""
     same_to_rounding(meshed, unbroken[0], "reward", "entropy", "grad_norm", rel=2e-2, abs=1e-3)
     from grpojax.models import hf, sharding
-    from grpojax.programs import update as step
+    from grpojax.programs.optimizer import make_optimizer
+    from grpojax.programs.state import abstract_state, decoder_network
 
     loaded = config.load(recipe, [f"run.dir={meshed}"])
     model = hf.load(loaded.model.path)
-    optimizer = step.make_optimizer(loaded.optimizer, loaded.train.updates)
+    optimizer = make_optimizer(loaded.optimizer, loaded.train.updates)
     checkpoints = Checkpoints(meshed / "checkpoints")
     states = []
     for sizes in (None, (1, 4, 2)):
         grid = None if sizes is None else sharding.make_mesh(sharding.MeshConfig(data=1, fsdp=4, tensor=2))
-        _, abstract = step.abstract_state(model.config, optimizer, grid)
+        abstract = abstract_state({"policy": decoder_network(model.config, optimizer, grid)[1]}, grid)
         state, meta = checkpoints.restore(abstract)
-        assert meta["step"] == 12 and int(state.step) == 12
-        states.append(state)
+        assert meta["step"] == 12 and int(state["policy"].step) == 12
+        states.append(state["policy"])
     jax.tree.map(np.testing.assert_array_equal, *states)
     assert not states[1].params["embed"][...].sharding.is_fully_replicated
     checkpoints.close()
@@ -171,7 +172,7 @@ def test_half_written_checkpoints_are_never_loaded(recipe, unbroken, tmp_path):
     newest = before.latest()
     before.close()
     torn = saved / f"{newest + 1}.orbax-checkpoint-tmp-7"
-    (torn / "params").mkdir(parents=True)
+    (torn / "policy_params").mkdir(parents=True)
     after = Checkpoints(saved, keep=5)
     assert after.latest() == newest
     after.close()
@@ -250,8 +251,13 @@ def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
                  f"variant={{name: grpo, aggregate: {aggregate}, kl_coef: 0}}", "rewards.0.name=tiny_run:even",
                  "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
     trainer = Trainer(config.load(recipe, overrides))
-    plain, sums = trainer.train_step, []
-    trainer.train_step = lambda state, p: sums.append(float(np.asarray(p.weights).sum())) or plain(state, p)
+    plain, sums = trainer.learner.train_step, []
+
+    def train_step(state, frozen, packed):
+        sums.append(float(np.asarray(packed.per_token.weights).sum()))
+        return plain(state, frozen, packed)
+
+    trainer.learner.train_step = train_step
     assert trainer.run()
     assert any(line["groups/missing"] > 0 for line in numbers(tmp_path / "run"))
     assert len(sums) == 4 and all(x == pytest.approx(1.0, abs=1e-5) or x == 0 for x in sums) and max(sums) > 0
@@ -263,12 +269,12 @@ def test_an_advantage_that_cannot_be_is_the_users_to_mend(recipe, tmp_path):
     trainer = Trainer(config.load(recipe, overrides))
     with pytest.raises(UserError, match=r"step 1, variant 'ngrpo': virtual_best\(reward_max=1.0\): a reward is"):
         trainer.run()
-    assert trainer.checkpoints.directory.exists()
+    assert trainer.session.checkpoints.directory.exists()
 
 
 def test_no_reference_without_a_kl_term(recipe, tmp_path):
     trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "variant.kl_coef=0"]))
-    assert trainer.ref_params is None
+    assert set(trainer.learner.state) == {"policy"}
     trainer.close()
 
 
@@ -276,9 +282,9 @@ def test_invalid_samples_are_left_out(recipe, tmp_path):
     """A reward of None counts in no statistic, and a batch of nothing else changes no weight."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "variant.kl_coef=0"]
     trainer = Trainer(config.load(recipe, [*overrides, 'rewards=[{name: "tiny_run:nothing"}]']))
-    before = np.asarray(trainer.state.params["embed"][...])
+    before = np.asarray(trainer.learner.state["policy"].params["embed"][...])
     trainer.run()
-    np.testing.assert_array_equal(np.asarray(trainer.state.params["embed"][...]), before)
+    np.testing.assert_array_equal(np.asarray(trainer.learner.state["policy"].params["embed"][...]), before)
     line = numbers(tmp_path / "run")[-2]
     assert line["rewards/invalid"] == 1.0
     assert line["reward"] is None and line["rewards/tiny_run:nothing/mean"] is None  # unknown, not 0

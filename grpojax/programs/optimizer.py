@@ -1,0 +1,89 @@
+"""The optimiser of a network: what a recipe says of it, and the optax transformation that it means."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import optax
+
+from grpojax.host.errors import UserError, require
+from grpojax.models import decoder as dec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW or SGD with warm-up, a schedule and clipping.
+
+    Attributes:
+      name: "adamw" or "sgd".
+      learning_rate: the peak.
+      schedule: after the warm-up, "constant", or "linear" or "cosine" down to ``final_fraction`` of the peak at the
+        last step.
+      warmup_steps: updates over which the rate rises from 0 (the first update has 1 / warmup_steps of it).
+      b1, b2, eps: Adam's (b1 is SGD's momentum; 0 for none).
+      weight_decay: decoupled, on matrices only: norms and biases are left alone. AdamW only.
+      grad_clip: largest global norm of the gradient; 0 for none.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_fraction: float = 0.0
+    warmup_steps: int = 0
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(
+            self,
+            learning_rate="(0, inf)",
+            final_fraction="[0, 1]",
+            warmup_steps="[0, inf)",
+            b1="[0, 1)",
+            b2="[0, 1)",
+            eps="(0, inf)",
+            weight_decay="[0, inf)",
+            grad_clip="[0, inf)",
+        )
+        if self.name == "sgd" and self.weight_decay:
+            raise UserError(f"weight_decay={self.weight_decay!r}: must be 0 with sgd")
+
+
+def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
+    """The rate of update n = 0, 1, ...; ``updates`` is the number of the whole run."""
+    peak, rest = config.learning_rate, max(updates - config.warmup_steps, 1)
+    if config.schedule == "constant":
+        after = optax.constant_schedule(peak)
+    elif config.schedule == "linear":
+        after = optax.linear_schedule(peak, peak * config.final_fraction, rest)
+    else:
+        after = optax.cosine_decay_schedule(peak, rest, config.final_fraction)
+    if not config.warmup_steps:
+        return after
+
+    def warmup(n: Any) -> Any:
+        return peak * (n + 1) / config.warmup_steps
+
+    return optax.join_schedules([warmup, after], [config.warmup_steps])
+
+
+def decayed(params: Any) -> Any:
+    """True for the weights that decay: matrices, that is neither norms nor biases."""
+
+    def is_matrix(path: Any, leaf: Any) -> bool:
+        return len([a for a in dec.axes_of(path, leaf) if a != "layers"]) == 2
+
+    return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def make_optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:
+    """The optax optimiser of a run of ``updates`` updates."""
+    rate = learning_rate(config, updates)
+    if config.name == "adamw":
+        core = optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decayed)
+    else:
+        core = optax.sgd(rate, momentum=config.b1 or None)
+    return optax.chain(optax.clip_by_global_norm(config.grad_clip), core) if config.grad_clip else core

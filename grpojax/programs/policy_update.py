@@ -1,0 +1,87 @@
+"""The policy's loss for `grpojax.programs.update`, and the programs that score its samples before an update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from grpojax import diagnostics
+from grpojax import losses as L
+from grpojax.models import decoder as dec
+from grpojax.models.compute import Compute
+from grpojax.programs.packing import Packed
+from grpojax.programs.update import Loss, Metrics
+from grpojax.types import Scalar
+
+
+def policy_objective(
+    graph: Any, objective: L.Objective, compute: Compute, *, temperature: float = 1.0, entropy: bool = False
+) -> Loss:
+    """The loss ``(params, frozen, part: Packed) -> (value, metrics)`` of an objective.
+
+    Args:
+      graph: the decoder's graph definition.
+      objective: a reference or an entropy that it does not need is not computed. One with an adaptive entropy bonus
+        finds its coefficient in ``frozen["entropy_coef"]``.
+      compute: how to run the decoder.
+      temperature: the one that the samples were drawn at.
+      entropy: compute the entropy as a metric even if the objective does not need it.
+
+    Returns:
+      The loss. Its metrics are those of `grpojax.losses.policy_loss` and, when the batch has ``sampler_logps``, those
+      of `grpojax.diagnostics.mismatch`.
+    """
+    wanted = True if objective.needs_entropy else "value" if entropy else False
+
+    def loss(params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
+        scores = dec.score(graph, params, part.rows, compute, temperature=temperature, entropy=wanted)
+        tokens = part.per_token
+        with jax.named_scope("loss"):
+            value, metrics = L.policy_loss(
+                scores.logps,
+                tokens,
+                objective,
+                entropy=scores.entropy,
+                entropy_coef=(frozen or {}).get("entropy_coef"),
+                segments=part.rows.segments,
+            )
+        if tokens.sampler_logps is not None:
+            metrics |= diagnostics.mismatch(scores.logps, tokens.sampler_logps, tokens.weights > 0)
+        return value, metrics
+
+    return loss
+
+
+def make_score(
+    graph: Any, compute: Compute, *, temperature: float = 1.0, entropy: bool = False
+) -> Callable[[Any, Any], dec.Scores]:
+    """Scores under given weights: ``(params, rows [M, ...]) -> Scores`` of ``[M, B, R, S]``, jitted; without gradient.
+
+    Args:
+      graph, compute, temperature: as in `policy_objective`.
+      entropy: the entropy of each token's distribution too.
+    """
+
+    @jax.jit
+    def score(params: Any, rows: Any) -> dec.Scores:
+        return jax.lax.map(
+            lambda part: dec.score(
+                graph, params, part, compute, temperature=temperature, entropy="value" if entropy else False
+            ),
+            rows,
+        )
+
+    return score
+
+
+def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed], Any]:
+    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps [M, B, R, S], packed) -> bool [M, B, R, S]``, jitted.
+
+    From the log-probs of the whole minibatch before its update, whatever its micro-batches.
+    """
+
+    @jax.jit
+    def pick(key: Any, logps: Any, packed: Packed) -> Any:
+        return L.covariance_mask(key, logps, packed.per_token, objective, segments=packed.rows.segments)
+
+    return pick

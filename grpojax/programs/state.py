@@ -1,0 +1,132 @@
+"""The state of a run, by role: what learns has a `TrainState`, what does not has plain weights.
+
+One description of it (`Network`) serves init, restore, sharding and ahead-of-time compiles.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from grpojax.host import processes
+from grpojax.models import decoder as dec
+from grpojax.models import sharding
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.types import TrainState
+
+Axes = Callable[[Any, Any], tuple[str | None, ...]]  # (path, leaf) to logical axes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network of a run, without its weights.
+
+    Attributes:
+      params: shapes and dtypes of the weights, any pytree of `jax.ShapeDtypeStruct`.
+      optimizer: what it learns with; None for one that is frozen.
+      axes: ``(path, leaf)`` to logical axes, of weights and of their moments.
+    """
+
+    params: Any
+    optimizer: optax.GradientTransformation | None = None
+    axes: Axes = dec.axes_of
+
+
+def decoder_network(
+    config: DecoderConfig, optimizer: optax.GradientTransformation | None, mesh: Mesh | None = None
+) -> tuple[Any, Network]:
+    """``(graph, network)`` of a decoder; raises `UserError` where a weight does not divide over the mesh."""
+    graph, params = dec.abstract(config)
+    if mesh is not None:
+        dec.check_mesh(config, mesh)
+    return graph, Network(params=params, optimizer=optimizer)
+
+
+def shardings(tree: Any, mesh: Mesh | None, rules: Any = sharding.TRAIN, axes: Axes = dec.axes_of) -> Any:
+    """The sharding of every array of a tree of weights or of an optimiser's state (None without a mesh)."""
+    return jax.tree_util.tree_map_with_path(lambda p, x: sharding.named(mesh, axes(p, x), rules), tree)
+
+
+def abstract_state(networks: Mapping[str, Network], mesh: Mesh | None = None) -> dict[str, Any]:
+    """Shapes, dtypes and shardings of the run's state: for init, restore and ahead-of-time compiles.
+
+    Args:
+      networks: by role.
+      mesh: None for one device.
+
+    Returns:
+      By role, a `TrainState` of `jax.ShapeDtypeStruct` for what learns, and the weights alone for what does not.
+    """
+    return {role: _abstract(network, mesh) for role, network in networks.items()}
+
+
+def _abstract(network: Network, mesh: Mesh | None) -> Any:
+    def init(params: Any) -> Any:
+        if network.optimizer is None:
+            return params
+        return TrainState(step=jnp.int32(0), params=params, opt_state=network.optimizer.init(params))
+
+    state = jax.eval_shape(init, network.params)
+    if mesh is None:
+        return state
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        state,
+        shardings(state, mesh, axes=network.axes),
+    )
+
+
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, axes: Axes = dec.axes_of
+) -> TrainState:
+    """A fresh state around weights; takes ``params`` over."""
+    opt_state = jax.eval_shape(optimizer.init, params)
+    init = jax.jit(optimizer.init, out_shardings=None if mesh is None else shardings(opt_state, mesh, axes=axes))
+    step = processes.place(np.int32(0), sharding.named(mesh, ()))
+    return TrainState(step=step, params=params, opt_state=init(params))
+
+
+def place_rows(tree: Any, mesh: Mesh | None) -> Any:
+    """Host arrays ``[M, B, ...]`` onto the devices, lanes over the batch axes."""
+    return jax.tree.map(
+        lambda x: processes.place(x, sharding.named(mesh, (None, "lane", *(None,) * (x.ndim - 2)))), tree
+    )
+
+
+def make_reshard(compute: Compute) -> Callable[[Any], Any]:
+    """Training weights to the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp shard.
+
+    One jitted program a rollout; decoding then moves no weight between devices. On one device in float32 there is
+    nothing to do, and the weights are handed through.
+    """
+    dtype = jnp.dtype(compute.dtype)
+    if compute.mesh is None and dtype == jnp.float32:
+        return lambda params: params
+
+    def whole(w: Any, axes: tuple[str | None, ...]) -> Any:
+        return sharding.constrain(w.astype(dtype), compute.mesh, *axes, rules=sharding.ROLLOUT)
+
+    def place(path: Any, x: Any) -> Any:
+        axes = dec.axes_of(path, x)
+        if compute.mesh is None or axes[0] != "layers":
+            return whole(x, axes)
+        # One layer after the other: to gather all at once takes their size again in temporaries.
+        return jax.lax.map(lambda w: whole(w, axes[1:]), x)
+
+    @jax.jit
+    def reshard(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(place, params)
+
+    return reshard
+
+
+def split(model: nnx.Module) -> tuple[Any, Any]:
+    """``(graph, params)`` of a model."""
+    return nnx.split(model)

@@ -1,0 +1,76 @@
+"""A run's directory: whose it is, and that what comes back to it is the same run."""
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpojax.host import files, settings
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.records import checkpoint
+
+
+class RunDirectory:
+    """The directory of one run.
+
+    Args:
+      path: where it is, or will be.
+      resolved: the whole recipe as plain data.
+      may_differ: whether a run may be resumed although the setting with this dotted name differs.
+    """
+
+    def __init__(self, path: str | Path, resolved: Mapping[str, Any], may_differ: Callable[[str], bool]):
+        self.path = Path(path)
+        self._resolved, self._may_differ = dict(resolved), may_differ
+
+    def check(self) -> None:
+        """Raises `UserError` for a directory that is neither new nor this recipe's run, or that cannot be one."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UserError(f"run.dir={str(self.path)!r} cannot be made: {e.strerror}") from None
+        if not (self.path / "config.json").exists():
+            if any(self.path.iterdir()):
+                raise UserError(f"{self.path} exists and holds no run; give the run another run.dir")
+            return
+        checkpoint.check_format(self.path / "checkpoints")
+        if differ := [line for line in self._changes() if not self._may_differ(line.partition(":")[0])]:
+            raise UserError(
+                f"{self.path} holds a run of another config: {'; '.join(differ[:5])}\n"
+                "give it another run.dir, or the config it was started with"
+            )
+
+    def _changes(self) -> list[str]:
+        before = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        return settings.diff(before, self._resolved)
+
+    def claim(self, held: contextlib.ExitStack) -> None:
+        """Locks the directory until ``held`` lets go, and writes the recipe; from here on it is this run's.
+
+        What has changed since the run was last started is said.
+        """
+        lock = held.enter_context((self.path / "lock").open("a"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{self.path} is in use by another process; give this run another run.dir") from None
+        file = self.path / "config.json"
+        if file.exists():
+            for line in self._changes():
+                log.info("resumed with a change: %s", line)
+        files.write_json(file, self._resolved)
+
+    def check_data(self, fingerprints: Mapping[str, str | None]) -> None:
+        """Raises `UserError` where the data is not what the run started with."""
+        file = self.path / "data.json"
+        if not file.exists():
+            return files.write_json(file, dict(fingerprints))
+        before = json.loads(file.read_text(encoding="utf-8"))
+        if changed := [name for name in fingerprints if before.get(name) != fingerprints[name]]:
+            raise UserError(
+                f"the rows of data.{' and data.'.join(changed)} have changed since {self.path} was started\n"
+                "restore the file, or give the run another run.dir"
+            )

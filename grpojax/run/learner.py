@@ -1,0 +1,281 @@
+"""One step of learning: prepare the rows, score them, weigh them, update.
+
+What moves between the four is a list of `Minibatch`, whose arrays fill up as they become known.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpojax import data, masked
+from grpojax import losses as L
+from grpojax.advantages import Signals
+from grpojax.host import processes
+from grpojax.host.errors import UserError
+from grpojax.programs import lanes, packing, policy_update
+from grpojax.programs.packing import Layout, Packed
+from grpojax.programs.policy import Policy
+from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
+from grpojax.programs.update import make_update
+from grpojax.run.method import Method
+from grpojax.run.rollouts import Judged, Sampled
+from grpojax.run.sections import TrainConfig
+from grpojax.types import PerToken, Samples, Tokens, TrainBatch
+
+
+@dataclasses.dataclass
+class Minibatch:
+    """One update's share of a step.
+
+    Attributes:
+      places: of its prompts in the batch, ``[p]``.
+      packed: its rows on the devices.
+      layout: where its tokens ``[p, G, T]`` stand in them.
+      live: whether any token of it weighs anything.
+    """
+
+    places: np.ndarray
+    packed: Packed
+    layout: Layout
+    live: bool = True
+
+    def add(self, policy: Policy, host: Mapping[str, Tokens]) -> None:
+        """Puts arrays ``[p, G, T]`` of the host into the rows."""
+        rows = {name: self.layout.pack(np.asarray(x)) for name, x in host.items()}
+        self.set(**place_rows(rows, policy.mesh))
+
+    def set(self, **rows: Any) -> None:
+        """Puts arrays ``[M, B, R, S]`` of the devices into the rows."""
+        per_token = dataclasses.replace(self.packed.per_token, **rows)
+        self.packed = dataclasses.replace(self.packed, per_token=per_token)
+
+
+@dataclasses.dataclass
+class Scored:
+    """What scoring left on the host, ``[P, G, T]`` each, None where nobody reads it."""
+
+    logps: Tokens | None = None
+    ref_logps: Tokens | None = None
+    entropy: Tokens | None = None
+
+
+class Learner:
+    """The networks of a run and the programs that train them.
+
+    Args:
+      policy: the model; its weights are taken over by `start`.
+      method: what is learned by.
+      train: passes, minibatches, micro-batches.
+      optimizer: the policy's.
+      temperature: the one that samples are drawn at.
+      max_tokens, max_prompt_tokens: longest completion and prompt.
+
+    Attributes:
+      state: by role. ``policy`` is a `grpojax.types.TrainState`, ``reference`` plain weights.
+      entropy: of an adaptive bonus, its coefficient and what of it is applied in the next step.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        method: Method,
+        train: TrainConfig,
+        optimizer: optax.GradientTransformation,
+        *,
+        temperature: float,
+        max_tokens: int,
+        max_prompt_tokens: int,
+    ):
+        self.policy, self.method, self.train = policy, method, train
+        self.optimizer, self.max_tokens, self.max_prompt_tokens = optimizer, max_tokens, max_prompt_tokens
+        objective, compute = method.variant.objective, policy.compute
+        self.objective = objective
+        loss = policy_update.policy_objective(policy.graph, objective, compute, temperature=temperature, entropy=True)
+        self.train_step = make_update(loss, optimizer, policy.mesh)
+        self._score = policy_update.make_score(policy.graph, compute, temperature=temperature)
+        self._entropy = "entropy" in method.variant.needs
+        self._score_self = self._score
+        if self._entropy:
+            self._score_self = policy_update.make_score(policy.graph, compute, temperature=temperature, entropy=True)
+        self._pick = policy_update.make_covariance_mask(objective)
+        # The ratio leaves 1, so that it is taken against log-probs from before the first update.
+        self._moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
+        self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
+        self._scores_self = self._moves or self._entropy or self._kl_in_reward
+        self.state: dict[str, Any] = {}
+        self.entropy = {"coef": objective.entropy_coef, "applied": objective.entropy_coef}
+
+    @property
+    def scores_a_step(self) -> int:
+        """Forwards beyond those of sampling and updates."""
+        return int(self.objective.needs_reference) + int(self._scores_self)
+
+    def abstract(self) -> dict[str, Any]:
+        """Of what is saved: shapes, dtypes and shardings by role."""
+        _, network = decoder_network(self.policy.config, self.optimizer, self.policy.mesh)
+        networks = {"policy": network}
+        if self.train.reference_every:
+            networks["reference"] = Network(params=network.params)
+        return abstract_state(networks, self.policy.mesh)
+
+    def start(self, restored: Mapping[str, Any] | None) -> None:
+        """Takes the policy's weights over; ``restored`` is what `saved` gave before, None in a new run."""
+        params, self.policy.params = self.policy.params, None
+        if self.objective.needs_reference:
+            self.state["reference"] = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params)
+        if restored is None:
+            self.state["policy"] = init_state(params, self.optimizer, self.policy.mesh)
+        else:
+            self.state |= restored
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint has of the state: a reference that never changes is read from the model again."""
+        return {role: x for role, x in self.state.items() if role != "reference" or self.train.reference_every}
+
+    def prepare(self, sampled: Sampled) -> list[Minibatch]:
+        """Lays the samples out in rows, update by update, and puts them on the devices."""
+        problems, rollout, policy = sampled.problems, sampled.rollout, self.policy
+        group = rollout.lengths.shape[1]
+        longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
+        prompts = data.to_prompts(problems, longest)
+        minis = []
+        for places in lanes.minibatches(sampled.dropped, self.train.minibatches):
+            mine, part = lanes.spread(jax.tree.map(lambda x, at=places: x[at], prompts), group, policy.lanes)
+            tokens, lengths, logps = (
+                x[places].reshape(len(mine.lengths), part, *x.shape[2:])
+                for x in (rollout.tokens, rollout.lengths, rollout.logps)
+            )
+            per_token = PerToken(sampler_logps=logps)
+            batch = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
+            packed, layout = packing.pack(
+                batch, lanes=policy.lanes, microbatches=self.train.microbatches, seats=policy.compute.needs_seats
+            )
+            minis.append(Minibatch(places, place_rows(packed, policy.mesh), layout))
+        return minis
+
+    def score(self, minis: Sequence[Minibatch]) -> Scored:
+        """Log-probs under the reference and under the policy before its updates, where a term or the variant asks."""
+        programs, objective, scored = self.policy.programs, self.objective, Scored()
+        if objective.needs_reference:
+            ref = [programs("score", self._score, self.state["reference"], m.packed.rows).logps for m in minis]
+            for mini, logps in zip(minis, ref, strict=True):
+                mini.set(ref_logps=logps)
+            if self._kl_in_reward:
+                scored.ref_logps = _whole(minis, ref)
+        if self._scores_self:
+            name = "score with entropy" if self._entropy else "score"
+            own = [programs(name, self._score_self, self.state["policy"].params, m.packed.rows) for m in minis]
+            if self._moves:
+                for mini, scores in zip(minis, own, strict=True):
+                    mini.set(behavior_logps=scores.logps)
+            if self._kl_in_reward:
+                scored.logps = _whole(minis, [s.logps for s in own])
+            if self._entropy:
+                scored.entropy = _whole(minis, [s.entropy for s in own])
+        if jax.default_backend() == "cpu":
+            jax.block_until_ready([m.packed for m in minis])
+        return scored
+
+    def weigh(self, minis: Sequence[Minibatch], kept: Judged, dropped: np.ndarray, scored: Scored) -> Tokens:
+        """Advantages ``[P, G, T]``, which it returns, and the weights of every token, into the rows."""
+        mask = np.asarray(masked.from_lengths(kept.rollout.lengths, self.max_tokens))
+        # Dropped groups are in no statistic either.
+        counted = np.where(dropped[:, None], np.nan, kept.total)
+        cut = ~kept.rollout.stopped & (self.train.truncated != "train")
+        if self.train.truncated == "drop":
+            counted = np.where(cut, np.nan, counted)
+        advantages = _advantages(self.method, kept, counted, mask, scored)
+        live = mask & (np.isfinite(counted) & ~cut)[..., None]
+        for mini in minis:
+            mine, counts = advantages[mini.places], live[mini.places]
+            host = {"advantages": mine, "weights": _weights(self.objective, counts, dropped[mini.places])}
+            if self.objective.needs_displacement_weights:
+                host["displacement_weights"] = L.displacement_weights(mine, counts)
+            mini.live = bool(counts.any())
+            mini.add(self.policy, host)
+        return advantages
+
+    def update(self, minis: Sequence[Minibatch], key: Any, ready: Callable[[Any], None]) -> list[dict[str, Any]]:
+        """Dispatches the updates, and returns the metrics that the device owes; a minibatch without weights has none.
+
+        Args:
+          minis: scored and weighed.
+          key: of what is drawn for this step's losses.
+          ready: called with the state after each update.
+        """
+        adaptive = self.objective.entropy_target is not None
+        frozen = {"entropy_coef": np.float32(self.entropy["applied"])} if adaptive else {}
+        owed = []
+        for n in range(self.train.iterations * len(minis)):
+            mini = minis[n % len(minis)]
+            if not mini.live:
+                continue
+            if self.objective.needs_covariance_mask:  # by the policy as it is before this update
+                logps = self.policy.programs("score", self._score, self.state["policy"].params, mini.packed.rows).logps
+                mini.set(covariance_mask=None)
+                mini.set(covariance_mask=self._pick(jax.random.fold_in(key, n), logps, mini.packed))
+            self.state["policy"], metrics = self.policy.programs(
+                "update", self.train_step, self.state["policy"], frozen, mini.packed
+            )
+            owed.append(metrics)
+            ready(self.state["policy"])
+        return owed
+
+    def end_step(self, number: int) -> None:
+        """What happens between steps: the reference is refreshed where it is time."""
+        every, mix = self.train.reference_every, self.train.reference_mix
+        if every and number % every == 0:
+            self.state["reference"] = _mix(self.state["reference"], self.state["policy"].params, mix)
+
+    def adapt(self, entropy: float) -> None:
+        """Moves an adaptive entropy bonus by what was measured in the step before."""
+        target, step = self.objective.entropy_target, self.objective.entropy_step
+        if target is not None and np.isfinite(entropy):
+            coef, _ = L.adapt_entropy_coef(self.entropy["coef"], entropy, target, step)
+            _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
+            self.entropy = {"coef": float(coef), "applied": float(applied)}
+
+
+@jax.jit
+def _mix(reference: Any, params: Any, mix: float) -> Any:
+    return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
+
+
+def _whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
+    """Rows of every minibatch back to ``[P, G, T]`` on the host."""
+    parts = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
+    whole = [lanes.gather_groups(part, len(m.places)) for m, part in zip(minis, parts, strict=True)]
+    return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
+
+
+def _advantages(method: Method, kept: Judged, counted: Samples, mask: Tokens, scored: Scored) -> Tokens:
+    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count."""
+    signals = Signals(
+        outcome=kept.by_name[method.deciding],
+        lengths=kept.rollout.lengths,
+        mask=mask,
+        behavior_logps=kept.rollout.logps if scored.logps is None else scored.logps,
+        tokens=kept.rollout.tokens,
+        ref_logps=scored.ref_logps,
+        entropy=scored.entropy,
+    )
+    try:
+        return np.asarray(method.variant.advantage(counted, signals))
+    except ValueError as e:
+        raise UserError(f"variant {method.variant.name!r}: {e}") from e
+
+
+def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:
+    """Of one minibatch ``[p, G, T]``: it is an update of its own."""
+    weights = L.loss_weights(
+        counts, objective.aggregate, constant=objective.constant, count_empty=objective.count_empty
+    )
+    if objective.count_empty and objective.aggregate != "token_mean":
+        # Means over samples or prompts are over those that were not dropped.
+        weights = weights / max(1.0 - dropped.mean(), 1.0 / len(dropped))
+    return np.asarray(weights)

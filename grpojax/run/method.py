@@ -1,0 +1,170 @@
+"""What a recipe's names stand for: its variant, rewards and filter, resolved once and checked against each other."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from grpojax import variants
+from grpojax.advantages import Signals
+from grpojax.host import settings
+from grpojax.host.errors import UserError
+from grpojax.rewards import RewardConfig, RewardsConfig
+from grpojax.run.sections import FilterConfig, RolloutConfig, TrainConfig
+
+# What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
+SUPPLIED = ("displacement_weights", "entropy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """How a run learns.
+
+    Attributes:
+      variant: with its overrides.
+      rewards: what judges the samples.
+      filter: dynamic sampling; None without. A variant may bring it along.
+      deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
+    """
+
+    variant: variants.Variant
+    rewards: RewardsConfig
+    filter: FilterConfig | None
+    deciding: str
+
+
+def resolve(
+    variant: str | Mapping[str, Any],
+    rewards: tuple[RewardConfig, ...] | RewardsConfig,
+    given_filter: FilterConfig | Literal["auto", "none"],
+    rollout: RolloutConfig,
+    train: TrainConfig,
+) -> Method:
+    """Looks everything up; raises `UserError` for a name, an option or a combination that there is not."""
+    options = _options(variant, rollout.max_tokens)
+    made = _variant(options)
+    terms = _rewards(rewards, made)
+    names = [term.metric for term in terms.terms]
+    chosen = _filter(given_filter, made, names)
+    deciding = (chosen.metric if chosen is not None else None) or names[0]
+    _check(made, options, terms, rollout, train)
+    return Method(variant=made, rewards=terms, filter=chosen, deciding=deciding)
+
+
+def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """The variant's name and overrides. From ``rollout.max_tokens`` come, where they are not given, the divisor of
+    ``aggregate: constant``, and DAPO's overlong_limit with a fifth of it as overlong_buffer."""
+    given: dict[str, Any] = {"name": variant} if isinstance(variant, str) else dict(variant)
+    name = given.get("name")
+    if not isinstance(name, str):
+        raise UserError("variant: give a name, as in `variant: grpo` or `variant: {name: grpo, clip_high: 0.28}`")
+    try:
+        parameters = variants.parameters(name)
+    except ValueError as e:
+        raise UserError(f"variant: {e}") from None
+    if given.get("aggregate", parameters["aggregate"]) == "constant":
+        given.setdefault("constant", float(longest))
+    elif parameters["constant"] is inspect.Parameter.empty:
+        given.setdefault("constant", None)
+    if "overlong_limit" in parameters and not {"overlong_limit", "overlong_buffer"} & given.keys():
+        given |= {"overlong_limit": longest, "overlong_buffer": max(longest // 5, 1)}
+    limit = given.get("overlong_limit")
+    if isinstance(limit, int) and limit > longest:
+        raise UserError(f"variant.overlong_limit={limit} is never reached: samples end at rollout.max_tokens={longest}")
+    return given
+
+
+def _variant(options: Mapping[str, Any]) -> variants.Variant:
+    given = dict(options)
+    name = given.pop("name")
+    section = dataclasses.make_dataclass("VariantConfig", variants.annotations(name), frozen=True)
+    root = dataclasses.make_dataclass("Root", [("variant", section)])
+    built = settings.build(root, {"variant": given}).variant
+    try:
+        variant = variants.get(name, **dataclasses.asdict(built))
+    except ValueError as e:
+        raise UserError(f"variant: {e}") from None
+    try:
+        variants.check_needs(variant, SUPPLIED)
+    except ValueError as e:
+        raise UserError(f"{e}: the trainer does not have that yet") from None
+    return variant
+
+
+def _rewards(rewards: tuple[RewardConfig, ...] | RewardsConfig, variant: variants.Variant) -> RewardsConfig:
+    """The rewards; a bare list has the defaults of `RewardsConfig`, and the variant's way to combine them."""
+    wanted = variant.combine
+    if isinstance(rewards, RewardsConfig):
+        if wanted is not None and rewards.combine != wanted:
+            raise UserError(
+                f"variant {variant.name!r} is defined on rewards with combine: {wanted}; rewards.combine is "
+                f"{rewards.combine!r}"
+            )
+        return rewards
+    try:
+        return RewardsConfig(terms=rewards, combine=wanted or "sum")
+    except ValueError as e:
+        raise UserError(f"rewards: {e}") from None
+
+
+def _filter(
+    given: FilterConfig | Literal["auto", "none"], variant: variants.Variant, names: list[str]
+) -> FilterConfig | None:
+    own = variant.keep is not None
+    if given == "none" or (given == "auto" and not own):
+        return None
+    chosen = given if isinstance(given, FilterConfig) else FilterConfig()
+    if chosen.metric is not None and chosen.metric not in names:
+        raise UserError(f"filter.metric={chosen.metric!r} is no reward of the run; they are {', '.join(names)}")
+    if chosen.success is not None and not own:
+        raise UserError(
+            f"filter.success={chosen.success:g}: this variant has no filter of its own; groups whose rewards differ stay"
+        )
+    return chosen
+
+
+def _check(
+    variant: variants.Variant,
+    options: Mapping[str, Any],
+    rewards: RewardsConfig,
+    rollout: RolloutConfig,
+    train: TrainConfig,
+) -> None:
+    """Raises `UserError` where the variant does not go with the rest of the recipe."""
+    objective, updates = variant.objective, train.updates_a_rollout
+    if options.get("overlong_limit") and "soft_overlong" in [term.name for term in rewards.terms]:
+        raise UserError(
+            f"variant {variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave the "
+            "reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
+        )
+    if objective.needs_displacement_weights and updates == 1:
+        raise UserError(
+            "variant.llds_coef acts from the second update of a rollout on: raise train.iterations or "
+            "train.minibatches over 1, or set it to 0"
+        )
+    if not objective.has_ratio and updates > 1:
+        raise UserError(
+            f"variant {variant.name!r} has no importance ratio, so it is for one update a rollout, not {updates}: set "
+            "train.iterations and train.minibatches to 1, or ask for a ratio with variant.ratio"
+        )
+    if train.reference_every and not objective.needs_reference:
+        raise UserError(
+            f"train.reference_every={train.reference_every}: there is no reference at variant.kl_coef=0; set it to 0"
+        )
+    rewards_like = np.zeros((2, rollout.group), np.float32)
+    tokens = np.zeros((2, rollout.group, 3), np.float32)
+    signals = Signals(
+        lengths=rewards_like.astype(np.int32),
+        mask=tokens > 0,
+        behavior_logps=tokens,
+        ref_logps=tokens,
+        entropy=tokens,
+        tokens=tokens.astype(np.int32),
+    )
+    try:  # such as pass@k with k over the group
+        jax.eval_shape(variant.advantage, rewards_like, signals)
+    except ValueError as e:
+        raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {e}") from None

@@ -1,0 +1,130 @@
+"""The sections of a recipe that are the loop's own; the others are their modules'."""
+
+import dataclasses
+from typing import Literal
+
+from grpojax.host.errors import UserError, require
+from grpojax.programs.sampler import SamplerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig(SamplerConfig):
+    """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
+
+    Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
+    ratio to the policy's own log-probs would be off by the mass that was cut.
+    """
+
+    prompts: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, prompts="[1, inf)")
+        if self.temperature == 0:
+            raise UserError(
+                "temperature=0.0: greedy samples of a prompt are all the same; train at a temperature over 0"
+            )
+        if self.truncates:
+            raise UserError(
+                "top_k, top_p and min_p cut off tokens, and the policy's log-probs would not be those of the samples; "
+                "train with top_k=0, top_p=1, min_p=0"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The loop.
+
+    Attributes:
+      steps: rollouts of the whole run.
+      seed: of the data's order and of all draws.
+      iterations: passes over each rollout.
+      minibatches: updates in a pass, each on its share of the prompts.
+      microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
+      truncated: what a sample that was cut at ``rollout.max_tokens`` does: "train" like any other, "mask" for weight 0
+        in the loss (DAPO's overlong filtering, arXiv 2503.14476), "drop" to be in no statistic of its group either.
+      reference_every: steps between refreshes of the KL's reference; 0 leaves it what the run started from.
+      reference_mix: a refresh makes it ``mix * policy + (1 - mix) * reference``.
+      eval_every: steps between evaluations; 0 evaluates only before and after.
+      eval_limit: problems evaluated at most.
+      eval_samples: completions of each; over 1, metrics have pass@n and maj@n too, and accuracy is that of all samples.
+      eval_temperature: 0 is greedy.
+      checkpoint_every: steps between saves; 0 saves only at the end.
+      keep: newest checkpoints kept (the best by held-out reward stays too).
+      log_every: steps between lines on the console.
+      max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
+    """
+
+    steps: int
+    seed: int = 0
+    iterations: int = 1
+    minibatches: int = 1
+    microbatches: int = 1
+    truncated: Literal["train", "mask", "drop"] = "train"
+    reference_every: int = 0
+    reference_mix: float = 0.6
+    eval_every: int = 0
+    eval_limit: int = 256
+    eval_samples: int = 1
+    eval_temperature: float = 0.0
+    checkpoint_every: int = 0
+    keep: int = 2
+    log_every: int = 1
+    max_skipped: int = 5
+
+    def __post_init__(self) -> None:
+        counts = (
+            "steps",
+            "iterations",
+            "minibatches",
+            "microbatches",
+            "eval_limit",
+            "keep",
+            "log_every",
+            "max_skipped",
+        )
+        periods = ("reference_every", "eval_every", "checkpoint_every", "eval_temperature")
+        require(self, **dict.fromkeys(counts, "[1, inf)"), **dict.fromkeys(periods, "[0, inf)"))
+        require(self, seed="[0, 2147483647]", reference_mix="(0, 1]", eval_samples="[1, 1000]")
+        if self.eval_samples > 1 and self.eval_temperature == 0:
+            raise UserError(
+                f"eval_samples={self.eval_samples} would all be the same at eval_temperature=0; give it one over 0"
+            )
+
+    @property
+    def updates_a_rollout(self) -> int:
+        """Optimiser updates of a step. With one, the ratio is exactly 1."""
+        return self.iterations * self.minibatches
+
+    @property
+    def updates(self) -> int:
+        """Optimiser updates in the whole run."""
+        return self.steps * self.updates_a_rollout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """Dynamic sampling (DAPO, arXiv 2503.14476): groups that teach nothing are dropped, and others sampled instead.
+
+    Attributes:
+      metric: the reward that decides; None takes the first of the list. A group stays if its samples differ in it, or
+        as the variant says if it has a filter of its own. Other rewards keep no group: a format bonus varies in
+        groups that are all wrong.
+      max_rollouts: rollouts of a step at most. What is missing after the last is filled up with dropped groups, which
+        then weigh nothing.
+      success: the reward from which on a sample passes, for a variant with a filter of its own; None is 1.
+    """
+
+    metric: str | None = None
+    max_rollouts: int = 3
+    success: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self, max_rollouts="[1, inf)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run keeps what it writes."""
+
+    dir: str

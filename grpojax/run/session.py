@@ -1,0 +1,129 @@
+"""A run as something that lives on a disk and may be stopped: its directory, its saves, and the signals it obeys."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpojax.host import processes, settings
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.programs.policy import Policy
+from grpojax.programs.state import abstract_state, decoder_network
+from grpojax.records.checkpoint import Checkpoints, SaveError
+from grpojax.records.directory import RunDirectory
+from grpojax.run.recipe import Config
+
+
+class Session:
+    """The directory of a run with its checkpoints.
+
+    Args:
+      config: the recipe.
+
+    Raises:
+      UserError: the directory holds something else than this run.
+    """
+
+    def __init__(self, config: Config):
+        self.config, self.directory = config, Path(config.run.dir)
+        self.record = RunDirectory(self.directory, settings.to_dict(config), config.may_differ)
+        if processes.is_first():
+            self.record.check()
+        self.save_s = 0.0  # seconds spent on saves since it was last set to 0
+        self._problem: str | None = None
+        self._stop = False
+
+    def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
+        """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
+        if processes.is_first():
+            self.record.claim(held)
+            self.record.check_data(fingerprints)
+
+    def open(self, held: contextlib.ExitStack, best: str | None) -> None:
+        """Opens the checkpoints; ``best`` is the metric whose largest value's stays."""
+        self.checkpoints = Checkpoints(self.directory / "checkpoints", keep=self.config.train.keep, best=best)
+        held.callback(self._close)
+
+    def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """State and record of the newest checkpoint that can be read; None in a new run."""
+        if self.checkpoints.latest() is None:
+            return None
+        state, meta, broken = self.checkpoints.restore_newest(abstract)
+        for number in broken:
+            log.warning("the checkpoint of step %d cannot be read; moved to %s", number, self.directory / "broken")
+        log.info("resumed %s at step %d", self.directory, meta["step"])
+        return state, meta
+
+    # ---------------------------------------------------------------------------------------------- saves
+
+    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], metrics: dict[str, float] | None = None) -> None:
+        """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again."""
+        started = time.perf_counter()
+        try:
+            self.checkpoints.save(meta["step"], state, dict(meta), metrics)
+            self._problem = None
+        except SaveError as e:
+            self._note(e)
+        self.save_s += time.perf_counter() - started
+
+    def wait(self) -> None:
+        """Until what was saved last is on disk."""
+        try:
+            self.checkpoints.wait()
+        except SaveError as e:
+            self._note(e)
+
+    def _note(self, error: SaveError) -> None:
+        self._problem = " ".join(str(error).split())[:300]
+        log.warning("a save failed; the checkpoints before it are untouched: %s", self._problem)
+
+    def check_saved(self) -> None:
+        """Raises `UserError` where the last save failed."""
+        self.wait()
+        if self._problem:
+            raise UserError(
+                f"the last save failed: {self._problem}\n"
+                f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
+            )
+
+    def _close(self) -> None:
+        try:
+            self.checkpoints.close()
+        except SaveError as e:
+            log.warning("%s", e)
+
+    # -------------------------------------------------------------------------------------------- signals
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Inside, SIGTERM and SIGINT ask the run to stop after its step; a second one stops at once."""
+        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for s, handler in handlers.items():
+                signal.signal(s, handler)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self._stop:
+            raise KeyboardInterrupt
+        log.info("%s: saving after this step; again to stop at once", signal.Signals(number).name)
+        self._stop = True
+
+    def stopping(self) -> bool:
+        """Whether any process of the run was asked to stop; all of them must ask together."""
+        return processes.any_of(self._stop)
+
+
+def load_policy_params(policy: Policy, run_dir: str | Path, step: int | None = None) -> Any:
+    """The policy's weights in a run's checkpoint (the newest, or the given step), laid out as ``policy`` is."""
+    _, network = decoder_network(policy.config, None, policy.mesh)
+    abstract = abstract_state({"policy": network}, policy.mesh)["policy"]
+    checkpoints = Checkpoints(Path(run_dir) / "checkpoints")
+    try:
+        return checkpoints.restore_params(abstract, step)
+    finally:
+        checkpoints.close()

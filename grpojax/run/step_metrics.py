@@ -1,0 +1,151 @@
+"""The numbers that a step is logged by, from arrays on the host. Pure functions: the one place that names them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpojax import diagnostics, masked
+from grpojax.run.method import Method
+from grpojax.run.rollouts import Judged, Sampled
+from grpojax.types import Max, Mean, PerPrompt
+
+# What the update calls a mean over tokens, and the name that it is logged by.
+MEANS = {
+    "kl": "kl",
+    "entropy": "entropy",
+    "ratio": "ratio_mean",
+    "clip_low": "clip_ratio/low_mean",
+    "clip_high": "clip_ratio/high_mean",
+    "dual_clip": "clip_ratio/dual_mean",
+    "cap_hit": "clip_ratio/cap_mean",
+    "importance": "importance_mean",
+    "off_policy": "off_policy",
+    "covariance": "covariance_mean",
+}
+# Between the sampler and the policy before the first update of a step: later ones have moved it.
+FIRST = {
+    "logp_difference": "sampling/logp_difference_mean",
+    "logp_difference_max": "sampling/logp_difference_max",
+    "sampler_kl": "sampling/kl",
+    "sampler_ratio": "sampling/ratio_mean",
+    "sampler_ratio_square": "sampling/effective_sample_size",
+}
+BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
+
+
+def of_rollouts(sampled: Sampled, kept: Judged, drawn: Sequence[Judged], method: Method) -> dict[str, float]:
+    """What the host can tell of a step's samples: of all that were drawn, and apart from them of those that a filter kept.
+
+    Args:
+      sampled: the step's samples.
+      kept, drawn: their rewards (`Sampled.judged`).
+      method: its deciding reward, and whether there is a filter.
+    """
+    values = of_drawn(drawn, method.deciding)
+    if method.filter is None:
+        return values
+    return values | of_kept(kept, sampled.dropped) | {"groups/kept": sampled.kept_share}
+
+
+def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
+    """Metrics of every group that was drawn for a step, those that the filter dropped included.
+
+    Args:
+      drawn: the rollouts of the step.
+      deciding: the reward that says whether a sample succeeded.
+    """
+    total = np.concatenate([d.total for d in drawn])
+    lengths = np.concatenate([d.rollout.lengths for d in drawn])
+    stopped = np.concatenate([d.rollout.stopped for d in drawn])
+    decides = np.concatenate([d.by_name[deciding] for d in drawn])
+    values = {
+        **_of_rewards(total),
+        "rewards/invalid": float(1 - np.isfinite(total).mean()),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "completions/clipped_ratio": float(1 - stopped.mean()),
+        "completions/mean_terminated_length": _mean(lengths[stopped]),
+    }
+    for name in drawn[0].by_name:
+        each = np.concatenate([d.by_name[name] for d in drawn])
+        known = each[np.isfinite(each)]
+        values[f"rewards/{name}/mean"] = _mean(known)
+        values[f"rewards/{name}/std"] = float(known.std()) if known.size else math.nan
+    for d in drawn:
+        for kind, n in d.invalid.items():
+            values[f"rewards/invalid/{kind}"] = values.get(f"rewards/invalid/{kind}", 0.0) + n
+    groups = diagnostics.group_statistics(decides)
+    return values | {f"groups/{name}": float(x) for name, x in groups.items()}
+
+
+def of_kept(kept: Judged, dropped: PerPrompt) -> dict[str, float]:
+    """Metrics of the groups that a filter kept; ``groups/missing`` is the share of the batch without any.
+
+    Args:
+      kept: the batch that the step learns from.
+      dropped: ``[P]`` bool, its groups that weigh nothing.
+    """
+    rewards = {f"kept/{name}": value for name, value in _of_rewards(kept.total[~dropped]).items()}
+    lengths = kept.rollout.lengths[~dropped]
+    return rewards | {
+        "kept/mean_length": _mean(lengths),
+        "groups/missing": float(dropped.mean()),
+    }
+
+
+def _of_rewards(total: np.ndarray) -> dict[str, float]:
+    finite = np.isfinite(total)
+    count = np.maximum(finite.sum(1), 1)
+    mean = np.where(finite, total, 0.0).sum(1) / count
+    std = np.sqrt((np.where(finite, total - mean[:, None], 0.0) ** 2).sum(1) / np.maximum(count - 1, 1))
+    return {
+        "reward": _mean(total[finite]),
+        "reward_std": _mean(std[finite.any(1)]),
+        "frac_reward_zero_std": _mean(np.asarray(masked.all_equal(total, finite, 1))),
+    }
+
+
+def _mean(x: np.ndarray) -> float:
+    """Of nothing it is not 0, but unknown."""
+    return float(x.mean()) if x.size else math.nan
+
+
+def tokens(drawn: Sequence[Judged]) -> tuple[int, int]:
+    """``(prompt, completion)`` tokens of all samples drawn; a prompt counts once for each."""
+    prompt = sum(sum(len(p.ids) for p in d.problems) * d.rollout.lengths.shape[1] for d in drawn)
+    return prompt, sum(int(d.rollout.lengths.sum()) for d in drawn)
+
+
+def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The metrics of a step's updates as logged numbers: terms of the loss as means over updates, the rest over tokens.
+
+    Args:
+      updates: of each update what `grpojax.programs.update` gave, on the host; empty if none was taken.
+
+    Example:
+      >>> of_updates([{"loss": 1.0, "kl": Mean(total=1.0, count=4.0)}, {"loss": 3.0, "kl": Mean(total=2.0, count=2.0)}])
+      {'loss': 2.0, 'kl': 0.5}
+    """
+    values: dict[str, float] = {}
+    for name, first in updates[0].items() if updates else ():
+        each = [u[name] for u in updates]
+        if name == "sampler_ratio_square":
+            values[FIRST[name]] = float(diagnostics.effective_sample_size(updates[0]["sampler_ratio"], first))
+        elif name in FIRST:
+            values[FIRST[name]] = _value([first])
+        elif isinstance(first, Mean | Max):
+            values[MEANS.get(name, name)] = _value(each)
+        elif name != "skipped":
+            values[name] = float(np.mean(each))
+    if BOUNDS[0] in values:
+        values["clip_ratio/region_mean"] = sum(values.get(name, 0.0) for name in BOUNDS)
+    return values
+
+
+def _value(each: Sequence[Any]) -> float:
+    if isinstance(each[0], Max):
+        return max(float(x.value) for x in each)
+    return float(sum(float(x.total) for x in each) / max(sum(float(x.count) for x in each), 1.0))

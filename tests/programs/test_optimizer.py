@@ -1,0 +1,44 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from plain_decoder import BASE, random_decoder
+
+from grpojax.host.errors import UserError
+from grpojax.programs import optimizer as opt
+
+CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [
+        ("constant", [0.5, 1, 1, 1, 1]),
+        ("linear", [0.5, 1, 1, 0.7, 0.4]),
+        ("cosine", [0.5, 1, 1, 0.775, 0.325]),
+    ],
+)
+def test_schedules(schedule, want):
+    config = opt.OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=2, final_fraction=0.1)
+    rate = opt.learning_rate(config, 5)
+    got = [float(rate(n)) for n in range(5)]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_weight_decay_spares_norms_and_biases():
+    _, params = random_decoder(CONFIG)
+    mask = opt.decayed(params)
+    names = {jax.tree_util.keystr(p): m for p, m in jax.tree_util.tree_leaves_with_path(mask)}
+    for name, on in names.items():
+        assert on == (not any(w in name for w in ("norm", "bias"))), name
+    assert sum(names.values()) == 8
+
+
+@pytest.mark.parametrize(
+    "bad", [{"learning_rate": 0.0}, {"b1": 1.0}, {"eps": 0.0}, {"grad_clip": -1.0}, {"final_fraction": 2.0},
+            {"warmup_steps": -1}, {"name": "sgd", "weight_decay": 0.1}]
+)  # fmt: skip
+def test_bad_optimizers_are_refused(bad):
+    with pytest.raises(UserError):
+        opt.OptimizerConfig(**bad)

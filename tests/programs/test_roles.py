@@ -1,0 +1,183 @@
+"""Networks have roles: two that learn in one program, one that is frozen under another, and all of them on disk."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
+from runs import environment
+
+from grpojax import losses, masked
+from grpojax.host.errors import UserError
+from grpojax.models import Compute, score, sharding
+from grpojax.programs import packing, policy_update
+from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows, shardings
+from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.records.checkpoint import Checkpoints
+from grpojax.types import Mean
+
+CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
+POLICY, HEAD = optax.sgd(0.5, momentum=0.5), optax.adam(0.1)
+
+
+def head_axes(path, leaf):
+    """Of the toy network, a value head ``[D]``, and its moments."""
+    return ("embed",) if leaf.ndim else ()
+
+
+def batch(seed=0):
+    rng = np.random.default_rng(seed)
+    batch = ragged_batch(rng, p=8, g=4, vocab=56)
+    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
+    advantages = np.where(mask, rng.normal(size=(8, 4, 1)), 0).astype(np.float32)
+    return with_tokens(batch, advantages=advantages, weights=np.asarray(losses.loss_weights(mask, "token_mean")))
+
+
+def networks(mesh):
+    graph, policy = decoder_network(CONFIG, POLICY, mesh)
+    head = Network(params={"head": jax.ShapeDtypeStruct((16,), jnp.float32)}, optimizer=HEAD, axes=head_axes)
+    return graph, {"policy": policy, "head": head}
+
+
+def value_loss(graph, compute):
+    """Squares of a linear head's error on the trunk's hidden states; the trunk is read as it was."""
+
+    def loss(params, frozen, part):
+        hidden = score(graph, frozen["policy"], part.rows, compute, hidden=True).hidden
+        error = (hidden * params["head"]).sum(-1) - part.per_token.advantages
+        squares = jnp.where(part.per_token.weights > 0, jnp.square(error), 0.0)
+        return (part.per_token.weights * squares).sum(), {"error": Mean(total=squares.sum(), count=(squares > 0).sum())}
+
+    return loss
+
+
+def train(sizes, updates, start=None, microbatches=1):
+    """``(states, metrics of the last)`` after so many updates of both networks; on a mesh, or on one device."""
+    mesh = None
+    if sizes is not None:
+        mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    compute = Compute(mesh=mesh)
+    graph, described = networks(mesh)
+    if start is None:
+        params = random_decoder(CONFIG)[1]
+        head = {"head": jnp.linspace(-1.0, 1.0, 16)}
+        if mesh is not None:
+            params = jax.device_put(params, shardings(params, mesh))
+            head = jax.device_put(head, shardings(head, mesh, axes=head_axes))
+        start = {"policy": init_state(params, POLICY, mesh), "head": init_state(head, HEAD, mesh, axes=head_axes)}
+    step = make_joint_update(
+        {
+            "policy": Learns(loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY),
+            "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD, axes=head_axes),
+        },
+        mesh,
+    )
+    states, metrics = start, {}
+    for i in range(updates):
+        packed, _ = packing.pack(batch(i), lanes=sharding.lanes(mesh), microbatches=microbatches)
+        states, metrics = step(states, {}, place_rows(packed, mesh))
+    return states, metrics, abstract_state(described, mesh)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    states, metrics, _ = train(None, 2)
+    return jax.tree.map(np.asarray, states), jax.tree.map(float, metrics)
+
+
+@pytest.mark.parametrize(("sizes", "microbatches"), [((2, 2, 2), 1), ((1, 8, 1), 1), (None, 4)])
+def test_two_networks_learn_in_one_program_on_any_mesh(alone, sizes, microbatches):
+    states, metrics, _ = train(sizes, 2, microbatches=microbatches)
+    assert set(states) == {"policy", "head"} and int(states["head"].step) == 2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), states, alone[0])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), metrics, alone[1])
+    assert alone[1]["head/error"].value > 0 and alone[1]["policy/grad_norm"] > 0
+
+
+def test_each_network_reads_the_other_as_it_was():
+    """Had the head seen the policy after its update, its gradient would be another one."""
+    graph, params = random_decoder(CONFIG)
+    head = {"head": jnp.linspace(-1.0, 1.0, 16)}
+    packed, _ = packing.pack(batch())
+    update = make_update(value_loss(graph, Compute()), HEAD, axes=head_axes)
+    want, _ = update(init_state(head, HEAD, axes=head_axes), {"policy": params}, packed)
+    got = train(None, 1)[0]["head"]
+    np.testing.assert_array_equal(got.params["head"], want.params["head"])
+    moved = train(None, 1)[0]["policy"].params
+    other, _ = update(
+        init_state({"head": jnp.linspace(-1.0, 1.0, 16)}, HEAD, axes=head_axes), {"policy": moved}, packed
+    )
+    assert np.abs(np.asarray(other.opt_state[0].mu["head"]) - np.asarray(want.opt_state[0].mu["head"])).max() > 1e-4
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+import test_roles
+from grpojax.records.checkpoint import Checkpoints
+states, _, _ = test_roles.train((2, 2, 2), 2)
+checkpoints = Checkpoints(sys.argv[1])
+checkpoints.save(2, states, {"step": 2})
+checkpoints.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_of_two_networks_goes_on_on_another_mesh(tmp_path):
+    here = os.path.dirname(__file__)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here], env=environment(8), capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    there, _, _ = train((2, 2, 2), 2)
+    for sizes in (None, (1, 8, 1), (2, 2, 2)):
+        mesh = None
+        if sizes is not None:
+            mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+        abstract = abstract_state(networks(mesh)[1], mesh)
+        restored, meta = Checkpoints(tmp_path).restore(abstract)
+        assert meta == {"step": 2, "format": 2}
+        jax.tree.map(np.testing.assert_array_equal, restored, there)
+        if mesh is not None:
+            jax.tree.map(lambda a, x: a.sharding.is_equivalent_to(x.sharding, x.ndim) or 1 / 0, abstract, restored)
+    went_on, _, _ = train((2, 2, 2), 1, start=restored)
+    straight, _, _ = train((2, 2, 2), 1, start=there)
+    jax.tree.map(np.testing.assert_array_equal, went_on, straight)
+
+
+def test_a_frozen_base_is_left_alone_by_its_extras():
+    graph, base = random_decoder(CONFIG)
+    before = jax.tree.map(np.array, base)
+    policy = policy_update.policy_objective(graph, losses.Objective(), Compute())
+
+    def loss(extras, frozen, part):
+        def joined(path, x):
+            return x + extras["norm"] if "'norm'" in jax.tree_util.keystr(path) else x
+
+        return policy(jax.tree_util.tree_map_with_path(joined, frozen["base"]), {}, part)
+
+    update = make_update(loss, optax.sgd(1.0), axes=head_axes)
+    state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), axes=head_axes)
+    packed, _ = packing.pack(batch(), microbatches=2)
+    state, metrics = update(state, {"base": base}, packed)
+    assert np.abs(np.asarray(state.params["norm"])).max() > 1e-4 and float(metrics["grad_norm"]) > 0
+    jax.tree.map(np.testing.assert_array_equal, base, before)
+
+
+def test_frozen_roles_are_saved_without_an_optimiser(tmp_path):
+    _, params = random_decoder(CONFIG)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"reference": params}, {"step": 1})
+    checkpoints.wait()
+    assert {p.name for p in (tmp_path / "1").iterdir() if p.is_dir()} >= {"reference_params", "meta"}
+    assert not (tmp_path / "1" / "reference_opt_state").exists()
+    abstract = abstract_state({"reference": Network(params=decoder_network(CONFIG, None)[1].params)})
+    got, _ = checkpoints.restore(abstract)
+    jax.tree.map(np.testing.assert_array_equal, got["reference"], params)
+    with pytest.raises(UserError, match="no policy_opt_state, policy_params"):
+        checkpoints.restore(abstract | abstract_state({"policy": decoder_network(CONFIG, POLICY)[1]}))

@@ -1,0 +1,85 @@
+"""Batches whose tokens say where they stand, and what must hold of their rows."""
+
+import jax
+import numpy as np
+import oracles
+from oracles import close
+
+from grpojax.programs import packing
+from grpojax.types import PerToken, Prompts, TrainBatch
+
+L_PROMPT = 3
+
+
+def example(lengths, size, seed=0):
+    """A batch whose tokens say where they stand: 1 + their place in ``[P, G, T]``; a prompt's, 100 p + 1, …"""
+    lengths, rng = np.asarray(lengths, np.int32), np.random.default_rng(seed)
+    n, shape = len(lengths), (*lengths.shape, size)
+    mask = np.arange(size) < lengths[..., None]
+    normal = lambda: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    return TrainBatch(
+        prompts=Prompts(
+            tokens=(100 * np.arange(n)[:, None] + 1 + np.arange(L_PROMPT)).astype(np.int32),
+            lengths=(1 + np.arange(n) % L_PROMPT).astype(np.int32),
+            uids=np.arange(n, dtype=np.uint32),
+            first_sample=np.zeros(n, np.int32),
+        ),
+        tokens=np.where(mask, 1 + np.arange(np.prod(shape)).reshape(shape), 0).astype(np.int32),
+        lengths=lengths,
+        per_token=PerToken(
+            advantages=normal(),
+            weights=np.where(mask, 1 + rng.random(shape), 0).astype(np.float32),
+            behavior_logps=normal(),
+            ref_logps=normal(),
+            sampler_logps=normal(),
+        ),
+    )
+
+
+def check(batch, lanes, microbatches, seats):
+    """Reads the rows back and compares them with the batch; returns what was packed."""
+    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=seats)
+    n, group, size = batch.tokens.shape
+    per_lane = n // lanes
+    shape = packed.rows.tokens.shape
+    assert shape[:2] == (microbatches, lanes) and shape[3] <= max(size, 1)
+    assert packed.rows.segments.shape == packed.rows.offsets.shape == packed.per_token.weights.shape == shape
+    assert packed.rows.row_prompt.shape == shape[:3] and packed.rows.prompts.shape[:2] == shape[:2]
+    assert {x.dtype for x in jax.tree.leaves(packed.rows)} == {np.dtype(np.int32)}
+
+    seen, bins = [], {}
+    for m, lane, prompt, completions in oracles.read_rows(packed.rows):
+        for tokens in completions:
+            p, g, t = np.unravel_index(np.array(tokens) - 1, batch.tokens.shape)
+            assert t.tolist() == list(range(batch.lengths[p[0], g[0]])), "not a whole completion"
+            assert len(set(zip(p, g, strict=True))) == 1
+            p, g = int(p[0]), int(g[0])
+            assert prompt == batch.prompts.tokens[p, : batch.prompts.lengths[p]].tolist(), "another prompt's row"
+            assert p // per_lane == lane
+            seen.append((p, g))
+            at = ((p % per_lane) * group + g) * microbatches // (per_lane * group)
+            assert at == m, "in another micro-batch"
+        bins.setdefault((m, lane, p), []).append([g for _, g in seen[-len(completions) :]])
+    assert sorted(seen) == [(int(p), int(g)) for p, g in np.argwhere(batch.lengths)], "not each completion once"
+    if packed.rows.seats is None:
+        assert not seats or packed.rows.segments.max() <= 1
+    else:
+        assert packed.rows.seats.shape == (*shape[:2], n * group // (lanes * microbatches), shape[3])
+        for m, lane in np.ndindex(shape[:2]):
+            tokens = packed.rows.tokens[m, lane].reshape(-1)
+            whole = [tokens[s[s >= 0]].tolist() for s in packed.rows.seats[m, lane] if (s >= 0).any()]
+            assert whole == [c for i, j, _, row in oracles.read_rows(packed.rows) if (i, j) == (m, lane) for c in row]
+    for (_, _, p), rows in bins.items():
+        order = sorted(g for row in rows for g in row)
+        local = [[order.index(g) for g in row] for row in rows]
+        oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])
+
+    mask = np.arange(size) < batch.lengths[..., None]
+    for name in ("tokens", "advantages", "weights", "behavior_logps", "ref_logps", "sampler_logps"):
+        x = batch.tokens if name == "tokens" else getattr(batch.per_token, name)
+        held = packed.rows.tokens if name == "tokens" else getattr(packed.per_token, name)
+        assert held.dtype == x.dtype and not held[packed.rows.segments == 0].any()
+        np.testing.assert_array_equal(layout.unpack(held, fill=7), np.where(mask, x, 7))
+        np.testing.assert_array_equal(layout.pack(layout.unpack(held)), held)
+    close(layout.useful, batch.lengths.sum() / np.prod(shape))
+    return packed, layout

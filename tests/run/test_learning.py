@@ -1,0 +1,302 @@
+"""What a step learns from: which samples weigh, in which update, against which log-probs."""
+
+import dataclasses
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+from runs import Trainer, numbers
+
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.records.samples import read_samples
+from grpojax.run import recipe as config
+from grpojax.types import Rollout
+
+
+def load(recipe, directory, *overrides):
+    short = ("train.steps=2", "data.eval=null", "rewards.0.name=tiny_run:even", "variant.kl_coef=0")
+    return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
+
+
+def lines(directory):
+    return [line for line in numbers(directory) if "reward" in line]
+
+
+def watch(trainer, seen):
+    """Has ``seen`` collect the packed minibatches of every update."""
+    plain = trainer.learner.train_step
+
+    def train_step(state, frozen, packed):
+        seen.append(jax.tree.map(np.asarray, packed))
+        return plain(state, frozen, packed)
+
+    trainer.learner.train_step = train_step
+
+
+# --- what weighs
+
+
+@pytest.mark.parametrize("name", ["rloo", "gpg", "opo", "gtpo"])
+@pytest.mark.parametrize("several", ["train.iterations=2", "train.minibatches=2"])
+def test_a_method_without_a_ratio_takes_one_update_a_rollout(recipe, tmp_path, name, several):
+    with pytest.raises(UserError, match=f"variant '{name}' has no importance ratio.*not 2.*variant.ratio"):
+        load(recipe, tmp_path / "run", f"variant={name}", several)
+    assert load(recipe, tmp_path / "run", f"variant={{name: {name}, ratio: sequence}}", several)
+
+
+@pytest.mark.parametrize("truncated", ["train", "mask", "drop"])
+def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
+    """Masked they weigh nothing; dropped, their group's mean does not know of them either."""
+    trainer = Trainer(load(recipe, tmp_path / "run", f"train.truncated={truncated}", "train.steps=1",
+                           "rollout.max_tokens=4", "variant={name: dr_grpo}", "rewards.0.name=tiny_run:length"))  # fmt: skip
+    seen = []
+    watch(trainer, seen)
+    assert trainer.run()
+    (line,) = lines(tmp_path / "run")
+    assert 0 < line["completions/clipped_ratio"] < 1
+    _, samples = read_samples(tmp_path / "run", 1)
+    for i in range(0, len(samples), 4):
+        group = samples[i : i + 4]
+        rewards = np.array([s["reward"] for s in group])
+        ended = np.array([s["stop"] == "eos" for s in group])
+        counted = ended if truncated == "drop" else np.ones(4, bool)
+        want = np.where(counted, rewards - rewards[counted].mean(), 0.0) if counted.any() else np.zeros(4)
+        np.testing.assert_allclose([s["advantage"] for s in group], want, atol=1e-5)
+    weights, ends = seen[0].per_token.weights, seen[0].rows.offsets == 3
+    cut_tokens = sum(s["length"] for s in samples if s["stop"] == "length")
+    weighing = (weights > 0).sum()
+    assert weighing == sum(s["length"] for s in samples) - (0 if truncated == "train" else cut_tokens)
+    assert ends.any()
+
+
+def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
+    """Adam would move by its momentum, and count the step."""
+    trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
+    trainer.config.method.variant.objective  # noqa: B018
+    plain, judged = trainer.learner.weigh, []
+
+    def weigh(minis, kept, dropped, scored):
+        if trainer.done == 1:  # a first update has given Adam its momentum
+            kept = dataclasses.replace(kept, total=np.full_like(kept.total, np.nan))
+            judged.append(jax.tree.map(np.asarray, trainer.learner.state["policy"]))
+        return plain(minis, kept, dropped, scored)
+
+    trainer.learner.weigh = weigh
+    assert trainer.run()
+    jax.tree.map(np.testing.assert_array_equal, trainer.learner.state["policy"], judged[0])
+    assert int(judged[0].step) == 2
+    first, second = lines(tmp_path / "run")
+    assert first["empty_updates"] == 0 and second["empty_updates"] == 2 and "loss" not in second
+
+
+def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
+    overrides = ("train.minibatches=2", "filter={max_rollouts: 1}", "rollout.group=3", "train.steps=3")
+    trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
+    seen = []
+    plain = trainer.learner.weigh
+
+    def weigh(minis, kept, dropped, scored):
+        seen.append([(~dropped[m.places]).sum() for m in minis])
+        return plain(minis, kept, dropped, scored)
+
+    trainer.learner.weigh = weigh
+    assert trainer.run()
+    assert any(sum(live) < 8 for live in seen) and all(abs(a - b) <= 1 for a, b in seen)
+
+
+def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path):
+    places = []
+    for devices in (1, 4):
+        overrides = ("train.minibatches=2", "train.steps=1", f"mesh.fsdp={devices}")
+        trainer = Trainer(load(recipe, tmp_path / str(devices), *overrides), devices=devices)
+        plain = trainer.learner.update
+
+        def update(minis, key, ready, plain=plain):
+            places.append([m.layout.batch_shape[0] * [*m.places] and m.places.tolist() for m in minis])
+            return plain(minis, key, ready)
+
+        trainer.learner.update = update
+        assert trainer.run()
+    assert places[0] == places[1] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# --- against which log-probs
+
+
+def noisy(trainer, size=0.1):
+    """The sampler's log-probs as a coarser arithmetic would give them."""
+    plain, rng = trainer.policy.fetch, np.random.default_rng(0)
+
+    def fetch(rollout, n):
+        got = plain(rollout, n)
+        noise = size * rng.standard_normal(got.logps.shape).astype(np.float32)
+        return Rollout(tokens=got.tokens, logps=got.logps + noise, lengths=got.lengths, stopped=got.stopped)
+
+    trainer.policy.fetch = fetch
+
+
+def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
+    """Policy and reference are equal and every reward is 0: the sampler's rounding alone gave advantages."""
+    trainer = Trainer(load(recipe, tmp_path / "run", "variant={name: rloo, kl_coef: 1.0}", "train.steps=1",
+                           "rewards.0.name=answer_format"))  # fmt: skip
+    noisy(trainer)
+    assert trainer.run()
+    _, samples = read_samples(tmp_path / "run", 1)
+    assert max(abs(s["advantage"]) for s in samples) < 1e-4
+    (line,) = lines(tmp_path / "run")
+    assert line["sampling/logp_difference_mean"] > 0.05
+
+
+def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
+    overrides = ("train.minibatches=2", "train.steps=1")
+    for anchor, rate in (("sampler", 0.02), ("trainer", 0.0)):
+        trainer = Trainer(
+            load(recipe, tmp_path / anchor, *overrides, f"variant={{name: grpo, kl_coef: 0, anchor: {anchor}}}")
+        )
+        noisy(trainer)
+        seen = []
+        watch(trainer, seen)
+        scores = []
+        plain = trainer.learner._score_self
+        trainer.learner._score_self = lambda *args, plain=plain, scores=scores: scores.append(1) or plain(*args)
+        assert trainer.run()
+        assert len(scores) == (0 if anchor == "sampler" else 2)
+        tokens = seen[0].per_token
+        gap = np.abs(tokens.behavior_logps - tokens.sampler_logps)[tokens.weights > 0]
+        assert (gap.max() == 0) == (anchor == "sampler")
+        assert abs(lines(tmp_path / anchor)[0]["ratio_mean"] - 1) >= rate / 10
+    with pytest.raises(UserError, match="anchor"):
+        load(recipe, tmp_path / "no", "variant={name: grpo, anchor: sampler, importance: truncate}")
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_tokens_are_picked_from_the_whole_minibatch(recipe, tmp_path, name):
+    """Whatever the micro-batches; a share of each would round up to one token in every one of them."""
+    picked = []
+    for microbatches in (1, 4):
+        options = {"clip_cov": "covariance_low: 0.0, covariance_high: 100.0, ", "kl_cov": ""}[name]
+        trainer = Trainer(load(
+            recipe, tmp_path / str(microbatches), "train.steps=1", f"train.microbatches={microbatches}",
+            f"variant={{name: {name}, {options}covariance_fraction: 0.05}}",
+        ))  # fmt: skip
+        seen = []
+        watch(trainer, seen)
+        assert trainer.run()
+        rows, mask = seen[0].rows, seen[0].per_token.covariance_mask
+        picked.append(sorted(zip(rows.tokens[mask].tolist(), rows.offsets[mask].tolist(), strict=True)))
+        tokens = int((rows.segments > 0).sum())
+        assert 1 <= mask.sum() <= max(int(0.05 * tokens + 1e-3), 1) + 2
+    assert picked[0] == picked[1]
+
+
+# --- between steps
+
+
+def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
+    overrides = ("variant.kl_coef=0.1", "train.reference_every=2", "train.reference_mix=0.25", "train.steps=4",
+                 "train.checkpoint_every=1")  # fmt: skip
+    trainer = Trainer(load(recipe, tmp_path / "whole", *overrides))
+    start = jax.tree.map(np.asarray, trainer.learner.state["reference"])
+    kept = {}
+    plain = trainer.learner.end_step
+
+    def end_step(number):
+        plain(number)
+        kept[number] = jax.tree.map(
+            np.asarray, (trainer.learner.state["policy"].params, trainer.learner.state["reference"])
+        )
+
+    trainer.learner.end_step = end_step
+    assert trainer.run()
+    jax.tree.map(np.testing.assert_array_equal, kept[1][1], start)
+    mixed = jax.tree.map(lambda p, r: 0.25 * p + 0.75 * r, kept[2][0], start)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-7), kept[2][1], mixed)
+    jax.tree.map(np.testing.assert_array_equal, kept[3][1], kept[2][1])
+
+    first = Trainer(load(recipe, tmp_path / "parts", *overrides))
+    first.on_step = lambda *_: setattr(first.session, "_stop", first.done + 1 == 3)
+    assert not first.run()
+    again = Trainer(load(recipe, tmp_path / "parts", *overrides))
+    assert again.done == 3 and again.run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+    with pytest.raises(UserError, match="reference_every=2: there is no reference"):
+        load(recipe, tmp_path / "no", "train.reference_every=2")
+
+
+def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
+    overrides = ("variant={name: grpo, kl_coef: 0, entropy_target: 100.0, entropy_step: 0.25}", "train.steps=3",
+                 "train.checkpoint_every=1")  # fmt: skip
+    assert Trainer(load(recipe, tmp_path / "whole", *overrides)).run()
+    coefs = [line["entropy_coef"] for line in lines(tmp_path / "whole")]
+    assert np.diff(coefs).tolist() == [0.25, 0.25]
+    first = Trainer(load(recipe, tmp_path / "parts", *overrides))
+    first.on_step = lambda *_: setattr(first.session, "_stop", first.done + 1 == 2)
+    assert not first.run()
+    assert Trainer(load(recipe, tmp_path / "parts", *overrides)).run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+# --- what is said of it
+
+
+def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
+    """The reward of the groups that a filter kept is always mixed; that of all drawn is the policy's."""
+    plain, counted = [], {}
+    trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 4}", "rollout.group=2"))
+    wait = trainer.rollouts._submit
+
+    def submit(problems, rollout):
+        got = wait(problems, rollout)
+        plain.append((trainer.done + 1, got[2], sum(len(p.ids) for p in problems) * 2 + int(rollout.lengths.sum())))
+        return got
+
+    trainer.rollouts._submit = submit
+    assert trainer.run()
+    tokens = 0
+    for line in lines(tmp_path / "run"):
+        drawn = [(judged(), n) for step, judged, n in plain if step == line["step"]]
+        counted[line["step"]] = len(drawn)
+        total = np.concatenate([judged.total for judged, _ in drawn])
+        tokens += sum(n for _, n in drawn)
+        assert line["reward"] == pytest.approx(total.mean()) and line["num_tokens"] == tokens
+        same = (total == total[:, :1]).all(1)
+        assert line["frac_reward_zero_std"] == pytest.approx(same.mean())
+        assert line["kept/frac_reward_zero_std"] == 0 and line["kept/reward"] == pytest.approx(0.5)
+    assert max(counted.values()) > 1
+
+
+def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplog):
+    log.propagate = True
+    caplog.set_level(logging.INFO, "grpojax")
+    Trainer(load(recipe, tmp_path / "one", "variant=gspo")).close()
+    assert "gspo" in caplog.text and "grpo" in caplog.text.replace("gspo", "")
+    caplog.clear()
+    Trainer(load(recipe, tmp_path / "two", "variant=gspo", "train.minibatches=2")).close()
+    assert "one update" not in caplog.text
+
+
+# --- going on with other settings
+
+
+def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, caplog):
+    first = Trainer(load(recipe, tmp_path / "run", "train.steps=1"))
+    assert first.run()
+    log.propagate = True
+    caplog.set_level(logging.INFO, "grpojax")
+    changed = ("train.steps=2", "train.microbatches=2", "model.remat=none", "rollout.slots=2", "train.checkpoint_every=1",
+               "tracking.samples=false")  # fmt: skip
+    again = Trainer(load(recipe, tmp_path / "run", *changed))
+    assert again.done == 1 and again.run()
+    for name in ("train.steps: 1 -> 2", "train.microbatches: 1 -> 2", "model.remat: 'layer' -> 'none'"):
+        assert f"resumed with a change: {name}" in caplog.text
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["microbatches"] == 2
+    for refused in ("train.seed=1", "rollout.temperature=0.9", "train.minibatches=2", "variant.clip_high=0.3"):
+        with pytest.raises(UserError, match="holds a run of another config"):
+            Trainer(load(recipe, tmp_path / "run", *changed, refused))
+    with pytest.raises(UserError, match="train.steps: 2 -> 5"):  # the rate of every step depends on it
+        load_as = ("optimizer.schedule=linear",)
+        assert Trainer(load(recipe, tmp_path / "linear", *load_as)).run()
+        Trainer(load(recipe, tmp_path / "linear", *load_as, "train.steps=5"))

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+
+from grpojax.run import step_metrics
+from grpojax.run.rollouts import Judged
+from grpojax.types import Max, Mean, Rollout
+
+NAN = float("nan")
+
+
+class Problem:
+    ids = (1, 2, 3)
+
+
+def judged(total, lengths, stopped):
+    shape = np.shape(total)
+    rollout = Rollout(
+        tokens=np.zeros((*shape, 4), np.int32),
+        logps=np.zeros((*shape, 4), np.float32),
+        lengths=np.array(lengths),
+        stopped=np.array(stopped),
+    )
+    total = np.array(total, np.float32)
+    return Judged(
+        problems=[Problem()] * shape[0],
+        rollout=rollout,
+        total=total,
+        by_name={"acc": total},
+        invalid={"acc/timeout": 1},
+    )
+
+
+def test_golden_numbers_of_all_that_was_drawn():
+    drawn = [judged([[1, 0], [1, 1]], [[1, 2], [3, 4]], [[True, True], [True, False]]),
+             judged([[0, 0], [NAN, 1]], [[4, 4], [4, 2]], [[False, False], [False, True]])]  # fmt: skip
+    got = step_metrics.of_drawn(drawn, "acc")
+    assert got["reward"] == pytest.approx(4 / 7) and got["rewards/invalid"] == 1 / 8
+    assert got["reward_std"] == pytest.approx(np.sqrt(0.5) / 4) and got["frac_reward_zero_std"] == 0.75
+    assert (got["groups/all_fail"], got["groups/all_correct"]) == (0.25, 0.5)
+    assert got["completions/mean_length"] == 3.0 and got["completions/mean_terminated_length"] == 2.0
+    assert got["completions/clipped_ratio"] == 0.5 and got["rewards/invalid/acc/timeout"] == 2
+    assert step_metrics.tokens(drawn) == (3 * 8, 24)
+
+
+def test_golden_numbers_of_what_was_kept():
+    kept = judged([[1, 0], [0, 0]], [[1, 2], [4, 4]], [[True, True], [True, True]])
+    got = step_metrics.of_kept(kept, np.array([False, True]))
+    assert got["kept/reward"] == 0.5 and got["kept/frac_reward_zero_std"] == 0 and got["kept/mean_length"] == 1.5
+    assert got["groups/missing"] == 0.5
+    nothing = step_metrics.of_kept(kept, np.array([True, True]))
+    assert np.isnan(nothing["kept/reward"]) and nothing["groups/missing"] == 1
+
+
+def test_golden_numbers_of_updates():
+    """Means over tokens, not over updates: the second has three times the tokens."""
+    updates = [
+        {"loss": 1.0, "skipped": 0.0, "grad_norm": 2.0, "entropy": Mean(total=1.0, count=1.0),
+         "clip_low": Mean(total=0.0, count=1.0), "clip_high": Mean(total=1.0, count=1.0),
+         "logp_difference": Mean(total=0.5, count=1.0), "logp_difference_max": Max(value=0.5)},
+        {"loss": 3.0, "skipped": 1.0, "grad_norm": 4.0, "entropy": Mean(total=9.0, count=3.0),
+         "clip_low": Mean(total=3.0, count=3.0), "clip_high": Mean(total=0.0, count=3.0),
+         "logp_difference": Mean(total=9.0, count=3.0), "logp_difference_max": Max(value=7.0)},
+    ]  # fmt: skip
+    assert step_metrics.of_updates(updates) == {
+        "loss": 2.0, "grad_norm": 3.0, "entropy": 2.5, "clip_ratio/low_mean": 0.75, "clip_ratio/high_mean": 0.25,
+        "clip_ratio/region_mean": 1.0, "sampling/logp_difference_mean": 0.5, "sampling/logp_difference_max": 0.5,
+    }  # fmt: skip
+    assert step_metrics.of_updates([]) == {}
+
+
+def test_every_name_of_the_update_has_one_logged_name():
+    names = [*step_metrics.MEANS.values(), *step_metrics.FIRST.values()]
+    assert len(names) == len(set(names)) and not any(n.endswith("_sum") for n in names)
