@@ -1,6 +1,7 @@
 """The sampler against the trainer's forward, against plain numpy, and against itself in other layouts."""
 
 import dataclasses
+import doctest
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,18 @@ from plain_decoder import BASE, random_decoder
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
-from grpojax.programs import packing
+from grpojax.programs import drawing, packing, sampler
 from grpojax.programs import update as step
-from grpojax.programs.sampler import SamplerConfig, draw, sample_groups
-from grpojax.types import Prompts, TrainBatch
+from grpojax.programs.drawing import DrawConfig, draw
+from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.types import PerToken, Prompts, TrainBatch
 
 EOS = tuple(range(6))
+
+
+@pytest.mark.parametrize("module", [drawing, sampler])
+def test_doctests(module):
+    assert doctest.testmod(module).failed == 0
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +123,9 @@ def test_log_probs_equal_the_trainers(decoder, temperature):
     prompts = some_prompts()
     out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, slots=2))
     zeros = np.zeros(out.logps.shape, np.float32)
+    per_token = PerToken(advantages=zeros, weights=zeros)
     packed, layout = packing.pack(
-        TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, advantages=zeros, weights=zeros)
+        TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=per_token)
     )
     rows = jax.tree.map(lambda x: x[0], packed.rows)
     logps = layout.unpack(np.asarray(score(graph, params, rows, Compute(), temperature=temperature).logps)[None])
@@ -199,7 +207,7 @@ def truncated(logits, config):
 )
 @pytest.mark.parametrize("vocab", [7, 300])
 def test_draws_follow_the_distribution_and_report_it(options, vocab):
-    config = SamplerConfig(**options)
+    config = DrawConfig(**options)
     logits = np.random.default_rng(vocab).standard_normal(vocab) * (1.5 if vocab == 7 else 2.5)
     p = truncated(logits, config)
     tokens, logps = many_draws(logits, config)
@@ -216,13 +224,13 @@ def test_draws_follow_the_distribution_and_report_it(options, vocab):
 def test_top_p_keeps_the_smallest_sufficient_set():
     p = np.array([0.5, 0.25, 0.125, 0.125])
     for top_p, kept in [(0.4, {0}), (0.6, {0, 1}), (0.74, {0, 1}), (0.8, {0, 1, 2, 3})]:  # ties stay together
-        tokens, _ = many_draws(np.log(p), SamplerConfig(top_p=top_p), 2000)
+        tokens, _ = many_draws(np.log(p), DrawConfig(top_p=top_p), 2000)
         assert set(tokens.tolist()) == kept, top_p
 
 
 def test_extreme_logits_are_drawn_without_nan():
     logits = np.array([0.0, -1e9, 88.0, -np.inf, 87.0])
-    tokens, logps = many_draws(logits, SamplerConfig(), 1000)
+    tokens, logps = many_draws(logits, DrawConfig(), 1000)
     assert set(tokens.tolist()) <= {2, 4} and np.isfinite(logps).all()
 
 
