@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Callable
 
+from grpojax.host.errors import UserError
+
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
@@ -13,10 +15,23 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table of `grpojax.tools.benchmark`."""
+    """Prints the table of `grpojax.tools.benchmark`, and writes its figures."""
+    import json
+    from pathlib import Path
+
+    import jax
+
+    from grpojax.host.console import log
     from grpojax.run import recipe
     from grpojax.tools import benchmark
 
+    if args.steps < 1:
+        raise UserError(f"--steps {args.steps}: must be at least 1")
     config = recipe.load(args.config, args.overrides)
-    benchmark.run(config, steps=args.steps, full_length=args.full_length, json_path=args.json)
+    figures = benchmark.measure(config, steps=args.steps, full_length=args.full_length)
+    print(benchmark.format_table(figures, config.model.dtype))
+    if args.json:
+        device = {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "jax": jax.__version__}
+        Path(args.json).write_text(json.dumps(device | figures, indent=2) + "\n", encoding="utf-8")
+        log.info("wrote %s", args.json)
     return 0
