@@ -1,6 +1,7 @@
 """What the README shows works: its Python runs, its YAML parses, its commands do what they say."""
 
 import json
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -19,11 +20,13 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
 COMMANDS = [
     command.strip() for kind, text in BLOCKS if not kind for line in text.splitlines() for command in line.split("&&")
 ]
+PAGES = ("README.md", "CONTRIBUTING.md")
 
 # What makes a command of hours one of seconds.
 SHORT = {
     "train configs/quickstart.yaml": "train.steps=1 train.eval_limit=8",
-    "train configs/gsm8k": "train.steps=10 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 data.max_prompt_tokens=192",
+    "train configs/gsm8k": "train.steps=10 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
+    "data.max_prompt_tokens=192",
     "eval": "--limit 8 --max-tokens 8",
     "sample": "--max-tokens 8",
     "bench": "--steps 1 rollout.prompts=8 rollout.group=2 rollout.max_tokens=8",
@@ -72,6 +75,15 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     assert "--- best" in said["show runs/gsm8k_qwen2.5_0.5b"]
     assert "pass@8" in said["eval runs/gsm8k_qwen2.5_0.5b"]
     assert len(said) == 9 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_named_module_and_file_exists(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in set(re.findall(r"`(grpojax(?:\.\w+)+)", text)):
+        pkgutil.resolve_name(name)
+    for path in set(re.findall(r"\b(?:tests|configs|notebooks|grpojax)/[\w./-]*\w", text)):
+        assert (ROOT / path).exists(), path
 
 
 def test_every_named_variant_and_reward_exists():

@@ -1,9 +1,9 @@
 """A YAML file plus ``a.b=c`` overrides, turned into frozen dataclasses.
 
-The classes are plain stdlib dataclasses. A field's type says what it takes: ``Annotated[int, Field(ge=1)]``,
-with pydantic's ``Field``, adds a range, and ``Literal`` offers a choice. What a class must check across its
-fields, its ``__post_init__`` checks and raises as a `ValueError`. This module walks dataclasses, lists, dicts
-and unions itself, so that each problem has an exact path, and leaves every other type to pydantic.
+The classes are plain stdlib dataclasses. A field's type says what it takes, and ``Literal`` offers a choice. Which
+numbers it takes, and what must hold across fields, the class's ``__post_init__`` says: ranges by
+`grpojax.host.errors.require`, anything else by raising a `ValueError`. This module walks dataclasses, lists, dicts and
+unions itself, so that each problem has an exact path, and leaves every other type to pydantic.
 """
 
 import dataclasses
@@ -123,7 +123,7 @@ def _differences(a: Any, b: Any, path: Key) -> Iterator[str]:
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in a mapping; PyYAML lets the last one win."""
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
@@ -182,12 +182,6 @@ class _Walk:
         origin, args = typing.get_origin(tp) or tp, typing.get_args(tp)
         if shape not in _shapes(tp):
             return self.leaf(tp, value, path)
-        if origin is Annotated:
-            before = len(self.problems)
-            result = self.visit(args[0], value, path)
-            if result is None or len(self.problems) > before:
-                return None
-            return self.leaf(Annotated[Any, *args[1:]], result, path)
         if origin in _UNIONS:
             return self.closest([m for m in args if shape in _shapes(m)], value, path)
         if dataclasses.is_dataclass(origin):
@@ -269,7 +263,7 @@ def _shapes(tp: Any) -> tuple[type, ...]:
     """Which of dict and list are forms of a type that `_Walk` enters itself."""
     origin, args = typing.get_origin(tp) or tp, typing.get_args(tp)
     if origin is Annotated:
-        return _shapes(args[0])
+        raise TypeError(f"{tp}: a setting's range belongs into __post_init__, by grpojax.host.errors.require")
     if origin in _UNIONS:
         return tuple(s for m in args for s in _shapes(m))
     if origin is dict or dataclasses.is_dataclass(origin):
@@ -288,8 +282,6 @@ _PLAIN = {
     "^a valid integer": "an integer",
     "^a valid boolean": "true or false",
     "^a valid ": "a ",
-    "^greater than or equal to": "at least",
-    "^less than or equal to": "at most",
 }
 
 

@@ -1,10 +1,24 @@
-"""The host process's allocator."""
+"""What a process needs before jax or anything else heavy is imported."""
 
 import ctypes
+import os
 import platform
+import sys
+
+from grpojax.host.console import setup_console
 
 # glibc's mallopt parameters.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+
+
+def prepare() -> None:
+    """Console, allocator and import path. Reward functions may stand in the folder one is in."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    keep_memory()
+    setup_console()
 
 
 def keep_memory() -> None:

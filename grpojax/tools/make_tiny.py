@@ -1,4 +1,4 @@
-"""Makes the quickstart's task and its policy from nothing: ``python -m grpojax.assets.make_tiny OUT_DIR``.
+"""Makes the quickstart's task and its policy from nothing: ``python -m grpojax.tools.make_tiny OUT_DIR``.
 
 The task is arithmetic told as small stories. The policy is a Qwen3 of under a million weights that was shown two
 ways of answering: mostly at once, without a thought for carries, and sometimes line by line, with care. So its
@@ -13,9 +13,9 @@ import json
 import random
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +25,8 @@ from flax import nnx
 from grpojax.models import Compute, Decoder, DecoderConfig, hf, score
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.types import Prompts, Rows
+
+Tokenizer = Any  # transformers' own, which is imported only where one is made
 
 SEED = 0
 TRAIN_PROBLEMS, TEST_PROBLEMS = 4096, 256  # half of each is easy
@@ -39,10 +41,9 @@ STORIES, DRILLS = 32, 32  # rows of one training step
 PEOPLE = {name: ("she", "her") for name in ("Mia", "Anna", "Lena", "Sara", "Nora", "Emma", "Ruth", "Zoe")} | {
     name: ("he", "him") for name in ("Tom", "Ben", "Max", "Leo", "Sam", "Paul", "Omar", "Finn")
 }
-THINGS = (
-    "apples", "pears", "plums", "nuts", "eggs", "shells", "stamps", "cards", "coins", "beads", "marbles", "stickers",
-    "buttons", "pencils", "books", "flowers",
-)  # fmt: skip
+THINGS = tuple(
+    "apples pears plums nuts eggs shells stamps cards coins beads marbles stickers buttons pencils books flowers".split()
+)
 HOLDERS = ("boxes", "bags", "baskets", "jars", "trays", "bowls")
 
 
@@ -83,19 +84,9 @@ class _Story:
         self.count = self.guess = 0
 
     def tell(self, *choices: str, **numbers: int) -> None:
-        words = {
-            "N": self.name,
-            "O": self.other,
-            "R": self.third,
-            "t": self.things,
-            "he": self.he,
-            "him": self.him,
-        }
-        sentence = self.rng.choice(choices).format(**words, **numbers)
+        people = {"N": self.name, "O": self.other, "R": self.third, "he": self.he, "him": self.him}
+        sentence = self.rng.choice(choices).format(t=self.things, **people, **numbers)
         self.sentences.append(sentence[0].upper() + sentence[1:])
-
-    def begin(self, count: int) -> None:
-        self.count = self.guess = count
 
     def step(self, op: str, b: int) -> None:
         before, self.count = self.count, calculate(self.count, op, b)
@@ -103,7 +94,7 @@ class _Story:
         self.steps.append(f"{before} {op} {b} = {self.count}")
 
     def open(self) -> None:
-        self.begin(self.rng.randint(4, MOST - 10))
+        self.count = self.guess = self.rng.randint(4, MOST - 10)
         self.tell("{N} has {n} {t}.", "{N} starts with {n} {t}.", n=self.count)
 
     def open_packed(self) -> None:
@@ -114,7 +105,7 @@ class _Story:
             a=a,
             b=b,
         )
-        self.begin(a)
+        self.count = self.guess = a
         self.step("*", b)
 
     def some(self, most: int) -> int:
@@ -185,6 +176,7 @@ def splits(seed: int = SEED) -> tuple[list[Problem], list[Problem]]:
 
 
 def jsonl(problems: Iterable[Problem]) -> str:
+    """The problems as they are shipped."""
     rows = ({"question": p.question, "answer": str(p.answer), "part": ("easy", "hard")[p.hard]} for p in problems)
     return "".join(json.dumps(row) + "\n" for row in rows)
 
@@ -207,26 +199,33 @@ CHAT_TEMPLATE = """\
 """
 
 
-def tokenizer(texts: Iterable[str]):
+def tokenizer(texts: Iterable[str]) -> Tokenizer:
     """A transformers tokenizer with a token for each word of ``texts``; anything else is spelled in bytes."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    import tokenizers
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    split = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"), to_bytes])
+    split = pre_tokenizers.Sequence([pre_tokenizers.Split(tokenizers.Regex(PIECES), "isolated"), to_bytes])
     words = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = [*SPECIAL, *letters, *sorted(words - set(letters))]
-    core = Tokenizer(models.BPE({t: i for i, t in enumerate(vocab)}, merges=[], ignore_merges=True))
+    core = tokenizers.Tokenizer(models.BPE({t: i for i, t in enumerate(vocab)}, merges=[], ignore_merges=True))
     core.pre_tokenizer, core.decoder = split, decoders.ByteLevel()
     core.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in SPECIAL])
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False, padding_side="left", model_max_length=config(len(vocab)).max_positions,
-    )  # fmt: skip
+        tokenizer_object=core,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        model_max_length=config(len(vocab)).max_positions,
+    )
 
 
-def prompt(question: str, tok) -> list[int]:
+def prompt(question: str, tok: Tokenizer) -> list[int]:
+    """The ids of a question as the policy is asked it."""
     chat = [{"role": "user", "content": question}]
     return tok.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
 
@@ -238,13 +237,23 @@ EASY, HARD, DRILL = (32, 24), (48, 48), (1, 40)
 
 
 def config(vocab_size: int) -> DecoderConfig:
+    """The policy's shape."""
     return DecoderConfig(
-        family="qwen3", vocab_size=-(-vocab_size // 64) * 64, hidden_size=128, intermediate_size=256, num_layers=4,
-        num_heads=4, num_kv_heads=2, head_dim=32, rope_theta=1e4, qk_norm=True, max_positions=1024,
-    )  # fmt: skip
+        family="qwen3",
+        vocab_size=-(-vocab_size // 64) * 64,
+        hidden_size=128,
+        intermediate_size=256,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        rope_theta=1e4,
+        qk_norm=True,
+        max_positions=1024,
+    )
 
 
-def pad(lists: list[list], length: int, dtype=np.int32) -> np.ndarray:
+def pad(lists: list[list], length: int, dtype: type = np.int32) -> np.ndarray:
     """``[1, len(lists), length]``, zeros on the right."""
     return np.array([[x + [0] * (length - len(x)) for x in lists]], dtype)
 
@@ -261,7 +270,7 @@ def pack(prompts: list[list[int]], rows: list[list[list[int]]], shape: tuple[int
     )
 
 
-def examples(problems: list[Problem], tok) -> list[tuple[Rows, np.ndarray]]:
+def examples(problems: list[Problem], tok: Tokenizer) -> list[tuple[Rows, np.ndarray]]:
     """Easy and hard problems, each with its hasty answer in segment 1 and the careful one in segment 2.
 
     Returns:
@@ -275,7 +284,7 @@ def examples(problems: list[Problem], tok) -> list[tuple[Rows, np.ndarray]]:
     return done
 
 
-def drills(steps: Iterator[str], tok) -> tuple[Rows, np.ndarray]:
+def drills(steps: Iterator[str], tok: Tokenizer) -> tuple[Rows, np.ndarray]:
     """Rows of bare steps, for practice; only their results are weighed."""
     rows, weights = [], []
     for _ in range(DRILLS):
@@ -289,7 +298,7 @@ def drills(steps: Iterator[str], tok) -> tuple[Rows, np.ndarray]:
     return pack([tok.encode("<|assistant|>")] * DRILLS, rows, DRILL), pad(weights, DRILL[1], np.float32)
 
 
-def train(tok, exclude: Iterable[str], *, seed: int = SEED, log=print) -> Decoder:
+def train(tok: Tokenizer, exclude: Iterable[str], *, seed: int = SEED, log: Callable[[str], None] = print) -> Decoder:
     """Trains the policy on fresh problems, none of which asks a question of ``exclude``."""
     graph, params = nnx.split(Decoder(config(len(tok)), rngs=nnx.Rngs(seed)))
     schedule = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, 100, STEPS, LEARNING_RATE / 30)
@@ -318,7 +327,7 @@ def train(tok, exclude: Iterable[str], *, seed: int = SEED, log=print) -> Decode
     return nnx.merge(graph, params)
 
 
-def report(model: Decoder, tok, problems: list[Problem]) -> str:
+def report(model: Decoder, tok: Tokenizer, problems: list[Problem]) -> str:
     """How often the policy is right, greedy and at temperature 1, where it is hasty and where it is careful."""
     ids = [prompt(p.question, tok) for p in problems]
     prompts = Prompts(
@@ -328,12 +337,16 @@ def report(model: Decoder, tok, problems: list[Problem]) -> str:
         first_sample=np.zeros(len(ids), np.int32),
     )
 
-    def draw(**options):
+    def draw(**options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Which completions are right and which are hasty, ``[P, G]``."""
         rollout = sample_groups(
-            *nnx.split(model), prompts, jax.random.key(0), SamplerConfig(max_tokens=HARD[1], **options),
-            eos_ids=(tok.eos_token_id,), compute=Compute(),
-        )  # fmt: skip
+            *nnx.split(model),
+            prompts,
+            jax.random.key(0),
+            SamplerConfig(max_tokens=HARD[1], **options),
+            eos_ids=(tok.eos_token_id,),
+            compute=Compute(),
+        )
         texts = [tok.batch_decode(group, skip_special_tokens=True) for group in np.asarray(rollout.tokens)]
         right = [[t.endswith(f"## Answer: {p.answer}") for t in g] for g, p in zip(texts, problems, strict=True)]
         return np.array(right), np.array([[t.startswith("##") for t in g] for g in texts])
@@ -353,6 +366,7 @@ def report(model: Decoder, tok, problems: list[Problem]) -> str:
 
 
 def main() -> None:
+    """Makes and writes all of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT_DIR", help="gets arithmetic/*.jsonl and tiny/")
     parser.add_argument("--seed", type=int, default=SEED)

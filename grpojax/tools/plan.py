@@ -1,402 +1,52 @@
-"""Ahead-of-time compiles of a run's programs for a TPU slice that is not there, and what they need of it.
+"""``grpojax plan``: what a recipe's programs need of a TPU slice that is not there."""
 
-The real compiler, the trainer's own programs, their real shapes and shardings: only the arrays are missing. It needs
-libtpu installed, and no TPU.
-"""
-
-import collections
-import dataclasses
-import math
+import argparse
 import os
-import re
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
-
-import jax
-import numpy as np
-from jax.sharding import Mesh
+from collections.abc import Callable
 
 from grpojax.host.errors import UserError
-from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, flops, sharding
-from grpojax.models.sharding import MeshConfig
-from grpojax.programs import packing
-from grpojax.programs import update as step
-from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.programs.update import OptimizerConfig
-from grpojax.types import Prompts, TrainBatch
-
-PROGRAMS = ("update", "score", "rollout", "reshard")
-
-_GIB = 2**30
 
 
-class Traffic(NamedTuple):
-    """Collectives of one kind: how many run, GiB of all their results on one chip, and GiB of the largest."""
-
-    count: int = 0
-    gib: float = 0.0
-    largest: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgramReport:
-    """What one compiled program needs; sizes are GiB on each chip.
-
-    Attributes:
-      name: one of `PROGRAMS`.
-      compile_s: seconds that tracing and compiling took here.
-      error: why the compiler refused it, such as too little memory; then all that follows is empty or NaN.
-      argument: its inputs (weights, optimiser state, batch).
-      temp: what it allocates while it runs.
-      output: its results.
-      alias: the part of its results that is written over donated inputs.
-      resident: what else of the run lies on the chip meanwhile (optimiser state, reference).
-      collectives: of one run, by kind; a loop's count as often as it iterates.
-      at_least: seconds that its useful FLOPs, or the bytes that it must read, take at the chip's data-sheet rates;
-        the real program takes longer. NaN for a chip that is not known.
-      per_iteration: of one iteration of a loop whose length depends on the data, by kind: in "rollout", of the
-        decoding of one token.
-    """
-
-    name: str
-    compile_s: float
-    error: str = ""
-    argument: float = math.nan
-    temp: float = math.nan
-    output: float = math.nan
-    alias: float = math.nan
-    resident: float = math.nan
-    at_least: float = math.nan
-    collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
-    per_iteration: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        """GiB that the program itself needs on each chip."""
-        return self.argument + self.temp + self.output - self.alias
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    plan = command("plan", run, "Compiles a recipe's programs for a TPU slice that is not there.", overrides=True)
+    plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4 or v5p:2x2x4")
+    plan.add_argument("--layers", type=int, help="layers to compile; the model's own number if left out")
 
 
-def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
-    """The mesh of a slice such as "v5e:4x4" or "v5p:2x2x4"; raises `UserError` where libtpu does not know it."""
-    from jax.experimental import topologies
+def run(args: argparse.Namespace) -> int:
+    """Prints the table of `grpojax.tools.planner`."""
+    os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles, and nothing runs
+    import dataclasses
 
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # off a TPU VM, asking for its metadata only waits
-    options = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
-    try:
-        devices = topologies.get_topology_desc(topology, platform="tpu", **options).devices
-    except Exception as e:  # libtpu raises whatever it likes
-        raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e
-    return sharding.make_mesh(mesh, devices)
+    from grpojax.data import problems as data
+    from grpojax.models import Compute, hf
+    from grpojax.run import recipe
+    from grpojax.tools import planner
 
-
-def plan(
-    config: DecoderConfig,
-    *,
-    prompts: int,
-    prompt_tokens: int,
-    sampling: SamplerConfig,
-    topology: str = "v5e:4x4",
-    mesh: MeshConfig = MeshConfig(),  # noqa: B008
-    compute: Compute = Compute(dtype="bfloat16"),  # noqa: B008
-    objective: Objective = Objective(),  # noqa: B008
-    optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
-    minibatches: int = 1,
-    microbatches: int = 1,
-    programs: Sequence[str] = PROGRAMS,
-) -> list[ProgramReport]:
-    """Compiles the programs of a run for a TPU slice, every prompt and completion at its longest.
-
-    Args:
-      config: the model.
-      prompts: prompts of a rollout.
-      prompt_tokens: longest prompt.
-      sampling: group, longest completion, temperature, slots.
-      topology: the slice, as libtpu calls it.
-      mesh: how its chips are laid out.
-      compute: dtype, remat, attention; its mesh and platform are replaced.
-      objective: the loss; one with a reference keeps its weights on the chips.
-      optimizer: the optimiser.
-      minibatches: updates in a pass over the rollout.
-      microbatches: parts of an update.
-      programs: which of `PROGRAMS` to compile.
-
-    Returns:
-      A `ProgramReport` each. A program that does not fit the chip's memory has its ``error`` set.
-
-    Raises:
-      UserError: an unknown topology, or sizes that do not divide over the mesh.
-    """
-    devices = topology_mesh(topology, mesh)
-    compute = dataclasses.replace(compute, mesh=devices, platform="tpu")
-    optimize = step.make_optimizer(optimizer, updates=1000)
-    graph, state = step.abstract_state(config, optimize, devices)
-    reshard = step.make_reshard(graph, compute)
-    whole = jax.eval_shape(reshard, state.params)
-    whole = jax.tree.map(_abstract, whole, step.shardings(whole, devices, sharding.ROLLOUT))
-    rollout_prompts, packed, group = _batch(
-        devices, compute, objective, prompts, prompt_tokens, sampling, minibatches, microbatches
+    config = recipe.load(args.config, args.overrides)
+    model = hf.read_config(data.locate(config.model.path))
+    if args.layers is not None:
+        if args.layers < 1:
+            raise UserError(f"--layers {args.layers}: must be at least 1")
+        model = dataclasses.replace(model, num_layers=args.layers)
+    reports = planner.plan(
+        model,
+        prompts=config.rollout.prompts,
+        prompt_tokens=config.data.max_prompt_tokens,
+        sampling=config.rollout,
+        topology=args.topology,
+        mesh=config.mesh,
+        compute=Compute(
+            dtype=config.model.dtype,
+            remat=config.model.remat,
+            attention=config.model.attention,
+            platform="tpu",
+        ),
+        objective=config.make_variant().objective,
+        optimizer=config.optimizer,
+        minibatches=config.train.minibatches,
+        microbatches=config.train.microbatches,
     )
-    limits = _limits(config, devices, prompts, prompt_tokens, sampling, minibatches, rollout_prompts, group)
-    sampling = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
-    key = _abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(devices, ()))
-    draw = jax.jit(
-        lambda params, prompts, key: sample_groups(graph, params, prompts, key, sampling, eos_ids=(0,), compute=compute)
-    )
-    temperature = sampling.temperature
-    update = step.make_train_step(graph, objective, optimize, compute, temperature=temperature, entropy=True)
-    score = step.make_score(graph, compute, temperature=temperature)
-
-    reference = state.params if objective.needs_reference else None
-    run = _per_chip((state, reference))
-    calls = {  # name: (program, arguments, those of them that are the run's own)
-        "update": (update, (state, packed), state),
-        "score": (score, (state.params, packed.rows), state.params),
-        "rollout": (draw, (whole, rollout_prompts, key), ()),
-        "reshard": (reshard, (state.params,), state.params),
-    }
-    return [
-        _compile(
-            name, *calls[name][:2], resident=run - _per_chip(calls[name][2]), at_least=limits.get(name, math.nan)
-        )
-        for name in programs
-    ]  # fmt: skip
-
-
-def _limits(
-    config, mesh, prompts, prompt_tokens, sampling, minibatches, spread: Prompts, group: int
-) -> dict[str, float]:
-    """Seconds of the programs if nothing but the data sheet held them up. Every chip shares in all work."""
-    chip = mesh.devices.flat[0].device_kind
-    if chip not in flops.PEAKS:
-        return {}
-    rate, bandwidth = flops.PEAKS[chip]
-    completions = np.full((prompts, sampling.group), sampling.max_tokens)
-    forward = flops.forward_flops(config, np.full(prompts, prompt_tokens), completions) / mesh.size / rate
-    tensor = mesh.shape["tensor"]
-    read = flops.decode_bytes(
-        config, prompt_tokens, sampling.max_tokens, prompts=len(spread.lengths) // sharding.lanes(mesh),
-        group=group, slots=min(sampling.slots, group),
-    )  # fmt: skip
-    return {
-        "score": forward / minibatches, "update": 3 * forward / minibatches,
-        "rollout": max(forward, read / tensor / bandwidth),
-    }  # fmt: skip
-
-
-def _abstract(x, placed) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
-
-
-def _per_chip(tree) -> int:
-    """Bytes of a tree of placed shapes on one chip."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _batch(mesh, compute, objective, prompts, prompt_tokens, sampling, minibatches, microbatches):
-    """What the trainer would feed: ``(rollout's Prompts, an update's Packed, samples of a row of prompts)``."""
-    tokens = np.zeros((prompts, prompt_tokens), np.int32)
-    zero = np.zeros(prompts, np.int32)
-    lanes = sharding.lanes(mesh)
-    spread, group = packing.spread(
-        Prompts(tokens=tokens, lengths=zero + prompt_tokens, uids=zero.astype(np.uint32), first_sample=zero),
-        sampling.group, lanes,
-    )  # fmt: skip
-    if len(spread.lengths) // lanes % minibatches:
-        raise UserError(
-            f"train.minibatches={minibatches} does not divide {len(spread.lengths) // lanes} prompts a chip"
-        )
-    part = jax.tree.map(lambda x: x[: len(x) // minibatches], spread)
-    shape = (len(part.lengths), group, sampling.max_tokens)
-    full = np.zeros(shape, np.float32)
-    batch = TrainBatch(
-        prompts=part, tokens=full.astype(np.int32), lengths=np.full(shape[:2], shape[2], np.int32), advantages=full,
-        weights=full, ref_logps=full if objective.needs_reference else None, sampler_logps=full,
-    )  # fmt: skip
-    packed, _ = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=compute.needs_seats)
-
-    def place(tree, *before):
-        axes = lambda x: (*before, "lane", *(None,) * (x.ndim - len(before) - 1))  # noqa: E731
-        return jax.tree.map(lambda x: _abstract(x, sharding.named(mesh, axes(x))), tree)
-
-    return place(spread), place(packed, None), group
-
-
-def _compile(name: str, program, args, *, resident: int, at_least: float) -> ProgramReport:
-    started = time.perf_counter()
-    try:
-        compiled, hlo = _with_hlo(program.lower(*args))
-    except jax.errors.JaxRuntimeError as e:
-        if "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        sizes = re.search(r"[^.:]*\([\d.]+\w\)[^.]*\([\d.]+\w\)", str(e))
-        error = (sizes[0] if sizes else str(e).splitlines()[0]).strip()
-        return ProgramReport(name=name, compile_s=time.perf_counter() - started, error=error)
-    seconds = time.perf_counter() - started
-    memory = compiled.memory_analysis()
-    once, each = collectives(hlo)
-    return ProgramReport(
-        name=name, compile_s=seconds, argument=memory.argument_size_in_bytes / _GIB,
-        temp=memory.temp_size_in_bytes / _GIB, output=memory.output_size_in_bytes / _GIB,
-        alias=memory.alias_size_in_bytes / _GIB, resident=resident / _GIB, at_least=at_least, collectives=once, per_iteration=each,
-    )  # fmt: skip
-
-
-def _with_hlo(lowered):
-    """``(compiled, optimised HLO)``; as the compiler dumps it, since ``as_text`` cannot read all that libtpu makes."""
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        return compiled, next(Path(folder).glob("*.after_optimizations.txt")).read_text(encoding="utf-8")
-
-
-# ------------------------------------------------------------------------------------------ optimised HLO
-
-_KINDS = (
-    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
-    "collective-broadcast",
-)  # fmt: skip
-_HEAD = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%(\S+) = (.+?) ([a-z][\w-]*)\((.*)$")
-_CALLED = re.compile(r"(?:calls|body|condition|to_apply)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
-
-
-class _Instruction(NamedTuple):
-    name: str
-    shape: str
-    opcode: str
-    rest: str  # operands and attributes
-
-
-def collectives(hlo: str) -> tuple[dict[str, Traffic], dict[str, Traffic]]:
-    """Counts the collectives of an optimised HLO module.
-
-    Returns:
-      By kind: those of one run of the program, loops of known length multiplied out; and those of one iteration of
-      the loops of unknown length. A collective that is spread over several fusions to overlap with them counts once.
-    """
-    computations, entry = _parse(hlo)
-    totals: tuple[dict[str, Traffic], ...] = (
-        collections.defaultdict(Traffic),
-        collections.defaultdict(Traffic),
-    )
-    seen = set()
-
-    def walk(computation: str, loop: str, times: int, unknown: bool, fused: bool = False):
-        for i in computations[computation]:
-            kind = i.opcode.removesuffix("-start")
-            if kind in _KINDS:
-                size = _size(i) / _GIB
-                piece = (loop, kind, size, *re.findall(r'(?:channel_id|op_name)=("[^"]*"|\d+)', i.rest))
-                if not (fused and piece in seen):
-                    before = totals[unknown][kind]
-                    largest = max(before.largest, size)
-                    totals[unknown][kind] = Traffic(before.count + times, before.gib + times * size, largest)
-                if fused:
-                    seen.add(piece)
-            called = [
-                name for one, many in _CALLED.findall(i.rest) for name in (one, *re.findall(r"%([\w.\-]+)", many))
-            ]
-            if i.opcode == "while":
-                trips = _trips(computations, *called)
-                for name in called:
-                    walk(name, name, times * trips if trips else 1, unknown or not trips)
-            else:
-                for name in filter(None, called):
-                    walk(name, loop, times, unknown, fused or i.opcode == "fusion")
-
-    walk(entry, entry, 1, False)
-    return dict(totals[0]), dict(totals[1])
-
-
-def _parse(hlo: str) -> tuple[dict[str, list[_Instruction]], str]:
-    """``(computations, name of the entry)``."""
-    computations: dict[str, list[_Instruction]] = {}
-    entry, current = "", []
-    for line in hlo.splitlines():
-        if head := _HEAD.match(line):
-            current = computations[head[2]] = []
-            entry = head[2] if head[1] else entry
-        elif found := _INSTRUCTION.match(line):
-            current.append(_Instruction(*found.groups()))
-    return computations, entry
-
-
-def _size(i: _Instruction) -> int:
-    """Bytes of a collective's result; an asynchronous start's tuple holds its operand as well."""
-    sizes = []
-    for dtype, dims in re.findall(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]", i.shape):
-        bits = 8 if dtype == "pred" else int(re.sub(r"^[a-z]+(\d+).*", r"\1", dtype))
-        sizes.append(bits * math.prod(int(d) for d in dims.split(",") if d) // 8)
-    return max(sizes) if i.opcode.endswith("-start") else sum(sizes)
-
-
-def _trips(computations: Mapping[str, list[_Instruction]], condition: str, body: str) -> int:
-    """Iterations of a loop whose counter runs from 0 in equal steps below a constant; 0: they depend on data."""
-    test = {i.name: i for i in computations[condition]}
-    compare = computations[condition][-1]
-    if compare.opcode != "compare" or "direction=LT" not in compare.rest:
-        return 0
-    left, right = (test.get(name) for name in _operands(compare)[:2])
-    index = left and re.search(r"index=(\d+)", left.rest)
-    if not index or right is None or right.opcode != "constant":
-        return 0
-    made = {i.name: i for i in computations[body]}
-    new = made.get(_operands(computations[body][-1])[int(index[1])])
-    steps = [made[name] for name in _operands(new)[:2] if name in made] if new and new.opcode == "add" else []
-    by = next((_constant(i) for i in steps if i.opcode == "constant"), 1)
-    return -(-_constant(right) // by)
-
-
-def _operands(i: _Instruction) -> list[str]:
-    return re.findall(r"%([\w.\-]+)", i.rest.split("), ")[0])
-
-
-def _constant(i: _Instruction) -> int:
-    return int(re.split(r"\D", i.rest, maxsplit=1)[0])
-
-
-# ------------------------------------------------------------------------------------------------- report
-
-
-def format_table(reports: Sequence[ProgramReport]) -> str:
-    """The reports as text for people; sizes in the table are GiB a chip."""
-    rows: list[tuple[str, ...]] = [
-        (
-            "program",
-            "compile s",
-            "argument",
-            "temp",
-            "output",
-            "alias",
-            "total",
-            "with the run's state",
-            "at least s",
-        )
-    ]
-    for r in reports:
-        sizes = (r.argument, r.temp, r.output, r.alias, r.total, r.total + r.resident)
-        cells = ("-" if math.isnan(s) else f"{s:.2f}" for s in (*sizes, r.at_least))
-        rows.append((r.name, f"{r.compile_s:.0f}", *cells))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *cells in rows:
-        numbers = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append("  ".join((f"{name:<{widths[0]}}", *numbers)))
-    for r in reports:
-        if r.error:
-            lines.append(f"{r.name}: does not fit: {r.error}")
-        for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
-            kinds = (f"{t.count} {kind} ({_human(t.gib)})" for kind, t in sorted(traffic.items()))
-            if traffic:
-                lines.append(f"{r.name} {what}: {', '.join(kinds)}")
-    return "\n".join(lines)
-
-
-def _human(gib: float) -> str:
-    for unit, size in (("GiB", gib), ("MiB", gib * 2**10), ("KiB", gib * 2**20)):
-        if size >= 1:
-            return f"{size:.3g} {unit}"
-    return f"{gib * 2**30:.0f} B"
+    print(planner.format_table(reports))
+    return 0

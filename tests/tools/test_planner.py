@@ -1,6 +1,7 @@
 """The real TPU compiler takes every program of a run, and what it makes of them moves no more than it must."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -18,8 +19,9 @@ from grpojax.models import Compute, DecoderConfig, flops, sharding
 from grpojax.programs import packing
 from grpojax.programs import update as step
 from grpojax.programs.sampler import SamplerConfig
-from grpojax.tools import plan
-from grpojax.types import Prompts, TrainBatch
+from grpojax.tools import planner
+from grpojax.tools.hlo import Traffic
+from grpojax.types import PerToken, Prompts, TrainBatch
 
 CONFIG = DecoderConfig(
     family="qwen2", vocab_size=4096, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=4,
@@ -31,18 +33,25 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 # In a process of its own: libtpu stays in the one that has loaded it.
 COMPILE = """
 import dataclasses, json, sys
-from grpojax.tools import plan
+from grpojax.tools import planner
 from grpojax.models import sharding
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig
 from grpojax.programs.sampler import SamplerConfig
 config, topology, mesh = json.loads(sys.argv[1])
-reports = plan.plan(
+reports = planner.plan(
     DecoderConfig(**config), topology=topology, mesh=sharding.MeshConfig(**mesh), prompts=8, prompt_tokens=128,
     sampling=SamplerConfig(group=8, max_tokens=128), objective=Objective(kl_coef=0.04),
     compute=Compute(dtype="bfloat16", vocab_chunk=1024),
 )
 print(json.dumps([dataclasses.asdict(r) for r in reports]))
+"""
+
+MESH = """
+import sys
+from grpojax.models import sharding
+from grpojax.tools import planner
+print(planner.topology_mesh(sys.argv[1], sharding.MeshConfig()).shape)
 """
 
 
@@ -61,14 +70,14 @@ def python(*args):
 def test_programs_compile_and_move_what_they_must(topology, mesh):
     done = python(COMPILE, json.dumps([dataclasses.asdict(CONFIG), topology, mesh]))
     assert done.returncode == 0, done.stderr[-3000:]
-    reports = {r["name"]: plan.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}
-    assert list(reports) == list(plan.PROGRAMS)
+    reports = {r["name"]: planner.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}
+    assert list(reports) == list(planner.PROGRAMS)
     assert not any(r.error for r in reports.values())
 
     c, bfloat16 = CONFIG, 2 / mesh.get("tensor", 1) / GIB
     layer = c.hidden_size * (2 * (c.num_heads + c.num_kv_heads) * c.head_dim + 3 * c.intermediate_size)
     params = c.num_layers * layer + c.vocab_size * c.hidden_size
-    gathered = {name: plan.Traffic(*r.collectives.get("all-gather", ())).gib for name, r in reports.items()}
+    gathered = {name: Traffic(*r.collectives.get("all-gather", ())).gib for name, r in reports.items()}
 
     # Nothing of a weight's size moves for a token that is decoded, and no weight before.
     smallest_weight = c.hidden_size * c.num_kv_heads * c.head_dim * bfloat16
@@ -92,16 +101,14 @@ def test_programs_compile_and_move_what_they_must(topology, mesh):
 
 @needs_libtpu
 def test_unknown_topology_is_a_users_error():
-    done = python("from grpojax import plan, sharding; plan.topology_mesh('v5e:3x5x7', sharding.MeshConfig())")
+    done = python(MESH, "v5e:3x5x7")
     assert "UserError: no TPU topology 'v5e:3x5x7'" in done.stderr
 
 
 @pytest.mark.slow
 @needs_libtpu
 def test_a_v4_chip_is_one_device():
-    done = python(
-        "from grpojax import plan, sharding; print(plan.topology_mesh('v4:2x2x4', sharding.MeshConfig()).shape)"
-    )
+    done = python(MESH, "v4:2x2x4")
     assert "('fsdp', 16)" in done.stdout, done.stderr[-3000:]
 
 
@@ -113,89 +120,19 @@ def test_compiled_update_holds_no_logits():
     full = np.ones((4, 4, 64), np.float32)
     batch = TrainBatch(
         prompts=Prompts(
-            tokens=np.zeros((4, 8), np.int32), lengths=np.full(4, 8, np.int32), uids=np.arange(4, dtype=np.uint32),
+            tokens=np.zeros((4, 8), np.int32),
+            lengths=np.full(4, 8, np.int32),
+            uids=np.arange(4, dtype=np.uint32),
             first_sample=np.zeros(4, np.int32),
         ),
-        tokens=full.astype(np.int32), lengths=np.full((4, 4), 64, np.int32), advantages=full, weights=full,
-    )  # fmt: skip
+        tokens=full.astype(np.int32),
+        lengths=np.full((4, 4), 64, np.int32),
+        per_token=PerToken(advantages=full, weights=full),
+    )
     packed, _ = packing.pack(batch)
     update = step.make_train_step(graph, Objective(), optimizer, Compute(), entropy=True)
     compiled = update.lower(state, packed).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < full.size * config.vocab_size * 4 / 2
-
-
-HLO = """
-HloModule jit_f
-
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}
-
-%first_half (p: bf16[8]) -> bf16[64] {
-  %p.1 = bf16[8]{0} parameter(0)
-  ROOT %ag.1 = bf16[64]{0:T(8,128)(2,1)S(1)} all-gather(%p.1), channel_id=7, metadata={op_name="f/w"}
-}
-
-%second_half (p: bf16[8]) -> bf16[64] {
-  %p.2 = bf16[8]{0} parameter(0)
-  ROOT %ag.2 = bf16[64]{0} all-gather(%p.2), channel_id=7, metadata={op_name="f/w"}
-}
-
-%known_body (t: (s32[], f32[4])) -> (s32[], f32[4]) {
-  %t = (s32[]{:T(128)}, f32[4]{0}) parameter(0)
-  %i = s32[] get-tuple-element(%t), index=0
-  %x = f32[4]{0} get-tuple-element(%t), index=1
-  %two = s32[] constant(2)
-  %next = s32[]{:T(128)} add(%i, %two), metadata={op_name="while/add"}
-  %start = (f32[4]{0}, f32[4]{0}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=1
-  %done = f32[4]{0} collective-permute-done(%start)
-  ROOT %out = (s32[], f32[4]{0}) tuple(%next, %done)
-}
-
-%known_test (t: (s32[], f32[4])) -> pred[] {
-  %end = s32[] constant(12)
-  %t.1 = (s32[], f32[4]{0}) parameter(0)
-  %i.1 = s32[] get-tuple-element(%t.1), index=0
-  ROOT %less = pred[] compare(%i.1, %end), direction=LT
-}
-
-%unknown_body (s: (s32[], f32[4], pred[])) -> (s32[], f32[4], pred[]) {
-  %s = (s32[], f32[4]{0}, pred[]) parameter(0)
-  %inner = (s32[], f32[4]{0}) while(%s), condition=%known_test, body=%known_body
-  ROOT %s.2 = (s32[], f32[4]{0}, pred[]) tuple(%inner)
-}
-
-%unknown_test (s: (s32[], f32[4], pred[])) -> pred[] {
-  %s.3 = (s32[], f32[4]{0}, pred[]) parameter(0)
-  %go = pred[] get-tuple-element(%s.3), index=2
-  ROOT %any = pred[] all-reduce(%go), channel_id=9, to_apply=%add
-}
-
-ENTRY %main (p: bf16[8], q: f32[4]) -> f32[4] {
-  %p = bf16[8]{0} parameter(0)
-  %one = bf16[64]{0} fusion(%p), kind=kCustom, calls=%first_half
-  %other = bf16[64]{0} fusion(%one), kind=kCustom, calls=%second_half
-  %r.1 = (f32[4]{0}, f32[2,3]{1,0}) all-reduce(%q, %z), channel_id=1, to_apply=%add
-  %r.2 = f32[4]{0} all-reduce(%q), channel_id=1, to_apply=%add
-  %loop = (s32[], f32[4]{0}) while(%r.1), condition=%known_test, body=%known_body
-  ROOT %last = (s32[], f32[4]{0}, pred[]) while(%loop), condition=%unknown_test, body=%unknown_body
-}
-"""
-
-
-def test_collectives_are_counted_as_often_as_they_run():
-    once, each = plan.collectives(HLO)
-    assert once == {
-        "all-gather": plan.Traffic(1, 128 / GIB, 128 / GIB),  # in two fusions, to overlap with both
-        "all-reduce": plan.Traffic(2, (40 + 16) / GIB, 40 / GIB),
-        "collective-permute": plan.Traffic(6, 6 * 16 / GIB, 16 / GIB),  # 0, 2, ..., 10
-    }
-    assert each == {
-        "all-reduce": plan.Traffic(1, 1 / GIB, 1 / GIB),
-        "collective-permute": plan.Traffic(6, 6 * 16 / GIB, 16 / GIB),
-    }
 
 
 class Refused:
@@ -213,20 +150,20 @@ def test_a_program_that_does_not_fit_is_reported():
         "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
         "temporaries (22.69G) exceeds available HBM (15.75G). HLO module: jit_f.\nSee https://openxla.org/xla/errors"
     )
-    report = plan._compile("update", Refused(message), (), resident=0, at_least=1.0)
+    report = planner._compile("update", Refused(message), (), resident=0, at_least=1.0)
     assert "22.69G" in report.error and "15.75G" in report.error and "https" not in report.error
     assert np.isnan(report.total)
-    assert f"update: does not fit: {report.error}" in plan.format_table([report])
+    assert f"update: does not fit: {report.error}" in planner.format_table([report])
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        plan._compile("update", Refused("INTERNAL: a bug"), (), resident=0, at_least=1.0)
+        planner._compile("update", Refused("INTERNAL: a bug"), (), resident=0, at_least=1.0)
 
 
 def test_table_tells_sizes_and_traffic():
-    report = plan.ProgramReport(
+    report = planner.ProgramReport(
         name="rollout", compile_s=12.3, argument=2.0, temp=0.5, output=0.25, alias=0.125, resident=1.0, at_least=1.234,
-        collectives={"all-gather": plan.Traffic(3, 0.5, 0.25)}, per_iteration={"all-reduce": plan.Traffic(1, 4 / GIB, 4 / GIB)},
+        collectives={"all-gather": Traffic(3, 0.5, 0.25)}, per_iteration={"all-reduce": Traffic(1, 4 / GIB, 4 / GIB)},
     )  # fmt: skip
-    head, row, *rest = plan.format_table([report]).splitlines()
+    head, row, *rest = planner.format_table([report]).splitlines()
     assert head.split()[0] == "program"
     assert row.split() == ["rollout", "12", "2.00", "0.50", "0.25", "0.12", "2.62", "3.62", "1.23"]
     assert rest == [
@@ -240,10 +177,12 @@ def test_the_batch_is_the_trainers():
     mesh = sharding.make_mesh(sharding.MeshConfig())
     sampling = SamplerConfig(group=8, max_tokens=128)
     compute = Compute(dtype="bfloat16", mesh=mesh, platform="tpu")
-    batch = lambda *args: plan._batch(mesh, compute, Objective(kl_coef=0.1), *args)  # noqa: E731
+    batch = functools.partial(planner._batch, mesh, compute, Objective(kl_coef=0.1))
     prompts, packed, group = batch(4, 64, sampling, 1, 1)
     assert (prompts.tokens.shape, group) == ((8, 64), 4)
-    assert packed.rows.tokens.shape == packed.ref_logps.shape == (1, 8, 4, 128)
+    assert packed.rows.tokens.shape == (1, 8, 4, 128)
+    # advantages, weights, and the log-probs of reference and sampler
+    assert [x.shape for x in jax.tree.leaves(packed) if x.dtype == np.float32] == 4 * [(1, 8, 4, 128)]
     assert packed.rows.prompts.sharding.shard_shape(packed.rows.prompts.shape) == (1, 1, 1, 64)
     _, packed, group = batch(16, 64, sampling, 2, 4)
     assert (packed.rows.tokens.shape, group) == ((4, 8, 2, 128), 8)
@@ -260,7 +199,7 @@ def test_the_least_time_is_that_of_flops_or_bytes():
     )  # fmt: skip
     sampling = SamplerConfig(group=6, max_tokens=10, slots=4)
     spread = types.SimpleNamespace(lengths=np.zeros(4))
-    got = plan._limits(c, mesh, 4, 32, sampling, 2, spread, 6)
+    got = planner._limits(c, mesh, 4, 32, sampling, 2, spread, 6)
     forward = flops.forward_flops(c, [32] * 4, [[10] * 6] * 4)
     assert got["update"] == pytest.approx(3 * forward / 4 / 197e12 / 2)
     assert got["score"] == pytest.approx(forward / 4 / 197e12 / 2)
@@ -269,4 +208,4 @@ def test_the_least_time_is_that_of_flops_or_bytes():
     per_token = weights + (32 + 4 * 5.5) * keys  # one prompt a chip, four slots, half of their ten tokens on average
     assert got["rollout"] == pytest.approx(2 * 10 * per_token / 0.82e12)  # six samples in four slots: two rounds
     mesh.devices = np.array([types.SimpleNamespace(device_kind="cpu")])
-    assert plan._limits(c, mesh, 4, 32, sampling, 2, spread, 6) == {}
+    assert planner._limits(c, mesh, 4, 32, sampling, 2, spread, 6) == {}

@@ -1,0 +1,170 @@
+"""Where the time of a recipe's step goes: tokens a second, useful FLOPs, share of this device's matmul rate."""
+
+import dataclasses
+import itertools
+import resource
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpojax.data import problems as data
+from grpojax.models import DecoderConfig, hf
+from grpojax.models.flops import forward_flops
+from grpojax.records.metrics import read_metrics
+from grpojax.run.recipe import Config
+from grpojax.run.trainer import Trainer
+from grpojax.types import Rollout
+
+WARM = 2  # steps before those that are timed: they compile
+
+PHASES = ("rollout", "score", "update", "step")
+
+
+def step_flops(forward: float, scores: int, iterations: int) -> dict[str, float]:
+    """Useful FLOPs of a step's phases; a backward pass counts as two forward ones.
+
+    Args:
+      forward: those of one forward of all prompts and completions (`grpojax.models.flops.forward_flops`).
+      scores: how often the completions are scored before the update: under the reference, under the policy.
+      iterations: passes over the rollout.
+
+    Example:
+      >>> step_flops(2.0, scores=1, iterations=2)
+      {'rollout': 2.0, 'score': 2.0, 'update': 12.0, 'step': 16.0}
+    """
+    phases = {"rollout": forward, "score": forward * scores, "update": 3 * forward * iterations}
+    return phases | {"step": sum(phases.values())}
+
+
+def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[str, float]:
+    """Trains ``WARM + steps`` steps in a new folder of ``run.dir``; medians of the last ``steps``.
+
+    Args:
+      config: the recipe; its evaluation and checkpoints are left out.
+      steps: timed steps.
+      full_length: let no token end a sample.
+
+    Returns:
+      For each of `PHASES`, "PHASE_s" (seconds), "PHASE_tokens_per_s" (tokens of completions that it works through),
+      "PHASE_gflop" and "PHASE_of_matmul_rate"; and "steps", "tokens_per_step", "matmul_gflops" (a second),
+      "useful_token_fraction", "first_step_s", "compile_s" and "peak_memory_gib".
+    """
+    config = _timed(config, WARM + steps)
+    prompts: list[list[int]] = []  # tokens of each prompt, step by step
+    lengths: list[np.ndarray] = []  # [P, G] tokens of each completion
+
+    def note(problems: list[data.Problem], rollout: Rollout) -> None:
+        prompts.append([len(p.ids) for p in problems])
+        lengths.append(rollout.lengths)
+
+    Trainer(config, eos_ids=() if full_length else None, on_step=note).run()
+    rows = read_metrics(config.run.dir)
+    model = hf.read_config(data.locate(config.model.path))
+    shapes = list(zip(prompts, lengths, strict=True))[WARM:]
+    tokens = float(np.median([n.sum() for _, n in shapes]))
+    width = int(np.median([sum(ids) + n.sum() for ids, n in shapes]))
+    rate = matmul_rate(model, min(width, 8192), config.model.dtype) * jax.device_count()
+    forward = float(np.median([forward_flops(model, ids, n) for ids, n in shapes]))
+    figures = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
+    figures |= phase_figures(
+        rows[WARM:], forward, tokens, rate, scores=_scores(config), iterations=config.train.iterations
+    )
+    figures["useful_token_fraction"] = _median(rows[WARM:], "useful_token_fraction")
+    figures["first_step_s"] = rows[0]["time/step_s"]
+    figures["compile_s"] = figures["first_step_s"] - figures["step_s"]
+    figures["peak_memory_gib"] = _peak_memory()
+    return figures
+
+
+def phase_figures(
+    rows: list[dict[str, float]], forward: float, tokens: float, rate: float, *, scores: int, iterations: int
+) -> dict[str, float]:
+    """Seconds, tokens a second, GFLOP and share of the matmul rate, by phase.
+
+    Args:
+      rows: metrics of the timed steps.
+      forward, scores, iterations: as in `step_flops`.
+      tokens: of all completions of a step.
+      rate: FLOP/s of all devices' matrix products.
+    """
+    worked = {"rollout": tokens, "score": tokens * scores, "update": tokens * iterations, "step": tokens}
+    figures = {}
+    for name, flops in step_flops(forward, scores, iterations).items():
+        seconds = _median(rows, f"time/{name}_s")
+        figures[f"{name}_s"] = seconds
+        figures[f"{name}_tokens_per_s"] = worked[name] / seconds if seconds else 0.0
+        figures[f"{name}_gflop"] = flops / 1e9
+        figures[f"{name}_of_matmul_rate"] = flops / seconds / rate if seconds else 0.0
+    return figures
+
+
+def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
+    """FLOP/s of this device at the model's own largest shapes: the MLP forward and its two backward products."""
+    d, f = c.hidden_size, c.intermediate_size
+    x, w, y = jnp.ones((tokens, d), dtype), jnp.ones((d, f), dtype), jnp.ones((tokens, f), dtype)
+    products = (
+        (jax.jit(lambda a, b: a @ b), x, w),
+        (jax.jit(lambda a, b: a @ b.T), y, w),
+        (jax.jit(lambda a, b: a.T @ b), x, y),
+    )
+    seconds = 0.0
+    for f_, a, b in products:
+        f_(a, b).block_until_ready()
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            f_(a, b).block_until_ready()
+            times.append(time.perf_counter() - start)
+        seconds += float(np.median(times))
+    return 3 * 2 * tokens * d * f / seconds
+
+
+def format_table(figures: dict[str, float], dtype: str) -> str:
+    """The figures as text for people."""
+    lines = [f"{'phase':8s} {'seconds':>9s} {'tokens/s':>10s} {'GFLOP':>9s} {'of matmul rate':>15s}"]
+    for name in PHASES:
+        lines.append(
+            f"{name:8s} {figures[name + '_s']:9.3f} {figures[name + '_tokens_per_s']:10.0f} "
+            f"{figures[name + '_gflop']:9.1f} {100 * figures[name + '_of_matmul_rate']:13.1f} %"
+        )
+    lines.append(
+        f"matmul rate {figures['matmul_gflops']:.0f} GFLOP/s in {dtype}; peak memory "
+        f"{figures['peak_memory_gib']:.2f} GiB; compile {figures['compile_s']:.1f} s; useful positions "
+        f"{100 * figures['useful_token_fraction']:.0f} %"
+    )
+    return "\n".join(lines)
+
+
+def _timed(config: Config, steps: int) -> Config:
+    """The recipe for so many steps and nothing else, in a new folder of its own."""
+    folder = next(f for n in itertools.count(1) if not (f := Path(config.run.dir) / str(n)).exists())
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(config.train, steps=steps, checkpoint_every=0, eval_every=0),
+        data=dataclasses.replace(config.data, eval=None),
+        run=dataclasses.replace(config.run, dir=str(folder)),
+    )
+
+
+def _scores(config: Config) -> int:
+    """How often a step scores its completions before the update."""
+    variant = config.make_variant()
+    own = config.train.updates_a_rollout > 1 or "entropy" in variant.needs
+    return int(variant.objective.needs_reference) + int(own)
+
+
+def _median(rows: list[dict[str, float]], name: str) -> float:
+    return float(np.median([row[name] for row in rows]))
+
+
+def _peak_memory() -> float:
+    """GiB: the device's own count where it keeps one, otherwise the process's peak."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 2**30
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**30

@@ -1,0 +1,37 @@
+"""``grpojax export``: a run's policy as a folder that transformers opens."""
+
+import argparse
+from collections.abc import Callable
+
+from grpojax.host.errors import UserError
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    export = command("export", run, "Writes a run's policy as a Hugging Face folder.")
+    export.add_argument("run_dir", metavar="RUN", help="run directory")
+    export.add_argument("--to", required=True, help="folder to make")
+    export.add_argument("--step", type=int, help="checkpoint to take; the newest if left out")
+    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the folder."""
+    import json
+    from pathlib import Path
+
+    from flax import nnx
+
+    from grpojax.host import settings
+    from grpojax.models import hf
+    from grpojax.run import recipe, trainer
+
+    file = Path(args.run_dir) / "config.json"
+    if not file.is_file():
+        raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
+    config = settings.build(recipe.Config, json.loads(file.read_text(encoding="utf-8")))
+    policy = trainer.Policy(config)
+    params = trainer.load_policy_params(policy, config, args.run_dir, args.step)
+    hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
+    print(f"wrote {args.to}")
+    return 0

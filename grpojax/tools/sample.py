@@ -1,0 +1,62 @@
+"""``grpojax sample``: completions of one prompt."""
+
+import argparse
+from collections.abc import Callable
+
+from grpojax.host.errors import UserError
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    sample = command("sample", run, "Samples completions of one prompt from a Hugging Face folder.")
+    sample.add_argument("model", help="Hugging Face folder, or builtin:tiny")
+    sample.add_argument("--prompt", required=True)
+    sample.add_argument("--system", help="system message")
+    sample.add_argument("--template", choices=("auto", "chat", "plain"), default="auto")
+    sample.add_argument("-n", type=int, default=1, help="number of samples")
+    sample.add_argument("--max-tokens", type=int, default=256)
+    sample.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
+    sample.add_argument("--top-k", type=int, default=0)
+    sample.add_argument("--top-p", type=float, default=1.0)
+    sample.add_argument("--min-p", type=float, default=0.0)
+    sample.add_argument("--seed", type=int, default=0)
+    sample.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the completions."""
+    import jax
+    from flax import nnx
+
+    from grpojax.data import problems as data
+    from grpojax.models import Compute, hf
+    from grpojax.programs.sampler import SamplerConfig, sample_groups
+
+    config = SamplerConfig(
+        group=args.n,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+    )
+    folder = str(data.locate(args.model))
+    tokenizer = hf.load_tokenizer(folder)
+    source = data.DataConfig(train="", system=args.system, template=args.template)
+    ids = data.Tokenize(tokenizer, source)(args.prompt)
+    if not ids:
+        raise UserError("--prompt is empty")
+    prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
+    graph, params = nnx.split(hf.load(folder, dtype=args.dtype))
+    rollout = sample_groups(
+        graph,
+        params,
+        prompts,
+        jax.random.key(args.seed),
+        config,
+        eos_ids=hf.eos_ids(folder, tokenizer),
+        compute=Compute(dtype=args.dtype),
+    )
+    for tokens, length in zip(rollout.tokens[0], rollout.lengths[0], strict=True):
+        print(tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
+    return 0

@@ -1,0 +1,92 @@
+"""``grpojax show``: what a run's samples say."""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grpojax.host.errors import UserError
+
+Sample = Mapping[str, Any]  # a line of a step's samples
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    show = command("show", run, "Shows the samples of a run's step, best and worst first.")
+    show.add_argument("run_dir", metavar="RUN", help="run directory")
+    show.add_argument("--step", type=int, help="step to show; the newest if left out")
+    show.add_argument("-n", type=int, default=3, help="samples from each end, each of another prompt")
+    show.add_argument("--uid", type=int, help="only this prompt's samples, all of them")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the samples."""
+    from grpojax.records.samples import read_samples
+
+    if args.n < 1:
+        raise UserError(f"-n {args.n}: must be at least 1")
+    step, samples = read_samples(args.run_dir, args.step)
+    uids = {s["uid"] for s in samples}
+    if args.uid is None:
+        shown = best_and_worst(samples, args.n)
+    elif args.uid in uids:
+        shown = {"": _ranked([s for s in samples if s["uid"] == args.uid])}
+    else:
+        raise UserError(f"step {step} has no prompt {args.uid}; it has {sorted(uids)}")
+    print(f"step {step}: {len(samples)} samples of {len(uids)} prompts")
+    for name, rows in shown.items():
+        for row in rows:
+            print(f"\n--- {name + ': ' if name else ''}{_text(row)}")
+    return 0
+
+
+def best_and_worst(samples: Sequence[Sample], n: int) -> dict[str, list[Sample]]:
+    """Samples from both ends of a step, no two of the same prompt.
+
+    Args:
+      samples: those of the step.
+      n: how many from each end; with fewer than ``2 n`` prompts, half of the prompts each.
+
+    Returns:
+      "best": the highest rewards, the highest first. "worst": the lowest, the lowest first; it picks its prompts before
+      "best" does. "invalid": of prompts without any reward. Where samples are equal, those of prompts with the higher
+      mean are the better ones.
+
+    Example:
+      >>> rewards = {7: [1.0, 0.0], 8: [1.0, 1.0], 9: [0.0, 0.0]}
+      >>> samples = [{"uid": uid, "reward": r} for uid, group in rewards.items() for r in group]
+      >>> {name: [(s["uid"], s["reward"]) for s in rows] for name, rows in best_and_worst(samples, 1).items()}
+      {'best': [(8, 1.0)], 'worst': [(9, 0.0)], 'invalid': []}
+    """
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample["uid"], []).append(sample)
+    judged = {uid: _ranked([s for s in group if s["reward"] is not None]) for uid, group in groups.items()}
+    means = {uid: sum(s["reward"] for s in group) / len(group) for uid, group in judged.items() if group}
+    low = sorted(means, key=lambda uid: (judged[uid][-1]["reward"], means[uid]))[: min(n, len(means) // 2)]
+    high = sorted(means.keys() - low, key=lambda uid: (-judged[uid][0]["reward"], -means[uid], uid))[:n]
+    return {
+        "best": [judged[uid][0] for uid in high],
+        "worst": [judged[uid][-1] for uid in low],
+        "invalid": [group[0] for uid, group in groups.items() if uid not in means][:n],
+    }
+
+
+def _ranked(samples: Sequence[Sample]) -> list[Sample]:
+    """From best to worst; those without a reward last."""
+    return sorted(samples, key=lambda s: (s["reward"] is None, -(s["reward"] or 0.0)))
+
+
+def _text(row: Sample) -> str:
+    numbers = {"reward": row["reward"], **row["rewards"], "advantage": row["advantage"]}
+    text = "  ".join(f"{k} {'invalid' if v is None else format(v, '.3g')}" for k, v in numbers.items())
+    return (
+        f"prompt {row['uid']} sample {row['sample']}  {text}  {row['length']} tokens, ended by {row['stop']}\n"
+        f"{_printable(row['prompt'])}\n>>> {_printable(row['completion'].strip())}\n"
+        f"[answer {json.dumps(row['answer'])}, gold {json.dumps(row['gold'])}]"
+    )
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

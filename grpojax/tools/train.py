@@ -1,0 +1,27 @@
+"""``grpojax train``: a run of a recipe, or more of one."""
+
+import argparse
+from collections.abc import Callable
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    command("train", run, "Trains, or goes on with the run in run.dir.", overrides=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains to the last step, or until it is told to stop."""
+    from grpojax.host import processes
+    from grpojax.host.console import log
+    from grpojax.run import recipe
+
+    processes.start()
+    if not processes.is_first():
+        log.setLevel("WARNING")
+    config = recipe.load(args.config, args.overrides)
+    from grpojax.run.trainer import Trainer
+
+    trainer = Trainer(config)
+    if trainer.run():
+        trainer.report()
+    return 0

@@ -1,0 +1,95 @@
+"""The figures of `grpojax bench`."""
+
+import doctest
+import json
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpojax.models import DecoderConfig
+from grpojax.models.flops import forward_flops
+from grpojax.run import recipe as recipes
+from grpojax.tools import benchmark, cli
+
+
+def test_flops_are_counted_on_tokens_in_use():
+    c = DecoderConfig(
+        family="llama", vocab_size=11, hidden_size=4, intermediate_size=8, num_layers=2, num_heads=2, num_kv_heads=1,
+        head_dim=2, rope_theta=1e4,
+    )  # fmt: skip
+    # A prompt of 3 with completions of 1 and 2 tokens: 6 tokens, seen keys 6 + (1 + 3) + (3 + 6).
+    weights = 2 * (4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8)
+    want = 2 * (6 * weights + 2 * 19 * 4 * 2 + 3 * 11 * 4)
+    assert forward_flops(c, [3], [[1, 2]]) == want
+
+
+def test_examples_run():
+    assert doctest.testmod(benchmark).attempted and not doctest.testmod(benchmark).failed
+
+
+class FakeTrainer:
+    """Steps of 1, 2, ... seconds with one prompt of two tokens; in step n its samples have n and n + 1."""
+
+    made: list["FakeTrainer"] = []
+
+    def __init__(self, config, devices=None, *, eos_ids=None, on_step=None):
+        self.config, self.eos_ids, self.on_step = config, eos_ids, on_step
+        self.made.append(self)
+
+    def run(self):
+        directory = Path(self.config.run.dir)
+        directory.mkdir(parents=True)
+        lines = []
+        for n in range(1, self.config.train.steps + 1):
+            self.on_step([types.SimpleNamespace(ids=[1, 2])], types.SimpleNamespace(lengths=np.array([[n, n + 1]])))
+            times = {f"time/{name}_s": float(n) for name in benchmark.PHASES}
+            lines.append(json.dumps({"step": n, "useful_token_fraction": 0.5, **times}) + "\n")
+        (directory / "metrics.jsonl").write_text("".join(lines))
+        return True
+
+
+@pytest.fixture
+def trainers(monkeypatch):
+    monkeypatch.setattr(benchmark, "Trainer", FakeTrainer)
+    monkeypatch.setattr(benchmark, "matmul_rate", lambda *args: 1e9)
+    monkeypatch.setattr(FakeTrainer, "made", [])
+    return FakeTrainer.made
+
+
+def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
+    config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.iterations=2", "mesh.data=8"])
+    figures = benchmark.measure(config, steps=3)  # steps 3, 4 and 5
+    model = benchmark.hf.read_config(config.model.path)
+    forward = forward_flops(model, [2], [[4, 5]])
+    assert figures["tokens_per_step"] == 9
+    assert (figures["first_step_s"], figures["step_s"]) == (1, 4)
+    # Scored under the reference and, since it moves, under the policy; two passes.
+    assert figures["score_gflop"] == pytest.approx(2 * forward / 1e9)
+    assert figures["step_gflop"] == pytest.approx((1 + 2 + 6) * forward / 1e9)
+    assert figures["update_tokens_per_s"] == 2 * 9 / 4
+    assert trainers[0].config.train.eval_every == 0 and trainers[0].config.data.eval is None
+
+
+def test_each_run_has_a_folder_and_tokens_that_end_it_or_none(recipe, trainers, tmp_path):
+    config = recipes.load(recipe, [f"run.dir={tmp_path}"])
+    benchmark.measure(config, steps=1)
+    benchmark.measure(config, steps=1, full_length=True)
+    assert [Path(t.config.run.dir) for t in trainers] == [tmp_path / "1", tmp_path / "2"]
+    assert [t.eos_ids for t in trainers] == [None, ()]
+
+
+def test_bench_prints_a_table(recipe, tmp_path, capsys):
+    out = tmp_path / "figures.json"
+    overrides = [f"run.dir={tmp_path / 'run'}", "mesh.data=8"]
+    assert cli.main(["bench", str(recipe), *overrides, "--steps", "2", "--full-length", "--json", str(out)]) == 0
+    assert "of matmul rate" in capsys.readouterr().out
+    figures = json.loads(out.read_text())
+    assert figures["tokens_per_step"] == 8 * 4 * 8  # 8 prompts, groups of 4, every sample at its longest
+    assert figures["devices"] == 8 and figures["step_s"] > 0
+
+
+def test_no_steps_are_refused(recipe, capsys):
+    assert cli.main(["bench", str(recipe), "--steps", "0"]) == 2
+    assert "--steps 0: must be at least 1" in capsys.readouterr().err

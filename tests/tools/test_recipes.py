@@ -1,0 +1,128 @@
+"""Recipes parse, and whatever else stands in one is taken or refused by name."""
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+
+from grpojax.advantages import Signals
+from grpojax.host import settings
+from grpojax.host.errors import UserError
+from grpojax.run import recipe as config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICKSTART = str(CONFIGS / "quickstart.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_recipe_parses_and_says_how_to_run_it(path):
+    recipe = config.load(path)
+    assert recipe.make_variant().name == "grpo"
+    head = path.read_text().split("\n\n")[0]
+    assert "grpojax " in head and path.name in head
+
+
+def test_dr_grpo_divides_by_the_longest_completion_allowed():
+    recipe = config.load(QUICKSTART, ["variant=dr_grpo"])
+    assert recipe.make_variant().objective.constant == recipe.rollout.max_tokens
+
+
+def leaves(cls, path=()):
+    """Dotted paths of all settings of a config class."""
+    for name, kind in typing.get_type_hints(cls).items():
+        options = [kind, *typing.get_args(kind)] if typing.get_origin(kind) is not tuple else []
+        inner = [k for k in options if dataclasses.is_dataclass(k)]
+        if inner and name != "rewards" and (*path, name) not in [("data", "train"), ("data", "eval")]:
+            yield from leaves(inner[0], (*path, name))
+        else:
+            yield ".".join((*path, name)), kind
+
+
+LEAVES = dict(leaves(config.Config))
+
+
+def test_the_settings_are_found():
+    assert {
+        "train.steps",
+        "filter.metric",
+        "tracking.samples",
+        "optimizer.b1",
+        "data.train",
+        "rewards",
+    } <= LEAVES.keys()
+    assert len(LEAVES) > 50
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_a_wrong_type_and_a_typo_are_told_with_their_path(path):
+    with pytest.raises(UserError) as wrong:
+        config.load(QUICKSTART, [f"{path}={{oops: [1]}}"])
+    assert path.split(".")[-1] in str(wrong.value) and str(wrong.value).count("\n") <= 1
+    with pytest.raises(UserError) as typo:
+        config.load(QUICKSTART, [f"{path}q=1"])
+    assert f"{path.split('.')[-1]}q" in str(typo.value) and str(typo.value).count("\n") <= 1
+
+
+@pytest.mark.parametrize("path", [p for p, kind in LEAVES.items() if {int, float} & {kind, *typing.get_args(kind)}])
+def test_a_number_far_out_of_range_is_refused(path):
+    with pytest.raises(UserError) as wrong:
+        config.load(QUICKSTART, [f"{path}=-1000000"])
+    assert path.split(".")[-1] in str(wrong.value)
+
+
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.integers(), st.floats(), st.text(max_size=8),
+    st.sampled_from(["grpo", "dapo", "math_answer", "adamw", "builtin:tiny", "{prompt}", "1e-6", "os:system"]),
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=6), inner, max_size=2),
+)
+PATHS = st.sampled_from([*LEAVES, "rewards.0", "rewards.0.options", "variant", "variant.name", "variant.kl_coef",
+                         "variant.clip_high", "variant.aggregate", "filter", "data", "train", ""])  # fmt: skip
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(PATHS, VALUES), min_size=1, max_size=3))
+def test_a_recipe_with_anything_in_it_loads_or_is_refused_in_two_lines(changes):
+    tree = yaml.safe_load(Path(QUICKSTART).read_text())
+    for path, value in changes:
+        *sections, name = path.split(".")
+        node = tree
+        for key in sections:
+            node = node[int(key)] if isinstance(node, list) else node.get(key)
+            if not isinstance(node, dict | list):
+                break
+        else:
+            if isinstance(node, dict):
+                node[name] = value
+    try:
+        settings.build(config.Config, tree)
+    except UserError as e:
+        assert 0 < len(str(e)) < 2000 and str(e).count("\n") <= 1
+
+
+def test_a_variant_takes_what_it_lacks_from_the_run():
+    def load(*overrides):
+        return config.load(QUICKSTART, overrides)
+
+    dapo = load("variant=dapo")
+    assert dapo.make_filter() and dapo.make_filter().max_rollouts == 3
+    lengths, rewards = np.array([[40, 32, 10, 10]]), np.array([[1, 1, 0, 0]], np.float32)
+    signals = Signals(lengths=lengths, mask=np.ones((1, 4, 1), bool))
+    punished = np.asarray(dapo.make_variant().advantage(rewards, signals))[0, :, 0]
+    assert punished[0] < punished[1]  # from 32 to 40 tokens a reward is lost
+    free = load("variant={name: dapo, overlong_limit: null, overlong_buffer: null}").make_variant()
+    assert free.advantage(rewards, signals)[0, 0, 0] == free.advantage(rewards, signals)[0, 1, 0]
+    assert load("variant=dapo", "filter=none").make_filter() is None
+    assert load("variant=dr_grpo").make_variant().objective.constant == 40.0
+    assert load("variant={name: dr_grpo, aggregate: sequence_mean}").make_variant().objective.constant is None
+    twice = "rewards=[{name: answer}, {name: soft_overlong, options: {max_tokens: 40, buffer: 8}}]"
+    with pytest.raises(UserError, match="and so does the reward soft_overlong"):
+        load("variant=dapo", twice)
