@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpojax import advantages, diagnostics, losses, masked
-from grpojax.data import problems as data
+from grpojax import advantages, data, diagnostics, losses, masked
 from grpojax.evaluation import evaluate
 from grpojax.host import processes as hosts
 from grpojax.host import settings

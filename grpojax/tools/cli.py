@@ -150,7 +150,7 @@ def _train(args) -> int:
 
 def _eval(args) -> int:
     _setup()
-    from grpojax.data import problems as data
+    from grpojax import data
     from grpojax.evaluation import evaluate
     from grpojax.host.console import log
     from grpojax.programs.sampler import SamplerConfig
@@ -221,7 +221,7 @@ def _sample(args) -> int:
     import jax
     from flax import nnx
 
-    from grpojax.data import problems as data
+    from grpojax import data
     from grpojax.models import Compute, hf
     from grpojax.programs.sampler import SamplerConfig, sample_groups
 
@@ -274,7 +274,7 @@ def _plan(args) -> int:
     _setup()
     import dataclasses
 
-    from grpojax.data import problems as data
+    from grpojax import data
     from grpojax.models import Compute, hf
     from grpojax.run import recipe as config
     from grpojax.tools import plan

@@ -13,9 +13,8 @@ import pytest
 import yaml
 from hypothesis import given
 
-from grpojax import rewards
+from grpojax import data, rewards
 from grpojax.advantages import Signals
-from grpojax.data import problems as data
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig
