@@ -1,28 +1,15 @@
-"""Problems from files and hubs to padded prompt batches.
-
-The batch of step n is a function of (seed, n) alone, through grain's random-access pipeline, so the whole state of
-the data is the step. Batches are those of the whole run, whatever the number of hosts.
-"""
+"""Problems: what rows must have, and what is left out."""
 
 import dataclasses
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import grain
-import numpy as np
-
-from grpojax.data.readers import BUILTIN, Row, SourceConfig, locate, open_source
-from grpojax.host.errors import UserError
-from grpojax.types import Prompts
-
-__all__ = [
-    "BUILTIN", "Batches", "DataConfig", "Example", "Problem", "Problems", "SourceConfig", "Tokenize", "gold_answer",
-    "in_order", "load_problems", "locate", "read_rows", "to_prompts",
-]  # fmt: skip
+from grpojax.data.formats import Row
+from grpojax.data.readers import SourceConfig, open_source
+from grpojax.host.errors import UserError, require
 
 # A question as text, or as the messages of a chat so far: [{"role": "user", "content": "..."}].
 Question = str | Sequence[Mapping[str, str]]
@@ -79,8 +66,7 @@ class DataConfig:
     on_bad_row: Literal["error", "skip"] = "error"
 
     def __post_init__(self):
-        if self.max_prompt_tokens < 1:
-            raise UserError(f"max_prompt_tokens={self.max_prompt_tokens}: must be at least 1")
+        require(self, max_prompt_tokens="[1, inf)")
         if self.instruction.count("{prompt}") != 1:
             raise UserError(f"instruction={self.instruction!r}: must have {{prompt}} in it once")
         if self.columns and (bad := sorted(set(self.columns) & set(TAKEN))):
@@ -140,7 +126,7 @@ class Problems(Sequence[Problem]):
     def __len__(self) -> int:
         return len(self.kept)
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: Any) -> Any:
         return self.kept[i]
 
     def notes(self, name: str, config: DataConfig) -> list[str]:
@@ -172,81 +158,12 @@ def gold_answer(text: str) -> str:
     return text.rsplit("####", 1)[-1].strip()
 
 
-class Tokenize:
-    """Questions to token ids: chat template or plain, at most one beginning-of-sequence token.
-
-    Args:
-      tokenizer: of transformers.
-      config: for the instruction, the examples, the system message and the template.
-
-    Raises:
-      UserError: the tokenizer lacks what the config asks for, or its template loses part of it.
-    """
-
-    def __init__(self, tokenizer, config: DataConfig):
-        self.tokenizer, self.config = tokenizer, config
-        self.chat = config.template == "chat" or (config.template == "auto" and bool(tokenizer.chat_template))
-        if self.chat and not tokenizer.chat_template:
-            raise UserError("data.template='chat', but the tokenizer has no chat template; use 'plain'")
-        if not self.chat and config.system:
-            raise UserError(
-                "data.system needs a chat template; put the text into data.instruction or use data.template=chat"
-            )
-        self._system = [] if config.system is None else [{"role": "system", "content": config.system}]
-        self._examples = []
-        for example in config.examples:
-            self._examples.append({"role": "user", "content": self._ask(example.prompt)})
-            self._examples.append({"role": "assistant", "content": example.completion})
-
-    def _ask(self, question: str) -> str:
-        return self.config.instruction.replace("{prompt}", question)
-
-    def _turns(self, question: Question) -> list[Mapping[str, str]]:
-        """System message, examples, and the chat that ends with the question."""
-        chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
-        system, before = self._system, chat[:-1]
-        if before and before[0]["role"] == "system":
-            if system:
-                raise UserError("the prompt has a system message of its own, and data.system gives another")
-            system, before = before[:1], before[1:]
-        last = {"role": "user", "content": self._ask(chat[-1]["content"])}
-        return [*system, *self._examples, *before, last]
-
-    def text(self, question: Question) -> str:
-        """What the model reads."""
-        if not self.chat:
-            if not isinstance(question, str):
-                raise UserError("the prompt is a list of messages, which needs a chat template")
-            shown = [f"{self._ask(e.prompt)}{e.completion}\n\n" for e in self.config.examples]
-            return "".join(shown) + self._ask(question)
-        turns = self._turns(question)
-        try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        except Exception as e:  # whatever a template raises, such as "system role not supported"
-            raise UserError(f"the tokenizer's chat template refuses: {' '.join(str(e).split())[:200]}") from None
-        for turn in turns:
-            if turn["content"].strip() not in text:
-                raise UserError(
-                    f"the tokenizer's chat template loses the {turn['role']}'s {turn['content'][:60]!r}; "
-                    "use data.template=plain"
-                )
-        return text
-
-    def __call__(self, question: Question) -> tuple[int, ...]:
-        # A template that writes its own BOS must not get the tokenizer's on top.
-        ids = list(self.tokenizer.encode(self.text(question), add_special_tokens=not self.chat))
-        bos = self.tokenizer.bos_token_id
-        # Where BOS is EOS too, it also ends the turns of a chat.
-        most = 1 if bos != self.tokenizer.eos_token_id else len(ids)
-        if bos is not None and (ids.count(bos) > most or ids[:2] == [bos, bos]):
-            raise UserError(f"a prompt has two beginning-of-sequence tokens: {str(question)[:60]!r}")
-        return tuple(ids)
-
-
 def load_problems(
-    given: Source | Sequence[Source], tokenize: Callable[[Question], tuple[int, ...]], config: DataConfig,
+    given: Source | Sequence[Source],
+    tokenize: Callable[[Question], tuple[int, ...]],
+    config: DataConfig,
     check_gold: Callable[[str | None], None] | None = None,
-) -> Problems:  # fmt: skip
+) -> Problems:
     """Reads and tokenises the problems of one or more sources.
 
     Args:
@@ -306,9 +223,14 @@ def _canonical(row: Row) -> bytes:
 
 
 def _problem(
-    uid: int, row: Row, tokenize: Callable[[Question], tuple[int, ...]], config: DataConfig, source: SourceConfig,
-    number: int, check_gold: Callable[[str | None], None] | None,
-) -> Problem:  # fmt: skip
+    uid: int,
+    row: Row,
+    tokenize: Callable[[Question], tuple[int, ...]],
+    config: DataConfig,
+    source: SourceConfig,
+    number: int,
+    check_gold: Callable[[str | None], None] | None,
+) -> Problem:
     if isinstance(row, str):
         raise UserError(row)
     question = _question(row, source.prompt or config.prompt)
@@ -372,58 +294,3 @@ def _cell(row: Mapping[str, Any], column: str, what: str) -> str | int | float:
         except UnicodeEncodeError:
             raise UserError(f"column {column!r} is no valid Unicode") from None
     return value
-
-
-class Batches:
-    """``batches[n]``: the problems of step n. Each pass over a source has an order of its own.
-
-    Args:
-      problems: what to draw from; each has the number of its source.
-      size: prompts in a batch.
-      seed: of the orders.
-      weights: of the sources, by number; None is one source.
-    """
-
-    def __init__(self, problems: Sequence[Problem], size: int, seed: int, weights: Sequence[float] | None = None):
-        if len(problems) < size:
-            raise UserError(f"rollout.prompts={size} is more than the {len(problems)} problems of the data")
-        self._problems = problems
-        orders = []
-        for number in range(len(weights or [1.0])):
-            places = [i for i, p in enumerate(problems) if weights is None or p.source == number]
-            order = grain.MapDataset.source(places).seed(seed + 1_000_003 * number).shuffle().repeat()
-            orders.append(order)
-        mixed = orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights=list(weights or ()))
-        self._batches = mixed.batch(size, batch_fn=list)
-
-    def __getitem__(self, step: int) -> list[Problem]:
-        return [self._problems[i] for i in self._batches[step] or ()]
-
-
-def in_order(problems: list[Problem], size: int) -> Iterator[tuple[list[Problem], int]]:
-    """Batches of ``size`` once through; the last is filled up with its own problems. Yields (batch, real ones)."""
-    for start in range(0, len(problems), size):
-        batch = problems[start : start + size]
-        real = len(batch)
-        yield [batch[i % real] for i in range(size)], real
-
-
-def to_prompts(problems: Sequence[Problem], length: int, group: int = 0) -> Prompts:
-    """Right-padded prompts ``[P, length]``.
-
-    A problem that stands in the batch again (at the end of a small source) goes on with the sample after its
-    ``group``, so that it does not get the same draws again.
-    """
-    tokens = np.zeros((len(problems), length), np.int32)
-    seen: Counter[int] = Counter()
-    first = np.zeros(len(problems), np.int32)
-    for i, problem in enumerate(problems):
-        tokens[i, : len(problem.ids)] = problem.ids
-        first[i] = group * seen[problem.uid]
-        seen[problem.uid] += 1
-    return Prompts(
-        tokens=tokens,
-        lengths=np.array([len(p.ids) for p in problems], np.int32),
-        uids=np.array([p.uid for p in problems], np.uint32),
-        first_sample=first,
-    )

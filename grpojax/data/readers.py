@@ -1,28 +1,18 @@
-"""Rows out of files of every common kind, local or remote, and out of hub datasets; a bad row is told apart."""
+"""Where rows come from: files by name or glob, local or remote, the package's own, and datasets of the hub."""
 
-import bz2
-import codecs
-import csv
 import dataclasses
 import glob
-import gzip
-import io
-import json
 import logging
-import lzma
-import math
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from grpojax.host.errors import UserError
+from grpojax.data.formats import READERS, Row, decompress
+from grpojax.host.errors import UserError, require
 
 BUILTIN, HUB = "builtin:", "hub:"
-
-Row = dict[str, Any] | str  # a row, or what is wrong with it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,8 +38,7 @@ class SourceConfig:
     answer: str | None = None
 
     def __post_init__(self):
-        if not 0 < self.weight < math.inf:
-            raise UserError(f"weight={self.weight}: must be over 0")
+        require(self, weight="(0, inf)")
         hub = self.path.startswith(HUB)
         if hub and not self.split:
             raise UserError(f"split: which part of {self.path!r}? Such as split: train")
@@ -76,7 +65,7 @@ def open_source(source: SourceConfig) -> Iterator[tuple[str, Row]]:
         yield from _hub_rows(source)
         return
     for name, content in _files(source.path):
-        kind, data = _decompress(name, content)
+        kind, data = decompress(name, content)
         if source.format != "auto":
             kind = source.format
         elif kind not in READERS:
@@ -86,9 +75,6 @@ def open_source(source: SourceConfig) -> Iterator[tuple[str, Row]]:
                 yield f"{name}:{line}", row
         except UserError as e:
             raise UserError(f"{name}{e}") from None
-
-
-# ------------------------------------------------------------------------------------------------------ bytes
 
 
 def _files(path: str) -> Iterator[tuple[str, bytes]]:
@@ -139,173 +125,6 @@ def _remote(path: str) -> Iterator[tuple[str, bytes]]:
         raise UserError(f"data file {path!r} does not exist") from None
     except Exception as e:  # each store has its own errors: credentials, network, permissions
         raise UserError(f"{path}: cannot be read: {type(e).__name__}: {' '.join(str(e).split())[:200]}") from None
-
-
-def _zstd(content: bytes) -> bytes:
-    import pyarrow
-
-    return pyarrow.input_stream(io.BytesIO(content), compression="zstd").read()
-
-
-_COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress, ".zst": _zstd
-}  # fmt: skip
-_KINDS = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
-    ".txt": "text",
-}  # fmt: skip
-
-
-def _decompress(name: str, content: bytes) -> tuple[str, bytes]:
-    """The kind of file that a name tells, and its bytes."""
-    stem = name.lower()
-    for suffix, decompress in _COMPRESSED.items():
-        if stem.endswith(suffix):
-            stem = stem.removesuffix(suffix)
-            try:
-                content = decompress(content)
-            except Exception as e:  # EOFError, OSError, zlib.error, LZMAError, ArrowInvalid, ...
-                raise UserError(f"{name}: not a whole {suffix} file: {' '.join(str(e).split())[:120]}") from None
-    return _KINDS.get(Path(stem).suffix, Path(stem).suffix), content
-
-
-# ------------------------------------------------------------------------------------------------------- rows
-
-
-def _lines(content: bytes) -> Iterator[tuple[int, str | UnicodeDecodeError]]:
-    """Numbered lines that are not blank."""
-    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
-        try:
-            text = line.decode("utf-8").removesuffix("\r")
-        except UnicodeDecodeError as e:
-            yield number, e
-            continue
-        if text.strip():
-            yield number, text
-
-
-def _object(text: str) -> Row:
-    """A JSON object, or what is wrong with it."""
-    try:
-        row = json.loads(text)
-    except json.JSONDecodeError as e:
-        return f"invalid JSON: {e.msg}"
-    except (ValueError, RecursionError) as e:  # a number of thousands of digits; brackets a thousand deep
-        return f"invalid JSON: {e}"
-    return row if isinstance(row, dict) else f"a row must be a JSON object, got {type(row).__name__}"
-
-
-def _jsonl(content: bytes) -> Iterator[tuple[int, Row]]:
-    for number, line in _lines(content):
-        yield (
-            number,
-            _object(line) if isinstance(line, str) else f"not UTF-8 at byte {line.start} of the line",
-        )
-
-
-def _text(content: bytes) -> Iterator[tuple[int, Row]]:
-    for number, line in _lines(content):
-        yield (
-            number,
-            {"text": line} if isinstance(line, str) else f"not UTF-8 at byte {line.start} of the line",
-        )
-
-
-def _json(content: bytes) -> Iterator[tuple[int, Row]]:
-    """A list of objects; a file that starts otherwise is taken for JSON lines."""
-    content = content.removeprefix(codecs.BOM_UTF8)
-    if not content.lstrip().startswith(b"["):
-        yield from _jsonl(content)
-        return
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as e:
-        line = content.count(b"\n", 0, e.start) + 1
-        raise UserError(f":{line}: not UTF-8") from None
-    decoder = json.JSONDecoder()
-
-    def token(at: int) -> int:  # where the next one starts
-        while text[at : at + 1].isspace():
-            at += 1
-        return at
-
-    def invalid(at: int, why: str) -> UserError:
-        line = text.count("\n", 0, at) + 1
-        return UserError(f":{line}: invalid JSON: {why}")
-
-    at, line, counted = token(text.index("[") + 1), 1, 0
-    more = text[at : at + 1] != "]"
-    while more:
-        line, counted = line + text.count("\n", counted, at), at
-        try:
-            row, at = decoder.raw_decode(text, at)
-        except json.JSONDecodeError as e:
-            raise invalid(e.pos, e.msg) from None
-        except (ValueError, RecursionError) as e:  # as in `_object`
-            raise invalid(at, str(e)) from None
-        yield line, row if isinstance(row, dict) else f"a row must be a JSON object, got {type(row).__name__}"
-        at = token(at)
-        if text[at : at + 1] not in (",", "]"):
-            raise invalid(at, "expected , or ] after a row")
-        more = text[at] == ","
-        at = token(at + 1) if more else at
-    if text[at + 1 :].strip():
-        raise invalid(token(at + 1), "text after the list")
-
-
-csv.field_size_limit(sys.maxsize)  # a long text in a cell is no mistake
-
-
-def _table(delimiter: str) -> Callable[[bytes], Iterator[tuple[int, Row]]]:
-    def read(content: bytes) -> Iterator[tuple[int, Row]]:
-        # Bytes that are not UTF-8 become lone surrogates, which are found in their row.
-        text = io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline="")
-        rows = csv.reader(text, delimiter=delimiter, strict=True)
-        names: list[str] | None = None
-        while True:
-            line = rows.line_num + 1
-            try:
-                cells = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as e:
-                yield line, f"invalid CSV: {e}"
-                continue
-            if not cells:
-                continue
-            bad = next((c for c in cells if re.search("[\ud800-\udfff]", c)), None)
-            if names is None:
-                if bad is not None or len(set(cells)) < len(cells):
-                    raise UserError(f":{line}: the header is not UTF-8 or names a column twice")
-                names = cells
-            elif bad is not None:
-                yield line, "not UTF-8"
-            elif len(cells) != len(names):
-                yield line, f"{len(cells)} cells, but the header has {len(names)}"
-            else:
-                yield line, dict(zip(names, cells, strict=True))
-
-    return read
-
-
-def _parquet(content: bytes) -> Iterator[tuple[int, Row]]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(io.BytesIO(content)) as file:
-            number = 0
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as e:
-        raise UserError(f": not a Parquet file that can be read: {' '.join(str(e).split())[:120]}") from None
-
-
-READERS: dict[str, Callable[[bytes], Iterator[tuple[int, Row]]]] = {
-    "jsonl": _jsonl, "json": _json, "csv": _table(","), "tsv": _table("\t"), "parquet": _parquet, "text": _text
-}  # fmt: skip
 
 
 def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from grpojax.data import problems as data
+from grpojax import data
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.host.files import write_json

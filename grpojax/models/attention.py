@@ -14,8 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
-Attend = Callable[..., Any]
+from grpojax.types import Array
+
+Attend = Callable[..., Array]
 
 # A finite stand-in for -inf: a row of padding softmaxes to something finite.
 _MASKED = -1e30
@@ -24,13 +28,13 @@ _MASKED = -1e30
 class Prefix(NamedTuple):
     """Prompts' keys and values ``[B, K, L, Hkv, d]``, lengths ``[B, K]`` and the prompt of each row ``[B, R]``."""
 
-    k: Any
-    v: Any
-    lengths: Any
-    row_prompt: Any
+    k: Array
+    v: Array
+    lengths: Array
+    row_prompt: Array
 
 
-def of_rows(x, row_prompt):
+def of_rows(x: Array, row_prompt: Array) -> Array:
     """``x`` ``[B, K, ...]`` of each row's prompt: ``[B, R, ...]`` (``[B, 1, ...]`` where there is one prompt)."""
     if x.shape[1] == 1:
         return x
@@ -44,7 +48,7 @@ def _visible(segments):
     return same & jnp.tri(s, dtype=bool)
 
 
-def xla(q, k, v, segments, prefix: Prefix | None = None):
+def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
     """Plain jax. Scores of the prompt and of the row are two blocks of one float32 softmax, never concatenated."""
     b, r, s, h, d = q.shape
     kv = k.shape[-2]
@@ -84,8 +88,7 @@ def _joined(q, k, v, segments, prefix: Prefix | None):
         k, v = jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 2)
         here = jnp.arange(pk.shape[2]) < length[..., None]
         kv_segments = jnp.concatenate([here.astype(segments.dtype), segments], 2)
-    flat = lambda x: x.reshape(b * r, *x.shape[2:])  # noqa: E731
-    return flat(q), flat(k), flat(v), flat(segments), flat(kv_segments)
+    return tuple(x.reshape(b * r, *x.shape[2:]) for x in (q, k, v, segments, kv_segments))
 
 
 def _widen(x, multiple: int):
@@ -93,7 +96,16 @@ def _widen(x, multiple: int):
     return jnp.pad(x, ((0, 0), (0, -x.shape[1] % multiple)) + ((0, 0),) * (x.ndim - 2))
 
 
-def splash(q, k, v, segments, prefix: Prefix | None = None, *, mesh=None, interpret: bool = False):
+def splash(
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array,
+    prefix: Prefix | None = None,
+    *,
+    mesh: Mesh | None = None,
+    interpret: bool = False,
+) -> Array:
     """TPU's splash kernel, forward and fused backward. Rows must hold one completion each (segment 1).
 
     A row with a second segment gives NaN: the kernel's segment mask cannot show a prompt to several of them;
@@ -107,16 +119,18 @@ def splash(q, k, v, segments, prefix: Prefix | None = None, *, mesh=None, interp
     block_q, block_kv = _block(s), _block(t)
     q, q_seg = (_widen(x, block_q) for x in (q, q_seg))
     k, v, kv_seg = (_widen(x, block_kv) for x in (k, v, kv_seg))
-    sizes = sa.BlockSizes(
-        block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv,
-        block_q_dkv=block_q, block_kv_dkv=block_kv, block_kv_dkv_compute=block_kv, use_fused_bwd_kernel=True,
-    )  # fmt: skip
+    forward = {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": block_kv}
+    backward = {"block_q_dkv": block_q, "block_kv_dkv": block_kv, "block_kv_dkv_compute": block_kv}
+    sizes = sa.BlockSizes(**forward, **backward, use_fused_bwd_kernel=True)
     causal = sa.CausalMask((q.shape[1], k.shape[1]), offset=t - s)
 
     def run(q, k, v, q_seg, kv_seg):
         mask = sa.MultiHeadMask([causal] * q.shape[2])
         kernel = sa.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
-        one = lambda q, k, v, a, b: kernel(q, k, v, segment_ids=sa.SegmentIds(q=a, kv=b))  # noqa: E731
+
+        def one(q, k, v, a, b):
+            return kernel(q, k, v, segment_ids=sa.SegmentIds(q=a, kv=b))
+
         heads_first = [x.swapaxes(1, 2) for x in (q, k, v)]
         out: Any = jax.vmap(one)(*heads_first, q_seg, kv_seg)  # pyrefly: ignore
         return out.swapaxes(1, 2)
@@ -135,7 +149,7 @@ def _block(n: int) -> int:
     return min((512, 384, 256, 128), key=lambda b: -(-n // b) * (b + 64))
 
 
-def cudnn(q, k, v, segments, prefix: Prefix | None = None):
+def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
     """cuDNN's fused kernel (bfloat16 or float16, NVIDIA); the mask travels as a bias of one head."""
     shape, s = q.shape, q.shape[2]
     mask = _visible(segments).reshape(-1, s, s)
@@ -150,7 +164,7 @@ def cudnn(q, k, v, segments, prefix: Prefix | None = None):
     return out[:, :s].reshape(shape)
 
 
-def pick(name: str, *, dtype, mesh=None, platform: str | None = None) -> Attend:
+def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str | None = None) -> Attend:
     """The implementation called ``name``; ``"auto"``: splash on TPU, cuDNN on GPU in 16 bit, otherwise XLA."""
     platform = platform or jax.default_backend()
     half = jnp.dtype(dtype).itemsize == 2
@@ -169,7 +183,7 @@ def needs_seats(name: str, platform: str | None = None) -> bool:
     return name == "splash" or (name == "auto" and platform == "tpu")
 
 
-def by_completion(attend: Attend, seats, segments) -> Attend:
+def by_completion(attend: Attend, seats: Array, segments: Array) -> Attend:
     """``attend``, run with a row for each completion, for rows that hold several.
 
     The rows' tokens stay packed in everything else, so only attention pays for the longest completion.
@@ -181,7 +195,10 @@ def by_completion(attend: Attend, seats, segments) -> Attend:
     """
     (b, r, s), (c, t) = segments.shape, seats.shape[1:]
     there = seats.reshape(b, c * t)
-    put = lambda x, at: x.at[jnp.where(at < 0, r * s, at)].set(jnp.arange(c * t), mode="drop")  # noqa: E731
+
+    def put(x, at):
+        return x.at[jnp.where(at < 0, r * s, at)].set(jnp.arange(c * t), mode="drop")
+
     back = jax.vmap(put)(jnp.full((b, r * s), -1), there)
     own = (seats >= 0).astype(segments.dtype)
 

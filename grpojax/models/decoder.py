@@ -4,103 +4,23 @@ A forward takes `Rows`: prompts run once per group, completions attend to the pr
 their own. Weights are stacked over layers and scanned.
 """
 
-import dataclasses
 import functools
-import math
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
 
 from grpojax.models import attention as att
-from grpojax.models.decoder_config import DecoderConfig, RopeScaling
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.layers import Block, layer, rms_norm, rope_tables
 from grpojax.models.logprobs import token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
-from grpojax.types import Rows
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Compute:
-    """How to run a decoder; nothing here changes what it computes beyond rounding.
-
-    Attributes:
-      dtype: of activations and of the weights while they multiply; norms, softmax and log-probs are float32.
-      remat: what a layer keeps for the backward pass: "layer" its input only, "matmuls" also what its weights gave,
-        so that only attention and element-wise work are done again, "none" everything.
-      attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
-      vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
-      mesh: None on one device.
-      platform: the one compiled for; None is jax's default.
-    """
-
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: Literal["layer", "matmuls", "none"] = "layer"
-    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
-    vocab_chunk: int = 0
-    mesh: Mesh | None = None
-    platform: Literal["cpu", "gpu", "tpu"] | None = None
-
-    @property
-    def needs_seats(self) -> bool:
-        """Whether rows that hold several completions must come with `Rows.seats`."""
-        return att.needs_seats(self.attention, self.platform)
-
-
-class Block(nnx.Module):
-    """One layer: attention and MLP, each behind an RMS norm. Kernels are ``[in, out]``."""
-
-    def __init__(self, c: DecoderConfig, *, rngs: nnx.Rngs):
-        def kernel(*shape, fan_in):
-            return nnx.Param(jax.random.normal(rngs.params(), shape) * fan_in**-0.5)
-
-        d, f, q, kv = (
-            c.hidden_size,
-            c.intermediate_size,
-            c.num_heads * c.head_dim,
-            c.num_kv_heads * c.head_dim,
-        )
-        ones, zeros = (lambda n: nnx.Param(jnp.ones(n))), (lambda n: nnx.Param(jnp.zeros(n)))
-        self.attn_norm, self.mlp_norm = ones(d), ones(d)
-        self.q, self.k, self.v = kernel(d, q, fan_in=d), kernel(d, kv, fan_in=d), kernel(d, kv, fan_in=d)
-        self.o = kernel(q, d, fan_in=q * 2 * c.num_layers)
-        self.gate, self.up = kernel(d, f, fan_in=d), kernel(d, f, fan_in=d)
-        self.down = kernel(f, d, fan_in=f * 2 * c.num_layers)
-        if c.qkv_bias:
-            self.q_bias, self.k_bias, self.v_bias = zeros(q), zeros(kv), zeros(kv)
-        if c.out_bias:
-            self.o_bias = zeros(d)
-        if c.mlp_bias:
-            self.gate_bias, self.up_bias, self.down_bias = zeros(f), zeros(f), zeros(d)
-        if c.qk_norm:
-            self.q_norm, self.k_norm = ones(c.head_dim), ones(c.head_dim)
-
-
-# Logical axes of every weight; a layer's weights have one more in front, the layer.
-LOGICAL_AXES: dict[str, tuple[str | None, ...]] = {
-    "embed": ("vocab", "embed"),
-    "head": ("vocab", "embed"),
-    "norm": (None,),
-    "attn_norm": (None,),
-    "mlp_norm": (None,),
-    "q_norm": (None,),
-    "k_norm": (None,),
-    "q": ("embed", "heads"),
-    "k": ("embed", "kv_heads"),
-    "v": ("embed", "kv_heads"),
-    "o": ("heads", "embed"),
-    "gate": ("embed", "mlp"),
-    "up": ("embed", "mlp"),
-    "down": ("mlp", "embed"),
-    "q_bias": ("heads",),
-    "k_bias": ("kv_heads",),
-    "v_bias": ("kv_heads",),
-    "o_bias": (None,),
-    "gate_bias": ("mlp",),
-    "up_bias": ("mlp",),
-    "down_bias": (None,),
-}
+from grpojax.models.weight_table import DECODER, initial
+from grpojax.models.weight_table import axes_of as axes_of
+from grpojax.types import Array, Rows
 
 
 class Scores(NamedTuple):
@@ -109,9 +29,9 @@ class Scores(NamedTuple):
     Values on padding are finite and mean nothing. ``entropy`` and ``hidden`` are None unless asked for.
     """
 
-    logps: Any
-    entropy: Any = None
-    hidden: Any = None
+    logps: Array
+    entropy: Array | None = None
+    hidden: Array | None = None
 
 
 class Decoder(nnx.Module):
@@ -129,8 +49,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
-        v, d = config.vocab_size, config.hidden_size
-        self.embed = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
+        self.embed = nnx.Param(initial(DECODER["embed"], config, rngs))
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
@@ -138,111 +57,22 @@ class Decoder(nnx.Module):
             return Block(config, rngs=rngs)
 
         self.layers = stack(rngs)
-        self.norm = nnx.Param(jnp.ones(d))
-        if not config.tie_embeddings:
-            self.head = nnx.Param(jax.random.normal(rngs.params(), (v, d)) * d**-0.5)
+        self.norm = nnx.Param(initial(DECODER["norm"], config, rngs))
+        if config.own_head:
+            self.head = nnx.Param(initial(DECODER["head"], config, rngs))
 
     @property
-    def unembed(self):
+    def unembed(self) -> Array:
         """The output projection ``[V, D]``."""
-        return (self.embed if self.config.tie_embeddings else self.head)[...]
+        return (self.head if self.config.own_head else self.embed)[...]
 
 
-def abstract(config: DecoderConfig):
+def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
     """``(graphdef, params)`` of a decoder with shapes in place of weights."""
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
 
 
-def axes_of(path, leaf) -> tuple[str | None, ...]:
-    """Logical axes of a leaf of a tree of decoder weights, or of their moments, by its path.
-
-    For ``jax.tree_util.tree_map_with_path``. A leaf that is none of these, such as a step counter, is replicated.
-    """
-    names = [str(getattr(p, "key", getattr(p, "name", p))) for p in path]
-    own = next((n for n in reversed(names) if n in LOGICAL_AXES), None)
-    if own is None:
-        return (None,) * leaf.ndim
-    return ("layers", *LOGICAL_AXES[own]) if "layers" in names else LOGICAL_AXES[own]
-
-
-# ---------------------------------------------------------------------------------------------- pieces
-
-
-def rms_norm(x, scale, eps):
-    """``x / sqrt(mean(x²) + eps) * scale`` over the last axis, in float32, returned in ``x``'s dtype."""
-    y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-    return (y * scale.astype(jnp.float32)).astype(x.dtype)
-
-
-def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
-    """Rotary frequencies ``[head_dim / 2]`` in float32, Llama 3 scaling applied."""
-    freq = theta ** -(jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    if scaling is None:
-        return freq
-    wavelength = 2 * math.pi / freq
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    smooth = jnp.clip((scaling.original_positions / wavelength - low) / (high - low), 0.0, 1.0)
-    return freq * (smooth + (1 - smooth) / scaling.factor)
-
-
-def rope_tables(config: DecoderConfig, positions):
-    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``."""
-    freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    angle = positions[..., None, None].astype(jnp.float32) * freq
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotate(x, tables):
-    """Rotary embedding of ``x [..., heads, head_dim]``; the two halves of a head form the pairs."""
-    cos, sin = tables
-    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
-
-
-class _Layer:
-    """A block's weights in the compute dtype, gathered once and applied to as many streams as there are."""
-
-    def __init__(self, block: Block, config: DecoderConfig, compute: Compute):
-        self.config = config
-        self.mesh = compute.mesh
-        self.w = {
-            name: gather_weight(w, compute.mesh, jnp.dtype(compute.dtype), *LOGICAL_AXES[name])
-            for name, w in nnx.to_pure_dict(nnx.state(block)).items()
-        }
-
-    def _linear(self, x, name):
-        # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
-        y = x.reshape(-1, x.shape[-1]) @ self.w[name]
-        y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
-        return y.reshape(*x.shape[:-1], -1)
-
-    def qkv(self, x, tables):
-        """``x [..., D]`` to rotated q ``[..., H, d]`` and k, v ``[..., Hkv, d]``."""
-        c, w = self.config, self.w
-        with jax.named_scope("qkv"):
-            h = rms_norm(x, w["attn_norm"], c.norm_eps)
-            split = lambda y: y.reshape(*y.shape[:-1], -1, c.head_dim)  # noqa: E731
-            q, k, v = (split(self._linear(h, n)) for n in "qkv")
-            if c.qk_norm:
-                q, k = rms_norm(q, w["q_norm"], c.norm_eps), rms_norm(k, w["k_norm"], c.norm_eps)
-            return rotate(q, tables), rotate(k, tables), v
-
-    def finish(self, x, attended):
-        """Adds the attention's output and the MLP to ``x``."""
-        with jax.named_scope("out"):
-            x = x + self._linear(attended.reshape(*x.shape[:-1], -1), "o")
-        with jax.named_scope("mlp"):
-            h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
-            h = jax.nn.silu(self._linear(h, "gate")) * self._linear(h, "up")
-            return x + self._linear(h, "down")
-
-
-def layer(block: Block, config: DecoderConfig, compute: Compute) -> _Layer:
-    return _Layer(block, config, compute)
-
-
-def embed_tokens(model: Decoder, tokens, compute: Compute, *, whole: bool = False):
+def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool = False) -> Array:
     """``[B, ...]`` ids to ``[B, ..., D]`` in the compute dtype, lanes in front.
 
     On a mesh the tokens travel, not the table: each fsdp shard looks up its columns for all lanes of its group.
@@ -263,12 +93,19 @@ def embed_tokens(model: Decoder, tokens, compute: Compute, *, whole: bool = Fals
 
     rules = ROLLOUT if whole else TRAIN
     lanes = spec(("lane",), rules)
-    return jax.shard_map(look_up, mesh=mesh, in_specs=(spec(LOGICAL_AXES["embed"], rules), lanes), out_specs=lanes)(
+    return jax.shard_map(look_up, mesh=mesh, in_specs=(spec(DECODER["embed"].axes, rules), lanes), out_specs=lanes)(
         table, tokens
     )
 
 
-def scan_layers(model: Decoder, body, carry, xs=None, *, remat: Literal["layer", "matmuls", "none"] = "none"):
+def scan_layers(
+    model: Decoder,
+    body: Callable[[Any, tuple[Block, Any]], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    *,
+    remat: Literal["layer", "matmuls", "none"] = "none",
+) -> tuple[Any, Any]:
     """``lax.scan`` of ``body(carry, (block, x)) -> (carry, y)`` over the stacked layers (`Compute` for ``remat``)."""
     graph, state = nnx.split(model.layers)
 
@@ -282,10 +119,7 @@ def scan_layers(model: Decoder, body, carry, xs=None, *, remat: Literal["layer",
     return jax.lax.scan(step, carry, (state, xs))
 
 
-# --------------------------------------------------------------------------------------------- forward
-
-
-def run_prompts(model: Decoder, prompts, lengths, compute: Compute):
+def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> tuple[Array, tuple[Array, Array]]:
     """Prefill: ``prompts [B, K, L]`` to the hidden states after each prompt's last token ``[B, K, D]`` and the
     keys and values of all layers ``[layers, B, K, L, Hkv, d]``, already rotated."""
     c = model.config
@@ -304,7 +138,7 @@ def run_prompts(model: Decoder, prompts, lengths, compute: Compute):
     return rms_norm(last, model.norm[...], c.norm_eps), kv
 
 
-def predicting_states(model: Decoder, rows: Rows, compute: Compute):
+def predicting_states(model: Decoder, rows: Rows, compute: Compute) -> Array:
     """Normed hidden states ``[B, R, S, D]`` from which each completion token is predicted.
 
     Of a completion's first token that is the state of the prompt's last token, of the others the one before.
@@ -349,8 +183,8 @@ def predicting_states(model: Decoder, rows: Rows, compute: Compute):
 
 @functools.partial(jax.named_call, name="score")
 def score(
-    graph,
-    params,
+    graph: nnx.GraphDef[Decoder],
+    params: Any,
     rows: Rows,
     compute: Compute,
     *,
@@ -373,14 +207,20 @@ def score(
     states = predicting_states(model, rows, compute)
     b, r, s, d = states.shape
     logps, entropies = token_scores(
-        states.reshape(b, r * s, d), model.unembed, rows.tokens.reshape(b, r * s),
-        inverse_temperature=1.0 / temperature, chunk=compute.vocab_chunk, with_entropy=entropy, mesh=compute.mesh,
-    )  # fmt: skip
-    back = lambda x: None if x is None else x.reshape(b, r, s)  # noqa: E731
-    return Scores(back(logps), back(entropies), states if hidden else None)
+        states.reshape(b, r * s, d),
+        model.unembed,
+        rows.tokens.reshape(b, r * s),
+        inverse_temperature=1.0 / temperature,
+        chunk=compute.vocab_chunk,
+        with_entropy=entropy,
+        mesh=compute.mesh,
+    )
+    logps = logps.reshape(b, r, s)
+    entropies = None if entropies is None else entropies.reshape(b, r, s)
+    return Scores(logps, entropies, states if hidden else None)
 
 
-def logits(model: Decoder, hidden, compute: Compute):
+def logits(model: Decoder, hidden: Array, compute: Compute) -> Array:
     """Float32 logits ``[..., V]`` of normed hidden states, for the sampler."""
-    w = gather_weight(model.unembed, compute.mesh, jnp.dtype(compute.dtype), "vocab", "embed")
+    w = gather_weight(model.unembed, compute.mesh, jnp.dtype(compute.dtype), *DECODER["embed"].axes)
     return jnp.einsum("...d,vd->...v", hidden, w, preferred_element_type=jnp.float32)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.types import PerPrompt, Samples
 
 # Of one device as jax names its kind, from the makers' data sheets: dense bfloat16 FLOP/s, bytes/s of its memory.
 PEAKS = {
@@ -20,7 +21,7 @@ def matmul_weights(c: DecoderConfig) -> int:
     return c.num_layers * (c.hidden_size * (2 * q + 2 * kv) + 3 * c.hidden_size * c.intermediate_size)
 
 
-def forward_flops(c: DecoderConfig, prompt_lengths, lengths) -> float:
+def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples) -> float:
     """Multiply-adds times two of one group-native forward, counted on tokens in use only.
 
     Args:

@@ -10,6 +10,9 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from grpojax.types import Array
 
 _LOGITS_BYTES = 32 * 2**20
 _LEAST_BLOCK = 1024  # many tokens must not make the blocks so thin that the running sums dominate
@@ -17,15 +20,15 @@ _MASKED = -1e30
 
 
 def token_scores(
-    hidden,
-    weight,
-    targets,
+    hidden: Array,
+    weight: Array,
+    targets: Array,
     *,
-    inverse_temperature=1.0,
-    chunk=0,
+    inverse_temperature: float = 1.0,
+    chunk: int = 0,
     with_entropy: bool | Literal["value"] = False,
-    mesh=None,
-):
+    mesh: Mesh | None = None,
+) -> tuple[Array, Array | None]:
     """Log-probability of each target under ``softmax(inverse_temperature * hidden @ weight.T)``.
 
     Logits are made ``chunk`` entries of the vocabulary at a time, and again in the backward pass.
@@ -64,10 +67,8 @@ def _on_lanes(f, mesh, in_axes, out_axes):
     if mesh is None:
         return f
     spec = {"t": jax.P(("data", "fsdp")), "w": jax.P("tensor", "fsdp")}
-    return jax.shard_map(
-        f, mesh=mesh, in_specs=tuple(spec[a] for a in in_axes), out_specs=tuple(spec[a] for a in out_axes),
-        check_vma=False,
-    )  # fmt: skip
+    before, after = (tuple(spec[a] for a in axes) for axes in (in_axes, out_axes))
+    return jax.shard_map(f, mesh=mesh, in_specs=before, out_specs=after, check_vma=False)
 
 
 def _blocks(weight, chunk, dtype):

@@ -7,28 +7,35 @@ Three mesh axes: ``data`` (weights replicated), ``fsdp`` (weights cut, gathered 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from grpojax.host.errors import UserError
+from grpojax.types import Array
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axis -> mesh axes. TRAIN cuts every weight over fsdp too; ROLLOUT keeps whole weights on each
+Rules = Mapping[str, tuple[str, ...]]
+
+# Logical axis -> mesh axes. "embed" and "hidden" are both the hidden size: the first of matrices, the second of norms
+# and biases, which are small and stay whole. TRAIN cuts every weight over fsdp too; ROLLOUT keeps whole weights on each
 # fsdp shard, so that decoding never moves one.
-TRAIN = {
+TRAIN: Rules = {
     "lane": ("data", "fsdp"),
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
     "vocab": ("tensor",),
+    "hidden": (),
+    "head_dim": (),
     "layers": (),
 }
-ROLLOUT = {**TRAIN, "embed": ()}
+ROLLOUT: Rules = {**TRAIN, "embed": ()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +50,8 @@ class MeshConfig:
         sizes = (self.data, self.fsdp, self.tensor)
         if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
             raise UserError(
-                f"data={self.data}, fsdp={self.fsdp}, tensor={self.tensor}: each must be at least 1, and one of them may "
-                "be -1 (the rest)"
+                f"data={self.data}, fsdp={self.fsdp}, tensor={self.tensor}: each must be at least 1, and one of them "
+                "may be -1 (the rest)"
             )
 
 
@@ -64,7 +71,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
         return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def spec(logical: Sequence[str | None], rules) -> PartitionSpec:
+def spec(logical: Sequence[str | None], rules: Rules) -> PartitionSpec:
     """Maps logical axes to a `PartitionSpec`; two dimensions on one mesh axis raise `ValueError`."""
     dims = [None if a is None else rules[a] for a in logical]
     used = [m for d in dims if d for m in d]
@@ -73,7 +80,7 @@ def spec(logical: Sequence[str | None], rules) -> PartitionSpec:
     return PartitionSpec(*[(d[0] if len(d) == 1 else d) if d else None for d in dims])
 
 
-def named(mesh: Mesh | None, logical: Sequence[str | None], rules=TRAIN) -> NamedSharding | None:
+def named(mesh: Mesh | None, logical: Sequence[str | None], rules: Rules = TRAIN) -> NamedSharding | None:
     """The sharding of an array with these logical axes; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, spec(logical, rules))
 
@@ -83,7 +90,7 @@ def lanes(mesh: Mesh | None) -> int:
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def constrain(x, mesh: Mesh | None, *logical: str | None, rules=TRAIN):
+def constrain(x: Array, mesh: Mesh | None, *logical: str | None, rules: Rules = TRAIN) -> Array:
     """``with_sharding_constraint`` by logical axes; the identity without a mesh."""
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec(logical, rules)))
 
@@ -97,7 +104,7 @@ def check_divides(mesh: Mesh | None, what: str, size: int, axes: Sequence[str]) 
         raise UserError(f"{what} {size} does not divide over {shards} shards (mesh axes {'*'.join(axes)})")
 
 
-def gather_weight(w, mesh: Mesh | None, dtype, *logical: str | None):
+def gather_weight(w: Array, mesh: Mesh | None, dtype: DTypeLike, *logical: str | None) -> Array:
     """A weight in the compute dtype, gathered over ``fsdp``; its gradient is scattered back over ``fsdp``.
 
     The cast comes first, so that the wire carries the compute dtype.

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grpojax import rewards
-from grpojax.data import problems as data
+from grpojax import data, rewards
 from grpojax.evaluation import evaluate
 from grpojax.host.errors import UserError
 from grpojax.programs.sampler import SamplerConfig

@@ -12,7 +12,7 @@ from grpojax.models import Compute, score
 from grpojax.models import decoder as dec
 from grpojax.models.logprobs import token_scores
 from grpojax.programs import packing
-from grpojax.types import TrainBatch
+from grpojax.types import PerToken, TrainBatch
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,19 +52,20 @@ def test_padding_changes_nothing_even_when_pad_is_a_real_token():
     reference = None
     for pad, length, most in [(0, 7, 11), (17, 12, 16), (0, 9, 13)]:
         wide = ragged_batch(np.random.default_rng(3), pad=0)
-        grow = (
-            lambda x, n, pad=pad: np.concatenate(  # noqa: E731
-                [x, np.full((*x.shape[:-1], n - x.shape[-1]), pad, x.dtype)], -1
-            )
-        )
+
+        def grow(x, n, pad=pad):
+            return np.concatenate([x, np.full((*x.shape[:-1], n - x.shape[-1]), pad, x.dtype)], -1)
+
         tokens, prompts = grow(wide.tokens, most), grow(wide.prompts.tokens, length)
         tokens[np.arange(most) >= wide.lengths[..., None]] = pad
         prompts[np.arange(length) >= wide.prompts.lengths[:, None]] = pad
         zeros = np.zeros(tokens.shape, np.float32)
         wide = TrainBatch(
-            prompts=dataclasses.replace(wide.prompts, tokens=prompts), tokens=tokens, lengths=wide.lengths,
-            advantages=zeros, weights=zeros,
-        )  # fmt: skip
+            prompts=dataclasses.replace(wide.prompts, tokens=prompts),
+            tokens=tokens,
+            lengths=wide.lengths,
+            per_token=PerToken(advantages=zeros, weights=zeros),
+        )
         packed, layout = packing.pack(wide)
         got = layout.unpack(
             np.asarray(score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute()).logps)[None]

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from grpojax.data import problems as data
+from grpojax import data
 from grpojax.models import hf
-from grpojax.models.decoder_config import from_hf
+from grpojax.models.hf import from_hf
 from grpojax.rewards import extract_answer
 from grpojax.tools import make_tiny
 

@@ -1,0 +1,77 @@
+"""Questions to token ids."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpojax.data.problems import DataConfig, Question
+from grpojax.host.errors import UserError
+
+
+class Tokenize:
+    """Questions to token ids: chat template or plain, and a beginning of sequence that is not doubled.
+
+    Args:
+      tokenizer: of transformers.
+      config: for the instruction, the examples, the system message and the template.
+
+    Raises:
+      UserError: the tokenizer lacks what the config asks for, or its template loses part of it.
+    """
+
+    def __init__(self, tokenizer: Any, config: DataConfig):
+        self.tokenizer, self.config = tokenizer, config
+        self.chat = config.template == "chat" or (config.template == "auto" and bool(tokenizer.chat_template))
+        if self.chat and not tokenizer.chat_template:
+            raise UserError("data.template='chat', but the tokenizer has no chat template; use 'plain'")
+        if not self.chat and config.system:
+            raise UserError(
+                "data.system needs a chat template; put the text into data.instruction or use data.template=chat"
+            )
+        self._system = [] if config.system is None else [{"role": "system", "content": config.system}]
+        self._examples = []
+        for example in config.examples:
+            self._examples.append({"role": "user", "content": self._ask(example.prompt)})
+            self._examples.append({"role": "assistant", "content": example.completion})
+
+    def _ask(self, question: str) -> str:
+        return self.config.instruction.replace("{prompt}", question)
+
+    def _turns(self, question: Question) -> list[Mapping[str, str]]:
+        """System message, examples, and the chat that ends with the question."""
+        chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+        system, before = self._system, chat[:-1]
+        if before and before[0]["role"] == "system":
+            if system:
+                raise UserError("the prompt has a system message of its own, and data.system gives another")
+            system, before = before[:1], before[1:]
+        last = {"role": "user", "content": self._ask(chat[-1]["content"])}
+        return [*system, *self._examples, *before, last]
+
+    def text(self, question: Question) -> str:
+        """What the model reads."""
+        if not self.chat:
+            if not isinstance(question, str):
+                raise UserError("the prompt is a list of messages, which needs a chat template")
+            shown = [f"{self._ask(e.prompt)}{e.completion}\n\n" for e in self.config.examples]
+            return "".join(shown) + self._ask(question)
+        turns = self._turns(question)
+        try:
+            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except Exception as e:  # whatever a template raises, such as "system role not supported"
+            raise UserError(f"the tokenizer's chat template refuses: {' '.join(str(e).split())[:200]}") from None
+        for turn in turns:
+            if turn["content"].strip() not in text:
+                raise UserError(
+                    f"the tokenizer's chat template loses the {turn['role']}'s {turn['content'][:60]!r}; "
+                    "use data.template=plain"
+                )
+        return text
+
+    def __call__(self, question: Question) -> tuple[int, ...]:
+        # A template that writes its own BOS must not get the tokenizer's on top.
+        ids = list(self.tokenizer.encode(self.text(question), add_special_tokens=not self.chat))
+        # Further on it may stand again: it opens the turns of some templates, and ends them where it is EOS too.
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            raise UserError(f"a prompt starts with two beginning-of-sequence tokens: {str(question)[:60]!r}")
+        return tuple(ids)

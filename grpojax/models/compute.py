@@ -1,0 +1,70 @@
+"""How a decoder is run: precision, memory against time, kernels, devices. What it computes is elsewhere."""
+
+import dataclasses
+from typing import Literal
+
+from jax.sharding import Mesh
+
+from grpojax.host.errors import UserError
+from grpojax.models import attention as att
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The policy, and how it is run.
+
+    Attributes:
+      path: a Hugging Face folder; ``builtin:tiny`` is the one in the package.
+      dtype: of activations and of the weights while they multiply. Master weights are always float32.
+      remat: "layer" recomputes each layer in the backward pass, "matmuls" all of it but the products with weights,
+        "none" keeps its activations.
+      attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16).
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["layer", "matmuls", "none"] = "layer"
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+
+    def __post_init__(self):
+        if self.attention == "cudnn" and self.dtype == "float32":
+            raise UserError("attention='cudnn' needs dtype: bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How to run a decoder; nothing here changes what it computes beyond rounding.
+
+    Attributes:
+      dtype: of activations and of the weights while they multiply; norms, softmax and log-probs are float32.
+      remat: what a layer keeps for the backward pass: "layer" its input only, "matmuls" also what its weights gave,
+        so that only attention and element-wise work are done again, "none" everything.
+      attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
+      vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
+      mesh: None on one device.
+      platform: the one compiled for; None is jax's default.
+    """
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: Literal["layer", "matmuls", "none"] = "layer"
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+    vocab_chunk: int = 0
+    mesh: Mesh | None = None
+    platform: Literal["cpu", "gpu", "tpu"] | None = None
+
+    @property
+    def needs_seats(self) -> bool:
+        """Whether rows that hold several completions must come with `Rows.seats`."""
+        return att.needs_seats(self.attention, self.platform)
+
+
+def compute_of(
+    config: ModelConfig, mesh: Mesh | None = None, platform: Literal["cpu", "gpu", "tpu"] | None = None
+) -> Compute:
+    """The `Compute` that a recipe's ``model`` section asks for, on a mesh or one device.
+
+    Example:
+      >>> compute_of(ModelConfig(path="builtin:tiny", dtype="bfloat16")).dtype
+      'bfloat16'
+    """
+    return Compute(dtype=config.dtype, remat=config.remat, attention=config.attention, mesh=mesh, platform=platform)

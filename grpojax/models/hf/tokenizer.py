@@ -1,0 +1,58 @@
+"""The tokenizer of a Hugging Face folder, and the tokens that end a completion."""
+
+import os
+from typing import Any
+
+from grpojax.host.errors import UserError
+from grpojax.models.hf.config_json import model_folder, read_json
+
+# Words, digits, spaces, punctuation, code and several scripts: what tokenizers split differently.
+_PROBE = (
+    "Hello world! It's 12345.67 + 89 =\n\n\t def f(x):\r\n    return x**2  # \\boxed{42}"
+    " naïve A\u030angstro\u0308m, 你好 мир 🙂"
+)
+
+
+def load_tokenizer(path: str | os.PathLike) -> Any:
+    """The tokenizer saved in a folder, token for token.
+
+    ``AutoTokenizer`` rebuilds a tokenizer by its model type, which splits a custom one's text differently; so
+    ``tokenizer.json`` is loaded as it stands.
+
+    Raises:
+      UserError: the folder holds no tokenizer, or a damaged one, or ``tokenizer_config.json`` changes how
+        ``tokenizer.json`` splits text.
+    """
+    import transformers  # slow to import
+
+    path = model_folder(path)
+    file = path / "tokenizer.json"
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise UserError(f"{path} holds no tokenizer (no tokenizer.json)")
+    if not file.exists():
+        try:
+            return transformers.AutoTokenizer.from_pretrained(path)
+        except Exception as e:  # whatever the tokenizers of transformers raise
+            raise UserError(f"{path}: the tokenizer cannot be read: {' '.join(str(e).split())[:200]}") from None
+    import tokenizers
+
+    try:
+        saved = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as e:  # tokenizers raises nothing narrower
+        raise UserError(f"{file} is damaged: {e}") from None
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+    if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
+        raise UserError(f"{path}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
+    return tokenizer
+
+
+def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:
+    """Every token that ends a completion, as the generation config, the config and the tokenizer have it.
+
+    Sorted; empty where none of them names one.
+    """
+    path = model_folder(path)
+    configs = [read_json(f) for f in (path / "generation_config.json", path / "config.json") if f.exists()]
+    named_ids = [c.get("eos_token_id") for c in configs] + [tokenizer.eos_token_id]
+    flat = [i for ids in named_ids for i in (ids if isinstance(ids, list) else [ids])]
+    return tuple(sorted({int(i) for i in flat if i is not None}))

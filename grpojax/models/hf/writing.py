@@ -1,0 +1,158 @@
+"""Hugging Face folders out: one tensor at a time comes to the host, and the folder appears whole or not at all."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from huggingface_hub import split_state_dict_into_shards_factory
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from grpojax.host.errors import UserError
+from grpojax.models.decoder import Decoder
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.hf.config_json import model_folder, read_json, to_hf, write_json
+from grpojax.models.hf.weights import DTYPES, INDEX, Tensor, by_name, file_dtype, tensors_of
+from grpojax.models.weight_table import DECODER
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def save(
+    path: str | os.PathLike,
+    model: Decoder,
+    *,
+    tokenizer: Any = None,
+    source: str | os.PathLike | None = None,
+    dtype: DTypeLike | None = None,
+    max_shard_bytes: int = 5 * 10**9,
+) -> None:
+    """Writes a folder that transformers (4 and 5), vLLM and `load` read; it appears whole or not at all.
+
+    With several processes all of them call this, and process 0 writes.
+
+    Args:
+      path: the new folder; it may exist if it is empty.
+      tokenizer: saved with ``save_pretrained``; without one the tokenizer files of ``source`` are copied.
+      source: the folder that the model came from. Fields of its ``config.json`` that we do not know are kept,
+        and its ``generation_config.json`` is copied.
+      dtype: of the files; the weights' own unless given.
+      max_shard_bytes: a larger model is written as several files and an index.
+
+    Raises:
+      UserError: ``path`` is not empty, ``source`` is no model folder, or the family's ``config.json`` cannot
+        express the model's config.
+    """
+    path = Path(path)
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    leaves, tensors = by_name(params), tensors_of(params)
+    dtypes = {name: file_dtype(dtype or leaves[t.ours].dtype) for name, t in tensors.items()}
+    shards = split_state_dict_into_shards_factory(
+        {name: math.prod(t.shape) * dtypes[name].itemsize for name, t in tensors.items()},
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    lead = jax.process_index() == 0
+    with _appearing(path) if lead else contextlib.nullcontext(Path(os.devnull)) as folder:
+        if lead:
+            config = _config_json(model.config, dtypes["model.embed_tokens.weight"].name, source, tokenizer)
+            _write_small_files(folder, config, source, tokenizer)
+        for file, names in shards.filename_to_tensors.items():
+            with open(folder / file if lead else folder, "wb") as f:
+                names = sorted(names, key=lambda n: -dtypes[n].itemsize)  # keeps every tensor aligned
+                f.write(_header({n: (dtypes[n], tensors[n].shape) for n in names}))
+                for name in names:
+                    f.write(_fetch(leaves[tensors[name].ours], tensors[name], dtypes[name]).data)
+        if lead and shards.is_sharded:
+            write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("grpojax: model folder written")
+
+
+@contextlib.contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """A folder beside ``path`` that takes its name when the block ends well and is removed otherwise."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{path} already exists and is not an empty folder; export to another one")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
+    draft.mkdir()
+    try:
+        yield draft
+        draft.rename(path)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fetch(leaf: jax.Array, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
+    """One tensor's bytes, as the file has them. Collective where hosts share the weight."""
+    everywhere = None
+    if not leaf.is_fully_addressable:
+        assert isinstance(leaf.sharding, NamedSharding)
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    layer = None if tensor.layer is None else np.int32(tensor.layer)
+    value = np.asarray(_one(leaf, layer, dtype=dtype, sharding=everywhere))
+    return np.ascontiguousarray(value.T if DECODER[tensor.ours].transposed else value).reshape(-1).view(np.uint8)
+
+
+@functools.partial(jax.jit, static_argnames=("dtype", "sharding"))
+def _one(leaf, layer, *, dtype, sharding):
+    value = leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+    value = value.astype(dtype)
+    return value if sharding is None else jax.lax.with_sharding_constraint(value, sharding)
+
+
+def _header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes:
+    """The head of a safetensors file: its own length in 8 bytes, then JSON padded to a multiple of 8."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype.name], "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _config_json(config: DecoderConfig, dtype: str, source: str | os.PathLike | None, tokenizer: Any) -> dict[str, Any]:
+    """The ``config.json`` to write, on top of the source's."""
+    if source is not None:
+        base = read_json(model_folder(source) / "config.json")
+    else:
+        base = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return to_hf(config, dtype, base)
+
+
+def _write_small_files(folder: Path, config: dict[str, Any], source: str | os.PathLike | None, tokenizer: Any) -> None:
+    write_json(folder / "config.json", config)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+        described = read_json(folder / "tokenizer_config.json")
+        if described.get("tokenizer_class") == "TokenizersBackend":  # transformers 4 knows it by its old name only
+            write_json(folder / "tokenizer_config.json", described | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    if source is None:
+        return
+    for name in ("generation_config.json", *(_TOKENIZER_FILES if tokenizer is None else ())):
+        if (file := Path(source) / name).exists():
+            shutil.copyfile(file, folder / name)

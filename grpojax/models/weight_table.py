@@ -1,0 +1,193 @@
+"""One table of weights for a family of networks: their shapes, how they are cut, how they start, their names on disk.
+
+Initialisation, shardings, weight decay, loading and export read it; a weight that is not in it is an error. A network
+of another kind (a value head, an adapter) brings a table of its own; where its weights stand beside a decoder's in one
+tree, the tables are joined: ``{**DECODER, "value_head": Weight(("embed",), zeros)}``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.sharding import TRAIN, Rules, check_divides, named
+from grpojax.types import Array
+
+# (source of keys, shape, size of every logical axis) -> a weight's first values, float32.
+Initialiser = Callable[[nnx.Rngs, tuple[int, ...], Mapping[str, int]], Array]
+
+
+class Weight(NamedTuple):
+    """One weight, or that of all layers stacked.
+
+    Attributes:
+      axes: logical axes; their `sizes` are the shape and the sharding rules say how each is cut. Of a stacked weight
+        the first is "layers".
+      init: its first values.
+      name: in a checkpoint, with ``{}`` for the layer; None where no checkpoint has it.
+      transposed: the checkpoint has it the other way round, ``[out, in]``.
+      when: the field of the decoder's config that says whether there is one; None: always.
+    """
+
+    axes: tuple[str, ...]
+    init: Initialiser
+    name: str | None = None
+    transposed: bool = False
+    when: str | None = None
+
+    @property
+    def stacked(self) -> bool:
+        """Whether all layers stand in one array, along the first axis."""
+        return self.axes[0] == "layers"
+
+
+WeightTable = Mapping[str, Weight]  # by the name that a weight has in a tree
+
+
+def ones(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    """Ones; draws nothing."""
+    return jnp.ones(shape)
+
+
+def zeros(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    """Zeros; draws nothing."""
+    return jnp.zeros(shape)
+
+
+def normal(fan_in: str, *, residual: bool = False) -> Initialiser:
+    """Normal with variance 1 / size of the axis ``fan_in``; ``residual``, for outputs of blocks, also / (2 layers)."""
+
+    def init(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+        fan = sizes[fan_in] * (2 * sizes["layers"] if residual else 1)
+        return jax.random.normal(rngs.params(), shape) * fan**-0.5
+
+    return init
+
+
+def _norm(axis: str, name: str, when: str | None = None) -> Weight:
+    return Weight(("layers", axis), ones, f"model.layers.{{}}.{name}.weight", when=when)
+
+
+def _kernel(rows: str, columns: str, name: str, *, residual: bool = False) -> Weight:
+    init = normal(rows, residual=residual)
+    return Weight(("layers", rows, columns), init, f"model.layers.{{}}.{name}.weight", transposed=True)
+
+
+def _bias(axis: str, name: str, when: str) -> Weight:
+    return Weight(("layers", axis), zeros, f"model.layers.{{}}.{name}.bias", when=when)
+
+
+# Qwen 2, Qwen 3 and Llama name their weights alike. The order is that in which random ones are drawn within a layer.
+DECODER: WeightTable = {
+    "embed": Weight(("vocab", "embed"), normal("embed"), "model.embed_tokens.weight"),
+    "attn_norm": _norm("hidden", "input_layernorm"),
+    "q": _kernel("embed", "heads", "self_attn.q_proj"),
+    "q_bias": _bias("heads", "self_attn.q_proj", "qkv_bias"),
+    "q_norm": _norm("head_dim", "self_attn.q_norm", "qk_norm"),
+    "k": _kernel("embed", "kv_heads", "self_attn.k_proj"),
+    "k_bias": _bias("kv_heads", "self_attn.k_proj", "qkv_bias"),
+    "k_norm": _norm("head_dim", "self_attn.k_norm", "qk_norm"),
+    "v": _kernel("embed", "kv_heads", "self_attn.v_proj"),
+    "v_bias": _bias("kv_heads", "self_attn.v_proj", "qkv_bias"),
+    "o": _kernel("heads", "embed", "self_attn.o_proj", residual=True),
+    "o_bias": _bias("hidden", "self_attn.o_proj", "out_bias"),
+    "mlp_norm": _norm("hidden", "post_attention_layernorm"),
+    "gate": _kernel("embed", "mlp", "mlp.gate_proj"),
+    "gate_bias": _bias("mlp", "mlp.gate_proj", "mlp_bias"),
+    "up": _kernel("embed", "mlp", "mlp.up_proj"),
+    "up_bias": _bias("mlp", "mlp.up_proj", "mlp_bias"),
+    "down": _kernel("mlp", "embed", "mlp.down_proj", residual=True),
+    "down_bias": _bias("hidden", "mlp.down_proj", "mlp_bias"),
+    "norm": Weight(("hidden",), ones, "model.norm.weight"),
+    "head": Weight(("vocab", "embed"), normal("embed"), "lm_head.weight", when="own_head"),
+}
+
+
+def sizes(config: DecoderConfig) -> dict[str, int]:
+    """The size of every logical axis."""
+    return {
+        "layers": config.num_layers,
+        "vocab": config.vocab_size,
+        "embed": config.hidden_size,
+        "hidden": config.hidden_size,
+        "heads": config.num_heads * config.head_dim,
+        "kv_heads": config.num_kv_heads * config.head_dim,
+        "head_dim": config.head_dim,
+        "mlp": config.intermediate_size,
+    }
+
+
+def present(table: WeightTable, config: DecoderConfig) -> dict[str, Weight]:
+    """Those weights of a table that a network with this config has."""
+    return {name: weight for name, weight in table.items() if weight.when is None or getattr(config, weight.when)}
+
+
+def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
+    """First values of a weight; of a stacked one, those of one layer.
+
+    Example:
+      >>> config = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=5, intermediate_size=3, num_layers=2,
+      ...                        num_heads=1, num_kv_heads=1, head_dim=4, rope_theta=1e4)
+      >>> [initial(w, config, nnx.Rngs(0)).shape for w in (DECODER["o"], Weight(("embed",), zeros))]
+      [(4, 5), (5,)]
+    """
+    of_axis = sizes(config)
+    return weight.init(rngs, tuple(of_axis[a] for a in weight.axes[weight.stacked :]), of_axis)
+
+
+def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> tuple[str, ...]:
+    """Logical axes of a leaf of a tree of weights or of their moments; none of a scalar, such as a counter.
+
+    For ``jax.tree_util.tree_map_with_path``. What the leaf is called is the last dictionary key of its path.
+
+    Raises:
+      ValueError: the table has no weight of that name, or one with another number of axes.
+
+    Example:
+      >>> tree = {"layers": {"q": jnp.zeros((2, 5, 3))}, "count": jnp.zeros(())}
+      >>> jax.tree_util.tree_map_with_path(axes_of, tree)
+      {'count': (), 'layers': {'q': ('layers', 'embed', 'heads')}}
+    """
+    if leaf.ndim == 0:
+        return ()
+    name, what = leaf_name(path), f"{jax.tree_util.keystr(path)} {list(leaf.shape)}"
+    if name not in table:
+        raise ValueError(f"{what} is no weight that the table knows; give it a line there")
+    if len(table[name].axes) != leaf.ndim:
+        raise ValueError(f"{what} is not the table's {name!r} with axes {table[name].axes}")
+    return table[name].axes
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """What the table calls a leaf: the last dictionary key of its path, "" without one."""
+    return next((p.key for p in reversed(path) if isinstance(p, jax.tree_util.DictKey)), "")
+
+
+def is_matrix(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> bool:
+    """Whether a leaf multiplies activations: these weights decay, norms and biases do not."""
+    return len([a for a in axes_of(path, leaf, table) if a != "layers"]) >= 2
+
+
+def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightTable = DECODER) -> Any:
+    """The sharding of every array of a tree of weights or of an optimiser's state; None for each without a mesh."""
+
+    def one(path, leaf):
+        return named(mesh, axes_of(path, leaf, table), rules)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
+    """Raises `UserError` when a decoder's weights do not divide over the mesh; heads are never cut."""
+    for what, size, axis in (
+        ("num_attention_heads", config.num_heads, "heads"),
+        ("num_key_value_heads", config.num_kv_heads, "kv_heads"),
+        ("intermediate_size", config.intermediate_size, "mlp"),
+        ("vocab_size", config.vocab_size, "vocab"),
+        ("hidden_size", config.hidden_size, "embed"),
+    ):
+        check_divides(mesh, what, size, TRAIN[axis])
