@@ -38,6 +38,22 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
+def step_flops(sampled: float, learned: float, *, scores: int, iterations: int) -> dict[str, float]:
+    """Useful FLOPs of a step, by phase; a backward pass counts as two forward ones.
+
+    Args:
+      sampled: one forward of all that was drawn (`forward_flops`).
+      learned: one of what is learned from; less where a filter dropped groups.
+      scores: how often that is scored before the update: under the reference, under the policy.
+      iterations: passes over it.
+
+    Example:
+      >>> step_flops(3.0, 2.0, scores=1, iterations=2)
+      {'rollout': 3.0, 'score': 2.0, 'update': 12.0}
+    """
+    return {"rollout": sampled, "score": learned * scores, "update": 3 * learned * iterations}
+
+
 def decode_bytes(c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, group: int, slots: int) -> float:
     """Bytes of memory that sampling must read: weights once a token step, each prompt's keys and values once for all
     of its slots, each slot's own. In bfloat16, every prompt and completion of full length, on a single device.

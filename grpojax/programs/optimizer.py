@@ -1,13 +1,14 @@
 """The optimiser of a network: what a recipe says of it, and the optax transformation that it means."""
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import jax
 import optax
 
 from grpojax.host.errors import UserError, require
-from grpojax.models import decoder as dec
+from grpojax.models.weight_table import DECODER, WeightTable, is_matrix
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,20 +71,17 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
     return optax.join_schedules([warmup, after], [config.warmup_steps])
 
 
-def decayed(params: Any) -> Any:
+def decayed(params: Any, table: WeightTable = DECODER) -> Any:
     """True for the weights that decay: matrices, that is neither norms nor biases."""
-
-    def is_matrix(path: Any, leaf: Any) -> bool:
-        return len([a for a in dec.axes_of(path, leaf) if a != "layers"]) == 2
-
-    return jax.tree_util.tree_map_with_path(is_matrix, params)
+    return jax.tree_util.tree_map_with_path(functools.partial(is_matrix, table=table), params)
 
 
-def make_optimizer(config: OptimizerConfig, updates: int) -> optax.GradientTransformation:
+def make_optimizer(config: OptimizerConfig, updates: int, table: WeightTable = DECODER) -> optax.GradientTransformation:
     """The optax optimiser of a run of ``updates`` updates."""
     rate = learning_rate(config, updates)
+    decay = functools.partial(decayed, table=table)
     if config.name == "adamw":
-        core = optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decayed)
+        core = optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decay)
     else:
         core = optax.sgd(rate, momentum=config.b1 or None)
     return optax.chain(optax.clip_by_global_norm(config.grad_clip), core) if config.grad_clip else core

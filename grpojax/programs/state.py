@@ -19,9 +19,8 @@ from grpojax.models import decoder as dec
 from grpojax.models import sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, shardings
 from grpojax.types import TrainState
-
-Axes = Callable[[Any, Any], tuple[str | None, ...]]  # (path, leaf) to logical axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +30,12 @@ class Network:
     Attributes:
       params: shapes and dtypes of the weights, any pytree of `jax.ShapeDtypeStruct`.
       optimizer: what it learns with; None for one that is frozen.
-      axes: ``(path, leaf)`` to logical axes, of weights and of their moments.
+      table: what is known of each weight, and of its moments.
     """
 
     params: Any
     optimizer: optax.GradientTransformation | None = None
-    axes: Axes = dec.axes_of
+    table: WeightTable = DECODER
 
 
 def decoder_network(
@@ -44,14 +43,8 @@ def decoder_network(
 ) -> tuple[Any, Network]:
     """``(graph, network)`` of a decoder; raises `UserError` where a weight does not divide over the mesh."""
     graph, params = dec.abstract(config)
-    if mesh is not None:
-        dec.check_mesh(config, mesh)
+    check_mesh(config, mesh)
     return graph, Network(params=params, optimizer=optimizer)
-
-
-def shardings(tree: Any, mesh: Mesh | None, rules: Any = sharding.TRAIN, axes: Axes = dec.axes_of) -> Any:
-    """The sharding of every array of a tree of weights or of an optimiser's state (None without a mesh)."""
-    return jax.tree_util.tree_map_with_path(lambda p, x: sharding.named(mesh, axes(p, x), rules), tree)
 
 
 def abstract_state(networks: Mapping[str, Network], mesh: Mesh | None = None) -> dict[str, Any]:
@@ -79,16 +72,16 @@ def _abstract(network: Network, mesh: Mesh | None) -> Any:
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         state,
-        shardings(state, mesh, axes=network.axes),
+        shardings(state, mesh, table=network.table),
     )
 
 
 def init_state(
-    params: Any, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, axes: Axes = dec.axes_of
+    params: Any, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, table: WeightTable = DECODER
 ) -> TrainState:
     """A fresh state around weights; takes ``params`` over."""
     opt_state = jax.eval_shape(optimizer.init, params)
-    init = jax.jit(optimizer.init, out_shardings=None if mesh is None else shardings(opt_state, mesh, axes=axes))
+    init = jax.jit(optimizer.init, out_shardings=None if mesh is None else shardings(opt_state, mesh, table=table))
     step = processes.place(np.int32(0), sharding.named(mesh, ()))
     return TrainState(step=step, params=params, opt_state=init(params))
 
@@ -114,7 +107,7 @@ def make_reshard(compute: Compute) -> Callable[[Any], Any]:
         return sharding.constrain(w.astype(dtype), compute.mesh, *axes, rules=sharding.ROLLOUT)
 
     def place(path: Any, x: Any) -> Any:
-        axes = dec.axes_of(path, x)
+        axes = axes_of(path, x)
         if compute.mesh is None or axes[0] != "layers":
             return whole(x, axes)
         # One layer after the other: to gather all at once takes their size again in temporaries.

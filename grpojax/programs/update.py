@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from grpojax.models import decoder as dec
-from grpojax.programs.state import Axes, shardings
+from grpojax.models.weight_table import DECODER, WeightTable, shardings
 from grpojax.types import Max, Scalar, TrainState
 
 Metrics = dict[str, Any]
@@ -30,16 +29,16 @@ class Learns:
     Attributes:
       loss: ``(params, frozen, part) -> (value, metrics)``; in ``frozen`` are the others too, by role.
       optimizer: its own.
-      axes: of its weights (`grpojax.programs.state.Network`).
+      table: of its weights (`grpojax.programs.state.Network`).
     """
 
     loss: Loss
     optimizer: optax.GradientTransformation
-    axes: Axes = dec.axes_of
+    table: WeightTable = DECODER
 
 
 def make_update(
-    loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, *, axes: Axes = dec.axes_of
+    loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, *, table: WeightTable = DECODER
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
     """One update: ``(state, frozen, parts) -> (state, metrics)``, jitted, the state donated.
 
@@ -49,7 +48,7 @@ def make_update(
       loss: see the module.
       optimizer: an optax optimiser.
       mesh: the shardings that the state keeps; None on one device.
-      axes: logical axes of the weights (`grpojax.programs.state.Network`).
+      table: of the weights (`grpojax.programs.state.Network`).
 
     Returns:
       The jitted function; ``parts`` has the micro-batches ``M`` in front of every array. Where the gradient is not
@@ -63,7 +62,7 @@ def make_update(
       >>> state.params.tolist(), metrics["grad_norm"].item()
       ([0.0], 10.0)
     """
-    learns = Learns(loss=loss, optimizer=optimizer, axes=axes)
+    learns = Learns(loss=loss, optimizer=optimizer, table=table)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def update(state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
@@ -117,7 +116,7 @@ def _update(
         )
     if mesh is not None:
         params, opt_state = (
-            jax.lax.with_sharding_constraint(x, shardings(x, mesh, axes=learns.axes)) for x in (params, opt_state)
+            jax.lax.with_sharding_constraint(x, shardings(x, mesh, table=learns.table)) for x in (params, opt_state)
         )
     return TrainState(step=state.step + finite.astype(jnp.int32), params=params, opt_state=opt_state), metrics
 

@@ -5,15 +5,16 @@ import itertools
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpojax.data import problems as data
-from grpojax.models import DecoderConfig, hf
-from grpojax.models.flops import forward_flops
+from grpojax import data
+from grpojax.models import DecoderConfig
+from grpojax.models.flops import forward_flops, step_flops
 from grpojax.records.metrics import read_metrics
 from grpojax.run.recipe import Config
 from grpojax.run.trainer import Trainer
@@ -22,22 +23,6 @@ from grpojax.types import Rollout
 WARM = 2  # steps before those that are timed: they compile
 
 PHASES = ("rollout", "score", "update", "step")
-
-
-def step_flops(forward: float, scores: int, iterations: int) -> dict[str, float]:
-    """Useful FLOPs of a step's phases; a backward pass counts as two forward ones.
-
-    Args:
-      forward: those of one forward of all prompts and completions (`grpojax.models.flops.forward_flops`).
-      scores: how often the completions are scored before the update: under the reference, under the policy.
-      iterations: passes over the rollout.
-
-    Example:
-      >>> step_flops(2.0, scores=1, iterations=2)
-      {'rollout': 2.0, 'score': 2.0, 'update': 12.0, 'step': 16.0}
-    """
-    phases = {"rollout": forward, "score": forward * scores, "update": 3 * forward * iterations}
-    return phases | {"step": sum(phases.values())}
 
 
 def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[str, float]:
@@ -57,13 +42,14 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     prompts: list[list[int]] = []  # tokens of each prompt, step by step
     lengths: list[np.ndarray] = []  # [P, G] tokens of each completion
 
-    def note(problems: list[data.Problem], rollout: Rollout) -> None:
+    def note(problems: Sequence[data.Problem], rollout: Rollout) -> None:
         prompts.append([len(p.ids) for p in problems])
         lengths.append(rollout.lengths)
 
-    Trainer(config, eos_ids=() if full_length else None, on_step=note).run()
+    trainer = Trainer(config, eos_ids=() if full_length else None, on_step=note)
+    trainer.run()
     rows = read_metrics(config.run.dir)
-    model = hf.read_config(data.locate(config.model.path))
+    model = trainer.policy.config
     shapes = list(zip(prompts, lengths, strict=True))[WARM:]
     tokens = float(np.median([n.sum() for _, n in shapes]))
     width = int(np.median([sum(ids) + n.sum() for ids, n in shapes]))
@@ -71,7 +57,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     forward = float(np.median([forward_flops(model, ids, n) for ids, n in shapes]))
     figures = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
     figures |= phase_figures(
-        rows[WARM:], forward, tokens, rate, scores=_scores(config), iterations=config.train.iterations
+        rows[WARM:], forward, tokens, rate, scores=trainer.learner.scores_a_step, iterations=config.train.iterations
     )
     figures["useful_token_fraction"] = _median(rows[WARM:], "useful_token_fraction")
     figures["first_step_s"] = rows[0]["time/step_s"]
@@ -93,7 +79,8 @@ def phase_figures(
     """
     worked = {"rollout": tokens, "score": tokens * scores, "update": tokens * iterations, "step": tokens}
     figures = {}
-    for name, flops in step_flops(forward, scores, iterations).items():
+    phases = step_flops(forward, forward, scores=scores, iterations=iterations)
+    for name, flops in (phases | {"step": sum(phases.values())}).items():
         seconds = _median(rows, f"time/{name}_s")
         figures[f"{name}_s"] = seconds
         figures[f"{name}_tokens_per_s"] = worked[name] / seconds if seconds else 0.0
@@ -148,13 +135,6 @@ def _timed(config: Config, steps: int) -> Config:
         data=dataclasses.replace(config.data, eval=None),
         run=dataclasses.replace(config.run, dir=str(folder)),
     )
-
-
-def _scores(config: Config) -> int:
-    """How often a step scores its completions before the update."""
-    variant = config.make_variant()
-    own = config.train.updates_a_rollout > 1 or "entropy" in variant.needs
-    return int(variant.objective.needs_reference) + int(own)
 
 
 def _median(rows: list[dict[str, float]], name: str) -> float:

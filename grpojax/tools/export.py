@@ -24,14 +24,15 @@ def run(args: argparse.Namespace) -> int:
 
     from grpojax.host import settings
     from grpojax.models import hf
-    from grpojax.run import recipe, trainer
+    from grpojax.programs.policy import Policy
+    from grpojax.run import recipe, session
 
     file = Path(args.run_dir) / "config.json"
     if not file.is_file():
         raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
     config = settings.build(recipe.Config, json.loads(file.read_text(encoding="utf-8")))
-    policy = trainer.Policy(config)
-    params = trainer.load_policy_params(policy, config, args.run_dir, args.step)
+    policy = Policy(config.model, config.mesh)
+    params = session.load_policy_params(policy, args.run_dir, args.step)
     hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
     print(f"wrote {args.to}")
     return 0

@@ -19,8 +19,8 @@ def run(args: argparse.Namespace) -> int:
     os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles, and nothing runs
     import dataclasses
 
-    from grpojax.data import problems as data
-    from grpojax.models import Compute, hf
+    from grpojax import data
+    from grpojax.models import compute_of, hf
     from grpojax.run import recipe
     from grpojax.tools import planner
 
@@ -37,13 +37,8 @@ def run(args: argparse.Namespace) -> int:
         sampling=config.rollout,
         topology=args.topology,
         mesh=config.mesh,
-        compute=Compute(
-            dtype=config.model.dtype,
-            remat=config.model.remat,
-            attention=config.model.attention,
-            platform="tpu",
-        ),
-        objective=config.make_variant().objective,
+        compute=compute_of(config.model, platform="tpu"),
+        objective=config.method.variant.objective,
         optimizer=config.optimizer,
         minibatches=config.train.minibatches,
         microbatches=config.train.microbatches,

@@ -22,10 +22,12 @@ from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, flops, sharding
 from grpojax.models.sharding import MeshConfig
-from grpojax.programs import packing
-from grpojax.programs import update as step
+from grpojax.models.weight_table import shardings
+from grpojax.programs import lanes, packing, policy_update
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.programs.update import OptimizerConfig
+from grpojax.programs.state import abstract_state, decoder_network, make_reshard
+from grpojax.programs.update import make_update
 from grpojax.tools.hlo import Traffic, collectives
 from grpojax.types import PerToken, Prompts, TrainBatch
 
@@ -168,21 +170,25 @@ def _calls(
 ) -> tuple[dict[str, _Call], int]:
     """The programs of a run by name, and the bytes of its state and reference on one chip."""
     mesh, temperature = compute.mesh, sampling.temperature
-    optimize = step.make_optimizer(optimizer, updates=1000)
-    graph, state = step.abstract_state(config, optimize, mesh)
-    reshard = step.make_reshard(graph, compute)
+    optimize = make_optimizer(optimizer, updates=1000)
+    graph, network = decoder_network(config, optimize, mesh)
+    state = abstract_state({"policy": network}, mesh)["policy"]
+    reshard = make_reshard(compute)
     whole = jax.eval_shape(reshard, state.params)
-    whole = jax.tree.map(_abstract, whole, step.shardings(whole, mesh, sharding.ROLLOUT))
+    whole = jax.tree.map(_abstract, whole, shardings(whole, mesh, sharding.ROLLOUT))
     sampling = dataclasses.replace(sampling, group=batch.group, slots=min(sampling.slots, batch.group))
     key = _abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
     draw = jax.jit(
         lambda params, prompts, key: sample_groups(graph, params, prompts, key, sampling, eos_ids=(0,), compute=compute)
     )
-    update = step.make_train_step(graph, objective, optimize, compute, temperature=temperature, entropy=True)
-    score = step.make_score(graph, compute, temperature=temperature)
+    loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
+    update = make_update(loss, optimize, mesh)
+    score = policy_update.make_score(graph, compute, temperature=temperature)
     reference = state.params if objective.needs_reference else None
+    coef = jax.ShapeDtypeStruct((), np.float32)
+    frozen = {} if objective.entropy_target is None else {"entropy_coef": coef}
     return {
-        "update": _Call(update, (state, batch.packed), state),
+        "update": _Call(update, (state, frozen, batch.packed), state),
         "score": _Call(score, (state.params, batch.packed.rows), state.params),
         "rollout": _Call(draw, (whole, batch.prompts, key), ()),
         "reshard": _Call(reshard, (state.params,), state.params),
@@ -200,20 +206,17 @@ def _batch(
     microbatches: int,
 ) -> _Batch:
     """What the trainer would feed, every prompt and completion at its longest."""
-    tokens = np.zeros((prompts, prompt_tokens), np.int32)
-    zero = np.zeros(prompts, np.int32)
-    lanes = sharding.lanes(mesh)
-    spread, group = packing.spread(
-        Prompts(tokens=tokens, lengths=zero + prompt_tokens, uids=zero.astype(np.uint32), first_sample=zero),
-        sampling.group,
-        lanes,
-    )
-    if len(spread.lengths) // lanes % minibatches:
-        raise UserError(
-            f"train.minibatches={minibatches} does not divide {len(spread.lengths) // lanes} prompts a chip"
-        )
-    part = jax.tree.map(lambda x: x[: len(x) // minibatches], spread)
-    shape = (len(part.lengths), group, sampling.max_tokens)
+    parts = sharding.lanes(mesh)
+
+    def longest(count: int) -> tuple[Prompts, int]:
+        zero = np.zeros(count, np.int32)
+        tokens = np.zeros((count, prompt_tokens), np.int32)
+        whole = Prompts(tokens=tokens, lengths=zero + prompt_tokens, uids=zero.astype(np.uint32), first_sample=zero)
+        return lanes.spread(whole, sampling.group, parts)
+
+    spread, group = longest(prompts)
+    part, part_group = longest(prompts // minibatches)
+    shape = (len(part.lengths), part_group, sampling.max_tokens)
     full = np.zeros(shape, np.float32)
     reference = full if objective.needs_reference else None
     batch = TrainBatch(
@@ -222,7 +225,7 @@ def _batch(
         lengths=np.full(shape[:2], shape[2], np.int32),
         per_token=PerToken(advantages=full, weights=full, ref_logps=reference, sampler_logps=full),
     )
-    packed, _ = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=compute.needs_seats)
+    packed, _ = packing.pack(batch, lanes=parts, microbatches=microbatches, seats=compute.needs_seats)
 
     def place(tree: Any, *before: None) -> Any:
         def placed(x: np.ndarray) -> jax.ShapeDtypeStruct:

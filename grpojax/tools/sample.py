@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     import jax
     from flax import nnx
 
-    from grpojax.data import problems as data
+    from grpojax import data
     from grpojax.models import Compute, hf
     from grpojax.programs.sampler import SamplerConfig, sample_groups
 

@@ -17,19 +17,18 @@ from runs import environment
 from grpojax import losses, masked
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, score, sharding
+from grpojax.models.weight_table import Weight, shardings, zeros
 from grpojax.programs import packing, policy_update
-from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows, shardings
+from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
 from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.types import Mean
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
+# Of the toy network: a value head ``[D]``.
+TABLE = {"head": Weight(("embed",), zeros)}
+EXTRAS = {"norm": Weight(("hidden",), zeros)}
 POLICY, HEAD = optax.sgd(0.5, momentum=0.5), optax.adam(0.1)
-
-
-def head_axes(path, leaf):
-    """Of the toy network, a value head ``[D]``, and its moments."""
-    return ("embed",) if leaf.ndim else ()
 
 
 def batch(seed=0):
@@ -42,7 +41,7 @@ def batch(seed=0):
 
 def networks(mesh):
     graph, policy = decoder_network(CONFIG, POLICY, mesh)
-    head = Network(params={"head": jax.ShapeDtypeStruct((16,), jnp.float32)}, optimizer=HEAD, axes=head_axes)
+    head = Network(params={"head": jax.ShapeDtypeStruct((16,), jnp.float32)}, optimizer=HEAD, table=TABLE)
     return graph, {"policy": policy, "head": head}
 
 
@@ -70,12 +69,12 @@ def train(sizes, updates, start=None, microbatches=1):
         head = {"head": jnp.linspace(-1.0, 1.0, 16)}
         if mesh is not None:
             params = jax.device_put(params, shardings(params, mesh))
-            head = jax.device_put(head, shardings(head, mesh, axes=head_axes))
-        start = {"policy": init_state(params, POLICY, mesh), "head": init_state(head, HEAD, mesh, axes=head_axes)}
+            head = jax.device_put(head, shardings(head, mesh, table=TABLE))
+        start = {"policy": init_state(params, POLICY, mesh), "head": init_state(head, HEAD, mesh, table=TABLE)}
     step = make_joint_update(
         {
             "policy": Learns(loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY),
-            "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD, axes=head_axes),
+            "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD, table=TABLE),
         },
         mesh,
     )
@@ -106,14 +105,12 @@ def test_each_network_reads_the_other_as_it_was():
     graph, params = random_decoder(CONFIG)
     head = {"head": jnp.linspace(-1.0, 1.0, 16)}
     packed, _ = packing.pack(batch())
-    update = make_update(value_loss(graph, Compute()), HEAD, axes=head_axes)
-    want, _ = update(init_state(head, HEAD, axes=head_axes), {"policy": params}, packed)
+    update = make_update(value_loss(graph, Compute()), HEAD, table=TABLE)
+    want, _ = update(init_state(head, HEAD, table=TABLE), {"policy": params}, packed)
     got = train(None, 1)[0]["head"]
     np.testing.assert_array_equal(got.params["head"], want.params["head"])
     moved = train(None, 1)[0]["policy"].params
-    other, _ = update(
-        init_state({"head": jnp.linspace(-1.0, 1.0, 16)}, HEAD, axes=head_axes), {"policy": moved}, packed
-    )
+    other, _ = update(init_state({"head": jnp.linspace(-1.0, 1.0, 16)}, HEAD, table=TABLE), {"policy": moved}, packed)
     assert np.abs(np.asarray(other.opt_state[0].mu["head"]) - np.asarray(want.opt_state[0].mu["head"])).max() > 1e-4
 
 
@@ -161,8 +158,8 @@ def test_a_frozen_base_is_left_alone_by_its_extras():
 
         return policy(jax.tree_util.tree_map_with_path(joined, frozen["base"]), {}, part)
 
-    update = make_update(loss, optax.sgd(1.0), axes=head_axes)
-    state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), axes=head_axes)
+    update = make_update(loss, optax.sgd(1.0), table=EXTRAS)
+    state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), table=EXTRAS)
     packed, _ = packing.pack(batch(), microbatches=2)
     state, metrics = update(state, {"base": base}, packed)
     assert np.abs(np.asarray(state.params["norm"])).max() > 1e-4 and float(metrics["grad_norm"]) > 0

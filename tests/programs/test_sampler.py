@@ -13,7 +13,8 @@ from plain_decoder import BASE, random_decoder
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
 from grpojax.programs import drawing, packing, sampler
-from grpojax.programs import update as step
+from grpojax.models.weight_table import shardings
+from grpojax.programs.state import make_reshard
 from grpojax.programs.drawing import DrawConfig, draw
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.types import PerToken, Prompts, TrainBatch
@@ -100,9 +101,9 @@ def test_draws_do_not_depend_on_the_mesh(decoder, sizes):
     config = dataclasses.replace(BASE, vocab_size=56)  # a vocabulary that divides
     graph, params = random_decoder(config)
     want = run((graph, params), prompts, CONFIG)
-    placed = jax.device_put(params, step.shardings(params, mesh))
+    placed = jax.device_put(params, shardings(params, mesh))
     compute = Compute(mesh=mesh)
-    rollout_params = step.make_reshard(graph, compute)(placed)
+    rollout_params = make_reshard(compute)(placed)
     got = run((graph, rollout_params), prompts, CONFIG, compute=compute)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)

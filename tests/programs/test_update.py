@@ -12,6 +12,7 @@ from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder, with_
 from grpojax import advantages, losses, masked, variants
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, sharding
+from grpojax.models.weight_table import shardings
 from grpojax.programs import optimizer as opt
 from grpojax.programs import packing, policy_update, state
 from grpojax.programs.update import make_update
@@ -47,7 +48,7 @@ def update(batch, objective, *, sizes=None, microbatches=1, compute=None, optimi
     compute = dataclasses.replace(compute or Compute(), mesh=mesh)
     graph, params = random_decoder(CONFIG)
     if mesh is not None:
-        params = jax.device_put(params, state.shardings(params, mesh))
+        params = jax.device_put(params, shardings(params, mesh))
     tx = opt.make_optimizer(optimizer, 10)
     learner = state.init_state(params, tx, mesh)
     packed, _ = packing.pack(batch, lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
@@ -171,14 +172,14 @@ def test_meshes_that_do_not_fit_are_refused():
 def test_abstract_state_is_the_state():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
     tx = opt.make_optimizer(opt.OptimizerConfig(), 10)
-    _, abstract = step.abstract_state(CONFIG, tx, mesh)
-    params = jax.device_put(random_decoder(CONFIG)[1], state.shardings(abstract.params, mesh))
+    abstract = state.abstract_state({"policy": state.decoder_network(CONFIG, tx, mesh)[1]}, mesh)["policy"]
+    params = jax.device_put(random_decoder(CONFIG)[1], shardings(abstract.params, mesh))
     learner = state.init_state(params, tx, mesh)
 
     def same(a, x):
         assert (a.shape, a.dtype) == (x.shape, x.dtype) and x.sharding.is_equivalent_to(a.sharding, x.ndim)
 
-    jax.tree.map(same, abstract, real)
+    jax.tree.map(same, abstract, learner)
     cut = [x for x in jax.tree.leaves(abstract) if not x.sharding.is_fully_replicated]
     assert len(cut) > 20
     assert all(x.dtype == jnp.float32 for x in cut)

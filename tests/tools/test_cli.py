@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpojax import rewards
-from grpojax.data import problems as data
+from grpojax import data, rewards
 from grpojax.host.errors import UserError
 from grpojax.tools import cli
 
