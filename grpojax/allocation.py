@@ -8,15 +8,16 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpojax import masked
 from grpojax.advantages import Signals, Transform, judged, need, per_sample
-from grpojax.types import pytree
+from grpojax.types import Array, PerPrompt, Samples, Scalar, is_concrete, pytree
 
 # --- which prompts are kept
 
 
-def pass_rate(rewards, valid=None, *, success: float = 1.0):
+def pass_rate(rewards: Samples, valid: Samples | None = None, *, success: float = 1.0) -> PerPrompt:
     """``[P]`` float32: the share of a group's valid samples with a reward of at least ``success``; of ``[P, G]``.
 
     ``Σ 1[r_i >= success] / n`` over the n valid samples, for the filter of DAPO (arXiv 2503.14476; `keep_prompts`).
@@ -31,34 +32,52 @@ def pass_rate(rewards, valid=None, *, success: float = 1.0):
 
 
 def keep_prompts(
-    metrics: Mapping[str, jax.Array],
+    metrics: Mapping[str, Samples],
     on: str,
     *,
-    above: float | None = 0.0,
-    below: float | None = 1.0,
-    success: float = 1.0,
-):
-    """Dynamic sampling's keep mask ``[P]`` bool: prompts with a pass rate strictly between two bounds.
+    above: float | None = None,
+    below: float | None = None,
+    success: float | None = None,
+) -> PerPrompt:
+    """Dynamic sampling's keep mask ``[P]`` bool: the groups whose samples differ in the metric called ``on``.
 
-    DAPO (arXiv 2503.14476) keeps ``0 < pass rate < 1`` and samples on until a batch is full. The metric is named: the
-    total reward varies within a group through format or length terms alone, which would keep groups that teach nothing.
-    NGRPO drops all-correct groups only (``above=None``), ScaleRL those from 0.9 on too (``below=0.9``).
+    On a metric of 0 and 1 that is DAPO's ``0 < pass rate < 1`` (arXiv 2503.14476), which samples on until a batch is
+    full. The metric is named: the total reward varies within a group through format or length terms alone, which would
+    keep groups that teach nothing.
+
+    With a bound, the pass rate decides in place of the variance: NGRPO drops all-correct groups only (``below=1.0``).
+    A group without any valid sample is dropped.
 
     Args:
       metrics: name to ``[P, G]``; a value that is not finite counts nowhere.
       on: the name of the one that decides, such as "accuracy".
-      above, below: bounds of the pass rate; None for none. A group without any valid sample is dropped.
-      success: from where on a sample passes.
+      above, below: bounds of the pass rate, both strict; None for none. They are for metrics of 0 and 1: where the
+        values are concrete another one raises, unless ``success`` is given.
+      success: from where on a sample passes. A graded metric becomes one of 0 and 1 by it, with bounds or without.
 
     Example:
-      >>> keep_prompts({"accuracy": jnp.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])}, "accuracy").tolist()
-      [False, True, False]
+      >>> accuracy = {"accuracy": jnp.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])}
+      >>> keep_prompts(accuracy, "accuracy").tolist(), keep_prompts(accuracy, "accuracy", below=1.0).tolist()
+      ([False, True, False], [True, True, False])
     """
     if on not in metrics:
         raise ValueError(f"keep_prompts(on={on!r}): no such metric; there are {', '.join(sorted(metrics))}")
+    bounded = above is not None or below is not None
+    if bounded and success is None and is_concrete(metrics[on]):
+        known = np.asarray(metrics[on], np.float32)
+        graded = known[np.isfinite(known) & (known != 0) & (known != 1)]
+        if graded.size:
+            raise ValueError(
+                f"keep_prompts(on={on!r}, above={above}, below={below}): bounds of the pass rate are for 0 and 1, and "
+                f"{on!r} has {graded[0]:g}; give success, from where on a sample passes, or no bounds"
+            )
     values = jnp.asarray(metrics[on], jnp.float32)
     valid = jnp.isfinite(values)
-    rate = pass_rate(values, valid, success=success)
+    if success is not None:
+        values = (values >= success).astype(jnp.float32)
+    if not bounded:
+        return ~masked.all_equal(values, valid, 1)
+    rate = pass_rate(values, valid)
     keep = valid.any(1)
     if above is not None:
         keep &= rate > above
@@ -67,11 +86,32 @@ def keep_prompts(
     return keep
 
 
+def solved(metric: Samples, share: float = 1.0, *, success: float = 1.0) -> PerPrompt:
+    """``[P]`` bool: the prompts whose pass rate has reached ``share``; of ``[P, G]``.
+
+    What `cull` marks. ScaleRL (arXiv 2510.13786) no longer draws a prompt in later epochs once 0.9 of its samples
+    passed; the third of the experiments in `grpojax.variants` takes 1.
+
+    Args:
+      metric: ``[P, G]``; what is not finite does not count, and a prompt without any sample that does is not solved.
+      share: of the samples that count, in (0, 1].
+      success: from where on a sample passes.
+
+    Example:
+      >>> metric = jnp.array([[1.0] * 9 + [0.0], [1.0] * 8 + [0.0] * 2])
+      >>> solved(metric, 0.9).tolist(), solved(metric).tolist()
+      ([True, False], [False, False])
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"solved(share={share}): must be over 0 and at most 1")
+    return pass_rate(metric, success=success) > share - 1e-5  # 9 / 10 may be rounded to under 0.9
+
+
 @pytree
 class Culling:
     """When each prompt of the data set was last found solved.
 
-    For culling, the third of the experiments in `grpojax.variants`. A pytree.
+    For culling, the third of the experiments in `grpojax.variants`, and ScaleRL's rule (`solved`). A pytree.
 
     Attributes:
       solved: ``[N]`` int32, the epoch, or -1.
@@ -81,7 +121,7 @@ class Culling:
       [-1, 0]
     """
 
-    solved: jax.Array
+    solved: Array
 
 
 def start_culling(n: int) -> Culling:
@@ -96,10 +136,13 @@ def start_culling(n: int) -> Culling:
     return Culling(solved=jnp.full(n, -1, jnp.int32))
 
 
-def cull(state: Culling, rows, rewards, epoch, *, reward_max: float = 1.0) -> Culling:
-    """Marks the prompts whose valid rewards all reach ``reward_max`` as solved in ``epoch``.
+def cull(
+    state: Culling, rows: PerPrompt, rewards: Samples, epoch: Scalar, *, reward_max: float = 1.0, share: float = 1.0
+) -> Culling:
+    """Marks the prompts of whose valid rewards a ``share`` reaches ``reward_max`` as solved in ``epoch`` (`solved`).
 
-    The third of the experiments in `grpojax.variants`: a prompt is solved if ``min_i r_i >= reward_max``.
+    The third of the experiments in `grpojax.variants`: a prompt is solved if ``min_i r_i >= reward_max``. ScaleRL's
+    no-positive resampling (arXiv 2510.13786) has ``share`` 0.9.
 
     Args:
       state: so far.
@@ -107,19 +150,18 @@ def cull(state: Culling, rows, rewards, epoch, *, reward_max: float = 1.0) -> Cu
       rewards: ``[P, G]``; a sample whose reward is not finite does not count, and a group of such is not solved.
       epoch: ``[]`` int32.
       reward_max: the best reward there is.
+      share: of the valid samples, in (0, 1].
 
     Example:
       >>> rewards = jnp.array([[1.0, 1.0], [1.0, 0.0]])
       >>> cull(start_culling(3), jnp.array([2, 0]), rewards, 4).solved.tolist()
       [-1, -1, 4]
     """
-    rewards = jnp.asarray(rewards, jnp.float32)
-    valid = jnp.isfinite(rewards)
-    solved = valid.any(1) & (~valid | (rewards >= reward_max)).all(1)
-    return Culling(solved=state.solved.at[rows].max(jnp.where(solved, jnp.asarray(epoch, jnp.int32), jnp.int32(-1))))
+    now = jnp.where(solved(rewards, share, success=reward_max), jnp.asarray(epoch, jnp.int32), jnp.int32(-1))
+    return Culling(solved=state.solved.at[rows].max(now))
 
 
-def active(state: Culling, epoch, *, readmit_after: int | None = None):
+def active(state: Culling, epoch: Scalar, *, readmit_after: int | None = None) -> Array:
     """``[N]`` bool: the prompts to sample in ``epoch``: not solved in an earlier one, or ``readmit_after`` epochs ago.
 
     A prompt solved in epoch e is left out from e + 1 on; with ``readmit_after=2`` it is back in e + 3. None never
@@ -143,7 +185,7 @@ def active(state: Culling, epoch, *, readmit_after: int | None = None):
 # --- how many samples each prompt gets
 
 
-def t_quantile(p: float, dof):
+def t_quantile(p: float, dof: Array) -> Array:
     """Quantile of Student's t, ``p`` in (1/2, 1), for ``dof`` degrees of freedom ``[...]``; by bisection.
 
     The t with ``½ I_{ν / (ν + t²)}(ν / 2, ½) = 1 - p``, I the regularised incomplete beta function and ν = ``dof``;
@@ -157,7 +199,7 @@ def t_quantile(p: float, dof):
         raise ValueError(f"t_quantile({p}): must be between 1/2 and 1")
     dof = jnp.asarray(dof, jnp.float32)
 
-    def halve(_, bounds):
+    def halve(_: Scalar, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = 0.5 * (low + high)
         tail = 0.5 * jax.scipy.special.betainc(0.5 * dof, 0.5, dof / (dof + jnp.square(middle)))
@@ -169,7 +211,7 @@ def t_quantile(p: float, dof):
     return jax.lax.fori_loop(0, 50, halve, start)[1]
 
 
-def xrpo_priority(std, counts, *, bonus: float = 1.0, confidence: float = 0.95):
+def xrpo_priority(std: PerPrompt, counts: PerPrompt, *, bonus: float = 1.0, confidence: float = 0.95) -> PerPrompt:
     """How much one more sample of each prompt is worth, ``[P]`` (XRPO, arXiv 2510.06672)::
 
       h(n) = t_{(1 + confidence) / 2, n - 1} std / sqrt(n)      half-width of the mean reward's interval
@@ -191,15 +233,20 @@ def xrpo_priority(std, counts, *, bonus: float = 1.0, confidence: float = 0.95):
       [1.043, 1.043]
     """
     n = jnp.asarray(counts).astype(jnp.float32)
-    quantile = lambda n: t_quantile(0.5 + 0.5 * confidence, jnp.maximum(n - 1.0, 1.0))  # noqa: E731
     std = jnp.where(jnp.isfinite(std), std, 0.0)
-    width = lambda n: quantile(n) * std / jnp.sqrt(jnp.maximum(n, 1.0))  # noqa: E731
+
+    def width(n: PerPrompt) -> PerPrompt:
+        quantile = t_quantile(0.5 + 0.5 * confidence, jnp.maximum(n - 1.0, 1.0))
+        return quantile * std / jnp.sqrt(jnp.maximum(n, 1.0))
+
     gain = jnp.where(n > 1, width(n) - width(n + 1.0), 0.0)
     explore = bonus * jnp.sqrt(jnp.log1p(n.sum()) / jnp.maximum(n, 1.0))
     return jnp.where(n > 0, gain + explore, jnp.inf)
 
 
-def xrpo_allocate(std, counts, budget: int, *, bonus: float = 1.0, confidence: float = 0.95):
+def xrpo_allocate(
+    std: PerPrompt, counts: PerPrompt, budget: int, *, bonus: float = 1.0, confidence: float = 0.95
+) -> PerPrompt:
     """How many of ``budget`` further samples each prompt gets, ``[P]`` int32: one by one to the largest priority.
 
     ``std`` stays as it is, the counts grow as samples are given away; ties go to the first prompt. The paper starts
@@ -212,7 +259,7 @@ def xrpo_allocate(std, counts, budget: int, *, bonus: float = 1.0, confidence: f
       [1, 2, 0]
     """
 
-    def give(_, given):
+    def give(_: Scalar, given: PerPrompt) -> PerPrompt:
         priority = xrpo_priority(std, counts + given, bonus=bonus, confidence=confidence)
         return given.at[jnp.argmax(priority)].add(1)
 
@@ -223,7 +270,7 @@ def xrpo_allocate(std, counts, budget: int, *, bonus: float = 1.0, confidence: f
 # --- rewards that depend on lengths
 
 
-def overlong_penalty(lengths, limit: int, buffer: int):
+def overlong_penalty(lengths: Array, limit: int, buffer: int) -> Array:
     """Soft overlong punishment (DAPO, arXiv 2503.14476): 0 up to ``limit - buffer`` tokens, -1 from ``limit`` on.
 
     Linear in between. The paper has 20480 and 4096.
@@ -239,22 +286,33 @@ def overlong_penalty(lengths, limit: int, buffer: int):
     return jnp.clip(left / buffer, -1.0, 0.0)
 
 
-def soft_overlong(limit: int, buffer: int) -> Transform:
-    """``r_i + overlong_penalty``, for `grpojax.advantages.chain`'s ``reward``.
+def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
+    """``r_i + factor overlong_penalty``, for `grpojax.advantages.chain`'s ``reward``.
+
+    DAPO's punishment (arXiv 2503.14476) is for a correctness of ±1: at the limit it takes half of the span between
+    wrong and right. For rewards of 0 and 1 that half is a factor of 0.5. With 1 a right sample at the limit counts as
+    little as a wrong one: in a group of 8, four right and one of them at the limit, it has A = -0.72 (ddof 1); with 0.5
+    +0.13.
 
     Rewards are no longer binary then: filters must look at accuracy (`keep_prompts`).
-    On ``[P, G]``, ``signals.lengths`` in tokens (DAPO, arXiv 2503.14476).
+    On ``[P, G]``, ``signals.lengths`` in tokens.
+
+    Args:
+      limit, buffer: as in `overlong_penalty`.
+      factor: half of the span of the rewards that it is added to; 1 for DAPO's ±1.
 
     Example:
       >>> from grpojax.advantages import chain
       >>> signals = Signals(lengths=jnp.array([[80, 90, 100]]))
       >>> chain(reward=soft_overlong(100, 20))(jnp.ones((1, 3)), signals).tolist()
-      [[1.0, 0.5, 0.0]]
+      [[1.0, 0.75, 0.5]]
     """
+    if factor < 0:
+        raise ValueError(f"soft_overlong(factor={factor}): must be at least 0")
 
-    def reward(values, signals: Signals):
+    def reward(values: Samples, signals: Signals) -> Samples:
         lengths = need(signals, "lengths", "soft_overlong")
-        return per_sample(values, "soft_overlong") + overlong_penalty(lengths, limit, buffer)
+        return per_sample(values, "soft_overlong") + factor * overlong_penalty(lengths, limit, buffer)
 
     return reward
 
@@ -284,7 +342,7 @@ def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 
     if not 0 < share <= 1 or not 0 <= alpha <= 1:
         raise ValueError(f"length_selected(alpha={alpha}, share={share}): alpha in [0, 1], share in (0, 1]")
 
-    def reward(values, signals: Signals):
+    def reward(values: Samples, signals: Signals) -> Samples:
         values, (outcome, valid) = per_sample(values, "length_selected"), judged(signals)
         lengths = jnp.asarray(need(signals, "lengths", "length_selected")).astype(jnp.float32)
         right = valid & (outcome >= success)

@@ -1,16 +1,20 @@
 """What to watch in a run: likelihood displacement, groups, mismatch, collapse. Pure functions that import jax only."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from grpojax import masked
 from grpojax.credit import influence
-from grpojax.types import pytree
+from grpojax.types import AnyTokens, Array, Hidden, Max, Mean, PerPrompt, Samples, Scalar, Tokens, pytree
 
 
-def likelihood_displacement(before, after, rewards, mask=None, *, success: float = 1.0):
+def likelihood_displacement(
+    before: Array, after: Array, rewards: Samples, mask: Tokens | None = None, *, success: float = 1.0
+) -> PerPrompt:
     """``Δ(x) = mean over right samples of [log π'(y | x) - log π(y | x)]``, joint log-probs: ``[P]``, nats.
 
     At or under 0: the right answers got less likely although they were rewarded (lazy likelihood displacement, arXiv
@@ -39,7 +43,16 @@ def likelihood_displacement(before, after, rewards, mask=None, *, success: float
     return jnp.where(right.any(1), masked.mean(change, right, 1), jnp.nan)
 
 
-def exact_displacement(params, problems, logps, update, rewards, mask, *, success: float = 1.0):
+def exact_displacement(
+    params: Any,
+    problems: Any,
+    logps: Callable[[Any, Any], Array],
+    update: Callable[[Any, Any], Any],
+    rewards: Samples,
+    mask: Tokens,
+    *,
+    success: float = 1.0,
+) -> PerPrompt:
     """Δ(x) as it is defined: one update on each prompt alone, every one from the same weights (arXiv 2505.18830).
 
     Prompts go one after the other, as each has weights of its own.
@@ -67,7 +80,9 @@ def exact_displacement(params, problems, logps, update, rewards, mask, *, succes
     return likelihood_displacement(before, after, rewards, mask, success=success)
 
 
-def gwhes(probs, hidden, columns, mask, rewards, *, success: float = 1.0):
+def gwhes(
+    probs: Array, hidden: Hidden, columns: Tokens, mask: Tokens, rewards: Samples, *, success: float = 1.0
+) -> Samples:
     """Group weighted hidden embedding score of each right sample, ``[P, G]`` (arXiv 2505.18830)::
 
       p⁻ Σ_k Σ_{wrong j, k'} <g, g><h, h> - p⁺ Σ_k Σ_{right i', k''} <g, g><h, h>
@@ -102,12 +117,13 @@ def gwhes(probs, hidden, columns, mask, rewards, *, success: float = 1.0):
     return jnp.where(right & mixed, scores, 0.0)
 
 
-def group_statistics(metric, *, success: float = 1.0, fail: float = 0.0):
+def group_statistics(metric: Samples, *, success: float = 1.0, fail: float = 0.0) -> dict[str, Scalar]:
     """Shares of groups, ``{name: [] float32}``, of a metric ``[P, G]`` such as accuracy.
 
-    ``all_fail`` (no sample over ``fail``), ``all_correct`` (every valid sample at least ``success``), ``zero_variance`` (all
-    equal: nothing to learn from a centred advantage), ``invalid`` (share of *samples* whose metric is not finite). A
-    group without a valid sample is in none of the first three, and not in what they are shares of.
+    ``all_fail`` (no sample over ``fail``), ``all_correct`` (every valid sample at least ``success``),
+    ``zero_variance`` (all equal: nothing to learn from a centred advantage), ``invalid`` (share of *samples* whose
+    metric is not finite). A group without a valid sample is in none of the first three, and not in what they are shares
+    of.
 
     The shares that dynamic sampling acts on (DAPO, arXiv 2503.14476; `grpojax.allocation.keep_prompts`).
 
@@ -119,7 +135,10 @@ def group_statistics(metric, *, success: float = 1.0, fail: float = 0.0):
     metric = jnp.asarray(metric, jnp.float32)
     valid = jnp.isfinite(metric)
     there = valid.any(1)
-    share = lambda which: masked.mean(which.astype(jnp.float32), there)  # noqa: E731
+
+    def share(which: PerPrompt) -> Scalar:
+        return masked.mean(which.astype(jnp.float32), there)
+
     return {
         "all_fail": share(masked.all_fail(metric, valid, fail)),
         "all_correct": share((~valid | (metric >= success)).all(1)),
@@ -128,7 +147,7 @@ def group_statistics(metric, *, success: float = 1.0, fail: float = 0.0):
     }
 
 
-def advantage_sums(advantages, weights):
+def advantage_sums(advantages: Tokens, weights: Tokens) -> PerPrompt:
     """``Σ w A`` of each group, ``[P]``: which way it moves the likelihood of its samples as a whole, at ratio 1.
 
     0 for centred advantages that are aggregated over samples; with lengths in the weights it need not be.
@@ -145,7 +164,7 @@ def advantage_sums(advantages, weights):
     return masked.total(jnp.where(mask, advantages, 0.0) * weights, mask, (1, 2))
 
 
-def effective_tokens(advantages, weights):
+def effective_tokens(advantages: Tokens, weights: Tokens) -> dict[str, Scalar]:
     """How many tokens the update is spread over: ``(Σ |w A|)² / Σ (w A)²``, and the share of tokens with A != 0.
 
     Kish's effective sample size, with ``|w A|`` for the weights; both arguments are ``[P, G, T]``.
@@ -168,36 +187,49 @@ def effective_tokens(advantages, weights):
     }
 
 
-def mismatch(train_logps, sampler_logps, mask):
-    """How far trainer and sampler disagree on the sampled tokens, ``{name: [] float32}``, nats.
+def mismatch(train_logps: AnyTokens, sampler_logps: AnyTokens, mask: AnyTokens) -> dict[str, Mean | Max]:
+    """How far trainer and sampler disagree on the sampled tokens, as metrics that add up over parts of a batch.
 
-    ``mean`` and ``max`` of |log π_train - log π_sampler|; ``k1`` and ``k3``, two estimates of KL(π_sampler || π_train);
-    ``ratio_mean`` of π_train / π_sampler, 1 where the sampler's log-probs are those of a whole distribution;
-    ``effective_sample_size``, ``(Σ w)² / (N Σ w²)``.
+    ``logp_difference`` and ``logp_difference_max``: mean and largest |log π_train - log π_sampler|, nats.
+    ``sampler_kl``: KL(π_sampler || π_train) by k3 (`grpojax.losses.kl`), nats. ``sampler_ratio``: π_train / π_sampler,
+    the weight of `grpojax.losses.importance_correction`; over the sampler's own tokens its mean is 1 but for noise.
+    ``sampler_ratio_square``: its square, for `effective_sample_size`.
 
-    All arguments are ``[..., T]``. k1 and k3 are the estimators of `grpojax.losses.kl`, π_train / π_sampler is the
-    weight of `grpojax.losses.importance_correction`.
+    All arguments are ``[..., T]``; what stands outside of ``mask`` is never read, and all of it is constant for the
+    gradient. What goes into exp is limited to ±20 nats.
 
     Example:
       >>> train, sampler = jnp.log(jnp.array([0.5, 0.3, 0.2, 0.1])), jnp.log(jnp.array([0.4, 0.5, 0.05, 0.1]))
       >>> apart = mismatch(train, sampler, jnp.ones(4, bool))
-      >>> round(float(apart["max"]), 4), round(float(apart["ratio_mean"]), 4)
+      >>> round(float(apart["logp_difference_max"].value), 4), round(float(apart["sampler_ratio"].value), 4)
       (1.3863, 1.7125)
     """
-    d = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
-    apart = d - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32)
-    d = jnp.clip(apart, -20.0, 20.0)  # of what goes into exp
+    train, sampler = (jax.lax.stop_gradient(x) for x in masked.float32(train_logps, sampler_logps))
+    difference = jnp.where(mask, train - sampler, 0.0)
+    apart = jnp.abs(difference)
+    d = jnp.clip(difference, -20.0, 20.0)
     ratio = jnp.exp(d)
     n = jnp.asarray(mask).sum().astype(jnp.float32)
-    squares = masked.total(jnp.square(ratio), mask)
     return {
-        "mean": masked.mean(jnp.abs(apart), mask),
-        "max": jnp.where(mask, jnp.abs(apart), 0.0).max(),
-        "k1": masked.mean(-d, mask),
-        "k3": masked.mean(jnp.expm1(d) - d, mask),
-        "ratio_mean": masked.mean(ratio, mask),
-        "effective_sample_size": jnp.square(masked.total(ratio, mask)) / jnp.maximum(n * squares, 1e-30),
+        "logp_difference": Mean(total=apart.sum(), count=n),
+        "logp_difference_max": Max(value=apart.max()),
+        "sampler_kl": Mean(total=(jnp.expm1(d) - d).sum(), count=n),
+        "sampler_ratio": Mean(total=masked.total(ratio, mask), count=n),
+        "sampler_ratio_square": Mean(total=masked.total(jnp.square(ratio), mask), count=n),
     }
+
+
+def effective_sample_size(ratio: Mean, ratio_square: Mean) -> Scalar:
+    """``(Σ w)² / (N Σ w²)`` of importance weights w, ``[]`` in [0, 1]: 1 where all are equal, 0 of none.
+
+    Args:
+      ratio, ratio_square: the means of w and of w² over the same tokens, as `mismatch` gives them.
+
+    Example:
+      >>> float(effective_sample_size(Mean(total=2.0, count=2.0), Mean(total=4.0, count=2.0)))
+      0.5
+    """
+    return jnp.square(ratio.value) / jnp.maximum(ratio_square.value, 1e-30)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,7 +256,7 @@ class CollapseLimits:
     displacement: float = 0.0
     deviations: float = 2.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.window < 2:
             raise ValueError(f"window={self.window}: must be at least 2 steps")
 
@@ -246,14 +278,14 @@ class Alarm:
       (False, True)
     """
 
-    entropy_collapse: jax.Array
-    entropy_explosion: jax.Array
-    entropy_falling: jax.Array
-    displacement: jax.Array
-    not_finite: jax.Array
+    entropy_collapse: Scalar
+    entropy_explosion: Scalar
+    entropy_falling: Scalar
+    displacement: Scalar
+    not_finite: Scalar
 
     @property
-    def any(self):
+    def any(self) -> Scalar:
         """Whether one of them is set, ``[]`` bool."""
         return (
             self.entropy_collapse | self.entropy_explosion | self.entropy_falling | self.displacement | self.not_finite
@@ -263,17 +295,20 @@ class Alarm:
 _DEFAULT_LIMITS = CollapseLimits()
 
 
-def collapse_alarm(entropy, displacement, limits: CollapseLimits = _DEFAULT_LIMITS) -> Alarm:
+def collapse_alarm(
+    entropy: Array, displacement: Array | None = None, limits: CollapseLimits = _DEFAULT_LIMITS
+) -> Alarm:
     """Whether recent metrics look like the start of a collapse: a pure function of their history.
 
-    Trends are least-squares lines over the newest ``limits.window`` steps; with fewer than two steps nothing falls.
+    Trends are least-squares lines over the newest ``limits.window`` steps; with fewer than two steps nothing falls. A
+    caller that gives just these, once there are as many, compiles one program.
 
     The rules are this package's own, as `Alarm` and `CollapseLimits` state them; Δ is that of arXiv 2505.18830.
 
     Args:
       entropy: ``[S]`` mean entropy of the last S steps, oldest first, nats a token.
       displacement: ``[S]`` Δ of the same steps (`likelihood_displacement`, mean over prompts). NaN where a step has no
-        right sample; such steps are left out of its trend.
+        right sample; such steps are left out of its trend. None where nobody measures it: it then never rings.
       limits: when it rings.
 
     Example:
@@ -282,12 +317,13 @@ def collapse_alarm(entropy, displacement, limits: CollapseLimits = _DEFAULT_LIMI
       (True, False, False)
     """
     entropy = jnp.asarray(entropy, jnp.float32)[-limits.window :]
-    delta = jnp.asarray(displacement, jnp.float32)[-limits.window :]
+    delta = jnp.full_like(entropy, jnp.nan) if displacement is None else jnp.asarray(displacement, jnp.float32)
+    delta = delta[-limits.window :]
     if entropy.shape != delta.shape or entropy.ndim != 1 or not entropy.size:
         raise ValueError(f"collapse_alarm of {entropy.shape} and {delta.shape}: the same steps, at least one")
     steps = jnp.arange(entropy.size, dtype=jnp.float32)
 
-    def line(y):
+    def line(y: Array) -> tuple[Scalar, Scalar, tuple[Scalar, Scalar], Scalar]:
         known = jnp.isfinite(y)
         x = jnp.where(known, steps - masked.mean(steps, known), 0.0)
         spread = jnp.maximum(jnp.square(x).sum(), 1e-30)

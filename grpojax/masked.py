@@ -2,8 +2,12 @@
 
 import jax.numpy as jnp
 
+from grpojax.types import AnyTokens, Array, PerPrompt, Samples
 
-def from_lengths(lengths, size: int):
+Axis = int | tuple[int, ...] | None
+
+
+def from_lengths(lengths: Array, size: int) -> Array:
     """``[...]`` lengths to a ``[..., size]`` bool mask of the first ``lengths`` positions.
 
     ``mask_t = t < length``; int32 lengths in tokens.
@@ -16,7 +20,7 @@ def from_lengths(lengths, size: int):
     return jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), (*lengths.shape, size)) < lengths[..., None]
 
 
-def float32(*arrays):
+def float32(*arrays: Array) -> tuple[Array, ...]:
     """The arrays as float32, a tuple of them.
 
     Example:
@@ -26,7 +30,7 @@ def float32(*arrays):
     return tuple(jnp.asarray(x, jnp.float32) for x in arrays)
 
 
-def total(x, mask, axis=None, keepdims=False):
+def total(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Sum of ``x`` where ``mask``; what stands elsewhere, NaN included, has no part in value or gradient.
 
     ``Σ m x``, float32: ``x`` and ``mask`` of one shape ``[...]``, reduced over ``axis`` as in numpy.
@@ -38,7 +42,7 @@ def total(x, mask, axis=None, keepdims=False):
     return jnp.where(mask, jnp.asarray(x, jnp.float32), 0.0).sum(axis, keepdims=keepdims)
 
 
-def mean(x, mask, axis=None, keepdims=False):
+def mean(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Mean where ``mask``; 0 where nothing is.
 
     ``Σ m x / Σ m``, shapes as in `total`.
@@ -51,7 +55,7 @@ def mean(x, mask, axis=None, keepdims=False):
     return total(x, mask, axis, keepdims) / jnp.maximum(n, 1.0)
 
 
-def variance(x, mask, axis=None, keepdims=False, *, ddof: int = 0):
+def variance(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False, *, ddof: int = 0) -> Array:
     """Variance where ``mask``, from centred values (``E[x²] - E[x]²`` cancels); 0 with ``ddof`` entries or fewer.
 
     ``Σ m (x - mean)² / (Σ m - ddof)``, shapes as in `total`.
@@ -67,7 +71,7 @@ def variance(x, mask, axis=None, keepdims=False, *, ddof: int = 0):
     return jnp.where(n > ddof, squares / jnp.maximum(n - ddof, 1.0), 0.0)
 
 
-def all_equal(x, mask, axis=None, keepdims=False):
+def all_equal(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
     """Whether the entries where ``mask`` are all the same number; true of one entry and of none.
 
     Compares the largest with the smallest: a variance of equal floats such as 0.1 need not be 0.
@@ -85,7 +89,7 @@ def all_equal(x, mask, axis=None, keepdims=False):
     return high <= low
 
 
-def sequence_total(x, mask, segments=None):
+def sequence_total(x: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = None) -> AnyTokens:
     """Sum of ``x`` over the tokens of a sequence, given to every token of it: ``[..., T]`` to ``[..., T]``.
 
     ``y_t = Σ_s m_s x_s`` over the s of t's sequence, float32.
@@ -111,7 +115,7 @@ def sequence_total(x, mask, segments=None):
     return sums[rows, ids].reshape(x.shape)
 
 
-def sequence_mean(x, mask, segments=None):
+def sequence_mean(x: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = None) -> AnyTokens:
     """Mean of ``x`` over the tokens of a sequence, given to every token of it; 0 where none counts.
 
     ``Σ m x / Σ m`` of t's sequence, ``[..., T]`` to ``[..., T]``; arguments as in `sequence_total`.
@@ -125,7 +129,22 @@ def sequence_mean(x, mask, segments=None):
     return sequence_total(x, mask, segments) / jnp.maximum(n, 1.0)
 
 
-def all_fail(rewards, valid, fail_reward: float = 0.0):
+def deviation(x: Array, mask: Array, axis: Axis = None, ddof: int = 0) -> tuple[Array, Array]:
+    """``(std, dead)``: the deviation where ``mask``, and whether there is none: all equal, or no more than ``ddof``.
+
+    ``sqrt(variance)`` and bool, shapes as in `total` with the reduced dimensions kept.
+
+    Example:
+      >>> std, dead = deviation(jnp.array([[1.0, 3.0], [0.1, 0.1]]), jnp.ones((2, 2), bool), 1)
+      >>> std[0].tolist(), dead.tolist()
+      ([1.0], [[False], [True]])
+    """
+    n = jnp.asarray(mask).sum(axis, keepdims=True)
+    std = jnp.sqrt(variance(x, mask, axis, keepdims=True, ddof=ddof))
+    return std, all_equal(x, mask, axis, keepdims=True) | (n <= ddof)
+
+
+def all_fail(rewards: Samples, valid: Samples, fail_reward: float = 0.0) -> PerPrompt:
     """``[P]`` bool: the group has valid samples, and the reward of none is over ``fail_reward``; of ``[P, G]``.
 
     The groups that NGRPO (arXiv 2509.18851) and the fourth and fifth experiments in `grpojax.variants` are about.

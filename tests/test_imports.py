@@ -16,7 +16,7 @@ ROOT = Path(grpojax.__file__).parent
 
 # A module imports from its own branch and from the layers above it here. A package stands for all that is in it.
 LAYERS = [
-    [{"types"}, {"masked"}, {"host"}],
+    [{"types", "masked"}, {"host"}],
     [{"advantages"}],
     [{"credit"}, {"allocation"}, {"losses"}],
     [{"variants"}, {"diagnostics"}],

@@ -1,0 +1,188 @@
+"""Methods that give a group's samples their advantages by a rule of their own, ``[P, G]``."""
+
+import jax
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.advantages.baselines import center
+from grpojax.advantages.signals import Signals, Transform, judged, need, per_sample
+from grpojax.types import Array, Samples, is_concrete
+
+
+def virtual_best(reward_max: float = 1.0, count: int = 1, *, ddof: int = 1, eps: float = 1e-6) -> Transform:
+    """Mean and deviation over the group *and* ``count`` virtual samples that have ``reward_max``.
+
+    ``A_i = (r_i - mean') / (std' + eps)`` for the real samples (NGRPO, arXiv 2509.18851, as its code has it). A
+    group in which all fail gets ``-1 / sqrt(G + 1)`` (ddof 1) each, and one in which all are right exactly 0. In all
+    other groups the sum is negative: the method pairs this with a tighter lower clip. A group of one is no exception:
+    one failure gives ``-1 / sqrt(2)`` (the authors' code leaves its reward as it is). A reward over ``reward_max``
+    raises where the rewards are concrete and counts as ``reward_max`` under jit.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> fails = chain(virtual_best())(jnp.zeros((1, 8)))
+      >>> round(float(fails[0, 0]), 5)
+      -0.33333
+    """
+    if count < 1:
+        raise ValueError(f"virtual_best(count={count}): must be at least 1; center and scale do without")
+
+    def transform(values: Samples, signals: Signals) -> Samples:
+        values, valid = per_sample(values, "virtual_best"), signals.valid
+        if is_concrete(values) and is_concrete(valid) and bool((valid & (values > reward_max)).any()):
+            raise ValueError(
+                f"virtual_best(reward_max={reward_max}): a reward is {float(values.max()):g}; give the largest there is"
+            )
+        values = jnp.minimum(values, reward_max)
+        n = valid.sum(1, keepdims=True).astype(jnp.float32) + count
+        mean = (masked.total(values, valid, 1, keepdims=True) + count * reward_max) / n
+        squares = masked.total(jnp.square(values - mean), valid, 1, keepdims=True)
+        variance = (squares + count * jnp.square(reward_max - mean)) / jnp.maximum(n - ddof, 1.0)
+        live = valid & (valid & (values < reward_max)).any(1, keepdims=True)
+        return jnp.where(live, (values - mean) / jnp.where(live, jnp.sqrt(variance) + eps, 1.0), 0.0)
+
+    return transform
+
+
+def _none_of(drawn: int, wrong: Array, total: Array) -> Array:
+    """``C(wrong, drawn) / C(total, drawn)``: the chance that ``drawn`` of ``total`` samples are all wrong."""
+    chance = jnp.ones_like(wrong)
+    for j in range(drawn):
+        chance = chance * jnp.maximum(wrong - j, 0.0) / jnp.maximum(total - j, 1.0)
+    return chance
+
+
+def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
+    """The advantage under pass@k as the reward, in closed form (arXiv 2508.10751).
+
+    With N samples, N⁻ of them wrong, ``R = 1 - C(N⁻, k) / C(N, k)`` and ``σ = sqrt(R (1 - R))``::
+
+      right: (1 - R) / σ        wrong: (1 - R - C(N⁻ - 1, k - 1) / C(N - 1, k - 1)) / σ
+
+    Sums to 0 over a group; k = 1 is GRPO with ddof 0 and eps 0. All wrong, or fewer than k wrong: exactly 0. The
+    other method of that name is `best_margin`. On ``[P, G]``.
+
+    Args:
+      k: samples that one attempt may draw, at most the group.
+      success: the outcome from which on a sample is right.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> advantages = chain(pass_at_k(4))(jnp.array([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]))
+      >>> [round(float(a), 4) for a in advantages[0, 1:3]]
+      [0.5222, -0.1741]
+    """
+    if k < 1:
+        raise ValueError(f"pass_at_k(k={k}): must be at least 1")
+
+    def transform(values: Samples, signals: Signals) -> Samples:
+        outcome, valid = judged(signals)
+        if k > per_sample(values, "pass_at_k").shape[1]:
+            raise ValueError(f"pass_at_k(k={k}): more than the group's {values.shape[1]} samples")
+        right = valid & (outcome >= success)
+        total = valid.sum(1, keepdims=True).astype(jnp.float32)
+        wrong = (valid & ~right).sum(1, keepdims=True).astype(jnp.float32)
+        fail = _none_of(k, wrong, total)
+        sigma = jnp.sqrt(fail * (1.0 - fail))
+        live = valid & (total >= k) & (wrong >= k) & (wrong < total)
+        gap = jnp.where(right, fail, fail - _none_of(k - 1, wrong - 1.0, total - 1.0))
+        return jnp.where(live, gap / jnp.where(live, sigma, 1.0), 0.0)
+
+    return transform
+
+
+def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
+    """Only a group's best sample learns: ``r_(1) - r_(2)``, the margin to the second best (arXiv 2503.19595).
+
+    The other method called pass@k. Ties and groups of one give 0. On ``[P, G]``.
+
+    Args:
+      scaled: divide by the group's standard deviation (ddof 1) plus ``eps``.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> [round(float(a), 4) for a in chain(best_margin())(jnp.array([[0.2, 0.9, 0.5, 0.1]]))[0]]
+      [0.0, 0.4, 0.0, 0.0]
+    """
+
+    def transform(values: Samples, signals: Signals) -> Samples:
+        values, valid = per_sample(values, "best_margin"), signals.valid
+        if values.shape[1] < 2:
+            return jnp.zeros_like(values)
+        ranked = jax.lax.top_k(jnp.where(valid, values, -jnp.inf), 2)[0]
+        margin = jnp.where(jnp.isfinite(ranked[:, 1:]), ranked[:, :1] - ranked[:, 1:], 0.0)
+        if scaled:
+            margin = margin / (jnp.sqrt(masked.variance(values, valid, 1, keepdims=True, ddof=1)) + eps)
+        return jnp.where(valid & (values == ranked[:, :1]), margin, 0.0)
+
+    return transform
+
+
+def max_rl() -> Transform:
+    """Maximum likelihood by its expansion: ``A_i = (r_i - mean r) / mean r`` of the group (MaxRL, arXiv 2602.02710).
+
+    Rewards are 0 or more. A group whose mean is 0 gives exactly 0, and so does one of equal rewards. For 0/1 rewards of
+    rate p the expected gradient of ``mean_i A_i log π(y_i)`` over G samples is that of ``-Σ_{k<G} (1 - p)^k / k``, the
+    expansion of ``log p`` to order G - 1: hard prompts weigh up to G - 1 times as much as in REINFORCE, which has order
+    1. (Groups that fail are left alone; with -1 for their samples it would be order G.) A reward under 0 raises where
+    the rewards are concrete; under jit a group whose mean is not over 0 gives 0. On ``[P, G]``.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> chain(max_rl())(jnp.array([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])).tolist()
+      [[3.0, -1.0, -1.0, -1.0], [0.0, 0.0, 0.0, 0.0]]
+    """
+    centred = center("group")
+
+    def transform(values: Samples, signals: Signals) -> Samples:
+        values, valid = per_sample(values, "max_rl"), signals.valid
+        if is_concrete(values) and is_concrete(valid) and bool((valid & (values < 0)).any()):
+            raise ValueError(f"max_rl: a reward is {float(values.min()):g}; it takes rewards of 0 or more")
+        mean = masked.mean(values, valid, 1, keepdims=True)
+        live = mean > 0
+        return jnp.where(live, centred(values, signals) / jnp.where(live, mean, 1.0), 0.0)
+
+    return transform
+
+
+def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
+    """``A_i = -c`` in a group in which no outcome is over ``fail_reward``; other groups as they come; ``[P, G]``.
+
+    The fourth of the experiments in `grpojax.variants`. Goes after the scale: it overwrites. The sum over such a group
+    is ``-c G``, a push away from all that was sampled with no direction, unbounded below without a clip; NGRPO's value
+    would be ``1 / sqrt(G + 1)``, c = 1 is 3 times that at G = 8.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> chain(center("group"), penalize_all_fail(1.0))(jnp.array([[0.0, 0.0], [1.0, 0.0]])).tolist()
+      [[-1.0, -1.0], [0.5, -0.5]]
+    """
+
+    def transform(values: Samples, signals: Signals) -> Samples:
+        failed = masked.all_fail(*judged(signals), fail_reward)
+        return jnp.where(failed[:, None], -c, per_sample(values, "penalize_all_fail"))
+
+    return transform
+
+
+def likelihood_of_all_fail(fail_reward: float = 0.0) -> Transform:
+    """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood [P, G]`` instead.
+
+    The fifth of the experiments in `grpojax.variants`.
+    ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. Joint or per-token
+    geometric mean is the caller's choice (the second compares answers of any length and lies in [0, 1]).
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> signals = Signals(likelihood=jnp.array([[0.43088694, 0.9, 0.1, 0.3]]))
+      >>> advantages = chain(center("group"), reward=likelihood_of_all_fail())(jnp.zeros((1, 4)), signals)
+      >>> [round(float(a), 4) for a in advantages[0]]
+      [-0.0018, 0.4673, -0.3327, -0.1327]
+    """
+
+    def transform(values: Samples, signals: Signals) -> Samples:
+        likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
+        failed = masked.all_fail(*judged(signals), fail_reward)[:, None]
+        return jnp.where(failed & jnp.isfinite(likelihood), likelihood, values)
+
+    return transform

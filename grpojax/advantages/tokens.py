@@ -1,0 +1,169 @@
+"""From samples to tokens: ``[P, G]`` to ``[P, G, T]``, returns, generalised advantages, KL in the reward."""
+
+import jax
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
+from grpojax.types import Samples, Tokens
+
+
+def to_tokens() -> Transform:
+    """Gives every token of a sample the sample's value: ``[P, G]`` to ``[P, G, T]``, 0 on padding.
+
+    ``A_{i,t} = A_i``: GRPO with outcome supervision, DeepSeekMath (arXiv 2402.03300).
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> signals = Signals(mask=masked.from_lengths(jnp.array([[2, 1]]), 2))
+      >>> chain(to_tokens())(jnp.array([[0.5, -0.5]]), signals).tolist()
+      [[[0.5, 0.5], [-0.5, 0.0]]]
+    """
+
+    def transform(values: Samples, signals: Signals) -> Tokens:
+        values = per_sample(values, "to_tokens")
+        return jnp.where(need(signals, "mask", "to_tokens"), values[..., None], 0.0)
+
+    return transform
+
+
+def process_rewards(*, ddof: int = 1, eps: float = 1e-4) -> Transform:
+    """GRPO with process supervision, DeepSeekMath (arXiv 2402.03300): ``[P, G]`` to ``[P, G, T]``.
+
+    ``A_t = Σ_{steps that end at t or later} (r_step - mean R) / (std R + eps)``, R all step rewards of the group. The
+    values that come in are not read; ``signals.step_rewards`` are, NaN where no step ends. The sum grows with the
+    number of steps. Equal step rewards, and a group with a single step, give exactly 0.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> n = jnp.nan
+      >>> steps = jnp.array([[[n, 0.2, n, 0.8, n], [n, n, 1.0, n, n], [0.0, n, 0.5, n, 0.5]]])
+      >>> signals = Signals(step_rewards=steps, mask=masked.from_lengths(jnp.array([[4, 3, 5]]), 5))
+      >>> advantages = chain(process_rewards(ddof=0, eps=0.0))(jnp.zeros((1, 3)), signals)
+      >>> [round(float(a), 4) for a in advantages[0, :, 0]], round(float(advantages[0, 0, 3]), 4)
+      ([0.0, 1.4852, -1.4852], 0.8911)
+    """
+
+    def transform(values: Samples, signals: Signals) -> Tokens:
+        per_sample(values, "process_rewards")
+        mask = need(signals, "mask", "process_rewards")
+        rewards = jnp.asarray(need(signals, "step_rewards", "process_rewards"), jnp.float32)
+        ends = mask & jnp.isfinite(rewards) & signals.valid[..., None]
+        kept = {"mask": ends, "axis": (1, 2), "keepdims": True}
+        std, dead = masked.deviation(rewards, ends, (1, 2), ddof)
+        centred = jnp.where(ends & ~dead, rewards - masked.mean(rewards, **kept), 0.0)
+        return _suffix_sums(centred / jnp.where(dead, 1.0, std + eps), mask)
+
+    return transform
+
+
+def _k1(signals: Signals, transform: str) -> Tokens:
+    """``log π_behavior - log π_ref`` on tokens, ``[P, G, T]``; 0 on padding."""
+    mask, logps, ref = (need(signals, name, transform) for name in ("mask", "behavior_logps", "ref_logps"))
+    return jnp.where(mask, jnp.asarray(logps, jnp.float32) - jnp.asarray(ref, jnp.float32), 0.0)
+
+
+def subtract_kl(coef: float) -> Transform:
+    """``r_i - coef Σ_t (log π_behavior - log π_ref)_t``, k1 in the reward, for `chain`'s ``reward``; ``[P, G]``.
+
+    Its gradient is that of ``KL(π || π_ref)`` (RLOO, arXiv 2402.14740; `grpojax.losses.kl`). What comes after it takes
+    the result for the raw rewards. Needs ``signals.behavior_logps``, ``ref_logps`` and ``mask``.
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> ones = jnp.ones((1, 2, 1))
+      >>> signals = Signals(mask=ones > 0, behavior_logps=-ones, ref_logps=ones * jnp.array([[[-3.0], [-1.0]]]))
+      >>> chain(reward=subtract_kl(0.5))(jnp.array([[1.0, 0.0]]), signals).tolist()
+      [[0.0, 0.0]]
+    """
+
+    def reward(values: Samples, signals: Signals) -> Samples:
+        return per_sample(values, "subtract_kl") - coef * _k1(signals, "subtract_kl").sum(-1)
+
+    return reward
+
+
+def token_rewards(*, kl_coef: float = 0.0) -> Transform:
+    """``R_t = 1[t is the last token] r - kl_coef (log π_behavior - log π_ref)_t``: ``[P, G]`` to ``[P, G, T]``.
+
+    k1 belongs in the reward (`grpojax.losses.kl`). Needs ``signals.behavior_logps`` and ``ref_logps`` unless
+    ``kl_coef`` is 0.
+
+    The rewards of REINFORCE++ (arXiv 2501.03262), before `token_returns`. ``R`` in units of the reward, log-probs nats.
+
+    Example:
+      >>> import dataclasses
+      >>> from grpojax.advantages import chain
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), behavior_logps=jnp.zeros((1, 1, 3)))
+      >>> signals = dataclasses.replace(signals, ref_logps=jnp.full((1, 1, 3), -0.1))
+      >>> [round(float(r), 4) for r in chain(token_rewards(kl_coef=0.1))(jnp.ones((1, 1)), signals)[0, 0]]
+      [-0.01, -0.01, 0.99]
+    """
+
+    def transform(values: Samples, signals: Signals) -> Tokens:
+        mask = jnp.asarray(need(signals, "mask", "token_rewards"))
+        last = mask & (jnp.cumsum(mask[..., ::-1], -1)[..., ::-1] == 1)
+        rewards = jnp.where(last, per_sample(values, "token_rewards")[..., None], 0.0)
+        return rewards - kl_coef * _k1(signals, "token_rewards") if kl_coef else rewards
+
+    return transform
+
+
+def token_returns(*, gamma: float = 1.0) -> Transform:
+    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``; s - t counts in ``mask``.
+
+    REINFORCE++ (arXiv 2501.03262) takes them with ``gamma`` 1.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool))
+      >>> [round(float(a), 4) for a in token_returns()(jnp.array([[[-0.01, -0.01, 0.99]]]), signals)[0, 0]]
+      [0.97, 0.98, 0.99]
+    """
+
+    def transform(values: Tokens, signals: Signals) -> Tokens:
+        return _suffix_sums(per_token(values, "token_returns"), need(signals, "mask", "token_returns"), gamma)
+
+    return transform
+
+
+def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
+    """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]``.
+
+    ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token. The critic's
+    target is ``A + V``. With both at 1 it is the return minus V. A mask may have holes, as of tool outputs: t + 1 is
+    the next token in it.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), values=jnp.array([[[0.5, 0.6, 0.7]]]))
+      >>> [round(float(a), 5) for a in gae(lam=0.95)(jnp.array([[[0.0, 0.0, 1.0]]]), signals)[0, 0]]
+      [0.46575, 0.385, 0.3]
+    """
+
+    def transform(values: Tokens, signals: Signals) -> Tokens:
+        mask = jnp.asarray(need(signals, "mask", "gae"))
+        critic = jnp.where(mask, jnp.asarray(need(signals, "values", "gae"), jnp.float32), 0.0)
+        size = mask.shape[-1]
+        places = jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size)
+        following = jax.lax.cummin(places, axis=mask.ndim - 1, reverse=True)[..., 1:]  # the next token in the mask
+        padded = jnp.pad(critic, [(0, 0)] * (mask.ndim - 1) + [(0, 1)])
+        after = jnp.take_along_axis(
+            padded, jnp.pad(following, [(0, 0)] * (mask.ndim - 1) + [(0, 1)], constant_values=size), -1
+        )
+        return _suffix_sums(per_token(values, "gae") + gamma * after - critic, mask, gamma * lam)
+
+    return transform
+
+
+def _suffix_sums(x: Tokens, mask: Tokens, decay: float = 1.0) -> Tokens:
+    """``y_t = x_t + decay y_{t+1}`` along the last axis, t + 1 being the next token in ``mask``; 0 outside of it."""
+    x = jnp.where(mask, x, 0.0)
+    if decay == 1.0:
+        sums = jnp.cumsum(x[..., ::-1], -1)[..., ::-1]
+    else:
+
+        def join(late: tuple[Tokens, Tokens], early: tuple[Tokens, Tokens]) -> tuple[Tokens, Tokens]:
+            return late[0] * early[0], late[1] * early[0] + early[1]
+
+        decays = jnp.where(mask, jnp.float32(decay), 1.0)
+        sums = jax.lax.associative_scan(join, (decays, x), reverse=True, axis=x.ndim - 1)[1]
+    return jnp.where(mask, sums, 0.0)

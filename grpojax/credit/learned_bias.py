@@ -1,0 +1,91 @@
+"""A bias for each token that a critic learns: the first of the experiments in `grpojax.variants`."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.advantages import Signals, Transform, need, per_token
+from grpojax.types import Array, Scalar, Tokens
+
+
+def bounded_bias(bias: Array, bound: float | None = None) -> Array:
+    """``bound tanh(b / bound)``, or ``b`` itself where ``bound`` is None; ``[...]``.
+
+    For the learned bias, the first of the experiments in `grpojax.variants`; in units of the advantage.
+
+    Example:
+      >>> [round(float(b), 4) for b in bounded_bias(jnp.array([0.2, -0.1, 0.4]), 0.5)]
+      [0.19, -0.0987, 0.332]
+    """
+    if bound is not None and bound <= 0:
+        raise ValueError(f"bounded_bias(bound={bound}): must be over 0")
+    bias = jnp.asarray(bias, jnp.float32)
+    return bias if bound is None else bound * jnp.tanh(bias / bound)
+
+
+def add_token_bias(*, bound: float | None = None, center: bool = False) -> Transform:
+    """``A_t = A_i + b_t`` on ``[P, G, T]``: a critic's output per token, from ``signals.token_bias``.
+
+    Every token gets its bias, those of groups without variance too: the method says so.
+
+    The first of the experiments in `grpojax.variants`.
+
+    Args:
+      bound: largest bias by `bounded_bias`; None for none.
+      center: subtract the bias's mean over the sample, so that the sample's sum of advantages stays. Only here: in
+        `token_bias_loss` it would make the loss 0 whatever the bias.
+
+    Example:
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), token_bias=jnp.array([[[0.2, -0.1, 0.4]]]))
+      >>> [round(float(a), 4) for a in add_token_bias()(jnp.full((1, 1, 3), 1.5), signals)[0, 0]]
+      [1.7, 1.4, 1.9]
+    """
+
+    def transform(values: Tokens, signals: Signals) -> Tokens:
+        mask = need(signals, "mask", "add_token_bias")
+        bias = bounded_bias(need(signals, "token_bias", "add_token_bias"), bound)
+        if center:
+            bias = bias - masked.mean(bias, mask, -1, keepdims=True)
+        return jnp.where(mask, per_token(values, "add_token_bias") + bias, 0.0)
+
+    return transform
+
+
+def token_bias_loss(
+    bias: Tokens,
+    advantages: Array,
+    mask: Tokens,
+    *,
+    bound: float | None = None,
+    l2: float = 0.0,
+    normalise: Literal["sum", "mean"] = "sum",
+) -> Scalar:
+    """The critic's loss: ``-Σ A b + l2 Σ b²``, differentiated by ``bias [P, G, T]``; ``advantages`` are constant.
+
+    It *raises* the correlation of bias and advantage. It is linear in ``bias`` without ``l2`` and so unbounded below;
+    with it the best bias is ``A / (2 l2)``.
+
+    The first of the experiments in `grpojax.variants`. Returns ``[]`` float32.
+
+    Args:
+      bias: ``[P, G, T]`` the critic's output.
+      advantages: ``[P, G]`` or ``[P, G, T]``.
+      mask: ``[P, G, T]`` bool.
+      bound: as in `add_token_bias`; None for none.
+      l2: the penalty's weight.
+      normalise: the sum over all tokens, or their mean.
+
+    Example:
+      >>> bias = jnp.array([[[0.2, -0.1, 0.4]]])
+      >>> round(float(token_bias_loss(bias, jnp.array([[1.5]]), bias != 0)), 4)
+      -0.75
+    """
+    if normalise not in ("sum", "mean"):
+        raise ValueError(f"token_bias_loss(normalise={normalise!r}): must be 'sum' or 'mean'")
+    advantages = jax.lax.stop_gradient(jnp.asarray(advantages, jnp.float32))
+    advantages = advantages if advantages.ndim == jnp.ndim(bias) else advantages[..., None]
+    bias = bounded_bias(jnp.where(mask, bias, 0.0), bound)
+    reduce = masked.total if normalise == "sum" else masked.mean
+    return reduce(l2 * jnp.square(bias) - jnp.where(mask, advantages, 0.0) * bias, mask)

@@ -1,0 +1,78 @@
+"""More for what the policy seldom says: unlikely tokens, unlikely samples."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.advantages import Signals, Transform, need, per_sample, per_token
+from grpojax.types import Samples, Tokens
+
+
+def compensate_rare_tokens(
+    limit: float | None = None,
+    *,
+    relative_to: Literal["sample", "vocabulary"] = "sample",
+    positive_only: bool = True,
+) -> Transform:
+    """``A_t = A_i C_t``, ``C_t = 2 - p_t / p_max`` in [1, 2), on ``[P, G, T]``; p of the policy that drew the tokens.
+
+    A group's advantages then no longer sum to 0, and the surplus sits on the least likely tokens.
+
+    The second of the experiments in `grpojax.variants`.
+
+    Args:
+      limit: largest factor; None for none.
+      relative_to: p_max is the largest probability among the sample's drawn tokens (the default: "within that
+        sample", as the method's author puts it), or that of the likeliest token of the vocabulary at the same
+        position, from ``signals.max_logps``.
+      positive_only: leave A <= 0 as it is.
+
+    Example:
+      >>> logps = jnp.log(jnp.array([[[0.9, 0.6, 0.3]]]))
+      >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), behavior_logps=logps)
+      >>> [round(float(a), 4) for a in compensate_rare_tokens()(jnp.full((1, 1, 3), 1.5), signals)[0, 0]]
+      [1.5, 2.0, 2.5]
+    """
+    if relative_to not in ("sample", "vocabulary"):
+        raise ValueError(f"compensate_rare_tokens(relative_to={relative_to!r}): must be 'sample' or 'vocabulary'")
+
+    def transform(values: Tokens, signals: Signals) -> Tokens:
+        values = per_token(values, "compensate_rare_tokens")
+        mask = need(signals, "mask", "compensate_rare_tokens")
+        logps = jnp.asarray(need(signals, "behavior_logps", "compensate_rare_tokens"), jnp.float32)
+        if relative_to == "sample":
+            most = jnp.where(mask, logps, -jnp.inf).max(-1, keepdims=True)
+        else:
+            most = jnp.asarray(need(signals, "max_logps", "compensate_rare_tokens"), jnp.float32)
+        factor = 2.0 - jnp.exp(jnp.where(mask, logps - most, 0.0))
+        factor = factor if limit is None else jnp.minimum(factor, limit)
+        return jnp.where(mask, values * jnp.where((values > 0) | (not positive_only), factor, 1.0), 0.0)
+
+    return transform
+
+
+def sharpen_novelty(coef: float = 2.5, cap: float = 0.5) -> Transform:
+    """More for unlikely correct samples, on ``[P, G]`` (XRPO, arXiv 2510.06672)::
+
+      s_i = mean_t log p, η_i = exp(s_i - mean_j s_j);  A > 0:  A + min(max(coef (1 - η_i), 0), cap A)
+
+    A sample at most gains ``cap`` of its advantage; A <= 0 stays.
+
+    Example:
+      >>> every = jnp.ones((1, 4), bool)
+      >>> logps = jnp.array([[[-0.4], [-0.8], [-0.5], [-0.3]]])
+      >>> signals = Signals(valid=every, mask=every[..., None], behavior_logps=logps)
+      >>> sharpen_novelty()(jnp.array([[1.0, 1.0, -1.0, -1.0]]), signals).tolist()
+      [[1.0, 1.5, -1.0, -1.0]]
+    """
+
+    def transform(values: Samples, signals: Signals) -> Samples:
+        values, valid = per_sample(values, "sharpen_novelty"), signals.valid
+        mask = need(signals, "mask", "sharpen_novelty")
+        scores = masked.mean(need(signals, "behavior_logps", "sharpen_novelty"), mask, -1)
+        novelty = jnp.exp(jnp.where(valid, scores - masked.mean(scores, valid, 1, keepdims=True), 0.0))
+        bonus = jnp.minimum(jnp.maximum(coef * (1.0 - novelty), 0.0), cap * values)
+        return jnp.where(values > 0, values + bonus, values)
+
+    return transform
