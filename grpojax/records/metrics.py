@@ -143,10 +143,15 @@ class Table:
     """A row a step: under column heads on a terminal, as ``name value`` elsewhere; with the time that is left."""
 
     COLUMNS = (
-        ("reward", "reward", ".3f"), ("zero-std", "frac_reward_zero_std", ".2f"), ("length", "completions/mean_length", ".1f"),
-        ("kl", "kl", ".4f"), ("entropy", "entropy", ".3f"), ("grad", "grad_norm", ".3f"), ("tok/s", "tokens_per_s", ".0f"),
+        ("reward", "reward", ".3f"),
+        ("zero-std", "frac_reward_zero_std", ".2f"),
+        ("length", "completions/mean_length", ".1f"),
+        ("kl", "kl", ".4f"),
+        ("entropy", "entropy", ".3f"),
+        ("grad", "grad_norm", ".3f"),
+        ("tok/s", "tokens_per_s", ".0f"),
         ("seconds", "time/step_s", ".2f"),
-    )  # fmt: skip
+    )
 
     def __init__(self, steps: int, *, terminal: bool | None = None):
         self._steps, self._rows, self._pace = steps, 0, 0.0
