@@ -12,6 +12,14 @@ from grpojax.rewards.config import RewardConfig, RewardsConfig
 from grpojax.rewards.scoring import PendingScores, Rewards, Scores
 
 __all__ = [
-    "MARKERS", "REWARDS", "PendingScores", "RewardConfig", "Rewards", "RewardsConfig", "Scores", "check_answer",
-    "extract_answer", "normal_form",
-]  # fmt: skip
+    "MARKERS",
+    "REWARDS",
+    "PendingScores",
+    "RewardConfig",
+    "Rewards",
+    "RewardsConfig",
+    "Scores",
+    "check_answer",
+    "extract_answer",
+    "normal_form",
+]

@@ -7,11 +7,16 @@ import abc
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from grpojax.host.errors import UserError
+import numpy as np
+
+from grpojax.host.errors import UserError, require
 from grpojax.rewards import answers
+
+Texts = Sequence[str]  # [N]
+Ids = Sequence[Sequence[int]]  # [N], ragged
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +32,7 @@ class Reward(abc.ABC):
     needs_gold: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any) -> list[float | None]:
         """The rewards of the samples."""
 
     def check_gold(self, gold: str) -> None:  # noqa: B027  most rewards take any
@@ -39,8 +44,12 @@ class Reward(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Marked(Reward):
-    """Those that look for a marked answer."""
+class Marked(Reward):
+    r"""Those that look for a marked answer.
+
+    Attributes:
+      marker: where the answer stands: ``"####"``, ``'\boxed{}'``, any text; None takes any of the known ones.
+    """
 
     marker: str | None = None
 
@@ -50,7 +59,7 @@ class _Marked(Reward):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MathAnswer(_Marked):
+class MathAnswer(Marked):
     r"""1 where the marked answer is, as mathematics, the gold answer, otherwise 0 (`answers.check_answer`).
 
     A sample for which math-verify fails is invalid.
@@ -62,7 +71,9 @@ class MathAnswer(_Marked):
     isolated: ClassVar[bool] = True
     needs_gold: ClassVar[bool] = True
 
-    def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
+    def __call__(
+        self, prompts: Texts, completions: Texts, tokens: Ids, *, gold: Texts, **columns: Any
+    ) -> list[float | None]:
         return [self._judge(text, want) for text, want in zip(completions, gold, strict=True)]
 
     def _judge(self, completion: str, gold: str) -> float:
@@ -83,7 +94,7 @@ class MathAnswer(_Marked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer(_Marked):
+class Answer(Marked):
     """1 where the marked answer is the gold answer up to spelling (`answers.normal_form`), otherwise 0.
 
     Attributes:
@@ -92,7 +103,9 @@ class Answer(_Marked):
 
     needs_gold: ClassVar[bool] = True
 
-    def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
+    def __call__(
+        self, prompts: Texts, completions: Texts, tokens: Ids, *, gold: Texts, **columns: Any
+    ) -> list[float | None]:
         given = (answers.extract_answer(text, self.marker) for text in completions)
         return [
             float(g is not None and answers.same_spelling(g, answers.bare(want)))
@@ -104,14 +117,14 @@ class Answer(_Marked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnswerFormat(_Marked):
+class AnswerFormat(Marked):
     """1 where a completion marks an answer at all, otherwise 0.
 
     Attributes:
       marker: as in `MathAnswer`.
     """
 
-    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any) -> list[float | None]:
         return [float(answers.extract_answer(text, self.marker) is not None) for text in completions]
 
 
@@ -132,13 +145,13 @@ class Format(Reward):
         except (re.error, RecursionError, OverflowError) as e:
             raise UserError(f"pattern={self.pattern!r}: not a regular expression: {e}") from None
 
-    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any) -> list[float | None]:
         pattern = re.compile(self.pattern, re.DOTALL)
         return [float(pattern.fullmatch(text) is not None) for text in completions]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice(_Marked):
+class Choice(Marked):
     """Multiple choice: 1 where the marked answer is the gold letter, otherwise 0.
 
     ``B``, ``(b)``, ``B.`` and ``B) a dog`` are the letter B; ``B dogs`` is not.
@@ -156,12 +169,14 @@ class Choice(_Marked):
         if len(set(self.letters)) < 2 or not re.fullmatch("[A-Z]+", self.letters):
             raise UserError(f"letters={self.letters!r}: give two capital letters or more, such as ABCD")
 
-    def __call__(self, prompts, completions, tokens, *, gold, **columns) -> list[float | None]:
+    def __call__(
+        self, prompts: Texts, completions: Texts, tokens: Ids, *, gold: Texts, **columns: Any
+    ) -> list[float | None]:
         given = (answers.extract_answer(text, self.marker) for text in completions)
         return [
             float(g is not None and self._letter(g) is not None and self._letter(g) == self._letter(answers.bare(want)))
             for g, want in zip(given, gold, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _letter(self, answer: str) -> str | None:
         m = re.match(r"\(?([A-Za-z])(?:\)?$|\)|[.:])", answers.clean(answer[:300]))
@@ -176,9 +191,10 @@ class Choice(_Marked):
 class SoftOverlong(Reward):
     """Length in tokens: 0 up to ``max_tokens - buffer``, then falling in a straight line to -1 at ``max_tokens``.
 
-    DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13.
+    DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13: `grpojax.allocation.overlong_penalty`.
 
-    >>> SoftOverlong(max_tokens=100, buffer=20)([""] * 4, [""] * 4, [range(n) for n in (80, 81, 90, 101)])
+    >>> rewards = SoftOverlong(max_tokens=100, buffer=20)([""] * 4, [""] * 4, [range(n) for n in (80, 81, 90, 101)])
+    >>> [round(r, 6) for r in rewards]
     [0.0, -0.05, -0.5, -1.0]
     """
 
@@ -189,9 +205,12 @@ class SoftOverlong(Reward):
         if not 1 <= self.buffer <= self.max_tokens:
             raise UserError(f"buffer={self.buffer}: must be between 1 and max_tokens={self.max_tokens}")
 
-    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
-        free = self.max_tokens - self.buffer
-        return [max(-1.0, min(0.0, (free - len(ids)) / self.buffer)) for ids in tokens]
+    def __call__(self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any) -> list[float | None]:
+        # Here, since workers import this module and must not import jax; they never call this one.
+        from grpojax.allocation import overlong_penalty
+
+        lengths = np.array([len(ids) for ids in tokens], np.int32)
+        return np.asarray(overlong_penalty(lengths, self.max_tokens, self.buffer)).tolist()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,13 +227,12 @@ class Repetition(Reward):
     ngram: int = 20
 
     def __post_init__(self):
-        if self.ngram < 1:
-            raise UserError(f"ngram={self.ngram}: must be at least 1")
+        require(self, ngram="[1, inf)")
 
-    def __call__(self, prompts, completions, tokens, **columns) -> list[float | None]:
+    def __call__(self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any) -> list[float | None]:
         return [self._share(ids) for ids in tokens]
 
-    def _share(self, ids) -> float:
+    def _share(self, ids: Sequence[int]) -> float:
         grams = [tuple(ids[i : i + self.ngram]) for i in range(len(ids) - self.ngram + 1)]
         return len(set(grams)) / len(grams) - 1.0 if grams else 0.0
 
@@ -241,4 +259,5 @@ def freeze(options: Mapping[str, Any]) -> str:
 
 
 def thaw(options: str) -> dict[str, Any]:
+    """The inverse of `freeze`."""
     return json.loads(options)

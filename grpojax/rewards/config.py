@@ -6,7 +6,7 @@ import typing
 from typing import Any, Literal
 
 from grpojax.host import settings
-from grpojax.host.errors import UserError
+from grpojax.host.errors import UserError, require
 from grpojax.rewards import builtin
 
 
@@ -74,9 +74,6 @@ class RewardsConfig:
             raise UserError(f"reward {twice[0]!r} is there twice; give one of them a label")
         if not any(t.weight for t in self.terms):
             raise UserError("every weight is 0: nothing would be learned")
-        if not 0 < self.timeout_s <= 3600:
-            raise UserError(f"timeout_s={self.timeout_s}: must be over 0 and at most 3600")
+        require(self, timeout_s="(0, 3600]", workers="[0, 1024]")
         if self.memory_mb and not 64 <= self.memory_mb <= 2**24:
             raise UserError(f"memory_mb={self.memory_mb}: must be 0 (no limit), or between 64 and {2**24}")
-        if not 0 <= self.workers <= 1024:
-            raise UserError(f"workers={self.workers}: must be between 0 (one a core) and 1024")

@@ -58,9 +58,14 @@ class Workers:
     """
 
     def __init__(
-        self, *, count: int = 0, timeout_s: float = 10.0, memory_mb: int = 2048, functions: Sequence[str] = (),
+        self,
+        *,
+        count: int = 0,
+        timeout_s: float = 10.0,
+        memory_mb: int = 2048,
+        functions: Sequence[str] = (),
         preload: Sequence[str] = (),
-    ):  # fmt: skip
+    ):
         self.timeout_s = timeout_s
         self.count = count or min(16, _cores())
         self._arguments = (memory_mb, tuple(functions))
@@ -124,7 +129,10 @@ class Workers:
 
 
 def failure(future: Future) -> str | None:
-    """Why a job's future has no result: "timeout", "memory", "crash", "broken" (not its own fault); None if it has one."""
+    """Why a job's future has no result; None if it has one.
+
+    "timeout", "memory" and "crash" are the job's own; "broken" is not.
+    """
     from pebble import ProcessExpired
 
     error = future.exception()

@@ -58,7 +58,9 @@ class PendingScores:
         self._scores: Scores | None = None
 
     def _submit(self, job: _Job) -> None:
-        self._jobs[self._rewards.submit_job(job.term, self._samples.take(job.indices))] = job
+        config, samples = self._rewards.config.terms[job.term], self._samples.take(job.indices)
+        options = builtin.freeze(config.options)
+        self._jobs[self._rewards.workers.submit(worker.judge, config.name, options, samples)] = job
 
     def result(self) -> Scores:
         """The rewards, once all are there."""
@@ -121,31 +123,32 @@ class Rewards:
         if any(t is None or t.isolated for t in self.terms):
             maths = any(isinstance(t, builtin.MathAnswer) for t in self.terms)
             self._workers = pool.Workers(
-                count=config.workers, timeout_s=config.timeout_s, memory_mb=config.memory_mb, functions=paths,
+                count=config.workers,
+                timeout_s=config.timeout_s,
+                memory_mb=config.memory_mb,
+                functions=paths,
                 preload=["math_verify"] if maths else [],
-            )  # fmt: skip
-        for path in paths:
-            options = next(list(c.options) for c in config.terms if c.name == path)
-            future = self.workers.submit(sandbox.probe, path, options, timeout_s=IMPORT_TIMEOUT_S)
-            # The workers import it before they take a job, so the job's own limit does not cover that.
-            done, _ = wait([future], timeout=IMPORT_TIMEOUT_S)
-            if not done:
-                problem = f"is not imported after {IMPORT_TIMEOUT_S:g} s"
-            else:
-                problem = f"cannot be imported: {e}" if (e := future.exception()) else future.result()
-            if problem:
+            )
+        for term in (c for c, t in zip(config.terms, self.terms, strict=True) if t is None):
+            if problem := _problem(self.workers, term):
                 self.close()
-                raise UserError(f"reward {path!r} {' '.join(problem.split())}")
+                raise UserError(f"reward {term.name!r} {' '.join(problem.split())}")
 
     @property
     def workers(self) -> pool.Workers:
+        """The processes; only for rewards that need some."""
         assert self._workers is not None
         return self._workers
 
     def submit(
-        self, prompts: Sequence[str], completions: Sequence[str], tokens: Sequence[Sequence[int]],
-        columns: Mapping[str, Sequence[Any]], *, group: int = 1,
-    ) -> PendingScores:  # fmt: skip
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+        *,
+        group: int = 1,
+    ) -> PendingScores:
         """Starts the rewards of N samples; workers go on with them while the caller does something else.
 
         Args:
@@ -161,7 +164,15 @@ class Rewards:
         lists = {name: list(values) for name, values in columns.items()}
         return PendingScores(self, Samples(list(prompts), list(completions), list(map(list, tokens)), lists), group)
 
-    def __call__(self, prompts, completions, tokens, columns, *, group: int = 1) -> Scores:
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        columns: Mapping[str, Sequence[Any]],
+        *,
+        group: int = 1,
+    ) -> Scores:
         """The rewards of N samples: `submit` and its result."""
         return self.submit(prompts, completions, tokens, columns, group=group).result()
 
@@ -184,10 +195,6 @@ class Rewards:
         known = [term.at_once(text, g) for text, g in zip(samples.completions, gold, strict=True)]
         return [None if v is None else Outcome(v) for v in known]
 
-    def submit_job(self, t: int, samples: Samples) -> Future:
-        c = self.config.terms[t]
-        return self.workers.submit(worker.judge, c.name, builtin.freeze(c.options), samples)
-
     def job_size(self, t: int) -> int:
         """Samples in a job: few enough that together they stay far from the time limit of one."""
         pace = self._pace.get(t)
@@ -203,7 +210,6 @@ class Rewards:
         """Outcomes ``[terms][N]`` as arrays; shows each kind of failure once."""
         counts: Counter[str] = Counter()
         by_name: dict[str, np.ndarray] = {}
-        total = np.zeros(len(outcomes[0]), np.float32)
         for t, (config, values) in enumerate(zip(self.config.terms, outcomes, strict=True)):
             for outcome in values:
                 if outcome.reason:
@@ -212,14 +218,15 @@ class Rewards:
                         self._shown.add((t, outcome.reason))
                         log.warning(
                             "reward %s: %s; the sample is left out (shown once)\n%s",
-                            config.metric, outcome.reason, outcome.detail.rstrip(),
-                        )  # fmt: skip
-            array = by_name[config.metric] = np.array([o.value for o in values], np.float32)
-            if config.weight:
-                if self.config.combine == "normalize":
-                    array = normalize(array, group)
-                total = total + np.float32(config.weight) * array
-        return Scores(total, by_name, dict(counts))
+                            config.metric,
+                            outcome.reason,
+                            outcome.detail.rstrip(),
+                        )
+            by_name[config.metric] = np.array([o.value for o in values], np.float32)
+        counted = by_name
+        if self.config.combine == "normalize":
+            counted = {name: normalize(values, group) for name, values in by_name.items()}
+        return Scores(weighted_sum(self.config.terms, counted), by_name, dict(counts))
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -229,8 +236,32 @@ class Rewards:
     def __enter__(self) -> "Rewards":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _problem(workers: pool.Workers, term: RewardConfig) -> str:
+    """What is wrong with a reward function; "" for nothing."""
+    future = workers.submit(sandbox.probe, term.name, list(term.options), timeout_s=IMPORT_TIMEOUT_S)
+    # The workers import it before they take a job, so the job's own limit does not cover that.
+    done, _ = wait([future], timeout=IMPORT_TIMEOUT_S)
+    if not done:
+        return f"is not imported after {IMPORT_TIMEOUT_S:g} s"
+    return f"cannot be imported: {e}" if (e := future.exception()) else future.result()
+
+
+def weighted_sum(terms: Sequence[RewardConfig], by_name: Mapping[str, np.ndarray]) -> np.ndarray:
+    """``Σ weight · reward`` over the rewards with a weight, float32 of the shape that they have; NaN where one is NaN.
+
+    >>> terms = [RewardConfig(name="answer"), RewardConfig(name="format", options={"pattern": "x"}, weight=0.5)]
+    >>> weighted_sum(terms, {"answer": np.float32([1, 0]), "format": np.float32([1, np.nan])}).tolist()
+    [1.5, nan]
+    """
+    total = np.zeros_like(by_name[terms[0].metric])
+    for term in terms:
+        if term.weight:
+            total = total + np.float32(term.weight) * by_name[term.metric]
+    return total
 
 
 def normalize(values: np.ndarray, group: int, eps: float = 1e-4) -> np.ndarray:

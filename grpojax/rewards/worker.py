@@ -22,9 +22,12 @@ class Samples(NamedTuple):
     columns: Mapping[str, list[Any]]
 
     def take(self, indices: Sequence[int]) -> "Samples":
-        pick = lambda values: [values[i] for i in indices]  # noqa: E731
-        columns = {name: pick(values) for name, values in self.columns.items()}
-        return Samples(pick(self.prompts), pick(self.completions), pick(self.tokens), columns)
+        """Those at ``indices``, in that order."""
+        prompts, completions, tokens, *columns = (
+            [values[i] for i in indices]
+            for values in (self.prompts, self.completions, self.tokens, *self.columns.values())
+        )
+        return Samples(prompts, completions, tokens, dict(zip(self.columns, columns, strict=True)))
 
 
 class Outcome(NamedTuple):

@@ -186,7 +186,10 @@ def test_gsm8k_golds_verify_in_each_form():
             assert not check_answer(f"#### {near}", gold), (near, gold)
 
 
-@pytest.mark.parametrize("module", ["answers", "builtin", "scoring"])
+@pytest.mark.parametrize(
+    "module",
+    ["answers.check", "answers.equality", "answers.extract", "answers.spelling", "builtin", "scoring"],
+)
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(f"grpojax.rewards.{module}"))
     assert result.attempted and not result.failed
@@ -227,7 +230,7 @@ def test_math_answers_go_to_a_worker_only_if_they_must():
 
 
 def test_numbers_need_no_workers(monkeypatch):
-    monkeypatch.setattr(answers, "_bounded", None)
+    monkeypatch.setattr(answers.check, "_bounded", None)
     golds = [(f"{n:,}", f"{n / 8}", f"{n} dollars", f"{n}/7", f"{n}%")[n % 5] for n in range(1000)]
     forms = ["{}", "${}", "{}.5", "{} apples", "x = {}", "{}/3", r"\frac{{{}}}{{2}}", "{}%", "it may be {}"]
     texts = [f"so\n#### {forms[n % 9].format(n + n % 2)}" for n in range(1000)]
@@ -255,7 +258,7 @@ def test_what_math_verify_fails_at_is_invalid(monkeypatch):
         raise RuntimeError("sympy")
 
     reward = builtin.MathAnswer()
-    monkeypatch.setattr(answers, "_library", lambda: (lambda text: [], fails))
+    monkeypatch.setattr(answers.mathematics, "_library", lambda: (lambda text: [], fails))
     assert answers.verdict("#### x+1", "y") is None and not check_answer("#### x+1", "y")
     samples = worker.Samples([""] * 2, ["#### x+1", "#### y"], [[]] * 2, {"gold": ["y", "y"]})
     outcomes, _ = worker.judge("math_answer", "{}", samples)
@@ -265,7 +268,7 @@ def test_what_math_verify_fails_at_is_invalid(monkeypatch):
 
 def test_a_comparison_that_raises_in_math_verify_is_no_verdict():
     """Its own `raise_on_error`: without it this is a silent False."""
-    parse, verify = answers._library()
+    parse, verify = answers.mathematics._library()
     with pytest.raises(ValueError, match="nan or zoo"):
         verify(parse("1/0"), parse("7"))
     assert not answers.math_equal("1/0", "7") and not answers.math_equal("1<x<2<3", "1<x<2")
@@ -305,7 +308,7 @@ def test_choices():
 def test_lengths_count_tokens():
     reward = SoftOverlong(max_tokens=100, buffer=20)
     lengths = [0, 80, 81, 90, 100, 101, 500]
-    assert reward([], [], [range(n) for n in lengths]) == [0.0, 0.0, -0.05, -0.5, -1.0, -1.0, -1.0]
+    assert reward([], [], [range(n) for n in lengths]) == pytest.approx([0.0, 0.0, -0.05, -0.5, -1.0, -1.0, -1.0])
     texts = ["x" * 1000, ""]
     assert one("soft_overlong", texts, None, [[1] * 80, [1] * 90], max_tokens=100, buffer=20) == [0.0, -0.5]
 

@@ -1,0 +1,174 @@
+r"""One spelling of answers: what only sets them is removed, and what is a number is read as one."""
+
+import re
+import unicodedata
+from fractions import Fraction
+
+_WRAPPERS = [
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"\$+((?:[^$\\]|\\.)*)\$+",
+        r"\\\((.*)\\\)",
+        r"\\\[(.*)\\\]",
+        r"\*\*([^*]*)\*\*",
+        r"\\boxed\s*\{(.*)\}",
+    )
+]
+_SIGNS = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "÷": "/",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "∞": r"\infty ",
+        "π": r"\pi ",
+    }
+)
+
+
+def _digits(m: re.Match[str]) -> str:
+    return re.sub("[^0-9]", "", m[0])
+
+
+def _power(m: re.Match[str]) -> str:
+    return "^{" + unicodedata.normalize("NFKC", m[0]) + "}"
+
+
+def _fraction(m: re.Match[str]) -> str:
+    above, below = unicodedata.normalize("NFKC", m[0]).split("⁄")
+    return rf"\frac{{{above}}}{{{below}}}"
+
+
+_MOVES = [
+    (re.compile(pattern), to)
+    for pattern, to in (
+        (r"\\[dt]frac", r"\\frac"),
+        (r"\\left(?![a-z])|\\right(?![a-z])", ""),
+        (r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?:\{,\}|,?\\!|\\[,; ])[0-9]{3})+(?![0-9])", _digits),
+        (r"\{,\}", ","),
+        (r"\\%", "%"),
+        (r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}(\^\{?[23]\}?)?", r" \1"),
+        (r"[¼-¾⅐-⅞]", _fraction),
+        (r"[⁰¹²³⁴-⁹]+", _power),
+        (r"√ ?(?:\(([^()]*)\)|([0-9.]+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
+        (r"\s+", " "),
+        (r"\^ ?\{? ?\\circ ?\}?", "°"),
+        (r"([_^])\{(\w)\}", r"\1\2"),
+        (r"(?<=[0-9])\s*(?:percent|per cent)$", "%"),
+    )
+]
+_COMMAS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])")
+_BLANKS = re.compile(r"(?<![^$€£+-])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9,/^]| [0-9])")
+MONEY = re.compile(r"[$€£] ?(?=[+-]?[0-9.])")
+
+
+def clean(answer: str) -> str:
+    r"""The answer without what only sets it: ``$``, ``\(``, ``**``, an outer ``\text{}``, thousands separators, a stop.
+
+    >>> clean(r"$\$1,234.$"), clean("(1,234)")
+    ('1234', '(1,234)')
+    """
+    return re.sub(r"\$ ?(?=[+-]?[0-9.])", "", separated(unwrapped(answer)))
+
+
+def unwrapped(answer: str) -> str:
+    """The answer without what is set around it, signs in LaTeX's spelling; thousands separators stay."""
+    text = answer.strip().translate(_SIGNS)
+    for pattern, to in _MOVES:
+        text = pattern.sub(to, text)
+    before = None
+    while before != text:
+        before = text
+        text = text.strip(" ").removesuffix(".").removeprefix("= ").strip(" ")
+        for wrapper in _WRAPPERS:
+            if (inside := wrapper.fullmatch(text)) and _balanced(inside[1]):
+                text = inside[1]
+    return text.replace(r"\$", "$")
+
+
+def separated(text: str) -> str:
+    """The answer without thousands separators: commas are some where all of them can be, and nothing is in brackets."""
+    text = _BLANKS.sub(_digits, text, count=1)
+    merged = _COMMAS.sub(_digits, text)
+    return text if "," in merged or re.search(r"[(\[]|\\\{", text) else merged
+
+
+def _balanced(text: str) -> bool:
+    """Whether no brace closes before it opens, so that the outer ones belonged together."""
+    depth = 0
+    for c in text:
+        depth += {"{": 1, "}": -1}.get(c, 0)
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def normal_form(answer: str) -> str:
+    """Spelling that does not matter removed: `clean`, then case, blanks around signs, ``+5``, ``007``, ``5.0``.
+
+    >>> normal_form("$1,234.00"), normal_form("New  York"), normal_form("1 1/2")
+    ('1234', 'new york', '1 1/2')
+    """
+    text = tight(clean(answer))
+    if number := re.fullmatch(r"([+-]?)([0-9]*)(?:\.([0-9]*))?", text):
+        sign, whole, part = number[1], number[2].lstrip("0"), (number[3] or "").rstrip("0")
+        if number[2] or part:
+            text = (whole or "0") + ("." + part if part else "")
+            text = "-" + text if sign == "-" and text != "0" else text
+    return text
+
+
+def tight(text: str) -> str:
+    """In small letters, without blanks around signs."""
+    return re.sub(r" ?([^\w ]) ?", r"\1", text.lower())
+
+
+def longest(gold: str) -> int:
+    """Characters over which an answer cannot be the gold one; what models write without end is soon dismissed."""
+    return 300 + 4 * len(gold)
+
+
+def same_spelling(given: str, gold: str) -> bool:
+    """Whether two answers have the same `normal_form`, and one at all; ``100,200`` may also be ``100, 200``."""
+    if len(given) > longest(gold):
+        return False
+    a, b = normal_form(given), normal_form(gold)
+    return bool(a) and (a == b or "," in b + gold and tight(unwrapped(given)) == tight(unwrapped(gold)))
+
+
+_NUMBERS = [
+    re.compile(pattern)
+    for pattern in (
+        r"(?P<n>[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?)(?:e(?P<e>[+-]?[0-9]{1,2}))?",
+        r"(?P<n>[+-]?[0-9]{1,40})/(?P<d>[0-9]{1,40})",
+        r"(?P<n>[+-]?)\\frac\{?(?P<t>[0-9]{1,40})\}?\{(?P<d>[0-9]{1,40})\}",
+        r"(?P<n>[+-]?)\\frac(?P<t>[0-9])(?P<d>[0-9])",
+        r"(?P<w>[+-]?[0-9]{1,40}) (?P<t>[0-9]{1,40})/(?P<d>[0-9]{1,40})",
+        r"(?P<w>[+-]?[0-9]{1,40}) ?\\frac\{(?P<t>[0-9]{1,40})\}\{(?P<d>[0-9]{1,40})\}",
+    )
+]
+
+
+def number(text: str) -> Fraction | None:
+    r"""The number that a `normal_form` is: an integer, a decimal, ``1e3``, ``3/4``, ``\frac{3}{4}``, ``1 3/4``.
+
+    >>> number("1 3/4"), number("0.25"), number("x")
+    (Fraction(7, 4), Fraction(1, 4), None)
+    """
+    for pattern in _NUMBERS:
+        if m := pattern.fullmatch(text):
+            part = m.groupdict()
+            if part.get("d") is not None and not int(part["d"]):
+                return None
+            if part.get("w") is not None:
+                rest = Fraction(int(part["t"]), int(part["d"]))
+                return int(part["w"]) + (-rest if part["w"].startswith("-") else rest)
+            if part.get("t") is not None:
+                return Fraction(int(part["n"] + part["t"]), int(part["d"]))
+            if part.get("d") is not None:
+                return Fraction(int(part["n"]), int(part["d"]))
+            return Fraction(part["n"]) * Fraction(10) ** int(part.get("e") or 0)
+    return None
