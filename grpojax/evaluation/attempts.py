@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from grpojax.data import problems as data
+from grpojax import data
 from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
 from grpojax.evaluation.rewarded import columns_of, submit
 from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from grpojax.data.problems import Problem
+from grpojax.data import Problem
 from grpojax.host import processes
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.worker import REASONS

@@ -35,7 +35,7 @@ class Network:
 
     params: Any
     optimizer: optax.GradientTransformation | None = None
-    table: WeightTable = DECODER
+    table: WeightTable = dataclasses.field(default_factory=lambda: DECODER)
 
 
 def decoder_network(

@@ -34,7 +34,7 @@ class Learns:
 
     loss: Loss
     optimizer: optax.GradientTransformation
-    table: WeightTable = DECODER
+    table: WeightTable = dataclasses.field(default_factory=lambda: DECODER)
 
 
 def make_update(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from grpojax.data.problems import Problem
+from grpojax.data import Problem
 from grpojax.evaluation import Attempt, paired_test
 from grpojax.host import settings
 from grpojax.host.errors import UserError

@@ -1,6 +1,7 @@
 """The held-out problems of a run: what its own rewards say of the policy on them, on the run's schedule."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from grpojax import data, evaluation
@@ -30,7 +31,7 @@ class HeldOut:
 
     def __init__(self, config: Config, policy: Policy, rewards: Rewards, tokenize: data.Tokenize):
         self.policy = policy
-        self._folder = config.run.dir
+        self._folder = Path(config.run.dir)
         self._max_prompt_tokens = config.data.max_prompt_tokens
         self.evaluator = evaluation.Evaluator(rewards, config.evaluate)
         self.config = evaluation.EvalConfig.in_training(
@@ -66,7 +67,7 @@ class HeldOut:
         )
         self.attempts = [attempt for batch in batches for attempt in batch]
         if processes.is_first():
-            evaluations.write(evaluations.step_path(self._folder, number), self.attempts)
+            evaluations.write(self._folder / "eval" / f"step_{number}.jsonl", self.attempts)
         values = self.evaluator.metrics(self.attempts, self.config.ks)
         log.info("step %d  %s of %d", number, evaluation.headline(values, self.config), len(self.attempts))
         return values

@@ -35,22 +35,22 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates, or goes on; writes the folder and prints the table."""
-    from grpojax.data import problems as data
+    from grpojax import data
     from grpojax.evaluation import Evaluator, summarize, table
     from grpojax.host.console import log
+    from grpojax.programs.policy import Policy
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
-    from grpojax.run import trainer
     from grpojax.tools import targets
 
     ks = _ks(args)
     target = targets.read_target(args.target, args.overrides, data_file=args.data, step=args.step, best=args.best)
     recipe = target.recipe
     config = _config(args, ks, recipe.rollout.max_tokens, recipe.rollout.cache_dtype)
-    with Rewards(recipe.make_rewards()) as rewards:
+    with Rewards(recipe.method.rewards) as rewards:
         evaluator = Evaluator(rewards, recipe.evaluate)
         log.info("%s", evaluator.about())
-        policy = trainer.Policy(recipe)
+        policy = Policy(recipe.model, recipe.mesh)
         tokenize = data.Tokenize(policy.tokenizer, recipe.data)
         loaded = data.load_problems(recipe.data.eval or (), tokenize, recipe.data, rewards.check_gold)
         for line in loaded.notes("eval", recipe.data):
@@ -99,12 +99,12 @@ def _go_on(record: Any, policy: Any, target: Any, problems: Any, config: Any, ev
     """Evaluates what the record lacks, batch by batch."""
     from grpojax.evaluation import evaluate, headline
     from grpojax.host.console import log
-    from grpojax.run import trainer
+    from grpojax.run import session
 
     params = policy.params
     if target.run is not None:
         policy.params = params = None
-        params = trainer.load_policy_params(policy, target.recipe, target.run, target.step)
+        params = session.load_policy_params(policy, target.run, target.step)
     batches = evaluate(
         policy,
         policy.reshard(params),

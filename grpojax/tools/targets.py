@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpojax.data import problems as data
+from grpojax import data
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
 from grpojax.host import settings
 from grpojax.host.errors import UserError

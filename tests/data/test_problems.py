@@ -181,7 +181,7 @@ train: {{steps: 1}}
 run: {{dir: {tmp_path}/run}}
 """)
     got = config.load(recipe)
-    with Rewards(got.make_rewards()) as rewards:
+    with Rewards(got.method.rewards) as rewards:
         train, test = (
             data.load_problems(path, letters, got.data, rewards.check_gold) for path in (got.data.train, got.data.eval)
         )

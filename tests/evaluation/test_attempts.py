@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from grpojax.data.problems import Problem
+from grpojax.data import Problem
 from grpojax.evaluation import EvalConfig, EvaluateConfig, Evaluator, columns_of, submit, summarize, table
 from grpojax.host.errors import UserError
 from grpojax.programs.sampler import SamplerConfig

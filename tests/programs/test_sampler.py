@@ -12,11 +12,11 @@ from plain_decoder import BASE, random_decoder
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
-from grpojax.programs import drawing, packing, sampler
 from grpojax.models.weight_table import shardings
-from grpojax.programs.state import make_reshard
+from grpojax.programs import drawing, packing, sampler
 from grpojax.programs.drawing import DrawConfig, draw
 from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.state import make_reshard
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 EOS = tuple(range(6))

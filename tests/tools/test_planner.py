@@ -17,8 +17,11 @@ from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, flops, sharding
 from grpojax.programs import packing
-from grpojax.programs import update as step
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.policy_update import policy_objective
 from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.state import abstract_state, decoder_network
+from grpojax.programs.update import make_update
 from grpojax.tools import planner
 from grpojax.tools.hlo import Traffic
 from grpojax.types import PerToken, Prompts, TrainBatch
@@ -115,8 +118,9 @@ def test_a_v4_chip_is_one_device():
 def test_compiled_update_holds_no_logits():
     """Compiled for the CPU, the temporaries of an update are smaller than its float32 logits."""
     config = dataclasses.replace(CONFIG, vocab_size=65536, hidden_size=32, intermediate_size=32, head_dim=8)
-    optimizer = step.make_optimizer(step.OptimizerConfig(), 10)
-    graph, state = step.abstract_state(config, optimizer)
+    optimizer = make_optimizer(OptimizerConfig(), 10)
+    graph, network = decoder_network(config, optimizer)
+    state = abstract_state({"policy": network})["policy"]
     full = np.ones((4, 4, 64), np.float32)
     batch = TrainBatch(
         prompts=Prompts(
@@ -130,8 +134,8 @@ def test_compiled_update_holds_no_logits():
         per_token=PerToken(advantages=full, weights=full),
     )
     packed, _ = packing.pack(batch)
-    update = step.make_train_step(graph, Objective(), optimizer, Compute(), entropy=True)
-    compiled = update.lower(state, packed).compile()
+    update = make_update(policy_objective(graph, Objective(), Compute(), entropy=True), optimizer)
+    compiled = update.lower(state, {}, packed).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < full.size * config.vocab_size * 4 / 2
 
 

@@ -23,14 +23,14 @@ QUICKSTART = str(CONFIGS / "quickstart.yaml")
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_recipe_parses_and_says_how_to_run_it(path):
     recipe = config.load(path)
-    assert recipe.make_variant().name == "grpo"
+    assert recipe.method.variant.name == "grpo"
     head = path.read_text().split("\n\n")[0]
     assert "grpojax " in head and path.name in head
 
 
 def test_dr_grpo_divides_by_the_longest_completion_allowed():
     recipe = config.load(QUICKSTART, ["variant=dr_grpo"])
-    assert recipe.make_variant().objective.constant == recipe.rollout.max_tokens
+    assert recipe.method.variant.objective.constant == recipe.rollout.max_tokens
 
 
 def leaves(cls, path=()):
@@ -113,16 +113,16 @@ def test_a_variant_takes_what_it_lacks_from_the_run():
         return config.load(QUICKSTART, overrides)
 
     dapo = load("variant=dapo")
-    assert dapo.make_filter() and dapo.make_filter().max_rollouts == 3
+    assert dapo.method.filter and dapo.method.filter.max_rollouts == 3
     lengths, rewards = np.array([[40, 32, 10, 10]]), np.array([[1, 1, 0, 0]], np.float32)
     signals = Signals(lengths=lengths, mask=np.ones((1, 4, 1), bool))
-    punished = np.asarray(dapo.make_variant().advantage(rewards, signals))[0, :, 0]
+    punished = np.asarray(dapo.method.variant.advantage(rewards, signals))[0, :, 0]
     assert punished[0] < punished[1]  # from 32 to 40 tokens a reward is lost
-    free = load("variant={name: dapo, overlong_limit: null, overlong_buffer: null}").make_variant()
+    free = load("variant={name: dapo, overlong_limit: null, overlong_buffer: null}").method.variant
     assert free.advantage(rewards, signals)[0, 0, 0] == free.advantage(rewards, signals)[0, 1, 0]
-    assert load("variant=dapo", "filter=none").make_filter() is None
-    assert load("variant=dr_grpo").make_variant().objective.constant == 40.0
-    assert load("variant={name: dr_grpo, aggregate: sequence_mean}").make_variant().objective.constant is None
+    assert load("variant=dapo", "filter=none").method.filter is None
+    assert load("variant=dr_grpo").method.variant.objective.constant == 40.0
+    assert load("variant={name: dr_grpo, aggregate: sequence_mean}").method.variant.objective.constant is None
     twice = "rewards=[{name: answer}, {name: soft_overlong, options: {max_tokens: 40, buffer: 8}}]"
     with pytest.raises(UserError, match="and so does the reward soft_overlong"):
         load("variant=dapo", twice)
