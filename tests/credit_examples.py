@@ -31,8 +31,9 @@ def example(seed):
     plant = lambda x: np.where(mask.reshape(mask.shape + (1,) * (x.ndim - 3)), x, NAN).astype(np.float32)  # noqa: E731
     probs = rng.dirichlet(np.ones(W + 1), (P, G, T))[..., :W]
     return rewards, A.Signals(
-        mask=mask, behavior_logps=plant(-rng.exponential(size=mask.shape)), entropy=plant(rng.exponential(size=mask.shape)),
-        max_logps=plant(-0.1 * rng.random(mask.shape)), token_bias=plant(rng.normal(size=mask.shape)),
+        mask=mask, behavior_logps=plant(-rng.exponential(size=mask.shape)),
+        entropy=plant(rng.exponential(size=mask.shape)), max_logps=plant(-0.1 * rng.random(mask.shape)),
+        token_bias=plant(rng.normal(size=mask.shape)),
         tokens=rng.integers(0, 2, mask.shape).astype(np.int32), probs=plant(probs),
         hidden=plant(rng.normal(size=(P, G, T, D))), columns=rng.integers(-1, W, mask.shape).astype(np.int32),
     )  # fmt: skip

@@ -207,6 +207,16 @@ def pass_at_k(rewards, k, success=1.0):
     return out
 
 
+def max_rl(rewards):
+    out = np.zeros(np.shape(rewards))
+    for p in range(len(rewards)):
+        mine = [float(rewards[p][g]) for g in valid_of(rewards, p)]
+        if sum(mine) > 0:
+            for g in valid_of(rewards, p):
+                out[p, g] = rewards[p][g] * len(mine) / sum(mine) - 1
+    return out
+
+
 def best_margin(rewards, scaled=False, eps=1e-6):
     out = np.zeros(np.shape(rewards))
     for p in range(len(rewards)):
@@ -302,6 +312,14 @@ def entropy_mask(values, entropy, mask, fraction, rule):
     else:
         threshold = numbers[-math.ceil(fraction * len(numbers) - 1e-6)]
     return np.where(mask & (entropy >= threshold), values[..., None], 0.0)
+
+
+def entropy_penalty(values, rewards, entropy, mask, coef, everywhere=False):
+    means, out = sample_means(entropy, mask), np.zeros(np.shape(rewards))
+    for p, g in np.argwhere(np.isfinite(rewards)):
+        if everywhere or live(rewards, p):
+            out[p, g] = values[p, g] - coef * means[p, g]
+    return out
 
 
 def conflict_weights(tokens, mask, sign, gain=2.0):
@@ -613,9 +631,9 @@ def displacement(log_ratios, mask, gate, actions):
     """LLDS's token terms."""
     out = np.zeros(np.shape(mask))
     for p, g, t in np.argwhere(mask):
-        mates = {"token": [t], "response": tokens_of(mask, p, g),
-                 "action": [s for s in tokens_of(mask, p, g) if actions[p][g][s] == actions[p][g][t]]}[gate]  # fmt: skip
-        if sum(-log_ratios[p][g][s] for s in mates) > 0:
+        mates = {"token": [t], "response": tokens_of(mask, p, g)}
+        mates["action"] = [s for s in mates["response"] if actions[p][g][s] == actions[p][g][t]]
+        if sum(-log_ratios[p][g][s] for s in mates[gate]) > 0:
             out[p, g, t] = max(0.0, -log_ratios[p][g][t])
     return out
 
@@ -640,11 +658,11 @@ def length_selected(rewards, lengths, alpha, share, outcome=None, success=1.0):
     return out
 
 
-def soft_overlong(rewards, lengths, limit, buffer):
+def soft_overlong(rewards, lengths, limit, buffer, factor=0.5):
     out = np.array(rewards, float)
     for i in np.ndindex(out.shape):
         over = min(max(int(lengths[i]) - (limit - buffer), 0), buffer)
-        out[i] -= over / buffer
+        out[i] -= factor * over / buffer
     return out
 
 
@@ -652,19 +670,24 @@ def keep_prompts(outcome, above, below, success):
     out = []
     for group in outcome:
         known = [float(x) for x in group if np.isfinite(x)]
+        if above is None and below is None:
+            out.append(len(set(known if success is None else [x >= success for x in known])) > 1)
+            continue
         rate = sum(x >= success for x in known) / len(known) if known else None
         out.append(rate is not None and (above is None or rate > above) and (below is None or rate < below))
     return out
 
 
-def active(n, history, epoch, readmit_after):
+def active(n, history, epoch, readmit_after, share=1.0):
     """``history``: (epoch, prompt, rewards), up to ``epoch``."""
     out = [True] * n
     for prompt in range(n):
         solved = [
             e
             for e, k, rewards in history
-            if k == prompt and (known := [r for r in rewards if np.isfinite(r)]) and min(known) >= 1
+            if k == prompt
+            and (known := [r for r in rewards if np.isfinite(r)])
+            and sum(r >= 1 for r in known) >= share * len(known) - 1e-9
         ]
         if solved and solved[-1] < epoch:
             out[prompt] = readmit_after is not None and epoch > solved[-1] + readmit_after

@@ -9,13 +9,10 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import close
+from ragged import NAN, SEEDS, G, P, T, many, scores
 
 from grpojax import advantages as A
 from grpojax import allocation as X
-
-P, G = 3, 5
-NAN = float("nan")
-
 
 # --- dynamic sampling
 
@@ -28,9 +25,10 @@ ACCURACY = jnp.array(
     ("options", "want"),
     [
         ({}, [0, 0, 1, 1, 0, 0, 1]),  # DAPO
-        ({"above": None}, [1, 0, 1, 1, 1, 0, 1]),  # NGRPO
-        ({"below": 0.5}, [0, 0, 1, 0, 0, 0, 1]),  # as ScaleRL's 0.9
-        ({"below": None}, [0, 1, 1, 1, 0, 0, 1]),
+        ({"above": 0.0, "below": 1.0}, [0, 0, 1, 1, 0, 0, 1]),  # the same by the pass rate
+        ({"below": 1.0}, [1, 0, 1, 1, 1, 0, 1]),  # NGRPO
+        ({"above": 0.0, "below": 0.5}, [0, 0, 1, 0, 0, 0, 1]),
+        ({"above": 0.0}, [0, 1, 1, 1, 0, 0, 1]),
         ({"success": 2.0}, [0] * 7),
     ],
 )
@@ -47,7 +45,48 @@ def test_the_filter_looks_at_the_metric_it_names():
         X.keep_prompts(metrics, "acc")
 
 
+def test_a_graded_metric_is_filtered_by_variance():
+    """By a pass rate at 1, the second group would be dropped: nobody passes."""
+    metrics = {
+        "likeness": np.array([[0.1] * 3, [0.2, 0.9, 0.4], [NAN, 0.3, NAN], [0.3, NAN, 0.5], [1, 1, 1]], np.float32)
+    }
+    np.testing.assert_array_equal(X.keep_prompts(metrics, "likeness"), [0, 1, 0, 1, 0])
+    np.testing.assert_array_equal(X.keep_prompts(metrics, "likeness", success=0.4), [0, 1, 0, 1, 0])
+    np.testing.assert_array_equal(X.keep_prompts(metrics, "likeness", success=0.1), [0] * 5)
+
+
+@pytest.mark.parametrize("bounds", [{"below": 0.9}, {"above": 0.0}, {"above": 0.0, "below": 1.0}])
+def test_bounds_of_a_graded_metric_are_refused(bounds):
+    """Where all answers are at 0.9 they would drop, or keep, whatever the samples are like."""
+    graded = {"likeness": np.array([[1, 0.9, NAN], [0, 1, 0]], np.float32)}
+    with pytest.raises(ValueError, match=r"likeness.*0 and 1.*0\.9.*success"):
+        X.keep_prompts(graded, "likeness", **bounds)
+    np.testing.assert_array_equal(
+        X.keep_prompts(graded, "likeness", success=0.5, **bounds), [bounds == {"above": 0.0}, 1]
+    )
+    jax.jit(functools.partial(X.keep_prompts, on="likeness", **bounds))(graded)  # tracers tell no values
+
+
 # --- culling
+
+
+def test_solved_from_a_share_on():
+    """ScaleRL's 0.9, of the samples that count."""
+    metric = np.zeros((4, 10), np.float32)
+    metric[0, :9], metric[1, :8], metric[2, :9], metric[2, 9], metric[3] = 1, 1, 1, NAN, NAN
+    np.testing.assert_array_equal(X.solved(metric, 0.9), [1, 0, 1, 0])
+    np.testing.assert_array_equal(X.solved(metric), [0, 0, 1, 0])
+    np.testing.assert_array_equal(X.solved(metric / 2, 0.9, success=0.5), [1, 0, 1, 0])
+    for n in range(1, 65):  # k / n is not always rounded to the share
+        k = np.arange(n + 1)
+        passed = (np.arange(n) < k[:, None]).astype(np.float32)
+        for share in (0.1, 0.3, 0.6, 0.7, 0.9):
+            np.testing.assert_array_equal(X.solved(passed, share), 10 * k >= round(10 * share) * n)
+    state = X.cull(X.start_culling(4), jnp.arange(4), metric, 2, share=0.9)
+    np.testing.assert_array_equal(X.active(state, 3), [0, 1, 0, 1])
+    for share in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"share={share}"):
+            X.solved(metric, share)
 
 
 def test_culling():
@@ -102,10 +141,8 @@ def test_allocation_is_one_by_one():
     n, want = counts.copy().astype(int), np.zeros(4, int)
     for _ in range(9):
         half = lambda i, n: scipy.stats.t.ppf(0.975, n - 1) * std[i] / np.sqrt(n)  # noqa: E731
-        priority = [
-            np.inf if n[i] == 0 else (half(i, n[i]) - half(i, n[i] + 1) if n[i] > 1 else 0) + np.sqrt(np.log1p(n.sum()) / n[i])
-            for i in range(4)
-        ]  # fmt: skip
+        gain = [half(i, n[i]) - half(i, n[i] + 1) if n[i] > 1 else 0 for i in range(4)]
+        priority = [gain[i] + np.sqrt(np.log1p(n.sum()) / n[i]) if n[i] else np.inf for i in range(4)]
         best = int(np.argmax(priority))
         n[best] += 1
         want[best] += 1
@@ -119,10 +156,20 @@ def test_golden_overlong():
     """In characters, or from the limit on only, 90 tokens of 100 would cost nothing."""
     close(X.overlong_penalty(jnp.array([80, 81, 90, 100, 101]), 100, 20), [0, -0.05, -0.5, -1, -1])
     chain = A.chain(A.center(), reward=X.soft_overlong(100, 20))
-    close(chain(jnp.array([[1.0, 1.0]]), A.Signals(lengths=jnp.array([[80, 90]]))), [[0.25, -0.25]])
+    close(chain(jnp.array([[1.0, 1.0]]), A.Signals(lengths=jnp.array([[80, 90]]))), [[0.125, -0.125]])
     for limit, buffer in ((100, 0), (100, 101)):
         with pytest.raises(ValueError, match=f"buffer={buffer}"):
             X.overlong_penalty(jnp.array([1]), limit, buffer)
+
+
+@pytest.mark.parametrize(("options", "want"), [({}, 0.12609), ({"factor": 1.0}, -0.72457), ({"factor": 0.0}, 0.93541)])
+def test_golden_overlong_factor(options, want):
+    """Four of eight are right, one of them at the limit: in full the punishment makes it a wrong one."""
+    rewards, lengths = jnp.array([[1.0] * 4 + [0.0] * 4]), jnp.array([[10, 10, 10, 100] + [10] * 4])
+    chain = A.chain(A.center(), A.scale(eps=0.0), reward=X.soft_overlong(100, 20, **options))
+    close(chain(rewards, A.Signals(lengths=lengths))[0, 3], want, atol=1e-4)
+    with pytest.raises(ValueError, match="factor=-1"):
+        X.soft_overlong(100, 20, factor=-1)
 
 
 GROUP = {"lengths": jnp.array([[100, 200, 300, 50]]), "rewards": jnp.array([[1.0, 1, 1, 0]])}
@@ -189,3 +236,61 @@ def test_xrpo_counts_an_unknown_deviation_as_none():
     given = X.xrpo_allocate(jnp.array([0.5, NAN, 0.1]), counts, 6)
     np.testing.assert_array_equal(given, X.xrpo_allocate(jnp.array([0.5, 0.0, 0.1]), counts, 6))
     assert int(X.xrpo_allocate(jnp.array([0.5, NAN, 0.1]), counts, 0).sum()) == 0
+
+
+# --- all of these against loops
+
+KEEP = [(0.0, 1.0, 1.0), (None, 0.8, 0.5), (0.2, None, 0.75), (0.4, 0.6, 0.25), (None, None, 1.0), (None, None, None)]
+
+
+@jax.jit
+def kept_and_paid(rewards, outcome, lengths):
+    signals = A.Signals(lengths=lengths, outcome=outcome)
+    return (
+        [
+            X.keep_prompts({"reward": rewards, "accuracy": outcome}, "accuracy", above=a, below=b, success=s)
+            for a, b, s in KEEP
+        ],
+        [
+            A.chain(reward=X.length_selected(0.4, share=share, success=0.75))(rewards, signals)
+            for share in (0.2, 0.5, 1.0)
+        ],
+        A.chain(A.center("group"), reward=X.soft_overlong(6, 4))(rewards, signals),
+    )
+
+
+@many
+@given(seed=SEEDS)
+def test_kept_and_paid(seed):
+    rng = np.random.default_rng(seed)
+    rewards, outcome = scores(rng), scores(rng)
+    lengths = rng.integers(0, T + 1, (P, G)).astype(np.int32)
+    keep, selected, overlong = kept_and_paid(rewards, outcome, lengths)
+    for options, got in zip(KEEP, keep, strict=True):
+        np.testing.assert_array_equal(got, oracles.keep_prompts(outcome, *options))
+    for share, got in zip((0.2, 0.5, 1.0), selected, strict=True):
+        want = oracles.length_selected(rewards, lengths, 0.4, share, outcome, 0.75)
+        close(got, np.nan_to_num(want), atol=1e-5)
+    close(overlong, oracles.advantages(oracles.soft_overlong(rewards, lengths, 6, 4)))
+
+
+cull = jax.jit(X.cull, static_argnames="share")
+
+active = jax.jit(X.active, static_argnames="readmit_after")
+
+
+@many
+@given(seed=SEEDS, readmit_after=st.sampled_from([None, 1, 2, 3]), share=st.sampled_from([1.0, 0.6]))
+def test_culling_over_ten_epochs(seed, readmit_after, share):
+    """Ten epochs, in some of which nothing or one prompt twice is drawn: whether it was left out or not."""
+    rng, n, history = np.random.default_rng(seed), 7, []
+    state = X.start_culling(n)
+    for epoch in range(10):
+        for _ in range(rng.integers(0, 3)):
+            rows, rewards = rng.integers(0, n, P), scores(rng)
+            rewards = np.where(rng.random((P, 1)) < 0.5, np.maximum(rewards, 1), rewards).astype(np.float32)
+            history += [(epoch, int(row), group.tolist()) for row, group in zip(rows, rewards, strict=True)]
+            state = cull(state, rows, rewards, epoch, share=share)
+        for ahead in (0, 1):
+            got = active(state, epoch + ahead, readmit_after=readmit_after)
+            assert got.tolist() == oracles.active(n, history, epoch + ahead, readmit_after, share)

@@ -93,17 +93,38 @@ def test_mismatch():
     """π_train / π_sampler of [1.25, 0.6, 4, 1]; on the sampler's whole distribution its mean is 1."""
     train, sampler = (jnp.log(jnp.array([*x, NAN])) for x in ([0.5, 0.3, 0.2, 0.1], [0.4, 0.5, 0.05, 0.1]))
     mask = jnp.array([True] * 4 + [False])
-    got = D.mismatch(train, sampler, mask)
+    got = jax.jit(D.mismatch)(train, sampler, mask)
     w = np.array([1.25, 0.6, 4, 1])
     want = {
-        "mean": np.abs(np.log(w)).mean(), "max": np.log(4), "k1": -np.log(w).mean(),
-        "k3": (w - 1 - np.log(w)).mean(), "ratio_mean": w.mean(), "effective_sample_size": w.sum() ** 2 / 4 / (w**2).sum(),
+        "logp_difference": np.abs(np.log(w)).mean(), "logp_difference_max": np.log(4),
+        "sampler_kl": (w - 1 - np.log(w)).mean(), "sampler_ratio": w.mean(), "sampler_ratio_square": (w**2).mean(),
     }  # fmt: skip
     assert set(got) == set(want)
     for name, x in want.items():
-        close(got[name], x)
+        close(got[name].value, x)
+    close(D.effective_sample_size(got["sampler_ratio"], got["sampler_ratio_square"]), w.sum() ** 2 / 4 / (w**2).sum())
     same = D.mismatch(train, train, mask)
-    assert same["max"] == same["k3"] == 0 and same["effective_sample_size"] == 1
+    assert same["logp_difference_max"].value == same["sampler_kl"].value == 0
+    assert D.effective_sample_size(same["sampler_ratio"], same["sampler_ratio_square"]) == 1
+
+
+def test_mismatch_of_parts_adds_up():
+    """Averaged over parts, the mean would be 0.75, of which one token has 1.5 and three none."""
+    train, sampler = jnp.array([[-1.5, NAN, NAN], [-1.0, -1.0, -1.0]]), jnp.array([[-3.0, 0, 0], [-1.0, -1.0, -1.0]])
+    mask = jnp.array([[True, False, False], [True] * 3])
+    whole = D.mismatch(train, sampler, mask)
+    parts = [D.mismatch(*x) for x in zip(train, sampler, mask, strict=True)]
+    for name, x in whole.items():
+        close((parts[0][name] + parts[1][name]).value, x.value)
+    close(whole["logp_difference"].value, 1.5 / 4)
+    close(whole["logp_difference_max"].value, 1.5)
+
+
+def test_mismatch_is_constant_for_the_gradient():
+    def total(logps):
+        return sum(x.value for x in D.mismatch(logps, jnp.zeros(3), jnp.array([True, True, False])).values())
+
+    assert not np.asarray(jax.grad(total)(jnp.array([-1.0, -0.5, NAN]))).any()
 
 
 LIMITS = D.CollapseLimits(window=10)
@@ -135,6 +156,8 @@ def test_collapse_alarm(entropy, displacement, rings):
 
 def test_collapse_alarm_compiles_and_refuses():
     assert not jax.jit(D.collapse_alarm)(jnp.ones(5), jnp.ones(5)).any
+    falling = D.collapse_alarm(jnp.linspace(1.0, 0.1, 20))  # of a run that does not measure Δ
+    assert falling.entropy_falling and not falling.displacement and not falling.not_finite
     for shapes in (((3,), (4,)), ((0,), (0,)), ((2, 2), (2, 2))):
         with pytest.raises(ValueError, match="same steps"):
             D.collapse_alarm(jnp.zeros(shapes[0]), jnp.zeros(shapes[1]))
@@ -164,9 +187,11 @@ def test_noise_seldom_rings_and_two_steps_never():
 def test_mismatch_shows_a_broken_sampler():
     """49 nats apart; only what goes into exp is limited."""
     got = D.mismatch(jnp.array([-1.0, -50.0]), jnp.array([-1.0, -1.0]), jnp.ones(2, bool))
-    assert (got["mean"], got["max"]) == (24.5, 49.0) and np.isfinite(got["k3"])
+    assert (got["logp_difference"].value, got["logp_difference_max"].value) == (24.5, 49.0)
+    assert np.isfinite(got["sampler_kl"].value)
     nothing = D.mismatch(jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool))
-    assert nothing["mean"] == nothing["max"] == 0
+    assert all(x.value == 0 for x in nothing.values())
+    assert D.effective_sample_size(nothing["sampler_ratio"], nothing["sampler_ratio_square"]) == 0
 
 
 def test_exact_displacement_starts_over_for_each_prompt():

@@ -64,7 +64,8 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
         try:
             read = _parse(value, where)
         except UserError as e:
-            raise UserError(f"{e}; a text with such characters needs quotes: {dotted}='\"...\"'") from None
+            hint = f"a text with such characters needs quotes: {dotted}='\"...\"'"
+            raise UserError(_one_line(f"{e}; {hint}")) from None
         tree = _replace(tree, keys, read, where)
         origins[".".join(keys)] = "the command line"
     return tree, origins

@@ -46,7 +46,7 @@ def collectives(hlo: str) -> tuple[dict[str, Traffic], dict[str, Traffic]]:
     )
     seen = set()
 
-    def walk(computation: str, loop: str, times: int, unknown: bool, fused: bool = False):
+    def walk(computation: str, loop: str, times: int, unknown: bool, fused: bool = False) -> None:
         for i in computations[computation]:
             kind = i.opcode.removesuffix("-start")
             if kind in _KINDS:

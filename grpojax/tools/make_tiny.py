@@ -24,7 +24,7 @@ from flax import nnx
 
 from grpojax.models import Compute, Decoder, DecoderConfig, hf, score
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.types import Prompts, Rows
+from grpojax.types import Prompts, Rows, Scalar
 
 Tokenizer = Any  # transformers' own, which is imported only where one is made
 
@@ -41,8 +41,9 @@ STORIES, DRILLS = 32, 32  # rows of one training step
 PEOPLE = {name: ("she", "her") for name in ("Mia", "Anna", "Lena", "Sara", "Nora", "Emma", "Ruth", "Zoe")} | {
     name: ("he", "him") for name in ("Tom", "Ben", "Max", "Leo", "Sam", "Paul", "Omar", "Finn")
 }
-THINGS = tuple(
-    "apples pears plums nuts eggs shells stamps cards coins beads marbles stickers buttons pencils books flowers".split()
+THINGS = (
+    *("apples", "pears", "plums", "nuts", "eggs", "shells", "stamps", "cards", "coins", "beads", "marbles", "stickers"),
+    *("buttons", "pencils", "books", "flowers"),
 )
 HOLDERS = ("boxes", "bags", "baskets", "jars", "trays", "bowls")
 
@@ -305,12 +306,12 @@ def train(tok: Tokenizer, exclude: Iterable[str], *, seed: int = SEED, log: Call
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
     compute = Compute(remat="none")
 
-    def loss(params, batch):
+    def loss(params: Any, batch: list[tuple[Rows, np.ndarray]]) -> Scalar:
         logps = [(score(graph, params, rows, compute).logps * weights).sum() for rows, weights in batch]
         return -sum(logps) / sum(weights.sum() for _, weights in batch)
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def update(params, state, batch):
+    def update(params: Any, state: Any, batch: list[tuple[Rows, np.ndarray]]) -> tuple[Any, Any, Scalar]:
         value, grads = jax.value_and_grad(loss)(params, batch)
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value

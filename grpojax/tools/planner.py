@@ -309,7 +309,7 @@ def _compile(name: str, program: Any, args: tuple[Any, ...], *, resident: int, a
     )
 
 
-def _with_hlo(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
+def _with_hlo(lowered: jax.stages.Lowered) -> tuple[Any, str]:
     """``(compiled, optimised HLO)``; as the compiler dumps it, since ``as_text`` cannot read all that libtpu makes."""
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})

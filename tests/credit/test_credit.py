@@ -12,6 +12,7 @@ from oracles import close
 
 from grpojax import advantages as A
 from grpojax import credit as C
+from grpojax.credit import hidden_states
 
 
 def run(*transforms, rewards, **signals):
@@ -170,6 +171,16 @@ def test_golden_gtpo_entropy():
         close(got, want)
 
 
+def test_gtpo_shapes_a_sample_at_the_mean_of_a_mixed_group():
+    """Told by A = 0, the second sample would be left out: 0 in place of -0.09."""
+    entropy = np.repeat(np.array([[0.3, 0.9, 0.5, 0.7]] * 2, np.float32)[..., None], 2, -1)
+    rewards = [[1, 0.5, 0, NAN], [0.1, 0.1, 0.1, NAN]]
+    got = run(
+        A.center(), C.entropy_penalty(0.1), rewards=rewards, mask=np.ones((2, 4, 2), bool), entropy=entropy
+    )  # fmt: skip
+    close(got, [[0.47, -0.09, -0.55, 0], [0, 0, 0, 0]])
+
+
 # --- conflicts
 
 CONFLICT = np.array([[[5, 7, 9, 2, 8], [5, 7, 3, 2, 8], [5, 4, 9, 8, -1]]], np.int32)
@@ -214,7 +225,7 @@ def test_golden_nthr_scores():
     weights = data["mask"][0] * (np.arange(3) < 2)[:, None]
     flat = {name: x[0].reshape(6, *x.shape[3:]) for name, x in data.items()}
     clean = {name: np.nan_to_num(flat[name]) for name in ("probs", "hidden")}
-    matrix = C._errors_matrix(clean["probs"], clean["hidden"], flat["columns"], weights.reshape(-1))
+    matrix = hidden_states._errors_matrix(clean["probs"], clean["hidden"], flat["columns"], weights.reshape(-1))
     close(matrix, [[1.1, 0.5], [-0.5, 0.1], [-0.4, -0.4], [-0.2, -0.2]])
     score = jax.jit(C.nthr_scores, static_argnames="self_term")
     scores, means = score(sign=sign, **data)
@@ -306,8 +317,8 @@ def test_oracles(seed):
         tell(got[rule], oracles.entropy_mask(centred, s.entropy, mask, 0.3, rule))
     bonus = np.minimum(0.4 * np.nan_to_num(s.entropy), np.abs(flat) / 2)
     tell(got["shaping"], np.where(mask, flat + bonus, 0))
-    means = oracles.sample_means(s.entropy, s.mask)
-    tell(got["penalty"], np.where((means <= 0.9) & (centred != 0), centred - 0.1 * means, 0))
+    penalized = oracles.entropy_penalty(centred, rewards, s.entropy, s.mask, 0.1)
+    tell(got["penalty"], np.where(oracles.sample_means(s.entropy, s.mask) <= 0.9, penalized, 0))
     sign = np.sign(centred)
     tell(got["conflicts"], flat * oracles.conflict_weights(s.tokens, mask, sign))
 

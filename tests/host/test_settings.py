@@ -158,6 +158,7 @@ def test_an_override_reaches_one_use_of_a_yaml_alias(write):
         ("train.steps=[1", "override 'train.steps=[1', line 1: invalid YAML"),
         ("train.lr=2024-13-41", "invalid YAML: month must be in 1..12"),
         ("train.lr=!!bool maybe", "invalid YAML: 'maybe'"),
+        ("a\rb='", "needs quotes: a b='\"...\"'"),
         ("train.lr=" + "[" * 9999, "invalid YAML: maximum recursion depth"),
         ("rewards.2.weight=1", "no index '2' in a list of 2"),
         ("rewards.-1.weight=1", "no index '-1' in a list of 2"),

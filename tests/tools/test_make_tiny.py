@@ -1,5 +1,6 @@
 """The built-in task and policy: what ships is what the script makes, fits together and is small."""
 
+import functools
 import json
 import re
 from collections import Counter
@@ -96,7 +97,7 @@ def test_chat_template(tok):
     chat = [{"role": "user", "content": "Mia has 3 nuts."}, {"role": "assistant", "content": "## Answer: 3"}]
     question, answer = (tok.encode(m["content"]) for m in chat)
     assert not {*question, *answer} & set(special.values())
-    render = lambda chat, **kw: tok.apply_chat_template(chat, return_dict=False, **kw)  # noqa: E731
+    render = functools.partial(tok.apply_chat_template, return_dict=False)
     opened = [user, *question, end, assistant]
     assert render(chat[:1], add_generation_prompt=True) == opened
     assert render(chat) == [*opened, *answer, end]
