@@ -19,7 +19,6 @@ from grpojax.models.layers import Block, layer, rms_norm, rope_tables
 from grpojax.models.logprobs import token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
-from grpojax.models.weight_table import axes_of as axes_of
 from grpojax.types import Array, Rows
 
 

@@ -19,7 +19,8 @@ from flax import nnx
 
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
-from grpojax.models.decoder import Compute, Decoder
+from grpojax.models.compute import Compute
+from grpojax.models.decoder import Decoder
 from grpojax.models.sharding import constrain
 from grpojax.programs import slot_cache
 from grpojax.programs.drawing import DrawConfig, draw

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpojax.models.decoder import Compute
+from grpojax.models.compute import Compute
 from grpojax.types import Array, Scalar
 
 

@@ -1,6 +1,7 @@
 """The order of problems: a function of the seed, the step and what is retired."""
 
 import dataclasses
+import doctest
 import json
 from collections import Counter
 
@@ -10,6 +11,7 @@ from data_files import jsonl, load
 
 from grpojax import data
 from grpojax.data import SourceConfig
+from grpojax.data import batches as module
 from grpojax.host.errors import UserError
 
 
@@ -110,3 +112,7 @@ def test_retirement_that_cannot_go_on_says_so():
         data.RetiringBatches(problems(5), 6, 0)
     with pytest.raises(UserError, match="from one source only, and data.train has 2"):
         data.RetiringBatches(problems(5), 4, 0, (1.0, 2.0))
+
+
+def test_examples():
+    assert doctest.testmod(module).failed == 0
