@@ -15,7 +15,12 @@ from grpojax.variants.registry import group_normalised, published
     aggregate="token_mean",
 )
 def dapo(
-    *, ddof: int = 1, eps: float = 1e-4, overlong_limit: int | None = None, overlong_buffer: int | None = None
+    *,
+    ddof: int = 1,
+    eps: float = 1e-4,
+    overlong_limit: int | None = None,
+    overlong_buffer: int | None = None,
+    overlong_factor: float = 0.5,
 ) -> A.Transform:
     """DAPO, arXiv 2503.14476: a higher upper clip, mean over tokens, no KL, only mixed groups, overlong punishment.
 
@@ -26,12 +31,14 @@ def dapo(
         rollout.max_tokens.
       overlong_buffer: tokens before it in which the punishment grows (paper: 4096; the trainer fills in the same
         fifth of the limit).
+      overlong_factor: what a sample at the limit loses. The paper's 1 is half the span of its rewards of ±1, and so is
+        0.5 of 0/1 rewards; a whole one would put a right sample under the group's mean.
     """
     if (overlong_limit is None) != (overlong_buffer is None):
         raise ValueError(f"overlong_limit={overlong_limit} with overlong_buffer={overlong_buffer}: both or none")
     reward = None
     if overlong_limit is not None and overlong_buffer is not None:
-        reward = allocation.soft_overlong(overlong_limit, overlong_buffer)
+        reward = allocation.soft_overlong(overlong_limit, overlong_buffer, factor=overlong_factor)
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), reward=reward)
 
 

@@ -134,7 +134,7 @@ def test_names_and_table():
 
 # What the papers state; the options of the objective by their names.
 DEFAULTS = {
-    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
+    "dapo": {"overlong_factor": 0.5, "clip_low": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"},
     "rloo": {"aggregate": "sequence_sum", "kl_coef": 0.03, "kl_kind": "k1", "kl_in": "reward"},
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.05, "aggregate": "sequence_mean"},
@@ -253,10 +253,23 @@ def test_golden_advantages(name, options, want):
 
 
 def test_golden_dapo_overlong():
-    """Punished by tokens: the second of the right ones costs half a reward."""
+    """Punished by tokens: the second of the right ones loses a quarter of a reward, by the paper's factor half of one."""
     options = {"overlong_limit": 100, "overlong_buffer": 20, "ddof": 0, "eps": 0.0}
     got = on_tokens("dapo", [[1, 1, 0, 0]], options=options, lengths=np.array([[50, 90, 10, 10]]))
+    close(got[0, :, 0], np.array([0.5625, 0.3125, -0.4375, -0.4375]) / 0.44633928)
+    got = on_tokens(
+        "dapo", [[1, 1, 0, 0]], options=options | {"overlong_factor": 1.0}, lengths=np.array([[50, 90, 10, 10]])
+    )
     close(got[0, :, 0], np.array([0.625, 0.125, -0.375, -0.375]) / 0.41457809)
+
+
+def test_a_right_sample_at_the_limit_is_still_better_than_a_wrong_one():
+    """Of a group of 8 with four right: A = 0.13; with the paper's factor, for rewards of ±1, -0.72."""
+    lengths = np.array([[100, 10, 10, 10, 10, 10, 10, 10]])
+    for factor, want in ((0.5, 0.13), (1.0, -0.72)):
+        options = {"overlong_limit": 100, "overlong_buffer": 20, "overlong_factor": factor}
+        got = on_tokens("dapo", [[1, 1, 1, 1, 0, 0, 0, 0]], options=options, lengths=lengths)
+        close(got[0, 0, 0], want, atol=5e-3)
     with pytest.raises(ValueError, match="overlong_limit=9 with overlong_buffer=None"):
         variants.get("dapo", overlong_limit=9)
 
