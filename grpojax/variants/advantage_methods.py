@@ -249,3 +249,14 @@ def gdpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     rewards come normalised one by one (``rewards: {combine: normalize}``). The objective is GRPO's.
     """
     return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published("MaxRL, arXiv 2602.02710", "single team", aggregate="token_mean")
+def max_rl() -> A.Transform:
+    """MaxRL, arXiv 2602.02710: ``A_i = (r_i - mean r) / mean r`` of the group, rewards of 0 or more.
+
+    For 0/1 rewards an expansion of log p(success): seldom solved prompts count more than under any deviation
+    (`grpojax.advantages.max_rl`). A group whose mean is 0 teaches nothing. The objective was not checked: the clipped
+    surrogate over tokens.
+    """
+    return A.chain(A.max_rl(), A.to_tokens())

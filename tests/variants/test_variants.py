@@ -177,6 +177,7 @@ DEFAULTS = {
     "scale_rl": {"weight_max": 5.0, "aggregate": "prompt_mean"},
     "rare_token": {"limit": None, "positive_only": True, "aggregate": "sequence_sum"},
     "token_critic": {"bound": None, "center_bias": False, "aggregate": "sequence_sum"},
+    "max_rl": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token_mean", "kl_coef": 0.0},
     "dppo": {"divergence": "tv", "ratio_kl_coef": 0.0, "anchor": "sampler", "aggregate": "token_mean"},
     "luspo": {"clip_low": 2e-3, "clip_high": 2.5e-3, "ratio": "sequence", "aggregate": "sequence_sum"},
     "vespo": {
@@ -236,6 +237,7 @@ LENGTHS = np.array([[2, 4, 4, 2], [1, 3, 3, 5]])
         ("ngrpo", {}, 1.095443),
         ("opo", {}, 1 - 2 / 12),
         ("dppo", {}, 1.49970006),
+        ("max_rl", {}, 3.0),
         ("luspo", {}, 1.49970006),
         ("vespo", {}, 1.49970006),
         ("clip_cov", {}, 1.49970006),
@@ -253,13 +255,12 @@ def test_golden_advantages(name, options, want):
 
 
 def test_golden_dapo_overlong():
-    """Punished by tokens: the second of the right ones loses a quarter of a reward, by the paper's factor half of one."""
+    """Punished by tokens: the second of the right ones loses a quarter of a reward, by the paper's factor half."""
     options = {"overlong_limit": 100, "overlong_buffer": 20, "ddof": 0, "eps": 0.0}
     got = on_tokens("dapo", [[1, 1, 0, 0]], options=options, lengths=np.array([[50, 90, 10, 10]]))
     close(got[0, :, 0], np.array([0.5625, 0.3125, -0.4375, -0.4375]) / 0.44633928)
-    got = on_tokens(
-        "dapo", [[1, 1, 0, 0]], options=options | {"overlong_factor": 1.0}, lengths=np.array([[50, 90, 10, 10]])
-    )
+    options["overlong_factor"] = 1.0
+    got = on_tokens("dapo", [[1, 1, 0, 0]], options=options, lengths=np.array([[50, 90, 10, 10]]))
     close(got[0, :, 0], np.array([0.625, 0.125, -0.375, -0.375]) / 0.41457809)
 
 
@@ -305,7 +306,7 @@ SOURCES = {
     "ngrpo": "2509.18851", "nthr": "2505.18830", "opo": "2505.23585", "pass_at_k": "2508.10751",
     "pass_at_k_margin": "2503.19595", "ppo": "1707.06347", "reinforce_pp": "2501.03262",
     "reinforce_pp_baseline": "2501.03262", "remax": "2310.10505", "rloo": "2402.14740", "sapo": "2511.20347",
-    "scale_rl": "2510.13786", "xrpo": "2510.06672", "dppo": "2602.04879", "luspo": "2602.05261",
+    "scale_rl": "2510.13786", "xrpo": "2510.06672", "dppo": "2602.04879", "max_rl": "2602.02710", "luspo": "2602.05261",
     "vespo": "2602.10693", "clip_cov": "2505.22617", "kl_cov": "2505.22617", "gdpo": "2601.05242",
 }  # fmt: skip
 DEPLOYED = {
