@@ -83,3 +83,23 @@ LENGTHS = st.lists(st.integers(0, T), min_size=P * G, max_size=P * G).map(lambda
 LOGITS = jnp.array([0.2, -0.1, 0.4])
 OLD = np.array([-1, -2, -0.5, -1.5], np.float32)
 OTHER = jax.nn.log_softmax(jnp.array([0.5, 0.1, 0.0]))  # an older policy that drew the tokens
+MASK4 = np.ones(4, bool)
+SURROGATES = {
+    "clipped": L.clipped(low=0.2, high=0.2),
+    "dual": L.clipped(low=0.2, high=0.2, dual=1.2),
+    "unclipped": L.unclipped(),
+    "reinforce": L.reinforce(),
+    "cispo": L.cispo(weight_max=1.28),
+    "cispo capped": L.cispo(weight_max=5.0),
+    "sapo": L.soft_adaptive(),
+    "gmpo": L.geometric(low=0.2, high=0.2),
+}
+WIDE = L.clipped(low=1.0, high=9.0)
+LEVELS = {
+    "token": None,
+    "sequence": None,
+    "sequence_token": None,
+    "trace": 0.9,
+    "trace_both": 0.8,
+    "own": None,
+}

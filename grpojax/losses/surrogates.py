@@ -1,17 +1,46 @@
 """What a token of the policy loss is: clipped or not, by ratio or by log-prob. Imports jax only.
 
-A surrogate is ``(log_ratios, advantages) -> token losses``, all ``[..., T]``, 0 where both are 0. One that reads
-more names it in ``needs``: ``logps``, the differentiated log-probs, or ``sequence_mean``, the function that gives
-each token the mean over its sample. One that has a clip says where it is constant in ``is_clipped``.
+A surrogate is ``(log_ratios, advantages) -> token losses``, all ``[..., T]``, 0 where both are 0. Any function is one.
+What else it may have:
+
+===============  ======================================================================================
+``needs``        what it reads more, by keyword: ``logps``, the differentiated log-probs; ``sequence_mean``,
+                 the function that gives each token the mean over its sample
+``marks``        called as it is, where its clip or its bound acts: name of a metric to ``[..., T]`` bool
+``levels``       the levels of `log_ratio` that it takes; all, if it does not say
+``reads_ratio``  False where it reads none
+===============  ======================================================================================
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from grpojax import masked
+from grpojax.types import AnyTokens
+
+
+def inputs_of(
+    surrogate: Any, logps: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = None
+) -> dict[Literal["logps", "sequence_mean"], Any]:
+    """What ``surrogate`` reads besides log-ratios and advantages, by name.
+
+    ``logps`` and ``mask`` are ``[..., T]``, ``segments`` as in `grpojax.masked.sequence_total`.
+
+    Example:
+      >>> list(inputs_of(reinforce(), jnp.zeros(3), jnp.ones(3, bool)))
+      ['logps']
+    """
+
+    def sequence_mean(x):
+        return masked.sequence_mean(x, mask, segments)
+
+    offered = {"logps": logps, "sequence_mean": sequence_mean}
+    return {name: offered[name] for name in getattr(surrogate, "needs", ())}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +72,7 @@ class clipped:
         if self.dual is not None and self.dual <= 1:
             raise ValueError(f"dual={self.dual}: must be over 1")
 
-    def __call__(self, log_ratios, advantages):
+    def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens) -> AnyTokens:
         log_ratios, advantages = masked.float32(log_ratios, advantages)
         ratio = jnp.exp(log_ratios)
         stop = self.is_clipped(ratio, advantages)
@@ -52,12 +81,22 @@ class clipped:
             bound = jnp.where((advantages < 0) & (ratio > self.dual), self.dual, bound)
         return -jnp.where(stop, bound, ratio) * advantages
 
-    def is_clipped(self, ratio, advantages):
+    def is_clipped(self, ratio: AnyTokens, advantages: AnyTokens) -> AnyTokens:
         """Where the surrogate is constant."""
         over, under = ratio > 1.0 + self.high, ratio < 1.0 - self.low
         if self.dual is not None:
             under = under | (ratio > self.dual)
         return ((advantages > 0) & over) | ((advantages < 0) & under)
+
+    def marks(self, log_ratios: AnyTokens, advantages: AnyTokens) -> dict[str, AnyTokens]:
+        """``clip_low``, ``clip_high`` and, apart from them, ``dual_clip``."""
+        ratio = jnp.exp(log_ratios)
+        stop = self.is_clipped(ratio, advantages)
+        marks = {"clip_low": stop & (ratio < 1), "clip_high": stop & (ratio > 1)}
+        if self.dual is not None:
+            twice = (advantages < 0) & (ratio > self.dual)
+            marks |= {"clip_high": marks["clip_high"] & ~twice, "dual_clip": twice}
+        return marks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +111,7 @@ class unclipped:
       [-1.3499, -0.7408, -1.1052, -0.9512]
     """
 
-    def __call__(self, log_ratios, advantages):
+    def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens) -> AnyTokens:
         log_ratios, advantages = masked.float32(log_ratios, advantages)
         return -jnp.exp(log_ratios) * advantages
 
@@ -90,8 +129,9 @@ class reinforce:
     """
 
     needs = ("logps",)
+    reads_ratio = False
 
-    def __call__(self, log_ratios, advantages, *, logps):
+    def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> AnyTokens:
         advantages, logps = masked.float32(advantages, logps)
         return -advantages * logps
 
@@ -121,10 +161,53 @@ class cispo:
                 f"weight_min={self.weight_min}, weight_max={self.weight_max}: bounds on the ratio, around 1"
             )
 
-    def __call__(self, log_ratios, advantages, *, logps):
+    def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> AnyTokens:
         log_ratios, advantages, logps = masked.float32(log_ratios, advantages, logps)
         weight = jnp.clip(jax.lax.stop_gradient(jnp.exp(log_ratios)), self.weight_min, self.weight_max)
         return -weight * advantages * logps
+
+    def marks(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> dict[str, AnyTokens]:
+        """``cap_hit``: the weight is at a bound."""
+        ratio = jnp.exp(log_ratios)
+        return {"cap_hit": (ratio > self.weight_max) | (ratio < self.weight_min)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class vespo:
+    """``-sg[φ(w)] A log π``, ``φ(w) = exp(λ + k log w - λ w)``: a soft weight of samples (VESPO, arXiv 2602.10693).
+
+    w is the product of a sample's ratios, between 1e-8 and e^20; φ(1) = 1. For A >= 0 φ is largest under 1, at k / λ;
+    for A < 0 over it, at as much. Takes ratio="joint". On ``[..., T]``.
+
+    Attributes:
+      k_positive, lambda_positive: k and λ where A >= 0, (2, 3) in TRL.
+      k_negative, lambda_negative: elsewhere, (3, 2).
+
+    Example:
+      >>> log_ratios, logps = jnp.log(jnp.array([0.5, 1.0, 2.0])), jnp.full(3, -1.0)
+      >>> [round(float(x), 4) for x in vespo()(log_ratios, jnp.ones(3), logps=logps)]
+      [1.1204, 1.0, 0.1991]
+    """
+
+    k_positive: float = 2.0
+    lambda_positive: float = 3.0
+    k_negative: float = 3.0
+    lambda_negative: float = 2.0
+
+    needs = ("logps",)
+    levels = ("joint",)
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if value <= 0:
+                raise ValueError(f"{name}={value}: must be over 0")
+
+    def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> AnyTokens:
+        log_ratios, advantages, logps = masked.float32(jax.lax.stop_gradient(log_ratios), advantages, logps)
+        k = jnp.where(advantages >= 0, self.k_positive, self.k_negative)
+        rate = jnp.where(advantages >= 0, self.lambda_positive, self.lambda_negative)
+        log_weight = jnp.clip(log_ratios, math.log(1e-8), 20.0)
+        return -jnp.exp(rate + k * log_weight - rate * jnp.exp(log_weight)) * advantages * logps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,7 +229,7 @@ class soft_adaptive:
         if min(self.tau_positive, self.tau_negative) <= 0:
             raise ValueError(f"tau_positive={self.tau_positive}, tau_negative={self.tau_negative}: over 0")
 
-    def __call__(self, log_ratios, advantages):
+    def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens) -> AnyTokens:
         log_ratios, advantages = masked.float32(log_ratios, advantages)
         tau = jnp.where(advantages > 0, self.tau_positive, self.tau_negative)
         return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratios) - 1.0)) * advantages
@@ -171,18 +254,29 @@ class geometric:
     high: float = 0.4
 
     needs = ("sequence_mean",)
+    levels = ("token",)
 
     def __post_init__(self):
         if min(self.low, self.high) < 0:
             raise ValueError(f"low={self.low}, high={self.high}: 0 or more, in nats")
 
-    def __call__(self, log_ratios, advantages, *, sequence_mean):
+    def __call__(
+        self, log_ratios: AnyTokens, advantages: AnyTokens, *, sequence_mean: Callable[[AnyTokens], AnyTokens]
+    ) -> AnyTokens:
         log_ratios, advantages = masked.float32(log_ratios, advantages)
         kept = jnp.where((advantages >= 0) & (log_ratios > self.high), self.high, log_ratios)
         kept = jnp.where((advantages < 0) & (log_ratios < -self.low), -self.low, kept)
         return -jnp.exp(sequence_mean(kept)) * advantages
 
-    def is_clipped(self, ratio, advantages):
+    def is_clipped(self, ratio: AnyTokens, advantages: AnyTokens) -> AnyTokens:
         """Which tokens have no gradient of their own."""
         over, under = ratio > math.exp(self.high), ratio < math.exp(-self.low)
         return ((advantages > 0) & over) | ((advantages < 0) & under)
+
+    def marks(
+        self, log_ratios: AnyTokens, advantages: AnyTokens, *, sequence_mean: Callable[[AnyTokens], AnyTokens]
+    ) -> dict[str, AnyTokens]:
+        """``clip_low`` and ``clip_high``."""
+        ratio = jnp.exp(log_ratios)
+        stop = self.is_clipped(ratio, advantages)
+        return {"clip_low": stop & (ratio < 1), "clip_high": stop & (ratio > 1)}

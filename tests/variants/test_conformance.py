@@ -20,16 +20,23 @@ P, G, T, D, W = 8, 5, 7, 2, 11
 NAN = float("nan")
 NAMES = variants.names()
 # Variants whose advantages depend on the other groups of the batch.
-OF_THE_BATCH = {"gpg", "grpo_lambda_length", "high_entropy_tokens", "lite_ppo", "magistral", "ppo", "reinforce_pp",
-                "reinforce_pp_baseline", "scale_rl"}  # fmt: skip
+OF_THE_BATCH = {"gdpo", "gpg", "grpo_lambda_length", "high_entropy_tokens", "lite_ppo", "magistral", "ppo"}
+OF_THE_BATCH |= {"reinforce_pp", "reinforce_pp_baseline", "scale_rl"}
 # Variants that teach something where all rewards of a group are equal, because the method says so.
 TEACH_ALWAYS = {"grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic"}
 REQUIRED = {"dr_grpo": {"constant": 8.0}}
+# Draws go by place: with every candidate drawn, the result does not depend on where a token stands.
+ALL_DRAWN = {"clip_cov": {"covariance_fraction": 1.0, "covariance_low": 0.2}}
 
 
 @functools.cache
 def variant(name):
     return variants.get(name, **REQUIRED.get(name, {}))
+
+
+@functools.cache
+def objective_of(name):
+    return variants.get(name, **REQUIRED.get(name, {}), **ALL_DRAWN.get(name, {})).objective
 
 
 @pytree
@@ -77,7 +84,7 @@ def example(seed=0, prompts=P, size=T):
 
 def run(name, x: Inputs):
     """``(advantages, loss, d loss / d logps)``, as a trainer puts the pieces together."""
-    objective = variant(name).objective
+    objective = objective_of(name)
     advantages = variant(name).advantage(x.rewards, x.signals)
     mask = x.signals.mask & jnp.isfinite(jnp.asarray(x.rewards, jnp.float32))[..., None]
     batch = types.SimpleNamespace(
@@ -86,6 +93,8 @@ def run(name, x: Inputs):
         behavior_logps=x.signals.behavior_logps, ref_logps=x.signals.ref_logps, sampler_logps=x.sampler_logps,
         displacement_weights=L.displacement_weights(advantages, mask),
     )  # fmt: skip
+    if objective.needs_covariance_mask:
+        batch.covariance_mask = L.covariance_mask(jax.random.key(0), x.logps, batch, objective)
     loss, gradient = jax.value_and_grad(lambda logps: L.policy_loss(logps, batch, objective)[0])(x.logps)
     return advantages, loss, gradient
 
@@ -321,6 +330,7 @@ def test_what_it_needs_is_declared(name):
     needs = {
         "ref_logps": objective.needs_reference, "sampler_logps": objective.needs_sampler_logps,
         "displacement_weights": objective.needs_displacement_weights,
+        "covariance_mask": objective.needs_covariance_mask,
     }  # fmt: skip
     loss = lambda logps: L.policy_loss(logps, bare, objective)[0]  # noqa: E731
     if any(needs.values()):

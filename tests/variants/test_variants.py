@@ -13,6 +13,11 @@ from grpojax import losses as L
 from grpojax import variants
 
 
+def built(name, **options):
+    """The variant, with what it must be given."""
+    return variants.get(name, **({"constant": 8.0} if name == "dr_grpo" else {}), **options)
+
+
 def first_update(variant, rewards, lengths, size):
     """Loss and its gradient by log-prob, when the policy is still the one that drew the tokens."""
     mask = np.arange(size) < np.asarray(lengths)[..., None]
@@ -129,7 +134,7 @@ def test_names_and_table():
 
 # What the papers state; the options of the objective by their names.
 DEFAULTS = {
-    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
+    "dapo": {"overlong_factor": 0.5, "clip_low": 0.2, "clip_high": 0.28, "aggregate": "token_mean", "kl_coef": 0.0},
     "gspo": {"clip_low": 3e-4, "clip_high": 4e-4, "aggregate": "sequence_mean"},
     "rloo": {"aggregate": "sequence_sum", "kl_coef": 0.03, "kl_kind": "k1", "kl_in": "reward"},
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.05, "aggregate": "sequence_mean"},
@@ -172,6 +177,26 @@ DEFAULTS = {
     "scale_rl": {"weight_max": 5.0, "aggregate": "prompt_mean"},
     "rare_token": {"limit": None, "positive_only": True, "aggregate": "sequence_sum"},
     "token_critic": {"bound": None, "center_bias": False, "aggregate": "sequence_sum"},
+    "max_rl": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token_mean", "kl_coef": 0.0},
+    "dppo": {"divergence": "tv", "ratio_kl_coef": 0.0, "anchor": "sampler", "aggregate": "token_mean"},
+    "luspo": {"clip_low": 2e-3, "clip_high": 2.5e-3, "ratio": "sequence", "aggregate": "sequence_sum"},
+    "vespo": {
+        "k_positive": 2.0,
+        "lambda_positive": 3.0,
+        "k_negative": 3.0,
+        "lambda_negative": 2.0,
+        "ratio": "joint",
+        "aggregate": "token_mean",
+    },
+    "clip_cov": {
+        "covariance": "clip",
+        "covariance_fraction": 2e-4,
+        "covariance_low": 1.0,
+        "covariance_high": 5.0,
+        "aggregate": "token_mean",
+    },
+    "kl_cov": {"covariance": "kl", "covariance_fraction": 2e-4, "covariance_coef": 1.0, "aggregate": "token_mean"},
+    "gdpo": {"clip_low": 0.2, "clip_high": 0.2, "kl_coef": 0.0, "aggregate": "sequence_mean"},
 }
 
 
@@ -211,6 +236,13 @@ LENGTHS = np.array([[2, 4, 4, 2], [1, 3, 3, 5]])
         ("pass_at_k_margin", {}, 1.0),
         ("ngrpo", {}, 1.095443),
         ("opo", {}, 1 - 2 / 12),
+        ("dppo", {}, 1.49970006),
+        ("max_rl", {}, 3.0),
+        ("luspo", {}, 1.49970006),
+        ("vespo", {}, 1.49970006),
+        ("clip_cov", {}, 1.49970006),
+        ("kl_cov", {}, 1.49970006),
+        ("gdpo", {"ddof": 0, "eps": 0.0}, 1.7320508),
         ("grpo_lambda_traces", {"lowest": -0.1}, 1.49970006),
     ],
 )
@@ -223,10 +255,22 @@ def test_golden_advantages(name, options, want):
 
 
 def test_golden_dapo_overlong():
-    """Punished by tokens: the second of the right ones costs half a reward."""
+    """Punished by tokens: the second of the right ones loses a quarter of a reward, by the paper's factor half."""
     options = {"overlong_limit": 100, "overlong_buffer": 20, "ddof": 0, "eps": 0.0}
     got = on_tokens("dapo", [[1, 1, 0, 0]], options=options, lengths=np.array([[50, 90, 10, 10]]))
+    close(got[0, :, 0], np.array([0.5625, 0.3125, -0.4375, -0.4375]) / 0.44633928)
+    options["overlong_factor"] = 1.0
+    got = on_tokens("dapo", [[1, 1, 0, 0]], options=options, lengths=np.array([[50, 90, 10, 10]]))
     close(got[0, :, 0], np.array([0.625, 0.125, -0.375, -0.375]) / 0.41457809)
+
+
+def test_a_right_sample_at_the_limit_is_still_better_than_a_wrong_one():
+    """Of a group of 8 with four right: A = 0.13; with the paper's factor, for rewards of ±1, -0.72."""
+    lengths = np.array([[100, 10, 10, 10, 10, 10, 10, 10]])
+    for factor, want in ((0.5, 0.13), (1.0, -0.72)):
+        options = {"overlong_limit": 100, "overlong_buffer": 20, "overlong_factor": factor}
+        got = on_tokens("dapo", [[1, 1, 1, 1, 0, 0, 0, 0]], options=options, lengths=lengths)
+        close(got[0, 0, 0], want, atol=5e-3)
     with pytest.raises(ValueError, match="overlong_limit=9 with overlong_buffer=None"):
         variants.get("dapo", overlong_limit=9)
 
@@ -245,59 +289,12 @@ def test_filters():
     assert variants.grpo().keep is None
 
 
-def test_token_kl_is_in_the_chain_and_the_reference_asked_for():
-    for name in ("reinforce_pp", "ppo"):
-        variant = variants.get(name, kl_coef=0.1)
-        assert variant.objective.kl_in == "token_reward" and variant.objective.needs_reference
-        assert not variants.get(name).objective.needs_reference
-    with pytest.raises(ValueError, match=r"token_rewards.*signals\.behavior_logps"):
-        on_tokens("reinforce_pp", [[1, 0]], options={"kl_coef": 0.1})
-    with pytest.raises(ValueError, match="weighted_by='words'"):
-        variants.get("reinforce_pp_baseline", weighted_by="words")
-    with pytest.raises(ValueError, match="clip_hi"):
-        variants.grpo(clip_hi=0.3)
-    with pytest.raises(ValueError, match="constant"):
-        variants.get("dr_grpo")
-
-
-# k1 of two samples of two tokens: 0.5 + 0.5 and -1 + 0; with a coefficient of 0.4 a reward loses 0.4, the other gains it.
-LOGPS = {"behavior_logps": [[[-1.0, -1.0], [-2.0, -1.0]]], "ref_logps": [[[-1.5, -1.5], [-1.0, -1.0]]]}
-
-
-@pytest.mark.parametrize(("name", "options", "want"), [
-    ("rloo", {}, [[[0.2, 0.2], [-0.2, -0.2]]]),
-    ("rloo", {"kl_in": "loss", "kl_kind": "k2"}, [[[1, 1], [-1, -1]]]),
-    ("grpo", {"kl_in": "reward", "kl_kind": "k1", "ddof": 0, "eps": 0.0}, [[[1, 1], [-1, -1]]]),
-    ("dr_grpo", {"constant": 8.0, "kl_in": "reward", "kl_kind": "k1"}, [[[0.1, 0.1], [-0.1, -0.1]]]),
-])  # fmt: skip
-def test_the_kl_is_where_the_objective_says(name, options, want):
-    """In the reward it is taken off once, by the pure functions themselves; in the loss the advantages know nothing of it."""
-    signals = {k: np.array(v, np.float32) for k, v in LOGPS.items()}
-    got = on_tokens(name, [[1, 0]], size=2, options={"kl_coef": 0.4, **options}, **signals)
-    close(got, want, atol=1e-6)
-
-
-def test_reinforce_pp_takes_the_kl_off_once():
-    """Returns [0.6, 0.8] and [0.4, 0] with the KL in the tokens; in the sample's reward 0.6 and 0.4."""
-    signals = {k: np.array(v, np.float32) for k, v in LOGPS.items()}
-
-    def whitened(x):
-        return (x - x.mean()) / x.std()
-
-    for options, want in (
-        ({}, [[[0.6, 0.8], [0.4, 0.0]]]),
-        ({"kl_in": "reward"}, [[[0.6, 0.6], [0.4, 0.4]]]),
-        ({"kl_in": "loss", "kl_kind": "k2"}, [[[1.0, 1.0], [0.0, 0.0]]]),
-    ):
-        got = on_tokens("reinforce_pp", [[1, 0]], size=2, options={"kl_coef": 0.4, **options}, **signals)
-        close(got, whitened(np.array(want)), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", sorted(set(variants.names()) - {"ppo", "reinforce_pp"}))
-def test_a_kl_that_nothing_would_apply_is_refused(name):
-    required = {"constant": 8.0} if name == "dr_grpo" else {}
-    with pytest.raises(ValueError, match="no token rewards"):
-        variants.get(name, kl_coef=0.1, kl_kind="k1", kl_in="token_reward", **required)
+def test_scale_rl_retires_prompts_and_keeps_the_rest_of_the_step():
+    """A pass rate of 0.9 leaves the *later epochs*; this step's group still has a wrong sample to learn from."""
+    accuracy = {"accuracy": np.array([[1] * 19 + [0], [1] * 20, [0] * 20], np.float32)}
+    scale_rl = variants.scale_rl()
+    assert scale_rl.keep(accuracy, "accuracy").tolist() == [True, False, False] and scale_rl.retire == 0.9
+    assert {n for n in variants.names() if built(n).retire is not None} == {"scale_rl"}
 
 
 SOURCES = {
@@ -309,7 +306,8 @@ SOURCES = {
     "ngrpo": "2509.18851", "nthr": "2505.18830", "opo": "2505.23585", "pass_at_k": "2508.10751",
     "pass_at_k_margin": "2503.19595", "ppo": "1707.06347", "reinforce_pp": "2501.03262",
     "reinforce_pp_baseline": "2501.03262", "remax": "2310.10505", "rloo": "2402.14740", "sapo": "2511.20347",
-    "scale_rl": "2510.13786", "xrpo": "2510.06672",
+    "scale_rl": "2510.13786", "xrpo": "2510.06672", "dppo": "2602.04879", "max_rl": "2602.02710", "luspo": "2602.05261",
+    "vespo": "2602.10693", "clip_cov": "2505.22617", "kl_cov": "2505.22617", "gdpo": "2601.05242",
 }  # fmt: skip
 DEPLOYED = {
     "cispo", "deepseek_v3_2", "grpo", "gspo", "gspo_token", "magistral", "ppo", "sapo",

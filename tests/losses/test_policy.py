@@ -1,5 +1,9 @@
+"""The whole loss: its surrogate, its metrics, micro-batches, symmetries."""
+
 import dataclasses
+import functools
 import itertools
+import operator
 import types
 
 import jax
@@ -13,11 +17,9 @@ from loss_examples import (
     DELTA,
     HOW,
     LENGTHS,
-    LOGITS,
     NAN,
     OBJECTIVES,
     OLD,
-    OTHER,
     Batch,
     G,
     P,
@@ -30,92 +32,6 @@ from loss_examples import (
 from oracles import close
 
 from grpojax import losses as L
-
-# --- aggregation
-
-
-# Losses [1, 2, 3, 4] and [10, 20] of one prompt's two samples, or of two prompts' one.
-@pytest.mark.parametrize(
-    ("how", "together", "apart"),
-    [
-        ("token_mean", 6.6666667, 6.6666667),
-        ("sequence_mean", 8.75, 8.75),
-        ("prompt_mean", 6.6666667, 8.75),
-        ("sequence_sum", 20, 20),
-        ("constant", 2.5, 2.5),  # 5.0 without the mean over samples
-    ],
-)
-def test_golden_aggregation(how, together, apart):
-    losses, mask = np.array([[1, 2, 3, 4], [10, 20, 0, 0]], np.float32), masks([4, 2], 4)
-    for shape, want in (((1, 2, 4), together), ((2, 1, 4), apart)):
-        weights = L.loss_weights(mask.reshape(shape), how, **HOW[how])
-        assert weights.dtype == jnp.float32
-        close((weights * losses.reshape(shape)).sum(), want)
-        close(oracles.aggregate(losses.reshape(shape), mask.reshape(shape), how, **HOW[how]), want)
-
-
-# The same, and a sample (in a prompt of its own) that has no token.
-@pytest.mark.parametrize(
-    ("how", "counted", "not_counted"),
-    [
-        ("token_mean", 6.6666667, 6.6666667),
-        ("sequence_mean", 17.5 / 3, 8.75),
-        ("prompt_mean", 17.5 / 3, 8.75),
-        ("sequence_sum", 40 / 3, 20),
-        ("constant", 5 / 3, 2.5),
-    ],
-)
-def test_golden_empty_sample(how, counted, not_counted):
-    """Divided by a length that is not at least 1, the empty sample's 0 / 0 is NaN."""
-    losses = np.array([[[1, 2, 3, 4]], [[10, 20, 0, 0]], [[NAN] * 4]], np.float32)
-    mask = masks([[4], [2], [0]], 4)
-    for count_empty, want in ((True, counted), (False, not_counted)):
-        weights = L.loss_weights(mask, how, count_empty=count_empty, **HOW[how])
-        close(jnp.where(mask, weights * losses, 0).sum(), want)
-        close(weights, oracles.loss_weights(mask, how, count_empty=count_empty, **HOW[how]))
-
-
-@pytest.mark.parametrize("how", HOW)
-@settings(max_examples=12, deadline=None)
-@given(lengths=LENGTHS, count_empty=st.booleans(), seed=st.integers(0, 99))
-def test_aggregation_oracle(how, lengths, count_empty, seed):
-    mask, losses = masks(lengths), np.random.default_rng(seed).normal(size=(P, G, T)) + 1
-    weights = np.asarray(weigh(how, count_empty)(mask))
-    assert not weights[~mask].any() and (weights[mask] > 0).all()
-    close((weights * losses).sum(), oracles.aggregate(losses, mask, how, count_empty=count_empty, **HOW[how]))
-
-
-@pytest.mark.parametrize("count_empty", [True, False])
-@pytest.mark.parametrize("how", HOW)
-def test_weights_of_nothing_are_0(how, count_empty):
-    assert not np.asarray(weigh(how, count_empty)(np.zeros((P, G, T), bool))).any()
-
-
-@pytest.mark.parametrize("how", HOW)
-def test_weights_permutations_and_vmap(how):
-    mask, rng = masks(np.random.default_rng(0).integers(0, T + 1, (P, G))), np.random.default_rng(1)
-    prompts, samples = rng.permutation(P), rng.permutation(G)
-    weights = np.asarray(weigh(how)(mask))
-    close(weigh(how)(mask[prompts]), weights[prompts])
-    close(weigh(how)(mask[:, samples]), weights[:, samples])
-    many = jax.vmap(weigh(how))(np.stack([mask, mask[prompts]]))
-    close(many, np.stack([weights, weights[prompts]]))
-
-
-@pytest.mark.parametrize(
-    ("how", "constant", "names"),
-    [
-        ("constant", None, "'constant'.*None"),
-        ("token_mean", 8.0, "'token_mean'.*8.0"),
-        ("token-mean", None, "'token-mean'.*unknown"),
-    ],
-)
-def test_weights_refuse(how, constant, names):
-    with pytest.raises(ValueError, match=names):
-        L.loss_weights(np.ones((1, 1, 1), bool), how, constant=constant)
-
-
-# --- the surrogate
 
 
 # One sample of four tokens: bounds, advantage, loss and gradient.
@@ -143,9 +59,10 @@ def test_golden_surrogate(low, high, advantage, loss, gradient):
     close(value, loss)
     close(got[0, 0], gradient)
     over = advantage > 0 and high < 0.35
-    want = {"clip_high_sum": over, "clip_low_sum": advantage < 0, "ratio_sum": 4.14707772, "tokens": 4}
+    want = {"clip_high": over, "clip_low": advantage < 0, "ratio": 4.14707772}
     for name, number in want.items():
-        close(metrics[name], float(number))
+        close(metrics[name].total, float(number))
+        assert metrics[name].count == 4
 
 
 @pytest.mark.parametrize(
@@ -183,7 +100,7 @@ def test_no_update_between_rollout_and_loss():
     close(loss, 0)
     close(gradient, -own.weights * advantages)
     assert jnp.linalg.norm(gradient) > 0.05
-    assert metrics["clip_low_sum"] == metrics["clip_high_sum"] == 0
+    assert metrics["clip_low"].total == metrics["clip_high"].total == 0
     same = dataclasses.replace(own, behavior_logps=logps)
     close(compiled(L.Objective())(logps, same, entropy)[1][0], gradient)
 
@@ -208,21 +125,6 @@ def test_golden_loss_at_ratio_1(how, advantages, loss):
     assert (np.asarray(gradient) != 0).sum() == 20
 
 
-def test_log_ratio():
-    mask = np.array([True, True, True, False])
-    logps = np.array([-1, -90, -1, NAN], np.float32)
-    old = np.array([-2, -1, -90, NAN], np.float32)
-    value, gradient = jax.value_and_grad(lambda x: L.log_ratio(x, old, mask).sum())(logps)
-    np.testing.assert_array_equal(L.log_ratio(logps, old, mask), [1, -20, 20, 0])
-    np.testing.assert_array_equal(gradient, [1, 0, 0, 0])
-    np.testing.assert_array_equal(L.log_ratio(logps, None, mask), [0, 0, 0, 0])
-    gradient = jax.grad(lambda x: L.log_ratio(x, None, mask).sum())(logps)
-    np.testing.assert_array_equal(gradient, [1, 1, 1, 0])
-    assert L.log_ratio(jnp.zeros(4, jnp.bfloat16), None, mask).dtype == jnp.float32
-    with pytest.raises(ValueError, match="'word'"):
-        L.log_ratio(logps, old, mask, "word")
-
-
 def test_a_ratio_beyond_float32_stays_finite():
     """exp(300) is inf in float32, and inf * 0 in its gradient is NaN."""
     _, batch, entropy = example()
@@ -231,150 +133,6 @@ def test_a_ratio_beyond_float32_stays_finite():
     for (name, objective), logps in itertools.product(OBJECTIVES.items(), (0 * far, 2 * far)):
         got = compiled(objective)(logps, batch, entropy)
         assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.isfinite(x).all()), got)), name
-
-
-# --- KL to the reference
-
-
-@pytest.mark.parametrize(
-    ("kind", "loss", "gradient"),
-    [
-        ("k2", 0.0240625, [0.075, -0.075, 0.025, -0.0125]),
-        ("k3", 0.02419639, [0.06479544, -0.0874647, 0.02379065, -0.01281777]),
-    ],
-)
-def test_golden_kl_tokens(kind, loss, gradient):
-    value, got = jax.value_and_grad(lambda logps: L.kl(logps, OLD, kind).mean())(OLD + DELTA)
-    close(value, loss)
-    close(got, gradient)
-
-
-REF = jax.nn.log_softmax(jnp.array([0.0, 0.5, -0.3]))
-REVERSE = [-0.00205667, -0.20159464, 0.20365132]  # the gradient of KL(π || π_ref), which is the one wanted
-FORWARD = [0.04255921, -0.23632576, 0.19376655]  # that of KL(π_ref || π)
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "mean"),
-    [
-        ("k1", [0.13475475, -0.66524525, 0.63475475], 0.14084707),
-        ("k2", [0.00907942, 0.22127562, 0.2014568], 0.14146963),
-        ("k3", [0.00868497, 0.27972221, 0.16482022], 0.14084707),
-    ],
-)
-def test_golden_kl_values(kind, values, mean):
-    logps = jax.nn.log_softmax(LOGITS)
-    close(L.kl(logps, REF, kind), values)
-    close((jnp.exp(logps) * L.kl(logps, REF, kind)).sum(), mean)
-    close(values, [oracles.kl(float(a), float(b), kind) for a, b in zip(logps, REF, strict=True)])
-
-
-def expected_gradient(token_loss, drawn_from=None):
-    """The mean gradient of ``token_loss(logps [3])`` over the three tokens there are, by enumeration."""
-
-    def loss(logits):
-        logps = jax.nn.log_softmax(logits)
-        drawn = logps if drawn_from is None else drawn_from
-        return (jax.lax.stop_gradient(jnp.exp(drawn)) * token_loss(logps)).sum()
-
-    return jax.jit(jax.grad(loss))(LOGITS)
-
-
-def expected_policy_gradient(objective, drawn_from=None, reward=None):
-    """The same of `policy_loss`, in which a token's weight is its probability."""
-    logps = jax.lax.stop_gradient(jax.nn.log_softmax(LOGITS))
-    drawn = logps if drawn_from is None else drawn_from
-    batch = Batch(
-        weights=jnp.exp(drawn), advantages=jnp.zeros(3) if reward is None else reward(logps),
-        behavior_logps=drawn_from, ref_logps=REF,
-    )  # fmt: skip
-    loss = lambda logits: L.policy_loss(jax.nn.log_softmax(logits), batch, objective)[0]  # noqa: E731
-    return jax.jit(jax.grad(loss))(LOGITS)
-
-
-def test_the_two_gradients():
-    """By automatic differentiation of the sum over the vocabulary."""
-    reverse = lambda x: (jax.nn.softmax(x) * (jax.nn.log_softmax(x) - REF)).sum()  # noqa: E731
-    forward = lambda x: (jnp.exp(REF) * (REF - jax.nn.log_softmax(x))).sum()  # noqa: E731
-    for f, value, gradient in ((reverse, 0.14084707, REVERSE), (forward, 0.14509681, FORWARD)):
-        got = jax.jit(jax.value_and_grad(f))(LOGITS)
-        close(got[0], value)
-        close(got[1], gradient)
-
-
-def test_k1_as_a_loss_has_no_gradient():
-    close(expected_gradient(lambda logps: L.kl(logps, REF, "k1")), 0)
-
-
-@pytest.mark.parametrize(("kind", "want"), [("k2", REVERSE), ("k3", FORWARD), ("unbiased", REVERSE)])
-def test_golden_kl_gradient_on_policy(kind, want):
-    close(expected_policy_gradient(L.Objective(kl_coef=1.0, kl_kind=kind)), want)
-    close(expected_policy_gradient(L.Objective(kl_coef=0.25, kl_kind=kind)), np.array(want) / 4)
-
-
-def test_golden_kl_gradient_off_policy():
-    """Tokens of an older policy: only "unbiased" still has the gradient of the KL. With its ratio under
-    stop_gradient it would have `FORWARD`."""
-    close(expected_policy_gradient(L.Objective(kl_coef=1.0, kl_kind="unbiased"), OTHER), REVERSE)
-    close(
-        expected_policy_gradient(L.Objective(kl_coef=1.0, kl_kind="k3"), OTHER),
-        [0.08833488, -0.25378392, 0.16544904],
-    )
-    ratios = jax.lax.stop_gradient(jax.nn.log_softmax(LOGITS)) - OTHER
-    close(expected_gradient(lambda logps: L.kl(logps, REF, "unbiased", log_ratios=ratios), OTHER), FORWARD)
-
-
-def test_golden_kl_in_the_reward():
-    """k1 has the gradient of the KL there; k3 has that of nothing."""
-    objective = L.Objective(kl_coef=1.0, kl_kind="k1", kl_in="reward")
-    close(expected_policy_gradient(objective, reward=lambda x: -L.kl(x, REF, "k1")), REVERSE)
-    close(
-        expected_policy_gradient(objective, reward=lambda x: -L.kl(x, REF, "k3")),
-        [-0.04461588, 0.03473111, 0.00988477],
-    )
-    close(expected_policy_gradient(objective), 0)  # nothing of it is in the loss
-
-
-def test_kl_in_the_reward_is_not_in_the_loss():
-    logps, batch, entropy = example()
-    (loss, metrics), gradients = compiled(OBJECTIVES["k1 in the reward"])(logps, batch, entropy)
-    (want, _), wanted = compiled(OBJECTIVES["policy"])(logps, batch, entropy)
-    close(loss, want)
-    close(gradients, wanted)
-    assert metrics["kl_sum"] > 0
-
-
-def test_kl_at_the_reference_is_0():
-    logps, batch, entropy = example()
-    batch = dataclasses.replace(batch, ref_logps=logps)
-    for name in ("k2", "k3"):
-        (_, metrics), _ = compiled(OBJECTIVES[name])(logps, batch, entropy)
-        assert metrics["kl_loss"] == 0 and metrics["kl_sum"] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"kl_kind": "k1"}, "k1.*loss"),
-        ({"kl_kind": "k2", "kl_in": "reward"}, "k2.*reward"),
-        ({"kl_kind": "k3", "kl_in": "reward"}, "k3.*reward"),
-        ({"kl_kind": "unbiased", "kl_in": "reward"}, "unbiased.*reward"),
-        ({"kl_coef": -0.1}, "-0.1"),
-    ],
-)
-def test_wrong_kl_is_refused(options, names):
-    with pytest.raises(ValueError, match=names):
-        L.Objective(**{"kl_coef": 0.1, **options})
-
-
-def test_kl_refuses():
-    with pytest.raises(ValueError, match="unbiased.*log_ratios"):
-        L.kl(jnp.zeros(2), jnp.zeros(2), "unbiased")
-    with pytest.raises(ValueError, match="'k4'"):
-        L.kl(jnp.zeros(2), jnp.zeros(2), "k4")
-
-
-# --- the whole loss
 
 
 @pytest.mark.parametrize("name", [n for n in OBJECTIVES if n != "k1 in the reward"])
@@ -393,7 +151,7 @@ def test_oracle(name, lengths, seed, how, own):
         kl_coef=objective.kl_coef, kl_kind=objective.kl_kind, entropy_coef=objective.entropy_coef,
     )  # fmt: skip
     close(loss, want, atol=2e-5)
-    assert int(metrics["tokens"]) == lengths.sum() and metrics["loss"] == loss
+    assert int(metrics["ratio"].count) == lengths.sum() and metrics["loss"] == loss
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -441,11 +199,8 @@ def test_a_fully_masked_row_and_batch(how):
 
     nothing = dataclasses.replace(batch, weights=weigh(how)(np.zeros_like(mask)))
     (loss, metrics), gradients = run(logps, nothing, entropy)
-    assert loss == 0 and metrics["tokens"] == 0
+    assert loss == 0 and metrics["ratio"].count == 0
     assert not np.asarray(gradients).any()
-
-
-# --- micro-batches
 
 
 @jax.jit
@@ -473,7 +228,8 @@ def test_micro_batches_sum_to_the_same_gradient(how):
         each = [by_parameter(*jax.tree.map(lambda x: x[part], whole)) for part in parts]  # noqa: B023
         close(sum(np.array(g) for g, _ in each), gradient)
         for name, number in metrics.items():
-            close(sum(m[name] for _, m in each), number)
+            total = functools.reduce(operator.add, (m[name] for _, m in each))
+            jax.tree.map(close, total, number)
 
 
 def test_golden_micro_batches():
@@ -483,9 +239,6 @@ def test_golden_micro_batches():
     close(sum((weights[i] * losses[i]).sum() for i in range(2)), 6.6666667)
     own = [L.loss_weights(mask[i : i + 1], "token_mean") for i in range(2)]
     close(sum((own[i] * losses[i]).sum() for i in range(2)) / 2, 8.75)
-
-
-# --- entropy
 
 
 def test_entropy_coefficient():
@@ -503,9 +256,6 @@ def test_entropy_has_a_gradient():
     _, (_, gradient) = compiled(L.Objective(entropy_coef=0.5))(logps, batch, entropy)
     close(gradient, -0.5 * batch.weights)
     assert jnp.linalg.norm(gradient) > 0.01
-
-
-# --- what an objective asks for
 
 
 def test_what_an_objective_needs():
@@ -542,9 +292,6 @@ def test_a_surrogate_is_any_function():
     assert not any("clip" in name for name in metrics)
 
 
-# --- symmetries and dtypes
-
-
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_permutations(name):
     logps, batch, entropy = example()
@@ -564,12 +311,12 @@ def test_vmap_and_bfloat16(name):
     objective = OBJECTIVES[name]
     run = jax.jit(jax.vmap(lambda x, batch, e: L.policy_loss(x, batch, objective, entropy=e)))
     loss, metrics = run(*low)
-    assert {x.dtype for x in (loss, *metrics.values())} == {jnp.dtype("float32")}
+    assert {x.dtype for x in (loss, *jax.tree.leaves(metrics))} == {jnp.dtype("float32")}
     for i in range(2):
         one = jax.tree.map(lambda x: x[i].astype(jnp.float32), low)  # noqa: B023
         (want, wanted), _ = compiled(objective)(*one)
         close(loss[i], want)
-        jax.tree.map(close, {k: v[i] for k, v in metrics.items()}, wanted)  # noqa: B023
+        jax.tree.map(close, jax.tree.map(lambda x: x[i], metrics), wanted)  # noqa: B023
 
 
 def test_batch_is_duck_typed():
@@ -577,3 +324,41 @@ def test_batch_is_duck_typed():
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
     close(L.policy_loss(logps, types.SimpleNamespace(**fields), L.Objective())[0],
           L.policy_loss(logps, batch, L.Objective())[0])  # fmt: skip
+
+
+def test_clip_metrics_tell_the_side_that_was_passed():
+    """A dual-clipped token has a ratio far over 1: it is no lower clip, and it is no upper one either."""
+    mask = np.ones((1, 1, 3), bool)
+    batch = types.SimpleNamespace(
+        weights=L.loss_weights(mask, "token_mean"), advantages=np.array([[[-1.0, -1.0, 1.0]]], np.float32),
+        behavior_logps=np.zeros(mask.shape, np.float32),
+    )  # fmt: skip
+    logps = np.log(np.array([[[5.0, 0.5, 1.5]]], np.float32))
+    _, metrics = L.policy_loss(logps, batch, L.Objective(surrogate=L.clipped(dual=3.0)))
+    assert {k: float(metrics[k].total) for k in ("clip_low", "clip_high", "dual_clip")} == {
+        "clip_low": 1,
+        "clip_high": 1,
+        "dual_clip": 1,
+    }
+    assert "dual_clip" not in L.policy_loss(logps, batch, L.Objective())[1]
+
+
+def test_clip_cov_by_advantages_leaves_kl_and_ratios_alone():
+    mask = np.ones((1, 1, 4), bool)
+    rng = np.random.default_rng(1)
+    logps, ref = (-np.abs(rng.normal(size=mask.shape)).astype(np.float32) for _ in range(2))
+    keep = np.array([[[True, True, False, True]]])
+
+    def metrics(advantages):
+        batch = types.SimpleNamespace(
+            weights=L.loss_weights(mask, "token_mean"),
+            advantages=advantages,
+            behavior_logps=logps - 0.1,
+            ref_logps=ref,
+        )
+        return L.policy_loss(logps, batch, L.Objective(kl_coef=0.1, aggregate="token_mean"))[1]
+
+    ones = np.ones(mask.shape, np.float32)
+    plain, cut = metrics(ones), metrics(np.where(keep, ones, 0))
+    assert plain["kl_loss"] == cut["kl_loss"] and plain["ratio"].count == cut["ratio"].count
+    close(cut["policy_loss"], 0.75 * plain["policy_loss"], atol=1e-6)

@@ -1,0 +1,165 @@
+"""Clip-Cov and KL-Cov: the few tokens whose advantage and log-prob rise together, which is what costs entropy."""
+
+import functools
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.losses.objective import Objective, behavior_of
+from grpojax.losses.ratios import log_ratio
+from grpojax.losses.surrogates import inputs_of
+from grpojax.types import AnyTokens, Array
+
+
+def covariance(logps: Array, advantages: Array, mask: Array) -> Array:
+    """``(A - mean A) (log π - mean log π)`` over the batch's tokens ``[...]``, constant, 0 on padding
+    (arXiv 2505.22617).
+
+    Example:
+      >>> logps, advantages = jnp.array([-0.1, -2.0, -0.5, -3.0]), jnp.array([1.0, 1.0, -1.0, -1.0])
+      >>> [round(float(x), 4) for x in covariance(logps, advantages, logps < 0)]
+      [1.3, -0.6, -0.9, 1.6]
+    """
+    logps = jax.lax.stop_gradient(jnp.asarray(logps, jnp.float32))
+    advantages = jnp.asarray(advantages, jnp.float32)
+    product = (advantages - masked.mean(advantages, mask)) * (logps - masked.mean(logps, mask))
+    return jnp.where(mask, product, 0.0)
+
+
+def clip_cov(
+    key: Array,
+    cov: Array,
+    mask: Array,
+    *,
+    fraction: float = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+    skip: Array | bool = False,
+) -> Array:
+    """Clip-Cov's mask (arXiv 2505.22617): False on ``max(floor(fraction N), 1)`` tokens with ``low < cov < high``.
+
+    They are drawn at random; N counts ``mask``. Set the *advantages* of these tokens to 0: what the loss divides by,
+    its KL and its entropy stay.
+    Needs the whole batch.
+
+    Args:
+      key: jax PRNG key of the draw.
+      cov: ``[...]`` of `covariance`.
+      mask: ``[...]`` bool.
+      fraction: share of the tokens dropped.
+      low, high: the range.
+      skip: ``[...]`` bool, tokens never drawn: those that are clipped already.
+
+    Example:
+      >>> cov = jnp.array([1.3, -0.6, -0.9, 1.6])
+      >>> clip_cov(jax.random.key(0), cov, jnp.ones(4, bool), fraction=0.5).tolist()
+      [False, True, True, False]
+    """
+    candidates = mask & (cov > low) & (cov < high) & ~jnp.asarray(skip)
+    draws = jnp.where(candidates, jax.random.uniform(key, cov.shape), jnp.inf)
+    return ~(candidates & (draws <= _smallest(draws, _count(mask, fraction))))
+
+
+def kl_cov(cov: Array, mask: Array, *, fraction: float = 2e-4) -> Array:
+    """KL-Cov's mask (arXiv 2505.22617): True on the ``max(floor(fraction N), 1)`` tokens of largest `covariance`.
+
+    And on ties with the last of them.
+
+    They get `kl_cov_loss`. Needs the whole batch. ``cov`` and ``mask`` are ``[...]``.
+
+    Example:
+      >>> kl_cov(jnp.array([1.3, -0.6, -0.9, 1.6]), jnp.ones(4, bool), fraction=0.25).tolist()
+      [False, False, False, True]
+    """
+    negative = jnp.where(mask, -cov, jnp.inf)
+    return mask & (negative <= _smallest(negative, _count(mask, fraction)))
+
+
+def kl_cov_loss(log_ratios: Array, advantages: Array, selected: Array, *, coef: float = 1.0) -> Array:
+    """``-ρ A``, and ``coef |log ρ|`` more on the ``selected`` tokens (KL-Cov, arXiv 2505.22617); ``[...]``.
+
+    coef is 1 in the official run, 0.1 in verl's.
+
+    Example:
+      >>> log_ratios, selected = jnp.log(jnp.array([0.5, 0.5])), jnp.array([True, False])
+      >>> [round(float(x), 4) for x in kl_cov_loss(log_ratios, jnp.ones(2), selected)]
+      [0.1931, -0.5]
+    """
+    log_ratios, advantages = masked.float32(log_ratios, advantages)
+    return -jnp.exp(log_ratios) * advantages + kl_cov_penalty(log_ratios, selected, coef=coef)
+
+
+def kl_cov_penalty(log_ratios: Array, selected: Array, *, coef: float = 1.0) -> Array:
+    """``coef |log ρ|`` on the ``selected`` tokens, 0 elsewhere: what KL-Cov adds (arXiv 2505.22617); ``[...]``.
+
+    Example:
+      >>> [round(float(x), 4) for x in kl_cov_penalty(jnp.log(jnp.array([0.5, 0.5])), jnp.array([True, False]))]
+      [0.6931, 0.0]
+    """
+    (log_ratios,) = masked.float32(log_ratios)
+    sign = jax.lax.stop_gradient(jnp.sign(log_ratios))  # jnp.abs would have a gradient of 1 at 0
+    return coef * jnp.where(selected, sign * log_ratios, 0.0)
+
+
+def covariance_mask(
+    key: Array, logps: AnyTokens, batch: Any, objective: Objective, *, segments: AnyTokens | None = None
+) -> AnyTokens:
+    """``[..., T]`` bool, the tokens of Clip-Cov or KL-Cov (arXiv 2505.22617), for ``batch.covariance_mask``.
+
+    For ``objective.covariance="clip"`` those that `clip_cov` drops, none of them clipped already; for "kl" those of
+    `kl_cov`. Both look at all tokens of an update: call it once for the whole minibatch, whatever its micro-batches.
+
+    Args:
+      key: jax PRNG key of the draw; KL-Cov draws nothing.
+      logps: ``[..., T]`` the policy's log-probs before the update.
+      batch: the minibatch, as `policy_loss` takes it.
+      objective: with ``covariance`` not "none".
+      segments: where samples share the last axis (`grpojax.masked.sequence_total`).
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> batch = SimpleNamespace(
+      ...     weights=jnp.full(4, 0.25), advantages=jnp.array([1.0, 1.0, -1.0, -1.0]), behavior_logps=None)
+      >>> objective = Objective(covariance="clip", covariance_fraction=0.5)
+      >>> logps = jnp.array([-0.1, -2.0, -0.5, -3.0])
+      >>> covariance_mask(jax.random.key(0), logps, batch, objective).tolist()
+      [True, False, False, True]
+    """
+    if objective.covariance == "none":
+        raise ValueError("covariance_mask with covariance='none': the objective asks for none")
+    mask = jnp.asarray(batch.weights) > 0
+    logps, advantages = (jnp.where(mask, x, 0.0).astype(jnp.float32) for x in (logps, batch.advantages))
+    cov = covariance(logps, advantages, mask)
+    if objective.covariance == "kl":
+        return kl_cov(cov, mask, fraction=objective.covariance_fraction)
+    surrogate = objective.surrogate
+    ratios = log_ratio(
+        logps, behavior_of(batch, objective), mask, objective.ratio, decay=objective.trace_decay, segments=segments
+    )
+    marks = {}
+    if hasattr(surrogate, "marks"):
+        marks = surrogate.marks(ratios, advantages, **inputs_of(surrogate, logps, mask, segments))
+    clipped = [marks[name] for name in ("clip_low", "clip_high", "dual_clip") if name in marks]
+    kept = clip_cov(
+        key,
+        cov,
+        mask,
+        fraction=objective.covariance_fraction,
+        low=objective.covariance_low,
+        high=objective.covariance_high,
+        skip=functools.reduce(operator.or_, clipped, jnp.zeros_like(mask)),
+    )
+    return mask & ~kept
+
+
+def _count(mask: Array, fraction: float) -> Array:
+    n = jnp.asarray(mask).sum().astype(jnp.float32)
+    return jnp.maximum((fraction * n + 1e-3).astype(jnp.int32), 1)
+
+
+def _smallest(x: Array, n: Array) -> Array:
+    """The n-th smallest number of ``x``."""
+    return jnp.sort(x, axis=None)[jnp.clip(n - 1, 0, x.size - 1)]

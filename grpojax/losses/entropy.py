@@ -1,0 +1,30 @@
+"""An entropy bonus that holds a target."""
+
+import jax.numpy as jnp
+
+from grpojax import masked
+from grpojax.types import Scalar
+
+
+def adapt_entropy_coef(coef: Scalar, entropy: Scalar, target: float, step: float = 0.005) -> tuple[Scalar, Scalar]:
+    """``(coef of the next step, coef applied in this one)`` of the entropy bonus (Skywork-OR1, arXiv 2505.22312).
+
+    The weight rises by ``step`` where the entropy is under ``target`` and falls by it where it is over, to 0 at least.
+    It is applied only while the entropy is at most the target: ``coef if entropy <= target else 0``.
+
+    Args:
+      coef: ``[]`` the weight so far, 0 or more; part of a run's state.
+      entropy: ``[]`` mean over this step's tokens, nats.
+      target: the entropy to hold, nats a token; 0.2 there.
+      step: 0.005 there.
+
+    Returns:
+      Two ``[]`` float32; the second is `policy_loss`'s ``entropy_coef``.
+
+    Example:
+      >>> [[round(float(x), 3) for x in adapt_entropy_coef(0.01, entropy, 0.2)] for entropy in (0.1, 0.3)]
+      [[0.015, 0.01], [0.005, 0.0]]
+    """
+    coef, entropy = masked.float32(coef, entropy)
+    moved = jnp.maximum(coef + step * jnp.sign(target - entropy), 0.0)
+    return moved, jnp.where(entropy <= target, coef, 0.0)

@@ -1,0 +1,238 @@
+"""What an update minimises, as data."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin
+
+from grpojax.losses.corrections import Importance, ImportanceLevel
+from grpojax.losses.divergence import KLKind, KLPlace
+from grpojax.losses.llds import Gate
+from grpojax.losses.ratios import Ratio
+from grpojax.losses.surrogates import clipped, geometric, unclipped
+from grpojax.losses.weights import Aggregation
+from grpojax.types import AnyTokens
+
+Anchor = Literal["trainer", "sampler"]
+Covariance = Literal["none", "clip", "kl"]
+
+# Which of the options of the covariance each of its kinds reads.
+_COVARIANCE_READS = {
+    "none": (),
+    "clip": ("covariance_fraction", "covariance_low", "covariance_high"),
+    "kl": ("covariance_fraction", "covariance_coef"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What an update minimises, as data.
+
+    `policy_loss` has the formula, `grpojax.variants` the objectives as published.
+
+    Attributes:
+      surrogate: ``(log_ratios, advantages) -> token losses`` (`grpojax.losses.surrogates`).
+      ratio: level of the importance ratio (`log_ratio`).
+      anchor: the policy that the ratio is taken against: "trainer", ``batch.behavior_logps``, or "sampler",
+        ``batch.sampler_logps``, so that the ratio corrects the sampler's numerics and stale samples too, and no pass
+        of the old policy is needed.
+      trace_decay: γλ of a trace ratio; None for the other levels.
+      aggregate: how token losses become one number (`loss_weights`).
+      constant: divisor of ``aggregate="constant"``, tokens.
+      count_empty: whether samples without any token that counts (`loss_weights`) still count as samples.
+      kl_coef: weight of the KL to the reference; 0 means that no reference is ever evaluated.
+      kl_kind: the estimator (`kl`).
+      kl_in: "loss" (k2, k3 or unbiased), or where the advantages have it already, and the loss does not: "reward" (k1,
+        its sum subtracted by `grpojax.advantages.subtract_kl`) or "token_reward" (k1, subtracted from each token's
+        reward by `grpojax.advantages.token_rewards`).
+      entropy_coef: weight of the entropy bonus; 0 without a target means that no entropy is ever computed for the loss.
+        With a target, the weight at the start.
+      entropy_target: nats a token that the weight is moved to hold (`adapt_entropy_coef`; Skywork-OR1,
+        arXiv 2505.22312, has 0.2); None for a fixed weight.
+      entropy_step: how far the weight moves at a time.
+      importance: what is done about the sampler's numerics (`importance_correction`).
+      importance_level, importance_low, importance_high: its level and bounds; None for its own defaults.
+      off_policy_limit: nats a token over which wrong samples are dropped (`off_policy_mask`); None for never.
+      llds_coef: weight of LLDS's term (`displacement`); 0 for none.
+      llds_gate: its gate.
+      covariance: what is done to the tokens of `covariance_mask`: "clip" takes them out of the policy's term
+        (Clip-Cov), "kl" adds ``covariance_coef |log ρ|`` to it and goes with `unclipped` (KL-Cov), "none" nothing.
+      covariance_fraction: share of the tokens that are picked.
+      covariance_low, covariance_high: of "clip", the range that they are drawn from.
+      covariance_coef: of "kl"; 1 in the official run, 0.1 in verl's.
+
+    Example:
+      >>> objective = Objective(surrogate=clipped(high=0.28), aggregate="token_mean", kl_coef=0.04)
+      >>> objective.needs_reference, objective.needs_entropy
+      (True, False)
+    """
+
+    surrogate: Callable[..., Any] = clipped()
+    ratio: Ratio = "token"
+    anchor: Anchor = "trainer"
+    trace_decay: float | None = None
+    aggregate: Aggregation = "sequence_mean"
+    constant: float | None = None
+    count_empty: bool = True
+    kl_coef: float = 0.0
+    kl_kind: KLKind = "k3"
+    kl_in: KLPlace = "loss"
+    entropy_coef: float = 0.0
+    entropy_target: float | None = None
+    entropy_step: float = 0.005
+    importance: Importance = "none"
+    importance_level: ImportanceLevel = "token"
+    importance_low: float | None = None
+    importance_high: float | None = None
+    off_policy_limit: float | None = None
+    llds_coef: float = 0.0
+    llds_gate: Gate = "action"
+    covariance: Covariance = "none"
+    covariance_fraction: float = 2e-4
+    covariance_low: float = 1.0
+    covariance_high: float = 5.0
+    covariance_coef: float = 1.0
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if get_origin(field.type) is Literal and getattr(self, field.name) not in get_args(field.type):
+                choices = ", ".join(get_args(field.type))
+                raise ValueError(f"{field.name}={getattr(self, field.name)!r}: must be one of {choices}")
+        for name in ("kl_coef", "llds_coef", "covariance_coef"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
+        if (self.constant is not None) != (self.aggregate == "constant") or (self.constant or 1.0) <= 0:
+            raise ValueError(
+                f"aggregate={self.aggregate!r} with constant={self.constant}: a constant over 0 goes with 'constant' "
+                "only"
+            )
+        self._check_kl()
+        self._check_ratio()
+        self._check_importance()
+        self._check_entropy()
+        self._check_covariance()
+
+    def _check_kl(self):
+        if self.kl_coef > 0 and self.kl_in == "loss" and self.kl_kind == "k1":
+            raise ValueError(
+                "kl_kind='k1' with kl_in='loss': its expected gradient is 0; take k2, k3 or unbiased, or kl_in='reward'"
+            )
+        if self.kl_coef > 0 and self.kl_in != "loss" and self.kl_kind != "k1":
+            raise ValueError(
+                f"kl_kind={self.kl_kind!r} with kl_in={self.kl_in!r}: its gradient is not that of a KL; only k1 "
+                "belongs there"
+            )
+
+    def _check_ratio(self):
+        if (self.trace_decay is not None) != self.ratio.startswith("trace") or not 0 <= (self.trace_decay or 0) <= 1:
+            raise ValueError(
+                f"ratio={self.ratio!r} with trace_decay={self.trace_decay}: a decay in [0, 1] goes with traces only"
+            )
+        name, levels = type(self.surrogate).__name__, getattr(self.surrogate, "levels", get_args(Ratio))
+        if isinstance(self.surrogate, geometric) and (self.ratio != "token" or self.aggregate != "sequence_mean"):
+            raise ValueError(
+                f"geometric with ratio={self.ratio!r}, aggregate={self.aggregate!r}: its mean over a sample is of "
+                "token ratios and aggregated by 'sequence_mean'"
+            )
+        if not getattr(self.surrogate, "reads_ratio", True) and self.ratio != "token":
+            raise ValueError(f"{name} with ratio={self.ratio!r}: it reads no ratio")
+        if self.ratio not in levels:
+            raise ValueError(f"{name} with ratio={self.ratio!r}: it takes ratio={', '.join(map(repr, levels))}")
+        if self.anchor == "sampler" and not self.has_ratio:
+            raise ValueError(f"anchor='sampler' with {name}, ratio={self.ratio!r}: there is no ratio to anchor")
+
+    def _check_importance(self):
+        low, high = self.importance_low, self.importance_high
+        if self.importance == "none" and ((low, high) != (None, None) or self.importance_level != "token"):
+            raise ValueError("importance_level, _low and _high go with importance='truncate' or 'mask'")
+        if low is not None and high is not None and not 0 <= low <= high:
+            raise ValueError(f"importance_low={low}, importance_high={high}: no range")
+        if self.importance == "truncate" and self.importance_low is not None:
+            raise ValueError(f"importance_low={self.importance_low}: 'truncate' has no lower bound; take 'mask'")
+        if self.importance != "none" and self.anchor == "sampler":
+            raise ValueError(
+                f"importance={self.importance!r} with anchor='sampler': the ratio is already the one to the sampler"
+            )
+
+    def _check_entropy(self):
+        if self.entropy_step <= 0:
+            raise ValueError(f"entropy_step={self.entropy_step}: must be over 0")
+        if self.entropy_target is not None and min(self.entropy_target, self.entropy_coef) < 0:
+            raise ValueError(
+                f"entropy_target={self.entropy_target}, entropy_coef={self.entropy_coef}: with a target both are 0 or "
+                "more"
+            )
+
+    def _check_covariance(self):
+        read = _COVARIANCE_READS[self.covariance]
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name)
+            if field.name.startswith("covariance_") and field.name not in read and given != field.default:
+                raise ValueError(f"{field.name}={given} with covariance={self.covariance!r}: it is not read")
+        if not 0 < self.covariance_fraction <= 1 or self.covariance_low > self.covariance_high:
+            raise ValueError(
+                f"covariance_fraction={self.covariance_fraction}, covariance_low={self.covariance_low}, "
+                f"covariance_high={self.covariance_high}: a share in (0, 1], and a range"
+            )
+        if self.covariance == "kl" and not isinstance(self.surrogate, unclipped):
+            raise ValueError(
+                f"covariance='kl' with {type(self.surrogate).__name__}: KL-Cov has no clip; take the surrogate "
+                "unclipped (the variant kl_cov)"
+            )
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the policy's term is right for samples of an older policy: without a ratio, only for its own."""
+        return getattr(self.surrogate, "reads_ratio", True) and self.ratio != "own"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether ``batch.ref_logps`` is read."""
+        return self.kl_coef > 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether `policy_loss` takes ``entropy``."""
+        return self.entropy_coef != 0 or self.entropy_target is not None
+
+    @property
+    def needs_sampler_logps(self) -> bool:
+        """Whether ``batch.sampler_logps`` is read."""
+        return self.importance != "none" or self.off_policy_limit is not None or self.anchor == "sampler"
+
+    @property
+    def needs_displacement_weights(self) -> bool:
+        """Whether ``batch.displacement_weights`` is read."""
+        return self.llds_coef > 0
+
+    @property
+    def needs_covariance_mask(self) -> bool:
+        """Whether ``batch.covariance_mask`` is read (`covariance_mask`)."""
+        return self.covariance != "none"
+
+
+def need(batch: Any, field: str, why: str) -> Any:
+    """``batch.field``; raises `ValueError` saying ``why`` it is needed where it is missing.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> need(SimpleNamespace(ref_logps=[-1.0]), "ref_logps", "kl_coef=0.1")
+      [-1.0]
+    """
+    value = getattr(batch, field, None)
+    if value is None:
+        raise ValueError(f"{why} needs batch.{field}, which is missing")
+    return value
+
+
+def behavior_of(batch: Any, objective: Objective) -> AnyTokens | None:
+    """``[..., T]`` log-probs that the ratio is taken against (``objective.anchor``); None for the policy itself.
+
+    Example:
+      >>> from types import SimpleNamespace
+      >>> batch = SimpleNamespace(behavior_logps=None, sampler_logps=[-1.0])
+      >>> behavior_of(batch, Objective(anchor="sampler"))
+      [-1.0]
+    """
+    if objective.anchor == "sampler":
+        return need(batch, "sampler_logps", "anchor='sampler'")
+    return batch.behavior_logps

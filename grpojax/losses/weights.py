@@ -1,0 +1,64 @@
+"""Aggregation as an array: how token losses become one number."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+
+from grpojax.types import Tokens
+
+Aggregation = Literal["token_mean", "sequence_mean", "prompt_mean", "sequence_sum", "constant"]
+
+
+def loss_weights(mask: Tokens, how: Aggregation, *, constant: float | None = None, count_empty: bool = True) -> Tokens:
+    """Weights ``w [P, G, T]`` such that ``sum(w * l)`` aggregates token losses ``l``.
+
+    ================  ==========================================================  =====================
+    how               formula                                                     used by
+    ================  ==========================================================  =====================
+    token_mean        Σ m l / Σ m over the batch                                  DAPO as coded, CISPO
+    sequence_mean     mean over samples of (Σ m l / length)                       GRPO, GSPO
+    prompt_mean       mean over prompts of (Σ m l / Σ m of the group)             DAPO as printed
+    sequence_sum      mean over samples of Σ m l                                  RLOO, REINFORCE
+    constant          mean over samples of (Σ m l / constant)                     Dr. GRPO
+    ================  ==========================================================  =====================
+
+    verl's "seq-mean-token-sum-norm", Σ m l / L without the mean over samples, is ``constant = L / (P G)``.
+
+    Sources: GRPO, arXiv 2402.03300; DAPO, 2503.14476; Dr. GRPO, 2503.20783; RLOO, 2402.14740; GSPO, 2507.18071; CISPO,
+    2506.13585.
+
+    Args:
+      mask: ``[P, G, T]`` bool, the tokens that count. Must be the *global* batch.
+      how: a row of the table.
+      constant: the divisor of "constant", usually the longest completion allowed, tokens.
+      count_empty: whether samples without any token count in the means over samples (prompts).
+
+    Returns:
+      ``[P, G, T]`` float32, 0 where ``mask`` is not set; all 0 if it is set nowhere.
+
+    Example:
+      >>> from grpojax import masked
+      >>> mask = masked.from_lengths(jnp.array([[4, 2]]), 4)
+      >>> loss = jnp.array([[[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 0.0, 0.0]]])
+      >>> float((loss_weights(mask, "sequence_mean") * loss).sum())
+      8.75
+    """
+    if (constant is not None) != (how == "constant"):
+        raise ValueError(f"loss_weights(how={how!r}, constant={constant!r}): a constant goes with 'constant' only")
+    if constant is not None and constant <= 0:
+        raise ValueError(f"loss_weights(constant={constant}): must be over 0")
+    mask = jnp.asarray(mask)
+    tokens = mask.sum(-1, keepdims=True).astype(jnp.float32)  # [P, G, 1]
+    if how == "token_mean":
+        weights = 1.0 / jnp.maximum(tokens.sum(), 1.0)
+    elif how == "prompt_mean":
+        group = tokens.sum(1, keepdims=True)
+        prompts = jnp.float32(mask.shape[0]) if count_empty else (group > 0).sum().astype(jnp.float32)
+        weights = 1.0 / (jnp.maximum(group, 1.0) * jnp.maximum(prompts, 1.0))
+    elif how in ("sequence_mean", "sequence_sum", "constant"):
+        samples = jnp.float32(mask.shape[0] * mask.shape[1]) if count_empty else (tokens > 0).sum().astype(jnp.float32)
+        each = {"sequence_mean": jnp.maximum(tokens, 1.0), "sequence_sum": 1.0, "constant": constant or 1.0}[how]
+        weights = 1.0 / (each * jnp.maximum(samples, 1.0))
+    else:
+        raise ValueError(f"loss_weights(how={how!r}): unknown aggregation")
+    return jnp.where(mask, weights, 0.0)

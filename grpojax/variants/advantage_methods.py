@@ -1,0 +1,262 @@
+"""Methods that are an advantage: baselines, normalisers, and what is a reward."""
+
+import functools
+from typing import Literal
+
+from grpojax import advantages as A
+from grpojax import allocation
+from grpojax import losses as L
+from grpojax.variants.choices import on_policy
+from grpojax.variants.registry import group_normalised, published
+
+_MATH = "Shao et al., DeepSeekMath, arXiv 2402.03300"
+
+
+@published(_MATH, "deployed", kl_coef=0.04)
+def grpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GRPO with outcome supervision, DeepSeekMath, arXiv 2402.03300.
+
+    ``A_i = (r_i - mean r) / (std r + eps)``; clipped surrogate, mean over a sample's tokens, then over samples;
+    k3 in the loss. The paper states kl_coef 0.04; the clip it does not: 0.2 is TRL's.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published(_MATH, "ablated", needs=("step_rewards",), kl_coef=0.04)
+def grpo_process(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GRPO with process supervision, arXiv 2402.03300: suffix sums of the steps' normalised rewards."""
+    return A.chain(A.process_rewards(ddof=ddof, eps=eps))
+
+
+@published("Liu et al., Understanding R1-Zero-Like Training, arXiv 2503.20783", "replicated", aggregate="constant")
+def dr_grpo(*, leave_one_out: bool = False) -> A.Transform:
+    """Dr. GRPO, arXiv 2503.20783: ``A_i = r_i - mean r``, token sums divided by a constant, no KL.
+
+    Args:
+      leave_one_out: the mean of the other samples; as some texts print Dr. GRPO, though it is RLOO's baseline.
+      constant: the divisor, the longest completion allowed in tokens (the trainer fills in rollout.max_tokens).
+    """
+    return A.chain(A.center("group", leave_one_out=leave_one_out), A.to_tokens())
+
+
+@published(
+    "Ahmadian et al., Back to Basics, arXiv 2402.14740",
+    "replicated",
+    surrogate=on_policy(L.reinforce(), "token", "sequence"),
+    aggregate="sequence_sum",
+    kl_coef=0.03,
+    kl_kind="k1",
+    kl_in="reward",
+)
+def rloo() -> A.Transform:
+    """RLOO, arXiv 2402.14740: ``A_i = r_i - mean_{j != i} r_j``, ``-A Σ_t log π``, k1 in the reward.
+
+    kl_coef 0.03 is the paper's on TL;DR; 0.10 on HH.
+
+    Args:
+      ratio: "token" or "sequence" for PPO's clip (clip_low, clip_high) in place of ``-A log π``; without it the method
+        is for one update a rollout.
+    """
+    return A.chain(A.center("group", leave_one_out=True), A.to_tokens())
+
+
+_PLUS = "Hu et al., REINFORCE++, arXiv 2501.03262"
+
+
+@published(_PLUS, "replicated", aggregate="token_mean", kl_kind="k1", kl_in="token_reward")
+def reinforce_pp(*, kl_coef: float = 0.0, ddof: int = 0, eps: float = 1e-8) -> A.Transform:
+    """REINFORCE++, arXiv 2501.03262: returns of token rewards with k1 in them, whitened over the batch's tokens.
+
+    Args:
+      kl_coef: of k1 in each token's reward; over 0 it needs signals.ref_logps. The paper's own is not stated.
+      ddof: of the batch's deviation; OpenRLHF 0, verl 1.
+    """
+    return A.chain(A.token_rewards(kl_coef=kl_coef), A.token_returns(), A.whiten(ddof=ddof, eps=eps))
+
+
+@published(_PLUS, "replicated", aggregate="token_mean", kl_kind="k2")
+def reinforce_pp_baseline(
+    *, weighted_by: Literal["tokens", "sequences"] = "tokens", ddof: int = 0, eps: float = 1e-8
+) -> A.Transform:
+    """REINFORCE++-baseline, arXiv 2501.03262: ``r - mean r`` of the group, whitened over the batch; KL as a k2 loss.
+
+    The weight of that loss is the run's: kl_coef is 0 until it is given.
+
+    Args:
+      weighted_by: whether long samples count more in the batch's mean and deviation: tokens in OpenRLHF (the authors')
+        and verl, sequences in TRL and ms-swift.
+      ddof: of the batch's deviation; OpenRLHF 0, verl 1.
+    """
+    steps = A.to_tokens(), A.whiten(ddof=ddof, eps=eps)
+    if weighted_by not in ("tokens", "sequences"):
+        raise ValueError(f"weighted_by={weighted_by!r}: must be 'tokens' or 'sequences'")
+    return A.chain(A.center("group"), *(steps if weighted_by == "tokens" else steps[::-1]))
+
+
+@published(
+    "Li et al., ReMax, arXiv 2310.10505",
+    "replicated",
+    needs=("greedy",),
+    surrogate=on_policy(L.reinforce(), "token", "sequence"),
+    aggregate="sequence_sum",
+)
+def remax() -> A.Transform:
+    """ReMax, arXiv 2310.10505: ``A = r - r_greedy``, ``-A Σ_t log π``. No KL here; the paper's is in the reward.
+
+    For one update a rollout, unless ``ratio`` asks for a clip (`rloo`).
+    """
+    return A.chain(A.subtract_greedy(), A.to_tokens())
+
+
+@published(
+    "Chu et al., GPG, arXiv 2504.02546",
+    "single team",
+    surrogate=on_policy(L.reinforce(), "token", "sequence"),
+    aggregate="token_mean",
+)
+def gpg(*, scaled: bool = False, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GPG, arXiv 2504.02546: ``A = α (r - mean r) / F``, ``-A log π``; α makes up for groups without variance.
+
+    For one update a rollout, unless ``ratio`` asks for a clip (`rloo`).
+
+    Args:
+      scaled: F is the group's deviation; 1 otherwise.
+    """
+    scale = A.scale("group" if scaled else "none", ddof=ddof, eps=eps)
+    return A.chain(A.center("group"), scale, A.rescale_live(), A.to_tokens())
+
+
+@published("Chen et al., Pass@k Training, arXiv 2508.10751", "single team", aggregate="token_mean")
+def pass_at_k(*, k: int = 4, success: float = 1.0) -> A.Transform:
+    """Pass@k as the reward in closed form, arXiv 2508.10751; k = 1 is GRPO with ddof 0.
+
+    The objective was not checked: the clipped surrogate over tokens.
+
+    Args:
+      k: samples that one attempt may draw, at most the group; 4 is a choice of ours.
+      success: the outcome from which on a sample is right.
+    """
+    return A.chain(A.pass_at_k(k, success=success), A.to_tokens())
+
+
+@published("Tang et al., arXiv 2503.19595", "single team", aggregate="token_mean")
+def pass_at_k_margin(*, scaled: bool = False) -> A.Transform:
+    """The other pass@k, arXiv 2503.19595: only the best sample learns, by its margin to the second best.
+
+    The objective was not checked: the clipped surrogate over tokens.
+    """
+    return A.chain(A.best_margin(scaled=scaled), A.to_tokens())
+
+
+@published(
+    "Hao et al., On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
+    "single team",
+    surrogate=on_policy(L.reinforce(), "token", "sequence"),
+    aggregate="sequence_sum",
+)
+def opo() -> A.Transform:
+    """OPO, arXiv 2505.23585: a baseline weighted by length; for exactly one update a rollout.
+
+    For more, ``ratio`` asks for a clip (`rloo`), which the paper does not have.
+
+    How the paper aggregates was not checked; its baseline is derived for sums over tokens.
+    """
+    return A.chain(A.center_by_length(), A.to_tokens())
+
+
+@published("Liu et al., Tricks or Traps?, arXiv 2508.08221", "ablated", aggregate="token_mean")
+def lite_ppo(*, of: Literal["rewards", "advantages"] = "rewards", ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """Lite PPO, arXiv 2508.08221: the group's mean, the batch's deviation, mean over tokens.
+
+    Args:
+      of: whose deviation: of raw rewards, as the paper prints, or of centred ones, as ScaleRL and Magistral do.
+    """
+    return A.chain(A.center("group"), A.scale("batch", of=of, ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published(
+    "Khatri et al., ScaleRL, arXiv 2510.13786",
+    "ablated",
+    keep=allocation.keep_prompts,
+    retire=0.9,
+    surrogate=L.cispo(),
+    aggregate="prompt_mean",
+)
+def scale_rl(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """ScaleRL, arXiv 2510.13786: the deviation of the batch's centred rewards, CISPO, mean over prompts.
+
+    Groups without variance are left out, and a prompt that 0.9 of its group and more solved is not drawn in later
+    epochs ("no-positive resampling"). The bound of CISPO is TRL's.
+    """
+    return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published(
+    "Mistral AI, Magistral, arXiv 2506.10910",
+    "deployed",
+    keep=allocation.keep_prompts,
+    surrogate=L.clipped(high=0.28),
+    aggregate="prompt_mean",
+)
+def magistral(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """Magistral, arXiv 2506.10910: rewards centred in the group, then whitened over the batch; a higher upper clip.
+
+    The loss is divided by a group's tokens; groups without variance are left out; no KL. The paper's upper clip is
+    0.26 to 0.28.
+    """
+    return A.chain(A.center("group"), A.whiten(ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published(
+    "DeepSeek-AI, DeepSeek-V3.2, arXiv 2512.02556",
+    "deployed",
+    kl_coef=0.001,
+    kl_kind="unbiased",
+    off_policy_limit=0.5,
+)
+def deepseek_v3_2() -> A.Transform:
+    """DeepSeek-V3.2's GRPO, arXiv 2512.02556: no deviation, an unbiased KL, wrong samples that the policy left masked.
+
+    The paper gives neither the weight of the KL (0.001 is R1's) nor the limit of the mask (0.5 is TRL's). Its
+    keep-routing and keep-sampling-mask are the sampler's and not here.
+    """
+    return A.chain(A.center("group"), A.to_tokens())
+
+
+@published(
+    "Nan et al., NGRPO, arXiv 2509.18851",
+    "single team",
+    keep=functools.partial(allocation.keep_prompts, above=None),
+    surrogate=L.clipped(low=0.16, high=0.24),
+    aggregate="token_mean",
+)
+def ngrpo(*, reward_max: float = 1.0, count: int = 1, ddof: int = 1, eps: float = 1e-6) -> A.Transform:
+    """NGRPO, arXiv 2509.18851: statistics with a virtual best sample, so that groups in which all fail teach too.
+
+    Args:
+      reward_max: the best reward there is.
+      count: virtual samples.
+      ddof: 1 in the code and the paper's Figure 3; its Eq. 6 does not match.
+    """
+    return A.chain(A.virtual_best(reward_max, count, ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published("NVIDIA, GDPO, arXiv 2601.05242", "single team", combine="normalize")
+def gdpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GDPO, arXiv 2601.05242: each reward is centred and scaled in its group, their sum scaled by the batch.
+
+    Without it a reward with a large deviation drowns the others, and different mixtures have the same advantage. The
+    rewards come normalised one by one (``rewards: {combine: normalize}``). The objective is GRPO's.
+    """
+    return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
+
+
+@published("MaxRL, arXiv 2602.02710", "single team", aggregate="token_mean")
+def max_rl() -> A.Transform:
+    """MaxRL, arXiv 2602.02710: ``A_i = (r_i - mean r) / mean r`` of the group, rewards of 0 or more.
+
+    For 0/1 rewards an expansion of log p(success): seldom solved prompts count more than under any deviation
+    (`grpojax.advantages.max_rl`). A group whose mean is 0 teaches nothing. The objective was not checked: the clipped
+    surrogate over tokens.
+    """
+    return A.chain(A.max_rl(), A.to_tokens())

@@ -1,0 +1,150 @@
+"""Methods that give the tokens of a sample, or the samples of a batch, unequal shares."""
+
+from typing import Literal
+
+from grpojax import advantages as A
+from grpojax import allocation
+from grpojax import credit as C
+from grpojax import losses as L
+from grpojax.variants.choices import on_policy
+from grpojax.variants.registry import group_normalised, published
+
+
+@published(
+    "Simoni et al., GTPO: Trajectory-Based Policy Optimization, arXiv 2508.03772",
+    "single team",
+    needs=("entropy",),
+    surrogate=on_policy(L.unclipped(), "token"),
+    ratio="own",
+)
+def gtpo(
+    *,
+    gamma: float = 0.1,
+    threshold: float = 0.6931471805599453,
+    initial_entropy: float | None = None,
+    gain: float = 2.0,
+    everywhere: bool = False,
+    count_norm: bool = False,
+) -> A.Transform:
+    """GTPO, arXiv 2508.03772: conflicting beginnings and ends are spared, uncertain samples left out. No KL, no clip.
+
+    Not GTPO of arXiv 2508.04349, which weights rewards by entropy. For one update a rollout: its ratio is that of the
+    policy to itself, 1 in value. ``ratio: token`` is PPO's clip (clip_low, clip_high) in its place.
+
+    Args:
+      gamma: γ of ``A_i - γ mean H``.
+      threshold: mean entropy in nats over which a sample is left out; ln 2 (code: 0.7).
+      initial_entropy: the policy's before training (`grpojax.credit.entropy_filter`).
+      gain: factor of a right sample's conflicting tokens.
+      everywhere: the entropy term also where A_i is 0, as in the authors' code.
+      count_norm: the code's division by conflicting tokens, which the paper does not have.
+    """
+    return A.chain(
+        A.center("group"),
+        C.entropy_penalty(gamma, everywhere=everywhere),
+        C.entropy_filter(threshold, initial=initial_entropy),
+        A.to_tokens(),
+        C.conflict_weights(gain, count_norm=count_norm),
+    )
+
+
+@published(
+    "Wang et al., Beyond the 80/20 Rule, arXiv 2506.01939",
+    "ablated",
+    needs=("entropy",),
+    keep=allocation.keep_prompts,
+    surrogate=L.clipped(high=0.28),
+    aggregate="token_mean",
+)
+def high_entropy_tokens(
+    *, fraction: float = 0.2, rule: Literal["quantile", "top"] = "quantile", ddof: int = 1, eps: float = 1e-4
+) -> A.Transform:
+    """DAPO on the fifth of the tokens with the highest entropy, "80/20", arXiv 2506.01939; largest gains at 32B.
+
+    Args:
+      fraction: share of the batch's tokens that learn; what the loss divides by stays all tokens.
+      rule: of the threshold (`grpojax.credit.entropy_mask`).
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens(), C.entropy_mask(fraction, rule=rule))
+
+
+@published("Cheng et al., Reasoning with Exploration, arXiv 2506.14758", "single team", needs=("entropy",))
+def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GRPO with a bonus of the entropy on every token's advantage, arXiv 2506.14758.
+
+    Args:
+      alpha: of the entropy in nats; unconfirmed, 0.4 is one re-implementation's.
+      kappa: the bonus is at most 1/kappa of the advantage's size; unconfirmed like it.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens(), C.entropy_shaping(alpha, kappa))
+
+
+@published("Dai et al., GRPO-λ, arXiv 2505.18086", "single team", kl_coef=0.04)
+def grpo_lambda_length(
+    *, alpha: float = 0.6, share: float = 0.2, success: float = 1.0, ddof: int = 1, eps: float = 1e-4
+) -> A.Transform:
+    """GRPO-λ by length, arXiv 2505.18086: the best-solved fifth of the prompts also pays for length.
+
+    The rest is GRPO: kl_coef 0.04 is DeepSeekMath's.
+
+    Args:
+      alpha: what length costs; unconfirmed (`grpojax.allocation.length_selected`).
+      share: λ, the share of prompts.
+      success: the outcome from which on a sample is right.
+    """
+    return A.chain(
+        *group_normalised(ddof, eps),
+        A.to_tokens(),
+        reward=allocation.length_selected(alpha, share=share, success=success),
+    )
+
+
+@published(
+    "Parthasarathi, Reymond et al., GRPO-λ, arXiv 2510.00194",
+    "single team",
+    ratio="trace",
+    trace_decay=0.99,
+    kl_coef=0.04,
+)
+def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GRPO-λ with eligibility traces, arXiv 2510.00194 (ε-trace, "recent"; "both" is ``ratio: trace_both``).
+
+    kl_coef 0.04 was seen in one re-implementation only.
+
+    Args:
+      lowest: negative advantages go no lower: their traces destabilise.
+      trace_decay: γλ. Early tokens get up to ``1 / (1 - trace_decay)`` times the gradient: lower the learning rate.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.floor(lowest), A.to_tokens())
+
+
+@published("Bamba et al., XRPO, arXiv 2510.06672", "single team", needs=("rollout_plan",), kl_coef=0.04)
+def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """XRPO, arXiv 2510.06672: samples go where they tell most, unlikely right ones count more.
+
+    Without its in-context seeding of prompts that nobody solves. The objective is GRPO's, kl_coef DeepSeekMath's.
+    """
+    return A.chain(*group_normalised(ddof, eps), C.sharpen_novelty(novelty, novelty_cap), A.to_tokens())
+
+
+@published(
+    "Deng et al., On the Effect of Negative Gradient in GRPO, arXiv 2505.18830",
+    "single team",
+    needs=("hidden_states",),
+    aggregate="token_mean",
+    kl_coef=1e-4,
+)
+def nthr(
+    *, beta: float = 1.0, eta: float | None = None, self_term: bool = True, ddof: int = 0, eps: float = 1e-4
+) -> A.Transform:
+    """NTHR, arXiv 2505.18830: a softer penalty on tokens of wrong samples that would pull right ones down.
+
+    Args:
+      beta, eta, self_term: as in `grpojax.credit.nthr`.
+      ddof: 0 in the paper's algebra, which has no eps; 1e-4 is TRL's.
+    """
+    return A.chain(
+        *group_normalised(ddof, eps),
+        A.to_tokens(),
+        C.nthr(beta=beta, eta=eta, self_term=self_term),
+    )

@@ -1,0 +1,189 @@
+"""Methods that are a policy loss: other ratios, clips and aggregations, most of them on GRPO's advantage."""
+
+from grpojax import advantages as A
+from grpojax import allocation
+from grpojax import losses as L
+from grpojax.variants.choices import Choice
+from grpojax.variants.registry import group_normalised, published
+
+
+@published(
+    "Yu et al., DAPO, arXiv 2503.14476",
+    "replicated",
+    keep=allocation.keep_prompts,
+    surrogate=L.clipped(high=0.28),
+    aggregate="token_mean",
+)
+def dapo(
+    *,
+    ddof: int = 1,
+    eps: float = 1e-4,
+    overlong_limit: int | None = None,
+    overlong_buffer: int | None = None,
+    overlong_factor: float = 0.5,
+) -> A.Transform:
+    """DAPO, arXiv 2503.14476: a higher upper clip, mean over tokens, no KL, only mixed groups, overlong punishment.
+
+    Overlong *filtering*, which the paper tried first, is a mask: ``loss_weights(mask & stopped[..., None], ...)``.
+
+    Args:
+      overlong_limit: longest completion in tokens (paper: 20480); None for no punishment. The trainer fills in
+        rollout.max_tokens.
+      overlong_buffer: tokens before it in which the punishment grows (paper: 4096; the trainer fills in the same
+        fifth of the limit).
+      overlong_factor: what a sample at the limit loses. The paper's 1 is half the span of its rewards of ±1, and so is
+        0.5 of 0/1 rewards; a whole one would put a right sample under the group's mean.
+    """
+    if (overlong_limit is None) != (overlong_buffer is None):
+        raise ValueError(f"overlong_limit={overlong_limit} with overlong_buffer={overlong_buffer}: both or none")
+    reward = None
+    if overlong_limit is not None and overlong_buffer is not None:
+        reward = allocation.soft_overlong(overlong_limit, overlong_buffer, factor=overlong_factor)
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens(), reward=reward)
+
+
+_GSPO = "Zheng et al., GSPO, arXiv 2507.18071"
+
+
+@published(_GSPO, "deployed", surrogate=L.clipped(low=3e-4, high=4e-4), ratio="sequence")
+def gspo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GSPO, arXiv 2507.18071: one ratio a sample, the geometric mean of its tokens'. The paper gives no KL."""
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published(_GSPO, "deployed", surrogate=L.clipped(low=3e-4, high=4e-4), ratio="sequence_token")
+def gspo_token(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GSPO-token, arXiv 2507.18071: equals GSPO for one advantage a sample, and takes one for each token."""
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published("MiniMax-M1, arXiv 2506.13585", "deployed", surrogate=L.cispo(), aggregate="token_mean")
+def cispo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """CISPO, MiniMax-M1, arXiv 2506.13585: ``-sg[min(ρ, weight_max)] A log π``.
+
+    The paper does not disclose its bound; weight_max 5 is TRL's.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published("SAPO, arXiv 2511.20347", "deployed", surrogate=L.soft_adaptive())
+def sapo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """SAPO, arXiv 2511.20347: a sigmoid of the ratio in place of the clip. No KL is stated."""
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published("Zhao et al., GMPO, arXiv 2507.20673", "single team", surrogate=L.geometric())
+def gmpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GMPO, arXiv 2507.20673: the geometric mean of ratios, clipped token by token at ``e^±0.4``."""
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published("Ye et al., arXiv 1912.09729", "replicated", surrogate=L.clipped(dual=3.0), kl_coef=0.04)
+def dual_clip(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GRPO with the dual clip of arXiv 1912.09729: with A < 0 ratios over 3 stop too."""
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published(
+    "Schulman et al., PPO, arXiv 1707.06347",
+    "deployed",
+    needs=("critic",),
+    aggregate="token_mean",
+    kl_kind="k1",
+    kl_in="token_reward",
+)
+def ppo(*, gamma: float = 1.0, lam: float = 0.95, kl_coef: float = 0.0) -> A.Transform:
+    """PPO with a critic and GAE, arXiv 1707.06347 and 1506.02438; advantages whitened over the batch's tokens.
+
+    For language models the loss is a mean over tokens, and the weight of the KL is the run's: 0 until it is given.
+
+    Args:
+      gamma: discount a token.
+      lam: GAE's λ; 1 is as usual for language models as 0.95.
+      kl_coef: of k1 in each token's reward; over 0 it needs signals.ref_logps.
+    """
+    return A.chain(A.token_rewards(kl_coef=kl_coef), A.gae(gamma=gamma, lam=lam), A.whiten())
+
+
+@published(
+    "Deng et al., LLDS, arXiv 2512.04220",
+    "single team",
+    needs=("displacement_weights",),
+    kl_coef=1e-3,
+    llds_coef=0.2,
+    llds_gate="action",
+)
+def llds(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """GRPO with LLDS, arXiv 2512.04220: a loss on what the likelihood of right (A >= 0) samples lost.
+
+    It acts from the second update of a rollout on. Without batch.actions a response is one action. How the paper
+    aggregates the policy loss was not checked: GRPO's mean over a sample's tokens.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published(
+    "Qi et al., Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879",
+    "replicated",
+    surrogate=Choice("divergence", {"tv": L.dppo_tv(), "kl": L.dppo_kl()}),
+    anchor="sampler",
+    aggregate="token_mean",
+)
+def dppo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """DPPO, arXiv 2602.04879: a token stops by how far its probability has moved from the sampler's, not by its ratio.
+
+    0.2 is prime-rl's; how the paper aggregates was not checked, and the advantage is GRPO's.
+
+    Args:
+      divergence: "tv", the difference of probabilities, or "kl", of "this token or another".
+      clip_low, clip_high: how far down and up; None is 0.2 for "tv" and 0.05 nats for "kl".
+      ratio_kl_coef: weight of ``(log ρ)²`` on all tokens (arXiv 2602.02276).
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published(
+    "LUSPO, arXiv 2602.05261",
+    "single team",
+    surrogate=L.clipped(low=2e-3, high=2.5e-3),
+    ratio="sequence",
+    aggregate="sequence_sum",
+)
+def luspo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """LUSPO, arXiv 2602.05261: GSPO with each sample's loss times its length, so that long samples do not count less.
+
+    The clip is the paper's as TRL cites it; GSPO's is 3e-4 and 4e-4.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published("VESPO, arXiv 2602.10693", "single team", surrogate=L.vespo(), ratio="joint", aggregate="token_mean")
+def vespo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """VESPO, arXiv 2602.10693: ``-sg[φ(w)] A log π``, w the product of a sample's ratios; no clip, for stale samples.
+
+    φ and its four numbers are TRL's, and so is the mean over tokens. For samples that are stale through and through
+    take ``anchor: sampler``.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+_COVARIANCE = "Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617"
+
+
+@published(_COVARIANCE, "ablated", covariance="clip", aggregate="token_mean")
+def clip_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """Clip-Cov, arXiv 2505.22617: a few tokens of high covariance of A and log π teach nothing, which saves entropy.
+
+    2e-4 of an update's tokens, drawn from a covariance in (1, 5). The rest is GRPO over tokens.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())
+
+
+@published(_COVARIANCE, "ablated", surrogate=L.unclipped(), covariance="kl", aggregate="token_mean")
+def kl_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+    """KL-Cov, arXiv 2505.22617: the tokens of highest covariance of A and log π pay for moving; no clip.
+
+    The top 2e-4 of an update's tokens, at least one, pay ``|log ρ|``: nothing in the first update of a rollout. The
+    coefficient 1 is the official run's; verl has 0.1.
+    """
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens())

@@ -1,0 +1,36 @@
+"""Which methods are the same as long as the policy that learns is the one that drew the samples."""
+
+from grpojax import losses as L
+from grpojax.variants.registry import Variant
+
+# Their gradient at ratio 1 is -A times that of log π (at level "sequence": its mean over the sample).
+_ALIKE = (L.clipped, L.unclipped, L.cispo, L.soft_adaptive, L.geometric, L.vespo, L.dppo_tv, L.dppo_kl)
+
+
+def twin_at_one_update(variant: Variant) -> str | None:
+    """What ``variant`` equals with one update a rollout, in a line; None where that makes no difference to it.
+
+    The ratio is 1 then: no clip acts, a sample's ratio has the gradient of its tokens', and GSPO, GMPO, SAPO and the
+    dual clip are GRPO, CISPO and NGRPO's clip are DAPO's. Not so the traces of GRPO-λ, Clip-Cov, and a ratio against
+    the sampler, which is not 1.
+
+    Example:
+      >>> from grpojax import variants
+      >>> twin_at_one_update(variants.gspo())
+      "with one update a rollout the ratio is 1: gspo has the gradient of GRPO's clip on its own advantages"
+      >>> twin_at_one_update(variants.grpo())
+    """
+    objective = variant.objective
+    surrogate, ratio = objective.surrogate, objective.ratio
+    levels = ("token", "sequence", "sequence_token", *(("joint",) if isinstance(surrogate, L.vespo) else ()))
+    if type(surrogate) not in _ALIKE or ratio not in levels:
+        return None
+    if objective.anchor == "sampler" or objective.covariance == "clip":
+        return None
+    if surrogate == L.clipped() and ratio == "token":
+        return None
+    known = {"sequence_mean": "GRPO's clip", "token_mean": "DAPO's clip"}
+    if variant.name == "dapo":
+        known = {}
+    twin = known.get(objective.aggregate, f"any clip aggregated by {objective.aggregate!r}")
+    return f"with one update a rollout the ratio is 1: {variant.name} has the gradient of {twin} on its own advantages"

@@ -1,0 +1,142 @@
+"""Clip-Cov and KL-Cov."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import loss_oracles
+import numpy as np
+import oracles
+import pytest
+from loss_examples import NAN, P, example
+from oracles import close
+
+from grpojax import losses as L
+
+COV = {
+    "advantages": np.array([1, 1, -1, -1], np.float32),
+    "logps": np.array([-0.1, -2, -0.5, -3], np.float32),
+}
+
+
+def test_golden_covariance():
+    """Not centred, it would be [-0.1, -2, 0.5, 3]."""
+    mask = np.ones(4, bool)
+    cov = L.covariance(COV["logps"], COV["advantages"], mask)
+    close(cov, [1.3, -0.6, -0.9, 1.6])
+    np.testing.assert_array_equal(L.kl_cov(cov, mask), [0, 0, 0, 1])
+    np.testing.assert_array_equal(L.kl_cov(cov, mask, fraction=0.5), [1, 0, 0, 1])
+    padded = L.covariance(
+        *(np.append(COV[n], np.float32(NAN)) for n in ("logps", "advantages")), np.append(mask, False)
+    )
+    close(padded, [1.3, -0.6, -0.9, 1.6, 0])
+
+
+def test_clip_cov_draws_from_its_range():
+    mask = np.append(np.ones(4, bool), False)
+    cov = jnp.array([1.3, 6.0, -0.9, 1.6, 2.0])
+    dropped = [~np.asarray(L.clip_cov(jax.random.key(i), cov, mask)) for i in range(20)]
+    assert {int(d.sum()) for d in dropped} == {1}
+    np.testing.assert_array_equal(np.any(dropped, axis=0), [1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(L.clip_cov(jax.random.key(0), cov, mask, fraction=0.9), [0, 1, 1, 0, 1])
+    skip = np.array([True, False, False, False, False])
+    np.testing.assert_array_equal(L.clip_cov(jax.random.key(0), cov, mask, fraction=0.9, skip=skip), [1, 1, 1, 0, 1])
+    assert np.asarray(L.clip_cov(jax.random.key(0), 0 * cov, mask)).all()
+
+
+def test_kl_cov_loss():
+    f = lambda d: L.kl_cov_loss(d, jnp.array([1.0, -1.0]), jnp.array([True, False]), coef=0.5).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(f)(jnp.array([-0.2, 0.3]))
+    close(value, -np.exp(-0.2) + np.exp(0.3) + 0.1)
+    close(gradient, [-np.exp(-0.2) - 0.5, np.exp(0.3)])
+
+
+def batch_of(seed=0):
+    """Ragged samples of one minibatch, with covariances on both sides of 1 and 5."""
+    logps, batch, _ = example(seed)
+    rng = np.random.default_rng(seed)
+    logps = (logps * 3).astype(np.float32)
+    advantages = np.where(np.asarray(batch.weights) > 0, rng.normal(size=logps.shape) * 2, NAN).astype(np.float32)
+    behavior = logps + 0.5 * rng.normal(size=logps.shape).astype(np.float32)
+    return logps, dataclasses.replace(batch, advantages=advantages, behavior_logps=behavior)
+
+
+CLIP = L.Objective(covariance="clip", covariance_fraction=0.2)
+KL = L.Objective(surrogate=L.unclipped(), covariance="kl", covariance_fraction=0.1, covariance_coef=0.5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_mask_of_a_minibatch(seed):
+    logps, batch = batch_of(seed)
+    mask = np.asarray(batch.weights) > 0
+    cov = oracles.covariance(logps, np.nan_to_num(batch.advantages), mask)
+    ratio, a = np.exp(logps - batch.behavior_logps), np.nan_to_num(batch.advantages)
+    stopped = ((a > 0) & (ratio > 1.2)) | ((a < 0) & (ratio < 0.8))
+    assert (stopped & (cov > 1) & (cov < 5)).any()
+    free, count = loss_oracles.picked(cov, mask, 0.2, low=1.0, high=5.0, skip=stopped)
+    got = {tuple(i) for i in np.argwhere(L.covariance_mask(jax.random.key(seed), logps, batch, CLIP))}
+    assert got <= free and len(got) == count > 0
+    top, _ = loss_oracles.picked(cov, mask, 0.1)
+    assert {tuple(i) for i in np.argwhere(L.covariance_mask(None, logps, batch, KL))} == top
+
+
+def with_mask(logps, batch, objective):
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    return types.SimpleNamespace(
+        **fields, covariance_mask=L.covariance_mask(jax.random.key(1), logps, batch, objective)
+    )
+
+
+def test_clip_cov_in_the_loss():
+    """A picked token's policy term is 0, and what the loss divides by stays."""
+    logps, batch = batch_of()
+    full = with_mask(logps, batch, CLIP)
+    (loss, metrics), gradient = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, full, CLIP)
+    _, plain = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, batch, L.Objective())
+    picked = np.asarray(full.covariance_mask)
+    close(gradient, np.where(picked, 0, plain))
+    assert np.abs(np.asarray(plain)[picked]).min() > 1e-4
+    used = np.asarray(batch.weights) > 0
+    tokens = L.clipped()(logps - batch.behavior_logps, batch.advantages)
+    close(loss, np.where(used & ~picked, batch.weights * tokens, 0).sum(), atol=1e-5)
+    close(metrics["clip_cov"].value, picked.sum() / used.sum())
+
+
+def test_kl_cov_in_the_loss():
+    logps, batch = batch_of()
+    full = with_mask(logps, batch, KL)
+    loss, metrics = L.policy_loss(logps, full, KL)
+    used, picked = np.asarray(batch.weights) > 0, np.asarray(full.covariance_mask)
+    tokens = L.kl_cov_loss(logps - batch.behavior_logps, batch.advantages, picked, coef=0.5)
+    close(loss, np.where(used, batch.weights * tokens, 0).sum(), atol=1e-5)
+    close(metrics["kl_cov"].value, picked.sum() / used.sum())
+    own = types.SimpleNamespace(**vars(full) | {"behavior_logps": None})
+    value, gradient = jax.value_and_grad(lambda x: L.policy_loss(x, own, KL)[0])(logps)
+    close(gradient, -np.where(used, batch.weights * np.nan_to_num(batch.advantages), 0))  # nothing in the first update
+
+
+@pytest.mark.parametrize("objective", [CLIP, KL], ids=["clip", "kl"])
+def test_micro_batches_share_the_mask_of_their_minibatch(objective):
+    """Made of each micro-batch by itself, the masks would be others: at least one token of each."""
+    objective = dataclasses.replace(objective, covariance_fraction=0.05)
+    logps, batch = batch_of(2)
+    full = with_mask(logps, batch, objective)
+    whole = L.policy_loss(logps, full, objective)[0]
+    parts, apart = 0.0, 0
+    for p in range(P):
+        part = jax.tree.map(lambda x: x[p : p + 1], vars(full))  # noqa: B023
+        parts += L.policy_loss(logps[p : p + 1], types.SimpleNamespace(**part), objective)[0]
+        mine = L.covariance_mask(jax.random.key(1), logps[p : p + 1], types.SimpleNamespace(**part), objective)
+        apart += int((np.asarray(mine) != part["covariance_mask"]).sum())
+    close(parts, whole, atol=1e-5)
+    assert apart > 0
+
+
+def test_a_missing_mask_is_named():
+    logps, batch = batch_of()
+    assert CLIP.needs_covariance_mask and KL.needs_covariance_mask and not L.Objective().needs_covariance_mask
+    with pytest.raises(ValueError, match="covariance='kl' needs batch.covariance_mask"):
+        L.policy_loss(logps, batch, KL)
+    with pytest.raises(ValueError, match="covariance='none'"):
+        L.covariance_mask(None, logps, batch, L.Objective())

@@ -1,0 +1,134 @@
+"""What an objective refuses, and what it asks for."""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from loss_examples import MASK4, example
+from oracles import close
+
+from grpojax import losses as L
+from grpojax.types import PerToken
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"ratio": "word"}, "ratio='word'.*sequence_token"),
+        ({"ratio": "trace"}, "trace_decay=None"),
+        ({"trace_decay": 0.9}, "ratio='token' with trace_decay=0.9"),
+        ({"ratio": "trace", "trace_decay": 1.5}, "1.5"),
+        ({"surrogate": L.geometric(), "aggregate": "token_mean"}, "geometric.*'token_mean'"),
+        ({"surrogate": L.geometric(), "ratio": "sequence"}, "geometric.*'sequence'"),
+        ({"importance": "clip"}, "importance='clip'"),
+        ({"importance_high": 2.0}, "importance_level, _low and _high go with importance='truncate'"),
+        ({"importance_level": "sequence"}, "importance_level"),
+        ({"importance": "mask", "importance_low": 3.0, "importance_high": 2.0}, "no range"),
+        ({"surrogate": L.reinforce(), "ratio": "sequence"}, "reinforce.*reads no ratio"),
+        ({"importance": "truncate", "importance_low": 0.5}, "importance_low=0.5.*'mask'"),
+        ({"llds_coef": -1.0}, "llds_coef=-1.0"),
+        ({"llds_gate": "word"}, "llds_gate='word'"),
+        ({"kl_in": "token_reward", "kl_coef": 0.1}, "k3.*token_reward"),
+        ({"kl_in": "prompt"}, "kl_in='prompt'"),
+    ],
+)
+def test_objective_refuses(options, names):
+    with pytest.raises(ValueError, match=names):
+        L.Objective(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: L.cispo(weight_max=0.28), "weight_max=0.28.*ratio"),
+        (lambda: L.soft_adaptive(tau_positive=0.0), "tau_positive=0.0"),
+        (lambda: L.log_ratio(MASK4, None, MASK4, "token", decay=0.5), "'token'.*0.5"),
+    ],
+)
+def test_surrogates_refuse(make, names):
+    with pytest.raises(ValueError, match=names):
+        make()
+
+
+def test_objectives_are_values():
+    assert L.Objective(surrogate=L.cispo()) == L.Objective(surrogate=L.cispo(weight_max=5.0))
+    assert len({L.Objective(), L.Objective(), L.Objective(ratio="sequence")}) == 2
+
+
+def test_only_the_policy_is_differentiated():
+    """Behaviour, reference and advantages are constants, even where they are made of the same array."""
+    mask = np.ones((1, 2, 3), bool)
+    logps = -np.abs(np.random.default_rng(0).normal(size=mask.shape)).astype(np.float32)
+    advantages = np.array([[[1.0], [-1.0]]], np.float32) * mask
+
+    def loss(logps, behavior, ref, advantages):
+        batch = types.SimpleNamespace(
+            weights=L.loss_weights(mask, "sequence_sum"),
+            advantages=advantages,
+            behavior_logps=behavior,
+            ref_logps=ref,
+        )
+        return L.policy_loss(logps, batch, L.Objective(aggregate="sequence_sum", kl_coef=0.1))[0]
+
+    own, *others = jax.grad(loss, (0, 1, 2, 3))(logps, logps, logps - 0.3, advantages)
+    assert own.any() and not any(np.asarray(x).any() for x in others)
+    close(jax.grad(lambda x: loss(x, x, x - 0.3, advantages))(logps), own)
+    pair = jax.grad(L.dpo_loss, (0, 1, 2, 3))(*map(jnp.float32, (-10, -15, -12, -14)))
+    assert pair[0] < 0 < pair[1] and not pair[2] and not pair[3]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"anchor": "reference"}, "anchor='reference'.*sampler"),
+        ({"anchor": "sampler", "importance": "truncate"}, "importance='truncate' with anchor='sampler'"),
+        ({"anchor": "sampler", "surrogate": L.reinforce()}, "anchor='sampler' with reinforce.*no ratio"),
+        ({"anchor": "sampler", "surrogate": L.unclipped(), "ratio": "own"}, "no ratio to anchor"),
+        ({"surrogate": L.vespo()}, "vespo with ratio='token'.*'joint'"),
+        ({"surrogate": L.dppo_tv(), "ratio": "sequence"}, "dppo_tv with ratio='sequence'.*'token'"),
+        ({"covariance": "both"}, "covariance='both'.*clip"),
+        ({"covariance": "kl"}, "covariance='kl' with clipped.*kl_cov"),
+        ({"covariance_fraction": 0.1}, "covariance_fraction=0.1 with covariance='none'"),
+        ({"covariance": "clip", "covariance_coef": 0.1}, "covariance_coef=0.1 with covariance='clip'"),
+        ({"covariance": "clip", "covariance_low": 6.0}, "covariance_low=6.0.*range"),
+        ({"covariance": "clip", "covariance_fraction": 0.0}, "covariance_fraction=0.0"),
+        ({"entropy_target": -0.1}, "entropy_target=-0.1"),
+        ({"entropy_target": 0.1, "entropy_coef": -0.1}, "entropy_coef=-0.1"),
+        ({"entropy_step": 0.0}, "entropy_step=0.0"),
+    ],
+)
+def test_newer_options_refuse(options, names):
+    with pytest.raises(ValueError, match=names):
+        L.Objective(**options)
+
+
+def test_which_have_a_ratio():
+    without = [L.Objective(surrogate=L.reinforce()), L.Objective(surrogate=L.unclipped(), ratio="own")]
+    assert not any(objective.has_ratio for objective in without)
+    for surrogate in (L.clipped(), L.unclipped(), L.cispo(), L.soft_adaptive(), L.geometric(), L.dppo_tv(), max):
+        assert L.Objective(surrogate=surrogate).has_ratio
+    assert L.Objective(surrogate=L.vespo(), ratio="joint").has_ratio
+
+
+def test_anchored_at_the_sampler():
+    """Its log-probs stand in for the old policy's, in the ratio, the unbiased KL and LLDS."""
+    logps, batch, _ = example(3)
+    share = L.displacement_weights(np.where(batch.weights > 0, batch.advantages, -1), batch.weights > 0)
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)} | {"displacement_weights": share}
+    swapped = types.SimpleNamespace(**fields | {"behavior_logps": None, "sampler_logps": batch.behavior_logps})
+    terms = {"kl_coef": 0.3, "kl_kind": "unbiased", "llds_coef": 0.2}
+    want = L.policy_loss(logps, types.SimpleNamespace(**fields), L.Objective(**terms))
+    objective = L.Objective(anchor="sampler", **terms)
+    jax.tree.map(np.testing.assert_array_equal, L.policy_loss(logps, swapped, objective), want)
+    assert objective.needs_sampler_logps
+    with pytest.raises(ValueError, match="anchor='sampler' needs batch.sampler_logps"):
+        L.policy_loss(logps, types.SimpleNamespace(**fields), objective)
+
+
+def test_the_typed_batch_is_one():
+    logps, batch, _ = example(3)
+    typed = PerToken(weights=batch.weights, advantages=batch.advantages, behavior_logps=batch.behavior_logps)
+    assert L.policy_loss(logps, typed, L.Objective())[0] == L.policy_loss(logps, batch, L.Objective())[0]
