@@ -6,15 +6,15 @@ from typing import Any
 
 
 def draw_curve(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Reward a step, and evaluation accuracy where there is any, as a PNG."""
+    """Reward a step, and on held-out problems the reward and, where there is any, the accuracy, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
-    train = [(line["step"], line["reward"]) for line in lines if line.get("reward") is not None]
-    evals = [(line["step"], line["eval/accuracy"]) for line in lines if "eval/accuracy" in line]
+    train = _measured(lines, "reward")
+    held_out = {name: _measured(lines, name) for name in ("eval/reward", "eval/accuracy")}
     if train:
         axes.plot(*zip(*train, strict=True), color="#9ecae1", linewidth=1, label="reward of the step")
         window = max(1, len(train) // 20)
@@ -23,11 +23,25 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
             for i in range(len(train))
         ]
         axes.plot(*zip(*smooth, strict=True), color="#2171b5", label=f"mean of {window} steps")
-    if evals:
-        axes.plot(*zip(*evals, strict=True), "o-", color="#d94801", label="held-out greedy accuracy")
+    if evals := held_out["eval/reward"]:
+        axes.plot(*zip(*evals, strict=True), "o-", color="#d94801", label="held-out reward")
     axes.set_xlabel("step")
+    axes.set_ylabel("reward")
     axes.grid(alpha=0.3)
-    axes.legend()
+    handles, labels = axes.get_legend_handles_labels()
+    if evals := held_out["eval/accuracy"]:
+        right = axes.twinx()  # rewards may be of any size
+        right.plot(*zip(*evals, strict=True), "s--", color="#31a354", label="held-out accuracy")
+        right.set_ylabel("accuracy")
+        right.set_ylim(-0.02, 1.02)
+        handles, labels = handles + right.get_legend_handles_labels()[0], [*labels, "held-out accuracy"]
+    if handles:
+        axes.legend(handles, labels)
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
+
+
+def _measured(lines: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
+    """``(step, value)`` of the lines in which the metric has a value."""
+    return [(line["step"], line[name]) for line in lines if line.get(name) is not None]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from grpojax.host.console import log
-from grpojax.host.errors import UserError
+from grpojax.host.errors import UserError, require
 from grpojax.records.samples import ranked_samples, samples_path
 
 
@@ -34,8 +34,7 @@ class TrackingConfig:
     wandb: str | None = None
 
     def __post_init__(self):
-        if self.texts_every < 0:
-            raise UserError(f"texts_every={self.texts_every}: must be 0 (never) or more")
+        require(self, texts_every="[0, inf)")
 
 
 class Metrics:
@@ -98,6 +97,7 @@ class Metrics:
                 self._board.add_histogram("completions/length", np.array([r["length"] for r in samples]), step)
 
     def close(self) -> None:
+        """Ends the files."""
         self._file.close()
         if "_board" in self.__dict__:
             self._board.close()
@@ -164,8 +164,8 @@ class Table:
         # The first step compiles; after it, a running mean.
         self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds
         left = _duration(self._pace * (self._steps - step))
-        number = lambda x, spec: format(x, spec) if math.isfinite(x) else "-"  # noqa: E731
-        shown = [(head, number(values[name], spec)) for head, name, spec in self.COLUMNS if name in values]
+        present = [(head, values[name], spec) for head, name, spec in self.COLUMNS if name in values]
+        shown = [(head, format(x, spec) if math.isfinite(x) else "-") for head, x, spec in present]
         if not self._terminal:
             text = "  ".join(f"{head} {value}" for head, value in shown)
             log.info("step %d/%d  %s  left %s", step, self._steps, text, left)

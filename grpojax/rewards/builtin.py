@@ -44,8 +44,12 @@ class Reward(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Marked(Reward):
-    """Those that look for a marked answer."""
+class Marked(Reward):
+    r"""Those that look for a marked answer.
+
+    Attributes:
+      marker: where the answer stands: ``"####"``, ``'\boxed{}'``, any text; None takes any of the known ones.
+    """
 
     marker: str | None = None
 
@@ -55,7 +59,7 @@ class _Marked(Reward):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MathAnswer(_Marked):
+class MathAnswer(Marked):
     r"""1 where the marked answer is, as mathematics, the gold answer, otherwise 0 (`answers.check_answer`).
 
     A sample for which math-verify fails is invalid.
@@ -90,7 +94,7 @@ class MathAnswer(_Marked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer(_Marked):
+class Answer(Marked):
     """1 where the marked answer is the gold answer up to spelling (`answers.normal_form`), otherwise 0.
 
     Attributes:
@@ -113,7 +117,7 @@ class Answer(_Marked):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AnswerFormat(_Marked):
+class AnswerFormat(Marked):
     """1 where a completion marks an answer at all, otherwise 0.
 
     Attributes:
@@ -147,7 +151,7 @@ class Format(Reward):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Choice(_Marked):
+class Choice(Marked):
     """Multiple choice: 1 where the marked answer is the gold letter, otherwise 0.
 
     ``B``, ``(b)``, ``B.`` and ``B) a dog`` are the letter B; ``B dogs`` is not.

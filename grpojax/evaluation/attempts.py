@@ -1,0 +1,187 @@
+"""What a model makes of problems: completions drawn, rewarded as in training, and read as right or wrong."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from grpojax.data import problems as data
+from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
+from grpojax.evaluation.rewarded import columns_of, submit
+from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means
+from grpojax.programs import packing
+from grpojax.programs.sampler import SamplerConfig
+from grpojax.rewards import Rewards, Scores, answers
+from grpojax.rewards.scoring import weighted_sum
+from grpojax.types import Prompts, Rollout
+
+
+class Policy(Protocol):
+    """What is asked of a model on its devices."""
+
+    lanes: int
+
+    def sample(self, params: Any, prompts: Prompts, key: jax.Array, config: SamplerConfig) -> Rollout:
+        """Starts a rollout of host prompts."""
+        ...
+
+    def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
+        """A rollout on the host, ``[P, G, ...]``."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids to text."""
+        ...
+
+
+class Evaluator:
+    """A run's own rewards on problems held out, and the one among them that says what is right.
+
+    Args:
+      rewards: of the run; the workers, time and memory limits are those of training.
+      config: which reward is the judge.
+
+    Raises:
+      UserError: the judge that the config names cannot be one.
+    """
+
+    def __init__(self, rewards: Rewards, config: EvaluateConfig = EvaluateConfig()):  # noqa: B008  frozen
+        self.rewards = rewards
+        self.judge: Judge | None = judge_of(rewards.config, config.judge)
+        self._marker = marker_of(rewards.config, self.judge)
+
+    def about(self) -> str:
+        """A line for the console: what is measured, and by what."""
+        names = ", ".join(t.metric for t in self.rewards.config.terms)
+        if self.judge is None:
+            return f"judged by {names}; no accuracy, since none of them says what is right (evaluate.judge names one)"
+        votes = "" if self.judge.votes else " (no majority votes: it tells no answers)"
+        return f"judged by {names}; right is what {self.judge.metric} gives 1{votes}"
+
+    def metrics(self, done: Sequence[Attempt], ks: Sequence[int] = ()) -> dict[str, float]:
+        """What a run logs of the attempts: ``eval/reward``, ``eval/rewards/NAME``, ... (`summary.means`)."""
+        return means(done, ks, self.judge)
+
+    def answer(self, completion: str) -> str | None:
+        """The answer that a completion marks."""
+        return answers.extract_answer(completion, self._marker)
+
+    def attempts(
+        self,
+        problems: Sequence[data.Problem],
+        sample: Callable[[Prompts], Rollout],
+        decode: Callable[[Sequence[int]], str],
+        *,
+        size: int,
+        max_prompt_tokens: int,
+        start: int = 0,
+    ) -> Iterator[list[Attempt]]:
+        """Tries the problems; yields the attempts batch by batch. A batch is judged while the next one is drawn.
+
+        Args:
+          problems: what to try.
+          sample: prompts to a rollout ``[size, n, T]`` on the host.
+          decode: token ids to text.
+          size: problems at a time.
+          max_prompt_tokens: as in the data's config.
+          start: problems left out at the beginning. The batches are the same whatever was left out, so that a draw
+            that hangs on rounding falls the same way.
+        """
+        longest = packing.bucket(max(len(p.ids) for p in problems), max_prompt_tokens)
+        columns = columns_of(problems)
+        first = start // size * size
+        judging: Callable[[], list[Attempt]] | None = None
+        for number, (batch, real) in enumerate(data.in_order(list(problems[first:]), size)):
+            rollout = sample(data.to_prompts(batch, longest))
+            skip = max(0, start - first - number * size)
+            before, judging = judging, self._judging(batch[skip:real], _rows(rollout, skip, real), decode, columns)
+            if before:
+                yield before()
+        if judging:
+            yield judging()
+
+    def _judging(
+        self,
+        problems: Sequence[data.Problem],
+        rollout: Rollout,
+        decode: Callable[[Sequence[int]], str],
+        columns: Sequence[str],
+    ) -> Callable[[], list[Attempt]]:
+        """Starts the rewards of a batch; the function waits for them and puts the attempts together."""
+        wait = submit(self.rewards, problems, rollout, decode, columns)
+
+        def attempts() -> list[Attempt]:
+            scores, shape = wait(), rollout.lengths.shape
+            # Plain, also where training normalises rewards by group: that has no mean to report.
+            total = weighted_sum(self.rewards.config.terms, scores.by_name)
+            return [
+                self._attempt(problem, rollout, i, decode, total.reshape(shape)[i], _named(scores, shape, i))
+                for i, problem in enumerate(problems)
+            ]
+
+        return attempts
+
+    def _attempt(
+        self,
+        problem: data.Problem,
+        rollout: Rollout,
+        i: int,
+        decode: Callable[[Sequence[int]], str],
+        total: np.ndarray,
+        by_name: Mapping[str, np.ndarray],
+    ) -> Attempt:
+        """Problem i of a batch, with its samples' rewards ``[n]``."""
+        samples = []
+        for g, n in enumerate(rollout.lengths[i].tolist()):
+            text = decode(rollout.tokens[i, g, :n].tolist())
+            right = None if self.judge is None else self.judge.verdict(float(by_name[self.judge.metric][g]))
+            samples.append(
+                Sample(
+                    completion=text,
+                    answer=self.answer(text),
+                    vote=None if self.judge is None else self.judge.vote(text),
+                    correct=None if self.judge is None else right is True,
+                    unjudged=self.judge is not None and right is None,
+                    reward=_number(total[g]),
+                    rewards={name: _number(x[g]) for name, x in by_name.items()},
+                    tokens=n,
+                    stopped=bool(rollout.stopped[i, g]),
+                )
+            )
+        return Attempt(uid=problem.uid, prompt=problem.prompt, gold=problem.gold, samples=tuple(samples))
+
+
+def evaluate(
+    policy: Policy,
+    params: Any,
+    problems: Sequence[data.Problem],
+    config: EvalConfig,
+    evaluator: Evaluator,
+    *,
+    max_prompt_tokens: int,
+    start: int = 0,
+) -> Iterator[list[Attempt]]:
+    """Tries the problems from ``start`` on, batch by batch; ``params`` are the rollout's."""
+    size = min(max(1, config.batch // config.sampler.group), len(problems))
+    size = -(-size // policy.lanes) * policy.lanes
+
+    def sample(prompts: Prompts) -> Rollout:
+        return policy.fetch(policy.sample(params, prompts, jax.random.key(config.seed), config.sampler), size)
+
+    return evaluator.attempts(
+        problems, sample, policy.decode, size=size, max_prompt_tokens=max_prompt_tokens, start=start
+    )
+
+
+def _rows(rollout: Rollout, start: int, stop: int) -> Rollout:
+    return jax.tree.map(lambda x: np.asarray(x)[start:stop], rollout)
+
+
+def _named(scores: Scores, shape: tuple[int, int], i: int) -> dict[str, np.ndarray]:
+    return {name: x.reshape(shape)[i] for name, x in scores.by_name.items()}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,250 @@
+"""What an evaluation comes to: metrics over problems with intervals, as a table and in a line."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpojax.evaluation.estimates import MOST_SAMPLES, bootstrap, majority_at_k, pass_at_k
+from grpojax.evaluation.judge import Judge
+from grpojax.host.errors import UserError, require
+from grpojax.programs.sampler import SamplerConfig
+
+# The metric by which a checkpoint is the best: what the run optimises, on problems held out.
+BEST = "eval/reward"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """What an evaluation draws and reports.
+
+    Attributes:
+      sampler: how to draw; ``sampler.group`` is n, the samples of a problem.
+      ks: the k of pass@k and maj@k, each at most n; empty takes n alone if n is over 1.
+      limit: problems evaluated at most, the first of the data; 0 takes all.
+      seed: of the draws and of the bootstrap.
+      batch: completions sampled at a time, at least one problem's. It changes results by rounding only.
+    """
+
+    sampler: SamplerConfig
+    ks: tuple[int, ...] = ()
+    limit: int = 0
+    seed: int = 0
+    batch: int = 128
+
+    def __post_init__(self):
+        n = self.sampler.group
+        if n > MOST_SAMPLES:
+            raise UserError(f"samples={n}: must be at most {MOST_SAMPLES}")
+        if n > 1 and self.sampler.temperature == 0:
+            raise UserError(f"samples={n} at temperature 0 would all be the same; give a temperature over 0")
+        if bad := [k for k in self.ks if not 1 <= k <= n]:
+            raise UserError(f"k={bad[0]}: must be between 1 and samples={n}")
+        require(self, limit="[0, inf)", seed="[0, 2147483648)", batch="[1, inf)")
+        if not self.ks and n > 1:
+            object.__setattr__(self, "ks", (n,))
+
+    @classmethod
+    def in_training(
+        cls, *, samples: int, temperature: float, limit: int, max_tokens: int, cache_dtype: str
+    ) -> "EvalConfig":
+        """What a run evaluates on its schedule."""
+        sampler = SamplerConfig(
+            group=samples,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            cache_dtype=cache_dtype,  # pyrefly: ignore
+        )
+        return cls(sampler=sampler, limit=limit)
+
+    @property
+    def accuracy_name(self) -> str:
+        """What the share of right samples is called."""
+        return "greedy accuracy" if self.sampler.temperature == 0 else f"avg@{self.sampler.group}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One completion.
+
+    Attributes:
+      completion: its text.
+      answer: what it marks as its answer.
+      vote: that in one spelling, where the judge reads answers.
+      correct: the judge's verdict; None where there is no judge.
+      tokens: its length, the end-of-sequence token included.
+      stopped: whether it came to its end; if not, it is cut at the longest length.
+      unjudged: the judge had no verdict, since it took too long or failed; then it is not ``correct``.
+      reward: weighted sum of the rewards; None where one that counts is invalid.
+      rewards: each by name, None where it is invalid.
+    """
+
+    completion: str
+    answer: str | None
+    vote: str | None
+    correct: bool | None
+    tokens: int
+    stopped: bool
+    unjudged: bool = False
+    reward: float | None = None
+    rewards: dict[str, float | None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One problem and what the model made of it: a line of the per-problem file."""
+
+    uid: int
+    prompt: str
+    gold: str | None
+    samples: tuple[Sample, ...]
+
+    @property
+    def judged(self) -> bool:
+        """Whether a judge said what is right."""
+        return all(s.correct is not None for s in self.samples)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the samples that are right."""
+        return sum(s.correct is True for s in self.samples) / len(self.samples)
+
+    @property
+    def reward(self) -> float:
+        """Mean reward of the samples that have one; NaN where none has."""
+        return _mean([s.reward for s in self.samples])
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def by_problem(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | None = None) -> dict[str, np.ndarray]:
+    """Every metric as one value a problem, ``[N]``: the mean of the finite ones is the metric.
+
+    ``reward`` is the weighted sum of the run's rewards, ``rewards/NAME`` each by itself: means of the samples for which
+    it is valid, NaN where there are none. With a judge of what is right, ``accuracy`` is greedy accuracy, or avg@n of n
+    samples, ``pass@k`` comes with the ``ks`` and, if the judge reads answers, ``maj@k`` for k over 1. ``mean_length``
+    is in tokens, ``clipped_ratio`` the share of samples cut at the longest length.
+    """
+    values = {"reward": np.array([a.reward for a in done])}
+    for name in done[0].samples[0].rewards if done else ():
+        values[f"rewards/{name}"] = np.array([_mean([s.rewards.get(name) for s in a.samples]) for a in done])
+    if judge is not None:
+        values["accuracy"] = np.array([a.accuracy for a in done])
+    values["mean_length"] = np.array([np.mean([s.tokens for s in a.samples]) for a in done])
+    values["clipped_ratio"] = np.array([np.mean([not s.stopped for s in a.samples]) for a in done])
+    if judge is None:
+        return values
+    n = np.array([len(a.samples) for a in done])
+    verdicts = [[s.correct is True for s in a.samples] for a in done]
+    right = np.array([sum(v) for v in verdicts])
+    for k in ks:
+        values[f"pass@{k}"] = pass_at_k(n, right, k)
+        if k > 1 and judge.votes:
+            votes = [[s.vote for s in a.samples] for a in done]
+            values[f"maj@{k}"] = np.array([majority_at_k(v, c, k) for v, c in zip(votes, verdicts, strict=True)])
+    return values
+
+
+def missing(done: Sequence[Attempt]) -> dict[str, int]:
+    """How many samples have no ``reward`` (left out of its mean) and no verdict (counted as wrong); those over 0."""
+    samples = [s for a in done for s in a.samples]
+    counts = {"invalid": sum(s.reward is None for s in samples), "unjudged": sum(s.unjudged for s in samples)}
+    return {name: n for name, n in counts.items() if n}
+
+
+def means(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | None = None) -> dict[str, float]:
+    """The metrics of `by_problem` as a run logs them, ``eval/reward`` and so on; NaN is the mean of nothing.
+
+    ``eval/invalid`` and ``eval/unjudged`` count samples, where there are any such (`missing`).
+    """
+    finite = {name: x[np.isfinite(x)] for name, x in by_problem(done, ks, judge).items()}
+    values = {name: float(x.mean()) if len(x) else math.nan for name, x in finite.items()}
+    return {f"eval/{name}": float(x) for name, x in (values | missing(done)).items()}
+
+
+def summarize(done: Sequence[Attempt], config: EvalConfig, judge: Judge | None) -> dict[str, dict[str, float | None]]:
+    """Each metric's ``value``, with ``low`` and ``high`` of its 95 % interval over problems; all None for no values.
+
+    ``invalid`` and ``unjudged`` have a value alone (`missing`).
+    """
+    out: dict[str, dict[str, float | None]] = {}
+    for name, values in by_problem(done, config.ks, judge).items():
+        finite = values[np.isfinite(values)]
+        low, high = bootstrap(finite, seed=config.seed) if len(finite) else (None, None)
+        out[name] = {"value": float(finite.mean()) if len(finite) else None, "low": low, "high": high}
+    for name, n in missing(done).items():
+        out[name] = {"value": n}
+    return out
+
+
+_NAMES = {"mean_length": "mean length", "clipped_ratio": "cut at max-tokens"}
+_COUNTED = {"invalid": "samples, in no mean reward", "unjudged": "samples, counted as wrong"}
+
+
+def table(metrics: Mapping[str, Mapping[str, float | None]], config: EvalConfig, problems: int) -> str:
+    """`summarize` for people."""
+    n = config.sampler.group
+    names = _NAMES | {"accuracy": config.accuracy_name}
+    width = max(20, *(len(name) + 2 for name in metrics))
+    lines = [f"{problems} problems, {n} samples each" if n > 1 else f"{problems} problems"]
+    lines.append(f"{'':{width}}{'':>9}   95 % interval")
+    for name, m in metrics.items():
+        if name in _COUNTED:
+            lines.append(f"{name:{width}}{m['value']:>9}   {_COUNTED[name]}")
+            continue
+        cells = [_shown(name, m[x]) for x in ("value", "low", "high")]
+        unit = " %" if _is_share(name) else ""
+        lines.append(f"{names.get(name, name):{width}}{cells[0] + unit:>9}   {cells[1]} to {cells[2]}")
+    return "\n".join(lines)
+
+
+def _is_share(name: str) -> bool:
+    return name in ("accuracy", "clipped_ratio") or name.startswith(("pass@", "maj@"))
+
+
+def _shown(name: str, value: float | None) -> str:
+    """A metric's value: shares in percent, lengths in tokens, rewards as they are."""
+    if value is None:
+        return "-"
+    return f"{100 * value:.1f}" if _is_share(name) else f"{value:.1f}" if name == "mean_length" else f"{value:.3f}"
+
+
+def headline(values: Mapping[str, float | None], config: EvalConfig) -> str:
+    """The metrics of `means`, or of a line of ``metrics.jsonl``, in a few words.
+
+    >>> config = EvalConfig(sampler=SamplerConfig(group=1, temperature=0.0))
+    >>> headline({"eval/reward": 0.4531, "eval/accuracy": 0.4531}, config), headline({"eval/reward": None}, config)
+    ('held-out reward 0.453 (greedy accuracy 45.3 %)', 'held-out reward -')
+    """
+    reward, accuracy = values.get("eval/reward"), values.get("eval/accuracy")
+    known = reward is not None and math.isfinite(reward)
+    text = f"held-out reward {_shown('reward', reward if known else None)}"
+    return text if accuracy is None else f"{text} ({config.accuracy_name} {_shown('accuracy', accuracy)} %)"
+
+
+def report(lines: Sequence[Mapping[str, Any]], config: EvalConfig) -> str | None:
+    """What held-out problems say about a run, from the lines of its ``metrics.jsonl``; None where there were none.
+
+    >>> config = EvalConfig(sampler=SamplerConfig(group=1, temperature=0.0))
+    >>> report([{"step": 0, "eval/reward": 0.5}, {"step": 1, "reward": 0.6}, {"step": 2, "eval/reward": 0.75}], config)
+    'held-out reward 0.500 before (step 0), held-out reward 0.750 after (step 2)'
+    """
+    evals = [line for line in lines if "eval/reward" in line]
+    if not evals:
+        return None
+    first, last = evals[0], evals[-1]
+    return (
+        f"{headline(first, config)} before (step {first['step']}), {headline(last, config)} after (step {last['step']})"
+    )
+
+
+def verdict(attempt: Attempt, sample: Sample) -> str:
+    """What became of a sample, for people: right, wrong with the gold answer, or its reward where nobody judges."""
+    if sample.correct is None:
+        return "no reward" if sample.reward is None else f"reward {sample.reward:g}"
+    return "right" if sample.correct else f"wrong, gold {attempt.gold}"

@@ -1,0 +1,210 @@
+"""Evaluations on disk: a line a problem, the folder that a stopped one goes on from, and two of them compared."""
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from grpojax.data.problems import Problem
+from grpojax.evaluation import Attempt, paired_test
+from grpojax.host import settings
+from grpojax.host.errors import UserError
+from grpojax.host.files import write_json
+
+
+def to_line(attempt: Attempt) -> str:
+    """A line of the per-problem file, with its line break."""
+    return json.dumps(dataclasses.asdict(attempt), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write(path: Path, done: Sequence[Attempt]) -> None:
+    """Writes a whole per-problem file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(map(to_line, done)), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read(path: str | Path) -> list[Attempt]:
+    """The attempts in a per-problem file, or in the folder of an evaluation; a torn last line is left out.
+
+    Raises:
+      UserError: no such file, or a line that is none of an evaluation's.
+    """
+    file = Path(path) / "problems.jsonl" if Path(path).is_dir() else Path(path)
+    try:
+        lines = file.read_bytes().split(b"\n")[:-1]
+    except OSError as e:
+        raise UserError(f"{file}: {e.strerror}; give the file or the folder of an evaluation") from None
+    line_type, done = TypeAdapter(Attempt), []
+    for number, line in enumerate(lines, 1):
+        try:
+            done.append(line_type.validate_json(line, strict=True))
+            if not done[-1].samples:
+                raise ValueError("no samples")
+        except ValueError:  # pydantic's is one
+            raise UserError(f"{file}:{number}: no line of an evaluation's per-problem file") from None
+    return done
+
+
+class Record:
+    """The folder of an evaluation: ``settings.json``, ``problems.jsonl`` with a line a problem, ``summary.json``.
+
+    For a ``with`` statement. Opening it again with the same settings goes on after the last whole line.
+
+    Args:
+      directory: new, or of an evaluation with the same settings.
+      given: settings, whatever the results depend on, as plain JSON-able data.
+      problems: all that are to be evaluated, in order.
+
+    Raises:
+      UserError: it holds something else, the settings differ, or another process writes there.
+    """
+
+    def __init__(self, directory: str | Path, given: Mapping[str, Any], problems: Sequence[Problem]):
+        self.directory = Path(directory)
+        self._settings, self._file = dict(given), None
+        self._check()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            write_json(self.directory / "settings.json", self._settings)
+            path = self.directory / "problems.jsonl"
+            self._file = path.open("ab")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            whole = path.read_bytes().rfind(b"\n") + 1
+            self._file.truncate(whole)
+        except BlockingIOError:
+            raise UserError(f"{self.directory}: another evaluation is writing there; wait for its end") from None
+        except OSError as e:
+            raise UserError(f"{self.directory}: {e.strerror}; give a folder that can be written as --out") from None
+        self.done = read(path)
+        if [a.uid for a in self.done] != [p.uid for p in problems[: len(self.done)]]:
+            raise UserError(f"{path}: its lines are not those of the first problems; give another --out")
+
+    def _is_fresh(self) -> bool:
+        """An empty folder, or one left by a kill before the settings were there."""
+        folder = self.directory
+        return folder.is_dir() and all(file.name == "settings.json.tmp" for file in folder.iterdir())
+
+    def _check(self) -> None:
+        file = self.directory / "settings.json"
+        if not file.exists():
+            if self.directory.exists() and not self._is_fresh():
+                raise UserError(f"{self.directory} exists and holds no evaluation; give another --out")
+            return
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise UserError(f"{file} cannot be read; give another --out") from None
+        if differ := settings.diff(before, self._settings):
+            raise UserError(
+                f"{self.directory} holds an evaluation with other settings: {'; '.join(differ[:5])}"[:400]
+                + "\ngive another --out, or the settings it was started with"
+            )
+
+    def append(self, batch: Sequence[Attempt]) -> None:
+        """Writes a batch's lines in one piece, and waits until they are on disk."""
+        assert self._file is not None
+        try:
+            self._file.write("".join(map(to_line, batch)).encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as e:
+            raise UserError(f"{self._file.name}: {e.strerror}; once that is mended, the same command goes on") from None
+        self.done.extend(batch)
+
+    def finish(self, metrics: Mapping[str, Any]) -> None:
+        """Writes ``summary.json``."""
+        summary = {"problems": len(self.done), "metrics": metrics, "settings": self._settings}
+        write_json(self.directory / "summary.json", summary)
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def compare(a: str | Path, b: str | Path) -> str:
+    """Compares two per-problem files of the same problems by a paired test; a small table.
+
+    By the share of samples that are right where a judge said so in both, otherwise by mean reward.
+
+    Raises:
+      UserError: they are not of the same problems, or not of the same rewards.
+    """
+    first, second = _matching(a, b)
+    uids = sorted(first)
+    lines = [f"A = {a}", f"B = {b}", f"{len(uids)} problems in both"]
+    judged = all(x.judged for done in (first, second) for x in done.values())
+    if judged:
+        values = [np.array([done[uid].accuracy for uid in uids]) for done in (first, second)]
+    else:
+        values = _rewards(a, b, first, second, uids, lines)
+    c = paired_test(*values)
+    for name, done, value in (("A", first, values[0]), ("B", second, values[1])):
+        n = len(done[uids[0]].samples)
+        kind = "accuracy" if judged else "reward"
+        kind = f"{kind}, avg@{n}" if n > 1 else kind
+        lines.append(f"{name}  {kind:20}" + (f"{100 * value.mean():6.1f} %" if judged else f"{value.mean():8.3f}"))
+    if judged:
+        shown = f"{100 * c.difference:+6.1f} points   95 % interval {100 * c.low:+.1f} to {100 * c.high:+.1f}"
+    else:
+        shown = f"{c.difference:+8.3f}   95 % interval {c.low:+.3f} to {c.high:+.3f}"
+    lines.append(f"B - A{'':18}{shown}")
+    p = f"{c.p:.3g}" if c.p >= 1e-9 else "under 1e-9"
+    lines.append(f"B is better on {c.better} problems and worse on {c.worse}: p = {p} (sign-flip test)")
+    return "\n".join(lines)
+
+
+def _matching(a: str | Path, b: str | Path) -> tuple[dict[int, Attempt], dict[int, Attempt]]:
+    """Both files by problem; raises `UserError` where the problems are not the same."""
+    read_a, read_b = read(a), read(b)
+    first, second = ({x.uid: x for x in done} for done in (read_a, read_b))
+    for path, done, lines in ((a, first, read_a), (b, second, read_b)):
+        if not done:
+            raise UserError(f"{path}: no problems")
+        if len(done) < len(lines):
+            raise UserError(f"{path}: a problem stands in it twice; each of a data set has a number of its own")
+    if first.keys() != second.keys():
+        common = len(first.keys() & second.keys())
+        raise UserError(
+            f"{a} has {len(first)} problems, {b} {len(second)}, and {common} are in both; "
+            "evaluate both on the same data with the same --limit"
+        )
+    for uid, x in first.items():
+        if (x.prompt, x.gold) != (second[uid].prompt, second[uid].gold):
+            raise UserError(f"problem {uid} is not the same in {a} and {b}; evaluate both on the same data")
+    return first, second
+
+
+def _rewards(
+    a: str | Path,
+    b: str | Path,
+    first: Mapping[int, Attempt],
+    second: Mapping[int, Attempt],
+    uids: Sequence[int],
+    lines: list[str],
+) -> list[np.ndarray]:
+    """The mean rewards of the problems that have one in both files; says in ``lines`` why, and what is left out."""
+    names = [sorted({name for x in done.values() for s in x.samples for name in s.rewards}) for done in (first, second)]
+    if names[0] != names[1]:
+        raise UserError(
+            f"{a} has the rewards {', '.join(names[0]) or '(none)'}, {b} {', '.join(names[1]) or '(none)'}, and not "
+            "both say what is right; evaluate both with the same rewards=[...]"
+        )
+    values = [np.array([done[uid].reward for uid in uids]) for done in (first, second)]
+    both = np.isfinite(values[0]) & np.isfinite(values[1])
+    if not both.any():
+        raise UserError(f"{a} and {b}: no problem has a reward in both; see what the reward functions say")
+    lines.append("compared by reward: no judge said what is right in both")
+    if not both.all():
+        lines.append(f"{(~both).sum()} problems without a valid reward in A or B are left out")
+    return [v[both] for v in values]

@@ -1,0 +1,161 @@
+"""What `grpojax eval` evaluates: a run's checkpoint or a model's folder, with the recipe that goes with it."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grpojax.data import problems as data
+from grpojax.evaluation import BEST, EvalConfig, Evaluator
+from grpojax.host import settings
+from grpojax.host.errors import UserError
+from grpojax.records import metrics
+from grpojax.records.checkpoint import Checkpoints
+from grpojax.run.recipe import Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is evaluated.
+
+    Attributes:
+      recipe: its config; ``recipe.data.eval`` are the problems.
+      run: run directory, or None for a Hugging Face folder.
+      step: checkpoint of the run.
+      out: where its evaluation goes by default.
+    """
+
+    recipe: Config
+    run: Path | None
+    step: int | None
+    out: Path
+
+    def settings(self, config: EvalConfig, evaluator: Evaluator, loaded: data.Problems) -> dict[str, Any]:
+        """All that the results depend on, to within rounding; no paths, so that folders can be moved."""
+        recipe = self.recipe
+        chosen = loaded[: config.limit or None]
+        model: dict[str, Any] = {"weights": _weights(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
+        if self.run is not None:
+            model |= {"run": _digest((self.run / "config.json").read_bytes()), "step": self.step}
+        given = _fields(recipe.data, "train", "eval") | {
+            "fingerprint": loaded.fingerprint,
+            "problems": len(chosen),
+            "tokens": _digest(*(repr(p.ids).encode() for p in chosen)),
+        }
+        return settings.to_dict(
+            {
+                "model": model,
+                "data": given,
+                "eval": _fields(config, "batch"),
+                "rewards": _fields(evaluator.rewards.config, "workers"),
+                "judge": evaluator.judge and evaluator.judge.metric,
+            }
+        )
+
+
+# What is set where no run says otherwise.
+_BARE = {
+    "data": {"train": "-"},
+    "rewards": [{"name": "math_answer"}],
+    "rollout": {"max_tokens": 512},
+    "train": {"steps": 1},
+    "run": {"dir": "-"},
+}
+_OVERRIDES = ("model", "data", "rewards", "evaluate", "mesh")
+
+
+def read_target(
+    target: str,
+    overrides: Sequence[str] = (),
+    *,
+    data_file: str | None = None,
+    step: int | None = None,
+    best: bool = False,
+) -> Target:
+    """Reads what is to be evaluated.
+
+    Args:
+      target: run directory, Hugging Face folder or ``builtin:tiny``.
+      overrides: ``a.b=c`` for the sections model, data, rewards, evaluate and mesh.
+      data_file: the problems, in place of ``data.eval``.
+      step: checkpoint of a run; the newest if None.
+      best: take the checkpoint with the highest ``eval/reward`` in the metrics; of equals, the newest.
+
+    Raises:
+      UserError: it is neither, it has no such checkpoint, or there are no problems.
+    """
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        if key.split(".")[0] not in _OVERRIDES or key in ("model", "model.path", "data.train"):
+            raise UserError(
+                f"override {text!r} says nothing to an evaluation; it takes options, model.*, data.*, rewards, "
+                "evaluate.*, mesh.*"
+            )
+    folder = data.locate(target)
+    try:
+        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        tree = None
+    if not isinstance(tree, dict):
+        raise UserError(f"{target} is no run directory and no Hugging Face folder: no config.json can be read there")
+    run = folder if {"model", "rollout", "run"} <= tree.keys() else None
+    if run is None:
+        tree = {**_BARE, "model": {"path": target}}
+    if data_file is not None:
+        overrides = [*overrides, f"data.eval={json.dumps(data_file)}"]
+    tree, origins = settings.override(tree, overrides)
+    recipe = settings.build(Config, tree, {"": str(folder / "config.json"), **origins})
+    if not recipe.data.eval:
+        raise UserError(f"{target} has no problems for evaluation; give --data FILE")
+    if run is None:
+        if step is not None or best:
+            raise UserError(f"--step and --best are for a run directory, and {target} is none")
+        name = Path(target.removeprefix(data.BUILTIN)).resolve().name
+        return Target(recipe=recipe, run=None, step=None, out=Path("evaluations") / name)
+    step = _pick_step(run, step, best)
+    return Target(recipe=recipe, run=run, step=step, out=run / "eval" / f"step_{step}")
+
+
+def _pick_step(run: Path, step: int | None, best: bool) -> int:
+    folder, steps = run / "checkpoints", []
+    if folder.is_dir():
+        checkpoints = Checkpoints(folder)
+        try:
+            steps = checkpoints.steps()
+        finally:
+            checkpoints.close()
+    if not steps:
+        raise UserError(f"{run} has no checkpoint yet")
+    if step is not None and step not in steps:
+        raise UserError(f"{run} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}")
+    if best:
+        lines = [x for x in metrics.read_metrics(run) if x["step"] in steps and x.get(BEST) is not None]
+        if not lines:
+            raise UserError(f"--best: none of {run}'s checkpoints has an {BEST}; give --step")
+        return max((x[BEST], x["step"]) for x in lines)[1]
+    return steps[-1] if step is None else step
+
+
+def _fields(config: Any, *but: str) -> dict[str, Any]:
+    return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in but}
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:32]
+
+
+def _weights(folder: Path) -> str:
+    """Tells a folder's weights from others: names, sizes and the two ends of its safetensors files."""
+    parts = []
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        with file.open("rb") as f:
+            parts += [f"{file.name} {size}".encode(), f.read(1 << 20)]
+            f.seek(max(0, size - (1 << 20)))
+            parts.append(f.read(1 << 20))
+    return _digest(*parts)
