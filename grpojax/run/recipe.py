@@ -11,6 +11,7 @@ import numpy as np
 from grpojax import variants
 from grpojax.advantages import Signals
 from grpojax.data.problems import DataConfig
+from grpojax.evaluation import EvaluateConfig, judge_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.models.sharding import MeshConfig
@@ -82,10 +83,10 @@ class TrainConfig:
       microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
       eval_every: steps between evaluations; 0 evaluates only before and after.
       eval_limit: problems evaluated at most.
-      eval_samples: completions of each; over 1, metrics have pass@n and maj@n too, and accuracy is that of all samples.
+      eval_samples: completions of each; over 1, metrics have pass@n and maj@n too where there is a judge.
       eval_temperature: 0 is greedy.
       checkpoint_every: steps between saves; 0 saves only at the end.
-      keep: newest checkpoints kept (the best by eval accuracy stays too).
+      keep: newest checkpoints kept (the best by eval/reward stays too).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
     """
@@ -174,6 +175,7 @@ class Config:
     variant: str | dict[str, Any] = "grpo"
     filter: FilterConfig | Literal["auto", "none"] = "auto"  # "auto" is the variant's own, if it has one
     optimizer: OptimizerConfig = OptimizerConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
 
@@ -181,8 +183,7 @@ class Config:
         variant = self.make_variant()
         self.make_filter()
         self._check_variant(variant)
-        if self.data.eval and self.data.answer is None:
-            raise UserError("data.eval needs gold answers to judge by: give data.answer their column")
+        judge_of(self.make_rewards(), self.evaluate.judge)
         if self.rollout.prompts % self.train.minibatches:
             raise UserError(
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"

@@ -7,13 +7,12 @@ update before it are read.
 import contextlib
 import dataclasses
 import fcntl
-import functools
 import json
 import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpojax import advantages, diagnostics, losses, masked
+from grpojax import advantages, diagnostics, evaluation, losses, masked
 from grpojax.data import problems as data
-from grpojax.evaluation import evaluate
 from grpojax.host import processes as hosts
 from grpojax.host import settings
 from grpojax.host.errors import UserError
@@ -34,12 +32,12 @@ from grpojax.programs import packing
 from grpojax.programs import update as step
 from grpojax.programs.compiling import Programs
 from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.records import evaluations
 from grpojax.records import metrics as tracking
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.curve import draw_curve
 from grpojax.records.metrics import log
 from grpojax.rewards import Rewards, Scores
-from grpojax.rewards.worker import REASONS
 from grpojax.run.recipe import Config
 from grpojax.types import Prompts, Rollout, TrainBatch
 
@@ -122,21 +120,6 @@ class Policy:
     def decode(self, ids) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def attempts(
-        self, params, problems, config: evaluate.EvalConfig, judge: evaluate.Judge, *, max_prompt_tokens: int,
-        start: int = 0,
-    ) -> Iterator[list[evaluate.Attempt]]:  # fmt: skip
-        """Tries the problems from ``start`` on, batch by batch; ``params`` are the rollout's."""
-        size = min(max(1, config.batch // config.sampler.group), len(problems))
-        size = -(-size // self.lanes) * self.lanes
-
-        def sample(prompts):
-            return self.fetch(self.sample(params, prompts, jax.random.key(config.seed), config.sampler), size)
-
-        return evaluate.attempts(
-            problems, sample, self.decode, judge, size=size, max_prompt_tokens=max_prompt_tokens, start=start
-        )
-
 
 class Trainer:
     """A run of ``config``, new or resumed from its directory.
@@ -171,12 +154,12 @@ class Trainer:
         for line in self.problems.notes("train", config.data):
             log.info("%s", line)
         self.batches = data.Batches(self.problems, config.rollout.prompts, config.train.seed, self.problems.weights)
-        self._columns = sorted(set().union(*(p.columns for p in self.problems)))
-        self.judge = evaluate.judge_of(config.make_rewards())
+        self._columns = evaluation.columns_of(self.problems)
+        self.evaluator = evaluation.Evaluator(self.rewards, config.evaluate)
         self.eval_problems: list[data.Problem] = []
         held_out = None
         if config.data.eval:
-            held_out = data.load_problems(config.data.eval, tokenize, config.data, self.judge.check_gold)
+            held_out = data.load_problems(config.data.eval, tokenize, config.data, self.rewards.check_gold)
             for line in held_out.notes("eval", config.data):
                 log.info("%s", line)
             self.eval_problems = list(held_out[: config.train.eval_limit])
@@ -200,7 +183,7 @@ class Trainer:
         self.checkpoints = Checkpoints(
             self.directory / "checkpoints",
             keep=config.train.keep,
-            best="eval/accuracy" if self.eval_problems else None,
+            best=evaluation.BEST if self.eval_problems else None,
         )
         held.callback(self._close_checkpoints)
         self.train_step = step.make_train_step(
@@ -233,7 +216,7 @@ class Trainer:
         self._save_problem: str | None = None
         self._checkpoint_s = 0.0  # spent on saves since the last line of metrics
         self.on_step: Callable[[list[data.Problem], Rollout], None] = lambda problems, rollout: None
-        self.attempts: list[evaluate.Attempt] = []
+        self.attempts: list[evaluation.Attempt] = []
         self._stop = False
 
     def _check_directory(self) -> None:
@@ -406,27 +389,8 @@ class Trainer:
 
     def _sampled(self, problems: list[data.Problem], rollout: Rollout) -> _Sampled:
         """Submits a rollout to the rewards."""
-        n, group = rollout.lengths.shape
-        mine = hosts.rows(n).tolist()
-        ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in mine for g in range(group)]
-        texts = [self.policy.decode(i) for i in ids]
-        each = [problems[p] for p in mine for _ in range(group)]
-        columns = {c: [p.columns.get(c) for p in each] for c in self._columns}
-        columns["gold"] = [p.gold for p in each]
-        pending = self.rewards.submit([p.prompt for p in each], texts, ids, columns, group=group)
-        wait = functools.cache(lambda: self._gathered(pending.result(), n, group))
-        return _Sampled(problems, rollout, wait, np.zeros(n, bool))
-
-    def _gathered(self, scores: Scores, n: int, group: int) -> Scores:
-        """The scores of this process's groups with those of all others."""
-        whole = lambda x: hosts.gather_rows(x.reshape(-1, group), n).reshape(-1)  # noqa: E731
-        kinds = [f"{name}/{reason}" for name in scores.by_name for reason in REASONS]
-        counts = hosts.total([scores.invalid.get(kind, 0) for kind in kinds])
-        return Scores(
-            total=whole(scores.total),
-            by_name={name: whole(x) for name, x in scores.by_name.items()},
-            invalid={kind: n for kind, n in zip(kinds, counts, strict=True) if n},
-        )
+        wait = evaluation.submit(self.rewards, problems, rollout, self.policy.decode, self._columns)
+        return _Sampled(problems, rollout, wait, np.zeros(len(problems), bool))
 
     def _learn(self, sampled: _Sampled, started: float) -> _Pending:
         """Scores and advantages of a rollout, while its rewards come in; dispatches its updates."""
@@ -614,7 +578,7 @@ class Trainer:
                     "rewards": {name: number_or_none(x[p, g]) for name, x in by_name.items()},
                     "advantage": number_or_none(mean[p, g]), "length": n,
                     "stop": "eos" if rollout.stopped[p, g] else "length", "gold": problem.gold,
-                    "answer": self.judge.answer(text),
+                    "answer": self.evaluator.answer(text),
                 })  # fmt: skip
         return rows
 
@@ -676,28 +640,33 @@ class Trainer:
     def _evaluate(self, number: int) -> dict[str, float] | None:
         if not self.eval_problems:
             return None
-        config, evaluation = self.config, evaluate.EvalConfig.in_training(self.config)
-        batches = self.policy.attempts(
-            self.policy.reshard(self.state.params), self.eval_problems, evaluation, self.judge,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-        )  # fmt: skip
+        drawing = self._drawing()
+        batches = evaluation.evaluate(
+            self.policy,
+            self.policy.reshard(self.state.params),
+            self.eval_problems,
+            drawing,
+            self.evaluator,
+            max_prompt_tokens=self.config.data.max_prompt_tokens,
+        )
         done = [attempt for batch in batches for attempt in batch]
         if hosts.is_first():
-            evaluate.write(self.directory / "eval" / f"step_{number}.jsonl", done)
-        by_problem = evaluate.by_problem(done, evaluation.ks)
-        values = {f"eval/{name}": float(x.mean()) for name, x in by_problem.items()}
-        if unjudged := sum(s.unjudged for attempt in done for s in attempt.samples):
-            values["eval/unjudged"] = float(unjudged)
+            evaluations.write(self.directory / "eval" / f"step_{number}.jsonl", done)
+        values = self.evaluator.metrics(done, drawing.ks)
         self.metrics.write(number, values)
-        log.info(
-            "step %d  held-out %s %.1f %% of %d",
-            number,
-            evaluation.accuracy_name,
-            100 * values["eval/accuracy"],
-            len(done),
-        )
+        log.info("step %d  %s on %d problems", number, evaluation.headline(values, drawing), len(done))
         self.attempts = done
-        return values
+        return {name: value for name, value in values.items() if math.isfinite(value)}
+
+    def _drawing(self) -> evaluation.EvalConfig:
+        train, rollout = self.config.train, self.config.rollout
+        return evaluation.EvalConfig.in_training(
+            samples=train.eval_samples,
+            temperature=train.eval_temperature,
+            limit=train.eval_limit,
+            max_tokens=rollout.max_tokens,
+            cache_dtype=rollout.cache_dtype,
+        )
 
     def _save(self, scores: dict[str, float] | None) -> None:
         """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again."""
@@ -726,17 +695,11 @@ class Trainer:
         if not hosts.is_first():
             return
         lines = tracking.read_metrics(self.directory)
-        evals = [line for line in lines if "eval/accuracy" in line]
-        if evals:
-            first, last = evals[0], evals[-1]
-            log.info(
-                "held-out %s: %.1f %% before (step %d), %.1f %% after (step %d)",
-                evaluate.EvalConfig.in_training(self.config).accuracy_name,
-                100 * first["eval/accuracy"], first["step"], 100 * last["eval/accuracy"], last["step"],
-            )  # fmt: skip
+        if text := evaluation.report(lines, self._drawing()):
+            log.info("%s", text)
         for attempt in self.attempts[:3]:
             sample = attempt.samples[0]
-            verdict = "right" if sample.correct else f"wrong, gold {attempt.gold}"
+            verdict = evaluation.verdict(attempt, sample)
             log.info("Q: %s\n%s\n[%s]", attempt.prompt, sample.completion.strip(), verdict)
         path = self.directory / "curve.png"
         draw_curve(lines, path)
