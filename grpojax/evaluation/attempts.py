@@ -47,9 +47,9 @@ class Evaluator:
       UserError: the judge that the config names cannot be one.
     """
 
-    def __init__(self, rewards: Rewards, config: EvaluateConfig | None = None):
+    def __init__(self, rewards: Rewards, config: EvaluateConfig = EvaluateConfig()):  # noqa: B008  frozen
         self.rewards = rewards
-        self.judge: Judge | None = judge_of(rewards.config, config and config.judge)
+        self.judge: Judge | None = judge_of(rewards.config, config.judge)
         self._marker = marker_of(rewards.config, self.judge)
 
     def about(self) -> str:

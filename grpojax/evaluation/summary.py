@@ -168,7 +168,7 @@ def means(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | None =
 
 
 def summarize(done: Sequence[Attempt], config: EvalConfig, judge: Judge | None) -> dict[str, dict[str, float | None]]:
-    """Each metric's ``value`` with ``low`` and ``high`` of its 95 % interval over problems; None for the mean of nothing.
+    """Each metric's ``value``, with ``low`` and ``high`` of its 95 % interval over problems; all None for no values.
 
     ``invalid`` and ``unjudged`` have a value alone (`missing`).
     """
@@ -177,7 +177,9 @@ def summarize(done: Sequence[Attempt], config: EvalConfig, judge: Judge | None) 
         finite = values[np.isfinite(values)]
         low, high = bootstrap(finite, seed=config.seed) if len(finite) else (None, None)
         out[name] = {"value": float(finite.mean()) if len(finite) else None, "low": low, "high": high}
-    return out | {name: {"value": n} for name, n in missing(done).items()}
+    for name, n in missing(done).items():
+        out[name] = {"value": n}
+    return out
 
 
 _NAMES = {"mean_length": "mean length", "clipped_ratio": "cut at max-tokens"}
@@ -226,7 +228,7 @@ def headline(values: Mapping[str, float | None], config: EvalConfig) -> str:
 
 
 def report(lines: Sequence[Mapping[str, Any]], config: EvalConfig) -> str | None:
-    """What the held-out problems say about a run, of the lines of its ``metrics.jsonl``; None where none were evaluated.
+    """What held-out problems say about a run, from the lines of its ``metrics.jsonl``; None where there were none.
 
     >>> config = EvalConfig(sampler=SamplerConfig(group=1, temperature=0.0))
     >>> report([{"step": 0, "eval/reward": 0.5}, {"step": 1, "reward": 0.6}, {"step": 2, "eval/reward": 0.75}], config)

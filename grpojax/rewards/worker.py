@@ -8,9 +8,11 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from grpojax.rewards import builtin, sandbox
+
+T = TypeVar("T")
 
 
 class Samples(NamedTuple):
@@ -23,11 +25,12 @@ class Samples(NamedTuple):
 
     def take(self, indices: Sequence[int]) -> "Samples":
         """Those at ``indices``, in that order."""
-        prompts, completions, tokens, *columns = (
-            [values[i] for i in indices]
-            for values in (self.prompts, self.completions, self.tokens, *self.columns.values())
-        )
-        return Samples(prompts, completions, tokens, dict(zip(self.columns, columns, strict=True)))
+
+        def pick(values: Sequence[T]) -> list[T]:
+            return [values[i] for i in indices]
+
+        columns = {name: pick(values) for name, values in self.columns.items()}
+        return Samples(pick(self.prompts), pick(self.completions), pick(self.tokens), columns)
 
 
 class Outcome(NamedTuple):

@@ -90,8 +90,8 @@ def read_target(
         key = text.partition("=")[0].strip()
         if key.split(".")[0] not in _OVERRIDES or key in ("model", "model.path", "data.train"):
             raise UserError(
-                f"override {text!r} says nothing to an evaluation; it takes options, model.*, data.*, rewards, evaluate.*, "
-                "mesh.*"
+                f"override {text!r} says nothing to an evaluation; it takes options, model.*, data.*, rewards, "
+                "evaluate.*, mesh.*"
             )
     folder = data.locate(target)
     try:

@@ -50,7 +50,7 @@ def test_nothing_else_is_taken_for_a_judge(terms):
 
 
 @pytest.mark.parametrize(("terms", "named", "message"), [
-    ([MINE, ANSWER], "tiny_run:parity", "evaluate.judge='tiny_run:parity' is no reward of the run; they are mine, answer"),
+    ([MINE, ANSWER], "parity", "evaluate.judge='parity' is no reward of the run; they are mine, answer"),
     ([MINE], "math_answer", "has weight 0, as in {name: math_answer, weight: 0}"),
     ([ANSWER, SHORT], "soft_overlong", "that reward is never 1"),
     ([ANSWER, {"name": "repetition"}], "repetition", "that reward is never 1"),
@@ -93,7 +93,8 @@ def test_answers_are_looked_for_where_the_run_looks():
     marked = {"name": "answer_format", "options": {"marker": "Result:"}}
     box = {"name": "answer", "options": {"marker": r"\boxed{}"}}
     for terms, named, marker in [
-        ([MINE], None, None), ([MINE, marked], None, "Result:"), ([marked, box], None, r"\boxed{}"), ([MINE, ANSWER], None, None),
+        ([MINE], None, None), ([MINE, marked], None, "Result:"), ([marked, box], None, r"\boxed{}"),
+        ([MINE, ANSWER], None, None),
         ([MINE, marked], "mine", "Result:"),
     ]:  # fmt: skip
         config = rewards(*terms)

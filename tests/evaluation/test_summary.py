@@ -46,8 +46,8 @@ def test_metrics_are_means_over_problems():
     settings = EvalConfig(sampler=SamplerConfig(group=2), ks=(1, 2))
     got = {name: m["value"] for name, m in summarize(done, settings, ANSWER).items()}
     assert got == {
-        "reward": 0.25, "rewards/answer": 0.25, "accuracy": 0.25, "mean_length": 6.5, "clipped_ratio": 0.5, "pass@1": 0.25,
-        "pass@2": 0.5, "maj@2": 0.25,
+        "reward": 0.25, "rewards/answer": 0.25, "accuracy": 0.25, "mean_length": 6.5, "clipped_ratio": 0.5,
+        "pass@1": 0.25, "pass@2": 0.5, "maj@2": 0.25,
     }  # fmt: skip
     assert {f"eval/{name}": value for name, value in got.items()} == means(done, (1, 2), ANSWER)
     assert "avg@2" in table(summarize(done, settings, ANSWER), settings, 2)

@@ -112,8 +112,10 @@ def test_a_terminal_gets_a_table_with_the_time_left(said):
 
 def test_elsewhere_a_step_is_a_line(said):
     tracking.Table(10, terminal=False).row(4, STEP)
-    assert said == ["step 4/10  reward 0.500  zero-std 0.25  length 10.0  entropy 1.000  grad 0.100  tok/s 100  seconds 2.00"
-                    "  left 0m12s"]  # fmt: skip
+    assert said == [
+        "step 4/10  reward 0.500  zero-std 0.25  length 10.0  entropy 1.000  grad 0.100  tok/s 100  seconds 2.00"
+        "  left 0m12s"
+    ]
 
 
 def test_a_compile_is_announced_before_and_timed_after(said):

@@ -2,7 +2,7 @@ r"""Answers in completions: found, brought to one spelling, and compared with a 
 
 A comparison stops at the first step that decides: the same spelling; units that differ; two numbers; words; and last
 the math-verify library, which knows fractions, sets, intervals, equations and LaTeX, but may run for ever on an
-answer such as ``10^{10^{9}}``. Whoever calls `math_equal` must be able to stop it; `check_answer` sees to that by itself.
+answer such as ``10^{10^{9}}``. Whoever calls `math_equal` must be able to stop it; `check_answer` sees to that itself.
 """
 
 from grpojax.rewards.answers.check import bare, check_answer, check_gold, verdict

@@ -33,12 +33,13 @@ _CURRENCIES = {
 }
 # Words after a number that make another one of it: with them it has no unit.
 _FACTORS = re.compile(
-    r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|zero|[a-z]+teen|(twen|thir|for|fif|six|seven|eigh|nine)ty"
-    r"|dozens?|scores?|gross|grand|lakh|crore|mil|(hundred|thousand|[mbtr]+illion)s?|hal(f|ves)|thirds?|quarters?"
+    r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|zero|[a-z]+teen"
+    r"|(twen|thir|for|fif|six|seven|eigh|nine)ty|dozens?|scores?|gross|grand|lakh|crore|mil|(hundred|thousand|[mbtr]+illion)s?|hal(f|ves)|thirds?|quarters?"
     r"|(four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|(twen|thir|for|fif|six|seven|eigh|nine)tie|hundred"
     r"|thousand|[mbtr]+illion)ths?"
-    r"|squared|cubed|factorial|roots? of|power|plus|minus|times (as|[b-z])|over [a-z]+|divided|choose|mod|point|than|negative|inverse"
-    r"|repeating|recurring|remainder|or|and|(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt) [a-z]+)\b"
+    r"|squared|cubed|factorial|roots? of|power|plus|minus|times (as|[b-z])|over [a-z]+|divided|choose|mod|point|than"
+    r"|negative|inverse|repeating|recurring|remainder|or|and"
+    r"|(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt) [a-z]+)\b"
 )
 NAMES = "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt|frac|infty|pi|cup|cap"
 # A numeral to the power of a power, and exponents and factorials of five digits: not to be evaluated.

@@ -1,0 +1,208 @@
+"""Workers survive what they run, end with their run, and nothing invalid becomes a number."""
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpojax.host.errors import UserError
+from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
+
+HERE = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def console():
+    """What the package logs."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("grpojax")
+    logger.addHandler(handler)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.setLevel(before)
+    logger.removeHandler(handler)
+
+
+BAD = {
+    "raises": "error", "leaves": "error", "hangs": "timeout", "sleeps_in_c": "timeout", "dies": "crash",
+    "eats": "memory", "some_nan": "nan", "some_none": "none", "some_text": "type",
+}  # fmt: skip
+ALL_BAD = {"too_many": "count", "no_list": "type"}
+GOOD = ["tokens", "later", "loaded", "runs_a_program"]
+
+
+@pytest.fixture(scope="module")
+def judged(console):
+    """A batch of eight samples, the third bad, through every function at once."""
+    names = [*BAD, *ALL_BAD, *GOOD]
+    terms = tuple(RewardConfig(name=f"reward_functions:{n}", label=n) for n in names)
+    terms += (RewardConfig(name="format", options={"pattern": "(a+)+b"}),)
+    config = RewardsConfig(terms=terms, timeout_s=1.0, memory_mb=512, workers=2)
+    completions = ["aab"] * 3 + ["a" * 60 + "c"] + ["aab"] * 4
+    with Rewards(config) as scorer:
+        batch = ([""] * 8, completions, [[0] * i for i in range(8)], {"k": list(range(8))})
+        yield scorer(*batch), scorer, batch
+
+
+@pytest.mark.parametrize("name", [*BAD, "format"])
+def test_a_bad_sample_is_invalid_and_the_others_are_not(judged, name):
+    scores = judged[0]
+    valid = np.isfinite(scores.by_name[name])
+    assert valid.tolist() == [i != 3 for i in range(8)] and set(scores.by_name[name][valid]) == {1.0}
+    assert scores.invalid[f"{name}/{BAD.get(name, 'timeout')}"] == 1
+
+
+@pytest.mark.parametrize("name", ALL_BAD)
+def test_a_wrong_count_makes_all_invalid(judged, name):
+    assert np.isnan(judged[0].by_name[name]).all() and judged[0].invalid[f"{name}/{ALL_BAD[name]}"] == 8
+
+
+def test_good_functions_go_on_beside_bad_ones(judged):
+    scores = judged[0]
+    assert scores.by_name["tokens"].tolist() == scores.by_name["later"].tolist() == list(range(8))
+    assert not scores.by_name["loaded"].any()
+    assert set(scores.by_name["runs_a_program"]) == {2.0}
+    assert len(scores.invalid) == len(BAD) + len(ALL_BAD) + 1
+    assert np.isnan(scores.total).all()
+
+
+def test_each_kind_of_failure_is_shown_once_with_its_traceback(judged, console):
+    _, scorer, batch = judged
+    start = len(console)
+    assert [line for line in console[:start] if "raises: error" in line and "ZeroDivisionError: the third" in line]
+    shown = next(line for line in console if "raises: error" in line)
+    assert "reward_functions.py" in shown and "worker.py" not in shown
+    assert any("hangs: timeout" in line and "rewards.timeout_s=1" in line for line in console)
+    assert not any("some_none" in line and "none" in line and "shown once" in line for line in console)
+    assert scorer(*batch[:3], {"k": [9] * 8}).invalid["too_many/count"] == 8
+    assert not [line for line in console[start:] if "shown once" in line]
+
+
+def test_killed_workers_are_replaced(judged):
+    _, scorer, batch = judged
+    good = ([""] * 8, ["aab"] * 8, batch[2], {"k": [9] * 8})
+    for _ in range(2):
+        for pid in list(scorer.workers._pool._pool_manager.worker_manager.workers):
+            with contextlib.suppress(ProcessLookupError):  # dead, and not yet noticed
+                os.kill(pid, signal.SIGKILL)
+        assert set(scorer(*good).invalid) == {"too_many/count", "no_list/type"}
+
+
+def test_workers_that_are_lost_are_given_up(judged, monkeypatch):
+    """Nothing comes back, and nobody says why."""
+    from concurrent.futures import Future
+
+    from grpojax.rewards import pool
+
+    scorer = judged[1]
+    monkeypatch.setattr(pool, "GRACE", 0.0)
+    monkeypatch.setattr(scorer.workers, "timeout_s", 0.2)
+    future = Future()
+    assert scorer.workers.next_done([future]) is future
+    assert pool.failure(future) == "broken"
+
+
+def test_a_slow_function_gets_smaller_jobs():
+    config = RewardsConfig(terms=(RewardConfig(name="reward_functions:slow"),), timeout_s=2.0, workers=2)
+    with Rewards(config) as scorer:
+        batch = ([""] * 8, [""] * 8, [[]] * 8, {})
+        assert scorer.job_size(0) == 8 and scorer(*batch).invalid == {}
+        assert scorer.job_size(0) in (1, 2)
+
+
+def test_rewards_are_computed_while_the_caller_goes_on():
+    with Rewards([RewardConfig(name="reward_functions:slow")]) as scorer:
+        start = time.perf_counter()
+        pending = scorer.submit([""] * 4, [""] * 4, [[]] * 4, {})
+        assert time.perf_counter() - start < 0.3
+        time.sleep(0.8)
+        waited = time.perf_counter()
+        assert pending.result().total.tolist() == [1.0] * 4
+        assert time.perf_counter() - waited < 0.3
+
+
+def test_closing_leaves_nothing_behind():
+    scorer = Rewards([RewardConfig(name="reward_functions:pid")])
+    pid = int(scorer([""], [""], [[]], {}).total[0])
+    os.kill(pid, 0)
+    scorer.close()
+    scorer.close()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+# No guard: a worker that ran this again would start workers of its own. And jax has started.
+SCRIPT = """
+import sys, jax
+jax.numpy.zeros(1).block_until_ready()
+from grpojax.rewards import RewardConfig, Rewards
+names = ["pid", "loaded", "sleeps_in_c"]
+scorer = Rewards([RewardConfig(name=f"reward_functions:{n}") for n in names])
+scores = scorer([""], [""], [[]], {"k": [0]})
+print(int(scores.by_name["reward_functions:pid"][0]), scores.by_name["reward_functions:loaded"].any(), flush=True)
+if sys.argv[1:]:
+    pids = list(scorer.workers._pool._pool_manager.worker_manager.workers)
+    for _ in pids:
+        scorer.submit([""], [""], [[]], {"k": [3]})
+    import time; time.sleep(1)
+    print(*pids, flush=True)
+    time.sleep(60)
+"""
+
+
+def gone(pid):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def environment():
+    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent), str(HERE)]))
+
+
+def test_a_script_without_a_guard_that_never_closes(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, str(file)], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    pid, bad = done.stdout.split()
+    assert bad == "False" and gone(pid)
+
+
+def test_hanging_workers_of_a_killed_run_end(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(file), "wait"], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()
+    pids = process.stdout.readline().split()
+    assert pids and all(Path(f"/proc/{pid}").exists() for pid in pids)
+    process.kill()  # they hang in a function
+    process.wait()
+    process.stdout.close()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_what_cannot_be_imported_is_a_user_error(console):
+    with pytest.raises(UserError, match="'reward_functions:nowhere' cannot be imported: AttributeError"):
+        Rewards([RewardConfig(name="reward_functions:nowhere")])
+    assert "rewards run the function reward_functions:nowhere" in console
