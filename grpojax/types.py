@@ -104,7 +104,7 @@ class Rows:
 
 @pytree
 class PerToken:
-    """What an update reads of each completion token; ``[P, G, T]`` in a `TrainBatch`, and in rows what packing made of it.
+    """What an update reads of each completion token: ``[P, G, T]`` in a `TrainBatch`, ``[M, B, R, S]`` in rows.
 
     A field that no term of the loss reads is None. To add one, add a line here: packing, placing and the minibatches
     map over whatever there is.

@@ -45,14 +45,15 @@ def ragged_batch(rng, p=3, g=5, length=7, most=11, vocab=53, pad=0):
     zeros = np.zeros(tokens.shape, np.float32)
     return TrainBatch(
         prompts=Prompts(
-            tokens=prompts, lengths=prompt_lengths, uids=np.arange(p, dtype=np.uint32), first_sample=np.zeros(p, np.int32)
+            tokens=prompts, lengths=prompt_lengths, uids=np.arange(p, dtype=np.uint32),
+            first_sample=np.zeros(p, np.int32),
         ),
         tokens=tokens, lengths=lengths, per_token=PerToken(advantages=zeros, weights=zeros),
     )  # fmt: skip
 
 
 def plain_scores(graph, params, sequences, temperature=1.0):
-    """The oracle: whole sequences ``[n, N]``, full causal attention, loops over layers and heads; no group, rows or chunks.
+    """The oracle: whole sequences ``[n, N]``, full causal attention, loops over layers and heads; no group, no rows.
 
     Returns log-prob and entropy of position t + 1 at index t. Right padding cannot reach back through a causal mask.
     """

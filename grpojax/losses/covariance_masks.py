@@ -38,6 +38,7 @@ def clip_cov(
     low: float = 1.0,
     high: float = 5.0,
     skip: Array | bool = False,
+    places: Array | None = None,
 ) -> Array:
     """Clip-Cov's mask (arXiv 2505.22617): False on ``max(floor(fraction N), 1)`` tokens with ``low < cov < high``.
 
@@ -52,6 +53,8 @@ def clip_cov(
       fraction: share of the tokens dropped.
       low, high: the range.
       skip: ``[...]`` bool, tokens never drawn: those that are clipped already.
+      places: ``[...]`` int32, a number for each token. Its draw then follows from that and the key, in whatever layout
+        the tokens stand; None draws for the layout as it is.
 
     Example:
       >>> cov = jnp.array([1.3, -0.6, -0.9, 1.6])
@@ -59,7 +62,12 @@ def clip_cov(
       [False, True, True, False]
     """
     candidates = mask & (cov > low) & (cov < high) & ~jnp.asarray(skip)
-    draws = jnp.where(candidates, jax.random.uniform(key, cov.shape), jnp.inf)
+    if places is None:
+        draws = jax.random.uniform(key, cov.shape)
+    else:
+        each = jax.vmap(lambda n: jax.random.uniform(jax.random.fold_in(key, n)))
+        draws = each(jnp.asarray(places).reshape(-1)).reshape(cov.shape)
+    draws = jnp.where(candidates, draws, jnp.inf)
     return ~(candidates & (draws <= _smallest(draws, _count(mask, fraction))))
 
 
@@ -105,7 +113,13 @@ def kl_cov_penalty(log_ratios: Array, selected: Array, *, coef: float = 1.0) -> 
 
 
 def covariance_mask(
-    key: Array, logps: AnyTokens, batch: Any, objective: Objective, *, segments: AnyTokens | None = None
+    key: Array,
+    logps: AnyTokens,
+    batch: Any,
+    objective: Objective,
+    *,
+    segments: AnyTokens | None = None,
+    places: AnyTokens | None = None,
 ) -> AnyTokens:
     """``[..., T]`` bool, the tokens of Clip-Cov or KL-Cov (arXiv 2505.22617), for ``batch.covariance_mask``.
 
@@ -118,6 +132,7 @@ def covariance_mask(
       batch: the minibatch, as `policy_loss` takes it.
       objective: with ``covariance`` not "none".
       segments: where samples share the last axis (`grpojax.masked.sequence_total`).
+      places: as in `clip_cov`.
 
     Example:
       >>> from types import SimpleNamespace
@@ -151,6 +166,7 @@ def covariance_mask(
         low=objective.covariance_low,
         high=objective.covariance_high,
         skip=functools.reduce(operator.or_, clipped, jnp.zeros_like(mask)),
+        places=places,
     )
     return mask & ~kept
 

@@ -21,8 +21,8 @@ def spread(prompts: Prompts, group: int, lanes: int) -> tuple[Prompts, int]:
     if lanes % n or group % (lanes // n):
         raise UserError(
             f"{n} prompts of a batch with rollout.group={group} do not divide over {lanes} batch shards: make "
-            f"rollout.prompts (over train.minibatches) a multiple of {lanes}, or a divisor of it whose quotient divides "
-            "group"
+            f"rollout.prompts (over train.minibatches) a multiple of {lanes}, or a divisor of it whose quotient "
+            "divides group"
         )
     copies = lanes // n
     part = group // copies

@@ -53,7 +53,7 @@ class Policy:
         self.programs = Programs()
 
     def sample(self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig) -> Rollout:
-        """Dispatches a rollout of host prompts; ``params`` are the rollout's (`grpojax.programs.state.make_reshard`)."""
+        """Dispatches a rollout of host prompts; ``params`` are the rollout's (`state.make_reshard`)."""
         spread, group = lanes.spread(prompts, config.group, self.lanes)
         config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
         if group != config.group:

@@ -74,14 +74,16 @@ def make_score(
     return score
 
 
-def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed], Any]:
-    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps [M, B, R, S], packed) -> bool [M, B, R, S]``, jitted.
+def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed, Any], Any]:
+    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, packed, places) -> bool``, jitted.
 
-    From the log-probs of the whole minibatch before its update, whatever its micro-batches.
+    All are ``[M, B, R, S]``. From the log-probs of the whole minibatch before its update; ``places`` number its tokens
+    (`grpojax.programs.packing.Layout.index`), so that micro-batches and devices change nothing.
     """
 
     @jax.jit
-    def pick(key: Any, logps: Any, packed: Packed) -> Any:
-        return L.covariance_mask(key, logps, packed.per_token, objective, segments=packed.rows.segments)
+    def pick(key: Any, logps: Any, packed: Packed, places: Any) -> Any:
+        tokens, segments = packed.per_token, packed.rows.segments
+        return L.covariance_mask(key, logps, tokens, objective, segments=segments, places=places)
 
     return pick

@@ -57,7 +57,8 @@ def make_update(
 
     Example:
       >>> update = make_update(lambda w, frozen, x: (((w * x) ** 2).sum(), {}), optax.sgd(0.1))
-      >>> state = TrainState(step=jnp.int32(0), params=jnp.array([1.0]), opt_state=optax.sgd(0.1).init(jnp.array([1.0])))
+      >>> w = jnp.array([1.0])
+      >>> state = TrainState(step=jnp.int32(0), params=w, opt_state=optax.sgd(0.1).init(w))
       >>> state, metrics = update(state, None, jnp.array([[1.0], [2.0]]))  # d/dw = 2 w (1 + 4)
       >>> state.params.tolist(), metrics["grad_norm"].item()
       ([0.0], 10.0)

@@ -218,7 +218,8 @@ class Learner:
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update
                 logps = self.policy.programs("score", self._score, self.state["policy"].params, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
-                mini.set(covariance_mask=self._pick(jax.random.fold_in(key, n), logps, mini.packed))
+                places = place_rows(mini.layout.index, self.policy.mesh)
+                mini.set(covariance_mask=self._pick(jax.random.fold_in(key, n), logps, mini.packed, places))
             self.state["policy"], metrics = self.policy.programs(
                 "update", self.train_step, self.state["policy"], frozen, mini.packed
             )

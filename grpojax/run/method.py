@@ -121,7 +121,7 @@ def _filter(
         raise UserError(f"filter.metric={chosen.metric!r} is no reward of the run; they are {', '.join(names)}")
     if chosen.success is not None and not own:
         raise UserError(
-            f"filter.success={chosen.success:g}: this variant has no filter of its own; groups whose rewards differ stay"
+            f"filter.success={chosen.success:g}: this variant has no filter of its own; groups that differ stay"
         )
     return chosen
 

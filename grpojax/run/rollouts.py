@@ -106,7 +106,7 @@ class Rollouts:
         return state
 
     def draw(self, step: int) -> Callable[[], Sampled]:
-        """Dispatches the rollout of a step; what it returns waits for it, and draws more where the filter asks for it."""
+        """Dispatches the rollout of a step; what it returns waits for it, and draws more where a filter asks for it."""
         return functools.partial(self._collect, step, *self._dispatch())
 
     def _dispatch(self) -> tuple[list[data.Problem], Rollout]:

@@ -1,6 +1,7 @@
 """A run as something that lives on a disk and may be stopped: its directory, its saves, and the signals it obeys."""
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,8 @@ class Session:
         """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again."""
         started = time.perf_counter()
         try:
-            self.checkpoints.save(meta["step"], state, dict(meta), metrics)
+            finite = {name: x for name, x in (metrics or {}).items() if math.isfinite(x)}
+            self.checkpoints.save(meta["step"], state, dict(meta), finite or None)
             self._problem = None
         except SaveError as e:
             self._note(e)

@@ -36,7 +36,7 @@ BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
 def of_rollouts(sampled: Sampled, kept: Judged, drawn: Sequence[Judged], method: Method) -> dict[str, float]:
-    """What the host can tell of a step's samples: of all that were drawn, and apart from them of those that a filter kept.
+    """What the host can tell of a step's samples: of all that were drawn, and apart from it of what a filter kept.
 
     Args:
       sampled: the step's samples.

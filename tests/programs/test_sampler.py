@@ -35,7 +35,8 @@ def decoder():
 def some_prompts(p=3, length=7, seed=0):
     rng = np.random.default_rng(seed)
     return Prompts(
-        tokens=rng.integers(0, 53, (p, length)).astype(np.int32), lengths=rng.integers(1, length + 1, p).astype(np.int32),
+        tokens=rng.integers(0, 53, (p, length)).astype(np.int32),
+        lengths=rng.integers(1, length + 1, p).astype(np.int32),
         uids=np.arange(10, 10 + p, dtype=np.uint32), first_sample=np.zeros(p, np.int32),
     )  # fmt: skip
 

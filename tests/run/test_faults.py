@@ -32,6 +32,11 @@ def load(recipe, directory, *overrides):
     return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
 
 
+EVEN_TOO = (
+    "rewards=[{name: 'tiny_run:length'}, {name: format, weight: 0, options: {pattern: '.*[02468].*'}, label: even}]"
+)
+
+
 @pytest.fixture(scope="module")
 def unbroken(recipe, tmp_path_factory):
     """The metrics of a run that nothing happened to."""
@@ -180,7 +185,7 @@ def test_a_second_sigint_stops_at_once_and_loses_one_save_interval_at_most(recip
 
 def test_sigterm_does_not_cut_dynamic_sampling_short(recipe, tmp_path):
     sampling = (
-        "rewards=[{name: 'tiny_run:length'}, {name: format, weight: 0, options: {pattern: '.*[02468].*'}, label: even}]",
+        EVEN_TOO,
         "filter={metric: even, max_rollouts: 3}",
         "train.steps=3",
     )
@@ -288,7 +293,7 @@ def test_the_clock_may_jump(recipe, tmp_path, unbroken, monkeypatch):
 def test_dynamic_sampling_refills_from_a_named_reward(recipe, tmp_path):
     """A length reward varies everywhere; the named one decides which groups train."""
     overrides = (
-        "rewards=[{name: 'tiny_run:length'}, {name: format, weight: 0, options: {pattern: '.*[02468].*'}, label: even}]",
+        EVEN_TOO,
         "filter={metric: even, max_rollouts: 3}", "train.steps=2",
     )  # fmt: skip
     trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "data.eval=null", *overrides]))

@@ -117,7 +117,7 @@ def same_to_rounding(directory, other, *names, rel, abs):
 
 @pytest.mark.slow
 def test_several_processes_train_as_one_stop_as_one_and_go_on(recipe, meshed, tmp_path):
-    """Two with four devices each. A signal to the second stops both, and what the first refuses the second leaves too."""
+    """A signal to the second of two stops both, and what the first refuses the second leaves too."""
     directory = tmp_path / "two"
     pair = {"processes": 2, "devices": 4}
     first, second = start_together(recipe, directory, *MESH, **pair)
@@ -215,7 +215,8 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
     ["variant={name: dr_grpo, kl_coef: 0.1, kl_kind: unbiased}", "train.iterations=2", "train.minibatches=2",
      "rollout.prompts=16", "mesh.data=4"],
     ["variant={name: grpo, entropy_coef: 0.01, aggregate: token_mean}", "train.microbatches=4", "model.dtype=bfloat16"],
-    ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2", "optimizer.name=sgd"],
+    ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2",
+     "optimizer.name=sgd"],
 ])  # fmt: skip
 def test_options_run(recipe, tmp_path, overrides):
     recipe = config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", *overrides])
@@ -304,12 +305,13 @@ def test_a_column_that_some_rows_lack_is_none_for_them(recipe, tmp_path):
 
 
 def test_held_out_answers_are_checked_by_what_judges_them(recipe, tmp_path):
-    """No reward of the run needs a gold answer; the evaluation does."""
+    """A reward that teaches nothing judges, and reads the gold answers."""
     (tmp_path / "eval.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "$$"}\n')
     overrides = [
         f"run.dir={tmp_path / 'run'}",
         f"data.eval={tmp_path / 'eval.jsonl'}",
-        "rewards.0.name=answer_format",
+        "data.answer=answer",
+        "rewards=[{name: answer_format}, {name: math_answer, weight: 0}]",
     ]
     with pytest.raises(UserError, match=r"eval.jsonl:2.*'\$\$' is empty"):
         Trainer(config.load(recipe, overrides))
