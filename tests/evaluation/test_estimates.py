@@ -138,5 +138,7 @@ def test_graded_rewards_are_compared_whatever_numbers_they_are():
     assert (scaled.better, scaled.worse) == (exact.better, exact.worse)
     assert scaled.difference == pytest.approx(exact.difference * math.pi)
     assert paired_test([1e-30, math.pi], [1e-30, math.pi]).p == 1.0
+    one_way = paired_test(np.zeros(5), np.full(5, math.e))  # as far as any: a tie counts
+    assert one_way.p == pytest.approx(2 / 2**5, abs=0.01)
     huge = paired_test([1e300, 0.1, 0.1], [1e300, 0.2, 0.2])
     assert huge.better == 2 and huge.worse == 0
