@@ -90,8 +90,7 @@ def policy_loss(
         terms["llds_loss"] = _llds_term(by_token, mask, batch, objective, segments)
         loss = loss + objective.llds_coef * terms["llds_loss"]
     if objective.needs_entropy:
-        coef = _entropy_coef(objective, entropy, entropy_coef)
-        loss = loss - coef * (weights * jnp.where(mask, entropy, 0.0).astype(jnp.float32)).sum()
+        loss = loss - _entropy_term(weights, mask, objective, entropy, entropy_coef)
     elif entropy_coef is not None:
         raise ValueError("entropy_coef goes with an objective that has an entropy_target")
     if entropy is not None:
@@ -169,8 +168,10 @@ def _llds_term(
     return (jnp.where(mask, share, 0.0).astype(jnp.float32) * fallen).sum()
 
 
-def _entropy_coef(objective: Objective, entropy: AnyTokens | None, given: Scalar | None) -> Scalar:
-    """The weight of the entropy bonus; raises where it, or the entropy, is missing."""
+def _entropy_term(
+    weights: AnyTokens, mask: AnyTokens, objective: Objective, entropy: AnyTokens | None, given: Scalar | None
+) -> Scalar:
+    """The entropy bonus; raises where the entropy, or its weight, is missing."""
     if entropy is None:
         raise ValueError(
             f"entropy_coef={objective.entropy_coef}, entropy_target={objective.entropy_target} needs entropy, which is "
@@ -181,4 +182,5 @@ def _entropy_coef(objective: Objective, entropy: AnyTokens | None, given: Scalar
             f"entropy_target={objective.entropy_target} with entropy_coef={given}: policy_loss takes the coefficient "
             "of adapt_entropy_coef where there is a target, and only there"
         )
-    return objective.entropy_coef if given is None else jnp.asarray(given, jnp.float32)
+    coef = objective.entropy_coef if given is None else jnp.asarray(given, jnp.float32)
+    return coef * (weights * jnp.where(mask, entropy, 0.0).astype(jnp.float32)).sum()

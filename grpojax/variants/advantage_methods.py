@@ -226,7 +226,7 @@ def deepseek_v3_2() -> A.Transform:
 @published(
     "Nan et al., NGRPO, arXiv 2509.18851",
     "single team",
-    keep=functools.partial(allocation.keep_prompts, above=None),
+    keep=functools.partial(allocation.keep_prompts, above=None, below=1.0),
     surrogate=L.clipped(low=0.16, high=0.24),
     aggregate="token_mean",
 )
