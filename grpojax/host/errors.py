@@ -1,7 +1,6 @@
 """The one exception that a user's mistake raises, and the one way to say which numbers a setting takes."""
 
 import re
-from typing import Any
 
 
 class UserError(ValueError):
@@ -11,7 +10,7 @@ class UserError(ValueError):
     """
 
 
-def require(config: Any, **ranges: str) -> None:
+def require(config: object, **ranges: str) -> None:
     """Raises `UserError` where an attribute of ``config`` is outside of its range.
 
     Args:

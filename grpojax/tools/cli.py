@@ -6,10 +6,10 @@ the arguments are known to be right: a command's file imports that in its functi
 """
 
 import argparse
+import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
 from grpojax.host.errors import UserError
 from grpojax.tools import bench, compare, evaluate, export, plan, sample, show, train
@@ -18,13 +18,23 @@ COMMANDS = (train, evaluate, compare, sample, export, plan, show, bench)
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str):
         """One line, where argparse would print all of the usage first."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+def _width() -> int:
+    """Columns of help. argparse would ask for every argument, by a module that takes long to import."""
+    try:
+        return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) - 2
+    except (ValueError, OSError):  # no number, no terminal
+        return 78
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="grpojax", description="Group-based reinforcement learning of language models.")
+    layout = functools.partial(argparse.HelpFormatter, width=_width())
+    about_all = "Group-based reinforcement learning of language models."
+    parser = _Parser(prog="grpojax", description=about_all, formatter_class=layout)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -37,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         about: tuple[str, str] = ("config", "YAML recipe"),
     ) -> argparse.ArgumentParser:
         """Adds a command that takes, with ``overrides``, what ``about`` names and settings for it."""
-        sub = commands.add_parser(name, help=text, description=text)
+        sub = commands.add_parser(name, help=text, description=text, formatter_class=layout)
         sub.set_defaults(run=run)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if overrides:

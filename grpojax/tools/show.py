@@ -1,13 +1,11 @@
 """``grpojax show``: what a run's samples say."""
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from grpojax.host.errors import UserError
 
-Sample = Mapping[str, Any]  # a line of a step's samples
+Sample = Mapping  # a line of a step's samples
 
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -78,6 +76,8 @@ def _ranked(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _text(row: Sample) -> str:
+    import json
+
     numbers = {"reward": row["reward"], **row["rewards"], "advantage": row["advantage"]}
     text = "  ".join(f"{k} {'invalid' if v is None else format(v, '.3g')}" for k, v in numbers.items())
     return (
