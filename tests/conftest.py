@@ -1,7 +1,17 @@
-"""Eight CPU devices, strict dtypes and one cache of compiled programs for every test; the tiny run that many use."""
+"""Eight CPU devices, strict dtypes and one cache of compiled programs for every test; the tiny run that many use.
 
+The files that take longest come first, so that the workers end together. ``GRPOJAX_TEST_USAGE=1`` has the suite say
+what each worker took.
+"""
+
+import atexit
+import gc
 import os
+import resource
+import shutil
+import sys
 import tempfile
+from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Programs here run for milliseconds and compile for seconds, half of them for LLVM to optimise.
@@ -18,14 +28,25 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Of this run of the tests, and of every process that it starts.
 if "GRPOJAX_TEST_CACHE" not in os.environ:
-    _cache = tempfile.TemporaryDirectory(prefix="grpojax-tests-")
-    os.environ["GRPOJAX_TEST_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
+    _cache = tempfile.mkdtemp(prefix="grpojax-tests-")
+    atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+    os.environ["GRPOJAX_TEST_CACHE"] = os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+HERE = Path(__file__).parent
+LONGEST_FIRST = (
+    "run/test_faults.py",
+    "run/test_trainer.py",
+    "tools/test_planner.py",
+    "programs/test_update.py",
+    "models/test_models.py",
+    "programs/test_sampler.py",
+)
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +55,66 @@ def recipe(tmp_path_factory):
     from tiny_run import make_run
 
     return make_run(tmp_path_factory.mktemp("model"))
+
+
+def pytest_collection_modifyitems(items):
+    place = {HERE / name: n for n, name in enumerate(LONGEST_FIRST)}
+    assert all(path.exists() for path in place), place
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+# ---------------------------------------------------------------------------------------------- memory
+
+MIB = 2**20
+FULL = 1500  # MiB that a worker may hold before it lets go of compiled programs
+_held = 0  # MiB that it held after it last did
+
+
+def resident() -> int:
+    """MiB that this process holds now; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // MIB
+    except OSError:
+        return 0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown():
+    """Compiled programs stay until they are thrown away, and eight devices make them large."""
+    global _held
+    yield
+    if resident() > max(FULL, _held + FULL // 4):
+        jax.clear_caches()
+        gc.collect()
+        _held = resident()
+
+
+USAGE = pytest.StashKey[list[str]]()
+
+
+def usage() -> str:
+    """What this process took, for the summary."""
+    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    unit = MIB if sys.platform == "darwin" else 1024
+    seconds = own.ru_utime + own.ru_stime, others.ru_utime + others.ru_stime
+    return (
+        f"{seconds[0]:.0f} s of CPU and {own.ru_maxrss // unit} MiB at most, "
+        f"in processes of its own {seconds[1]:.0f} s and {others.ru_maxrss // unit} MiB"
+    )
+
+
+def pytest_sessionfinish(session):
+    if (said := getattr(session.config, "workeroutput", None)) is not None:
+        said["usage"] = usage()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    said = getattr(node, "workeroutput", {}).get("usage", "no word")
+    node.config.stash.setdefault(USAGE, []).append(f"{node.gateway.id}: {said}")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if "GRPOJAX_TEST_USAGE" in os.environ:
+        for line in config.stash.get(USAGE, [usage()]):
+            terminalreporter.write_line(line)

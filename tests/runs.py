@@ -18,8 +18,11 @@ def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1, env=
     """``grpojax train`` as a process of its own, with what it says on a pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "grpojax", "train", str(recipe), f"run.dir={directory}", *overrides],
-        env=environment(devices) | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        env=environment(devices) | (env or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def start_together(recipe: Path, directory: Path, *overrides: str, processes: int, devices: int):
@@ -57,5 +60,5 @@ def Trainer(recipe, devices=1):
 def numbers(directory: Path) -> list[dict[str, float]]:
     """The metrics of a run without its times."""
     lines = tracking.read_metrics(directory)
-    timed = lambda name: name.startswith("time/") or name in ("tokens_per_s", "utilisation")  # noqa: E731
-    return [{k: v for k, v in line.items() if not timed(k)} for line in lines]
+    timed = ("time/", "tokens_per_s", "utilisation")
+    return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]

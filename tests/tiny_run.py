@@ -64,10 +64,19 @@ def make_run(folder: Path) -> Path:
     core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(0)
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
-        vocab_size=len(letters), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, eos_token_id=1, pad_token_id=0,
-    ))  # fmt: skip
+    config = transformers.Qwen3Config(
+        vocab_size=len(letters),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    model = transformers.Qwen3ForCausalLM(config)
     with torch.no_grad():  # ends about every sixth token
         model.model.norm.weight[0] = 6.0
         model.model.embed_tokens.weight[:, 0] = 0.3

@@ -61,7 +61,12 @@ class Checkpoints:
                 get_metric_fn=lambda m: m.get(best, float("-inf")), n=1, keep_checkpoints_without_metrics=False
             )
             policy = ocp.checkpoint_managers.AnyPreservationPolicy([policy, best_one])
-        options = ocp.CheckpointManagerOptions(preservation_policy=policy, cleanup_tmp_directories=True)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policy,
+            cleanup_tmp_directories=True,
+            # A directory that cannot be made must raise in the save; in orbax's threads it would leave others waiting.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+        )
         return ocp.CheckpointManager(self.directory, options=options)
 
     def latest(self) -> int | None:

@@ -78,6 +78,5 @@ class HeldOut:
             log.info("%s", said)
         for attempt in self.attempts[:3]:
             sample = attempt.samples[0]
-            reward = "no reward" if sample.reward is None else f"reward {sample.reward:.3g}"
-            verdict = {True: "right", False: f"wrong, gold {attempt.gold}", None: reward}[sample.correct]
+            verdict = evaluation.verdict(attempt, sample)
             log.info("Q: %s\n%s\n[%s]", attempt.prompt, sample.completion.strip(), verdict)

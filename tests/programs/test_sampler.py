@@ -13,10 +13,9 @@ from plain_decoder import BASE, random_decoder
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
 from grpojax.models.weight_table import shardings
-from grpojax.programs import drawing, packing, sampler
+from grpojax.programs import drawing, lanes, packing, sampler, state
 from grpojax.programs.drawing import DrawConfig, draw
 from grpojax.programs.sampler import SamplerConfig, sample_groups
-from grpojax.programs.state import make_reshard
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 EOS = tuple(range(6))
@@ -37,8 +36,9 @@ def some_prompts(p=3, length=7, seed=0):
     return Prompts(
         tokens=rng.integers(0, 53, (p, length)).astype(np.int32),
         lengths=rng.integers(1, length + 1, p).astype(np.int32),
-        uids=np.arange(10, 10 + p, dtype=np.uint32), first_sample=np.zeros(p, np.int32),
-    )  # fmt: skip
+        uids=np.arange(10, 10 + p, dtype=np.uint32),
+        first_sample=np.zeros(p, np.int32),
+    )
 
 
 def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute()):  # noqa: B008
@@ -89,9 +89,9 @@ def test_samples_of_a_group_differ(decoder):
 def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
     prompts = some_prompts()
     want = run(decoder, prompts, dataclasses.replace(CONFIG, group=6))
-    spread, part = packing.spread(prompts, 6, 6)
+    spread, part = lanes.spread(prompts, 6, 6)
     got = run(decoder, spread, dataclasses.replace(CONFIG, group=part))
-    np.testing.assert_array_equal(packing.gather_groups(got.tokens, 3), want.tokens)
+    np.testing.assert_array_equal(lanes.gather_groups(got.tokens, 3), want.tokens)
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (8, 1, 1), (1, 8, 1)])
@@ -104,7 +104,7 @@ def test_draws_do_not_depend_on_the_mesh(decoder, sizes):
     want = run((graph, params), prompts, CONFIG)
     placed = jax.device_put(params, shardings(params, mesh))
     compute = Compute(mesh=mesh)
-    rollout_params = make_reshard(compute)(placed)
+    rollout_params = state.make_reshard(compute)(placed)
     got = run((graph, rollout_params), prompts, CONFIG, compute=compute)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -152,9 +152,16 @@ def test_greedy_equals_transformers(tmp_path):
 
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, tie_word_embeddings=False, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
     theirs = transformers.Qwen3ForCausalLM(config).eval()
     theirs.save_pretrained(tmp_path)
     ours = nnx.split(hf.load(tmp_path))
@@ -237,9 +244,20 @@ def test_extreme_logits_are_drawn_without_nan():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"group": 0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1},
-            {"min_p": 2.0}, {"slots": 9}]
-)  # fmt: skip
+    "bad",
+    [
+        {"group": 0},
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_k": -1},
+        {"min_p": 2.0},
+        {"slots": -1},
+        {"slots": 9},
+    ],
+)
 def test_bad_values_are_refused(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
         SamplerConfig(**bad)
