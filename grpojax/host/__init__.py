@@ -1,0 +1,1 @@
+"""What every process needs before there is a model: errors, settings, files, console, other processes."""

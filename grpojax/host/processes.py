@@ -43,7 +43,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def place(x, sharding: NamedSharding | None):
+def place(x: Any, sharding: NamedSharding | None):
     """A host array, the same on every process, on the devices."""
     if jax.process_count() == 1 or sharding is None:
         return jax.device_put(x, sharding)
@@ -51,7 +51,7 @@ def place(x, sharding: NamedSharding | None):
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
-def fetch(x) -> np.ndarray:
+def fetch(x: Any) -> np.ndarray:
     """An array of the devices, whole, on every process."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return multihost_utils.process_allgather(x, tiled=True)

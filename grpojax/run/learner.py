@@ -4,8 +4,9 @@ What moves between the four is a list of `Minibatch`, whose arrays fill up as th
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,9 @@ from grpojax import losses as L
 from grpojax.advantages import Signals
 from grpojax.host import processes
 from grpojax.host.errors import UserError
+from grpojax.models.compute import Compute
 from grpojax.programs import lanes, packing, policy_update
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
@@ -64,6 +67,36 @@ class Scored:
     entropy: Tokens | None = None
 
 
+class _Programs(NamedTuple):
+    """The optimiser, and what is jitted of a step."""
+
+    optimizer: optax.GradientTransformation
+    train_step: Callable[..., Any]
+    score: Callable[..., Any]
+    score_self: Callable[..., Any]
+    pick: Callable[..., Any]
+
+
+@functools.lru_cache(maxsize=4)  # a second run of the same recipe in a process compiles nothing again
+def _programs(
+    graph: Any,
+    objective: L.Objective,
+    compute: Compute,
+    optimizer: OptimizerConfig,
+    updates: int,
+    temperature: float,
+    entropy: bool,
+) -> _Programs:
+    rule = make_optimizer(optimizer, updates)
+    loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
+    score = policy_update.make_score(graph, compute, temperature=temperature)
+    score_self = score
+    if entropy:
+        score_self = policy_update.make_score(graph, compute, temperature=temperature, entropy=True)
+    pick = policy_update.make_covariance_mask(objective)
+    return _Programs(rule, make_update(loss, rule, compute.mesh), score, score_self, pick)
+
+
 class Learner:
     """The networks of a run and the programs that train them.
 
@@ -85,24 +118,18 @@ class Learner:
         policy: Policy,
         method: Method,
         train: TrainConfig,
-        optimizer: optax.GradientTransformation,
+        optimizer: OptimizerConfig,
         *,
         temperature: float,
         max_tokens: int,
         max_prompt_tokens: int,
     ):
         self.policy, self.method, self.train = policy, method, train
-        self.optimizer, self.max_tokens, self.max_prompt_tokens = optimizer, max_tokens, max_prompt_tokens
-        objective, compute = method.variant.objective, policy.compute
-        self.objective = objective
-        loss = policy_update.policy_objective(policy.graph, objective, compute, temperature=temperature, entropy=True)
-        self.train_step = make_update(loss, optimizer, policy.mesh)
-        self._score = policy_update.make_score(policy.graph, compute, temperature=temperature)
+        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
+        self.objective = objective = method.variant.objective
         self._entropy = "entropy" in method.variant.needs
-        self._score_self = self._score
-        if self._entropy:
-            self._score_self = policy_update.make_score(policy.graph, compute, temperature=temperature, entropy=True)
-        self._pick = policy_update.make_covariance_mask(objective)
+        made = _programs(policy.graph, objective, policy.compute, optimizer, train.updates, temperature, self._entropy)
+        self.optimizer, self.train_step, self._score, self._score_self, self._pick = made
         # The ratio leaves 1, so that it is taken against log-probs from before the first update.
         self._moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
         self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"

@@ -170,8 +170,10 @@ class Rollouts:
     def _retire(self, drawn: list[Judged]) -> list[Judged]:
         """Notes the prompts that are not drawn again once the pass over the data is through."""
         share, chosen = self.method.variant.retire, self.method.filter
+        if share is None:
+            return drawn
         success = 1.0 if chosen is None or chosen.success is None else chosen.success
-        for judged in drawn if share is not None else ():
+        for judged in drawn:
             done = np.asarray(allocation.solved(judged.by_name[self.method.deciding], share, success=success))
             self.retired |= {p.uid for p, over in zip(judged.problems, done, strict=True) if over}
         return drawn

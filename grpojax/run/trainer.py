@@ -19,7 +19,6 @@ from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
-from grpojax.programs.optimizer import make_optimizer
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
@@ -103,7 +102,7 @@ class Trainer:
             self.policy,
             config.method,
             config.train,
-            make_optimizer(config.optimizer, config.train.updates),
+            config.optimizer,
             temperature=config.rollout.temperature,
             max_tokens=config.rollout.max_tokens,
             max_prompt_tokens=config.data.max_prompt_tokens,

@@ -43,12 +43,13 @@ class Watch:
         for name in fresh:
             self._rung.add(name)
             log.warning(
-                "step %d: %s: %.3g nats a token, %.3g twenty steps ago; lower optimizer.learning_rate, add "
+                "step %d: %s: %.3g nats a token, %.3g %d steps before; lower optimizer.learning_rate, add "
                 "variant.entropy_coef, or look at the samples: grpojax show %s",
                 number,
                 SAID[name],
                 self._entropy[-1],
                 self._entropy[0],
+                len(self._entropy) - 1,
                 self._directory,
             )
         return fresh
