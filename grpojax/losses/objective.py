@@ -156,6 +156,8 @@ class Objective:
     def _check_entropy(self):
         if self.entropy_step <= 0:
             raise ValueError(f"entropy_step={self.entropy_step}: must be over 0")
+        if self.entropy_target is None and self.entropy_step != type(self).entropy_step:
+            raise ValueError(f"entropy_step={self.entropy_step} without entropy_target: it is not read")
         if self.entropy_target is not None and min(self.entropy_target, self.entropy_coef) < 0:
             raise ValueError(
                 f"entropy_target={self.entropy_target}, entropy_coef={self.entropy_coef}: with a target both are 0 or "

@@ -6,6 +6,24 @@ from grpojax.host.errors import UserError
 from grpojax.types import Array, PerPrompt, Prompts
 
 
+def spread_sizes(prompts: int, group: int, lanes: int) -> tuple[int, int]:
+    """How many prompts with how many samples each `spread` makes; raises `UserError` where they do not divide.
+
+    Example:
+      >>> spread_sizes(2, 6, 4)
+      (4, 3)
+    """
+    if prompts % lanes == 0:
+        return prompts, group
+    if lanes % prompts or group % (lanes // prompts):
+        raise UserError(
+            f"{prompts} prompts of a batch with rollout.group={group} do not divide over {lanes} batch shards: make "
+            f"rollout.prompts (over train.minibatches) a multiple of {lanes}, or a divisor of it whose quotient "
+            "divides group"
+        )
+    return lanes, group // (lanes // prompts)
+
+
 def spread(prompts: Prompts, group: int, lanes: int) -> tuple[Prompts, int]:
     """Lays ``P`` prompts with ``group`` samples each over ``lanes`` equal parts of a batch.
 
@@ -16,16 +34,10 @@ def spread(prompts: Prompts, group: int, lanes: int) -> tuple[Prompts, int]:
       The prompts, and how many samples each of them has now. `gather_groups` undoes it.
     """
     n = len(prompts.lengths)
-    if n % lanes == 0:
+    rows, part = spread_sizes(n, group, lanes)
+    if rows == n:
         return prompts, group
-    if lanes % n or group % (lanes // n):
-        raise UserError(
-            f"{n} prompts of a batch with rollout.group={group} do not divide over {lanes} batch shards: make "
-            f"rollout.prompts (over train.minibatches) a multiple of {lanes}, or a divisor of it whose quotient "
-            "divides group"
-        )
-    copies = lanes // n
-    part = group // copies
+    copies = rows // n
     first = np.repeat(np.asarray(prompts.first_sample), copies) + np.tile(np.arange(copies, dtype=np.int32) * part, n)
     return Prompts(
         tokens=np.repeat(np.asarray(prompts.tokens), copies, axis=0),

@@ -51,6 +51,8 @@ class OptimizerConfig:
         )
         if self.name == "sgd" and self.weight_decay:
             raise UserError(f"weight_decay={self.weight_decay!r}: must be 0 with sgd")
+        if self.schedule == "constant" and self.final_fraction:
+            raise UserError(f"final_fraction={self.final_fraction!r}: goes with schedule: linear or cosine")
 
 
 def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:

@@ -99,6 +99,11 @@ class _Cut(NamedTuple):
         return (m % self.splits) * self.samples
 
 
+def check_cut(per_lane: int, group: int, microbatches: int) -> None:
+    """Raises `UserError` where a lane's prompts, or their groups, do not divide into the micro-batches."""
+    _cut(per_lane, group, microbatches)
+
+
 def _cut(per_lane: int, group: int, microbatches: int) -> _Cut:
     if per_lane % microbatches == 0:
         return _Cut(per_lane, per_lane // microbatches, group, 1)

@@ -77,8 +77,8 @@ def make_joint_update(
 ) -> Callable[[dict[str, TrainState], Mapping[str, Any], Any], tuple[dict[str, TrainState], Metrics]]:
     """One update of several networks in one program: ``(states, frozen, parts) -> (states, metrics)`` by role.
 
-    Each loss finds the other networks in its ``frozen``, by role, as they were before the update. The metrics of a role
-    bear its name in front, as in ``critic/grad_norm``.
+    Each loss finds the other networks in its ``frozen``, by role, as they were before the update. The metrics of the
+    first role keep their names, those of the others bear the role's in front, as in ``critic/grad_norm``.
 
     Args:
       learners: by role.
@@ -92,10 +92,10 @@ def make_joint_update(
         before = {role: jax.lax.stop_gradient(state.params) for role, state in states.items()}
         after: dict[str, TrainState] = {}
         metrics: Metrics = {}
-        for role, learns in learners.items():
+        for n, (role, learns) in enumerate(learners.items()):
             others = {**frozen, **{name: params for name, params in before.items() if name != role}}
             after[role], own = _update(learns, states[role], others, parts, mesh)
-            metrics |= {f"{role}/{name}": value for name, value in own.items()}
+            metrics |= {f"{role}/{name}" if n else name: value for name, value in own.items()}
         return after, metrics
 
     return update

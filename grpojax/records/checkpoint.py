@@ -27,6 +27,10 @@ FORMAT = 2
 _OLD_PARAMS = "params"
 
 
+class _OtherFormat(UserError):
+    """What another version of this package wrote."""
+
+
 class SaveError(Exception):
     """A checkpoint could not be written; the ones before it are untouched."""
 
@@ -47,14 +51,18 @@ class Checkpoints:
       directory: where they live.
       keep: how many of the newest stay.
       best: name of a metric whose largest value's checkpoint stays as well; None for none.
+      read_only: change nothing, not even what a save under way has left there.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 2, best: str | None = None):
+    def __init__(self, directory: str | Path, *, keep: int = 2, best: str | None = None, read_only: bool = False):
         self.directory = Path(directory).absolute()
-        self._keep, self._best = keep, best
+        self._keep, self._best, self._read_only = keep, best, read_only
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
+        if self._read_only:
+            options = ocp.CheckpointManagerOptions(read_only=True)
+            return ocp.CheckpointManager(self.directory, options=options)
         policy, best = ocp.checkpoint_managers.LatestN(self._keep), self._best
         if best is not None:
             best_one = ocp.checkpoint_managers.BestN(
@@ -63,6 +71,8 @@ class Checkpoints:
             policy = ocp.checkpoint_managers.AnyPreservationPolicy([policy, best_one])
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy,
+            # Without it metrics are not written, and a run that goes on would not know its best.
+            best_fn=None if best is None else lambda m: m.get(best, float("-inf")),
             cleanup_tmp_directories=True,
             # A directory that cannot be made must raise in the save; in orbax's threads it would leave others waiting.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
@@ -76,10 +86,6 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, the oldest first."""
         return sorted(self._manager.all_steps())
-
-    def best(self) -> int | None:
-        """The step with the largest value of the best metric; None where none was measured."""
-        return self._manager.best_step()
 
     def save(
         self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], metrics: dict[str, float] | None = None
@@ -132,7 +138,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 state, meta = self.restore(abstract, step)
-            except UserError:
+            except _OtherFormat:
                 raise
             except Exception as e:
                 first = first or e
@@ -167,6 +173,10 @@ class Checkpoints:
                 raise UserError(f"{self.directory}: the checkpoint of step {step} has no {', '.join(absent)}")
         items: dict[str, Any] = {name: ocp.args.StandardRestore(x) for name, x in wanted.items()}
         got = self._manager.restore(step, args=ocp.args.Composite(**items, meta=ocp.args.JsonRestore()))
+        if (found := got["meta"].get("format")) != FORMAT:
+            raise _OtherFormat(
+                f"{self.directory}: checkpoints of format {found}; this version goes on with format {FORMAT}"
+            )
         return {role: _rebuild(role, x, got) for role, x in abstract.items()}, got["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None, role: str = "policy") -> Any:

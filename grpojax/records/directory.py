@@ -33,7 +33,7 @@ class RunDirectory:
         except OSError as e:
             raise UserError(f"run.dir={str(self.path)!r} cannot be made: {e.strerror}") from None
         if not (self.path / "config.json").exists():
-            if any(self.path.iterdir()):
+            if any(file.name not in ("lock", "config.tmp") for file in self.path.iterdir()):
                 raise UserError(f"{self.path} exists and holds no run; give the run another run.dir")
             return
         checkpoint.check_format(self.path / "checkpoints")
@@ -48,15 +48,16 @@ class RunDirectory:
         return settings.diff(before, self._resolved)
 
     def claim(self, held: contextlib.ExitStack) -> None:
-        """Locks the directory until ``held`` lets go, and writes the recipe; from here on it is this run's.
-
-        What has changed since the run was last started is said.
-        """
+        """Locks the directory until ``held`` lets go; from here on it is this run's."""
         lock = held.enter_context((self.path / "lock").open("a"))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{self.path} is in use by another process; give this run another run.dir") from None
+        self.check()  # again: another process may have been here
+
+    def write(self) -> None:
+        """Writes the recipe; what has changed since the run was last started is said."""
         file = self.path / "config.json"
         if file.exists():
             for line in self._changes():

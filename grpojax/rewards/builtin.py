@@ -189,19 +189,23 @@ class Choice(Marked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftOverlong(Reward):
-    """Length in tokens: 0 up to ``max_tokens - buffer``, then falling in a straight line to -1 at ``max_tokens``.
+    """Length in tokens: 0 up to ``max_tokens - buffer``, then in a straight line down to ``-factor`` at ``max_tokens``.
 
-    DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13: `grpojax.allocation.overlong_penalty`.
+    DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13: `grpojax.allocation.overlong_penalty`. The paper's
+    factor is 1 beside a correctness of 1 or -1. Beside one of 1 or 0 half of that keeps the proportion: with the whole, a
+    right sample at the limit is worth as little as a wrong one.
 
-    >>> rewards = SoftOverlong(max_tokens=100, buffer=20)([""] * 4, [""] * 4, [range(n) for n in (80, 81, 90, 101)])
-    >>> [round(r, 6) for r in rewards]
+    >>> reward = SoftOverlong(max_tokens=100, buffer=20, factor=1.0)
+    >>> [round(r, 6) for r in reward([""] * 4, [""] * 4, [range(n) for n in (80, 81, 90, 101)])]
     [0.0, -0.05, -0.5, -1.0]
     """
 
     max_tokens: int
     buffer: int
+    factor: float = 0.5
 
     def __post_init__(self):
+        require(self, factor="(0, inf)")
         if not 1 <= self.buffer <= self.max_tokens:
             raise UserError(f"buffer={self.buffer}: must be between 1 and max_tokens={self.max_tokens}")
 
@@ -210,7 +214,7 @@ class SoftOverlong(Reward):
         from grpojax.allocation import overlong_penalty
 
         lengths = np.array([len(ids) for ids in tokens], np.int32)
-        return np.asarray(overlong_penalty(lengths, self.max_tokens, self.buffer)).tolist()
+        return (self.factor * np.asarray(overlong_penalty(lengths, self.max_tokens, self.buffer))).tolist()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ class Learner:
 
     Attributes:
       state: by role. ``policy`` is a `grpojax.types.TrainState`, ``reference`` plain weights.
-      entropy: of an adaptive bonus, its coefficient and what of it is applied in the next step.
+      entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
     """
 
     def __init__(
@@ -127,20 +127,23 @@ class Learner:
         self.policy, self.method, self.train = policy, method, train
         self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self.objective = objective = method.variant.objective
-        self._entropy = "entropy" in method.variant.needs
-        made = _programs(policy.graph, objective, policy.compute, optimizer, train.updates, temperature, self._entropy)
+        self._needs_entropy = "entropy" in method.variant.needs
+        made = _programs(
+            policy.graph, objective, policy.compute, optimizer, train.updates, temperature, self._needs_entropy
+        )
         self.optimizer, self.train_step, self._score, self._score_self, self._pick = made
         # The ratio leaves 1, so that it is taken against log-probs from before the first update.
         self._moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
         self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
-        self._scores_self = self._moves or self._entropy or self._kl_in_reward
+        self._scores_self = self._moves or self._needs_entropy or self._kl_in_reward
         self.state: dict[str, Any] = {}
-        self.entropy = {"coef": objective.entropy_coef, "applied": objective.entropy_coef}
+        self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
     @property
     def scores_a_step(self) -> int:
         """Forwards beyond those of sampling and updates."""
-        return int(self.objective.needs_reference) + int(self._scores_self)
+        picks = self.train.iterations * self.objective.needs_covariance_mask
+        return int(self.objective.needs_reference) + int(self._scores_self) + picks
 
     def abstract(self) -> dict[str, Any]:
         """Of what is saved: shapes, dtypes and shardings by role."""
@@ -153,7 +156,7 @@ class Learner:
     def start(self, restored: Mapping[str, Any] | None) -> None:
         """Takes the policy's weights over; ``restored`` is what `saved` gave before, None in a new run."""
         params, self.policy.params = self.policy.params, None
-        if self.objective.needs_reference:
+        if self.objective.needs_reference and "reference" not in (restored or {}):
             self.state["reference"] = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params)
         if restored is None:
             self.state["policy"] = init_state(params, self.optimizer, self.policy.mesh)
@@ -195,28 +198,28 @@ class Learner:
             if self._kl_in_reward:
                 scored.ref_logps = _whole(minis, ref)
         if self._scores_self:
-            name = "score with entropy" if self._entropy else "score"
+            name = "score with entropy" if self._needs_entropy else "score"
             own = [programs(name, self._score_self, self.state["policy"].params, m.packed.rows) for m in minis]
             if self._moves:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(behavior_logps=scores.logps)
             if self._kl_in_reward:
                 scored.logps = _whole(minis, [s.logps for s in own])
-            if self._entropy:
+            if self._needs_entropy:
                 scored.entropy = _whole(minis, [s.entropy for s in own])
         if jax.default_backend() == "cpu":
             jax.block_until_ready([m.packed for m in minis])
         return scored
 
-    def weigh(self, minis: Sequence[Minibatch], kept: Judged, dropped: np.ndarray, scored: Scored) -> Tokens:
+    def weigh(self, minis: Sequence[Minibatch], batch: Judged, dropped: np.ndarray, scored: Scored) -> Tokens:
         """Advantages ``[P, G, T]``, which it returns, and the weights of every token, into the rows."""
-        mask = np.asarray(masked.from_lengths(kept.rollout.lengths, self.max_tokens))
+        mask = np.asarray(masked.from_lengths(batch.rollout.lengths, self.max_tokens))
         # Dropped groups are in no statistic either.
-        counted = np.where(dropped[:, None], np.nan, kept.total)
-        cut = ~kept.rollout.stopped & (self.train.truncated != "train")
+        counted = np.where(dropped[:, None], np.nan, batch.total)
+        cut = ~batch.rollout.stopped & (self.train.truncated != "train")
         if self.train.truncated == "drop":
             counted = np.where(cut, np.nan, counted)
-        advantages = _advantages(self.method, kept, counted, mask, scored)
+        advantages = _advantages(self.method, batch, counted, mask, scored)
         live = mask & (np.isfinite(counted) & ~cut)[..., None]
         for mini in minis:
             mine, counts = advantages[mini.places], live[mini.places]
@@ -236,7 +239,7 @@ class Learner:
           ready: called with the state after each update.
         """
         adaptive = self.objective.entropy_target is not None
-        frozen = {"entropy_coef": np.float32(self.entropy["applied"])} if adaptive else {}
+        frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
         owed = []
         for n in range(self.train.iterations * len(minis)):
             mini = minis[n % len(minis)]
@@ -264,9 +267,10 @@ class Learner:
         """Moves an adaptive entropy bonus by what was measured in the step before."""
         target, step = self.objective.entropy_target, self.objective.entropy_step
         if target is not None and np.isfinite(entropy):
-            coef, _ = L.adapt_entropy_coef(self.entropy["coef"], entropy, target, step)
-            _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
-            self.entropy = {"coef": float(coef), "applied": float(applied)}
+            with processes.on_host():
+                coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)
+                _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
+                self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
 
 
 @jax.jit
@@ -281,14 +285,14 @@ def _whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
     return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
 
 
-def _advantages(method: Method, kept: Judged, counted: Samples, mask: Tokens, scored: Scored) -> Tokens:
+def _advantages(method: Method, batch: Judged, counted: Samples, mask: Tokens, scored: Scored) -> Tokens:
     """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count."""
     signals = Signals(
-        outcome=kept.by_name[method.deciding],
-        lengths=kept.rollout.lengths,
+        outcome=batch.by_name[method.deciding],
+        lengths=batch.rollout.lengths,
         mask=mask,
-        behavior_logps=kept.rollout.logps if scored.logps is None else scored.logps,
-        tokens=kept.rollout.tokens,
+        behavior_logps=batch.rollout.logps if scored.logps is None else scored.logps,
+        tokens=batch.rollout.tokens,
         ref_logps=scored.ref_logps,
         entropy=scored.entropy,
     )

@@ -150,6 +150,11 @@ def _check(
             f"variant {variant.name!r} has no importance ratio, so it is for one update a rollout, not {updates}: set "
             "train.iterations and train.minibatches to 1, or ask for a ratio with variant.ratio"
         )
+    if variant.name in ("max_rl", "ngrpo") and objective.needs_reference and objective.kl_in == "reward":
+        raise UserError(
+            f"variant {variant.name!r} takes rewards in a range, which a KL in the reward leaves: set "
+            "variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+        )
     if train.reference_every and not objective.needs_reference:
         raise UserError(
             f"train.reference_every={train.reference_every}: there is no reference at variant.kl_coef=0; set it to 0"

@@ -1,6 +1,7 @@
 """Where samples come from: draws, rewards under way, and dynamic sampling.
 
-`Rollouts.draw` is all that the loop knows of it, so that samples drawn ahead by something else can take its place.
+The loop knows `Rollouts.draw` and `Rollouts.state` alone, so that samples drawn ahead by something else can take its
+place.
 """
 
 import dataclasses
@@ -12,12 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpojax import allocation, data, masked
+from grpojax import allocation, data
 from grpojax.evaluation import columns_of, submit
 from grpojax.host.console import log
+from grpojax.host.errors import UserError
 from grpojax.programs import packing
 from grpojax.programs.policy import Policy
 from grpojax.rewards import Rewards
+from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.method import Method
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import PerPrompt, Rollout, Samples, Tokens
@@ -30,7 +33,8 @@ class Judged:
     Attributes:
       problems: of the P prompts.
       rollout: ``[P, G, ...]``.
-      total: ``[P, G]`` rewards, NaN where a sample has none.
+      total: ``[P, G]`` what advantages are made of, NaN where a sample has none.
+      reward: ``[P, G]`` the weighted sum of the rewards; the same, unless each is normalised in its group first.
       by_name: each reward by itself, ``[P, G]``.
       invalid: how many samples have no reward, by reward and reason.
     """
@@ -38,6 +42,7 @@ class Judged:
     problems: Sequence[data.Problem]
     rollout: Rollout
     total: Samples
+    reward: Samples
     by_name: dict[str, Samples]
     invalid: dict[str, int]
 
@@ -51,7 +56,8 @@ class Sampled:
       rollout: their samples, ``[P, G, ...]`` on the host.
       dropped: ``[P]`` bool, groups that fill up the batch and weigh nothing.
       kept_share: of all groups drawn, those that the filter kept.
-      judged: waits for the rewards; of the problems above, and of all that was drawn for them.
+      judged: waits for the rewards: ``(batch, drawn)``, of the problems above, dropped groups included, and of all that
+        was drawn.
     """
 
     problems: Sequence[data.Problem]
@@ -73,6 +79,7 @@ class Rollouts:
       problems: what is asked.
       seed: of the data's order and of all draws.
       max_prompt_tokens: longest prompt.
+      truncated: what samples cut at the limit do (`grpojax.run.sections.TrainConfig`).
       state: the record of a run that goes on (`state`).
     """
 
@@ -87,11 +94,12 @@ class Rollouts:
         *,
         seed: int,
         max_prompt_tokens: int,
+        truncated: str,
         state: Mapping[str, Any],
     ):
         self.policy, self.weights, self.config, self.method = policy, weights, config, method
         self.rewards, self.columns = rewards, columns_of(problems)
-        self.seed, self.max_prompt_tokens = seed, max_prompt_tokens
+        self.seed, self.max_prompt_tokens, self.truncated = seed, max_prompt_tokens, truncated
         kind = data.Batches if method.variant.retire is None else data.RetiringBatches
         self.batches: Any = kind(problems, config.prompts, seed, problems.weights)
         self.drawn: int = state["rollouts"]
@@ -160,12 +168,15 @@ class Rollouts:
 
     def _keep(self, judged: Judged) -> PerPrompt:
         """``[P]`` bool: the groups that dynamic sampling keeps."""
-        variant, chosen = self.method.variant, self.method.filter
-        if variant.keep is not None:
-            success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
-            return np.asarray(variant.keep(judged.by_name, self.method.deciding, **success))
-        values = judged.by_name[self.method.deciding]
-        return ~np.asarray(masked.all_equal(values, np.isfinite(values), 1))
+        variant, chosen, by_name = self.method.variant, self.method.filter, judged.by_name
+        if self.truncated != "train":  # what was cut at the limit teaches nothing
+            by_name = {name: np.where(judged.rollout.stopped, x, np.nan) for name, x in by_name.items()}
+        keep = allocation.keep_prompts if variant.keep is None else variant.keep
+        success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
+        try:
+            return np.asarray(keep(by_name, self.method.deciding, **success))
+        except ValueError as e:
+            raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 
     def _retire(self, drawn: list[Judged]) -> list[Judged]:
         """Notes the prompts that are not drawn again once the pass over the data is through."""
@@ -186,11 +197,13 @@ class Rollouts:
 
         @functools.cache
         def judged() -> Judged:
-            scores, shape = wait(), rollout.lengths.shape
+            scores, shape, config = wait(), rollout.lengths.shape, self.rewards.config
+            plain = scores.total if config.combine == "sum" else weighted_sum(config.terms, scores.by_name)
             return Judged(
                 problems=problems,
                 rollout=rollout,
                 total=scores.total.reshape(shape),
+                reward=plain.reshape(shape),
                 by_name={name: x.reshape(shape) for name, x in scores.by_name.items()},
                 invalid=scores.invalid,
             )
@@ -209,6 +222,7 @@ def _take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
         problems=[everything[i] for i in order],
         rollout=jax.tree.map(take, *(d.rollout for d in drawn)),
         total=take(*(d.total for d in drawn)),
+        reward=take(*(d.reward for d in drawn)),
         by_name={name: take(*(d.by_name[name] for d in drawn)) for name in drawn[0].by_name},
         invalid=dict(sum((Counter(d.invalid) for d in drawn), Counter())),
     )
@@ -230,7 +244,7 @@ def sample_rows(
                     "sample": g,
                     "prompt": problem.prompt,
                     "completion": text,
-                    "reward": _finite(judged.total[p, g]),
+                    "reward": _finite(judged.reward[p, g]),
                     "rewards": {name: _finite(x[p, g]) for name, x in judged.by_name.items()},
                     "advantage": _finite(mean[p, g]),
                     "length": n,

@@ -86,6 +86,8 @@ class TrainConfig:
         periods = ("reference_every", "eval_every", "checkpoint_every", "eval_temperature")
         require(self, **dict.fromkeys(counts, "[1, inf)"), **dict.fromkeys(periods, "[0, inf)"))
         require(self, seed="[0, 2147483647]", reference_mix="(0, 1]", eval_samples="[1, 1000]")
+        if self.reference_mix != type(self).reference_mix and not self.reference_every:
+            raise UserError(f"reference_mix={self.reference_mix}: goes with reference_every over 0")
         if self.eval_samples > 1 and self.eval_temperature == 0:
             raise UserError(
                 f"eval_samples={self.eval_samples} would all be the same at eval_temperature=0; give it one over 0"
@@ -112,7 +114,8 @@ class FilterConfig:
         groups that are all wrong.
       max_rollouts: rollouts of a step at most. What is missing after the last is filled up with dropped groups, which
         then weigh nothing.
-      success: the reward from which on a sample passes, for a variant with a filter of its own; None is 1.
+      success: the reward from which on a sample passes, for a variant with a filter of its own; None leaves a graded
+        reward graded, and for what asks for a pass it is 1.
     """
 
     metric: str | None = None

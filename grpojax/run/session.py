@@ -42,6 +42,7 @@ class Session:
         if processes.is_first():
             self.record.claim(held)
             self.record.check_data(fingerprints)
+            self.record.write()
 
     def open(self, held: contextlib.ExitStack, best: str | None) -> None:
         """Opens the checkpoints; ``best`` is the metric whose largest value's stays."""
@@ -112,8 +113,8 @@ class Session:
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._stop:
             raise KeyboardInterrupt
-        log.info("%s: saving after this step; again to stop at once", signal.Signals(number).name)
         self._stop = True
+        log.info("%s: saving after this step; again to stop at once", signal.Signals(number).name)
 
     def stopping(self) -> bool:
         """Whether any process of the run was asked to stop; all of them must ask together."""
@@ -124,7 +125,7 @@ def load_policy_params(policy: Policy, run_dir: str | Path, step: int | None = N
     """The policy's weights in a run's checkpoint (the newest, or the given step), laid out as ``policy`` is."""
     _, network = decoder_network(policy.config, None, policy.mesh)
     abstract = abstract_state({"policy": network}, policy.mesh)["policy"]
-    checkpoints = Checkpoints(Path(run_dir) / "checkpoints")
+    checkpoints = Checkpoints(Path(run_dir) / "checkpoints", read_only=True)
     try:
         return checkpoints.restore_params(abstract, step)
     finally:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from grpojax import diagnostics, masked
+from grpojax.host import processes
 from grpojax.run.method import Method
 from grpojax.run.rollouts import Judged, Sampled
-from grpojax.types import Max, Mean, PerPrompt
+from grpojax.types import Max, Mean, PerPrompt, Samples
 
 # What the update calls a mean over tokens, and the name that it is logged by.
 MEANS = {
@@ -22,7 +23,8 @@ MEANS = {
     "cap_hit": "clip_ratio/cap_mean",
     "importance": "importance_mean",
     "off_policy": "off_policy",
-    "covariance": "covariance_mean",
+    "clip_cov": "covariance/clipped_mean",
+    "kl_cov": "covariance/penalised_mean",
 }
 # Between the sampler and the policy before the first update of a step: later ones have moved it.
 FIRST = {
@@ -35,18 +37,18 @@ FIRST = {
 BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
-def of_rollouts(sampled: Sampled, kept: Judged, drawn: Sequence[Judged], method: Method) -> dict[str, float]:
+def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method: Method) -> dict[str, float]:
     """What the host can tell of a step's samples: of all that were drawn, and apart from it of what a filter kept.
 
     Args:
       sampled: the step's samples.
-      kept, drawn: their rewards (`Sampled.judged`).
+      batch, drawn: their rewards (`Sampled.judged`).
       method: its deciding reward, and whether there is a filter.
     """
     values = of_drawn(drawn, method.deciding)
     if method.filter is None:
         return values
-    return values | of_kept(kept, sampled.dropped) | {"groups/kept": sampled.kept_share}
+    return values | of_kept(batch, sampled.dropped) | {"groups/kept": sampled.kept_share}
 
 
 def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
@@ -57,11 +59,12 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
       deciding: the reward that says whether a sample succeeded.
     """
     total = np.concatenate([d.total for d in drawn])
+    reward = np.concatenate([d.reward for d in drawn])
     lengths = np.concatenate([d.rollout.lengths for d in drawn])
     stopped = np.concatenate([d.rollout.stopped for d in drawn])
     decides = np.concatenate([d.by_name[deciding] for d in drawn])
     values = {
-        **_of_rewards(total),
+        **_of_rewards(reward, total),
         "rewards/invalid": float(1 - np.isfinite(total).mean()),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
@@ -81,30 +84,33 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
 
 
-def of_kept(kept: Judged, dropped: PerPrompt) -> dict[str, float]:
+def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
     """Metrics of the groups that a filter kept; ``groups/missing`` is the share of the batch without any.
 
     Args:
-      kept: the batch that the step learns from.
+      batch: what the step learns from.
       dropped: ``[P]`` bool, its groups that weigh nothing.
     """
-    rewards = {f"kept/{name}": value for name, value in _of_rewards(kept.total[~dropped]).items()}
-    lengths = kept.rollout.lengths[~dropped]
+    rewards = {
+        f"kept/{name}": value for name, value in _of_rewards(batch.reward[~dropped], batch.total[~dropped]).items()
+    }
+    lengths = batch.rollout.lengths[~dropped]
     return rewards | {
         "kept/mean_length": _mean(lengths),
         "groups/missing": float(dropped.mean()),
     }
 
 
-def _of_rewards(total: np.ndarray) -> dict[str, float]:
-    finite = np.isfinite(total)
+def _of_rewards(reward: Samples, total: Samples) -> dict[str, float]:
+    """Of rewards as they are; whether a group teaches anything is a matter of what the advantages are made of."""
+    finite = np.isfinite(reward)
     count = np.maximum(finite.sum(1), 1)
-    mean = np.where(finite, total, 0.0).sum(1) / count
-    std = np.sqrt((np.where(finite, total - mean[:, None], 0.0) ** 2).sum(1) / np.maximum(count - 1, 1))
+    mean = np.where(finite, reward, 0.0).sum(1) / count
+    std = np.sqrt((np.where(finite, reward - mean[:, None], 0.0) ** 2).sum(1) / np.maximum(count - 1, 1))
     return {
-        "reward": _mean(total[finite]),
+        "reward": _mean(reward[finite]),
         "reward_std": _mean(std[finite.any(1)]),
-        "frac_reward_zero_std": _mean(np.asarray(masked.all_equal(total, finite, 1))),
+        "frac_reward_zero_std": _mean(np.asarray(masked.all_equal(total, np.isfinite(total), 1))),
     }
 
 
@@ -133,7 +139,8 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for name, first in updates[0].items() if updates else ():
         each = [u[name] for u in updates]
         if name == "sampler_ratio_square":
-            values[FIRST[name]] = float(diagnostics.effective_sample_size(updates[0]["sampler_ratio"], first))
+            with processes.on_host():
+                values[FIRST[name]] = float(diagnostics.effective_sample_size(updates[0]["sampler_ratio"], first))
         elif name in FIRST:
             values[FIRST[name]] = _value([first])
         elif isinstance(first, Mean | Max):

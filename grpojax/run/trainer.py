@@ -19,6 +19,7 @@ from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
+from grpojax.programs import lanes, packing
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
@@ -83,6 +84,7 @@ class Trainer:
         config = self.config
         self.session = Session(config)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids)
+        _check_shapes(config, self.policy.lanes)
         self.rewards = held.enter_context(Rewards(config.method.rewards))
         tokenize = data.Tokenize(self.policy.tokenizer, config.data)
         self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
@@ -111,9 +113,15 @@ class Trainer:
         restored = self.session.restore(self.learner.abstract())
         if restored is not None:
             self.meta = restored[1]
-            self.learner.entropy = self.meta.get("entropy", self.learner.entropy)
+            self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
         self.learner.start(restored and restored[0])
         self.done: int = self.meta["step"]
+        if self.done > config.train.steps:
+            raise UserError(
+                f"train.steps={config.train.steps}: the run in {config.run.dir} is at step {self.done} already"
+            )
+        self._saved = self.done
+        self.pending: _Pending | None = None
         self.rollouts = Rollouts(
             self.policy,
             lambda: self.learner.state["policy"].params,
@@ -123,6 +131,7 @@ class Trainer:
             self.problems,
             seed=config.train.seed,
             max_prompt_tokens=config.data.max_prompt_tokens,
+            truncated=config.train.truncated,
             state=self.meta,
         )
         self.watch = Watch(self.session.directory)
@@ -137,16 +146,20 @@ class Trainer:
         """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
         try:
             with self.session.signals():
-                self._loop()
+                try:
+                    self._loop()
+                except UserError:
+                    self._rescue()
+                    raise
                 self.session.check_saved()
             return self.done == self.config.train.steps
         except (jax.errors.JaxRuntimeError, MemoryError) as e:
             if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
                 raise
             raise UserError(
-                f"out of memory after step {self.done}: raise train.microbatches (update), lower rollout.prompts, "
-                "rollout.slots or rollout.max_tokens (sampling), set model.remat=layer, or spread over more devices "
-                f"(mesh.fsdp)\n{' '.join(str(e).split())[:300]}"
+                f"out of memory after step {self.done}: raise train.microbatches, set model.remat=layer, lower "
+                "rollout.slots, or spread over more devices (mesh.fsdp); in a new run lower rollout.prompts or "
+                f"rollout.max_tokens\n{' '.join(str(e).split())[:300]}"
             ) from e
         finally:
             self.close()
@@ -155,32 +168,37 @@ class Trainer:
         """Gives back what the run holds: worker processes, files, the directory's lock."""
         self._held.close()
 
+    def _rescue(self) -> None:
+        """A mistake that only shows in the middle of a run must not cost what was learned."""
+        if self.pending is not None:
+            self._finish()
+        if self.done != self._saved:
+            self._save(None)
+        self.session.wait()
+
     def _loop(self) -> None:
         train, session = self.config.train, self.session
-        pending: _Pending | None = None
         if self.done == 0:
             self._evaluate(0)
-        saved = True
         while self.done < train.steps and not session.stopping():
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
-            if pending:
-                self._finish(pending)
+            if self.pending is not None:
+                self._finish()
                 started = time.perf_counter()  # the rollout was queued behind that update
-            pending = self._step(collect(), started)
+            self.pending = self._step(collect(), started)
             self.done += 1
             last = self.done == train.steps
             evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
-            saved = last or bool(train.checkpoint_every and self.done % train.checkpoint_every == 0)
-            if evaluates or saved:
-                self._finish(pending)
-                pending = None
+            saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            if evaluates or saves:
+                self._finish()
             scores = self._evaluate(self.done) if evaluates else None
-            if saved:
+            if saves:
                 self._save(scores)
-        if pending:
-            self._finish(pending)
-        if not saved:
+        if self.pending is not None:
+            self._finish()
+        if self.done != self._saved:
             self._save(None)
 
     def _step(self, sampled: Sampled, started: float) -> _Pending:
@@ -190,17 +208,13 @@ class Trainer:
         minis = learner.prepare(sampled)
         scored = learner.score(minis)
         scored_at = time.perf_counter()
-        kept, drawn = sampled.judged()
+        batch, drawn = sampled.judged()
         rewarded = time.perf_counter()
-        try:
-            advantages = learner.weigh(minis, kept, sampled.dropped, scored)
-        except UserError as e:  # a mistake that only shows now must not cost what was learned
-            self._save(None)
-            raise UserError(f"step {number}, {e}") from e
+        advantages = learner.weigh(minis, batch, sampled.dropped, scored)
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
         self.meta["num_tokens"] += prompt_tokens + sampled_tokens
-        known = step_metrics.of_rollouts(sampled, kept, drawn, self.config.method) | {
+        known = step_metrics.of_rollouts(sampled, batch, drawn, self.config.method) | {
             "num_tokens": float(self.meta["num_tokens"]),
             "useful_token_fraction": float(np.mean([m.layout.useful for m in minis])),
             "time/rollout_s": rolled - started,
@@ -213,7 +227,7 @@ class Trainer:
         owed = learner.update(minis, key, functools.partial(_ready, self.policy))
         learner.end_step(number)
         if self.metrics.wants_samples(number):
-            rows = sample_rows(kept, advantages, self.policy.decode, self.held_out.evaluator.answer)
+            rows = sample_rows(batch, advantages, self.policy.decode, self.held_out.evaluator.answer)
             self.metrics.write_samples(number, rows)
         if self.on_step is not None:
             self.on_step(sampled.problems, sampled.rollout)
@@ -224,11 +238,14 @@ class Trainer:
             dispatched=dispatched,
             started=started,
             tokens=sampled_tokens,
-            flops=sum(_flops(self.policy, learner, kept, drawn).values()),
+            flops=sum(_flops(self.policy, learner, batch, drawn).values()),
         )
 
-    def _finish(self, pending: _Pending) -> None:
-        """Waits for a step's updates and records its metrics."""
+    def _finish(self) -> None:
+        """Waits for a step's updates and records its metrics. The next rollout is on the device by now, so that nothing
+        here may ask the device for anything else."""
+        pending, self.pending = self.pending, None
+        assert pending is not None
         owed = jax.device_get(pending.owed)
         now = time.perf_counter()
         train, number = self.config.train, pending.number
@@ -238,15 +255,15 @@ class Trainer:
         values["skipped_updates"] = float(sum(m["skipped"] for m in owed))
         values["empty_updates"] = float(train.updates_a_rollout - len(owed))
         if self.learner.objective.entropy_target is not None:
-            values["entropy_coef"] = self.learner.entropy["applied"]
+            values["entropy_coef"] = self.learner.entropy_coefs["applied"]
             self.learner.adapt(values.get("entropy", float("nan")))
-            self.meta["entropy"] = self.learner.entropy
+            self.meta["entropy"] = self.learner.entropy_coefs
         seconds = now - pending.started
         values |= {"time/update_s": now - pending.dispatched, "time/step_s": seconds}
         values["time/checkpoint_s"], self.session.save_s = self.session.save_s, 0.0
         values["tokens_per_s"] = pending.tokens / seconds
         if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
-            values["utilisation"] = pending.flops / seconds / peak / jax.device_count()
+            values["utilisation"] = pending.flops / seconds / peak / (self.policy.mesh.size if self.policy.mesh else 1)
         self.metrics.write(number, values)
         if number % train.log_every == 0:
             self.table.row(number, values)
@@ -257,9 +274,7 @@ class Trainer:
         """Warns of updates that were skipped, and stops the run after too many in a row."""
         if values["skipped_updates"]:
             log.warning("step %d: %d updates skipped, gradient not finite", number, values["skipped_updates"])
-        if self.meta["skipped"] >= self.config.train.max_skipped:
-            self._save(None)
-            self.session.wait()
+        if values["skipped_updates"] and self.meta["skipped"] >= self.config.train.max_skipped:
             raise UserError(
                 f"step {number}: {self.meta['skipped']} updates in a row had a gradient that is not finite; the "
                 "weights before them are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the "
@@ -273,7 +288,7 @@ class Trainer:
         return values
 
     def _save(self, scores: dict[str, float] | None) -> None:
-        self.meta["step"] = self.done
+        self.meta["step"] = self._saved = self.done
         self.session.save(self.learner.saved(), self.meta, scores)
 
     def report(self) -> None:
@@ -287,15 +302,22 @@ class Trainer:
         log.info("reward curve: %s", path)
 
 
+def _check_shapes(config: Config, count: int) -> None:
+    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards."""
+    for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
+        rows, group = lanes.spread_sizes(prompts, config.rollout.group, count)
+    packing.check_cut(rows // count, group, config.train.microbatches)
+
+
 def _ready(policy: Policy, state: Any) -> None:
     """On several CPU devices programs in flight take each other's messages."""
     if jax.default_backend() == "cpu" and policy.mesh is not None:
         jax.block_until_ready(state)
 
 
-def _flops(policy: Policy, learner: Learner, kept: Judged, drawn: Sequence[Judged]) -> dict[str, float]:
+def _flops(policy: Policy, learner: Learner, batch: Judged, drawn: Sequence[Judged]) -> dict[str, float]:
     sampled = [flops.forward_flops(policy.config, *_lengths(d)) for d in drawn]
-    learned = flops.forward_flops(policy.config, *_lengths(kept))
+    learned = flops.forward_flops(policy.config, *_lengths(batch))
     return flops.step_flops(sum(sampled), learned, scores=learner.scores_a_step, iterations=learner.train.iterations)
 
 

@@ -4,17 +4,23 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from grpojax import diagnostics
+from grpojax.host import processes
 from grpojax.host.console import log
 
-# What each alarm of `grpojax.diagnostics.Alarm` tells the user.
+# What each alarm of `grpojax.diagnostics.Alarm` tells the user, and the remedy.
+_MORE = "lower optimizer.learning_rate, or add variant.entropy_coef"
 SAID = {
-    "entropy_collapse": "the policy hardly varies any more (entropy collapse)",
-    "entropy_explosion": "the policy draws almost at random (entropy explosion)",
-    "entropy_falling": "the entropy falls fast",
-    "not_finite": "the entropy is not a finite number",
+    "entropy_collapse": ("the policy hardly varies any more (entropy collapse)", _MORE),
+    "entropy_explosion": (
+        "the policy draws almost at random (entropy explosion)",
+        "lower optimizer.learning_rate or variant.entropy_coef",
+    ),
+    "entropy_falling": ("the entropy falls fast", _MORE),
+    "not_finite": ("the entropy is not a finite number", "lower optimizer.learning_rate"),
 }
 
 
@@ -38,18 +44,20 @@ class Watch:
         self._entropy.append(values["entropy"])
         if len(self._entropy) < self._limits.window:
             return []
-        alarm = diagnostics.collapse_alarm(np.asarray(self._entropy, np.float32), limits=self._limits)
-        fresh = [name for name in SAID if bool(getattr(alarm, name)) and name not in self._rung]
+        with processes.on_host():
+            alarm = diagnostics.collapse_alarm(np.asarray(self._entropy, np.float32), limits=self._limits)
+            alarm = jax.tree.map(bool, alarm)
+        fresh = [name for name in SAID if getattr(alarm, name) and name not in self._rung]
         for name in fresh:
             self._rung.add(name)
             log.warning(
-                "step %d: %s: %.3g nats a token, %.3g %d steps before; lower optimizer.learning_rate, add "
-                "variant.entropy_coef, or look at the samples: grpojax show %s",
+                "step %d: %s: %.3g nats a token, %.3g %d steps before; %s, or look at the samples: grpojax show %s",
                 number,
-                SAID[name],
+                SAID[name][0],
                 self._entropy[-1],
                 self._entropy[0],
                 len(self._entropy) - 1,
+                SAID[name][1],
                 self._directory,
             )
         return fresh

@@ -218,12 +218,23 @@ def _batch(
     part, part_group = longest(prompts // minibatches)
     shape = (len(part.lengths), part_group, sampling.max_tokens)
     full = np.zeros(shape, np.float32)
-    reference = full if objective.needs_reference else None
+
+    def given(needed: bool, dtype: Any = np.float32) -> np.ndarray | None:
+        return full.astype(dtype) if needed else None
+
     batch = TrainBatch(
         prompts=part,
         tokens=full.astype(np.int32),
         lengths=np.full(shape[:2], shape[2], np.int32),
-        per_token=PerToken(advantages=full, weights=full, ref_logps=reference, sampler_logps=full),
+        per_token=PerToken(
+            advantages=full,
+            weights=full,
+            sampler_logps=full,
+            behavior_logps=given(minibatches > 1 and objective.anchor == "trainer"),
+            ref_logps=given(objective.needs_reference),
+            displacement_weights=given(objective.needs_displacement_weights),
+            covariance_mask=given(objective.needs_covariance_mask, bool),
+        ),
     )
     packed, _ = packing.pack(batch, lanes=parts, microbatches=microbatches, seats=compute.needs_seats)
 

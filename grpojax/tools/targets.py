@@ -38,7 +38,10 @@ class Target:
         chosen = loaded[: config.limit or None]
         model: dict[str, Any] = {"weights": _weights(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
         if self.run is not None:
-            model |= {"run": _digest((self.run / "config.json").read_bytes()), "step": self.step}
+            given = settings.to_dict(recipe)
+            # Not what only says how a run is executed: that may change while it goes on.
+            asked = {k: v for k, v in given.items() if k in ("model", "data", "rollout", "variant", "optimizer")}
+            model |= {"run": _digest(json.dumps(asked, sort_keys=True).encode()), "step": self.step}
         given = _fields(recipe.data, "train", "eval") | {
             "fingerprint": loaded.fingerprint,
             "problems": len(chosen),
@@ -121,7 +124,7 @@ def read_target(
 def _pick_step(run: Path, step: int | None, best: bool) -> int:
     folder, steps = run / "checkpoints", []
     if folder.is_dir():
-        checkpoints = Checkpoints(folder)
+        checkpoints = Checkpoints(folder, read_only=True)
         try:
             steps = checkpoints.steps()
         finally:

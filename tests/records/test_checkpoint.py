@@ -1,5 +1,7 @@
 """What is on disk, and that what an older version wrote is known for what it is."""
 
+import json
+
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
@@ -31,6 +33,16 @@ def old_run(recipe, tmp_path):
     return directory, overrides, params
 
 
+def test_an_older_recipe_does_not_keep_a_policy_from_being_exported(old_run, tmp_path, capsys):
+    """Methods without a ratio once took several updates, and sections may have had other fields."""
+    file = old_run[0] / "config.json"
+    tree = json.loads(file.read_text())
+    tree["variant"], tree["train"]["iterations"], tree["gone"] = "rloo", 2, {"with": "time"}
+    file.write_text(json.dumps(tree))
+    assert cli.main(["export", str(old_run[0]), "--to", str(tmp_path / "policy")]) == 0
+    capsys.readouterr()
+
+
 def test_a_run_of_an_older_format_is_refused_by_name(recipe, old_run):
     directory, overrides, _ = old_run
     with pytest.raises(UserError, match=f"checkpoints of format 1.*format {FORMAT}\nexport its policy"):
@@ -54,3 +66,36 @@ def test_items_are_named_by_role(recipe, tmp_path):
     with pytest.raises(UserError, match="no checkpoint of step 7"):
         checkpoints.restore_params({}, 7)
     checkpoints.close()
+
+
+def test_the_best_checkpoint_is_still_known_after_a_restart(tmp_path):
+    state = {"reference": {"w": np.zeros(3, np.float32)}}
+    for steps in ([1, 2], [3, 4, 5]):
+        checkpoints = Checkpoints(tmp_path, keep=1, best="eval/reward")
+        for step in steps:
+            checkpoints.save(step, state, {"step": step}, {"eval/reward": 1.0 if step == 1 else 0.5})
+            checkpoints.wait()
+        checkpoints.close()
+    assert Checkpoints(tmp_path, read_only=True).steps() == [1, 5]
+
+
+def test_a_reader_leaves_a_save_under_way_alone(tmp_path):
+    state = {"reference": {"w": np.zeros(3, np.float32)}}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state, {"step": 1})
+    checkpoints.close()
+    under_way = tmp_path / "2.orbax-checkpoint-tmp-7"
+    under_way.mkdir()
+    reader = Checkpoints(tmp_path, read_only=True)
+    assert reader.steps() == [1] and under_way.exists()
+    reader.close()
+
+
+def test_another_format_is_refused_by_its_number(tmp_path):
+    state = {"reference": {"w": np.zeros(3, np.float32)}}
+    manager = ocp.CheckpointManager(tmp_path)
+    items = {"reference_params": ocp.args.StandardSave(state["reference"])}
+    manager.save(1, args=ocp.args.Composite(**items, meta=ocp.args.JsonSave({"step": 1, "format": FORMAT + 1})))
+    manager.close()
+    with pytest.raises(UserError, match=f"format {FORMAT + 1}.*goes on with format {FORMAT}"):
+        Checkpoints(tmp_path).restore_newest(state)

@@ -75,14 +75,13 @@ def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
 def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
     """Adam would move by its momentum, and count the step."""
     trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
-    trainer.config.method.variant.objective  # noqa: B018
     plain, judged = trainer.learner.weigh, []
 
-    def weigh(minis, kept, dropped, scored):
+    def weigh(minis, batch, dropped, scored):
         if trainer.done == 1:  # a first update has given Adam its momentum
-            kept = dataclasses.replace(kept, total=np.full_like(kept.total, np.nan))
+            batch = dataclasses.replace(batch, total=np.full_like(batch.total, np.nan))
             judged.append(jax.tree.map(np.asarray, trainer.learner.state["policy"]))
-        return plain(minis, kept, dropped, scored)
+        return plain(minis, batch, dropped, scored)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
@@ -98,9 +97,9 @@ def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     seen = []
     plain = trainer.learner.weigh
 
-    def weigh(minis, kept, dropped, scored):
+    def weigh(minis, batch, dropped, scored):
         seen.append([(~dropped[m.places]).sum() for m in minis])
-        return plain(minis, kept, dropped, scored)
+        return plain(minis, batch, dropped, scored)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
@@ -152,7 +151,7 @@ def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
 
 def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
     overrides = ("train.minibatches=2", "train.steps=1")
-    for anchor, rate in (("sampler", 0.02), ("trainer", 0.0)):
+    for anchor in ("sampler", "trainer"):
         trainer = Trainer(
             load(recipe, tmp_path / anchor, *overrides, f"variant={{name: grpo, kl_coef: 0, anchor: {anchor}}}")
         )
@@ -166,7 +165,8 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
         assert len(scores) == (0 if anchor == "sampler" else 2)
         tokens = seen[0].per_token
         assert (tokens.behavior_logps is None) == (anchor == "sampler")
-        assert abs(lines(tmp_path / anchor)[0]["ratio_mean"] - 1) >= rate / 10
+        off = abs(lines(tmp_path / anchor)[0]["ratio_mean"] - 1)
+        assert off > 1e-3 if anchor == "sampler" else off < 1e-3
     with pytest.raises(UserError, match="anchor"):
         load(recipe, tmp_path / "no", "variant={name: grpo, anchor: sampler, importance: truncate}")
 
@@ -271,10 +271,88 @@ def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplo
     log.propagate = True
     caplog.set_level(logging.INFO, "grpojax")
     Trainer(load(recipe, tmp_path / "one", "variant=gspo")).close()
-    assert "gspo" in caplog.text and "grpo" in caplog.text.replace("gspo", "")
+    assert "gspo has the gradient of GRPO's clip" in caplog.text
     caplog.clear()
     Trainer(load(recipe, tmp_path / "two", "variant=gspo", "train.minibatches=2")).close()
     assert "one update" not in caplog.text
+
+
+# --- what goes wrong in the middle
+
+
+@pytest.mark.parametrize("place", ["evaluate", "draw", "keep", "weigh"])
+def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, place):
+    """A judge that is none, a data set that is used up: what was learned is saved, metrics and all."""
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=5", "filter={max_rollouts: 1}"))
+    owner, name = {
+        "evaluate": (trainer.held_out, "evaluate"),
+        "draw": (trainer.rollouts, "draw"),
+        "keep": (trainer.rollouts, "_keep"),
+        "weigh": (trainer.learner, "weigh"),
+    }[place]
+    plain = getattr(owner, name)
+
+    def mistaken(*args):
+        if trainer.done == (5 if place == "evaluate" else 2):
+            raise UserError("only now is it seen")
+        return plain(*args)
+
+    setattr(owner, name, mistaken)
+    with pytest.raises(UserError, match="only now"):
+        trainer.run()
+    done = 5 if place == "evaluate" else 2
+    assert trainer.session.checkpoints.steps() == [done] and len(lines(tmp_path / "run")) == done
+
+
+def test_a_filter_that_cannot_judge_is_the_users_to_mend(recipe, tmp_path):
+    trainer = Trainer(load(recipe, tmp_path / "run", "variant=ngrpo", "rewards.0.name=tiny_run:length"))
+    with pytest.raises(UserError, match="filter of variant 'ngrpo'"):
+        trainer.run()
+
+
+def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatch):
+    """The next rollout is under way by then, and would be waited for."""
+    from grpojax.host import processes
+
+    inside = []
+
+    class Host:
+        def __enter__(self):
+            inside.append(True)
+
+        def __exit__(self, *_):
+            inside.pop()
+
+    monkeypatch.setattr(processes, "on_host", Host)
+    from grpojax import diagnostics
+    from grpojax import losses as L
+
+    for module, name in (
+        (diagnostics, "effective_sample_size"),
+        (diagnostics, "collapse_alarm"),
+        (L, "adapt_entropy_coef"),
+    ):
+        plain = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, plain=plain, **k: plain(*a, **k) if inside else 1 / 0)
+    options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"
+    trainer = Trainer(load(recipe, tmp_path / "run", options, "train.steps=3"))
+    trainer.watch._limits = diagnostics.CollapseLimits(window=2)
+    assert trainer.run()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.minibatches=4", "mesh.fsdp=8"], "2 prompts of a batch with rollout.group=3 do not divide over 8"),
+        (["train.microbatches=3"], "train.microbatches=3 splits neither 8 prompts"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused_at_the_start(recipe, tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        Trainer(
+            load(recipe, tmp_path / "run", "rollout.group=3", *overrides),
+            devices=8 if "mesh.fsdp=8" in overrides else 1,
+        )
 
 
 # --- going on with other settings
@@ -295,6 +373,8 @@ def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, cap
     for refused in ("train.seed=1", "rollout.temperature=0.9", "train.minibatches=2", "variant.clip_high=0.3"):
         with pytest.raises(UserError, match="holds a run of another config"):
             Trainer(load(recipe, tmp_path / "run", *changed, refused))
+    with pytest.raises(UserError, match="train.steps=1: .* is at step 2 already"):
+        Trainer(load(recipe, tmp_path / "run", *changed[1:], "train.steps=1"))
     with pytest.raises(UserError, match="train.steps: 2 -> 5"):  # the rate of every step depends on it
         load_as = ("optimizer.schedule=linear",)
         assert Trainer(load(recipe, tmp_path / "linear", *load_as)).run()
