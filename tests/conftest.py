@@ -5,6 +5,7 @@ what each worker took.
 """
 
 import atexit
+import ctypes
 import gc
 import os
 import resource
@@ -40,8 +41,11 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 HERE = Path(__file__).parent
 LONGEST_FIRST = (
-    "run/test_faults.py",
+    "run/test_learning.py",
+    "variants/test_conformance.py",
     "run/test_trainer.py",
+    "run/test_faults.py",
+    "programs/test_roles.py",
     "tools/test_planner.py",
     "programs/test_update.py",
     "models/test_models.py",
@@ -66,7 +70,7 @@ def pytest_collection_modifyitems(items):
 # ---------------------------------------------------------------------------------------------- memory
 
 MIB = 2**20
-FULL = 1500  # MiB that a worker may hold before it lets go of compiled programs
+FULL = 1200  # MiB that a worker may hold before it lets go of compiled programs
 _held = 0  # MiB that it held after it last did
 
 
@@ -78,6 +82,13 @@ def resident() -> int:
         return 0
 
 
+def give_back() -> None:
+    """Has the allocator return what is free to the system, where it can be asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown():
     """Compiled programs stay until they are thrown away, and eight devices make them large."""
@@ -86,6 +97,7 @@ def pytest_runtest_teardown():
     if resident() > max(FULL, _held + FULL // 4):
         jax.clear_caches()
         gc.collect()
+        give_back()
         _held = resident()
 
 

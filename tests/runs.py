@@ -52,9 +52,9 @@ def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> s
     return said
 
 
-def Trainer(recipe, devices=1):
+def Trainer(recipe, devices=1, eos_ids=None):
     """On one device as a rule: eight share the cores of a small machine."""
-    return trainer.Trainer(recipe, devices=jax.devices()[:devices])
+    return trainer.Trainer(recipe, jax.devices()[:devices], eos_ids=eos_ids)
 
 
 def numbers(directory: Path) -> list[dict[str, float]]:

@@ -192,8 +192,8 @@ class SoftOverlong(Reward):
     """Length in tokens: 0 up to ``max_tokens - buffer``, then in a straight line down to ``-factor`` at ``max_tokens``.
 
     DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13: `grpojax.allocation.overlong_penalty`. The paper's
-    factor is 1 beside a correctness of 1 or -1. Beside one of 1 or 0 half of that keeps the proportion: with the whole, a
-    right sample at the limit is worth as little as a wrong one.
+    factor is 1 beside a correctness of 1 or -1. Beside one of 1 or 0 half of that keeps the proportion: with the whole,
+    a right sample at the limit is worth as little as a wrong one.
 
     >>> reward = SoftOverlong(max_tokens=100, buffer=20, factor=1.0)
     >>> [round(r, 6) for r in reward([""] * 4, [""] * 4, [range(n) for n in (80, 81, 90, 101)])]

@@ -27,6 +27,7 @@ def judged(total, lengths, stopped):
         problems=[Problem()] * shape[0],
         rollout=rollout,
         total=total,
+        reward=total,
         by_name={"acc": total},
         invalid={"acc/timeout": 1},
     )

@@ -1,6 +1,5 @@
 """The figures of `grpojax bench`."""
 
-import doctest
 import json
 import types
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grpojax.models import DecoderConfig
+from grpojax.models import DecoderConfig, hf
 from grpojax.models.flops import forward_flops
 from grpojax.run import recipe as recipes
 from grpojax.tools import benchmark, cli
@@ -25,10 +24,6 @@ def test_flops_are_counted_on_tokens_in_use():
     assert forward_flops(c, [3], [[1, 2]]) == want
 
 
-def test_examples_run():
-    assert doctest.testmod(benchmark).attempted and not doctest.testmod(benchmark).failed
-
-
 class FakeTrainer:
     """Steps of 1, 2, ... seconds with one prompt of two tokens; in step n its samples have n and n + 1."""
 
@@ -36,6 +31,9 @@ class FakeTrainer:
 
     def __init__(self, config, devices=None, *, eos_ids=None, on_step=None):
         self.config, self.eos_ids, self.on_step = config, eos_ids, on_step
+        self.policy = types.SimpleNamespace(config=hf.read_config(config.model.path))
+        # Scored under the reference and, as the policy moves, under itself.
+        self.learner = types.SimpleNamespace(scores_a_step=2)
         self.made.append(self)
 
     def run(self):
@@ -61,11 +59,10 @@ def trainers(monkeypatch):
 def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
     config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.iterations=2", "mesh.data=8"])
     figures = benchmark.measure(config, steps=3)  # steps 3, 4 and 5
-    model = benchmark.hf.read_config(config.model.path)
+    model = trainers[0].policy.config
     forward = forward_flops(model, [2], [[4, 5]])
     assert figures["tokens_per_step"] == 9
     assert (figures["first_step_s"], figures["step_s"]) == (1, 4)
-    # Scored under the reference and, since it moves, under the policy; two passes.
     assert figures["score_gflop"] == pytest.approx(2 * forward / 1e9)
     assert figures["step_gflop"] == pytest.approx((1 + 2 + 6) * forward / 1e9)
     assert figures["update_tokens_per_s"] == 2 * 9 / 4
@@ -82,7 +79,7 @@ def test_each_run_has_a_folder_and_tokens_that_end_it_or_none(recipe, trainers, 
 
 def test_bench_prints_a_table(recipe, tmp_path, capsys):
     out = tmp_path / "figures.json"
-    overrides = [f"run.dir={tmp_path / 'run'}", "mesh.data=8"]
+    overrides = [f"run.dir={tmp_path / 'run'}", "mesh.data=8", "variant.kl_coef=0"]
     assert cli.main(["bench", str(recipe), *overrides, "--steps", "2", "--full-length", "--json", str(out)]) == 0
     assert "of matmul rate" in capsys.readouterr().out
     figures = json.loads(out.read_text())

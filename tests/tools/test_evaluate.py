@@ -116,7 +116,7 @@ def test_refusals(whole, options, message, capsys):
 
 @pytest.mark.parametrize(("override", "message"), [
     ("train.eval_samples=0", "eval_samples=0: must be at least 1"),
-    ("train.eval_samples=1001", "eval_samples=1001: must be at most 1000"),
+    ("train.eval_samples=1001", "eval_samples=1001: must be at least 1 and at most 1000"),
     ("train.eval_samples=4", "eval_samples=4 would all be the same at eval_temperature=0"),
     ("train.eval_samples=few", "train.eval_samples='few'"),
     ("train.eval_temperature=-1", "eval_temperature=-1.0: must be at least 0"),

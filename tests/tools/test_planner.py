@@ -190,7 +190,9 @@ def test_the_batch_is_the_trainers():
     assert packed.rows.prompts.sharding.shard_shape(packed.rows.prompts.shape) == (1, 1, 1, 64)
     _, packed, group = batch(16, 64, sampling, 2, 4)
     assert (packed.rows.tokens.shape, group) == ((4, 8, 2, 128), 8)
-    with pytest.raises(UserError, match="minibatches=3"):
+    # with several updates also those of the policy before them
+    assert sum(x.dtype == np.float32 for x in jax.tree.leaves(packed)) == 5
+    with pytest.raises(UserError, match="5 prompts of a batch"):
         batch(16, 64, sampling, 3, 1)
 
 
