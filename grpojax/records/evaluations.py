@@ -161,7 +161,17 @@ def compare(a: str | Path, b: str | Path) -> str:
     lines.append(f"B - A{'':18}{shown}")
     p = f"{c.p:.3g}" if c.p >= 1e-9 else "under 1e-9"
     lines.append(f"B is better on {c.better} problems and worse on {c.worse}: p = {p} (sign-flip test)")
+    lines += [f"{name}: {said}" for name, path in (("A", a), ("B", b)) if (said := _alike(path))]
     return "\n".join(lines)
+
+
+def _alike(path: str | Path) -> str | None:
+    """What the method of an evaluated run equals (`grpojax.variants.twin_at_one_update`), where its folder says so."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    try:
+        return json.loads((folder / "settings.json").read_text(encoding="utf-8"))["model"].get("alike")
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
 
 
 def _matching(a: str | Path, b: str | Path) -> tuple[dict[int, Attempt], dict[int, Attempt]]:

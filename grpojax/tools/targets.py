@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpojax import data
+from grpojax import data, variants
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
 from grpojax.host import settings
 from grpojax.host.errors import UserError
@@ -38,10 +38,13 @@ class Target:
         chosen = loaded[: config.limit or None]
         model: dict[str, Any] = {"weights": _weights(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
         if self.run is not None:
-            given = settings.to_dict(recipe)
-            # Not what only says how a run is executed: that may change while it goes on.
-            asked = {k: v for k, v in given.items() if k in ("model", "data", "rollout", "variant", "optimizer")}
-            model |= {"run": _digest(json.dumps(asked, sort_keys=True).encode()), "step": self.step}
+            # What a run is known by; what only says how it is executed may change while it goes on.
+            known = settings.to_dict(
+                {"variant": recipe.variant, "optimizer": recipe.optimizer, "seed": recipe.train.seed}
+            )
+            model |= {"run": _digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
+            if recipe.train.updates_a_rollout == 1:
+                model["alike"] = variants.twin_at_one_update(recipe.method.variant)
         given = _fields(recipe.data, "train", "eval") | {
             "fingerprint": loaded.fingerprint,
             "problems": len(chosen),

@@ -1,6 +1,7 @@
 """Per-problem files: read back, compared, and refused where they are something else."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -45,6 +46,17 @@ def test_two_evaluations_are_compared_by_accuracy(files):
                  "better on 12 problems and worse on 0: p = 0.000488"):  # fmt: skip
         assert text in out, out
     assert "reward" not in out
+
+
+def test_a_comparison_says_what_a_method_equals(tmp_path):
+    """GSPO after one update a rollout is GRPO: a difference would be chance."""
+    folders = tmp_path / "a", tmp_path / "b"
+    said = "with one update a rollout the ratio is 1: gspo has the gradient of GRPO's clip on its own advantages"
+    for folder, alike in zip(folders, (None, said), strict=True):
+        write(folder / "problems.jsonl", [attempt(0, True), attempt(1, False)])
+        (folder / "settings.json").write_text(json.dumps({"model": {"alike": alike}}))
+    assert compare(*folders).splitlines()[-1] == f"B: {said}"
+    assert "ratio" not in compare(folders[0], folders[0])
 
 
 def test_without_verdicts_in_both_they_are_compared_by_reward(files):

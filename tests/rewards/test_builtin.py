@@ -57,11 +57,11 @@ def test_choices():
 
 
 def test_lengths_count_tokens():
-    reward = SoftOverlong(max_tokens=100, buffer=20)
+    reward = SoftOverlong(max_tokens=100, buffer=20, factor=1.0)
     lengths = [0, 80, 81, 90, 100, 101, 500]
     assert reward([], [], [range(n) for n in lengths]) == pytest.approx([0.0, 0.0, -0.05, -0.5, -1.0, -1.0, -1.0])
     texts = ["x" * 1000, ""]
-    assert one("soft_overlong", texts, None, [[1] * 80, [1] * 90], max_tokens=100, buffer=20) == [0.0, -0.5]
+    assert one("soft_overlong", texts, None, [[1] * 80, [1] * 90], max_tokens=100, buffer=20) == [0.0, -0.25]
 
 
 def test_overlong_samples_lose_what_the_mathematics_says_and_workers_load_no_jax_for_it():
@@ -69,7 +69,7 @@ def test_overlong_samples_lose_what_the_mathematics_says_and_workers_load_no_jax
     with Rewards([RewardConfig(name="soft_overlong", options={"max_tokens": 97, "buffer": 13}),
                   RewardConfig(name="reward_functions:loaded", weight=0.0)]) as rewards:  # fmt: skip
         got = rewards([""] * 47, [""] * 47, [[1] * n for n in lengths], {})
-    want = [max(-1.0, min(0.0, (84 - n) / 13)) for n in lengths]
+    want = [0.5 * max(-1.0, min(0.0, (84 - n) / 13)) for n in lengths]
     np.testing.assert_allclose(got.total, want, rtol=1e-6, atol=0)
     assert not got.by_name["reward_functions:loaded"].any() and not got.invalid
     assert SoftOverlong(max_tokens=9, buffer=3)([], [], []) == []

@@ -51,6 +51,18 @@ def test_a_run_learns_and_says_so(unbroken):
     assert json.loads((directory / "config.json").read_text())["train"]["steps"] == 12
 
 
+def test_a_kill_changes_nothing(recipe, unbroken, tmp_path):
+    """With a save in flight after every step; the exhaustive form is below."""
+    directory = tmp_path / "killed"
+    process = start(recipe, directory, "train.checkpoint_every=1")
+    assert any("step 3/12" in line for line in process.stdout)
+    process.kill()
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    train(recipe, directory)
+    assert numbers(directory) == numbers(unbroken[0])
+
+
 @pytest.mark.slow
 def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
     """Kills at random moments, saves included (one is in flight after every step), then the same command again."""
@@ -113,6 +125,16 @@ def same_to_rounding(directory, other, *names, rel, abs):
                 got["step"],
                 name,
             )
+
+
+def test_two_processes_train_as_one(recipe, tmp_path):
+    """The exhaustive form, with eight devices, signals and a resume, is below."""
+    short = ["train.steps=2", "data.eval=null", "mesh.fsdp=2"]
+    for process in start_together(recipe, tmp_path / "two", *short, processes=2, devices=1):
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, said
+    assert Trainer(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *short]), devices=2).run()
+    same_to_rounding(tmp_path / "two", tmp_path / "one", rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.slow
