@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
 # ---------------------------------------------------------------------------------------------- memory
 
 MIB = 2**20
-FULL = 1200  # MiB that a worker may hold before it lets go of compiled programs
+FULL = 2000  # MiB that a worker may hold before it lets go of compiled programs
 _held = 0  # MiB that it held after it last did
 
 

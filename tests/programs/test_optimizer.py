@@ -20,7 +20,8 @@ CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_s
     ],
 )
 def test_schedules(schedule, want):
-    config = opt.OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=2, final_fraction=0.1)
+    final = {} if schedule == "constant" else {"final_fraction": 0.1}
+    config = opt.OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=2, **final)
     rate = opt.learning_rate(config, 5)
     got = [float(rate(n)) for n in range(5)]
     np.testing.assert_allclose(got, want, atol=1e-6)
@@ -36,7 +37,7 @@ def test_weight_decay_spares_norms_and_biases():
 
 
 @pytest.mark.parametrize(
-    "bad", [{"learning_rate": 0.0}, {"b1": 1.0}, {"eps": 0.0}, {"grad_clip": -1.0}, {"final_fraction": 2.0},
+    "bad", [{"learning_rate": 0.0}, {"b1": 1.0}, {"eps": 0.0}, {"grad_clip": -1.0}, {"schedule": "linear", "final_fraction": 2.0}, {"final_fraction": 0.1},
             {"warmup_steps": -1}, {"name": "sgd", "weight_decay": 0.1}]
 )  # fmt: skip
 def test_bad_optimizers_are_refused(bad):

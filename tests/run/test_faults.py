@@ -277,7 +277,9 @@ def test_out_of_memory_names_the_knobs(recipe, tmp_path):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes")
 
     trainer.learner.train_step = train_step
-    with pytest.raises(UserError, match="train.microbatches.*rollout.max_tokens.*model.remat"):
+    with pytest.raises(
+        UserError, match="train.microbatches.*model.remat.*rollout.slots.*in a new run.*rollout.max_tokens"
+    ):
         trainer.run()
 
 

@@ -178,7 +178,7 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
         load(recipe, tmp_path / "no", "variant={name: grpo, anchor: sampler, importance: truncate}")
 
 
-@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+@pytest.mark.parametrize("name", ["clip_cov", pytest.param("kl_cov", marks=pytest.mark.slow)])
 def test_tokens_are_picked_from_the_whole_minibatch(recipe, tmp_path, name):
     """Whatever the micro-batches; a share of each would round up to one token in every one of them."""
     picked = []
