@@ -26,13 +26,18 @@ class RunDirectory:
         self.path = Path(path)
         self._resolved, self._may_differ = dict(resolved), may_differ
 
+    @property
+    def started(self) -> bool:
+        """Whether the recipe stands in it."""
+        return (self.path / "config.json").exists()
+
     def check(self) -> None:
         """Raises `UserError` for a directory that is neither new nor this recipe's run, or that cannot be one."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
             raise UserError(f"run.dir={str(self.path)!r} cannot be made: {e.strerror}") from None
-        if not (self.path / "config.json").exists():
+        if not self.started:
             if any(file.name not in ("lock", "config.tmp") for file in self.path.iterdir()):
                 raise UserError(f"{self.path} exists and holds no run; give the run another run.dir")
             return
@@ -58,11 +63,9 @@ class RunDirectory:
 
     def write(self) -> None:
         """Writes the recipe; what has changed since the run was last started is said."""
-        file = self.path / "config.json"
-        if file.exists():
-            for line in self._changes():
-                log.info("resumed with a change: %s", line)
-        files.write_json(file, self._resolved)
+        for line in self._changes() if self.started else ():
+            log.info("resumed with a change: %s", line)
+        files.write_json(self.path / "config.json", self._resolved)
 
     def check_data(self, fingerprints: Mapping[str, str | None]) -> None:
         """Raises `UserError` where the data is not what the run started with."""

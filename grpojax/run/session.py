@@ -42,6 +42,12 @@ class Session:
         if processes.is_first():
             self.record.claim(held)
             self.record.check_data(fingerprints)
+            if not self.record.started:
+                self.record.write()
+
+    def settle(self) -> None:
+        """Once nothing can be refused any more: says with which other settings the run goes on, and keeps them."""
+        if processes.is_first():
             self.record.write()
 
     def open(self, held: contextlib.ExitStack, best: str | None) -> None:

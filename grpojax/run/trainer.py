@@ -139,6 +139,7 @@ class Trainer:
         self.metrics = kind(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.table = metrics.Table(config.train.steps)
+        self.session.settle()
 
     # ------------------------------------------------------------------------------------------ the loop
 

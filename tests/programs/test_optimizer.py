@@ -36,10 +36,10 @@ def test_weight_decay_spares_norms_and_biases():
     assert sum(names.values()) == 8
 
 
-@pytest.mark.parametrize(
-    "bad", [{"learning_rate": 0.0}, {"b1": 1.0}, {"eps": 0.0}, {"grad_clip": -1.0}, {"schedule": "linear", "final_fraction": 2.0}, {"final_fraction": 0.1},
-            {"warmup_steps": -1}, {"name": "sgd", "weight_decay": 0.1}]
-)  # fmt: skip
+@pytest.mark.parametrize("bad", [
+    {"learning_rate": 0.0}, {"b1": 1.0}, {"eps": 0.0}, {"grad_clip": -1.0}, {"final_fraction": 0.1},
+    {"schedule": "linear", "final_fraction": 2.0}, {"warmup_steps": -1}, {"name": "sgd", "weight_decay": 0.1},
+])  # fmt: skip
 def test_bad_optimizers_are_refused(bad):
     with pytest.raises(UserError):
         opt.OptimizerConfig(**bad)
