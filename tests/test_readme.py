@@ -71,7 +71,7 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
         short = next((s for start, s in SHORT.items() if " ".join(arguments).startswith(start)), "")
         assert cli.main([*arguments, *short.split()]) == 0, line
         said[" ".join(arguments[:2])] = capsys.readouterr().out
-    assert "held-out greedy accuracy" in said["train configs/quickstart.yaml"]
+    assert "held-out reward" in said["train configs/quickstart.yaml"]
     assert "--- best" in said["show runs/gsm8k_qwen2.5_0.5b"]
     assert "pass@8" in said["eval runs/gsm8k_qwen2.5_0.5b"]
     assert len(said) == 9 and json.loads((tmp_path / "models/my-policy/config.json").read_text())

@@ -19,7 +19,7 @@ from grpojax.types import PerToken, TrainBatch
     "family",
     [
         "qwen2",
-        "qwen3",
+        pytest.param("qwen3", marks=pytest.mark.slow),
         pytest.param("qwen2_untied", marks=pytest.mark.slow),
         pytest.param("llama", marks=pytest.mark.slow),
     ],

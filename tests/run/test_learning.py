@@ -98,6 +98,7 @@ def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
     assert first["empty_updates"] == 0 and second["empty_updates"] == 2 and "loss" not in second
 
 
+@pytest.mark.slow
 def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     overrides = ("train.minibatches=2", "filter={max_rollouts: 1}", "rollout.group=3", "train.steps=3")
     trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
@@ -113,6 +114,7 @@ def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     assert any(sum(live) < 8 for live in seen) and all(abs(a - b) <= 1 for a, b in seen)
 
 
+@pytest.mark.slow
 def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path):
     places = []
     for devices in (1, 4):

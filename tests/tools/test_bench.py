@@ -77,6 +77,7 @@ def test_each_run_has_a_folder_and_tokens_that_end_it_or_none(recipe, trainers, 
     assert [t.eos_ids for t in trainers] == [None, ()]
 
 
+@pytest.mark.slow
 def test_bench_prints_a_table(recipe, tmp_path, capsys):
     out = tmp_path / "figures.json"
     overrides = [f"run.dir={tmp_path / 'run'}", "mesh.data=8", "variant.kl_coef=0"]
