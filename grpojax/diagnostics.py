@@ -219,17 +219,19 @@ def mismatch(train_logps: AnyTokens, sampler_logps: AnyTokens, mask: AnyTokens) 
     }
 
 
-def effective_sample_size(ratio: Mean, ratio_square: Mean) -> Scalar:
+def effective_sample_size(ratio: Scalar, ratio_square: Scalar) -> Scalar:
     """``(Σ w)² / (N Σ w²)`` of importance weights w, ``[]`` in [0, 1]: 1 where all are equal, 0 of none.
+
+    Plain arithmetic: numbers in, a number out.
 
     Args:
       ratio, ratio_square: the means of w and of w² over the same tokens, as `mismatch` gives them.
 
     Example:
-      >>> float(effective_sample_size(Mean(total=2.0, count=2.0), Mean(total=4.0, count=2.0)))
+      >>> effective_sample_size(1.0, 2.0)
       0.5
     """
-    return jnp.square(ratio.value) / jnp.maximum(ratio_square.value, 1e-30)
+    return ratio * ratio / (ratio_square + (ratio_square == 0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

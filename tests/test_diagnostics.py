@@ -89,6 +89,10 @@ def test_advantage_sums_and_effective_tokens():
     assert D.effective_tokens(0 * weights, weights)["effective"] == 0
 
 
+def effective(metrics):
+    return D.effective_sample_size(*(float(metrics[f"sampler_ratio{end}"].value) for end in ("", "_square")))
+
+
 def test_mismatch():
     """π_train / π_sampler of [1.25, 0.6, 4, 1]; on the sampler's whole distribution its mean is 1."""
     train, sampler = (jnp.log(jnp.array([*x, NAN])) for x in ([0.5, 0.3, 0.2, 0.1], [0.4, 0.5, 0.05, 0.1]))
@@ -102,10 +106,13 @@ def test_mismatch():
     assert set(got) == set(want)
     for name, x in want.items():
         close(got[name].value, x)
-    close(D.effective_sample_size(got["sampler_ratio"], got["sampler_ratio_square"]), w.sum() ** 2 / 4 / (w**2).sum())
+    close(
+        effective(got),
+        w.sum() ** 2 / 4 / (w**2).sum(),
+    )
     same = D.mismatch(train, train, mask)
     assert same["logp_difference_max"].value == same["sampler_kl"].value == 0
-    assert D.effective_sample_size(same["sampler_ratio"], same["sampler_ratio_square"]) == 1
+    assert effective(same) == 1
 
 
 def test_mismatch_of_parts_adds_up():
@@ -191,7 +198,7 @@ def test_mismatch_shows_a_broken_sampler():
     assert np.isfinite(got["sampler_kl"].value)
     nothing = D.mismatch(jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool))
     assert all(x.value == 0 for x in nothing.values())
-    assert D.effective_sample_size(nothing["sampler_ratio"], nothing["sampler_ratio_square"]) == 0
+    assert effective(nothing) == 0
 
 
 def test_exact_displacement_starts_over_for_each_prompt():

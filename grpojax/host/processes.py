@@ -4,7 +4,6 @@ Every process runs the same program in the same order; each reads the data and j
 alone, the first, writes the run's files. With a single process all of this does nothing.
 """
 
-import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -37,14 +36,6 @@ def start() -> None:
             jax.config.update("jax_enable_compilation_cache", False)
     elif "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
         jax.distributed.initialize()
-
-
-def on_host() -> contextlib.AbstractContextManager[Any]:
-    """Inside, small jax functions run on the CPU, not behind what is queued on the accelerator; where there is one."""
-    try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
-        return contextlib.nullcontext()
 
 
 def is_first() -> bool:

@@ -1,8 +1,5 @@
 """An entropy bonus that holds a target."""
 
-import jax.numpy as jnp
-
-from grpojax import masked
 from grpojax.types import Scalar
 
 
@@ -19,12 +16,13 @@ def adapt_entropy_coef(coef: Scalar, entropy: Scalar, target: float, step: float
       step: 0.005 there.
 
     Returns:
-      Two ``[]`` float32; the second is `policy_loss`'s ``entropy_coef``.
+      Two numbers, by plain arithmetic, so that a run may do it while the device is busy; the second is `policy_loss`'s
+      ``entropy_coef``.
 
     Example:
       >>> [[round(float(x), 3) for x in adapt_entropy_coef(0.01, entropy, 0.2)] for entropy in (0.1, 0.3)]
       [[0.015, 0.01], [0.005, 0.0]]
     """
-    coef, entropy = masked.float32(coef, entropy)
-    moved = jnp.maximum(coef + step * jnp.sign(target - entropy), 0.0)
-    return moved, jnp.where(entropy <= target, coef, 0.0)
+    under, over = (entropy < target) * 1.0, (entropy > target) * 1.0
+    moved = coef + step * (under - over)
+    return moved * ((moved > 0) * 1.0), coef * (1.0 - over)

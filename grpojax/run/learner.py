@@ -267,10 +267,9 @@ class Learner:
         """Moves an adaptive entropy bonus by what was measured in the step before."""
         target, step = self.objective.entropy_target, self.objective.entropy_step
         if target is not None and np.isfinite(entropy):
-            with processes.on_host():
-                coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)
-                _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
-                self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
+            coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)
+            _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
+            self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
 
 
 @jax.jit

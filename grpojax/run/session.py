@@ -53,7 +53,7 @@ class Session:
     def open(self, held: contextlib.ExitStack, best: str | None) -> None:
         """Opens the checkpoints; ``best`` is the metric whose largest value's stays."""
         self.checkpoints = Checkpoints(self.directory / "checkpoints", keep=self.config.train.keep, best=best)
-        held.callback(self._close)
+        held.callback(_close, self)
 
     def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """State and record of the newest checkpoint that can be read; None in a new run."""
@@ -98,12 +98,6 @@ class Session:
                 f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
             )
 
-    def _close(self) -> None:
-        try:
-            self.checkpoints.close()
-        except SaveError as e:
-            log.warning("%s", e)
-
     # -------------------------------------------------------------------------------------------- signals
 
     @contextlib.contextmanager
@@ -125,6 +119,13 @@ class Session:
     def stopping(self) -> bool:
         """Whether any process of the run was asked to stop; all of them must ask together."""
         return processes.any_of(self._stop)
+
+
+def _close(session: Session) -> None:
+    try:
+        session.checkpoints.close()
+    except SaveError as e:
+        log.warning("%s", e)
 
 
 def load_policy_params(policy: Policy, run_dir: str | Path, step: int | None = None) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from grpojax import diagnostics, masked
-from grpojax.host import processes
 from grpojax.run.method import Method
 from grpojax.run.rollouts import Judged, Sampled
 from grpojax.types import Max, Mean, PerPrompt, Samples
@@ -139,8 +138,8 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for name, first in updates[0].items() if updates else ():
         each = [u[name] for u in updates]
         if name == "sampler_ratio_square":
-            with processes.on_host():
-                values[FIRST[name]] = float(diagnostics.effective_sample_size(updates[0]["sampler_ratio"], first))
+            means = _value([updates[0]["sampler_ratio"]]), _value([first])
+            values[FIRST[name]] = diagnostics.effective_sample_size(*means)
         elif name in FIRST:
             values[FIRST[name]] = _value([first])
         elif isinstance(first, Mean | Max):

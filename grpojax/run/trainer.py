@@ -199,6 +199,7 @@ class Trainer:
                 self._save(scores)
         if self.pending is not None:
             self._finish()
+        self.watch.look()
         if self.done != self._saved:
             self._save(None)
 
@@ -206,6 +207,7 @@ class Trainer:
         """Learns from a rollout; its updates are under way when this returns."""
         learner, number = self.learner, self.done + 1
         rolled = time.perf_counter()
+        self.watch.look()  # the rollout is done, and nothing else is under way
         minis = learner.prepare(sampled)
         scored = learner.score(minis)
         scored_at = time.perf_counter()
@@ -268,19 +270,8 @@ class Trainer:
         self.metrics.write(number, values)
         if number % train.log_every == 0:
             self.table.row(number, values)
-        self.watch.step(number, values)
-        self._check_finite(number, values)
-
-    def _check_finite(self, number: int, values: dict[str, float]) -> None:
-        """Warns of updates that were skipped, and stops the run after too many in a row."""
-        if values["skipped_updates"]:
-            log.warning("step %d: %d updates skipped, gradient not finite", number, values["skipped_updates"])
-        if values["skipped_updates"] and self.meta["skipped"] >= self.config.train.max_skipped:
-            raise UserError(
-                f"step {number}: {self.meta['skipped']} updates in a row had a gradient that is not finite; the "
-                "weights before them are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the "
-                f"samples: grpojax show {self.session.directory}"
-            )
+        self.watch.note(number, values)
+        _check_finite(number, values, self.meta["skipped"], self.config)
 
     def _evaluate(self, number: int) -> dict[str, float] | None:
         values = self.held_out.evaluate(number, self.policy.reshard(self.learner.state["policy"].params))
@@ -308,6 +299,19 @@ def _check_shapes(config: Config, count: int) -> None:
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.rollout.group, count)
     packing.check_cut(rows // count, group, config.train.microbatches)
+
+
+def _check_finite(number: int, values: dict[str, float], in_a_row: int, config: Config) -> None:
+    """Warns of updates that were skipped, and stops the run after too many in a row."""
+    if not values["skipped_updates"]:
+        return
+    log.warning("step %d: %d updates skipped, gradient not finite", number, values["skipped_updates"])
+    if in_a_row >= config.train.max_skipped:
+        raise UserError(
+            f"step {number}: {in_a_row} updates in a row had a gradient that is not finite; the weights before them "
+            "are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the samples: grpojax show "
+            f"{config.run.dir}"
+        )
 
 
 def _ready(policy: Policy, state: Any) -> None:

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from grpojax import diagnostics
-from grpojax.host import processes
 from grpojax.host.console import log
 
 # What each alarm of `grpojax.diagnostics.Alarm` tells the user, and the remedy.
@@ -36,23 +35,26 @@ class Watch:
         self._directory, self._limits = directory, limits
         self._entropy: deque[float] = deque(maxlen=limits.window)
         self._rung: set[str] = set()
+        self._number = 0
 
-    def step(self, number: int, values: Mapping[str, float]) -> list[str]:
-        """Takes a step's metrics in; the names of the alarms that ring for the first time."""
-        if "entropy" not in values:  # no update was taken
-            return []
-        self._entropy.append(values["entropy"])
+    def note(self, number: int, values: Mapping[str, float]) -> None:
+        """Takes a step's metrics in; asks the device for nothing."""
+        if "entropy" in values:  # else no update was taken
+            self._number = number
+            self._entropy.append(values["entropy"])
+
+    def look(self) -> list[str]:
+        """The names of the alarms that ring for the first time. A small computation: for when the device is idle."""
         if len(self._entropy) < self._limits.window:
             return []
-        with processes.on_host():
-            alarm = diagnostics.collapse_alarm(np.asarray(self._entropy, np.float32), limits=self._limits)
-            alarm = jax.tree.map(bool, alarm)
+        alarm = diagnostics.collapse_alarm(np.asarray(self._entropy, np.float32), limits=self._limits)
+        alarm = jax.tree.map(bool, alarm)
         fresh = [name for name in SAID if getattr(alarm, name) and name not in self._rung]
         for name in fresh:
             self._rung.add(name)
             log.warning(
                 "step %d: %s: %.3g nats a token, %.3g %d steps before; %s, or look at the samples: grpojax show %s",
-                number,
+                self._number,
                 SAID[name][0],
                 self._entropy[-1],
                 self._entropy[0],

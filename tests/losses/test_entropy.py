@@ -25,9 +25,8 @@ def test_golden_coefficients():
 def test_oracle():
     rng = np.random.default_rng(0)
     entropies, coef, applied = rng.uniform(0, 0.5, 50).astype(np.float32), 0.01, []
-    move = jax.jit(lambda coef, entropy: L.adapt_entropy_coef(coef, entropy, 0.25, 0.01))
     for entropy in entropies:
-        coef, now = move(coef, entropy)
+        coef, now = L.adapt_entropy_coef(coef, float(entropy), 0.25, 0.01)
         applied.append(float(now))
     close(applied, loss_oracles.adapt_entropy(0.01, entropies.tolist(), 0.25, 0.01), atol=1e-6)
 

@@ -8,8 +8,10 @@ import jax
 import numpy as np
 import pytest
 import runs
+from jax.extend.core import Primitive
 from runs import numbers
 
+from grpojax import diagnostics
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
@@ -320,33 +322,21 @@ def test_a_filter_that_cannot_judge_is_the_users_to_mend(recipe, tmp_path):
 
 
 def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatch):
-    """The next rollout is under way by then, and would be waited for."""
-    from grpojax.host import processes
-
-    inside = []
-
-    class Host:
-        def __enter__(self):
-            inside.append(True)
-
-        def __exit__(self, *_):
-            inside.pop()
-
-    monkeypatch.setattr(processes, "on_host", Host)
-    from grpojax import diagnostics
-    from grpojax import losses as L
-
-    for module, name in (
-        (diagnostics, "effective_sample_size"),
-        (diagnostics, "collapse_alarm"),
-        (L, "adapt_entropy_coef"),
-    ):
-        plain = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, plain=plain, **k: plain(*a, **k) if inside else 1 / 0)
+    """The next rollout is under way by then: whatever is computed there waits for it, and its time is lost."""
     options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"
-    trainer = Trainer(load(recipe, tmp_path / "run", options, "train.steps=3"))
+    trainer = Trainer(load(recipe, tmp_path / "run", options, "train.steps=4", "rollout.group=8"))
     trainer.watch._limits = diagnostics.CollapseLimits(window=2)
-    assert trainer.run()
+    plain, asked, bind = trainer._finish, [], Primitive.bind
+
+    def finish():
+        owed = jax.device_get(trainer.pending.owed)
+        trainer.pending = dataclasses.replace(trainer.pending, owed=owed)
+        monkeypatch.setattr(Primitive, "bind", lambda self, *a, **k: asked.append(self) or bind(self, *a, **k))
+        plain()
+        monkeypatch.setattr(Primitive, "bind", bind)
+
+    trainer._finish = finish
+    assert trainer.run() and not asked
 
 
 @pytest.mark.parametrize(

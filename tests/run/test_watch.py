@@ -23,7 +23,10 @@ def test_each_kind_of_trouble_is_named_once(entropies, alarms, caplog):
     log.propagate = True
     caplog.set_level(logging.WARNING, "grpojax")
     watch = Watch(Path("runs/x"), LIMITS)
-    rung = [name for n, e in enumerate(entropies) for name in watch.step(n + 1, {"entropy": e})]
+    rung = []
+    for n, entropy in enumerate(entropies):
+        watch.note(n + 1, {"entropy": entropy})
+        rung += watch.look()
     assert [name for name in rung if name in alarms] == alarms and len(rung) == len(set(rung)) == len(caplog.records)
     assert bool(rung) == bool(alarms)
     assert all("grpojax show runs/x" in r.message for r in caplog.records)
@@ -31,4 +34,6 @@ def test_each_kind_of_trouble_is_named_once(entropies, alarms, caplog):
 
 def test_a_step_without_updates_says_nothing():
     watch = Watch(Path("runs/x"), LIMITS)
-    assert [watch.step(n, {"reward": 0.0}) for n in range(9)] == [[]] * 9
+    for n in range(9):
+        watch.note(n, {"reward": 0.0})
+        assert watch.look() == []
