@@ -14,15 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import quick_xla
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Programs here run for milliseconds and compile for seconds, half of them for LLVM to optimise.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0",
-    ]
-)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick_xla.flags(8)}"
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import quick_xla
 
 from grpojax.records import metrics as tracking
 from grpojax.run import trainer
@@ -40,8 +41,7 @@ def start_together(recipe: Path, directory: Path, *overrides: str, processes: in
 def environment(devices: int = 1) -> dict[str, str]:
     """For a process that sees so many CPU devices, and these tests."""
     paths = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
-    return {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": flags}
+    return {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": quick_xla.flags(devices)}
 
 
 def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> str:

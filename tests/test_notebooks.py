@@ -5,6 +5,7 @@ from pathlib import Path
 import nbclient
 import nbformat
 import pytest
+import quick_xla
 
 from grpojax import variants
 
@@ -31,7 +32,7 @@ def printed_by(name):
 @pytest.mark.slow
 def test_quickstart(monkeypatch):
     monkeypatch.setenv("GRPOJAX_NOTEBOOK_STEPS", "2")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    monkeypatch.setenv("XLA_FLAGS", quick_xla.flags())
     printed = printed_by("quickstart.ipynb")
     assert "step 2/2" in printed and "held-out reward" in printed and ">>>" in printed
 

@@ -88,8 +88,11 @@ def test_each_kind_of_failure_is_shown_once_with_its_traceback(judged, console):
     assert not [line for line in console[start:] if "shown once" in line]
 
 
-def test_killed_workers_are_replaced(judged):
+def test_killed_workers_are_replaced(judged, monkeypatch):
+    from grpojax.rewards import pool
+
     _, scorer, batch = judged
+    monkeypatch.setattr(pool, "GRACE", 2.0)  # a job may be lost with its worker
     good = ([""] * 8, ["aab"] * 8, batch[2], {"k": [9] * 8})
     for _ in range(2):
         for pid in list(scorer.workers._pool._pool_manager.worker_manager.workers):
