@@ -49,8 +49,10 @@ class OptimizerConfig:
             weight_decay="[0, inf)",
             grad_clip="[0, inf)",
         )
-        if self.name == "sgd" and self.weight_decay:
-            raise UserError(f"weight_decay={self.weight_decay!r}: must be 0 with sgd")
+        if self.name == "sgd":
+            for field in ("b2", "eps", "weight_decay"):
+                if getattr(self, field) != getattr(type(self), field):
+                    raise UserError(f"{field}={getattr(self, field)!r}: is AdamW's, and sgd has none; leave it out")
         if self.schedule == "constant" and self.final_fraction:
             raise UserError(f"final_fraction={self.final_fraction!r}: goes with schedule: linear or cosine")
 

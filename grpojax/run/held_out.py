@@ -52,6 +52,8 @@ class HeldOut:
             self.problems, self.fingerprint = loaded[: config.train.eval_limit], loaded.fingerprint
             self.best = evaluation.BEST
             log.info("held-out problems are %s", self.evaluator.about())
+        elif config.train.eval_every:
+            log.info("train.eval_every=%d does nothing: there is no data.eval", config.train.eval_every)
 
     def evaluate(self, number: int, params: Any) -> dict[str, float] | None:
         """The metrics of the policy after ``number`` steps; None without problems.

@@ -58,15 +58,6 @@ class Minibatch:
         self.packed = dataclasses.replace(self.packed, per_token=per_token)
 
 
-@dataclasses.dataclass
-class Scored:
-    """What scoring left on the host, ``[P, G, T]`` each, None where nobody reads it."""
-
-    logps: Tokens | None = None
-    ref_logps: Tokens | None = None
-    entropy: Tokens | None = None
-
-
 class _Programs(NamedTuple):
     """The optimiser, and what is jitted of a step."""
 
@@ -188,15 +179,18 @@ class Learner:
             minis.append(Minibatch(places, place_rows(packed, policy.mesh), layout))
         return minis
 
-    def score(self, minis: Sequence[Minibatch]) -> Scored:
-        """Log-probs under the reference and under the policy before its updates, where a term or the variant asks."""
-        programs, objective, scored = self.policy.programs, self.objective, Scored()
+    def score(self, minis: Sequence[Minibatch]) -> dict[str, Tokens]:
+        """Log-probs under the reference and under the policy before its updates, where a term or the variant asks.
+
+        Returns what the variant reads of them: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
+        """
+        programs, objective, signals = self.policy.programs, self.objective, {}
         if objective.needs_reference:
             ref = [programs("score", self._score, self.state["reference"], m.packed.rows).logps for m in minis]
             for mini, logps in zip(minis, ref, strict=True):
                 mini.set(ref_logps=logps)
             if self._kl_in_reward:
-                scored.ref_logps = _whole(minis, ref)
+                signals["ref_logps"] = _whole(minis, ref)
         if self._scores_self:
             name = "score with entropy" if self._needs_entropy else "score"
             own = [programs(name, self._score_self, self.state["policy"].params, m.packed.rows) for m in minis]
@@ -204,22 +198,31 @@ class Learner:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(behavior_logps=scores.logps)
             if self._kl_in_reward:
-                scored.logps = _whole(minis, [s.logps for s in own])
+                signals["behavior_logps"] = _whole(minis, [s.logps for s in own])
             if self._needs_entropy:
-                scored.entropy = _whole(minis, [s.entropy for s in own])
+                signals["entropy"] = _whole(minis, [s.entropy for s in own])
         if jax.default_backend() == "cpu":
             jax.block_until_ready([m.packed for m in minis])
-        return scored
+        return signals
 
-    def weigh(self, minis: Sequence[Minibatch], batch: Judged, dropped: np.ndarray, scored: Scored) -> Tokens:
-        """Advantages ``[P, G, T]``, which it returns, and the weights of every token, into the rows."""
+    def weigh(
+        self, minis: Sequence[Minibatch], batch: Judged, dropped: np.ndarray, signals: Mapping[str, Tokens]
+    ) -> Tokens:
+        """Advantages ``[P, G, T]``, which it returns, and the weights of every token, into the rows.
+
+        Args:
+          minis: scored.
+          batch: the samples and their rewards.
+          dropped: ``[P]`` bool, groups that weigh nothing.
+          signals: of `score`.
+        """
         mask = np.asarray(masked.from_lengths(batch.rollout.lengths, self.max_tokens))
         # Dropped groups are in no statistic either.
         counted = np.where(dropped[:, None], np.nan, batch.total)
         cut = ~batch.rollout.stopped & (self.train.truncated != "train")
         if self.train.truncated == "drop":
             counted = np.where(cut, np.nan, counted)
-        advantages = _advantages(self.method, batch, counted, mask, scored)
+        advantages = _advantages(self.method, batch, counted, mask, signals)
         live = mask & (np.isfinite(counted) & ~cut)[..., None]
         for mini in minis:
             mine, counts = advantages[mini.places], live[mini.places]
@@ -284,19 +287,17 @@ def _whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
     return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
 
 
-def _advantages(method: Method, batch: Judged, counted: Samples, mask: Tokens, scored: Scored) -> Tokens:
+def _advantages(method: Method, batch: Judged, counted: Samples, mask: Tokens, signals: Mapping[str, Tokens]) -> Tokens:
     """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count."""
-    signals = Signals(
-        outcome=batch.by_name[method.deciding],
-        lengths=batch.rollout.lengths,
-        mask=mask,
-        behavior_logps=batch.rollout.logps if scored.logps is None else scored.logps,
-        tokens=batch.rollout.tokens,
-        ref_logps=scored.ref_logps,
-        entropy=scored.entropy,
-    )
+    known = {
+        "outcome": batch.by_name[method.deciding],
+        "lengths": batch.rollout.lengths,
+        "mask": mask,
+        "behavior_logps": batch.rollout.logps,
+        "tokens": batch.rollout.tokens,
+    }
     try:
-        return np.asarray(method.variant.advantage(counted, signals))
+        return np.asarray(method.variant.advantage(counted, Signals(**{**known, **signals})))
     except ValueError as e:
         raise UserError(f"variant {method.variant.name!r}: {e}") from e
 

@@ -68,6 +68,11 @@ class Config:
         """Variant, rewards and filter, resolved."""
         return method.resolve(self.variant, self.rewards, self.filter, self.rollout, self.train)
 
+    def resolved(self) -> dict[str, Any]:
+        """The recipe as plain data, in which what can be written in two ways is written in one."""
+        name = {"name": self.variant} if isinstance(self.variant, str) else self.variant
+        return settings.to_dict(dataclasses.replace(self, variant=name, rewards=self.method.rewards))
+
     def may_differ(self, name: str) -> bool:
         """Whether a run may be resumed with another value of the setting with this dotted name.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpojax.host import processes, settings
+from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
@@ -30,7 +30,7 @@ class Session:
 
     def __init__(self, config: Config):
         self.config, self.directory = config, Path(config.run.dir)
-        self.record = RunDirectory(self.directory, settings.to_dict(config), config.may_differ)
+        self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
             self.record.check()
         self.save_s = 0.0  # seconds spent on saves since it was last set to 0

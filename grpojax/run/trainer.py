@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -71,7 +71,8 @@ class Trainer:
         on_step: Callable[[Sequence[data.Problem], Rollout], None] | None = None,
     ):
         self.config, self.on_step = config, on_step
-        with contextlib.ExitStack() as held:  # let go of if what follows raises
+        self.done = 0
+        with contextlib.ExitStack() as held, self._enough_memory():  # let go of if what follows raises
             with processes.AllOrNone():
                 self._prepare(held, devices, eos_ids)
             self._open(held)
@@ -91,6 +92,7 @@ class Trainer:
         for line in self.problems.notes("train", config.data):
             log.info("%s", line)
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
+        _check_positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
         self.session.claim(held, {"train": self.problems.fingerprint, "eval": self.held_out.fingerprint})
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1:
@@ -115,7 +117,7 @@ class Trainer:
             self.meta = restored[1]
             self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
         self.learner.start(restored and restored[0])
-        self.done: int = self.meta["step"]
+        self.done = self.meta["step"]
         if self.done > config.train.steps:
             raise UserError(
                 f"train.steps={config.train.steps}: the run in {config.run.dir} is at step {self.done} already"
@@ -146,7 +148,7 @@ class Trainer:
     def run(self) -> bool:
         """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
         try:
-            with self.session.signals():
+            with self._enough_memory(), self.session.signals():
                 try:
                     self._loop()
                 except UserError:
@@ -154,6 +156,14 @@ class Trainer:
                     raise
                 self.session.check_saved()
             return self.done == self.config.train.steps
+        finally:
+            self.close()
+
+    @contextlib.contextmanager
+    def _enough_memory(self) -> Iterator[None]:
+        """Inside, memory that runs out is a `UserError` that names the remedies."""
+        try:
+            yield
         except (jax.errors.JaxRuntimeError, MemoryError) as e:
             if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
                 raise
@@ -162,8 +172,6 @@ class Trainer:
                 "rollout.slots, or spread over more devices (mesh.fsdp); in a new run lower rollout.prompts or "
                 f"rollout.max_tokens\n{' '.join(str(e).split())[:300]}"
             ) from e
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Gives back what the run holds: worker processes, files, the directory's lock."""
@@ -209,11 +217,11 @@ class Trainer:
         rolled = time.perf_counter()
         self.watch.look()  # the rollout is done, and nothing else is under way
         minis = learner.prepare(sampled)
-        scored = learner.score(minis)
+        signals = learner.score(minis)
         scored_at = time.perf_counter()
         batch, drawn = sampled.judged()
         rewarded = time.perf_counter()
-        advantages = learner.weigh(minis, batch, sampled.dropped, scored)
+        advantages = learner.weigh(minis, batch, sampled.dropped, signals)
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
         self.meta["num_tokens"] += prompt_tokens + sampled_tokens
@@ -299,6 +307,16 @@ def _check_shapes(config: Config, count: int) -> None:
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.rollout.group, count)
     packing.check_cut(rows // count, group, config.train.microbatches)
+
+
+def _check_positions(problems: Sequence[data.Problem], longest: int, policy: Policy) -> None:
+    """Raises `UserError` where samples would go on beyond the positions that the model was made for."""
+    prompt, most = max(len(p.ids) for p in problems), policy.config.max_positions
+    if prompt + longest > most:
+        raise UserError(
+            f"rollout.max_tokens={longest} after a prompt of {prompt} tokens is over the model's "
+            f"max_position_embeddings={most}: lower it, or data.max_prompt_tokens"
+        )
 
 
 def _check_finite(number: int, values: dict[str, float], in_a_row: int, config: Config) -> None:

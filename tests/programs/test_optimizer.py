@@ -39,6 +39,7 @@ def test_weight_decay_spares_norms_and_biases():
 @pytest.mark.parametrize("bad", [
     {"learning_rate": 0.0}, {"b1": 1.0}, {"eps": 0.0}, {"grad_clip": -1.0}, {"final_fraction": 0.1},
     {"schedule": "linear", "final_fraction": 2.0}, {"warmup_steps": -1}, {"name": "sgd", "weight_decay": 0.1},
+    {"name": "sgd", "b2": 0.9}, {"name": "sgd", "eps": 1e-6},
 ])  # fmt: skip
 def test_bad_optimizers_are_refused(bad):
     with pytest.raises(UserError):

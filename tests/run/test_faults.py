@@ -283,6 +283,15 @@ def test_out_of_memory_names_the_knobs(recipe, tmp_path):
         trainer.run()
 
 
+def test_out_of_memory_before_the_first_step_names_them_too(recipe, tmp_path, monkeypatch):
+    def load_weights(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes")
+
+    monkeypatch.setattr("grpojax.models.hf.load", load_weights)
+    with pytest.raises(UserError, match="after step 0.*spread over more devices"):
+        Trainer(load(recipe, tmp_path / "run"))
+
+
 def test_the_clock_may_jump(recipe, tmp_path, unbroken, monkeypatch):
     """Times are of the monotonic clock; the wall clock only stamps lines."""
     import time

@@ -86,11 +86,11 @@ def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
     plain, judged = trainer.learner.weigh, []
 
-    def weigh(minis, batch, dropped, scored):
+    def weigh(minis, batch, dropped, signals):
         if trainer.done == 1:  # a first update has given Adam its momentum
             batch = dataclasses.replace(batch, total=np.full_like(batch.total, np.nan))
             judged.append(jax.tree.map(np.asarray, trainer.learner.state["policy"]))
-        return plain(minis, batch, dropped, scored)
+        return plain(minis, batch, dropped, signals)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
@@ -107,9 +107,9 @@ def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     seen = []
     plain = trainer.learner.weigh
 
-    def weigh(minis, batch, dropped, scored):
+    def weigh(minis, batch, dropped, signals):
         seen.append([(~dropped[m.places]).sum() for m in minis])
-        return plain(minis, batch, dropped, scored)
+        return plain(minis, batch, dropped, signals)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
@@ -354,7 +354,27 @@ def test_sizes_that_do_not_divide_are_refused_at_the_start(recipe, tmp_path, ove
         )
 
 
+def test_samples_longer_than_the_models_positions_are_refused(recipe, tmp_path):
+    with pytest.raises(UserError, match="rollout.max_tokens=32768 after a prompt of 4 tokens .*=32768"):
+        Trainer(load(recipe, tmp_path / "run", "rollout.max_tokens=32768"))
+
+
 # --- going on with other settings
+
+
+def test_an_evaluation_without_problems_is_said_to_do_nothing(recipe, tmp_path, caplog):
+    log.propagate = True
+    caplog.set_level(logging.INFO, "grpojax")
+    Trainer(load(recipe, tmp_path / "run", "train.eval_every=1")).close()
+    assert "train.eval_every=1 does nothing: there is no data.eval" in caplog.text
+
+
+def test_a_recipe_spelt_in_another_way_is_the_same_run(recipe, tmp_path):
+    Trainer(load(recipe, tmp_path / "run", "variant=grpo")).close()
+    spelt = ("variant={name: grpo}", "rewards={terms: [{name: 'tiny_run:parity'}]}")
+    Trainer(load(recipe, tmp_path / "run", *spelt)).close()
+    with pytest.raises(UserError, match="rewards.combine: 'sum' -> 'normalize'"):
+        Trainer(load(recipe, tmp_path / "run", "rewards={terms: [{name: 'tiny_run:parity'}], combine: normalize}"))
 
 
 def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, caplog):
