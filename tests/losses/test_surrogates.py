@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -144,7 +143,7 @@ def test_surrogate_oracle(name, seed):
     options = dataclasses.asdict(surrogate)
     want = sum(
         float(batch.weights[i])
-        * oracles.token_loss(type(surrogate).__name__, float(logps[i]) - float(batch.behavior_logps[i]),
+        * loss_oracles.token_loss(type(surrogate).__name__, float(logps[i]) - float(batch.behavior_logps[i]),
                              float(batch.advantages[i]), float(logps[i]), **options)
         for i in zip(*np.nonzero(batch.weights), strict=True)
     )  # fmt: skip
@@ -159,7 +158,7 @@ def test_geometric_oracle(seed):
     mask, want = np.asarray(batch.weights) > 0, 0.0
     for p, g in np.argwhere(mask.any(-1)):
         deltas = (logps - batch.behavior_logps)[p, g][mask[p, g]].astype(float)
-        want += oracles.geometric(deltas, float(batch.advantages[p, g, 0]), 0.2, 0.2) / (P * G)
+        want += loss_oracles.geometric(deltas, float(batch.advantages[p, g, 0]), 0.2, 0.2) / (P * G)
     close(loss, want, atol=2e-5)
 
 

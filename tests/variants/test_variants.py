@@ -284,7 +284,10 @@ def test_needs_are_checked():
 
 def test_filters():
     accuracy = {"accuracy": np.array([[0, 0], [1, 0], [1, 1]], np.float32)}
-    keep = lambda name: variants.get(name).keep(accuracy, "accuracy").tolist()  # noqa: E731
+
+    def keep(name):
+        return variants.get(name).keep(accuracy, "accuracy").tolist()
+
     assert keep("dapo") == [False, True, False] and keep("ngrpo") == [True, True, False]
     assert variants.grpo().keep is None
 
