@@ -103,3 +103,12 @@ LEVELS = {
     "trace_both": 0.8,
     "own": None,
 }
+
+
+def four_tokens(advantage):
+    """One sample of four tokens that `OLD` drew, all of the same weight."""
+    return Batch(
+        weights=L.loss_weights(MASK4[None, None], "token_mean"),
+        advantages=jnp.full((1, 1, 4), float(advantage)),
+        behavior_logps=OLD[None, None],
+    )

@@ -26,6 +26,7 @@ from loss_examples import (
     T,
     compiled,
     example,
+    four_tokens,
     weigh,
 )
 from oracles import close
@@ -48,12 +49,7 @@ from grpojax import losses as L
 )
 def test_golden_surrogate(low, high, advantage, loss, gradient):
     """Clipped whatever the sign of the advantage, the gradient would be 0 at both of the first two tokens."""
-    mask = np.ones((1, 1, 4), bool)
-    batch = Batch(
-        weights=L.loss_weights(mask, "token_mean"),
-        advantages=jnp.full((1, 1, 4), float(advantage)),
-        behavior_logps=OLD[None, None],
-    )
+    batch = four_tokens(advantage)
     objective = L.Objective(surrogate=L.clipped(low=low, high=high), aggregate="token_mean")
     (value, metrics), (got, _) = compiled(objective)((OLD + DELTA)[None, None], batch, jnp.zeros((1, 1, 4)))
     close(value, loss)

@@ -23,6 +23,7 @@ from loss_examples import (
     P,
     compiled,
     example,
+    four_tokens,
 )
 from oracles import close
 
@@ -92,13 +93,7 @@ from grpojax import losses as L
     ],
 )
 def test_golden_objectives(options, advantage, loss, gradient):
-    mask = np.ones((1, 1, 4), bool)
-    options = {"aggregate": "token_mean"} | options
-    batch = Batch(
-        weights=L.loss_weights(mask, "token_mean"),
-        advantages=jnp.full((1, 1, 4), float(advantage)),
-        behavior_logps=OLD[None, None],
-    )
+    options, batch = {"aggregate": "token_mean"} | options, four_tokens(advantage)
     (value, _), (got, _) = compiled(L.Objective(**options))((OLD + DELTA)[None, None], batch, None)
     close(value, loss)
     close(got[0, 0], gradient)

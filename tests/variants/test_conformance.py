@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import close
+from variant_examples import REQUIRED, built
 
 from grpojax import advantages as A
 from grpojax import losses as L
@@ -24,19 +25,18 @@ OF_THE_BATCH = {"gdpo", "gpg", "grpo_lambda_length", "high_entropy_tokens", "lit
 OF_THE_BATCH |= {"reinforce_pp", "reinforce_pp_baseline", "scale_rl"}
 # Variants that teach something where all rewards of a group are equal, because the method says so.
 TEACH_ALWAYS = {"grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic"}
-REQUIRED = {"dr_grpo": {"constant": 8.0}}
 # Draws go by place: with every candidate drawn, the result does not depend on where a token stands.
 ALL_DRAWN = {"clip_cov": {"covariance_fraction": 1.0, "covariance_low": 0.2}}
 
 
 @functools.cache
 def variant(name):
-    return variants.get(name, **REQUIRED.get(name, {}))
+    return built(name)
 
 
 @functools.cache
 def objective_of(name):
-    return variants.get(name, **REQUIRED.get(name, {}), **ALL_DRAWN.get(name, {})).objective
+    return built(name, **ALL_DRAWN.get(name, {})).objective
 
 
 @pytree
