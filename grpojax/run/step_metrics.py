@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from grpojax import diagnostics, masked
+from grpojax.run.judged import Judged, Sampled
 from grpojax.run.method import Method
-from grpojax.run.rollouts import Judged, Sampled
 from grpojax.types import Max, Mean, PerPrompt, Samples
 
 # What the update calls a mean over tokens, and the name that it is logged by.
@@ -79,6 +79,8 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
     for d in drawn:
         for kind, n in d.invalid.items():
             values[f"rewards/invalid/{kind}"] = values.get(f"rewards/invalid/{kind}", 0.0) + n
+    if greedy := [d.signals["greedy_rewards"] for d in drawn if "greedy_rewards" in d.signals]:
+        values["greedy_reward"] = _mean(np.concatenate(greedy)[np.isfinite(np.concatenate(greedy))])
     groups = diagnostics.group_statistics(decides)
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
 
@@ -120,8 +122,8 @@ def _mean(x: np.ndarray) -> float:
 
 def tokens(drawn: Sequence[Judged]) -> tuple[int, int]:
     """``(prompt, completion)`` tokens of all samples drawn; a prompt counts once for each."""
-    prompt = sum(sum(len(p.ids) for p in d.problems) * d.rollout.lengths.shape[1] for d in drawn)
-    return prompt, sum(int(d.rollout.lengths.sum()) for d in drawn)
+    prompt = sum(sum(len(p.ids) for p in d.problems) * d.all_lengths.shape[1] for d in drawn)
+    return prompt, sum(int(d.all_lengths.sum()) for d in drawn)
 
 
 def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:

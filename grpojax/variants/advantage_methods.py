@@ -97,12 +97,14 @@ def reinforce_pp_baseline(
     "Li et al., ReMax, arXiv 2310.10505",
     "replicated",
     needs=("greedy",),
+    combine="sum",  # a single greedy sample has no group to be normalised in
     surrogate=on_policy(L.reinforce(), "token", "sequence"),
     aggregate="sequence_sum",
 )
 def remax() -> A.Transform:
     """ReMax, arXiv 2310.10505: ``A = r - r_greedy``, ``-A Σ_t log π``. No KL here; the paper's is in the reward.
 
+    Samples of a prompt whose greedy completion has no reward teach nothing.
     For one update a rollout, unless ``ratio`` asks for a clip (`rloo`).
     """
     return A.chain(A.subtract_greedy(), A.to_tokens())
