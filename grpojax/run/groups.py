@@ -10,10 +10,11 @@ import numpy as np
 
 from grpojax import data
 from grpojax.evaluation import columns_of, submit
+from grpojax.host.errors import UserError
 from grpojax.programs import packing
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
-from grpojax.rewards import Rewards
+from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.judged import Judged
 from grpojax.run.method import Method
@@ -112,8 +113,15 @@ class Groups:
 
         return Drawn(problems, rollout, judged)
 
-    def _judged(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Any) -> Judged:
-        shape = rollout.lengths.shape
+    def _judged(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Scores) -> Judged:
+        shape, signals = rollout.lengths.shape, {}
+        if "step_rewards" in self.method.variant.needs:
+            signals["step_rewards"] = self._step_rewards(scores).reshape(rollout.tokens.shape)
+        elif scores.stepped:
+            raise UserError(
+                f"reward {scores.stepped[0]!r} gives rewards to steps, and variant {self.method.variant.name!r} reads "
+                "none: take grpo_process, or give that reward weight 0"
+            )
         return Judged(
             problems=problems,
             rollout=rollout,
@@ -121,4 +129,16 @@ class Groups:
             reward=weighted_sum(self.rewards.config.terms, scores.by_name).reshape(shape),
             by_name={name: x.reshape(shape) for name, x in scores.by_name.items()},
             invalid=scores.invalid,
+            signals=signals,
         )
+
+    def _step_rewards(self, scores: Scores) -> np.ndarray:
+        """``[P * G, T]``, NaN where no step ends."""
+        if scores.step_rewards is not None:
+            return scores.step_rewards
+        if np.isfinite(scores.total).any():
+            raise UserError(
+                f"variant {self.method.variant.name!r} learns from rewards of steps, and no reward of the run gives "
+                "any: take equations, or a function that returns a list of (token end, reward) for a sample"
+            )
+        return np.full((scores.total.size, self.config.max_tokens), np.nan, np.float32)

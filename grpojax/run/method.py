@@ -16,7 +16,7 @@ from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run.sections import FilterConfig, RolloutConfig, TrainConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = ("displacement_weights", "entropy", "greedy")
+SUPPLIED = ("displacement_weights", "entropy", "greedy", "step_rewards")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,6 +169,7 @@ def _check(
         entropy=tokens,
         tokens=tokens.astype(np.int32),
         greedy_rewards=np.zeros(2, np.float32),
+        step_rewards=tokens,
     )
     try:  # such as pass@k with k over the group
         jax.eval_shape(variant.advantage, rewards_like, signals)
