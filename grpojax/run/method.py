@@ -13,10 +13,10 @@ from grpojax.advantages import Signals
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, RewardsConfig
-from grpojax.run.sections import FilterConfig, RolloutConfig, TrainConfig
+from grpojax.run.sections import FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = ("displacement_weights", "entropy", "greedy", "step_rewards")
+SUPPLIED = ("displacement_weights", "entropy", "greedy", "step_rewards", "culling")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,12 +27,14 @@ class Method:
       variant: with its overrides.
       rewards: what judges the samples.
       filter: dynamic sampling; None without. A variant may bring it along.
+      retire: when a prompt is solved and no longer drawn, with every field but readmit_after filled in; None for never.
       deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
     """
 
     variant: variants.Variant
     rewards: RewardsConfig
     filter: FilterConfig | None
+    retire: RetireConfig | None
     deciding: str
 
 
@@ -51,7 +53,9 @@ def resolve(
     chosen = _filter(given_filter, made, names)
     deciding = (chosen.metric if chosen is not None else None) or names[0]
     _check(made, options, terms, rollout, train)
-    return Method(variant=made, rewards=terms, filter=chosen, deciding=deciding)
+    return Method(
+        variant=made, rewards=terms, filter=chosen, retire=_retire(rollout.retire, made, chosen), deciding=deciding
+    )
 
 
 def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
@@ -124,6 +128,21 @@ def _filter(
             f"filter.success={chosen.success:g}: this variant has no filter of its own; groups that differ stay"
         )
     return chosen
+
+
+def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: FilterConfig | None) -> RetireConfig | None:
+    if given is None and variant.retire is None:
+        return None
+    given = given or RetireConfig()
+    share = variant.retire if given.share is None else given.share
+    if share is None:
+        raise UserError(
+            f"rollout.retire: variant {variant.name!r} has no share of its own; give rollout.retire.share, in (0, 1]"
+        )
+    success = given.success
+    if success is None:
+        success = 1.0 if chosen is None or chosen.success is None else chosen.success
+    return dataclasses.replace(given, share=share, success=success)
 
 
 def _check(

@@ -4,9 +4,8 @@ The loop knows `Rollouts.draw` and `Rollouts.state` alone, so that samples drawn
 place.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
 from grpojax.rewards import Rewards
+from grpojax.run.curriculum import Curriculum
 from grpojax.run.groups import Drawn, Groups
 from grpojax.run.judged import Judged, Sampled, take
 from grpojax.run.method import Method
@@ -57,47 +57,51 @@ class Rollouts:
         self.groups = Groups(
             policy, weights, config, method, rewards, problems, seed=seed, max_prompt_tokens=max_prompt_tokens
         )
-        kind = data.Batches if method.variant.retire is None else data.RetiringBatches
-        self.batches: Any = kind(problems, config.prompts, seed, problems.weights)
+        self.curriculum = Curriculum(
+            problems, config.prompts, seed, retire=method.retire, deciding=method.deciding, state=state
+        )
         self.drawn: int = state["rollouts"]
-        self.pass_ = data.Pass(**state.get("pass", {}))
-        self.retired: set[int] = set(state.get("retired", ()))
 
     def state(self) -> dict[str, Any]:
         """What the next draws follow from, for the run's record."""
-        state: dict[str, Any] = {"rollouts": self.drawn}
-        if self.method.variant.retire is not None:
-            state |= {"pass": dataclasses.asdict(self.pass_), "retired": sorted(self.retired)}
-        return state
+        return {"rollouts": self.drawn, **self.curriculum.state()}
 
     def draw(self, step: int) -> Callable[[], Sampled]:
         """Dispatches the rollout of a step; what it returns waits for it, and draws more where a filter asks for it."""
-        return functools.partial(self._collect, step, self._dispatch())
+        return functools.partial(self._collect, step, *self._dispatch())
 
-    def _dispatch(self) -> Callable[[], Drawn]:
-        """Starts the next rollout; its problems and its draws follow from its number in the run."""
+    def _dispatch(self) -> tuple[Callable[[], Drawn], Sequence[int]]:
+        """Starts the next rollout; its problems and its draws follow from its number in the run.
+
+        Also which passes over the data its problems are of.
+        """
         number = self.drawn
         self.drawn += 1
-        if self.method.variant.retire is None:
-            problems = self.batches[number]
-        else:
-            problems, self.pass_ = self.batches.draw(number, self.pass_, self.retired)
-        return self.groups.start(problems, number)
+        problems, passes = self.curriculum.draw(number)
+        return self.groups.start(problems, number), passes
 
-    def _collect(self, step: int, dispatched: Callable[[], Drawn]) -> Sampled:
+    def _collect(self, step: int, dispatched: Callable[[], Drawn], passes: Sequence[int]) -> Sampled:
         size, chosen = self.config.prompts, self.method.filter
-        drawn = [dispatched()]
+        drawn, of_passes = [dispatched()], [passes]
+
+        @functools.cache
+        def everything() -> list[Judged]:
+            judged = [d.judged() for d in drawn]
+            self.curriculum.note(zip(judged, of_passes, strict=True))
+            return judged
+
         if chosen is None:
-            problems, rollout, judged = drawn[0]
             return Sampled(
-                problems=problems,
-                rollout=rollout,
+                problems=drawn[0].problems,
+                rollout=drawn[0].rollout,
                 dropped=np.zeros(size, bool),
-                judged=functools.cache(lambda: (judged(), self._retire([judged()]))),
+                judged=lambda: (everything()[0], everything()),
             )
         keeps = [self._keep(drawn[0].judged())]
         while sum(k.sum() for k in keeps) < size and len(drawn) < chosen.max_rollouts:
-            drawn.append(self._dispatch()())
+            dispatched, passes = self._dispatch()
+            drawn.append(dispatched())
+            of_passes.append(passes)
             keeps.append(self._keep(drawn[-1].judged()))
         keep = np.concatenate(keeps)
         if not keep.any():
@@ -108,14 +112,13 @@ class Rollouts:
                 self.method.deciding,
             )
         order = np.argsort(~keep, kind="stable")[:size]
-        everything = [d.judged() for d in drawn]
-        merged = take(everything, order)
+        merged = take([d.judged() for d in drawn], order)
         return Sampled(
             problems=merged.problems,
             rollout=merged.rollout,
             dropped=~keep[order],
             kept_share=float(keep.mean()),
-            judged=functools.cache(lambda: (merged, self._retire(everything))),
+            judged=lambda: (merged, everything()),
         )
 
     def _keep(self, judged: Judged) -> PerPrompt:
@@ -129,14 +132,3 @@ class Rollouts:
             return np.asarray(keep(by_name, self.method.deciding, **success))
         except ValueError as e:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
-
-    def _retire(self, drawn: list[Judged]) -> list[Judged]:
-        """Notes the prompts that are not drawn again once the pass over the data is through."""
-        share, chosen = self.method.variant.retire, self.method.filter
-        if share is None:
-            return drawn
-        success = 1.0 if chosen is None or chosen.success is None else chosen.success
-        for judged in drawn:
-            done = np.asarray(allocation.solved(judged.by_name[self.method.deciding], share, success=success))
-            self.retired |= {p.uid for p, over in zip(judged.problems, done, strict=True) if over}
-        return drawn

@@ -8,14 +8,42 @@ from grpojax.programs.sampler import SamplerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RetireConfig:
+    """Prompts that are solved are left out of the passes over the data that begin later (`grpojax.run.curriculum`).
+
+    The third of the experiments in `grpojax.variants` ("culling"), and no-positive resampling (ScaleRL, arXiv
+    2510.13786).
+
+    Attributes:
+      share: of a prompt's samples that must pass. None is the variant's own: 1 for culling, 0.9 for ScaleRL.
+      success: the reward from which on a sample passes; None takes ``filter.success``, or 1.
+      readmit_after: passes that a solved prompt is left out of; None for all.
+    """
+
+    share: float | None = None
+    success: float | None = None
+    readmit_after: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.share is not None:
+            require(self, share="(0, 1]")
+        if self.readmit_after is not None:
+            require(self, readmit_after="[1, inf)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig(SamplerConfig):
     """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
+
+    ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
+    variant.
 
     Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
     ratio to the policy's own log-probs would be off by the mass that was cut.
     """
 
     prompts: int = 8
+    retire: RetireConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
