@@ -18,7 +18,8 @@ class Judged:
 
     Attributes:
       problems: of the P prompts.
-      rollout: ``[P, G, ...]``.
+      rollout: ``[P, G, ...]``. A sample that was not drawn, of a prompt that got fewer than others, has length 0 and no
+        reward.
       total: ``[P, G]`` what advantages are made of, NaN where a sample has none.
       reward: ``[P, G]`` the weighted sum of the rewards; the same, unless each is normalised in its group first.
       by_name: each reward by itself, ``[P, G]``.
@@ -93,6 +94,8 @@ def sample_rows(
     rows = []
     for p, problem in enumerate(judged.problems):
         for g, n in enumerate(rollout.lengths[p].tolist()):
+            if n == 0:  # the prompt got fewer samples than others
+                continue
             text = decode(rollout.tokens[p, g, :n].tolist())
             rows.append(
                 {

@@ -15,6 +15,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
 from grpojax.rewards import Rewards
+from grpojax.run.allocated_rollouts import PlannedGroups
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.groups import Drawn, Groups
 from grpojax.run.judged import Judged, Sampled, take
@@ -54,7 +55,8 @@ class Rollouts:
         state: Mapping[str, Any],
     ):
         self.config, self.method, self.truncated = config, method, truncated
-        self.groups = Groups(
+        kind = Groups if method.plan is None else PlannedGroups
+        self.groups = kind(
             policy, weights, config, method, rewards, problems, seed=seed, max_prompt_tokens=max_prompt_tokens
         )
         self.curriculum = Curriculum(

@@ -306,7 +306,7 @@ class Trainer:
 def _check_shapes(config: Config, count: int) -> None:
     """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards."""
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
-        rows, group = lanes.spread_sizes(prompts, config.rollout.group, count)
+        rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
 
 
