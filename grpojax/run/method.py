@@ -163,6 +163,11 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> PlanConfig | Non
                 f"rollout.plan: variant {variant.name!r} gives every prompt rollout.group samples; leave it out"
             )
         return None
+    if variant.objective.count_empty and variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant"):
+        raise UserError(
+            f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; leave it "
+            "out"
+        )
     given = rollout.plan or PlanConfig()
     group = rollout.group
     plan = dataclasses.replace(given, probe=given.probe or group // 2, most=given.most or 2 * group)

@@ -83,7 +83,12 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     trainer.rollouts.groups._submit = submit
     advantages, weigh = [], trainer.learner.weigh
     trainer.learner.weigh = lambda *args: advantages.append(weigh(*args)) or advantages[-1]
+    sums, update = [], trainer.learner.update
+    trainer.learner.update = lambda minis, *rest: (
+        sums.extend(float(m.packed.per_token.weights.sum()) for m in minis) or update(minis, *rest)
+    )
     assert trainer.run()
+    np.testing.assert_allclose(sums, np.ones(6), atol=1e-6)
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     tokens = sum(len(p.ids) * r.lengths.shape[1] for of, r in seen for p in of)
     assert lines[-1]["num_tokens"] == tokens + sum(int(r.lengths.sum()) for _, r in seen)
@@ -122,6 +127,7 @@ def test_plans_that_cannot_be(recipe, tmp_path):
         (["rollout.plan={most: 4}"], "most=4: must be at least rollout.group=5"),
         (["rollout.plan={probe: 2, phases: 2}"], "phases=2 does not divide the 15 samples"),
         ([PLAN, "variant=grpo"], "rollout.plan: variant 'grpo' gives every prompt rollout.group samples"),
+        (["variant={name: xrpo, count_empty: true}"], "would divide by samples that were never drawn"),
         (["rewards={terms: [{name: answer}], combine: normalize}"], "combine: sum"),
     ):
         with pytest.raises(UserError, match=match):
