@@ -245,14 +245,21 @@ def xrpo_priority(std: PerPrompt, counts: PerPrompt, *, bonus: float = 1.0, conf
 
 
 def xrpo_allocate(
-    std: PerPrompt, counts: PerPrompt, budget: int, *, bonus: float = 1.0, confidence: float = 0.95
+    std: PerPrompt,
+    counts: PerPrompt,
+    budget: int,
+    *,
+    bonus: float = 1.0,
+    confidence: float = 0.95,
+    most: int | None = None,
 ) -> PerPrompt:
     """How many of ``budget`` further samples each prompt gets, ``[P]`` int32: one by one to the largest priority.
 
     ``std`` stays as it is, the counts grow as samples are given away; ties go to the first prompt. The paper starts
     with a uniform phase and plans three times.
 
-    From XRPO (arXiv 2510.06672); ``std`` and ``counts`` are ``[P]`` as in `xrpo_priority`, ``budget`` in samples.
+    From XRPO (arXiv 2510.06672); ``std`` and ``counts`` are ``[P]`` as in `xrpo_priority`, ``budget`` in samples. A
+    prompt with ``most`` samples gets no more (None: there is no bound); all together must have room for the budget.
 
     Example:
       >>> xrpo_allocate(jnp.array([0.0, 0.5, 0.5]), jnp.array([4, 4, 8]), 3).tolist()
@@ -261,6 +268,8 @@ def xrpo_allocate(
 
     def give(_: Scalar, given: PerPrompt) -> PerPrompt:
         priority = xrpo_priority(std, counts + given, bonus=bonus, confidence=confidence)
+        if most is not None:
+            priority = jnp.where(counts + given < most, priority, -jnp.inf)
         return given.at[jnp.argmax(priority)].add(1)
 
     counts = jnp.asarray(counts, jnp.int32)

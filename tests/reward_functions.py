@@ -90,3 +90,19 @@ def slow(prompts, completions, tokens, **columns):
 def runs_a_program(prompts, completions, tokens, **columns):
     done = subprocess.run([sys.executable, "-c", "print(2)"], capture_output=True, text=True)
     return [float(done.stdout)] * len(completions)
+
+
+def bad_steps(prompts, completions, tokens, *, k, **columns):
+    """The k-th way to be wrong; 0 is right."""
+    n = len(tokens[0])
+    ways = ([(2, 0.5), (n, 1)], [(0, 1.0)], [(n + 1, 1.0)], [(2, 1.0), (2, 0.0)], [(3, 1.0), (2, 0.0)],
+            [(2, float("nan"))], [(1, None)], [(1.0, 1.0)], [1.0], [(True, 1.0)])  # fmt: skip
+    return [ways[i] for i in k]
+
+
+def steps_or_not(prompts, completions, tokens, *, k, **columns):
+    return [[(1, 2.0), (3, -1.0)] if i == 3 else float(i) for i in k]
+
+
+def ends_of_pieces(prompts, completions, tokens, *, pieces, **columns):
+    return [[(i + 1, 1.0) for i, piece in enumerate(of_sample) if "=" in piece] for of_sample in pieces]

@@ -21,6 +21,21 @@ def even(prompts, completions, tokens, **columns):
     return [float(len(ids) % 2 == 0) for ids in tokens]
 
 
+def some(prompts, completions, tokens, *, gold, **columns):
+    """The first token's id; where the ids and the answer have an odd sum there is no telling."""
+    return [None if (sum(ids) + int(g)) % 2 else float(ids[0]) for ids, g in zip(tokens, gold, strict=True)]
+
+
+def steps(prompts, completions, tokens, **columns):
+    """A step for every two tokens: 1 where the first of them has an odd id. Of one token there is none."""
+    return [[(t + 2, float(ids[t] % 2)) for t in range(0, len(ids) - 1, 2)] for ids in tokens]
+
+
+def last_step(prompts, completions, tokens, **columns):
+    """`parity` as the reward of a single step."""
+    return [[(len(ids), float(sum(ids) % 2))] for ids in tokens]
+
+
 def level(prompts, completions, tokens, *, level, **columns):
     """A column of the data, where it is there."""
     return level

@@ -1,12 +1,12 @@
 """Which problems each step gets, as padded prompts.
 
 The batch of step n is a function of the seed and n, through grain's random access, and where problems are retired also
-of a `Pass`. Batches are those of the whole run, whatever the number of hosts.
+of the `Pass` that each source is in. Batches are those of the whole run, whatever the number of hosts.
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -15,6 +15,8 @@ import numpy as np
 from grpojax.data.problems import Problem
 from grpojax.host.errors import UserError
 from grpojax.types import Prompts
+
+_APART = 1_000_003  # between the seeds of two sources
 
 
 class Batches:
@@ -29,12 +31,12 @@ class Batches:
 
     def __init__(self, problems: Sequence[Problem], size: int, seed: int, weights: Sequence[float] | None = None):
         if len(problems) < size:
-            raise _too_few(len(problems), size, 0)
+            raise _too_few(len(problems), size)
         self._problems = problems
         orders = []
         for number in range(len(weights or [1.0])):
             places = [i for i, p in enumerate(problems) if weights is None or p.source == number]
-            order = grain.MapDataset.source(places).seed(seed + 1_000_003 * number).shuffle().repeat()
+            order = grain.MapDataset.source(places).seed(seed + _APART * number).shuffle().repeat()
             orders.append(order)
         mixed = orders[0] if len(orders) == 1 else grain.MapDataset.mix(orders, weights=list(weights or ()))
         self._batches = mixed.batch(size, batch_fn=list)
@@ -45,93 +47,126 @@ class Batches:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One pass over the problems that were not retired when it began; ``dataclasses.asdict`` of it is JSON.
+    """One pass over the problems of a source that were not left out when it began; its ``asdict`` is JSON.
 
     Attributes:
       number: passes before it.
-      start: prompts drawn before it.
-      retired: uids that it leaves out, in order.
+      start: prompts drawn from the source before it.
+      left_out: uids that it leaves out, in order.
+      since: the first pass whose verdicts count: the last that took all problems again, because all were solved.
     """
 
     number: int = 0
     start: int = 0
-    retired: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
+    since: int = 0
 
     def __post_init__(self):
-        object.__setattr__(self, "retired", tuple(sorted(self.retired)))
+        object.__setattr__(self, "left_out", tuple(sorted(self.left_out)))
 
 
 class RetiringBatches:
-    """`Batches` in which a problem that was retired is not drawn again once the pass under way is over.
+    """`Batches` in which a problem that was solved is left out of the passes that begin later.
 
-    Each pass has an order of its own, by the seed and its number. While nothing is retired, batch n is ``Batches[n]``.
+    Each source has its own passes, each with an order of its own, by the seed and its number; which source a prompt is
+    drawn from does not depend on them. While nothing is solved, batch n is ``Batches[n]``. A problem that was solved in
+    pass e is left out from pass e + 1 on (e + 2, if that had begun), for ``readmit_after`` passes, as
+    `grpojax.allocation.active` has it; a pass from which all would be left out takes all of them.
 
     Args:
-      problems, size, seed, weights: as of `Batches`, with one source.
+      problems, size, seed, weights: as of `Batches`.
+      readmit_after: passes that a solved problem is left out of; None for all.
 
     Raises:
-      UserError: there are several sources, or fewer problems than a batch takes.
+      UserError: there are fewer problems than a batch takes.
 
     Example:
       >>> problems = [Problem(uid, (1,), "", None, {}) for uid in range(3)]
       >>> batches = RetiringBatches(problems, 2, seed=0)
-      >>> batch, now = batches.draw(0, Pass(), retired=())
-      >>> batch, now = batches.draw(1, now, retired={1})  # the last of the first pass, the first of the second
-      >>> now
-      Pass(number=1, start=3, retired=(1,))
-      >>> sorted(p.uid for n in (2, 3) for p in batches.draw(n, now, retired={1})[0])
+      >>> batch, passes, now = batches.draw(0, batches.begin(), solved={})
+      >>> batch, passes, now = batches.draw(1, now, solved={1: 0})  # of both passes
+      >>> passes, now
+      ([0, 1], (Pass(number=1, start=3, left_out=(1,), since=0),))
+      >>> sorted(p.uid for n in (2, 3) for p in batches.draw(n, now, solved={1: 0})[0])
       [0, 0, 2, 2]
     """
 
-    def __init__(self, problems: Sequence[Problem], size: int, seed: int, weights: Sequence[float] | None = None):
-        if weights is not None and len(weights) > 1:
-            raise UserError(f"problems can be retired from one source only, and data.train has {len(weights)}")
-        self._problems, self._size, self._seed = problems, size, seed
-        self._cached: tuple[Pass, Any] | None = None
-        self._order(Pass())
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        size: int,
+        seed: int,
+        weights: Sequence[float] | None = None,
+        readmit_after: int | None = None,
+    ):
+        if len(problems) < size:
+            raise _too_few(len(problems), size)
+        self._size, self._seed, self._readmit_after = size, seed, readmit_after
+        numbers = range(len(weights or [1.0]))
+        self._sources = [[p for p in problems if weights is None or p.source == n] for n in numbers]
+        # Of every prompt drawn, its source and its place among those drawn from there.
+        places = [grain.MapDataset.source([n]).repeat().map_with_index(lambda i, n: (n, i)) for n in numbers]
+        self._places = places[0] if len(places) == 1 else grain.MapDataset.mix(places, weights=list(weights or ()))
+        self._cached: dict[int, tuple[Pass, Any]] = {}
 
-    def draw(self, number: int, now: Pass, retired: Collection[int]) -> tuple[list[Problem], Pass]:
-        """A batch, and the pass that its last problem belongs to; what is given is all that they depend on.
+    def begin(self) -> tuple[Pass, ...]:
+        """The passes that a run begins with, one a source."""
+        return tuple(Pass() for _ in self._sources)
+
+    def draw(
+        self, number: int, now: Sequence[Pass], solved: Mapping[int, int]
+    ) -> tuple[list[Problem], list[int], tuple[Pass, ...]]:
+        """A batch, the number of the pass that each problem is of, and the passes that the sources are in after it.
+
+        What is given is all that they depend on.
 
         Args:
           number: of the batch in the run; ``now`` must have begun by then.
-          now: the pass that the draw of the batch before returned; `Pass()` at the start of a run. Saved together with
-            ``retired``, it is all that a run needs to go on.
-          retired: uids retired so far, or since the pass began. A pass that begins in this batch leaves them out.
-
-        Raises:
-          UserError: a pass begins, and the problems left do not fill a batch.
+          now: the passes that the draw of the batch before returned; `begin` at the start of a run. Saved together with
+            ``solved``, it is all that a run needs to go on.
+          solved: by uid, the last pass in which it was found solved. A pass that begins in this batch leaves them out.
         """
-        first = number * self._size
-        if first < now.start:
-            raise ValueError(f"batch {number} begins before its pass does, at prompt {now.start}; give the pass before")
-        order, batch = self._order(now), []
-        for at in range(first, first + self._size):
-            while at >= now.start + len(order):
-                left_out = tuple({*now.retired, *retired})
-                now = Pass(number=now.number + 1, start=now.start + len(order), retired=left_out)
-                order = self._order(now)
-            batch.append(order[now.number * len(order) + at - now.start])
-        return batch, now
+        passes, batch, numbers = list(now), [], []
+        for at in range(number * self._size, (number + 1) * self._size):
+            source, place = self._places[at] or (0, at)
+            if place < passes[source].start:
+                raise ValueError(
+                    f"batch {number} begins before its pass does, at prompt {passes[source].start} of source {source}; "
+                    "give the passes before"
+                )
+            order = self._order(source, passes[source])
+            while place >= passes[source].start + len(order):
+                passes[source] = self._after(source, passes[source], len(order), solved)
+                order = self._order(source, passes[source])
+            current = passes[source]
+            batch.append(order[current.number * len(order) + place - current.start])
+            numbers.append(current.number)
+        return batch, numbers, tuple(passes)
 
-    def _order(self, now: Pass) -> Any:
+    def _after(self, source: int, now: Pass, drawn: int, solved: Mapping[int, int]) -> Pass:
+        """The pass after one of so many prompts."""
+        number, longest = now.number + 1, self._readmit_after
+        left_out = []
+        for problem in self._sources[source]:
+            e = solved.get(problem.uid, -1)
+            if now.since <= e < number and (longest is None or number - e <= longest):
+                left_out.append(problem.uid)
+        if len(left_out) == len(self._sources[source]):
+            return Pass(number=number, start=now.start + drawn, since=number)
+        return Pass(number=number, start=now.start + drawn, left_out=tuple(left_out), since=now.since)
+
+    def _order(self, source: int, now: Pass) -> Any:
         """The problems of a pass, shuffled; index ``number * length`` is the first of it."""
-        if self._cached is None or self._cached[0] != now:
-            left_out = set(now.retired)
-            active = [p for p in self._problems if p.uid not in left_out]
-            if len(active) < self._size:
-                raise _too_few(len(active), self._size, len(self._problems) - len(active))
-            self._cached = now, grain.MapDataset.source(active).seed(self._seed).shuffle()
-        return self._cached[1]
+        if source not in self._cached or self._cached[source][0] != now:
+            left_out = set(now.left_out)
+            active = [p for p in self._sources[source] if p.uid not in left_out]
+            order = grain.MapDataset.source(active).seed(self._seed + _APART * source).shuffle()
+            self._cached[source] = now, order
+        return self._cached[source][1]
 
 
-def _too_few(problems: int, size: int, retired: int) -> UserError:
-    if not retired:
-        return UserError(f"rollout.prompts={size} is more than the {problems} problems of the data")
-    return UserError(
-        f"rollout.prompts={size} is more than the {problems} problems left; {retired} are retired. End the run "
-        "here, or give it more problems"
-    )
+def _too_few(problems: int, size: int) -> UserError:
+    return UserError(f"rollout.prompts={size} is more than the {problems} problems of the data")
 
 
 def in_order(problems: list[Problem], size: int) -> Iterator[tuple[list[Problem], int]]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from grpojax.data import Problem
 from grpojax.host import processes
+from grpojax.host.errors import UserError
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.worker import REASONS
 from grpojax.types import Rollout
@@ -33,31 +34,48 @@ def submit(
       problems: ``[P]``, those of the rollout.
       rollout: ``[P, G, T]`` on the host.
       decode: token ids to text.
-      columns: of the data, as from `columns_of`; ``gold`` comes by itself.
+      columns: of the data, as from `columns_of`; ``gold`` comes by itself, and ``pieces`` where a reward asks for it.
 
     Returns:
       A function that waits for them: `Scores` with arrays ``[P * G]``.
     """
-    n, group = rollout.lengths.shape
+    n, group, longest = rollout.tokens.shape
     mine = processes.rows(n).tolist()
     ids = [rollout.tokens[p, g, : rollout.lengths[p, g]].tolist() for p in mine for g in range(group)]
     each = [problems[p] for p in mine for _ in range(group)]
     values = {c: [p.columns.get(c) for p in each] for c in columns}
     values["gold"] = [p.gold for p in each]
+    if rewards.needs_pieces:
+        if "pieces" in values:
+            raise UserError("column 'pieces' has the name of what rewards get; list others in data.columns")
+        piece = functools.cache(lambda token: decode([token]))
+        values["pieces"] = [list(map(piece, row)) for row in ids]
     pending = rewards.submit([p.prompt for p in each], [decode(i) for i in ids], ids, values, group=group)
-    return functools.cache(lambda: _gathered(pending.result(), n, group))
+    return functools.cache(lambda: _gathered(pending.result(), n, group, longest))
 
 
-def _gathered(scores: Scores, n: int, group: int) -> Scores:
+def _gathered(scores: Scores, n: int, group: int, longest: int) -> Scores:
     """The rewards of this process's groups with those of all others."""
 
     def whole(x: np.ndarray) -> np.ndarray:
-        return processes.gather_rows(x.reshape(-1, group), n).reshape(-1)
+        return processes.gather_rows(x.reshape(-1, group, *x.shape[1:]), n).reshape(-1, *x.shape[1:])
 
-    kinds = [f"{name}/{reason}" for name in scores.by_name for reason in REASONS]
-    counts = processes.total([scores.invalid.get(kind, 0) for kind in kinds])
+    names = list(scores.by_name)
+    kinds = [f"{name}/{reason}" for name in names for reason in REASONS]
+    counts = processes.total(
+        [scores.invalid.get(k, 0) for k in kinds] + [int(name in scores.stepped) for name in names]
+    )
+    stepped = tuple(name for name, n in zip(names, counts[len(kinds) :], strict=True) if n)
+    steps = None
+    if stepped:
+        steps = np.full((scores.total.size, longest), np.nan, np.float32)
+        if scores.step_rewards is not None:
+            steps[:, : scores.step_rewards.shape[1]] = scores.step_rewards
+        steps = whole(steps)
     return Scores(
         total=whole(scores.total),
         by_name={name: whole(x) for name, x in scores.by_name.items()},
-        invalid={kind: n for kind, n in zip(kinds, counts, strict=True) if n},
+        invalid={kind: n for kind, n in zip(kinds, counts, strict=False) if n},
+        step_rewards=steps,
+        stepped=stepped,
     )

@@ -1,6 +1,6 @@
 r"""The rewards that have names: frozen dataclasses whose fields are their options.
 
-Each is called like a reward function: ``reward(prompts, completions, tokens, **columns) -> list[float | None]``.
+Each is called like a reward function, ``reward(prompts, completions, tokens, **columns)``, and returns what one does.
 """
 
 import abc
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from grpojax.host.errors import UserError, require
-from grpojax.rewards import answers
+from grpojax.rewards import answers, steps
 
 Texts = Sequence[str]  # [N]
 Ids = Sequence[Sequence[int]]  # [N], ragged
@@ -26,14 +26,18 @@ class Reward(abc.ABC):
     Attributes:
       isolated: whether a call may hang or take much memory, and belongs into a worker process.
       needs_gold: whether the data must have answers.
+      needs_pieces: whether it reads the text of each token, as the column ``pieces``.
     """
 
     isolated: ClassVar[bool] = False
     needs_gold: ClassVar[bool] = False
+    needs_pieces: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def __call__(self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any) -> list[float | None]:
-        """The rewards of the samples."""
+    def __call__(
+        self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any
+    ) -> Sequence[float | None | list[tuple[int, float]]]:
+        """The rewards of the samples; of one whose steps have rewards, ``(token end, reward)`` of each step."""
 
     def check_gold(self, gold: str) -> None:  # noqa: B027  most rewards take any
         """Raises `UserError` for a gold answer that this reward cannot judge by."""
@@ -241,6 +245,37 @@ class Repetition(Reward):
         return len(set(grams)) / len(grams) - 1.0 if grams else 0.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Equations(Reward):
+    """A reward for each step in which something is worked out: 1 where all its equations hold, 0 where one does not.
+
+    For a variant that learns from rewards of steps (``grpo_process``). A step without an equation has no reward of its
+    own (`grpojax.rewards.steps.check_equations`).
+
+    Attributes:
+      separator: what ends a step (`grpojax.rewards.steps.split_steps`).
+
+    >>> Equations()([""], [""], [[0] * 5], pieces=[["1+1=2", ".", chr(10), "so 2*3", "=5"]])
+    [[(3, 1.0), (5, 0.0)]]
+    """
+
+    separator: str = "\n"
+    needs_pieces: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if not self.separator:
+            raise UserError("separator='': give the text that ends a step")
+
+    def __call__(
+        self, prompts: Texts, completions: Texts, tokens: Ids, *, pieces: Sequence[Texts], **columns: Any
+    ) -> list[list[tuple[int, float]]]:
+        return [self._judge(of_sample) for of_sample in pieces]
+
+    def _judge(self, pieces: Texts) -> list[tuple[int, float]]:
+        each = [(end, steps.check_equations(text)) for end, text in steps.split_steps(pieces, self.separator)]
+        return [(end, float(holds)) for end, holds in each if holds is not None]
+
+
 REWARDS: dict[str, type[Reward]] = {
     "math_answer": MathAnswer,
     "answer": Answer,
@@ -249,6 +284,7 @@ REWARDS: dict[str, type[Reward]] = {
     "choice": Choice,
     "soft_overlong": SoftOverlong,
     "repetition": Repetition,
+    "equations": Equations,
 }
 
 

@@ -19,12 +19,14 @@ class RewardConfig:
       weight: its factor in the sum. With 0 it is only measured, and its invalid samples stay valid for the sum.
       options: what the named reward can be told (the fields of its class); a function gets them as keyword arguments.
       label: its name in metrics, if that is not to be ``name``.
+      pieces: rewards get the column ``pieces`` too, the text of each of a sample's tokens, to tell where steps end.
     """
 
     name: str
     weight: float = 1.0
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     label: str | None = None
+    pieces: bool = False
 
     def __post_init__(self):
         known = builtin.REWARDS.get(self.name)

@@ -29,11 +29,16 @@ class Scores:
       total: ``[N]`` float32, the weighted sum; NaN where a reward that counts is invalid.
       by_name: ``[N]`` float32 of each reward as it came, NaN where it is invalid.
       invalid: how many rewards were invalid, by "name/reason" (`worker.REASONS`); only those over 0.
+      step_rewards: ``[N, T]`` float32, the weighted sum of what steps got that end at a token, NaN where none ends; T
+        covers the last end. They are not in ``total``; ``by_name`` has their mean. None where no sample has steps.
+      stepped: the rewards with a weight that gave rewards to steps.
     """
 
     total: np.ndarray
     by_name: dict[str, np.ndarray]
     invalid: dict[str, int]
+    step_rewards: np.ndarray | None = None
+    stepped: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -176,6 +181,12 @@ class Rewards:
         """The rewards of N samples: `submit` and its result."""
         return self.submit(prompts, completions, tokens, columns, group=group).result()
 
+    @property
+    def needs_pieces(self) -> bool:
+        """Whether a reward reads the text of each token, the column ``pieces``."""
+        both = zip(self.config.terms, self.terms, strict=True)
+        return any(config.pieces or (term is not None and term.needs_pieces) for config, term in both)
+
     def check_gold(self, gold: str | None) -> None:
         """Raises `UserError` for a gold answer, or None for none at all, that a reward cannot judge by."""
         for config, term in zip(self.config.terms, self.terms, strict=True):
@@ -190,7 +201,7 @@ class Rewards:
         if term is None:
             return [None] * n
         if not term.isolated:
-            return list(worker.outcomes_of(worker.call(term, samples), n))
+            return list(worker.outcomes_of(worker.call(term, samples), samples.tokens))
         gold = samples.columns.get("gold", [None] * n)
         known = [term.at_once(text, g) for text, g in zip(samples.completions, gold, strict=True)]
         return [None if v is None else Outcome(v) for v in known]
@@ -223,10 +234,12 @@ class Rewards:
                             outcome.detail.rstrip(),
                         )
             by_name[config.metric] = np.array([o.value for o in values], np.float32)
-        counted = by_name
+        terms = self.config.terms
+        counted = {c.metric: _outcome_part(by_name[c.metric], o) for c, o in zip(terms, outcomes, strict=True)}
         if self.config.combine == "normalize":
-            counted = {name: normalize(values, group) for name, values in by_name.items()}
-        return Scores(weighted_sum(self.config.terms, counted), by_name, dict(counts))
+            counted = {name: normalize(values, group) for name, values in counted.items()}
+        steps, stepped = step_rewards(terms, outcomes)
+        return Scores(weighted_sum(terms, counted), by_name, dict(counts), steps, stepped)
 
     def close(self) -> None:
         """Ends the worker processes."""
@@ -262,6 +275,30 @@ def weighted_sum(terms: Sequence[RewardConfig], by_name: Mapping[str, np.ndarray
         if term.weight:
             total = total + np.float32(term.weight) * by_name[term.metric]
     return total
+
+
+def _outcome_part(values: np.ndarray, outcomes: Sequence[Outcome]) -> np.ndarray:
+    """Without what steps got, which is not of the sample as a whole."""
+    return np.where([o.steps is not None for o in outcomes], np.float32(0), values)
+
+
+def step_rewards(
+    terms: Sequence[RewardConfig], outcomes: Sequence[Sequence[Outcome]]
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Outcomes ``[terms][N]`` as ``Scores.step_rewards`` and ``Scores.stepped``."""
+    with_steps = [
+        (c, [(i, o.steps) for i, o in enumerate(of_term) if o.steps is not None])
+        for c, of_term in zip(terms, outcomes, strict=True)
+        if c.weight
+    ]
+    stepped = tuple(c.metric for c, found in with_steps if found)
+    if not stepped:
+        return None, ()
+    ends = [(i, end - 1, c.weight * value) for c, found in with_steps for i, steps in found for end, value in steps]
+    out = np.full((len(outcomes[0]), 1 + max((t for _, t, _ in ends), default=0)), np.nan, np.float32)
+    for i, t, value in ends:
+        out[i, t] = value if np.isnan(out[i, t]) else out[i, t] + value
+    return out, stepped
 
 
 def normalize(values: np.ndarray, group: int, eps: float = 1e-4) -> np.ndarray:

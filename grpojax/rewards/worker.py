@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 from grpojax.rewards import builtin, sandbox
+from grpojax.rewards.steps import Steps, read_steps
 
 T = TypeVar("T")
 
@@ -34,14 +35,19 @@ class Samples(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A reward, or why there is none: ``reason`` is one of `REASONS`, ``detail`` what to show."""
+    """A reward, or why there is none: ``reason`` is one of `REASONS`, ``detail`` what to show.
+
+    Where the steps have rewards, ``value`` is their mean, 0 without any.
+    """
 
     value: float
     reason: str = ""
     detail: str = ""
+    steps: Steps | None = None
 
 
-REASONS = ("none", "nan", "type", "count", "error", "memory", "timeout", "crash")  # of an invalid sample
+# Of an invalid sample.
+REASONS = ("none", "nan", "type", "count", "steps", "error", "memory", "timeout", "crash")
 
 
 def _none(reason: str, detail: str) -> Outcome:
@@ -65,7 +71,7 @@ def judge(name: str, options: str, samples: Samples) -> tuple[list[Outcome], flo
 def _judge(name: str, options: str, samples: Samples) -> list[Outcome]:
     n = len(samples.completions)
     try:
-        return outcomes_of(call(_reward(name, options), samples), n)
+        return outcomes_of(call(_reward(name, options), samples), samples.tokens)
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)  # what it holds would fail the samples after it
     except BaseException as e:
@@ -94,18 +100,24 @@ def call(function: Callable[..., Any], samples: Samples) -> Any:
     return values
 
 
-def outcomes_of(values: Any, n: int) -> list[Outcome]:
-    """What a reward function returned for ``n`` samples, as outcomes."""
+def outcomes_of(values: Any, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
+    """What a reward function returned for samples of these tokens, as outcomes."""
+    n = len(tokens)
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         return [_none("type", f"it returned {type(values).__name__}, not a list of numbers")] * n
     if len(values) != n:
         return [_none("count", f"it returned {len(values)} values for {n} completions")] * n
-    return [_outcome(v) for v in values]
+    return [_outcome(v, len(ids)) for v, ids in zip(values, tokens, strict=True)]
 
 
-def _outcome(value: Any) -> Outcome:
+def _outcome(value: Any, tokens: int) -> Outcome:
     if value is None:
         return _none("none", "")
+    if isinstance(value, list | tuple):
+        steps = read_steps(value, tokens)
+        if steps and isinstance(steps[0], str):
+            return _none(*steps)
+        return Outcome(sum(r for _, r in steps) / max(len(steps), 1), steps=steps)
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         return _none("type", f"it returned {value!r:.80} for a completion, not a number")
     number = float(value)

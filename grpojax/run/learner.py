@@ -25,8 +25,8 @@ from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
 from grpojax.programs.update import make_update
+from grpojax.run.judged import Judged, Sampled
 from grpojax.run.method import Method
-from grpojax.run.rollouts import Judged, Sampled
 from grpojax.run.sections import TrainConfig
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
 
@@ -297,7 +297,7 @@ def _advantages(method: Method, batch: Judged, counted: Samples, mask: Tokens, s
         "tokens": batch.rollout.tokens,
     }
     try:
-        return np.asarray(method.variant.advantage(counted, Signals(**{**known, **signals})))
+        return np.asarray(method.variant.advantage(counted, Signals(**{**known, **batch.signals, **signals})))
     except ValueError as e:
         raise UserError(f"variant {method.variant.name!r}: {e}") from e
 

@@ -13,10 +13,10 @@ from grpojax.advantages import Signals
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, RewardsConfig
-from grpojax.run.sections import FilterConfig, RolloutConfig, TrainConfig
+from grpojax.run.sections import FilterConfig, PlanConfig, RetireConfig, RolloutConfig, TrainConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = ("displacement_weights", "entropy")
+SUPPLIED = ("displacement_weights", "entropy", "greedy", "step_rewards", "culling", "rollout_plan")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,13 +27,21 @@ class Method:
       variant: with its overrides.
       rewards: what judges the samples.
       filter: dynamic sampling; None without. A variant may bring it along.
+      retire: when a prompt is solved and no longer drawn, with every field but readmit_after filled in; None for never.
+      plan: how a rollout's samples are given to prompts, every field filled in; None for a group of each.
       deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
     """
 
     variant: variants.Variant
     rewards: RewardsConfig
     filter: FilterConfig | None
+    retire: RetireConfig | None
+    plan: PlanConfig | None
     deciding: str
+
+    def widest(self, group: int) -> int:
+        """Samples of a prompt at most, G of what a step learns from, where ``rollout.group`` is ``group``."""
+        return group if self.plan is None else self.plan.most
 
 
 def resolve(
@@ -51,7 +59,14 @@ def resolve(
     chosen = _filter(given_filter, made, names)
     deciding = (chosen.metric if chosen is not None else None) or names[0]
     _check(made, options, terms, rollout, train)
-    return Method(variant=made, rewards=terms, filter=chosen, deciding=deciding)
+    return Method(
+        variant=made,
+        rewards=terms,
+        filter=chosen,
+        retire=_retire(rollout.retire, made, chosen),
+        plan=_plan(rollout, made),
+        deciding=deciding,
+    )
 
 
 def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
@@ -126,6 +141,50 @@ def _filter(
     return chosen
 
 
+def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: FilterConfig | None) -> RetireConfig | None:
+    if given is None and variant.retire is None:
+        return None
+    given = given or RetireConfig()
+    share = variant.retire if given.share is None else given.share
+    if share is None:
+        raise UserError(
+            f"rollout.retire: variant {variant.name!r} has no share of its own; give rollout.retire.share, in (0, 1]"
+        )
+    success = given.success
+    if success is None:
+        success = 1.0 if chosen is None or chosen.success is None else chosen.success
+    return dataclasses.replace(given, share=share, success=success)
+
+
+def _plan(rollout: RolloutConfig, variant: variants.Variant) -> PlanConfig | None:
+    if "rollout_plan" not in variant.needs:
+        if rollout.plan is not None:
+            raise UserError(
+                f"rollout.plan: variant {variant.name!r} gives every prompt rollout.group samples; leave it out"
+            )
+        return None
+    if variant.objective.count_empty and variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant"):
+        raise UserError(
+            f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; leave it "
+            "out"
+        )
+    given = rollout.plan or PlanConfig()
+    group = rollout.group
+    plan = dataclasses.replace(given, probe=given.probe or group // 2, most=given.most or 2 * group)
+    if not 1 <= plan.probe < group:
+        raise UserError(f"rollout.plan.probe={plan.probe}: must be at least 1 and under rollout.group={group}")
+    if plan.most < group:
+        raise UserError(
+            f"rollout.plan.most={plan.most}: must be at least rollout.group={group}, or some are given to none"
+        )
+    rest = rollout.prompts * (group - plan.probe)
+    if rest % plan.phases:
+        raise UserError(
+            f"rollout.plan.phases={plan.phases} does not divide the {rest} samples that are left after the probe"
+        )
+    return plan
+
+
 def _check(
     variant: variants.Variant,
     options: Mapping[str, Any],
@@ -168,6 +227,8 @@ def _check(
         ref_logps=tokens,
         entropy=tokens,
         tokens=tokens.astype(np.int32),
+        greedy_rewards=np.zeros(2, np.float32),
+        step_rewards=tokens,
     )
     try:  # such as pass@k with k over the group
         jax.eval_shape(variant.advantage, rewards_like, signals)

@@ -8,14 +8,68 @@ from grpojax.programs.sampler import SamplerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class RetireConfig:
+    """Prompts that are solved are left out of the passes over the data that begin later (`grpojax.run.curriculum`).
+
+    The third of the experiments in `grpojax.variants` ("culling"), and no-positive resampling (ScaleRL, arXiv
+    2510.13786).
+
+    Attributes:
+      share: of a prompt's samples that must pass. None is the variant's own: 1 for culling, 0.9 for ScaleRL.
+      success: the reward from which on a sample passes; None takes ``filter.success``, or 1.
+      readmit_after: passes that a solved prompt is left out of; None for all.
+    """
+
+    share: float | None = None
+    success: float | None = None
+    readmit_after: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.share is not None:
+            require(self, share="(0, 1]")
+        if self.readmit_after is not None:
+            require(self, readmit_after="[1, inf)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """XRPO's plan of a rollout (arXiv 2510.06672): some samples of every prompt, then more where they tell most.
+
+    A step draws as many samples as without it, ``prompts`` times ``group``; how many a prompt gets differs
+    (`grpojax.allocation.xrpo_allocate`).
+
+    Attributes:
+      probe: samples that every prompt gets first; 0 takes half of the group.
+      phases: how often the rest is planned, each time for an equal part of it.
+      most: samples that a prompt gets at most; 0 takes twice the group.
+      bonus: weight of exploration.
+      confidence: of the interval of a prompt's mean reward.
+    """
+
+    probe: int = 0
+    phases: int = 2
+    most: int = 0
+    bonus: float = 1.0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        require(self, probe="[0, inf)", phases="[1, inf)", most="[0, inf)", bonus="[0, inf)", confidence="(0, 1)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig(SamplerConfig):
     """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
+
+    ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
+    variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo).
 
     Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
     ratio to the policy's own log-probs would be off by the mass that was cut.
     """
 
     prompts: int = 8
+    retire: RetireConfig | None = None
+    plan: PlanConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from grpojax import diagnostics, masked
+from grpojax.run.judged import Judged, Sampled
 from grpojax.run.method import Method
-from grpojax.run.rollouts import Judged, Sampled
 from grpojax.types import Max, Mean, PerPrompt, Samples
 
 # What the update calls a mean over tokens, and the name that it is logged by.
@@ -60,11 +60,12 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
     total = np.concatenate([d.total for d in drawn])
     reward = np.concatenate([d.reward for d in drawn])
     lengths = np.concatenate([d.rollout.lengths for d in drawn])
-    stopped = np.concatenate([d.rollout.stopped for d in drawn])
+    there = lengths > 0
+    lengths, stopped = lengths[there], np.concatenate([d.rollout.stopped for d in drawn])[there]
     decides = np.concatenate([d.by_name[deciding] for d in drawn])
     values = {
         **_of_rewards(reward, total),
-        "rewards/invalid": float(1 - np.isfinite(total).mean()),
+        "rewards/invalid": float(1 - np.isfinite(total[there]).mean()),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
@@ -79,7 +80,9 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
     for d in drawn:
         for kind, n in d.invalid.items():
             values[f"rewards/invalid/{kind}"] = values.get(f"rewards/invalid/{kind}", 0.0) + n
-    groups = diagnostics.group_statistics(decides)
+    if greedy := [d.signals["greedy_rewards"] for d in drawn if "greedy_rewards" in d.signals]:
+        values["greedy_reward"] = _mean(np.concatenate(greedy)[np.isfinite(np.concatenate(greedy))])
+    groups = diagnostics.group_statistics(decides) | {"invalid": 1 - np.isfinite(decides[there]).mean()}
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
 
 
@@ -94,6 +97,7 @@ def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
         f"kept/{name}": value for name, value in _of_rewards(batch.reward[~dropped], batch.total[~dropped]).items()
     }
     lengths = batch.rollout.lengths[~dropped]
+    lengths = lengths[lengths > 0]
     return rewards | {
         "kept/mean_length": _mean(lengths),
         "groups/missing": float(dropped.mean()),
@@ -120,8 +124,8 @@ def _mean(x: np.ndarray) -> float:
 
 def tokens(drawn: Sequence[Judged]) -> tuple[int, int]:
     """``(prompt, completion)`` tokens of all samples drawn; a prompt counts once for each."""
-    prompt = sum(sum(len(p.ids) for p in d.problems) * d.rollout.lengths.shape[1] for d in drawn)
-    return prompt, sum(int(d.rollout.lengths.sum()) for d in drawn)
+    prompt = sum(int(np.dot([len(p.ids) for p in d.problems], (d.all_lengths > 0).sum(1))) for d in drawn)
+    return prompt, sum(int(d.all_lengths.sum()) for d in drawn)
 
 
 def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:

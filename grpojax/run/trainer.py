@@ -25,9 +25,10 @@ from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import step_metrics
 from grpojax.run.held_out import HeldOut
+from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
 from grpojax.run.recipe import Config
-from grpojax.run.rollouts import Judged, Rollouts, Sampled, sample_rows
+from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session
 from grpojax.run.watch import Watch
 from grpojax.types import Rollout
@@ -305,7 +306,7 @@ class Trainer:
 def _check_shapes(config: Config, count: int) -> None:
     """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards."""
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
-        rows, group = lanes.spread_sizes(prompts, config.rollout.group, count)
+        rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
 
 
@@ -339,7 +340,7 @@ def _ready(policy: Policy, state: Any) -> None:
 
 
 def _flops(policy: Policy, learner: Learner, batch: Judged, drawn: Sequence[Judged]) -> dict[str, float]:
-    sampled = [flops.forward_flops(policy.config, *_lengths(d)) for d in drawn]
+    sampled = [flops.forward_flops(policy.config, [len(p.ids) for p in d.problems], d.all_lengths) for d in drawn]
     learned = flops.forward_flops(policy.config, *_lengths(batch))
     return flops.step_flops(sum(sampled), learned, scores=learner.scores_a_step, iterations=learner.train.iterations)
 

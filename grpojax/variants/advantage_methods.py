@@ -22,10 +22,15 @@ def grpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published(_MATH, "ablated", needs=("step_rewards",), kl_coef=0.04)
+@published(_MATH, "ablated", needs=("step_rewards",), combine="sum", kl_coef=0.04)
 def grpo_process(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
-    """GRPO with process supervision, arXiv 2402.03300: suffix sums of the steps' normalised rewards."""
-    return A.chain(A.process_rewards(ddof=ddof, eps=eps))
+    """GRPO with process supervision, arXiv 2402.03300: suffix sums of the steps' normalised rewards.
+
+    Rewards of whole samples, which the paper does not have beside them, add GRPO's own advantage; all equal, such as 0,
+    they add nothing.
+    """
+    steps, outcome = A.process_rewards(ddof=ddof, eps=eps), A.chain(*group_normalised(ddof, eps), A.to_tokens())
+    return A.chain(lambda values, signals: steps(values, signals) + outcome(values, signals))
 
 
 @published("Liu et al., Understanding R1-Zero-Like Training, arXiv 2503.20783", "replicated", aggregate="constant")
@@ -97,12 +102,14 @@ def reinforce_pp_baseline(
     "Li et al., ReMax, arXiv 2310.10505",
     "replicated",
     needs=("greedy",),
+    combine="sum",  # a single greedy sample has no group to be normalised in
     surrogate=on_policy(L.reinforce(), "token", "sequence"),
     aggregate="sequence_sum",
 )
 def remax() -> A.Transform:
     """ReMax, arXiv 2310.10505: ``A = r - r_greedy``, ``-A Σ_t log π``. No KL here; the paper's is in the reward.
 
+    Samples of a prompt whose greedy completion has no reward teach nothing.
     For one update a rollout, unless ``ratio`` asks for a clip (`rloo`).
     """
     return A.chain(A.subtract_greedy(), A.to_tokens())

@@ -118,7 +118,14 @@ def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4
     return A.chain(*group_normalised(ddof, eps), A.floor(lowest), A.to_tokens())
 
 
-@published("Bamba et al., XRPO, arXiv 2510.06672", "single team", needs=("rollout_plan",), kl_coef=0.04)
+@published(
+    "Bamba et al., XRPO, arXiv 2510.06672",
+    "single team",
+    needs=("rollout_plan",),
+    combine="sum",
+    kl_coef=0.04,
+    count_empty=False,  # means are over the samples that were drawn
+)
 def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """XRPO, arXiv 2510.06672: samples go where they tell most, unlikely right ones count more.
 

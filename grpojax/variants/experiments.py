@@ -43,9 +43,12 @@ def rare_token(
     )
 
 
-@published(_UIUC, "single team", needs=("culling",), aggregate="sequence_sum")
+@published(_UIUC, "single team", needs=("culling",), retire=1.0, aggregate="sequence_sum")
 def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
-    """GRPO (arXiv 2402.03300) on prompts not yet solved (`grpojax.allocation.cull`); reported as no change."""
+    """GRPO (arXiv 2402.03300) on prompts not yet solved (`grpojax.allocation.cull`); reported as no change.
+
+    A prompt whose samples all succeed is not drawn in later epochs.
+    """
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from data_files import jsonl, load
 
-from grpojax import data
+from grpojax import allocation, data
 from grpojax.data import SourceConfig
 from grpojax.data import batches as module
 from grpojax.host.errors import UserError
@@ -49,24 +49,28 @@ def problems(count):
     return [data.Problem(uid, (1,), "q", None, {}) for uid in range(3, 3 + count)]
 
 
-def drawn(batches, count, retire=None):
-    """Uids of each batch, and the passes after them; ``retire[n]`` are the uids retired after batch n."""
-    now, retired, got, passes = data.Pass(), set(), [], []
+def drawn(batches, count, solved=None):
+    """Of each batch its uids and its passes, and the passes after it; ``solved[n]`` are the uids solved in batch n."""
+    now, known, got, numbers, passes = batches.begin(), {}, [], [], []
     for n in range(count):
-        batch, now = batches.draw(n, now, retired)
+        batch, each, now = batches.draw(n, now, known)
         got.append([p.uid for p in batch])
+        numbers.append(each)
         passes.append(now)
-        retired |= set((retire or {}).get(n, ()))
-    return got, passes
+        for uid, number in zip(got[-1], each, strict=True):
+            if uid in (solved or {}).get(n, ()):
+                known[uid] = number
+    return got, numbers, passes
 
 
 @pytest.mark.parametrize(("count", "size", "seed"), [(11, 4, 0), (7, 7, 3), (13, 5, 2**31), (5, 1, 9)])
 def test_nothing_retired_is_the_plain_order(count, size, seed):
     plain, retiring = data.Batches(problems(count), size, seed), data.RetiringBatches(problems(count), size, seed)
-    got, passes = drawn(retiring, 3 * count)
+    got, numbers, passes = drawn(retiring, 3 * count)
     assert got == [[p.uid for p in plain[n]] for n in range(3 * count)]
-    assert [p.number for p in passes] == [((n + 1) * size - 1) // count for n in range(3 * count)]
-    assert retiring.draw(2 * count, data.Pass(), ())[0] == plain[2 * count]  # passes may be skipped
+    assert sum(numbers, []) == [at // count for at in range(3 * count * size)]
+    assert [now.number for (now,) in passes] == [((n + 1) * size - 1) // count for n in range(3 * count)]
+    assert retiring.draw(2 * count, retiring.begin(), {})[0] == plain[2 * count]  # passes may be skipped
 
 
 def test_the_order_without_retirement_is_the_one_of_older_runs():
@@ -74,44 +78,89 @@ def test_the_order_without_retirement_is_the_one_of_older_runs():
     assert [[p.uid for p in batches[n]] for n in range(4)] == [[1, 2, 4, 5], [9, 7, 10, 6], [0, 3, 8, 9], [10, 1, 8, 2]]
 
 
-def test_a_retired_problem_ends_its_pass_and_is_not_drawn_again():
+def test_a_solved_problem_ends_its_pass_and_is_not_drawn_again():
     batches = data.RetiringBatches(problems(11), 4, 0)
-    plain, _ = drawn(batches, 3)
-    gone = plain[0][0], plain[2][2]  # the second is still to come in this pass when it is retired
-    got, passes = drawn(batches, 14, retire={0: gone, 5: [plain[1][0]]})
-    stream = sum(got, [])
+    plain, _, _ = drawn(batches, 3)
+    gone = plain[0][0], plain[1][3]
+    got, numbers, passes = drawn(batches, 14, solved={0: gone, 1: gone, 5: [plain[1][0]]})
+    stream, of = sum(got, []), sum(numbers, [])
     assert got[:2] == plain[:2] and sorted(stream[:11]) == list(range(3, 14))
-    assert passes[1].number == 0 and passes[2] == data.Pass(number=1, start=11, retired=gone)
+    assert passes[1][0].number == 0 and passes[2] == (data.Pass(number=1, start=11, left_out=gone),)
     second, third, fourth = stream[11:20], stream[20:29], stream[29:37]
     assert sorted(second) == sorted(third) == sorted(set(range(3, 14)) - set(gone)) and second != third
-    assert sorted(fourth) == sorted(set(third) - {plain[1][0]})  # the third began with the batch that retired it
-    assert passes[4].number == 1 and passes[5] == data.Pass(number=2, start=20, retired=gone)
-    assert passes[7] == data.Pass(number=3, start=29, retired=(*gone, plain[1][0]))
+    assert of[:37] == [0] * 11 + [1] * 9 + [2] * 9 + [3] * 8
+    assert sorted(fourth) == sorted(set(third) - {plain[1][0]})  # the third began with the batch that solved it
+    assert passes[7] == (data.Pass(number=3, start=29, left_out=(*gone, plain[1][0])),)
+
+
+@pytest.mark.parametrize("readmit_after", [None, 1, 2, 3])
+def test_what_is_left_out_is_what_the_pure_functions_say(readmit_after):
+    """Passes of whole batches: `allocation.active` of what `allocation.cull` has seen. Every pass takes some of it."""
+    rng, state, known, now = np.random.default_rng(3), allocation.start_culling(7), {}, None
+    batches = data.RetiringBatches(problems(7), 1, 5, readmit_after=readmit_after)
+    now, at = batches.begin(), 0
+    for epoch in range(9):
+        want = np.flatnonzero(allocation.active(state, epoch, readmit_after=readmit_after)) + 3
+        seen = []
+        for _ in want:
+            (problem,), (number,), now = batches.draw(at, now, known)
+            at += 1
+            seen.append(problem.uid)
+            assert number == epoch
+            over = rng.random() < 0.3 and problem.uid != 3  # one is never solved
+            state = allocation.cull(state, np.array([problem.uid - 3]), np.full((1, 2), float(over)), epoch)
+            known |= {problem.uid: epoch} if over else {}
+        assert sorted(seen) == want.tolist()
+
+
+def test_sources_have_passes_of_their_own():
+    """Weights 3 and 1: where a prompt is drawn from does not depend on what is solved."""
+    of = [data.Problem(uid, (1,), "q", None, {}, int(uid >= 7)) for uid in range(12)]
+    plain, retiring = data.Batches(of, 5, 3, (3.0, 1.0)), data.RetiringBatches(of, 5, 3, (3.0, 1.0))
+    assert drawn(retiring, 9)[0] == [[p.uid for p in plain[n]] for n in range(9)]
+    got, numbers, passes = drawn(retiring, 30, solved=dict.fromkeys(range(30), (0, 2, 3, 8)))
+    want = [[int(p.uid >= 7) for p in plain[n]] for n in range(30)]
+    assert [[int(uid >= 7) for uid in batch] for batch in got] == want
+    assert passes[-1][0].left_out == (0, 2, 3) and passes[-1][1].left_out == (8,)
+    for source, begin, count in ((0, 0, 7), (1, 7, 5)):
+        stream = [(uid, n) for uids, of in zip(got, numbers, strict=True) for uid, n in zip(uids, of, strict=True)]
+        mine = [(uid, n) for uid, n in stream if int(uid >= 7) == source]
+        whole = sorted(uid for uid, n in mine if n == 0)
+        assert whole == list(range(begin, begin + count))
+        later = sorted(uid for uid, n in mine if n == 2)
+        assert later == sorted(set(whole) - {0, 2, 3, 8})
+    assert passes[-1][0].number != passes[-1][1].number
 
 
 def test_a_run_goes_on_from_what_was_saved():
-    retire = {0: [4], 3: [9, 10], 6: [12]}
-    whole, passes = drawn(data.RetiringBatches(problems(11), 4, 0), 12, retire)
+    solved = {0: [4], 1: [4], 3: [9, 10], 4: [9, 10], 6: [12], 7: [12]}
+    batches = data.RetiringBatches(problems(11), 4, 0, readmit_after=2)
+    whole, numbers, passes = drawn(batches, 12, solved)
     for stop in range(1, 12):
-        saved = json.loads(json.dumps(dataclasses.asdict(passes[stop - 1])))
-        now, retired = data.Pass(**saved), {uid for n in range(stop) for uid in retire.get(n, ())}
+        saved = json.loads(json.dumps([dataclasses.asdict(p) for p in passes[stop - 1]]))
+        now, known = tuple(data.Pass(**p) for p in saved), {}
+        for n in range(stop):
+            known |= {uid: of for uid, of in zip(whole[n], numbers[n], strict=True) if uid in solved.get(n, ())}
         assert now == passes[stop - 1]
-        batch, _ = data.RetiringBatches(problems(11), 4, 0).draw(stop, now, retired)
-        assert [p.uid for p in batch] == whole[stop]
+        again = data.RetiringBatches(problems(11), 4, 0, readmit_after=2)
+        batch, each, _ = again.draw(stop, now, known)
+        assert [p.uid for p in batch] == whole[stop] and each == numbers[stop]
 
 
-def test_retirement_that_cannot_go_on_says_so():
+def test_fewer_than_a_batch_stand_in_it_again_and_none_is_all():
     batches = data.RetiringBatches(problems(5), 4, 0)
-    _, now = batches.draw(0, data.Pass(), {3, 4})  # within the pass all are drawn
-    with pytest.raises(UserError, match="prompts=4 is more than the 3 problems left; 2 are retired. End the run"):
-        batches.draw(1, now, {3, 4})
-    _, later = batches.draw(1, now, {3})
-    with pytest.raises(ValueError, match="batch 0 begins before its pass does, at prompt 5"):
-        batches.draw(0, later, {3})
+    every = dict.fromkeys(range(3, 8), 0)
+    _, _, now = batches.draw(0, batches.begin(), {})
+    few, numbers, later = batches.draw(1, now, {uid: 0 for uid in (3, 4, 6)})
+    assert numbers == [0, 1, 1, 2] and {p.uid for p in few[1:]} == {5, 7} and later[0].left_out == (3, 4, 6)
+    again, numbers, later = batches.draw(1, now, every)
+    assert numbers == [0, 1, 1, 1] and later == (data.Pass(number=1, start=5, since=1),)
+    rest, numbers, last = batches.draw(2, later, every | {4: 1})  # of the verdicts before, none counts
+    assert sorted(p.uid for p in (*again[1:], *rest[:2])) == [3, 4, 5, 6, 7] and last[0].left_out == (4,)
+    with pytest.raises(ValueError, match="batch 0 begins before its pass does, at prompt 5 of source 0"):
+        batches.draw(0, later, {})
     with pytest.raises(UserError, match="rollout.prompts=6 is more than the 5 problems of the data"):
         data.RetiringBatches(problems(5), 6, 0)
-    with pytest.raises(UserError, match="from one source only, and data.train has 2"):
-        data.RetiringBatches(problems(5), 4, 0, (1.0, 2.0))
 
 
 def test_examples():

@@ -24,13 +24,14 @@ from test_every_variant import needed
 recipe, folder = sys.argv[1:]
 # For a group of four and a random model.
 OPTIONS = {"pass_at_k": {"k": 2}, "gtpo": {"threshold": 9.0}}
+REWARDS = {"grpo_process": "steps"}
 for name in variants.names():
     options = {"name": name, **OPTIONS.get(name, {})}
     if not variants.get(name, **needed(name)).objective.has_ratio:
         options["ratio"] = "token"  # as a rollout here has two updates
     overrides = [
         f"run.dir={folder}/{name}", f"variant={options}", "train.steps=3", "train.minibatches=2", "data.eval=null",
-        "rollout.max_tokens=4", "rewards.0.name=tiny_run:parity", "filter=none",
+        "rollout.max_tokens=4", "filter=none", f"rewards.0.name=tiny_run:{REWARDS.get(name, 'parity')}",
     ]
     try:  # all samples of one length: an update compiles once
         trainer = Trainer(config.load(recipe, overrides), jax.devices()[:1], eos_ids=())

@@ -256,14 +256,14 @@ def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
     """The reward of the groups that a filter kept is always mixed; that of all drawn is the policy's."""
     plain, counted = [], {}
     trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 4}", "rollout.group=2"))
-    wait = trainer.rollouts._submit
+    wait = trainer.rollouts.groups._submit
 
-    def submit(problems, rollout):
-        got = wait(problems, rollout)
+    def submit(problems, rollout, greedy):
+        got = wait(problems, rollout, greedy)
         plain.append((trainer.done + 1, got[2], sum(len(p.ids) for p in problems) * 2 + int(rollout.lengths.sum())))
         return got
 
-    trainer.rollouts._submit = submit
+    trainer.rollouts.groups._submit = submit
     assert trainer.run()
     tokens = 0
     for line in lines(tmp_path / "run"):

@@ -5,9 +5,14 @@ import json
 import pytest
 from runs import Trainer, numbers
 
+from grpojax.data import Pass
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
+from grpojax.run.sections import RetireConfig
+
+CULLING = ("variant=culling", "rollout.prompts=20", "rollout.retire={readmit_after: 1}")
 
 
 @pytest.fixture
@@ -44,20 +49,60 @@ def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
     assert len(set(first)) == 24 and any(uid % 3 == 0 for uid in first)
     solved = {uid for uid in first if uid % 3 == 0}  # known before the second pass begins, in the fourth batch
     assert not solved & {uid for batch in batches[4:] for uid in batch}
-    assert trainer.meta["retired"] == list(range(0, 30, 3)) and set(trainer.meta["pass"]["retired"]) >= solved
+    assert {uid for uid, _ in trainer.meta["solved"]} == set(range(0, 30, 3))
+    assert set(trainer.meta["passes"][0]["left_out"]) >= solved
 
 
-def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path):
-    assert trainer_of(load(recipe, graded, tmp_path / "whole")).run()
-    first = trainer_of(load(recipe, graded, tmp_path / "parts"))
+@pytest.mark.parametrize("overrides", [(), CULLING], ids=["scale_rl", "culling"])
+def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, overrides):
+    """Culling here with two sources, and solved problems that come back."""
+    data = f"[{graded}, {graded}]" if overrides else graded
+    assert trainer_of(load(recipe, data, tmp_path / "whole", *overrides)).run()
+    first = trainer_of(load(recipe, data, tmp_path / "parts", *overrides))
     first.on_step = lambda *_: setattr(first.session, "_stop", first.done + 1 == 3)
     assert not first.run()
-    again = trainer_of(load(recipe, graded, tmp_path / "parts"))
+    again = trainer_of(load(recipe, data, tmp_path / "parts", *overrides))
     assert again.done == 3 and again.run()
+    assert again.meta["solved"]
+    if overrides:  # the second pass had twenty, and the third has all
+        assert [(p["number"], p["start"], len(p["left_out"])) for p in again.meta["passes"]] == [(2, 50, 0)] * 2
     assert drawn(tmp_path / "parts", 7) == drawn(tmp_path / "whole", 7)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
-def test_prompts_are_retired_from_one_source_only(recipe, graded, tmp_path):
-    with pytest.raises(UserError, match="one source only"):
-        trainer_of(load(recipe, f"[{graded}, {graded}]", tmp_path / "run"))
+def test_culling_shrinks_the_next_pass_by_exactly_what_is_solved(recipe, graded, tmp_path):
+    """Passes of 30, 20 and 20 prompts, in rollouts of ten of the same size: the tokens drawn are the same."""
+    trainer = trainer_of(load(recipe, graded, tmp_path / "run", "variant=culling", "rollout.prompts=10"))
+    assert trainer.run()
+    batches = drawn(tmp_path / "run", 7)
+    assert all(len(set(batch)) == 10 for batch in batches)
+    hard = {uid for uid in range(30) if uid % 3}
+    assert set(sum(batches[:3], [])) == set(range(30))
+    assert set(sum(batches[3:5], [])) == hard and set(sum(batches[5:], [])) == hard
+    (last,) = trainer.meta["passes"]
+    assert Pass(**last) == Pass(number=2, start=50, left_out=tuple(range(0, 30, 3)))
+
+
+def test_where_all_are_solved_all_are_drawn_again(recipe, graded, tmp_path, caplog):
+    """Everything is over -1; the second pass would be empty, the third is not told by what the first said."""
+    log.propagate = True
+    options = "variant=culling", "rollout.prompts=10", "rollout.retire={success: -1.0}", "train.steps=6"
+    trainer = trainer_of(load(recipe, graded, tmp_path / "run", *options))
+    assert trainer.run()
+    batches = drawn(tmp_path / "run", 6)
+    assert set(sum(batches[:3], [])) == set(sum(batches[3:], [])) == set(range(30))
+    assert "rollout 3: all problems of source 1 are solved; they are drawn again" in caplog.text
+
+
+def test_any_variant_may_retire_and_says_what_it_lacks(recipe, graded, tmp_path):
+    def retire(*overrides):
+        return load(recipe, graded, tmp_path / "run", *overrides).method.retire
+
+    assert retire("variant=grpo") is None and retire("variant=culling") == RetireConfig(share=1.0, success=1.0)
+    assert retire("rollout.retire={readmit_after: 2}") == RetireConfig(share=0.9, success=1.0, readmit_after=2)
+    given = retire("variant=grpo", "rollout.retire={share: 0.7, success: 0.5}")
+    assert given == RetireConfig(share=0.7, success=0.5)
+    with pytest.raises(UserError, match="variant 'grpo' has no share of its own; give rollout.retire.share"):
+        retire("variant=grpo", "rollout.retire={readmit_after: 2}")
+    with pytest.raises(UserError, match="readmit_after"):
+        retire("rollout.retire={readmit_after: 0}")

@@ -4,7 +4,7 @@ import pytest
 from grpojax import diagnostics
 from grpojax import losses as L
 from grpojax.run import step_metrics
-from grpojax.run.rollouts import Judged
+from grpojax.run.judged import Judged
 from grpojax.types import Max, Mean, PerToken, Rollout
 
 NAN = float("nan")

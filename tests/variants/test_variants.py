@@ -286,7 +286,7 @@ def test_scale_rl_retires_prompts_and_keeps_the_rest_of_the_step():
     accuracy = {"accuracy": np.array([[1] * 19 + [0], [1] * 20, [0] * 20], np.float32)}
     scale_rl = variants.scale_rl()
     assert scale_rl.keep(accuracy, "accuracy").tolist() == [True, False, False] and scale_rl.retire == 0.9
-    assert {n for n in variants.names() if built(n).retire is not None} == {"scale_rl"}
+    assert {n for n in variants.names() if built(n).retire is not None} == {"scale_rl", "culling"}
 
 
 SOURCES = {

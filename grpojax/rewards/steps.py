@@ -1,0 +1,124 @@
+"""Rewards of a completion's steps: where a step ends, what a function may return for them, and sums that must hold."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Sequence
+
+# Of one step: the tokens up to its end, and its reward.
+Steps = tuple[tuple[int, float], ...]
+
+_ARITHMETIC = frozenset("0123456789+-*/(). ,×÷$")
+_OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_SIGNS: dict[type, Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+LONGEST_SIDE = 200  # characters of an equation's left side that are read
+
+
+def split_steps(pieces: Sequence[str], separator: str = "\n") -> list[tuple[int, str]]:
+    r"""The steps of a completion: how many tokens there are up to the end of each, and its text.
+
+    A step ends with a token whose own text has the separator in it, the last one with the last token. What is blank
+    belongs to the step before it; a completion of blanks has no step.
+
+    Args:
+      pieces: the text of each token.
+      separator: what ends a step.
+
+    >>> split_steps(["1+1", "=2", "\n", "\n", "so", " 2", ""])
+    [(4, '1+1=2\n\n'), (7, 'so 2')]
+    """
+    steps: list[tuple[int, str]] = []
+    start = 0
+    for end, piece in enumerate(pieces, 1):
+        if separator not in piece and end < len(pieces):
+            continue
+        text = "".join(pieces[start:end])
+        if text.replace(separator, "").strip():
+            steps.append((end, text))
+        elif steps:
+            steps[-1] = end, steps[-1][1] + text
+        else:
+            continue
+        start = end
+    return steps
+
+
+def check_equations(text: str) -> bool | None:
+    """Whether every equation in a text holds; None where it has none.
+
+    An equation is numbers joined by ``+ - * / × ÷`` and parentheses, then ``=`` and a number. One that is given with
+    decimals may be rounded to them.
+
+    >>> check_equations("7 * 6 = 42, and 10/3 = 3.33"), check_equations("5+3=9"), check_equations("x=3")
+    (True, False, None)
+    """
+    sides = text.split("=")
+    holds = [known for left, right in zip(sides, sides[1:], strict=False) if (known := _holds(left, right)) is not None]
+    return all(holds) if holds else None
+
+
+def _holds(left: str, right: str) -> bool | None:
+    """Of what stands before and after an equals sign; None where it is no equation."""
+    start = len(left)
+    while start and len(left) - start < LONGEST_SIDE and left[start - 1] in _ARITHMETIC:
+        start -= 1
+    said = re.match(r"[ $]*(-?)[ $]*(\d[\d,]*(?:\.(\d+))?)", right)
+    last = re.split(r",(?!\d)", left[start:])[-1]
+    expression = re.sub(r"^\s*(?:\d+[.)]|[-*])\s+", "", last)  # the mark of a list's item
+    expression = expression.translate(str.maketrans({"×": "*", "÷": "/", ",": None, "$": None})).strip()
+    expression = re.sub(r"(?<![\d.])0+(?=\d)", "", expression)
+    if said is None or not re.search(r"[\d)]\s*[-+*/]", expression):
+        return None
+    try:
+        value = _value(ast.parse(expression, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        return None
+    except ZeroDivisionError:
+        return False
+    want = float(said[1] + said[2].replace(",", ""))
+    rounding = 0.5 * 10.0 ** -len(said[3]) if said[3] else 0.0
+    return abs(value - want) <= rounding + 1e-9 * max(1.0, abs(want))
+
+
+def _value(node: ast.AST) -> float:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
+        return _SIGNS[type(node.op)](_value(node.operand))
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    raise ValueError("no arithmetic")
+
+
+def read_steps(values: Sequence[object], tokens: int) -> Steps | tuple[str, str]:
+    """What a function returned for the steps of a completion of so many tokens; ``(reason, detail)`` where it is wrong.
+
+    >>> read_steps([(2, 1), (3, 0.5)], 3), read_steps([(2, 1.0), (2, 0.5)], 3)[0]
+    (((2, 1.0), (3, 0.5)), 'steps')
+    """
+    steps: list[tuple[int, float]] = []
+    for pair in values:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            return "type", f"it returned {pair!r:.80} in a list for a completion, not (token end, reward)"
+        end, value = pair
+        if isinstance(end, bool) or not hasattr(end, "__index__") or not _is_number(value):
+            return "type", f"it returned {pair!r:.80} in a list for a completion, not (token end, reward)"
+        if not abs(float(value)) <= 3.4e38:  # of float32
+            return "nan", f"it returned {float(value)} for the step that ends at token {end}"
+        if not (steps[-1][0] if steps else 0) < operator.index(end) <= tokens:
+            before = f"after {steps[-1][0]}" if steps else "of the first"
+            return (
+                "steps",
+                f"it returned a step's end of {end} {before}: ends rise, from 1 to the {tokens} tokens there are",
+            )
+        steps.append((operator.index(end), float(value)))
+    return tuple(steps)
+
+
+def _is_number(value: object) -> bool:
+    return hasattr(value, "__float__") and not isinstance(value, str | bytes)

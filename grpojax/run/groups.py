@@ -1,0 +1,144 @@
+"""Groups of samples: drawn from the policy as it is, and given to the rewards."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from grpojax import data
+from grpojax.evaluation import columns_of, submit
+from grpojax.host.errors import UserError
+from grpojax.programs import packing
+from grpojax.programs.policy import Policy
+from grpojax.programs.sampler import SamplerConfig
+from grpojax.rewards import Rewards, Scores
+from grpojax.rewards.scoring import weighted_sum
+from grpojax.run.judged import Judged
+from grpojax.run.method import Method
+from grpojax.run.sections import RolloutConfig
+from grpojax.types import Prompts, Rollout
+
+
+class Drawn(NamedTuple):
+    """Groups on the host, and their rewards once they are asked for."""
+
+    problems: Sequence[data.Problem]
+    rollout: Rollout
+    judged: Callable[[], Judged]
+
+
+class Groups:
+    """Draws a group of samples for each of some problems; with `Method` asking for it a greedy completion too.
+
+    Args:
+      policy: what samples.
+      weights: gives its current weights.
+      config: how much to draw.
+      method: what the variant needs beside the samples.
+      rewards: judges.
+      problems: all that may be asked.
+      seed: of all draws.
+      max_prompt_tokens: longest prompt.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        weights: Callable[[], Any],
+        config: RolloutConfig,
+        method: Method,
+        rewards: Rewards,
+        problems: data.Problems,
+        *,
+        seed: int,
+        max_prompt_tokens: int,
+    ):
+        self.policy, self.weights, self.config, self.method = policy, weights, config, method
+        self.rewards, self.columns = rewards, columns_of(problems)
+        self.seed, self.max_prompt_tokens = seed, max_prompt_tokens
+        self._greedy: SamplerConfig | None = None
+        if "greedy" in method.variant.needs:
+            self._greedy = SamplerConfig(
+                group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=config.cache_dtype
+            )
+
+    def start(self, problems: Sequence[data.Problem], number: int) -> Callable[[], Drawn]:
+        """Dispatches the rollout of that number in the run; what it returns waits for it and submits its rewards."""
+        params, key = self._params(), self._key(number)
+        longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
+        sampled = self.policy.sample(params, data.to_prompts(problems, longest, self.config.group), key, self.config)
+        greedy = None
+        if self._greedy is not None:
+            greedy = self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled)
+        return lambda: self._submit(
+            problems, self.policy.fetch(sampled, len(problems)), None if greedy is None else greedy()
+        )
+
+    def _params(self) -> Any:
+        return self.policy.reshard(self.weights())
+
+    def _key(self, number: int) -> Any:
+        return jax.random.fold_in(jax.random.key(self.seed), number)
+
+    def _rows(
+        self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig, *, after: Rollout | None = None
+    ) -> Callable[[], Rollout]:
+        """Dispatches samples of any number of prompts: the last lanes get prompts again where they do not divide."""
+        if after is not None and jax.default_backend() == "cpu" and self.policy.mesh is not None:
+            jax.block_until_ready(after)  # two programs in flight would take each other's messages
+        n = len(prompts.lengths)
+        padded = -(-n // self.policy.lanes) * self.policy.lanes
+        rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(padded) % n], prompts), key, config)
+        return lambda: jax.tree.map(lambda x: x[:n], self.policy.fetch(rollout, padded))
+
+    def _submit(self, problems: Sequence[data.Problem], rollout: Rollout, greedy: Rollout | None = None) -> Drawn:
+        """Submits a rollout to the rewards: each process its own rows."""
+        wait = submit(self.rewards, problems, rollout, self.policy.decode, self.columns)
+        if greedy is None:
+            return Drawn(problems, rollout, functools.cache(lambda: self._judged(problems, rollout, wait())))
+        baseline = submit(self.rewards, problems, greedy, self.policy.decode, self.columns)
+
+        @functools.cache
+        def judged() -> Judged:
+            samples, scores = self._judged(problems, rollout, wait()), baseline()
+            return dataclasses.replace(
+                samples,
+                invalid=samples.invalid | {f"greedy/{kind}": n for kind, n in scores.invalid.items()},
+                signals={**samples.signals, "greedy_rewards": scores.total},
+                greedy_lengths=greedy.lengths[:, 0],
+            )
+
+        return Drawn(problems, rollout, judged)
+
+    def _judged(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Scores) -> Judged:
+        shape, signals = rollout.lengths.shape, {}
+        if "step_rewards" in self.method.variant.needs:
+            signals["step_rewards"] = self._step_rewards(scores).reshape(rollout.tokens.shape)
+        elif scores.stepped:
+            raise UserError(
+                f"reward {scores.stepped[0]!r} gives rewards to steps, and variant {self.method.variant.name!r} reads "
+                "none: take grpo_process, or give that reward weight 0"
+            )
+        return Judged(
+            problems=problems,
+            rollout=rollout,
+            total=scores.total.reshape(shape),
+            reward=weighted_sum(self.rewards.config.terms, scores.by_name).reshape(shape),
+            by_name={name: x.reshape(shape) for name, x in scores.by_name.items()},
+            invalid=scores.invalid,
+            signals=signals,
+        )
+
+    def _step_rewards(self, scores: Scores) -> np.ndarray:
+        """``[P * G, T]``, NaN where no step ends."""
+        if scores.step_rewards is not None:
+            return scores.step_rewards
+        if np.isfinite(scores.total).any():
+            raise UserError(
+                f"variant {self.method.variant.name!r} learns from rewards of steps, and no reward of the run gives "
+                "any: take equations, or a function that returns a list of (token end, reward) for a sample"
+            )
+        return np.full((scores.total.size, self.config.max_tokens), np.nan, np.float32)

@@ -1,0 +1,119 @@
+"""What a rollout is once it is on the host: groups of samples, and what the rewards say of them."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpojax import data
+from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Groups on the host with their rewards.
+
+    Attributes:
+      problems: of the P prompts.
+      rollout: ``[P, G, ...]``. A sample that was not drawn, of a prompt that got fewer than others, has length 0 and no
+        reward.
+      total: ``[P, G]`` what advantages are made of, NaN where a sample has none.
+      reward: ``[P, G]`` the weighted sum of the rewards; the same, unless each is normalised in its group first.
+      by_name: each reward by itself, ``[P, G]``.
+      invalid: how many samples have no reward, by reward and reason.
+      signals: what the variant reads besides: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
+      greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn beside the samples.
+    """
+
+    problems: Sequence[data.Problem]
+    rollout: Rollout
+    total: Samples
+    reward: Samples
+    by_name: dict[str, Samples]
+    invalid: dict[str, int]
+    signals: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+    greedy_lengths: PerPrompt | None = None
+
+    @property
+    def all_lengths(self) -> Samples:
+        """``[P, G]`` or ``[P, G + 1]`` int32: tokens of all that was drawn, greedy completions included."""
+        if self.greedy_lengths is None:
+            return self.rollout.lengths
+        return np.concatenate([self.rollout.lengths, self.greedy_lengths[:, None]], 1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """The samples of a step, and their rewards once they are asked for.
+
+    Attributes:
+      problems: of the P prompts that the step learns from.
+      rollout: their samples, ``[P, G, ...]`` on the host.
+      dropped: ``[P]`` bool, groups that fill up the batch and weigh nothing.
+      kept_share: of all groups drawn, those that the filter kept.
+      judged: waits for the rewards: ``(batch, drawn)``, of the problems above, dropped groups included, and of all that
+        was drawn.
+    """
+
+    problems: Sequence[data.Problem]
+    rollout: Rollout
+    dropped: PerPrompt
+    kept_share: float = 1.0
+    judged: Callable[[], tuple[Judged, list[Judged]]]
+
+
+def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
+    """Groups of several rollouts as one: those at ``order [P]`` of all."""
+
+    def pick(*xs: Any) -> np.ndarray:
+        return np.concatenate(xs)[order]
+
+    everything, first = [p for d in drawn for p in d.problems], drawn[0]
+    greedy = [d.greedy_lengths for d in drawn if d.greedy_lengths is not None]
+    return Judged(
+        problems=[everything[i] for i in order],
+        rollout=jax.tree.map(pick, *(d.rollout for d in drawn)),
+        total=pick(*(d.total for d in drawn)),
+        reward=pick(*(d.reward for d in drawn)),
+        by_name={name: pick(*(d.by_name[name] for d in drawn)) for name in first.by_name},
+        invalid=dict(sum((Counter(d.invalid) for d in drawn), Counter())),
+        signals={name: pick(*(d.signals[name] for d in drawn)) for name in first.signals},
+        greedy_lengths=pick(*greedy) if greedy else None,
+    )
+
+
+def sample_rows(
+    judged: Judged, advantages: Tokens, decode: Callable[[Sequence[int]], str], answer: Callable[[str], str | None]
+) -> list[dict[str, Any]]:
+    """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it."""
+    rollout = judged.rollout
+    mean = advantages.sum(-1) / np.maximum(rollout.lengths, 1)
+    rows = []
+    for p, problem in enumerate(judged.problems):
+        for g, n in enumerate(rollout.lengths[p].tolist()):
+            if n == 0:  # the prompt got fewer samples than others
+                continue
+            text = decode(rollout.tokens[p, g, :n].tolist())
+            rows.append(
+                {
+                    "uid": problem.uid,
+                    "sample": g,
+                    "prompt": problem.prompt,
+                    "completion": text,
+                    "reward": _finite(judged.reward[p, g]),
+                    "rewards": {name: _finite(x[p, g]) for name, x in judged.by_name.items()},
+                    "advantage": _finite(mean[p, g]),
+                    "length": n,
+                    "stop": "eos" if rollout.stopped[p, g] else "length",
+                    "gold": problem.gold,
+                    "answer": answer(text),
+                }
+            )
+    return rows
+
+
+def _finite(x: Any) -> float | None:
+    return float(x) if np.isfinite(x) else None
