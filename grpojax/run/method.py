@@ -16,7 +16,7 @@ from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run.sections import FilterConfig, RolloutConfig, TrainConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = ("displacement_weights", "entropy")
+SUPPLIED = ("displacement_weights", "entropy", "ground_truth", "hidden_states")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,6 +168,10 @@ def _check(
         ref_logps=tokens,
         entropy=tokens,
         tokens=tokens.astype(np.int32),
+        likelihood=rewards_like,
+        influence=tokens,
+        influence_means=rewards_like,
+        draws=tokens,
     )
     try:  # such as pass@k with k over the group
         jax.eval_shape(variant.advantage, rewards_like, signals)
