@@ -1,15 +1,19 @@
 """Signals that are known only after the rewards: computed for the groups that need them, before the advantages."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from grpojax import masked
+from grpojax.advantages import Signals, signs
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
 from grpojax.run import true_answers
+from grpojax.run.influence import Influences
 from grpojax.run.method import Method
 from grpojax.run.regroup import regroup
 from grpojax.run.rollouts import Judged
@@ -41,6 +45,7 @@ class Late:
     ):
         self.policy, self.method, self.train, self.score = policy, method, train, score
         self.temperature, self.longest_prompt = temperature, longest_prompt
+        self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
         variant = self.method.variant
         if variant.objective.needs_reference and variant.objective.kl_in == "reward" and self._makers():
             raise UserError(
@@ -49,7 +54,7 @@ class Late:
             )
 
     def _makers(self) -> list[Callable[..., Any]]:
-        needs = {"ground_truth": self._true_answers}
+        needs = {"ground_truth": self._true_answers, "hidden_states": self._influence}
         return [make for need, make in needs.items() if need in self.method.variant.needs]
 
     def __call__(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
@@ -90,7 +95,7 @@ class Late:
 
     def _likelihood(self, params: Any, batch: Judged, chosen: PerPrompt) -> tuple[Samples, dict[str, float]]:
         options, policy = self.method.variant.options, self.policy
-        problems = [batch.problems[i] for i in chosen]
+        problems = [batch.problems[int(i)] for i in chosen]
         gold = [p.gold for p in problems if p.gold is not None]
         if len(gold) < len(problems):
             raise UserError(f"variant {self.method.variant.name!r} needs the true answers: set data.answer")
@@ -126,3 +131,36 @@ class Late:
         logps = policy.programs("score", self.score, params, groups.rows).logps
         values = true_answers.likelihoods(groups.fetch(logps, len(chosen)), answers.mask, options["likelihood"])
         return np.where(long, np.nan, values), counts
+
+    def _influence(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
+        options, rollout = self.method.variant.options, batch.rollout
+        valid = np.isfinite(counted)
+        sign = np.asarray(signs(Signals(rewards=jnp.asarray(np.where(valid, counted, 0.0), jnp.float32), valid=valid)))
+        mixed = (sign > 0).any(1) & (sign < 0).any(1)
+        scores, means = np.zeros(rollout.tokens.shape, np.float32), np.zeros(counted.shape, np.float32)
+        chosen = np.flatnonzero(mixed)
+        if len(chosen):
+            mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
+            right = mask & (sign[chosen] > 0)[..., None]
+            found = self.influences(
+                params,
+                [batch.problems[int(i)] for i in chosen],
+                rollout.tokens[chosen],
+                rollout.lengths[chosen],
+                right.astype(np.float32),
+                most=len(batch.problems),
+                tokens_at_once=self._tokens_at_once(batch),
+                own=not options["self_term"],
+            )
+            scores[chosen] = found.scores
+            total = np.where(mask, found.scores, 0.0).sum(-1)
+            if found.own is not None:
+                total = total - found.own
+            means[chosen] = total / np.maximum(rollout.lengths[chosen], 1)
+        made = {"influence": scores, "influence_means": means}
+        if options["select"] == "random":
+            # Of the samples themselves, so that a resumed run draws the same.
+            seed = zlib.crc32(np.ascontiguousarray(rollout.tokens).tobytes())
+            made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
+        return made, {"nthr/mixed_groups": float(len(chosen))}

@@ -118,4 +118,5 @@ def _cut(prompts: int, samples: int, row: int, tokens: int, one_prompt: bool) ->
     splits = next((s for s in divisors if samples // s * row <= tokens), samples)
     if splits > 1 or one_prompt:
         return 1, splits
-    return max(k for k in range(1, prompts + 1) if prompts % k == 0 and k * samples * row <= tokens), 1
+    fits = [k for k in range(1, prompts + 1) if prompts % k == 0 and k * samples * row <= tokens]
+    return max(fits, default=1), 1
