@@ -1,7 +1,5 @@
 """NTHR's scores group by group on the devices, against the pure functions on everything at once."""
 
-import types
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +13,7 @@ from grpojax.programs import influence
 from grpojax.programs.policy import Policy
 from grpojax.run import influence as influences
 from grpojax.run import regroup
+from grpojax.types import Rows
 
 G, T, TEMPERATURE = 6, 11, 0.7
 
@@ -45,9 +44,6 @@ def expected(policy, problems, tokens, lengths, sign):
     longest = max(len(p.ids) for p in problems)
     prompts = data.to_prompts(problems, longest)
     mask = np.asarray(masked.from_lengths(lengths, T))
-    rows = types.SimpleNamespace()
-    from grpojax.types import Rows
-
     rows = Rows(
         prompts=prompts.tokens[None], prompt_lengths=prompts.lengths[None], tokens=tokens.reshape(1, n * G, T),
         segments=mask.astype(np.int32).reshape(1, n * G, T),
@@ -55,9 +51,7 @@ def expected(policy, problems, tokens, lengths, sign):
         row_prompt=np.repeat(np.arange(n, dtype=np.int32), G)[None],
     )  # fmt: skip
     hidden = dec.score(policy.graph, policy.params, rows, policy.compute, hidden=True).hidden.reshape(n, G, T, -1)
-    head = np.asarray(
-        policy.params["embed"][...] if hasattr(policy.params["embed"], "value") else policy.params["embed"]
-    )
+    head = np.asarray(policy.params["embed"][...])
     probs = jax.nn.softmax(jnp.einsum("pgtd,vd->pgtv", hidden, head) / TEMPERATURE, -1)
     entries, columns, _ = credit.group_vocabulary(tokens, mask, G * T)
     probs = jnp.where(
