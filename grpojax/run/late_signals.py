@@ -1,6 +1,7 @@
 """Signals that are known only after the rewards: computed for the groups that need them, before the advantages."""
 
 import dataclasses
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -67,10 +68,13 @@ class Late:
         """
         signals: dict[str, Array] = {}
         metrics: dict[str, float] = {}
-        for make in self._makers():
+        makers, started = self._makers(), time.perf_counter()
+        for make in makers:
             made, measured = make(params, batch, counted)
             signals |= made
             metrics |= measured
+        if makers:
+            metrics["time/late_s"] = time.perf_counter() - started
         return signals, metrics
 
     def _tokens_at_once(self, batch: Judged) -> int:
