@@ -104,17 +104,48 @@ def gwhes(
       >>> gwhes(half, hidden, columns, columns == 0, jnp.array([[1.0, 0.0]])).tolist()
       [[0.5, 0.0]]
     """
+    weight = gwhes_weights(rewards, success=success)
+    weights = jnp.broadcast_to(weight[..., None], jnp.shape(mask))
+    scores = masked.total(influence(probs, hidden, columns, mask, weights), mask, -1)
+    return jnp.where(weight < 0, scores, 0.0)
+
+
+def gwhes_weights(rewards: Samples, *, success: float = 1.0) -> Samples:
+    """The weight of a sample's tokens in `gwhes`, ``[P, G]`` float32: ``p⁻`` for wrong samples, ``-p⁺`` for right ones.
+
+    0 in groups that are not mixed and where the reward is not finite (arXiv 2505.18830). With it, `gwhes` is the sum of
+    `grpojax.credit.influence` over the tokens of a right sample. Arguments as in `gwhes`.
+
+    Example:
+      >>> gwhes_weights(jnp.array([[1.0, 0.0], [1.0, 1.0]])).tolist()
+      [[-1.0, 1.0], [0.0, 0.0]]
+    """
     rewards = jnp.asarray(rewards, jnp.float32)
     valid = jnp.isfinite(rewards)
     right = valid & (rewards >= success)
     p = masked.mean(right.astype(jnp.float32), valid, 1, keepdims=True)
     mixed = (p > 0) & (p < 1)
     sigma = jnp.sqrt(jnp.where(mixed, p * (1.0 - p), 1.0))
-    weight = jnp.where(right, -(1.0 - p) / sigma, p / sigma)
-    weight = jnp.where(valid & mixed, weight, 0.0)
-    weights = jnp.broadcast_to(weight[..., None], jnp.shape(mask))
-    scores = masked.total(influence(probs, hidden, columns, mask, weights), mask, -1)
-    return jnp.where(right & mixed, scores, 0.0)
+    return jnp.where(valid & mixed, jnp.where(right, -(1.0 - p) / sigma, p / sigma), 0.0)
+
+
+def ranking_overlap(scores: PerPrompt, displacement: PerPrompt, top: int) -> Scalar:
+    """Of the ``top`` prompts with the highest scores, the share that is among the ``top`` of the lowest Δ: ``[]``.
+
+    How well `gwhes` predicts `likelihood_displacement` (arXiv 2505.18830; 50 to 60 % of 10 there).
+
+    Args:
+      scores, displacement: ``[P]``, finite.
+      top: at most P.
+
+    Example:
+      >>> float(ranking_overlap(jnp.array([3.0, 2.0, 1.0, 0.0]), jnp.array([-0.5, 0.2, -0.1, 0.4]), 2))
+      0.5
+    """
+    if not 1 <= top <= len(scores):
+        raise ValueError(f"ranking_overlap(top={top}) of {len(scores)} prompts: must be between 1 and all")
+    high, low = jnp.argsort(-jnp.asarray(scores))[:top], jnp.argsort(jnp.asarray(displacement))[:top]
+    return jnp.isin(high, low).astype(jnp.float32).mean()
 
 
 def group_statistics(metric: Samples, *, success: float = 1.0, fail: float = 0.0) -> dict[str, Scalar]:

@@ -165,12 +165,17 @@ def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
     return transform
 
 
-def likelihood_of_all_fail(fail_reward: float = 0.0) -> Transform:
+def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False) -> Transform:
     """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood [P, G]`` instead.
 
     The fifth of the experiments in `grpojax.variants`.
     ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. Joint or per-token
-    geometric mean is the caller's choice (the second compares answers of any length and lies in [0, 1]).
+    geometric mean is the caller's choice (the second compares answers of any length and lies in [0, 1]). A sample whose
+    likelihood is not finite keeps its reward.
+
+    Args:
+      fail_reward: the outcome up to which a sample fails.
+      everywhere: in all groups, whatever their rewards.
 
     Example:
       >>> from grpojax.advantages import chain
@@ -182,7 +187,9 @@ def likelihood_of_all_fail(fail_reward: float = 0.0) -> Transform:
 
     def transform(values: Samples, signals: Signals) -> Samples:
         likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
-        failed = masked.all_fail(*judged(signals), fail_reward)[:, None]
-        return jnp.where(failed & jnp.isfinite(likelihood), likelihood, values)
+        taken = jnp.isfinite(likelihood)
+        if not everywhere:
+            taken &= masked.all_fail(*judged(signals), fail_reward)[:, None]
+        return jnp.where(taken, likelihood, values)
 
     return transform

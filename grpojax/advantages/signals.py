@@ -35,6 +35,9 @@ class Signals:
       hidden: ``[P, G, T, D]`` hidden states that the output head read.
       probs: ``[P, G, T, W]`` probabilities of the ``W`` vocabulary entries kept (`grpojax.credit.group_vocabulary`).
       columns: ``[P, G, T]`` int32, which entry of ``probs`` is the drawn token's.
+      influence: ``[P, G, T]`` NTHR's score of each token, in place of the three above (`grpojax.credit.nthr_scores`).
+      influence_means: ``[P, G]`` the mean of it over each sample's tokens.
+      draws: ``[P, G, T]`` uniform random numbers in [0, 1).
 
     Example:
       >>> signals = Signals(lengths=jnp.array([[2, 4]]))
@@ -60,6 +63,9 @@ class Signals:
     hidden: Hidden = None
     probs: Array = None
     columns: Tokens = None
+    influence: Tokens = None
+    influence_means: Samples = None
+    draws: Tokens = None
 
 
 # (values, signals) -> values

@@ -1,5 +1,7 @@
 """Which tokens of wrong samples pull right ones down, from hidden states and prediction errors (NTHR)."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
@@ -132,19 +134,28 @@ def nthr_scores(
     return scores, means
 
 
-def nthr(*, beta: float = 1.0, eta: float | None = None, self_term: bool = True) -> Transform:
+def nthr(
+    *,
+    beta: float = 1.0,
+    eta: float | None = None,
+    self_term: bool = True,
+    select: Literal["influence", "random", "all"] = "influence",
+) -> Transform:
     """Softens the penalty on tokens that would pull the right samples down, on ``[P, G, T]`` (NTHR, arXiv 2505.18830).
 
     In a group with right and wrong samples, the tokens of wrong ones whose score `nthr_scores` is over
     ``beta min_i s̄_i`` (i over the right samples) are multiplied by ``eta``; all else stays.
 
-    Needs ``signals.hidden``, ``probs`` and ``columns`` from the forward of the policy that drew the tokens
+    Reads ``signals.influence`` and ``influence_means``, the results of `nthr_scores`, where a trainer has computed
+    them; else needs ``signals.hidden``, ``probs`` and ``columns`` from the forward of the policy that drew the tokens
     (`group_vocabulary`). Right and wrong are the signs of ``r - mean r``.
 
     Args:
       beta: 1 in most of the paper's runs, 0 in one.
       eta: the factor; None for the paper's ``2 |1/2 - p|``, p the share of right samples.
       self_term: as in `nthr_scores`.
+      select: the paper's ablations: "random" takes as many of a group's wrong samples' tokens by chance
+        (``signals.draws``), "all" every one of them, which is "Pos Only" with eta 0.
 
     Example:
       >>> signals = Signals(
@@ -158,16 +169,33 @@ def nthr(*, beta: float = 1.0, eta: float | None = None, self_term: bool = True)
 
     def transform(values: Tokens, signals: Signals) -> Tokens:
         values, valid = per_token(values, "nthr"), signals.valid
-        probs, hidden, columns, mask = (need(signals, name, "nthr") for name in ("probs", "hidden", "columns", "mask"))
-        mask = jnp.asarray(mask) & valid[..., None]
+        mask = jnp.asarray(need(signals, "mask", "nthr")) & valid[..., None]
         sign = signs(signals)
-        scores, means = nthr_scores(probs, hidden, columns, mask, sign, self_term=self_term)
+        if signals.influence is not None:
+            scores, means = signals.influence, need(signals, "influence_means", "nthr")
+        else:
+            probs, hidden, columns = (need(signals, name, "nthr") for name in ("probs", "hidden", "columns"))
+            scores, means = nthr_scores(probs, hidden, columns, mask, sign, self_term=self_term)
         right = (sign > 0) & mask.any(-1)
         lowest = jnp.where(right, means, jnp.inf).min(1, keepdims=True)
         threshold = jnp.where(right.any(1, keepdims=True), beta * lowest, jnp.inf)
         share = masked.mean((sign > 0).astype(jnp.float32), valid, 1)
         factor = 2.0 * jnp.abs(0.5 - share) if eta is None else jnp.full_like(share, eta)
-        selected = (sign < 0)[..., None] & mask & (scores > threshold[..., None])
+        wrong = (sign < 0)[..., None] & mask & right.any(1)[:, None, None]
+        selected = wrong & (scores > threshold[..., None])
+        if select == "random":
+            selected = _as_many(selected, wrong, need(signals, "draws", "nthr(select='random')"))
+        elif select == "all":
+            selected = wrong
         return jnp.where(mask, values * jnp.where(selected, factor[:, None, None], 1.0), 0.0)
 
     return transform
+
+
+def _as_many(selected: Tokens, among: Tokens, draws: Tokens) -> Tokens:
+    """``[P, G, T]`` bool: as many of each group as are selected, those of ``among`` with the lowest draws."""
+    groups = selected.shape[0]
+    ranked = jnp.where(among, draws, jnp.inf).reshape(groups, -1)
+    places = jnp.argsort(jnp.argsort(ranked, -1), -1)
+    count = selected.reshape(groups, -1).sum(-1, keepdims=True)
+    return (places < count).reshape(selected.shape) & among

@@ -82,19 +82,24 @@ def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool
         return jnp.take(table, tokens, axis=0).astype(dtype)
 
     def look_up(table, tokens):
-        if not whole:
-            tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
-        row = tokens - jax.lax.axis_index("tensor") * table.shape[0]
-        here = (row >= 0) & (row < table.shape[0])
-        x = jnp.where(here[..., None], jnp.take(table, row, axis=0, mode="clip").astype(dtype), jnp.zeros((), dtype))
-        x = jax.lax.psum(x, "tensor")
-        return x if whole else jax.lax.all_to_all(x, "fsdp", 0, x.ndim - 1, tiled=True)
+        return rows_of_shards(table, tokens, dtype, whole=whole)
 
     rules = ROLLOUT if whole else TRAIN
     lanes = spec(("lane",), rules)
     return jax.shard_map(look_up, mesh=mesh, in_specs=(spec(DECODER["embed"].axes, rules), lanes), out_specs=lanes)(
         table, tokens
     )
+
+
+def rows_of_shards(table: Array, tokens: Array, dtype: Any, *, whole: bool = False) -> Array:
+    """`embed_tokens` from inside a shard_map: a device's part of the table, and the tokens of its lanes."""
+    if not whole:
+        tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
+    row = tokens - jax.lax.axis_index("tensor") * table.shape[0]
+    here = (row >= 0) & (row < table.shape[0])
+    x = jnp.where(here[..., None], jnp.take(table, row, axis=0, mode="clip").astype(dtype), jnp.zeros((), dtype))
+    x = jax.lax.psum(x, "tensor")
+    return x if whole else jax.lax.all_to_all(x, "fsdp", 0, x.ndim - 1, tiled=True)
 
 
 def scan_layers(

@@ -45,16 +45,35 @@ def token_scores(
     Returns:
       ``(logps, entropy)``, ``[B, N]`` float32; entropy is None unless asked for.
     """
+    chunk = _chunk(hidden, weight, chunk, mesh)
+    with jax.named_scope("vocab"):
+        logps, entropy = _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh)
+    return logps, jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy
+
+
+def log_normalisers(
+    hidden: Array, weight: Array, *, inverse_temperature: float = 1.0, chunk: int = 0, mesh: Mesh | None = None
+) -> Array:
+    """``log Σ exp(inverse_temperature * hidden @ weight.T)`` over the vocabulary, ``[B, N]`` float32; no gradient.
+
+    Arguments as in `token_scores`.
+    """
     b, n, _ = hidden.shape
-    v, lanes = weight.shape[0], 1
+    targets = jnp.zeros((b, n), jnp.int32)
+    with jax.named_scope("vocab"):
+        chunk = _chunk(hidden, weight, chunk, mesh)
+        return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, False, mesh)[1][3]
+
+
+def _chunk(hidden: Array, weight: Array, chunk: int, mesh: Mesh | None) -> int:
+    """Entries of the vocabulary at once: as many as asked for, or as make about 32 MiB of logits on a device."""
+    (b, n, _), v, lanes = hidden.shape, weight.shape[0], 1
     if mesh is not None:
         v, lanes = v // mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
     if not chunk:
         blocks = -(-v // max(_LEAST_BLOCK, _LOGITS_BYTES // (4 * n * max(b // lanes, 1))))
         chunk = -(-v // (blocks * 128)) * 128
-    with jax.named_scope("vocab"):
-        logps, entropy = _scores(hidden, weight, targets, inverse_temperature, min(chunk, v), with_entropy, mesh)
-    return logps, jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy
+    return min(chunk, v)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))

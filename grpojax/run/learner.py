@@ -26,6 +26,7 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
 from grpojax.programs.update import make_update
 from grpojax.run.judged import Judged, Sampled
+from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
 from grpojax.run.sections import TrainConfig
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
@@ -101,6 +102,7 @@ class Learner:
 
     Attributes:
       state: by role. ``policy`` is a `grpojax.types.TrainState`, ``reference`` plain weights.
+      late_metrics: what is to be logged of the signals that the last step's rewards were needed for.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
     """
 
@@ -119,10 +121,12 @@ class Learner:
         self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
+        self.late_metrics: dict[str, float] = {}
         made = _programs(
             policy.graph, objective, policy.compute, optimizer, train.updates, temperature, self._needs_entropy
         )
         self.optimizer, self.train_step, self._score, self._score_self, self._pick = made
+        self._late = Late(policy, method, train, self._score, temperature=temperature, longest_prompt=max_prompt_tokens)
         # The ratio leaves 1, so that it is taken against log-probs from before the first update.
         self._moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
         self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
@@ -222,7 +226,8 @@ class Learner:
         cut = ~batch.rollout.stopped & (self.train.truncated != "train")
         if self.train.truncated == "drop":
             counted = np.where(cut, np.nan, counted)
-        advantages = _advantages(self.method, batch, counted, mask, signals)
+        late, self.late_metrics = self._late(self.state["policy"].params, batch, counted)
+        advantages = _advantages(self.method, batch, counted, mask, {**signals, **late})
         live = mask & (np.isfinite(counted) & ~cut)[..., None]
         for mini in minis:
             mine, counts = advantages[mini.places], live[mini.places]

@@ -16,7 +16,16 @@ from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run.sections import FilterConfig, PlanConfig, RetireConfig, RolloutConfig, TrainConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = ("displacement_weights", "entropy", "greedy", "step_rewards", "culling", "rollout_plan")
+SUPPLIED = (
+    "culling",
+    "displacement_weights",
+    "entropy",
+    "greedy",
+    "ground_truth",
+    "hidden_states",
+    "rollout_plan",
+    "step_rewards",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,6 +238,10 @@ def _check(
         tokens=tokens.astype(np.int32),
         greedy_rewards=np.zeros(2, np.float32),
         step_rewards=tokens,
+        likelihood=rewards_like,
+        influence=tokens,
+        influence_means=rewards_like,
+        draws=tokens,
     )
     try:  # such as pass@k with k over the group
         jax.eval_shape(variant.advantage, rewards_like, signals)

@@ -227,6 +227,7 @@ class Trainer:
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
         self.meta["num_tokens"] += prompt_tokens + sampled_tokens
         known = step_metrics.of_rollouts(sampled, batch, drawn, self.config.method) | {
+            **learner.late_metrics,
             "num_tokens": float(self.meta["num_tokens"]),
             "useful_token_fraction": float(np.mean([m.layout.useful for m in minis])),
             "time/rollout_s": rolled - started,

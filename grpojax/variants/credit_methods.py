@@ -142,16 +142,22 @@ def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: 
     kl_coef=1e-4,
 )
 def nthr(
-    *, beta: float = 1.0, eta: float | None = None, self_term: bool = True, ddof: int = 0, eps: float = 1e-4
+    *,
+    beta: float = 1.0,
+    eta: float | None = None,
+    self_term: bool = True,
+    select: Literal["influence", "random", "all"] = "influence",
+    ddof: int = 0,
+    eps: float = 1e-4,
 ) -> A.Transform:
     """NTHR, arXiv 2505.18830: a softer penalty on tokens of wrong samples that would pull right ones down.
 
     Args:
-      beta, eta, self_term: as in `grpojax.credit.nthr`.
+      beta, eta, self_term, select: as in `grpojax.credit.nthr`.
       ddof: 0 in the paper's algebra, which has no eps; 1e-4 is TRL's.
     """
     return A.chain(
         *group_normalised(ddof, eps),
         A.to_tokens(),
-        C.nthr(beta=beta, eta=eta, self_term=self_term),
+        C.nthr(beta=beta, eta=eta, self_term=self_term, select=select),
     )

@@ -4,6 +4,8 @@ Their text has the loss -A Σ log π. The clipped surrogate has the same gradien
 has moved, without which the fourth is unbounded below.
 """
 
+from typing import Literal
+
 from grpojax import advantages as A
 from grpojax import credit as C
 from grpojax.variants.registry import group_normalised, published
@@ -64,16 +66,42 @@ def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 
 
 
 @published(_UIUC, "single team", needs=("ground_truth",), aggregate="sequence_sum")
-def gt_likelihood(*, fail_reward: float = 0.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
-    """GRPO (arXiv 2402.03300) on the true answer's likelihood where a whole group fails; reported as failing.
+def gt_likelihood(
+    *,
+    groups: Literal["all_fail", "all"] = "all_fail",
+    likelihood: Literal["per_token", "joint"] = "per_token",
+    marker: str | None = None,
+    include_marker: bool = False,
+    missing: Literal["append", "zero"] = "append",
+    train_on: Literal["sampled", "spliced"] = "sampled",
+    fail_reward: float = 0.0,
+    ddof: int = 1,
+    eps: float = 1e-4,
+) -> A.Transform:
+    r"""GRPO (arXiv 2402.03300) on the true answer's likelihood where a whole group fails; reported as failing.
 
     Trains on the tokens that were sampled; training on spliced text was the likely cause of incoherence.
 
     Args:
+      groups: which groups are judged by it; in "all", rewards are nothing but the likelihood.
+      likelihood: of the answer's tokens the geometric mean, or the product, which falls with an answer's length.
+      marker: the text after which a sample gives its answer; None is the last of ``####``, ``## Answer:`` and
+        ``oxed{``, as the rewards read it. What stands after the last marker is replaced.
+      include_marker: the marker's own tokens count too.
+      missing: a sample without a marker has one put after its end, or the likelihood 0.
+      train_on: "spliced" is refused: such text was not drawn from the policy, so that it has no log-probs under the
+        sampler, and a gradient of it is none of this objective.
       fail_reward: the outcome up to which a sample fails.
     """
+    if train_on == "spliced":
+        raise ValueError(
+            "variant 'gt_likelihood': train_on='spliced': spliced text was not sampled, so that there is no ratio to "
+            "train it by; set train_on=sampled"
+        )
+    if marker is not None and not marker.strip():
+        raise ValueError(f"variant 'gt_likelihood': marker={marker!r}: give the text before an answer, or null")
     return A.chain(
         *group_normalised(ddof, eps),
         A.to_tokens(),
-        reward=A.likelihood_of_all_fail(fail_reward),
+        reward=A.likelihood_of_all_fail(fail_reward, everywhere=groups == "all"),
     )

@@ -20,7 +20,7 @@ NEEDS = {
     "entropy": "signals.entropy, of the full vocabulary at every token",
     "greedy": "signals.greedy_rewards, of one greedy completion a prompt",
     "ground_truth": "signals.likelihood of the true answer",
-    "hidden_states": "signals.hidden, probs and columns",
+    "hidden_states": "signals.influence and influence_means, or signals.hidden, probs and columns",
     "rollout_plan": "samples given to prompts by allocation.xrpo_allocate",
     "step_rewards": "signals.step_rewards",
 }
@@ -42,6 +42,7 @@ class Variant:
       retire: the pass rate from which on a prompt is not drawn in later epochs; None for never.
       combine: how several rewards must become one: "sum", or "normalize", each scaled in its group first
         (`grpojax.rewards`); None for either.
+      options: what its advantage was made with; a trainer reads there how a signal is to be computed.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Variant:
     keep: Callable[..., Any] | None = None
     retire: float | None = None
     combine: Literal["sum", "normalize"] | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
@@ -127,7 +129,13 @@ def published(
             if choice.option in _FIELDS and chosen[choice.option] != "none":
                 terms[choice.option] = chosen[choice.option]
             loss = L.Objective(surrogate=choice.pick(name, chosen), **terms)
-            return Variant(name=name, advantage=_advantage(chain, own, chosen, loss), objective=loss, **facts)
+            return Variant(
+                name=name,
+                advantage=_advantage(chain, own, chosen, loss),
+                objective=loss,
+                options={option: chosen[option] for option in own},
+                **facts,
+            )
 
         variant.__signature__ = signature  # pyrefly: ignore
         _ALL[name] = variant

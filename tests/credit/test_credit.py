@@ -258,6 +258,39 @@ def test_golden_nthr(options, want):
     close(got[0, :2], [[0.70710678, 0.70710678], [0.70710678, 0]])
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_nthr_by_scores_that_are_there_already(own):
+    data, sign = nthr_data(), jnp.array([[1.0, 1.0, -1.0]])
+    scores, means = C.nthr_scores(sign=sign, **data, self_term=own)
+    given = {"mask": data["mask"], "influence": scores, "influence_means": means}
+    chain = (A.center(), A.to_tokens(), C.nthr(beta=0.5, self_term=own))
+    close(run(*chain, rewards=[[1, 1, 0]], **given), run(*chain, rewards=[[1, 1, 0]], **data))
+    with pytest.raises(ValueError, match="influence_means"):
+        run(*chain, rewards=[[1, 1, 0]], mask=data["mask"], influence=scores)
+
+
+def test_nthr_on_as_many_tokens_by_chance_and_on_all():
+    """The first group has two tokens over its threshold of 1, the second none, the third none that is right."""
+    mask = prefix([[2, 3, 3], [3, 3, 3], [3, 3, 3]], 3)
+    scores = np.where(np.arange(3) == 2, 0, np.array([[[1], [5], [0]], [[9], [1], [1]], [[1], [2], [3]]])).astype(float)
+    rewards = [[1, 0, 0], [1, 0, 0], [0, 0, 0]]
+    draws = np.linspace(0.9, 0.1, 27).reshape(3, 3, 3)
+    draws[0, 0] = 0.0  # right samples are none of those drawn
+    given = {"mask": mask, "influence": scores, "influence_means": np.array([[1, 0, 0], [9, 0, 0], [0, 0, 0]]) * 1.0}
+    chain = (A.center(), A.to_tokens())
+    plain = run(*chain, rewards=rewards, **given)
+
+    def changed(select, **signals):
+        got = run(*chain, C.nthr(eta=0.0, select=select), rewards=rewards, **given, **signals)
+        return np.argwhere(np.asarray(got != plain)).tolist()
+
+    assert changed("influence") == [[0, 1, 0], [0, 1, 1]]
+    assert changed("random", draws=draws) == [[0, 2, 1], [0, 2, 2]]  # the two lowest
+    assert changed("all") == [[p, g, t] for p in (0, 1) for g in (1, 2) for t in range(3)]
+    with pytest.raises(ValueError, match="random.*draws"):
+        changed("random")
+
+
 @pytest.mark.parametrize("rewards", [[[1, 1, 1]], [[0, 0, 0]], [[NAN, NAN, 0]]])
 def test_nthr_leaves_groups_of_one_kind(rewards):
     got = run(A.to_tokens(), C.nthr(), rewards=rewards, **nthr_data())

@@ -1,0 +1,200 @@
+"""How much the tokens of a group pull each other along (`grpojax.credit.influence`), computed where the policy is.
+
+Group by group. Of a group there are its hidden states; its vocabulary is taken in blocks, and of a block its tokens'
+probabilities are made micro-batch by micro-batch, twice: for the matrix ``M [block, D]``, and for the scores. So
+nothing of the size of all prompts' hidden states exists, and nothing of ``[tokens, vocabulary]``.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from grpojax.models import decoder as dec
+from grpojax.models.compute import Compute
+from grpojax.models.logprobs import log_normalisers
+from grpojax.programs import packing
+from grpojax.types import Array, Rows, Samples, Tokens
+
+_BLOCK = 2048  # entries of a group's vocabulary at once
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+class Influence(NamedTuple):
+    """What `make_influence` computes: ``scores [M, B, R, S]``, and ``own [prompts, B, G]`` or None."""
+
+    scores: Array
+    own: Array | None
+
+
+def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
+    """The distinct tokens of each group in rising order, ``[P, W]`` int32, -1 on the unused rest; on the host.
+
+    Args:
+      tokens, lengths: ``[P, G, T]`` and ``[P, G]``.
+      size: of the vocabulary.
+
+    Returns:
+      W is one of a few sizes, so that few programs are compiled.
+
+    Example:
+      >>> vocabulary(np.array([[[7, 3], [3, 9]]]), np.array([[2, 1]]), 16).tolist()
+      [[3, 7, -1, -1, -1, -1, -1, -1]]
+    """
+    mask = np.arange(tokens.shape[2]) < lengths[..., None]
+    entries = [np.unique(t[m]) for t, m in zip(tokens, mask, strict=True)]
+    width = packing.bucket(max(map(len, entries)), min(size, mask[0].size), parts=8)
+    if width > _BLOCK:
+        width = -(-width // _BLOCK) * _BLOCK
+    out = np.full((len(entries), width), -1, np.int32)
+    for row, ids in zip(out, entries, strict=True):
+        row[: len(ids)] = ids
+    return out
+
+
+class _Group(NamedTuple):
+    """The micro-batches of one group of each lane, ``[splits, B, N, ...]``, N positions of the rows."""
+
+    hidden: Array
+    normalisers: Array
+    tokens: Array
+    mask: Array
+    samples: Array
+    weights: Array
+
+
+def make_influence(
+    graph: Any, compute: Compute, *, temperature: float = 1.0, copies: int = 1, group: int = 0
+) -> Callable[..., Influence]:
+    """The program ``(params, rows, samples, weights, entries) -> Influence``, jitted; without gradient.
+
+    ``scores`` are `grpojax.credit.influence` over the group's tokens; ``own`` is each sample's sum of them over its own
+    tokens alone: ``|M_i|²``.
+
+    ``rows [M, B, ...]`` have one prompt of each lane in a micro-batch, and a prompt's micro-batches follow each other;
+    ``samples`` and ``weights`` are ``[M, B, R, S]``: which of the lane's samples a token belongs to, and its weight.
+    ``entries [prompts of a lane, B, W]`` is of `vocabulary`. Tokens outside of it count as if they were never drawn.
+
+    Args:
+      graph: the decoder's graph definition.
+      compute: how to run the decoder.
+      temperature: the one that the samples were drawn at.
+      copies: lanes next to each other that have parts of the same group.
+      group: samples of a group in a lane, for ``own``; 0 leaves it out.
+    """
+
+    @jax.jit
+    def program(params: Any, rows: Rows, samples: Array, weights: Array, entries: Array) -> Influence:
+        model = nnx.merge(graph, params)
+        head = model.unembed
+
+        def states(part: Rows) -> tuple[Array, Array]:
+            hidden = dec.predicting_states(model, part, compute)
+            hidden = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
+            sums = log_normalisers(
+                hidden, head, inverse_temperature=1.0 / temperature, chunk=compute.vocab_chunk, mesh=compute.mesh
+            )
+            return hidden, sums
+
+        def one(x: tuple[Rows, Array, Array, Array]) -> tuple[Array, Array]:
+            parts, samples, weights, entries = x
+            hidden, sums = jax.lax.map(states, parts)
+            flat = (parts.tokens, parts.segments > 0, samples, weights)
+            whole = _Group(hidden, sums, *(y.reshape(*y.shape[:2], -1) for y in flat))
+            return _on_lanes(whole, entries, head)
+
+        def _on_lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
+            def lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
+                return _stream(whole, entries, head, compute, 1.0 / temperature, copies, group)
+
+            if compute.mesh is None:
+                return lanes(whole, entries, head)
+            lane = ("data", "fsdp")
+            return jax.shard_map(
+                lanes,
+                mesh=compute.mesh,
+                in_specs=(jax.P(None, lane), jax.P(lane), jax.P("tensor", "fsdp")),
+                out_specs=(jax.P(None, lane), jax.P(lane)),
+                check_vma=False,
+            )(whole, entries, head)
+
+        def by_prompt(x: Array) -> Array:
+            return x.reshape(entries.shape[0], -1, *x.shape[1:])
+
+        scores, own = jax.lax.map(one, (*jax.tree.map(by_prompt, (rows, samples, weights)), entries))
+        return Influence(scores.reshape(weights.shape), own if group else None)
+
+    return program
+
+
+def _stream(
+    whole: _Group, entries: Array, head: Array, compute: Compute, inverse_temperature: float, copies: int, group: int
+) -> tuple[Array, Array]:
+    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one lane."""
+    if entries.shape[0] != 1:
+        raise ValueError(f"{entries.shape[0]} lanes on a device: there is one")
+    lane = jax.tree.map(lambda x: x[:, 0], whole)
+    width, dim = min(_BLOCK, entries.shape[1]), whole.hidden.shape[-1]
+    nothing = jnp.zeros((width, dim), jnp.float32)
+
+    def block(carry: tuple[Array, Array], ids: Array) -> tuple[tuple[Array, Array], None]:
+        scores, own = carry
+        dtype = whole.hidden.dtype
+        if compute.mesh is None:
+            rows = jnp.take(head, ids, axis=0, mode="clip").astype(dtype)
+        else:
+            rows = dec.rows_of_shards(head, ids[None], dtype)[0]
+
+        def errors(part: _Group) -> Array:
+            """``onehot(token) - probs`` on the block, ``[N, block]``; 0 on padding."""
+            logits = jnp.einsum("nd,wd->nw", part.hidden, rows, preferred_element_type=jnp.float32)
+            probs = jnp.exp(logits * inverse_temperature - part.normalisers[:, None])
+            drawn = (part.tokens[:, None] == ids).astype(jnp.float32)
+            return jnp.where(part.mask[:, None] & (ids >= 0), drawn - probs, 0.0)
+
+        def total(weigh: Callable[[_Group], Array]) -> Array:
+            def add(matrix: Array, part: _Group) -> tuple[Array, None]:
+                weighted = errors(part) * weigh(part)[:, None]
+                hidden = part.hidden.astype(jnp.float32)
+                return matrix + jnp.einsum("nw,nd->wd", weighted, hidden, precision=_HIGHEST), None
+
+            return jax.lax.scan(add, nothing, lane)[0]
+
+        def sample(matrix: Array, i: Array) -> tuple[Array, Array]:
+            mine = total(lambda part: jnp.where(part.samples == i, part.weights, 0.0))
+            return matrix + mine, jnp.square(mine).sum()
+
+        if group:
+            matrix, squares = jax.lax.scan(sample, nothing, jnp.arange(group, dtype=jnp.int32))
+            own = own + squares
+        else:
+            matrix = total(lambda part: part.weights)
+        if copies > 1:
+            matrix = _over_copies(matrix, compute, copies)
+
+        def score(part: _Group) -> Array:
+            pulled = jnp.einsum("nd,wd->nw", part.hidden.astype(jnp.float32), matrix, precision=_HIGHEST)
+            return (errors(part) * pulled).sum(-1)
+
+        return (scores + jax.lax.map(score, lane), own), None
+
+    start = jnp.zeros(lane.weights.shape, jnp.float32), jnp.zeros(group, jnp.float32)
+    (scores, own), _ = jax.lax.scan(block, start, entries[0].reshape(-1, width))
+    return scores[:, None], own[None]
+
+
+def _over_copies(matrix: Array, compute: Compute, copies: int) -> Array:
+    """The sum of ``matrix`` over the lanes that have the same group."""
+    axes = ("data", "fsdp")
+    mine = jax.lax.axis_index(axes) // copies
+
+    def add(total: Array, i: Array) -> tuple[Array, None]:
+        of_group = jax.lax.psum(jnp.where(mine == i, matrix, 0.0), axes)
+        return jnp.where(mine == i, of_group, total), None
+
+    assert compute.mesh is not None
+    groups = compute.mesh.shape["data"] * compute.mesh.shape["fsdp"] // copies
+    return jax.lax.scan(add, jnp.zeros_like(matrix), jnp.arange(groups, dtype=jnp.int32))[0]

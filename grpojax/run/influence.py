@@ -1,0 +1,89 @@
+"""The influence of tokens on each other in groups of a batch on the host (`grpojax.programs.influence`)."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpojax import data
+from grpojax.host import processes
+from grpojax.programs import influence, lanes
+from grpojax.programs.influence import Influence
+from grpojax.programs.policy import Policy
+from grpojax.run.regroup import regroup
+from grpojax.types import Samples, Tokens
+
+_TOKENS = 4096  # of a lane that the decoder runs on at once, at most: its activations are the larger part
+
+
+class Influences:
+    """Computes them, with the policy's programs.
+
+    Args:
+      policy: its weights may change from call to call.
+      temperature: the one that samples are drawn at.
+      longest_prompt: most tokens of a prompt in the run.
+    """
+
+    def __init__(self, policy: Policy, *, temperature: float, longest_prompt: int):
+        self.policy, self.temperature, self.longest_prompt = policy, temperature, longest_prompt
+
+    def __call__(
+        self,
+        params: Any,
+        problems: Sequence[data.Problem],
+        tokens: Tokens,
+        lengths: Samples,
+        weights: Tokens,
+        *,
+        most: int,
+        tokens_at_once: int,
+        own: bool = False,
+    ) -> Influence:
+        """``scores [n, G, T]`` and, if asked for, ``own [n, G]``, on the host.
+
+        Args:
+          params: the policy's weights.
+          problems, tokens, lengths: of the n groups, ``[n, G, T]`` and ``[n, G]``.
+          weights: ``[n, G, T]``, as in `grpojax.credit.influence`.
+          most: groups of a whole batch.
+          tokens_at_once: about how many of a lane the decoder may run on.
+          own: the sum of each sample's scores over its own tokens alone, too.
+        """
+        policy, n = self.policy, len(problems)
+        groups = regroup(
+            policy,
+            problems,
+            tokens,
+            lengths,
+            most=most,
+            longest_prompt=self.longest_prompt,
+            tokens_at_once=min(tokens_at_once, _TOKENS),
+            one_prompt=True,
+        )
+        part = groups.layout.batch_shape[1]
+        samples = np.broadcast_to((np.arange(tokens.shape[1], dtype=np.int32) % part)[:, None], tokens.shape)
+        entries = influence.vocabulary(tokens, lengths, policy.config.vocab_size)
+        run = _program(policy.graph, policy.compute, self.temperature, groups.copies, part if own else 0)
+        found = policy.programs(
+            "influence",
+            run,
+            params,
+            groups.rows,
+            groups.place(samples),
+            groups.place(weights),
+            groups.place_groups(entries, -1),
+            static=(groups.copies, own),
+        )
+        alone = None
+        if found.own is not None:  # [prompts of a lane, B, G]
+            alone = lanes.gather_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part), groups.filled)[
+                :n
+            ]
+        return Influence(groups.fetch(found.scores, n), alone)
+
+
+@functools.lru_cache(maxsize=8)
+def _program(graph: Any, compute: Any, temperature: float, copies: int, group: int) -> Callable[..., Influence]:
+    return influence.make_influence(graph, compute, temperature=temperature, copies=copies, group=group)

@@ -1,0 +1,170 @@
+"""Signals that are known only after the rewards: computed for the groups that need them, before the advantages."""
+
+import dataclasses
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from grpojax import masked
+from grpojax.advantages import Signals, signs
+from grpojax.host.errors import UserError
+from grpojax.programs.policy import Policy
+from grpojax.run import true_answers
+from grpojax.run.influence import Influences
+from grpojax.run.method import Method
+from grpojax.run.regroup import regroup
+from grpojax.run.rollouts import Judged
+from grpojax.run.sections import TrainConfig
+from grpojax.types import Array, PerPrompt, Samples
+
+
+class Late:
+    """What late signals are computed with; nothing for a variant that has none.
+
+    Args:
+      policy: lanes, programs and tokenizer.
+      method: the variant, and the reward that says whether a sample succeeded.
+      train: an update's micro-batches say how much is computed at once.
+      score: the jitted program of `grpojax.programs.policy_update.make_score`.
+      temperature: the one that samples are drawn at.
+      longest_prompt: most tokens of a prompt in the run.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        method: Method,
+        train: TrainConfig,
+        score: Callable[..., Any],
+        *,
+        temperature: float,
+        longest_prompt: int,
+    ):
+        self.policy, self.method, self.train, self.score = policy, method, train, score
+        self.temperature, self.longest_prompt = temperature, longest_prompt
+        self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
+        variant = self.method.variant
+        if variant.objective.needs_reference and variant.objective.kl_in == "reward" and self._makers():
+            raise UserError(
+                f"variant {variant.name!r} reads rewards as they were given, which a KL in the reward is no part of: "
+                "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+            )
+
+    def _makers(self) -> list[Callable[..., Any]]:
+        needs = {"ground_truth": self._true_answers, "hidden_states": self._influence}
+        return [make for need, make in needs.items() if need in self.method.variant.needs]
+
+    def __call__(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        """Fields of `grpojax.advantages.Signals`, and what is to be logged of them.
+
+        Args:
+          params: the policy's weights, as they are before the step's first update.
+          batch: the samples and their rewards.
+          counted: ``[P, G]`` the rewards, NaN where a sample does not count.
+        """
+        signals: dict[str, Array] = {}
+        metrics: dict[str, float] = {}
+        makers, started = self._makers(), time.perf_counter()
+        for make in makers:
+            made, measured = make(params, batch, counted)
+            signals |= made
+            metrics |= measured
+        if makers:
+            metrics["time/late_s"] = time.perf_counter() - started
+        return signals, metrics
+
+    def _tokens_at_once(self, batch: Judged) -> int:
+        """Of a lane, those of an update's micro-batch."""
+        parts = self.train.minibatches * self.train.microbatches * self.policy.lanes
+        return max(1, batch.rollout.tokens.size // parts)
+
+    def _true_answers(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        """The true answer's likelihood after each sample's reasoning, NaN in groups that do not ask for it."""
+        options = self.method.variant.options
+        likelihood = np.full(counted.shape, np.nan, np.float32)
+        outcome = batch.by_name[self.method.deciding]
+        known = np.isfinite(counted)
+        wanted = known.any(1)
+        if options["groups"] == "all_fail":
+            wanted = np.asarray(masked.all_fail(outcome, known & np.isfinite(outcome), options["fail_reward"]))
+        chosen = np.flatnonzero(wanted)
+        counts = dict.fromkeys(("scored", "missing_marker", "repeated_marker", "too_long"), 0.0)
+        if len(chosen):
+            likelihood[chosen], counts = self._likelihood(params, batch, chosen)
+        return {"likelihood": likelihood}, {f"ground_truth/{name}": float(n) for name, n in counts.items()}
+
+    def _likelihood(self, params: Any, batch: Judged, chosen: PerPrompt) -> tuple[Samples, dict[str, float]]:
+        options, policy = self.method.variant.options, self.policy
+        problems = [batch.problems[int(i)] for i in chosen]
+        gold = [p.gold for p in problems if p.gold is not None]
+        if len(gold) < len(problems):
+            raise UserError(f"variant {self.method.variant.name!r} needs the true answers: set data.answer")
+        rollout = type(batch.rollout)(
+            **{f.name: getattr(batch.rollout, f.name)[chosen] for f in dataclasses.fields(batch.rollout)}
+        )
+        answers = true_answers.splice_groups(
+            rollout,
+            gold,
+            policy.tokenizer,
+            marker=options["marker"],
+            include_marker=options["include_marker"],
+            missing=options["missing"],
+        )
+        room = policy.config.max_positions - np.array([len(p.ids) for p in problems])[:, None]
+        long = answers.lengths > room
+        counts = {
+            "scored": float((answers.lengths > 0).sum() - long.sum()),
+            "missing_marker": float((answers.markers == 0).sum()),
+            "repeated_marker": float((answers.markers > 1).sum()),
+            "too_long": float(long.sum()),
+        }
+        lengths = np.where(long, 0, answers.lengths)
+        groups = regroup(
+            policy,
+            problems,
+            answers.tokens,
+            lengths,
+            most=len(batch.problems),
+            longest_prompt=self.longest_prompt,
+            tokens_at_once=self._tokens_at_once(batch),
+        )
+        logps = policy.programs("score", self.score, params, groups.rows).logps
+        values = true_answers.likelihoods(groups.fetch(logps, len(chosen)), answers.mask, options["likelihood"])
+        return np.where(long, np.nan, values), counts
+
+    def _influence(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
+        options, rollout = self.method.variant.options, batch.rollout
+        valid = np.isfinite(counted)
+        sign = np.asarray(signs(Signals(rewards=jnp.asarray(np.where(valid, counted, 0.0), jnp.float32), valid=valid)))
+        mixed = (sign > 0).any(1) & (sign < 0).any(1)
+        scores, means = np.zeros(rollout.tokens.shape, np.float32), np.zeros(counted.shape, np.float32)
+        chosen = np.flatnonzero(mixed)
+        if len(chosen):
+            mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
+            right = mask & (sign[chosen] > 0)[..., None]
+            found = self.influences(
+                params,
+                [batch.problems[int(i)] for i in chosen],
+                rollout.tokens[chosen],
+                rollout.lengths[chosen],
+                right.astype(np.float32),
+                most=len(batch.problems),
+                tokens_at_once=self._tokens_at_once(batch),
+                own=not options["self_term"],
+            )
+            scores[chosen] = found.scores
+            total = np.where(mask, found.scores, 0.0).sum(-1)
+            if found.own is not None:
+                total = total - found.own
+            means[chosen] = total / np.maximum(rollout.lengths[chosen], 1)
+        made = {"influence": scores, "influence_means": means}
+        if options["select"] == "random":
+            # Of the samples themselves, so that a resumed run draws the same.
+            seed = zlib.crc32(np.ascontiguousarray(rollout.tokens).tobytes())
+            made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
+        return made, {"nthr/mixed_groups": float(len(chosen))}

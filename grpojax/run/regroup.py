@@ -1,0 +1,122 @@
+"""Some groups of a batch on the devices once more, in rows of their own: for what is asked of them alone."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpojax import data
+from grpojax.host import processes
+from grpojax.programs import lanes, packing
+from grpojax.programs.packing import Layout
+from grpojax.programs.policy import Policy
+from grpojax.programs.state import place_rows
+from grpojax.types import PerToken, Rows, Samples, Tokens, TrainBatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regrouped:
+    """``n`` groups, filled up with empty ones to a size that a program is compiled for.
+
+    Attributes:
+      rows: on the devices, ``[M, B, ...]``.
+      layout: where their tokens stand in them.
+      filled: groups with those that fill up.
+      copies: lanes that a group is split over.
+      prompts_a_part: prompts of a lane in one micro-batch; 1 where a prompt has several.
+      splits: micro-batches of one group.
+    """
+
+    rows: Rows
+    layout: Layout
+    filled: int
+    copies: int
+    prompts_a_part: int
+    splits: int
+    policy: Policy
+
+    def place(self, x: Tokens, fill: float = 0) -> Any:
+        """``[n, G, T]`` of the host into rows on the devices."""
+        x = np.asarray(x)
+        whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
+        whole[: len(x)] = x
+        return place_rows(self.layout.pack(whole.reshape(self.layout.batch_shape), fill), self.policy.mesh)
+
+    def place_groups(self, x: np.ndarray, fill: float = 0) -> Any:
+        """``[n, W]`` of the host, one row a group, to ``[prompts of a lane, B, W]`` on the devices."""
+        whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
+        whole[: len(x)] = x
+        whole = np.repeat(whole, self.copies, axis=0)
+        by_lane = whole.reshape(self.policy.lanes, -1, *x.shape[1:])
+        return place_rows(np.ascontiguousarray(np.swapaxes(by_lane, 0, 1)), self.policy.mesh)
+
+    def fetch(self, rows: Any, n: int) -> Tokens:
+        """Rows of the devices back to the first n groups ``[n, G, T]`` on the host."""
+        return lanes.gather_groups(self.layout.unpack(processes.fetch(rows)), self.filled)[:n]
+
+
+def regroup(
+    policy: Policy,
+    problems: Sequence[data.Problem],
+    tokens: Tokens,
+    lengths: Samples,
+    *,
+    most: int,
+    longest_prompt: int,
+    tokens_at_once: int,
+    one_prompt: bool = False,
+) -> Regrouped:
+    """Lays groups out in rows.
+
+    Args:
+      policy: its lanes and compute.
+      problems: of the n groups, at least one.
+      tokens, lengths: ``[n, G, T]`` and ``[n, G]``.
+      most: groups of a whole batch; shapes come from a few shares of it.
+      longest_prompt: most tokens of a prompt in the run.
+      tokens_at_once: about what a lane's micro-batch may hold.
+      one_prompt: no more than one prompt of a lane in a micro-batch.
+    """
+    n, group, size = tokens.shape
+    filled = packing.bucket(n, most, multiple=policy.lanes if most >= policy.lanes else most)
+    problems = [*problems, *[problems[0]] * (filled - n)]
+    longest = packing.bucket(max(len(p.ids) for p in problems), longest_prompt)
+    prompts, part = lanes.spread(data.to_prompts(problems, longest), group, policy.lanes)
+
+    def fill(x: np.ndarray) -> np.ndarray:
+        whole = np.concatenate([x, np.zeros((filled - n, *x.shape[1:]), x.dtype)])
+        return whole.reshape(len(prompts.lengths), part, *x.shape[2:])
+
+    batch = TrainBatch(prompts=prompts, tokens=fill(tokens), lengths=fill(lengths), per_token=PerToken())
+    per_lane = len(prompts.lengths) // policy.lanes
+    row = packing.bucket(int(lengths.max()), size, parts=2)
+    together, splits = _cut(per_lane, part, row, tokens_at_once, one_prompt)
+    packed, layout = packing.pack(
+        batch, lanes=policy.lanes, microbatches=per_lane // together * splits, seats=policy.compute.needs_seats
+    )
+    return Regrouped(
+        rows=jax.tree.map(lambda x: place_rows(x, policy.mesh), packed.rows),
+        layout=layout,
+        filled=filled,
+        copies=len(prompts.lengths) // filled,
+        prompts_a_part=together,
+        splits=splits,
+        policy=policy,
+    )
+
+
+def _cut(prompts: int, samples: int, row: int, tokens: int, one_prompt: bool) -> tuple[int, int]:
+    """``(prompts, splits)``: prompts of a lane in a micro-batch, or in how many a group is cut, by its tokens.
+
+    Example:
+      >>> _cut(6, 8, 16, 512, False), _cut(6, 8, 16, 64, False), _cut(6, 8, 16, 1, False)
+      ((3, 1), (1, 2), (1, 8))
+    """
+    divisors = [s for s in range(1, samples + 1) if samples % s == 0]
+    splits = next((s for s in divisors if samples // s * row <= tokens), samples)
+    if splits > 1 or one_prompt:
+        return 1, splits
+    fits = [k for k in range(1, prompts + 1) if prompts % k == 0 and k * samples * row <= tokens]
+    return max(fits, default=1), 1

@@ -1,0 +1,215 @@
+"""One update on one question: what it does to the likelihood of the question's right answers (arXiv 2505.18830).
+
+The weights start over for each question, so that Δ(x) is `grpojax.diagnostics.likelihood_displacement` as it is
+defined. All methods learn from the same samples.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpojax import diagnostics, masked
+from grpojax.host import processes
+from grpojax.host.errors import UserError
+from grpojax.programs import lanes, policy_update
+from grpojax.run import recipe
+from grpojax.run.influence import Influences
+from grpojax.run.learner import Minibatch
+from grpojax.run.recipe import Config
+from grpojax.run.rollouts import Judged, Sampled
+from grpojax.run.trainer import Trainer
+from grpojax.types import PerPrompt, Samples, Tokens
+
+SUCCESS = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuestionUpdates:
+    """What was measured of Q questions.
+
+    Attributes:
+      uids: which they are.
+      right: ``[Q]`` the share of right samples.
+      gwhes: ``[Q]`` the mean of `grpojax.diagnostics.gwhes` over right samples.
+      displacement: of each method, ``[Q]`` Δ(x) in nats.
+    """
+
+    uids: Sequence[int]
+    right: PerPrompt
+    gwhes: PerPrompt
+    displacement: Mapping[str, PerPrompt]
+
+
+def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
+    """A recipe for single updates by a method: its own options where the recipe names it, else the variant's defaults.
+
+    Every update is the run's first, at the whole learning rate, and nothing is filtered or evaluated.
+    """
+    given = recipe.load(path, overrides)
+    own = given.variant if isinstance(given.variant, dict) else {"name": given.variant}
+    variant = own if own.get("name") == method else {"name": method}
+    train = dataclasses.replace(given.train, iterations=1, minibatches=1, steps=1)
+    optimizer = dataclasses.replace(given.optimizer, schedule="constant", warmup_steps=0, final_fraction=0.0)
+    return dataclasses.replace(
+        given,
+        variant=variant,
+        filter="none",
+        train=train,
+        optimizer=optimizer,
+        data=dataclasses.replace(given.data, eval=None),
+    )
+
+
+def measure(recipes: Mapping[str, Config], *, questions: int, rollouts: int) -> QuestionUpdates:
+    """Samples questions until there are enough with right and wrong samples, and updates on each by each method.
+
+    Args:
+      recipes: of each method, the same but for the variant (`recipe_of`).
+      questions: how many.
+      rollouts: at most so many are drawn; fewer questions are taken where they do not hold enough.
+
+    Raises:
+      UserError: there is no question with right and wrong samples.
+    """
+    chosen: list[tuple[Sampled, Judged]] = []
+    gwhes, displacement = np.zeros(0), {}
+    for name, config in recipes.items():
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = Trainer(dataclasses.replace(config, run=dataclasses.replace(config.run, dir=folder)))
+            try:
+                if not chosen:
+                    chosen = list(_mixed(trainer, questions, rollouts))
+                    gwhes = _gwhes(trainer, [judged for _, judged in chosen])
+                displacement[name] = _displacement(trainer, chosen)
+            finally:
+                trainer.close()
+    outcomes = np.concatenate([_outcome(trainer, judged) for _, judged in chosen])
+    return QuestionUpdates(
+        uids=[judged.problems[0].uid for _, judged in chosen],
+        right=np.nanmean(np.where(np.isfinite(outcomes), outcomes >= SUCCESS, np.nan), axis=1),
+        gwhes=gwhes,
+        displacement=displacement,
+    )
+
+
+def _outcome(trainer: Trainer, judged: Judged) -> Samples:
+    return judged.by_name[trainer.config.method.deciding]
+
+
+def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[tuple[Sampled, Judged]]:
+    """Questions with right and wrong samples, each a batch of its own; a question that comes again is left out."""
+    seen: set[int] = set()
+    for number in range(1, rollouts + 1):
+        sampled = trainer.rollouts.draw(number)()
+        judged, _ = sampled.judged()
+        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, judged), success=SUCCESS))
+        for i, problem in enumerate(judged.problems):
+            if (weights[i] != 0).any() and problem.uid not in seen:
+                seen.add(problem.uid)
+                one = _only(judged, i)
+                none = np.zeros(1, bool)
+                yield dataclasses.replace(sampled, problems=one.problems, rollout=one.rollout, dropped=none), one
+                if len(seen) == questions:
+                    return
+    if not seen:
+        raise UserError(
+            f"no question of {rollouts} rollouts has both right and wrong samples: raise --rollouts or rollout.group"
+        )
+
+
+def _only(judged: Judged, i: int) -> Judged:
+    """One group of a batch."""
+
+    def cut(x: Any) -> Any:
+        return jax.tree.map(lambda y: y[i : i + 1], x)
+
+    return dataclasses.replace(
+        judged,
+        problems=judged.problems[i : i + 1],
+        rollout=cut(judged.rollout),
+        total=cut(judged.total),
+        reward=cut(judged.reward),
+        by_name=cut(judged.by_name),
+    )
+
+
+def _gwhes(trainer: Trainer, each: Sequence[Judged]) -> PerPrompt:
+    """The mean over right samples, ``[Q]``."""
+    rollout = trainer.config.rollout
+    run = Influences(
+        trainer.policy, temperature=rollout.temperature, longest_prompt=trainer.config.data.max_prompt_tokens
+    )
+    means = []
+    for judged in each:
+        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, judged), success=SUCCESS))
+        tokens, lengths = judged.rollout.tokens, judged.rollout.lengths
+        mask = np.asarray(masked.from_lengths(lengths, tokens.shape[2]))
+        found = run(
+            trainer.learner.state["policy"].params,
+            judged.problems,
+            tokens,
+            lengths,
+            np.where(mask, weights[..., None], 0.0).astype(np.float32),
+            most=1,
+            tokens_at_once=tokens[0].size,
+        )
+        total = np.where(mask, found.scores, 0.0).sum(-1)
+        means.append(total[weights < 0].mean())
+    return np.array(means)
+
+
+def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> PerPrompt:
+    """Δ(x) of each question, ``[Q]``."""
+    learner, policy = trainer.learner, trainer.policy
+    score = policy_update.make_score(policy.graph, policy.compute, temperature=trainer.config.rollout.temperature)
+    fresh, key = learner.state["policy"], jax.random.key(trainer.config.train.seed)
+    out = []
+    for number, (sampled, judged) in enumerate(each):
+        learner.state["policy"] = jax.tree.map(jnp.copy, fresh)  # an update takes it over
+        minis = learner.prepare(sampled)  # one, of one question
+        signals = learner.score(minis)
+        learner.weigh(minis, judged, sampled.dropped, signals)
+
+        before = _logps(trainer, score, minis[0])
+        learner.update(minis, jax.random.fold_in(key, number), jax.block_until_ready)
+        after = _logps(trainer, score, minis[0])
+        mask = masked.from_lengths(judged.rollout.lengths, before.shape[2])
+        outcome = _outcome(trainer, judged)
+        out.append(float(diagnostics.likelihood_displacement(before, after, outcome, mask, success=SUCCESS)[0]))
+    learner.state["policy"] = fresh
+    return np.array(out)
+
+
+def _logps(trainer: Trainer, score: Callable[..., Any], mini: Minibatch) -> Tokens:
+    """``[1, G, T]`` under the policy as it is."""
+    params = trainer.learner.state["policy"].params
+    rows = trainer.policy.programs("score", score, params, mini.packed.rows).logps
+    return lanes.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
+
+
+def format_table(found: QuestionUpdates, *, epsilon: float, top: int) -> str:
+    """A line for each question, and of each method the share of questions that it displaced.
+
+    Args:
+      found: of `measure`.
+      epsilon: Δ(x) up to which a question counts as displaced.
+      top: questions of the rankings that are compared; all of them where there are fewer.
+    """
+    methods, top = list(found.displacement), min(top, len(found.uids))
+    lines = ["question  right     GWHES  " + "  ".join(f"Δ {name:>10}" for name in methods)]
+    for i in np.argsort(-found.gwhes):
+        changes = "  ".join(f"{found.displacement[name][i]:>12.4f}" for name in methods)
+        lines.append(f"{found.uids[i]:>8}  {found.right[i]:>5.2f}  {found.gwhes[i]:>8.4g}  {changes}")
+    for name in methods:
+        delta = found.displacement[name]
+        overlap = float(diagnostics.ranking_overlap(found.gwhes, delta, top))
+        lines.append(
+            f"{name}: {np.mean(delta <= epsilon):.1%} of {len(delta)} questions displaced (Δ <= {epsilon:g}), "
+            f"mean Δ {delta.mean():.4f}, {overlap:.0%} of the {top} with the highest GWHES among the {top} lowest Δ"
+        )
+    return "\n".join(lines)

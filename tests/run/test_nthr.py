@@ -1,0 +1,46 @@
+"""NTHR in a run."""
+
+import numpy as np
+import pytest
+from runs import Trainer, numbers
+
+from grpojax.host.errors import UserError
+from grpojax.run import recipe as config
+
+# Of one length, so that an update compiles once.
+TWIN = {"aggregate": "token_mean", "ddof": 0, "kl_coef": 1e-4}
+
+
+def train(recipe, directory, variant, *more, devices=1):
+    overrides = [
+        f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
+        "train.steps=3", "rollout.max_tokens=4", *more,
+    ]  # fmt: skip
+    assert Trainer(config.load(recipe, overrides), devices, eos_ids=()).run()
+    lines = [line for line in numbers(directory) if "reward" in line]
+    return [{k: v for k, v in line.items() if not k.startswith("nthr/")} for line in lines], lines
+
+
+def test_with_a_factor_of_one_it_is_grpo(recipe, tmp_path):
+    """To the last bit; with its own factor it is not."""
+    want, _ = train(recipe, tmp_path / "grpo", {"name": "grpo", **TWIN})
+    got, lines = train(recipe, tmp_path / "nthr", {"name": "nthr", "eta": 1.0})
+    assert got == want
+    assert all(line["nthr/mixed_groups"] > 0 for line in lines)
+    own, _ = train(recipe, tmp_path / "own", {"name": "nthr"})
+    assert own[0]["reward"] == want[0]["reward"] and own[0]["grad_norm"] != want[0]["grad_norm"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"self_term": False}, {"select": "random"}, {"select": "all", "eta": 0.0}])
+def test_its_options_train_on_one_device_as_on_eight(recipe, tmp_path, options):
+    one, _ = train(recipe, tmp_path / "one", {"name": "nthr", **options})
+    eight, _ = train(recipe, tmp_path / "eight", {"name": "nthr", **options}, devices=8)
+    for a, b in zip(one, eight, strict=True):
+        for name in ("loss", "grad_norm", "reward"):
+            np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_kl_in_the_reward_is_refused(recipe, tmp_path):
+    with pytest.raises(UserError, match="variant 'nthr'.*kl_in=loss"):
+        train(recipe, tmp_path, {"name": "nthr", "kl_in": "reward", "kl_kind": "k1"})

@@ -1,0 +1,159 @@
+"""The true answer spliced into samples, and its likelihood against transformers'."""
+
+import numpy as np
+import pytest
+import tiny_hf
+from hf_compare import their
+from runs import Trainer, numbers
+
+from grpojax import data
+from grpojax.host.errors import UserError
+from grpojax.models import hf
+from grpojax.run import recipe as config
+from grpojax.run.true_answers import Marker, find_marker, likelihoods, splice
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return hf.load_tokenizer(str(data.locate("builtin:tiny")))
+
+
+@pytest.mark.parametrize(
+    ("text", "marker", "want"),
+    [
+        ("#### 3, no: #### 4", None, Marker(12, 16, 2)),
+        ("## Answer: 3", None, Marker(0, 10, 1)),
+        (r"#### 3 \boxed {4}", None, Marker(7, 15, 2)),
+        (r"\boxed{4} #### 3", r"\boxed{}", Marker(0, 7, 1)),
+        ("it is: 3", "is:", Marker(3, 6, 1)),
+        ("no answer", None, Marker(9, 9, 0)),
+        ("#### 3", "is:", Marker(6, 6, 0)),
+    ],
+)
+def test_the_last_marker(text, marker, want):
+    assert find_marker(text, marker) == want
+
+
+def test_what_is_sampled_stays_up_to_the_marker(tokenizer):
+    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+    ids = encode("5 + 3 = 8\n#### 7, or\n####  9")
+    got = splice(ids, "25", tokenizer)
+    assert (got.markers, got.scored) == (2, 4)  # two blanks, two digits
+    assert tokenizer.decode(got.ids) == "5 + 3 = 8\n#### 7, or\n####  25"
+    assert list(got.ids[: -got.scored - 4]) == ids[: -3 - 4]
+    with_marker = splice(ids, "25", tokenizer, include_marker=True)
+    assert (with_marker.ids, with_marker.scored) == (got.ids, 8)
+    cut = splice(encode("8\n####"), "25", tokenizer)
+    assert tokenizer.decode(cut.ids) == "8\n#### 25" and cut.scored == 3
+    missing = splice(encode("5 + 3"), "25", tokenizer)
+    assert tokenizer.decode(missing.ids) == "5 + 3\n#### 25" and (missing.scored, missing.markers) == (3, 0)
+
+
+def test_a_marker_within_a_token_and_characters_of_several():
+    made = tiny_hf.tokenizer()
+    text = "你好 🙂 The answer to 89 is 12"
+    ids = made.encode(text, add_special_tokens=False)
+    got = splice(ids, "7", made, marker="swer")  # " answer" is one token
+    assert made.decode(got.ids) == "你好 🙂 The answer 7" and list(got.ids[:4]) == ids[:4]
+    box = splice(made.encode(r"It's \boxed{42}", add_special_tokens=False), "7", made)
+    assert made.decode(box.ids) == r"It's \boxed{7" and box.scored == 1
+
+
+def test_likelihoods():
+    """Golden; a mean over the wrong number of tokens would give 0.53."""
+    logps = np.log([[[0.5, 0.2, 0.8, 0.5], [0.9, 0.9, 0.9, 1e-9]]])
+    mask = np.array([[[True, True, True, False]] * 2])
+    np.testing.assert_allclose(likelihoods(logps, mask, "joint"), [[0.08, 0.729]], rtol=1e-6)
+    np.testing.assert_allclose(likelihoods(logps, mask, "per_token"), [[0.43088694, 0.9]], rtol=1e-6)
+    assert likelihoods(logps, mask & False, "joint").tolist() == [[0.0, 0.0]]
+
+
+def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
+    overrides = [f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity"]
+    return Trainer(config.load(recipe, [*overrides, *more]), devices, eos_ids)
+
+
+def late(trainer):
+    """A rollout's likelihoods, what is logged of them, and the samples."""
+    batch, _ = trainer.rollouts.draw(1)().judged()
+    made, logged = trainer.learner._late(trainer.learner.state["policy"].params, batch, batch.total)
+    return made["likelihood"], logged, batch
+
+
+def expected(recipe, batch, tokenizer, **options):
+    """One sample after the other, by transformers."""
+    made = their(recipe.parent)
+    out = np.zeros(batch.total.shape)
+    for p, problem in enumerate(batch.problems):
+        for g in range(out.shape[1]):
+            n = int(batch.rollout.lengths[p, g]) - int(batch.rollout.stopped[p, g])
+            spliced = splice(batch.rollout.tokens[p, g, :n].tolist(), problem.gold, tokenizer, **options)
+            logps = tiny_hf.logps(made, [*problem.ids, *spliced.ids]).numpy()[-spliced.scored :]
+            out[p, g] = np.exp(logps.mean())
+    return out
+
+
+def test_likelihood_is_that_of_transformers(recipe, tmp_path):
+    """Of the spliced text, read as one sequence; half of the samples have no marker."""
+    trainer = trainer_of(recipe, tmp_path / "a", {"name": "gt_likelihood", "groups": "all", "marker": "e"})
+    try:
+        got, logged, batch = late(trainer)
+        want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
+        np.testing.assert_allclose(got, want, rtol=2e-4)
+        texts = [
+            trainer.policy.decode(batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist())
+            for p, g in np.ndindex(got.shape)
+        ]
+        assert logged["ground_truth/missing_marker"] == sum("e" not in t for t in texts) > 0
+        assert logged["ground_truth/repeated_marker"] == sum(t.count("e") > 1 for t in texts)
+        assert logged["ground_truth/scored"] == got.size
+    finally:
+        trainer.close()
+
+
+def test_only_groups_that_fail_ask_for_it(recipe, tmp_path):
+    """On eight devices as on one; the parity of sums of tokens is rewarded."""
+    variant = {"name": "gt_likelihood", "marker": "e", "missing": "zero", "fail_reward": 0.0}
+    results = []
+    for devices in (1, 8):
+        trainer = trainer_of(recipe, tmp_path / str(devices), variant, "rollout.group=2", devices=devices)
+        try:
+            got, _, batch = late(trainer)
+            without = [
+                "e" not in trainer.policy.decode(batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist())
+                for p, g in np.ndindex(got.shape)
+            ]
+        finally:
+            trainer.close()
+        fails = (batch.total == 0).all(1)
+        assert 0 < fails.sum() < len(fails)
+        assert (np.isfinite(got) == fails[:, None]).all()
+        assert ((got == 0) == np.reshape(without, got.shape))[fails].all()
+        results.append(got)
+    np.testing.assert_allclose(*results, rtol=1e-4)
+
+
+def test_it_trains_and_says_what_it_found(recipe, tmp_path):
+    trainer = trainer_of(recipe, tmp_path, {"name": "gt_likelihood", "groups": "all"}, "train.steps=2", eos_ids=())
+    assert trainer.run()
+    lines = [line for line in numbers(tmp_path) if "reward" in line]
+    assert all(line["ground_truth/scored"] == 32 and line["grad_norm"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        ({"train_on": "spliced"}, "train_on=sampled"),
+        ({"marker": " "}, "marker=' '"),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_kind": "k1"}, "kl_in=loss"),
+    ],
+)
+def test_what_is_refused(recipe, tmp_path, variant, said):
+    with pytest.raises(UserError, match=said):
+        trainer_of(recipe, tmp_path, {"name": "gt_likelihood", **variant}).close()
+
+
+def test_no_true_answers(recipe, tmp_path):
+    trainer = trainer_of(recipe, tmp_path, {"name": "gt_likelihood", "groups": "all"}, "data.answer=null")
+    with pytest.raises(UserError, match="set data.answer"):
+        trainer.run()
