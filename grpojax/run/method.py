@@ -16,7 +16,7 @@ from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run.sections import FilterConfig, RolloutConfig, TrainConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = ("displacement_weights", "entropy")
+SUPPLIED = ("critic", "displacement_weights", "entropy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,6 +168,8 @@ def _check(
         ref_logps=tokens,
         entropy=tokens,
         tokens=tokens.astype(np.int32),
+        token_bias=tokens,
+        values=tokens,
     )
     try:  # such as pass@k with k over the group
         jax.eval_shape(variant.advantage, rewards_like, signals)
