@@ -9,6 +9,7 @@ import jax
 import optax
 from flax import nnx
 
+from grpojax import variants
 from grpojax.models import critic as models
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
@@ -32,14 +33,14 @@ class CriticModel:
       compute: how to run it.
       frozen: only the head learns, and the trunk is a role of its own, plain weights.
       at: which state of a token the head reads (`grpojax.models.critic.token_outputs`).
-      loss: ``(outputs, per_token) -> (value, metrics)``, of `grpojax.variants.Critic`; None where nothing learns.
+      loss: that of `grpojax.variants.Critic`; None where nothing learns.
     """
 
     config: DecoderConfig
     compute: Compute
     frozen: bool = False
     at: models.Place = "before"
-    loss: Callable[..., tuple[Scalar, Metrics]] | None = None
+    loss: variants.BiasLoss | variants.ValueLoss | None = None
 
     def networks(self, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
         """What there is of it, by role; raises `UserError` where a weight does not divide over the mesh."""

@@ -1,5 +1,6 @@
 """The critic of a run: where its weights come from, the programs that it runs in, and what is told of it."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from grpojax.programs.state import Network, abstract_state, init_state
 from grpojax.programs.update import make_update
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run.sections import CriticConfig
-from grpojax.types import Tokens
+from grpojax.types import PerPrompt, Samples, Tokens
 
 
 def critic_model(
@@ -32,9 +33,10 @@ def critic_model(
 ) -> CriticModel:
     """The critic of a recipe without its weights; without the variant's ``critic``, one that does not learn."""
     read = policy if config.path is None else hf.read_config(data.locate(config.path))
-    told = {} if critic is None else {"at": critic.at, "loss": critic.loss}
-    trunk = models.trunk_config(read, config.layers)
-    return CriticModel(config=trunk, compute=compute, frozen=config.trunk == "frozen", **told)
+    model = CriticModel(
+        config=models.trunk_config(read, config.layers), compute=compute, frozen=config.trunk == "frozen"
+    )
+    return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
 
 
 class _Programs(NamedTuple):
@@ -114,6 +116,18 @@ class RunCritic:
         """Updates the critic and leaves the policy as it is; the metrics."""
         state[ROLE], metrics = self.policy.programs("critic update", self._alone, state[ROLE], _frozen(state), packed)
         return {f"{ROLE}/{name}": value for name, value in metrics.items()}
+
+    def step_flops(self, prompt_lengths: PerPrompt, lengths: Samples, iterations: int) -> float:
+        """Useful FLOPs of a step: one forward of what is learned from, and updates on it; a frozen trunk has no
+        backward pass.
+
+        Args:
+          prompt_lengths: ``[P]`` tokens.
+          lengths: ``[P, G]`` tokens.
+          iterations: passes over them.
+        """
+        forward = models.forward_flops(self.model.config, prompt_lengths, lengths)
+        return forward * (1 + (1 if self.model.frozen else 3) * iterations)
 
     def told(self, outputs: Tokens, targets: Tokens, live: Tokens) -> dict[str, float]:
         """Metrics of what it said before the updates of a step.

@@ -264,7 +264,7 @@ class Trainer:
             dispatched=dispatched,
             started=started,
             tokens=sampled_tokens,
-            flops=sum(_flops(self.policy, learner, batch, drawn).values()),
+            flops=sum(_flops(self.policy, learner, batch, drawn, warming_up=warming_up).values()),
         )
 
     def _finish(self) -> None:
@@ -353,10 +353,18 @@ def _ready(policy: Policy, state: Any) -> None:
         jax.block_until_ready(state)
 
 
-def _flops(policy: Policy, learner: Learner, batch: Judged, drawn: Sequence[Judged]) -> dict[str, float]:
+def _flops(
+    policy: Policy, learner: Learner, batch: Judged, drawn: Sequence[Judged], *, warming_up: bool
+) -> dict[str, float]:
     sampled = [flops.forward_flops(policy.config, *_lengths(d)) for d in drawn]
     learned = flops.forward_flops(policy.config, *_lengths(batch))
-    return flops.step_flops(sum(sampled), learned, scores=learner.scores_a_step, iterations=learner.train.iterations)
+    scores, iterations = learner.scores_a_step, learner.train.iterations
+    counted = flops.step_flops(sum(sampled), learned, scores=scores, iterations=iterations)
+    if learner.critic is None:
+        return counted
+    if warming_up:
+        counted["update"] = 0.0
+    return counted | {"critic": learner.critic.step_flops(*_lengths(batch), iterations)}
 
 
 def _lengths(judged: Judged) -> tuple[list[int], np.ndarray]:

@@ -22,7 +22,7 @@ from grpojax.programs.policy_update import policy_objective
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
-from grpojax.tools import planner
+from grpojax.tools import plan_report, planner
 from grpojax.tools.hlo import Traffic
 from grpojax.types import PerToken, Prompts, TrainBatch
 
@@ -74,7 +74,7 @@ def test_programs_compile_and_move_what_they_must(topology, mesh):
     done = python(COMPILE, json.dumps([dataclasses.asdict(CONFIG), topology, mesh]))
     assert done.returncode == 0, done.stderr[-3000:]
     reports = {r["name"]: planner.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}
-    assert list(reports) == list(planner.PROGRAMS)
+    assert list(reports) == list(plan_report.PROGRAMS)
     assert not any(r.error for r in reports.values())
 
     c, bfloat16 = CONFIG, 2 / mesh.get("tensor", 1) / GIB
@@ -157,7 +157,7 @@ def test_a_program_that_does_not_fit_is_reported():
     report = planner._compile("update", Refused(message), (), resident=0, at_least=1.0)
     assert "22.69G" in report.error and "15.75G" in report.error and "https" not in report.error
     assert np.isnan(report.total)
-    assert f"update: does not fit: {report.error}" in planner.format_table([report])
+    assert f"update: does not fit: {report.error}" in plan_report.format_table([report])
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         planner._compile("update", Refused("INTERNAL: a bug"), (), resident=0, at_least=1.0)
 
@@ -167,7 +167,7 @@ def test_table_tells_sizes_and_traffic():
         name="rollout", compile_s=12.3, argument=2.0, temp=0.5, output=0.25, alias=0.125, resident=1.0, at_least=1.234,
         collectives={"all-gather": Traffic(3, 0.5, 0.25)}, per_iteration={"all-reduce": Traffic(1, 4 / GIB, 4 / GIB)},
     )  # fmt: skip
-    head, row, *rest = planner.format_table([report]).splitlines()
+    head, row, *rest = plan_report.format_table([report]).splitlines()
     assert head.split()[0] == "program"
     assert row.split() == ["rollout", "12", "2.00", "0.50", "0.25", "0.12", "2.62", "3.62", "1.23"]
     assert rest == [
