@@ -118,6 +118,9 @@ class PerToken:
       sampler_logps: float32, log-probs that the sampler reported.
       displacement_weights: float32, `grpojax.losses.displacement_weights`.
       covariance_mask: bool, tokens that Clip-Cov or KL-Cov picked (`grpojax.losses.covariance_mask`).
+      critic_targets: float32, what a critic learns from (`grpojax.variants.Critic`).
+      critic_outputs: float32, what it said before the updates of the rollout.
+      critic_weights: float32, the aggregation of its loss; None where that is the policy's.
     """
 
     advantages: Array = None
@@ -127,6 +130,9 @@ class PerToken:
     sampler_logps: Array = None
     displacement_weights: Array = None
     covariance_mask: Array = None
+    critic_targets: Array = None
+    critic_outputs: Array = None
+    critic_weights: Array = None
 
 
 @pytree

@@ -52,12 +52,11 @@ def ragged_batch(rng, p=3, g=5, length=7, most=11, vocab=53, pad=0):
     )  # fmt: skip
 
 
-def plain_scores(graph, params, sequences, temperature=1.0):
+def plain_states(model, sequences):
     """The oracle: whole sequences ``[n, N]``, full causal attention, loops over layers and heads; no group, no rows.
 
-    Returns log-prob and entropy of position t + 1 at index t. Right padding cannot reach back through a causal mask.
+    Normed hidden states ``[n, N, D]``. Right padding cannot reach back through a causal mask.
     """
-    model = nnx.merge(graph, params)
     c = model.config
     n = sequences.shape[1]
     x = model.embed[...][sequences]
@@ -105,23 +104,34 @@ def plain_scores(graph, params, sequences, temperature=1.0):
         x = x + linear(jnp.concatenate(heads, -1), "o")
         h = norm(x, w["mlp_norm"])
         x = x + linear(jax.nn.silu(linear(h, "gate")) * linear(h, "up"), "down")
-    logps = jax.nn.log_softmax(norm(x, model.norm[...]) @ model.unembed.T / temperature, -1)[:, :-1]
+    return norm(x, model.norm[...])
+
+
+def plain_scores(graph, params, sequences, temperature=1.0):
+    """Log-prob and entropy of position t + 1 at index t."""
+    model = nnx.merge(graph, params)
+    logps = jax.nn.log_softmax(plain_states(model, sequences) @ model.unembed.T / temperature, -1)[:, :-1]
     return jnp.take_along_axis(logps, sequences[:, 1:, None], -1)[..., 0], -(jnp.exp(logps) * logps).sum(-1)
 
 
 def plain_batch(graph, params, batch, temperature=1.0):
     """The oracle's log-probs and entropies of the completions, ``[P, G, T]``, 0 on padding."""
-    p, g, most = batch.tokens.shape
-    length = batch.prompts.tokens.shape[1]
-    sequences = np.zeros((p, g, length + most), np.int32)
-    for i, n in enumerate(batch.prompts.lengths):
-        sequences[i, :, :n] = batch.prompts.tokens[i, :n]
-        sequences[i, :, n : n + most] = batch.tokens[i]
+    (p, g, most), sequences = batch.tokens.shape, whole_sequences(batch)
     out = plain_scores(graph, params, sequences.reshape(p * g, -1), temperature)
     at = (batch.prompts.lengths - 1)[:, None, None] + np.arange(most)
     mask = np.arange(most) < batch.lengths[..., None]
     at = np.broadcast_to(at, batch.tokens.shape)
     return tuple(jnp.where(mask, jnp.take_along_axis(x.reshape(p, g, -1), at, -1), 0.0) for x in out)
+
+
+def whole_sequences(batch):
+    """Each prompt with each of its completions behind it, ``[P, G, L + T]``."""
+    (p, g, most), length = batch.tokens.shape, batch.prompts.tokens.shape[1]
+    sequences = np.zeros((p, g, length + most), np.int32)
+    for i, n in enumerate(batch.prompts.lengths):
+        sequences[i, :, :n] = batch.prompts.tokens[i, :n]
+        sequences[i, :, n : n + most] = batch.tokens[i]
+    return sequences
 
 
 def with_tokens(batch, **fields):

@@ -1,7 +1,5 @@
 """A bias for each token that a critic learns: the first of the experiments in `grpojax.variants`."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
@@ -54,15 +52,9 @@ def add_token_bias(*, bound: float | None = None, center: bool = False) -> Trans
 
 
 def token_bias_loss(
-    bias: Tokens,
-    advantages: Array,
-    mask: Tokens,
-    *,
-    bound: float | None = None,
-    l2: float = 0.0,
-    normalise: Literal["sum", "mean"] = "sum",
+    bias: Array, advantages: Array, weights: Array, *, bound: float | None = None, l2: float = 0.0
 ) -> Scalar:
-    """The critic's loss: ``-Σ A b + l2 Σ b²``, differentiated by ``bias [P, G, T]``; ``advantages`` are constant.
+    """The critic's loss: ``Σ w (l2 b² - A b)``, differentiated by ``bias``; ``advantages`` are constant.
 
     It *raises* the correlation of bias and advantage. It is linear in ``bias`` without ``l2`` and so unbounded below;
     with it the best bias is ``A / (2 l2)``.
@@ -70,22 +62,20 @@ def token_bias_loss(
     The first of the experiments in `grpojax.variants`. Returns ``[]`` float32.
 
     Args:
-      bias: ``[P, G, T]`` the critic's output.
-      advantages: ``[P, G]`` or ``[P, G, T]``.
-      mask: ``[P, G, T]`` bool.
+      bias: ``[...]`` the critic's output.
+      advantages: ``[...]``, or without its last axis, one a sample.
+      weights: ``[...]``, 0 on padding: a mask for the plain sum over tokens, or `grpojax.losses.loss_weights`.
       bound: as in `add_token_bias`; None for none.
       l2: the penalty's weight.
-      normalise: the sum over all tokens, or their mean.
 
     Example:
       >>> bias = jnp.array([[[0.2, -0.1, 0.4]]])
       >>> round(float(token_bias_loss(bias, jnp.array([[1.5]]), bias != 0)), 4)
       -0.75
     """
-    if normalise not in ("sum", "mean"):
-        raise ValueError(f"token_bias_loss(normalise={normalise!r}): must be 'sum' or 'mean'")
+    weights = jnp.asarray(weights, jnp.float32)
+    mask = weights > 0
     advantages = jax.lax.stop_gradient(jnp.asarray(advantages, jnp.float32))
     advantages = advantages if advantages.ndim == jnp.ndim(bias) else advantages[..., None]
     bias = bounded_bias(jnp.where(mask, bias, 0.0), bound)
-    reduce = masked.total if normalise == "sum" else masked.mean
-    return reduce(l2 * jnp.square(bias) - jnp.where(mask, advantages, 0.0) * bias, mask)
+    return (weights * (l2 * jnp.square(bias) - jnp.where(mask, advantages, 0.0) * bias)).sum()

@@ -142,10 +142,13 @@ def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute
     return rms_norm(last, model.norm[...], c.norm_eps), kv
 
 
-def predicting_states(model: Decoder, rows: Rows, compute: Compute) -> Array:
-    """Normed hidden states ``[B, R, S, D]`` from which each completion token is predicted.
+def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["before", "after"] = "before") -> Array:
+    """Normed hidden states ``[B, R, S, D]`` of each completion token.
 
-    Of a completion's first token that is the state of the prompt's last token, of the others the one before.
+    Args:
+      model, rows, compute: as in `score`.
+      at: "before", the state from which the token is predicted: of a completion's first token that of the prompt's last
+        one, of the others that of the token before. "after", the state that has read the token itself.
     """
     c, mesh = model.config, compute.mesh
     attend = att.pick(compute.attention, dtype=compute.dtype, mesh=mesh, platform=compute.platform)
@@ -178,6 +181,8 @@ def predicting_states(model: Decoder, rows: Rows, compute: Compute) -> Array:
 
     x, _ = scan_layers(model, body, x, remat=compute.remat)
     xp, xc = part(x)
+    if at == "after":
+        return rms_norm(xc, model.norm[...], c.norm_eps)
     last = jnp.take_along_axis(xp, (length - 1)[..., None, None], axis=2)[:, :, 0]
     first = att.of_rows(last, rows.row_prompt)[:, :, None]
     before = jnp.pad(xc[:, :, :-1], ((0, 0), (0, 0), (1, 0), (0, 0)))
@@ -208,7 +213,7 @@ def score(
     if not temperature > 0:
         raise ValueError(f"temperature {temperature}: a log-probability needs a temperature over 0")
     model = nnx.merge(graph, params)
-    states = predicting_states(model, rows, compute)
+    states = token_states(model, rows, compute)
     b, r, s, d = states.shape
     logps, entropies = token_scores(
         states.reshape(b, r * s, d),

@@ -92,7 +92,7 @@ def make_influence(
         head = model.unembed
 
         def states(part: Rows) -> tuple[Array, Array]:
-            hidden = dec.predicting_states(model, part, compute)
+            hidden = dec.token_states(model, part, compute)
             hidden = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
             sums = log_normalisers(
                 hidden, head, inverse_temperature=1.0 / temperature, chunk=compute.vocab_chunk, mesh=compute.mesh

@@ -15,9 +15,9 @@ from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
 from grpojax.run import true_answers
 from grpojax.run.influence import Influences
+from grpojax.run.judged import Judged
 from grpojax.run.method import Method
 from grpojax.run.regroup import regroup
-from grpojax.run.rollouts import Judged
 from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerPrompt, Samples
 

@@ -15,16 +15,19 @@ import optax
 
 from grpojax import data, masked
 from grpojax import losses as L
-from grpojax.advantages import Signals
+from grpojax.advantages import Signals, Transform
 from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
 from grpojax.programs import lanes, packing, policy_update
+from grpojax.programs.critic_update import ROLE as CRITIC
+from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
-from grpojax.programs.update import make_update
+from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.run.critic import RunCritic
 from grpojax.run.judged import Judged, Sampled
 from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
@@ -59,6 +62,13 @@ class Minibatch:
         self.packed = dataclasses.replace(self.packed, per_token=per_token)
 
 
+class Weighed(NamedTuple):
+    """What `Learner.weigh` tells: advantages ``[P, G, T]``, and metrics of the critic where there is one."""
+
+    advantages: Tokens
+    metrics: dict[str, float]
+
+
 class _Programs(NamedTuple):
     """The optimiser, and what is jitted of a step."""
 
@@ -78,6 +88,7 @@ def _programs(
     updates: int,
     temperature: float,
     entropy: bool,
+    critic: tuple[CriticModel, optax.GradientTransformation] | None = None,
 ) -> _Programs:
     rule = make_optimizer(optimizer, updates)
     loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
@@ -86,7 +97,11 @@ def _programs(
     if entropy:
         score_self = policy_update.make_score(graph, compute, temperature=temperature, entropy=True)
     pick = policy_update.make_covariance_mask(objective)
-    return _Programs(rule, make_update(loss, rule, compute.mesh), score, score_self, pick)
+    if critic is None:
+        return _Programs(rule, make_update(loss, rule, compute.mesh), score, score_self, pick)
+    model, own_rule = critic
+    both = {"policy": Learns(loss=loss, optimizer=rule), CRITIC: model.learns(own_rule)}
+    return _Programs(rule, make_joint_update(both, compute.mesh), score, score_self, pick)
 
 
 class Learner:
@@ -99,10 +114,11 @@ class Learner:
       optimizer: the policy's.
       temperature: the one that samples are drawn at.
       max_tokens, max_prompt_tokens: longest completion and prompt.
+      critic: of a variant that has one.
 
     Attributes:
-      state: by role. ``policy`` is a `grpojax.types.TrainState`, ``reference`` plain weights.
-      late_metrics: what is to be logged of the signals that the last step's rewards were needed for.
+      state: by role. ``policy`` and ``critic`` are a `grpojax.types.TrainState`, ``reference`` and ``critic_trunk``
+        plain weights.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
     """
 
@@ -116,15 +132,17 @@ class Learner:
         temperature: float,
         max_tokens: int,
         max_prompt_tokens: int,
+        critic: RunCritic | None = None,
     ):
-        self.policy, self.method, self.train = policy, method, train
+        self.policy, self.method, self.train, self.critic = policy, method, train, critic
         self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
-        self.late_metrics: dict[str, float] = {}
-        made = _programs(
-            policy.graph, objective, policy.compute, optimizer, train.updates, temperature, self._needs_entropy
-        )
+        warmup = 0 if critic is None else critic.config.warmup_steps
+        updates = (train.steps - warmup) * train.updates_a_rollout
+        beside = None if critic is None else (critic.model, critic.optimizer)
+        entropy = self._needs_entropy
+        made = _programs(policy.graph, objective, policy.compute, optimizer, updates, temperature, entropy, beside)
         self.optimizer, self.train_step, self._score, self._score_self, self._pick = made
         self._late = Late(policy, method, train, self._score, temperature=temperature, longest_prompt=max_prompt_tokens)
         # The ratio leaves 1, so that it is taken against log-probs from before the first update.
@@ -146,6 +164,8 @@ class Learner:
         networks = {"policy": network}
         if self.train.reference_every:
             networks["reference"] = Network(params=network.params)
+        if self.critic is not None:
+            networks |= self.critic.networks()
         return abstract_state(networks, self.policy.mesh)
 
     def start(self, restored: Mapping[str, Any] | None) -> None:
@@ -153,14 +173,17 @@ class Learner:
         params, self.policy.params = self.policy.params, None
         if self.objective.needs_reference and "reference" not in (restored or {}):
             self.state["reference"] = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params)
+        if self.critic is not None:
+            self.state |= self.critic.start(params, restored=restored is not None)
         if restored is None:
             self.state["policy"] = init_state(params, self.optimizer, self.policy.mesh)
         else:
             self.state |= restored
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint has of the state: a reference that never changes is read from the model again."""
-        return {role: x for role, x in self.state.items() if role != "reference" or self.train.reference_every}
+        """What a checkpoint has of the state: what never changes is read from the model again."""
+        kept = {"reference"} if self.train.reference_every else set()
+        return {role: x for role, x in self.state.items() if role not in {"reference", TRUNK} - kept}
 
     def prepare(self, sampled: Sampled) -> list[Minibatch]:
         """Lays the samples out in rows, update by update, and puts them on the devices."""
@@ -205,14 +228,20 @@ class Learner:
                 signals["behavior_logps"] = _whole(minis, [s.logps for s in own])
             if self._needs_entropy:
                 signals["entropy"] = _whole(minis, [s.entropy for s in own])
+        if self.critic is not None:
+            said = [self.critic.outputs(self.state, m.packed) for m in minis]
+            if self.critic.critic.loss.needs_outputs:
+                for mini, outputs in zip(minis, said, strict=True):
+                    mini.set(critic_outputs=outputs)
+            signals[self.critic.critic.signal] = _whole(minis, said)
         if jax.default_backend() == "cpu":
             jax.block_until_ready([m.packed for m in minis])
         return signals
 
     def weigh(
         self, minis: Sequence[Minibatch], batch: Judged, dropped: np.ndarray, signals: Mapping[str, Tokens]
-    ) -> Tokens:
-        """Advantages ``[P, G, T]``, which it returns, and the weights of every token, into the rows.
+    ) -> Weighed:
+        """Advantages, which it returns, the weights of every token, and what a critic learns from, into the rows.
 
         Args:
           minis: scored.
@@ -226,25 +255,37 @@ class Learner:
         cut = ~batch.rollout.stopped & (self.train.truncated != "train")
         if self.train.truncated == "drop":
             counted = np.where(cut, np.nan, counted)
-        late, self.late_metrics = self._late(self.state["policy"].params, batch, counted)
+        late, told = self._late(self.state["policy"].params, batch, counted)
         advantages = _advantages(self.method, batch, counted, mask, {**signals, **late})
         live = mask & (np.isfinite(counted) & ~cut)[..., None]
+        targets = None
+        if self.critic is not None:
+            rule = self.critic.critic
+            targets = _advantages(self.method, batch, counted, mask, signals, rule.targets)
+            told |= self.critic.told(signals[rule.signal], targets, live & ~dropped[:, None, None])
         for mini in minis:
             mine, counts = advantages[mini.places], live[mini.places]
             host = {"advantages": mine, "weights": _weights(self.objective, counts, dropped[mini.places])}
             if self.objective.needs_displacement_weights:
                 host["displacement_weights"] = L.displacement_weights(mine, counts)
+            if targets is not None:
+                host["critic_targets"] = targets[mini.places]
+            if self.critic is not None and self.critic.critic.loss.own_weights:
+                host["critic_weights"] = np.asarray(L.loss_weights(counts, "token_mean"))
             mini.live = bool(counts.any())
             mini.add(self.policy, host)
-        return advantages
+        return Weighed(advantages, told)
 
-    def update(self, minis: Sequence[Minibatch], key: Any, ready: Callable[[Any], None]) -> list[dict[str, Any]]:
+    def update(
+        self, minis: Sequence[Minibatch], key: Any, ready: Callable[[Any], None], *, warming_up: bool = False
+    ) -> list[dict[str, Any]]:
         """Dispatches the updates, and returns the metrics that the device owes; a minibatch without weights has none.
 
         Args:
           minis: scored and weighed.
           key: of what is drawn for this step's losses.
           ready: called with the state after each update.
+          warming_up: only the critic learns.
         """
         adaptive = self.objective.entropy_target is not None
         frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
@@ -253,16 +294,24 @@ class Learner:
             mini = minis[n % len(minis)]
             if not mini.live:
                 continue
+            if warming_up:
+                assert self.critic is not None
+                owed.append(self.critic.update_alone(self.state, mini.packed))
+                ready(self.state)
+                continue
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update
                 logps = self.policy.programs("score", self._score, self.state["policy"].params, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
                 places = place_rows(mini.layout.index, self.policy.mesh)
                 mini.set(covariance_mask=self._pick(jax.random.fold_in(key, n), logps, mini.packed, places))
-            self.state["policy"], metrics = self.policy.programs(
-                "update", self.train_step, self.state["policy"], frozen, mini.packed
-            )
-            owed.append(metrics)
-            ready(self.state["policy"])
+            if self.critic is not None:
+                owed.append(self.critic.update(self.state, self.train_step, frozen, mini.packed))
+            else:
+                self.state["policy"], metrics = self.policy.programs(
+                    "update", self.train_step, self.state["policy"], frozen, mini.packed
+                )
+                owed.append(metrics)
+            ready(self.state)
         return owed
 
     def end_step(self, number: int) -> None:
@@ -292,8 +341,15 @@ def _whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
     return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
 
 
-def _advantages(method: Method, batch: Judged, counted: Samples, mask: Tokens, signals: Mapping[str, Tokens]) -> Tokens:
-    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count."""
+def _advantages(
+    method: Method,
+    batch: Judged,
+    counted: Samples,
+    mask: Tokens,
+    signals: Mapping[str, Tokens],
+    rule: Transform | None = None,
+) -> Tokens:
+    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count, by the variant or ``rule``."""
     known = {
         "outcome": batch.by_name[method.deciding],
         "lengths": batch.rollout.lengths,
@@ -302,7 +358,8 @@ def _advantages(method: Method, batch: Judged, counted: Samples, mask: Tokens, s
         "tokens": batch.rollout.tokens,
     }
     try:
-        return np.asarray(method.variant.advantage(counted, Signals(**{**known, **batch.signals, **signals})))
+        given = Signals(**{**known, **batch.signals, **signals})
+        return np.asarray((rule or method.variant.advantage)(counted, given))
     except ValueError as e:
         raise UserError(f"variant {method.variant.name!r}: {e}") from e
 

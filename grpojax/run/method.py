@@ -17,6 +17,7 @@ from grpojax.run.sections import FilterConfig, PlanConfig, RetireConfig, Rollout
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
 SUPPLIED = (
+    "critic",
     "culling",
     "displacement_weights",
     "entropy",
@@ -174,8 +175,8 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> PlanConfig | Non
         return None
     if variant.objective.count_empty and variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant"):
         raise UserError(
-            f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; leave it "
-            "out"
+            f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; leave "
+            "it out"
         )
     given = rollout.plan or PlanConfig()
     group = rollout.group
@@ -242,6 +243,8 @@ def _check(
         influence=tokens,
         influence_means=rewards_like,
         draws=tokens,
+        token_bias=tokens,
+        values=tokens,
     )
     try:  # such as pass@k with k over the group
         jax.eval_shape(variant.advantage, rewards_like, signals)

@@ -16,7 +16,7 @@ from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import method
-from grpojax.run.sections import FilterConfig, RolloutConfig, RunConfig, TrainConfig
+from grpojax.run.sections import CriticConfig, FilterConfig, RolloutConfig, RunConfig, TrainConfig
 
 # Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
 EXECUTION = (
@@ -51,6 +51,7 @@ class Config:
     run: RunConfig
     variant: str | dict[str, Any] = "grpo"
     filter: FilterConfig | Literal["auto", "none"] = "auto"  # "auto" is the variant's own, if it has one
+    critic: CriticConfig | None = None  # of a variant that has one; None is its default
     evaluate: EvaluateConfig = EvaluateConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -63,6 +64,23 @@ class Config:
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
             )
 
+        self._check_critic()
+
+    def _check_critic(self) -> None:
+        """Raises `UserError` where the critic's section says nothing, or leaves nothing to the policy."""
+        if self.critic is not None and self.method.variant.critic is None:
+            raise UserError(f"critic: variant {self.method.variant.name!r} has no critic; leave the section out")
+        if self.critic is not None and self.critic.warmup_steps >= self.train.steps:
+            raise UserError(
+                f"critic.warmup_steps={self.critic.warmup_steps} of train.steps={self.train.steps}: the policy would "
+                "never learn"
+            )
+
+    @property
+    def own_critic(self) -> CriticConfig | None:
+        """The critic's section, or its default where the variant has a critic; None without."""
+        return None if self.method.variant.critic is None else self.critic or CriticConfig()
+
     @functools.cached_property
     def method(self) -> method.Method:
         """Variant, rewards and filter, resolved."""
@@ -71,15 +89,18 @@ class Config:
     def resolved(self) -> dict[str, Any]:
         """The recipe as plain data, in which what can be written in two ways is written in one."""
         name = {"name": self.variant} if isinstance(self.variant, str) else self.variant
-        return settings.to_dict(dataclasses.replace(self, variant=name, rewards=self.method.rewards))
+        same = dataclasses.replace(self, variant=name, rewards=self.method.rewards, critic=self.own_critic)
+        return settings.to_dict(same)
 
     def may_differ(self, name: str) -> bool:
         """Whether a run may be resumed with another value of the setting with this dotted name.
 
         That is so of settings that change only how a step is executed, and of the number of steps as long as the
-        learning rate does not depend on it.
+        learning rates do not depend on it.
         """
-        return name.startswith(EXECUTION) or (name == "train.steps" and self.optimizer.schedule == "constant")
+        rules = [self.optimizer] if self.own_critic is None else [self.optimizer, self.own_critic.optimizer]
+        constant = all(rule.schedule == "constant" for rule in rules)
+        return name.startswith(EXECUTION) or (name == "train.steps" and constant)
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:

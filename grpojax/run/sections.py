@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from grpojax.host.errors import UserError, require
+from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.programs.sampler import SamplerConfig
 
 
@@ -156,6 +157,44 @@ class TrainConfig:
     def updates(self) -> int:
         """Optimiser updates in the whole run."""
         return self.steps * self.updates_a_rollout
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticOptimizer(OptimizerConfig):
+    """`OptimizerConfig` with another default: a head that starts at 0 has farther to go than a policy."""
+
+    learning_rate: float = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """The critic of a variant that has one. It runs as the policy does (``model.dtype``, ``model.remat``).
+
+    Attributes:
+      path: the folder that its trunk starts from, with the policy's tokenizer and, if it was exported by
+        ``grpojax export``, its head; None for the policy's own weights at the start of the run.
+      layers: a trunk with random weights and so many layers of the policy's shape, in place of either; None for none.
+      seed: of the random weights.
+      trunk: "trained" with the head, or "frozen": its weights stay as they are, and the head alone learns.
+      optimizer: its own.
+      warmup_steps: steps at the start in which the critic alone learns.
+    """
+
+    path: str | None = None
+    layers: int | None = None
+    seed: int = 0
+    trunk: Literal["trained", "frozen"] = "trained"
+    optimizer: CriticOptimizer = CriticOptimizer()
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        require(self, layers="[1, inf)", seed="[0, 2147483647]", warmup_steps="[0, inf)")
+        if self.path is not None and self.layers is not None:
+            raise UserError(f"path={self.path!r} with layers={self.layers}: a trunk is read or random; leave one out")
+        if self.layers is None and self.seed:
+            raise UserError(f"seed={self.seed}: is of random weights, and goes with layers")
+        if self.layers is not None and self.trunk == "frozen":
+            raise UserError(f"trunk='frozen' with layers={self.layers}: random weights must learn; leave one out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,8 @@ FIRST = {
     "sampler_ratio": "sampling/ratio_mean",
     "sampler_ratio_square": "sampling/effective_sample_size",
 }
+# Of each network that an update changes: 1 where its gradient was not finite, and it stayed as it was.
+SKIPPED = ("skipped", "critic/skipped")
 BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
@@ -148,11 +150,21 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             values[FIRST[name]] = _value([first])
         elif isinstance(first, Mean | Max):
             values[MEANS.get(name, name)] = _value(each)
-        elif name != "skipped":
+        elif name not in SKIPPED:
             values[name] = float(np.mean(each))
     if BOUNDS[0] in values:
         values["clip_ratio/region_mean"] = sum(values.get(name, 0.0) for name in BOUNDS)
     return values
+
+
+def skipped(update: Mapping[str, Any]) -> float:
+    """1 for an update that left a network as it was, since its gradient was not finite; 0 for others.
+
+    Example:
+      >>> skipped({"skipped": 0.0, "critic/skipped": 1.0})
+      1.0
+    """
+    return float(max(update.get(name, 0.0) for name in SKIPPED))
 
 
 def _value(each: Sequence[Any]) -> float:

@@ -24,6 +24,7 @@ from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import step_metrics
+from grpojax.run.critic import RunCritic
 from grpojax.run.held_out import HeldOut
 from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
@@ -94,10 +95,18 @@ class Trainer:
             log.info("%s", line)
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
         _check_positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
+        self.critic = self._critic()
         self.session.claim(held, {"train": self.problems.fingerprint, "eval": self.held_out.fingerprint})
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1:
             log.info("%s", twin)
+
+    def _critic(self) -> RunCritic | None:
+        config, own = self.config, self.config.method.variant.critic
+        if own is None or config.own_critic is None:
+            return None
+        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+        return RunCritic(self.policy, config.own_critic, own, updates=config.train.updates, longest=longest)
 
     def _open(self, held: contextlib.ExitStack) -> None:
         """The run's state, new or restored."""
@@ -111,6 +120,7 @@ class Trainer:
             temperature=config.rollout.temperature,
             max_tokens=config.rollout.max_tokens,
             max_prompt_tokens=config.data.max_prompt_tokens,
+            critic=self.critic,
         )
         self.meta: dict[str, Any] = {"step": 0, "rollouts": 0, "num_tokens": 0, "skipped": 0}
         restored = self.session.restore(self.learner.abstract())
@@ -222,12 +232,12 @@ class Trainer:
         scored_at = time.perf_counter()
         batch, drawn = sampled.judged()
         rewarded = time.perf_counter()
-        advantages = learner.weigh(minis, batch, sampled.dropped, signals)
+        advantages, told = learner.weigh(minis, batch, sampled.dropped, signals)
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
         self.meta["num_tokens"] += prompt_tokens + sampled_tokens
         known = step_metrics.of_rollouts(sampled, batch, drawn, self.config.method) | {
-            **learner.late_metrics,
+            **told,
             "num_tokens": float(self.meta["num_tokens"]),
             "useful_token_fraction": float(np.mean([m.layout.useful for m in minis])),
             "time/rollout_s": rolled - started,
@@ -237,10 +247,14 @@ class Trainer:
         # From here to the end of the step nothing waits for the device.
         dispatched = time.perf_counter()
         key = jax.random.fold_in(jax.random.key(self.config.train.seed), number)
-        owed = learner.update(minis, key, functools.partial(_ready, self.policy))
+        warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
+        owed = learner.update(minis, key, functools.partial(_ready, self.policy), warming_up=warming_up)
         learner.end_step(number)
         if self.metrics.wants_samples(number):
             rows = sample_rows(batch, advantages, self.policy.decode, self.held_out.evaluator.answer)
+            if self.critic is not None:
+                said = signals[self.critic.critic.signal]
+                self.critic.annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
             self.metrics.write_samples(number, rows)
         if self.on_step is not None:
             self.on_step(sampled.problems, sampled.rollout)
@@ -251,7 +265,7 @@ class Trainer:
             dispatched=dispatched,
             started=started,
             tokens=sampled_tokens,
-            flops=sum(_flops(self.policy, learner, batch, drawn).values()),
+            flops=sum(_flops(self.policy, learner, batch, drawn, warming_up=warming_up).values()),
         )
 
     def _finish(self) -> None:
@@ -264,8 +278,8 @@ class Trainer:
         train, number = self.config.train, pending.number
         values = pending.known | step_metrics.of_updates(owed)
         for m in owed:
-            self.meta["skipped"] = self.meta["skipped"] + 1 if m["skipped"] else 0
-        values["skipped_updates"] = float(sum(m["skipped"] for m in owed))
+            self.meta["skipped"] = self.meta["skipped"] + 1 if step_metrics.skipped(m) else 0
+        values["skipped_updates"] = float(sum(step_metrics.skipped(m) for m in owed))
         values["empty_updates"] = float(train.updates_a_rollout - len(owed))
         if self.learner.objective.entropy_target is not None:
             values["entropy_coef"] = self.learner.entropy_coefs["applied"]
@@ -340,10 +354,18 @@ def _ready(policy: Policy, state: Any) -> None:
         jax.block_until_ready(state)
 
 
-def _flops(policy: Policy, learner: Learner, batch: Judged, drawn: Sequence[Judged]) -> dict[str, float]:
+def _flops(
+    policy: Policy, learner: Learner, batch: Judged, drawn: Sequence[Judged], *, warming_up: bool
+) -> dict[str, float]:
     sampled = [flops.forward_flops(policy.config, [len(p.ids) for p in d.problems], d.all_lengths) for d in drawn]
     learned = flops.forward_flops(policy.config, *_lengths(batch))
-    return flops.step_flops(sum(sampled), learned, scores=learner.scores_a_step, iterations=learner.train.iterations)
+    scores, iterations = learner.scores_a_step, learner.train.iterations
+    counted = flops.step_flops(sum(sampled), learned, scores=scores, iterations=iterations)
+    if learner.critic is None:
+        return counted
+    if warming_up:
+        counted["update"] = 0.0
+    return counted | {"critic": learner.critic.step_flops(*_lengths(batch), iterations)}
 
 
 def _lengths(judged: Judged) -> tuple[list[int], np.ndarray]:

@@ -21,6 +21,8 @@ SAID = {
     "entropy_falling": ("the entropy falls fast", _MORE),
     "not_finite": ("the entropy is not a finite number", "lower optimizer.learning_rate"),
 }
+# Of a token critic's mean |b|: over 1 it is larger than the advantages' own deviation, and it has doubled in a window.
+BIAS, BIAS_LARGE, BIAS_GROWS = "critic/bias_abs", 1.0, 2.0
 
 
 class Watch:
@@ -34,6 +36,7 @@ class Watch:
     def __init__(self, directory: Path, limits: diagnostics.CollapseLimits = diagnostics.CollapseLimits()):  # noqa: B008
         self._directory, self._limits = directory, limits
         self._entropy: deque[float] = deque(maxlen=limits.window)
+        self._bias: deque[float] = deque(maxlen=limits.window)
         self._rung: set[str] = set()
         self._number = 0
 
@@ -42,9 +45,34 @@ class Watch:
         if "entropy" in values:  # else no update was taken
             self._number = number
             self._entropy.append(values["entropy"])
+        if BIAS in values:
+            self._bias.append(values[BIAS])
+            self._number = number
 
     def look(self) -> list[str]:
         """The names of the alarms that ring for the first time. A small computation: for when the device is idle."""
+        return self._look_at_entropy() + self._look_at_bias()
+
+    def _look_at_bias(self) -> list[str]:
+        bias = self._bias
+        if len(bias) < self._limits.window or "bias_growing" in self._rung:
+            return []
+        if not (bias[-1] > BIAS_LARGE and bias[-1] == max(bias) and bias[-1] >= BIAS_GROWS * bias[0]):
+            return []
+        self._rung.add("bias_growing")
+        log.warning(
+            "step %d: the critic's bias grows without bound: %.3g a token on average, %.3g %d steps before, more than "
+            "the advantages; set variant.bound or variant.l2, lower critic.optimizer.learning_rate, or look at the "
+            "samples: grpojax show %s --critic",
+            self._number,
+            bias[-1],
+            bias[0],
+            len(bias) - 1,
+            self._directory,
+        )
+        return ["bias_growing"]
+
+    def _look_at_entropy(self) -> list[str]:
         if len(self._entropy) < self._limits.window:
             return []
         alarm = diagnostics.collapse_alarm(np.asarray(self._entropy, np.float32), limits=self._limits)

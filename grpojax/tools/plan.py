@@ -21,8 +21,8 @@ def run(args: argparse.Namespace) -> int:
 
     from grpojax import data
     from grpojax.models import compute_of, hf
-    from grpojax.run import recipe
-    from grpojax.tools import planner
+    from grpojax.run import critic, recipe
+    from grpojax.tools import plan_report, planner
 
     config = recipe.load(args.config, args.overrides)
     model = hf.read_config(data.locate(config.model.path))
@@ -30,6 +30,11 @@ def run(args: argparse.Namespace) -> int:
         if args.layers < 1:
             raise UserError(f"--layers {args.layers}: must be at least 1")
         model = dataclasses.replace(model, num_layers=args.layers)
+    compute, own, learned = compute_of(config.model, platform="tpu"), config.own_critic, config.method.variant.critic
+    planned = None
+    if own is not None and learned is not None:
+        described = critic.critic_model(own, model, compute, learned)
+        planned = planner.PlannedCritic(described, own.optimizer, own.warmup_steps > 0)
     reports = planner.plan(
         model,
         prompts=config.rollout.prompts,
@@ -37,11 +42,12 @@ def run(args: argparse.Namespace) -> int:
         sampling=config.rollout,
         topology=args.topology,
         mesh=config.mesh,
-        compute=compute_of(config.model, platform="tpu"),
+        compute=compute,
         objective=config.method.variant.objective,
         optimizer=config.optimizer,
         minibatches=config.train.minibatches,
         microbatches=config.train.microbatches,
+        critic=planned,
     )
-    print(planner.format_table(reports))
+    print(plan_report.format_table(reports))
     return 0

@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,57 +21,29 @@ from jax.sharding import Mesh, NamedSharding
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, flops, sharding
+from grpojax.models import critic as models
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import shardings
 from grpojax.programs import lanes, packing, policy_update
+from grpojax.programs.critic_update import ROLE as CRITIC
+from grpojax.programs.critic_update import TRUNK, CriticModel, make_critic_score
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.programs.state import abstract_state, decoder_network, make_reshard
-from grpojax.programs.update import make_update
-from grpojax.tools.hlo import Traffic, collectives
+from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.tools.hlo import collectives
+from grpojax.tools.plan_report import ProgramReport
 from grpojax.types import PerToken, Prompts, TrainBatch
-
-PROGRAMS = ("update", "score", "rollout", "reshard")
 
 _GIB = 2**30
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgramReport:
-    """What one compiled program needs; sizes are GiB on each chip.
+class PlannedCritic(NamedTuple):
+    """The critic of a run: what it is, what it learns with, and whether it learns alone at first."""
 
-    Attributes:
-      name: one of `PROGRAMS`.
-      compile_s: seconds that tracing and compiling took here.
-      error: why the compiler refused it, such as too little memory; then all that follows is empty or NaN.
-      argument: its inputs (weights, optimiser state, batch).
-      temp: what it allocates while it runs.
-      output: its results.
-      alias: the part of its results that is written over donated inputs.
-      resident: what else of the run lies on the chip meanwhile (optimiser state, reference).
-      collectives: of one run, by kind; a loop's count as often as it iterates.
-      at_least: seconds that its useful FLOPs, or the bytes that it must read, take at the chip's data-sheet rates;
-        the real program takes longer. NaN for a chip that is not known.
-      per_iteration: of one iteration of a loop whose length depends on the data, by kind: in "rollout", of the
-        decoding of one token.
-    """
-
-    name: str
-    compile_s: float
-    error: str = ""
-    argument: float = math.nan
-    temp: float = math.nan
-    output: float = math.nan
-    alias: float = math.nan
-    resident: float = math.nan
-    at_least: float = math.nan
-    collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
-    per_iteration: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
-
-    @property
-    def total(self) -> float:
-        """GiB that the program itself needs on each chip."""
-        return self.argument + self.temp + self.output - self.alias
+    model: CriticModel
+    optimizer: OptimizerConfig
+    warms_up: bool = False
 
 
 def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
@@ -100,7 +72,8 @@ def plan(
     optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
     minibatches: int = 1,
     microbatches: int = 1,
-    programs: Sequence[str] = PROGRAMS,
+    critic: PlannedCritic | None = None,
+    programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
     """Compiles the programs of a run for a TPU slice, every prompt and completion at its longest.
 
@@ -116,7 +89,8 @@ def plan(
       optimizer: the optimiser.
       minibatches: updates in a pass over the rollout.
       microbatches: parts of an update.
-      programs: which of `PROGRAMS` to compile.
+      critic: with one, "update" is that of both networks; its mesh and platform are replaced too.
+      programs: which of `PROGRAMS`, and of `CRITIC_PROGRAMS`, to compile; None for all that the run has.
 
     Returns:
       A `ProgramReport` each. A program that does not fit the chip's memory has its ``error`` set.
@@ -126,9 +100,11 @@ def plan(
     """
     devices = topology_mesh(topology, mesh)
     compute = dataclasses.replace(compute, mesh=devices, platform="tpu")
-    batch = _batch(devices, compute, objective, prompts, prompt_tokens, sampling, minibatches, microbatches)
-    limits = _limits(config, devices, prompts, prompt_tokens, sampling, minibatches, batch.prompts, batch.group)
-    calls, run = _calls(config, compute, objective, optimizer, sampling, batch)
+    if critic is not None:
+        critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
+    batch = _batch(devices, compute, objective, prompts, prompt_tokens, sampling, minibatches, microbatches, critic)
+    limits = _limits(config, devices, prompts, prompt_tokens, sampling, minibatches, batch.prompts, batch.group, critic)
+    calls, run = _calls(config, compute, objective, optimizer, sampling, batch, critic)
     return [
         _compile(
             name,
@@ -137,7 +113,7 @@ def plan(
             resident=run - _per_chip(calls[name].own),
             at_least=limits.get(name, math.nan),
         )
-        for name in programs
+        for name in programs or calls
     ]
 
 
@@ -167,8 +143,9 @@ def _calls(
     optimizer: OptimizerConfig,
     sampling: SamplerConfig,
     batch: _Batch,
+    critic: PlannedCritic | None,
 ) -> tuple[dict[str, _Call], int]:
-    """The programs of a run by name, and the bytes of its state and reference on one chip."""
+    """The programs of a run by name, and the bytes of all its networks on one chip."""
     mesh, temperature = compute.mesh, sampling.temperature
     optimize = make_optimizer(optimizer, updates=1000)
     graph, network = decoder_network(config, optimize, mesh)
@@ -182,17 +159,41 @@ def _calls(
         lambda params, prompts, key: sample_groups(graph, params, prompts, key, sampling, eos_ids=(0,), compute=compute)
     )
     loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
-    update = make_update(loss, optimize, mesh)
     score = policy_update.make_score(graph, compute, temperature=temperature)
     reference = state.params if objective.needs_reference else None
     coef = jax.ShapeDtypeStruct((), np.float32)
     frozen = {} if objective.entropy_target is None else {"entropy_coef": coef}
-    return {
-        "update": _Call(update, (state, frozen, batch.packed), state),
+    calls = {
+        "update": _Call(make_update(loss, optimize, mesh), (state, frozen, batch.packed), state),
         "score": _Call(score, (state.params, batch.packed.rows), state.params),
         "rollout": _Call(draw, (whole, batch.prompts, key), ()),
         "reshard": _Call(reshard, (state.params,), state.params),
-    }, _per_chip((state, reference))
+    }
+    if critic is None:
+        return calls, _per_chip((state, reference))
+    learns = Learns(loss=loss, optimizer=optimize)
+    calls, beside = _with_critic(calls, critic, learns, state, frozen, batch.packed)
+    return calls, _per_chip((state, reference, beside))
+
+
+def _with_critic(
+    calls: dict[str, _Call], critic: PlannedCritic, policy: Learns, state: Any, frozen: dict[str, Any], packed: Any
+) -> tuple[dict[str, _Call], dict[str, Any]]:
+    """The programs of a run with a critic, and the critic's state by role."""
+    model, mesh = critic.model, critic.model.compute.mesh
+    optimize = make_optimizer(critic.optimizer, 1000, models.CRITIC)
+    beside = abstract_state(model.networks(optimize), mesh)
+    trunk = {TRUNK: beside[TRUNK]} if model.frozen else {}
+    own, both = beside[CRITIC], {"policy": state, CRITIC: beside[CRITIC]}
+    joint = make_joint_update({"policy": policy, CRITIC: model.learns(optimize)}, mesh)
+    calls |= {
+        "update": _Call(joint, (both, frozen | trunk, packed), (both, trunk)),
+        "critic": _Call(make_critic_score(model), (own.params, trunk, packed.rows), (own.params, trunk)),
+    }
+    if critic.warms_up:
+        alone = make_update(model.objective, optimize, mesh, table=models.CRITIC)
+        calls["critic update"] = _Call(alone, (own, trunk, packed), (own, trunk))
+    return calls, beside
 
 
 def _batch(
@@ -204,6 +205,7 @@ def _batch(
     sampling: SamplerConfig,
     minibatches: int,
     microbatches: int,
+    critic: PlannedCritic | None = None,
 ) -> _Batch:
     """What the trainer would feed, every prompt and completion at its longest."""
     parts = sharding.lanes(mesh)
@@ -222,6 +224,7 @@ def _batch(
     def given(needed: bool, dtype: Any = np.float32) -> np.ndarray | None:
         return full.astype(dtype) if needed else None
 
+    learned = None if critic is None else critic.model.loss
     batch = TrainBatch(
         prompts=part,
         tokens=full.astype(np.int32),
@@ -234,6 +237,9 @@ def _batch(
             ref_logps=given(objective.needs_reference),
             displacement_weights=given(objective.needs_displacement_weights),
             covariance_mask=given(objective.needs_covariance_mask, bool),
+            critic_targets=given(learned is not None),
+            critic_outputs=given(learned is not None and learned.needs_outputs),
+            critic_weights=given(learned is not None and learned.own_weights),
         ),
     )
     packed, _ = packing.pack(batch, lanes=parts, microbatches=microbatches, seats=compute.needs_seats)
@@ -260,6 +266,7 @@ def _limits(
     minibatches: int,
     spread: Prompts,
     group: int,
+    critic: PlannedCritic | None = None,
 ) -> dict[str, float]:
     """Seconds of the programs if nothing but the data sheet held them up. Every chip shares in all work."""
     chip = mesh.devices.flat[0].device_kind
@@ -267,7 +274,12 @@ def _limits(
         return {}
     rate, bandwidth = flops.PEAKS[chip]
     completions = np.full((prompts, sampling.group), sampling.max_tokens)
-    forward = flops.forward_flops(config, np.full(prompts, prompt_tokens), completions) / mesh.size / rate
+    sizes = np.full(prompts, prompt_tokens), completions
+    forward = flops.forward_flops(config, *sizes) / mesh.size / rate
+    said, learned = 0.0, 0.0
+    if critic is not None:
+        said = models.forward_flops(critic.model.config, *sizes) / mesh.size / rate
+        learned = said if critic.model.frozen else 3 * said
     tensor = mesh.shape["tensor"]
     read = flops.decode_bytes(
         config,
@@ -279,7 +291,9 @@ def _limits(
     )
     return {
         "score": forward / minibatches,
-        "update": 3 * forward / minibatches,
+        "update": (3 * forward + learned) / minibatches,
+        "critic": said / minibatches,
+        "critic update": learned / minibatches,
         "rollout": max(forward, read / tensor / bandwidth),
     }
 
@@ -325,38 +339,3 @@ def _with_hlo(lowered: jax.stages.Lowered) -> tuple[Any, str]:
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
         return compiled, next(Path(folder).glob("*.after_optimizations.txt")).read_text(encoding="utf-8")
-
-
-# ------------------------------------------------------------------------------------------------------ report
-
-_SIZES = ("argument", "temp", "output", "alias", "total", "with the run's state")
-
-
-def format_table(reports: Sequence[ProgramReport]) -> str:
-    """The reports as text for people; sizes in the table are GiB a chip."""
-    head = ("program", "compile s", *_SIZES, "at least s")
-    rows: list[tuple[str, ...]] = [head]
-    for r in reports:
-        sizes = (r.argument, r.temp, r.output, r.alias, r.total, r.total + r.resident)
-        cells = ("-" if math.isnan(s) else f"{s:.2f}" for s in (*sizes, r.at_least))
-        rows.append((r.name, f"{r.compile_s:.0f}", *cells))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = []
-    for name, *cells in rows:
-        numbers = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append("  ".join((f"{name:<{widths[0]}}", *numbers)))
-    for r in reports:
-        if r.error:
-            lines.append(f"{r.name}: does not fit: {r.error}")
-        for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
-            kinds = (f"{t.count} {kind} ({_human(t.gib)})" for kind, t in sorted(traffic.items()))
-            if traffic:
-                lines.append(f"{r.name} {what}: {', '.join(kinds)}")
-    return "\n".join(lines)
-
-
-def _human(gib: float) -> str:
-    for unit, size in (("GiB", gib), ("MiB", gib * 2**10), ("KiB", gib * 2**20)):
-        if size >= 1:
-            return f"{size:.3g} {unit}"
-    return f"{gib * 2**30:.0f} B"

@@ -19,9 +19,9 @@ from grpojax.host.errors import UserError
 from grpojax.programs import lanes, policy_update
 from grpojax.run import recipe
 from grpojax.run.influence import Influences
+from grpojax.run.judged import Judged, Sampled
 from grpojax.run.learner import Minibatch
 from grpojax.run.recipe import Config
-from grpojax.run.rollouts import Judged, Sampled
 from grpojax.run.trainer import Trainer
 from grpojax.types import PerPrompt, Samples, Tokens
 

@@ -14,6 +14,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     show.add_argument("run_dir", metavar="RUN", help="run directory")
     show.add_argument("--step", type=int, help="step to show; the newest if left out")
     show.add_argument("-n", type=int, default=3, help="samples from each end, each of another prompt")
+    show.add_argument("--critic", action="store_true", help="what the critic said of each token")
     show.add_argument("--uid", type=int, help="only this prompt's samples, all of them")
 
 
@@ -31,10 +32,13 @@ def run(args: argparse.Namespace) -> int:
         shown = {"": _ranked([s for s in samples if s["uid"] == args.uid])}
     else:
         raise UserError(f"step {step} has no prompt {args.uid}; it has {sorted(uids)}")
+    decode = _decode(args.run_dir, samples) if args.critic else None
     print(f"step {step}: {len(samples)} samples of {len(uids)} prompts")
     for name, rows in shown.items():
         for row in rows:
             print(f"\n--- {name + ': ' if name else ''}{_text(row)}")
+            if decode is not None:
+                print(_critic(row, decode))
     return 0
 
 
@@ -85,6 +89,27 @@ def _text(row: Sample) -> str:
         f"{_printable(row['prompt'])}\n>>> {_printable(row['completion'].strip())}\n"
         f"[answer {json.dumps(row['answer'])}, gold {json.dumps(row['gold'])}]"
     )
+
+
+def _decode(run_dir: str, samples: Sequence[Sample]) -> Callable[[int], str]:
+    """A token's text, by the tokenizer of a run; raises `UserError` where its samples say nothing of a critic."""
+    import json
+    from pathlib import Path
+
+    from grpojax import data
+    from grpojax.models import hf
+
+    if not all("critic" in s for s in samples):
+        raise UserError(f"--critic: the samples of {run_dir} are of a run without a critic")
+    config = json.loads((Path(run_dir) / "config.json").read_text(encoding="utf-8"))
+    tokenizer = hf.load_tokenizer(str(data.locate(config["model"]["path"])))
+    return lambda token: tokenizer.decode([token])
+
+
+def _critic(row: Sample, decode: Callable[[int], str]) -> str:
+    """A line a token: what the critic said before the step's update, and the token."""
+    lines = (f"{said:+10.4f}  {_printable(decode(i))!r}" for i, said in zip(row["ids"], row["critic"], strict=True))
+    return "\n".join(("critic:", *lines))
 
 
 def _printable(text: str) -> str:

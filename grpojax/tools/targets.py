@@ -39,9 +39,10 @@ class Target:
         model: dict[str, Any] = {"weights": _weights(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
         if self.run is not None:
             # What a run is known by; what only says how it is executed may change while it goes on.
-            known = settings.to_dict(
-                {"variant": recipe.variant, "optimizer": recipe.optimizer, "seed": recipe.train.seed}
-            )
+            told: dict[str, Any] = {"variant": recipe.variant, "optimizer": recipe.optimizer, "seed": recipe.train.seed}
+            if recipe.own_critic is not None:
+                told["critic"] = recipe.own_critic
+            known = settings.to_dict(told)
             model |= {"run": _digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
             if recipe.train.updates_a_rollout == 1:
                 model["alike"] = variants.twin_at_one_update(recipe.method.variant)

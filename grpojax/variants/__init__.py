@@ -49,6 +49,7 @@ from grpojax.variants.credit_methods import (
     nthr,
     xrpo,
 )
+from grpojax.variants.critics import BiasLoss, Critic, ValueLoss, WithCritic
 from grpojax.variants.experiments import (
     culling,
     gt_likelihood,
@@ -88,10 +89,14 @@ from grpojax.variants.registry import (
 from grpojax.variants.twins import twin_at_one_update
 
 __all__ = [
+    "BiasLoss",
+    "Critic",
     "Grade",
     "NEEDS",
     "OPTIONS",
+    "ValueLoss",
     "Variant",
+    "WithCritic",
     "annotations",
     "check_needs",
     "cispo",

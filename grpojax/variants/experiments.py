@@ -8,6 +8,7 @@ from typing import Literal
 
 from grpojax import advantages as A
 from grpojax import credit as C
+from grpojax.variants.critics import BiasLoss, Critic, WithCritic
 from grpojax.variants.registry import group_normalised, published
 
 _UIUC = "Zhao, UIUC, unpublished; GRPO as in arXiv 2402.03300"
@@ -15,18 +16,30 @@ _UIUC = "Zhao, UIUC, unpublished; GRPO as in arXiv 2402.03300"
 
 @published(_UIUC, "single team", needs=("critic",), aggregate="sequence_sum")
 def token_critic(
-    *, bound: float | None = None, center_bias: bool = False, ddof: int = 1, eps: float = 1e-4
-) -> A.Transform:
+    *,
+    bound: float | None = None,
+    center_bias: bool = False,
+    l2: float = 0.0,
+    normalise: Literal["sum", "mean"] = "sum",
+    ddof: int = 1,
+    eps: float = 1e-4,
+) -> WithCritic:
     """A learned bias for each token on GRPO's advantage (arXiv 2402.03300); reported as unstable.
+
+    ``A_t = A_i + b_t`` with ``b_t`` of a critic that has read the token and learns by ``-Σ_t A_i b_t``: its gradient is
+    ``-A_i`` for every token, whatever it says already.
 
     Args:
       bound: largest bias by a tanh; None for none, as tried. Unbounded it has no fixed point.
-      center_bias: no change to a sample's sum of advantages.
+      center_bias: no change to a sample's sum of advantages. The critic's loss is not centred: it would be 0.
+      l2: weight of ``Σ b²`` in the critic's loss; 0 as tried. With it the best bias is ``A / (2 l2)``.
+      normalise: of the critic's loss: "sum" weighs tokens as the policy's loss does, "mean" is the mean over tokens.
     """
-    return A.chain(
-        *group_normalised(ddof, eps),
-        A.to_tokens(),
-        C.add_token_bias(bound=bound, center=center_bias),
+    steps = *group_normalised(ddof, eps), A.to_tokens()
+    loss = BiasLoss(bound=bound, l2=l2, normalise=normalise)
+    return WithCritic(
+        advantage=A.chain(*steps, C.add_token_bias(bound=bound, center=center_bias)),
+        critic=Critic(signal="token_bias", targets=A.chain(*steps), loss=loss),
     )
 
 

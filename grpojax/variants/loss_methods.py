@@ -4,6 +4,7 @@ from grpojax import advantages as A
 from grpojax import allocation
 from grpojax import losses as L
 from grpojax.variants.choices import Choice
+from grpojax.variants.critics import Critic, ValueLoss, WithCritic, add_values
 from grpojax.variants.registry import group_normalised, published
 
 
@@ -92,7 +93,7 @@ def dual_clip(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     kl_kind="k1",
     kl_in="token_reward",
 )
-def ppo(*, gamma: float = 1.0, lam: float = 0.95, kl_coef: float = 0.0) -> A.Transform:
+def ppo(*, gamma: float = 1.0, lam: float = 0.95, value_clip: float | None = 0.2, kl_coef: float = 0.0) -> WithCritic:
     """PPO with a critic and GAE, arXiv 1707.06347 and 1506.02438; advantages whitened over the batch's tokens.
 
     For language models the loss is a mean over tokens, and the weight of the KL is the run's: 0 until it is given.
@@ -100,9 +101,15 @@ def ppo(*, gamma: float = 1.0, lam: float = 0.95, kl_coef: float = 0.0) -> A.Tra
     Args:
       gamma: discount a token.
       lam: GAE's λ; 1 is as usual for language models as 0.95.
+      value_clip: how far a value may move in the updates of one rollout, in the critic's loss; None for the plain
+        square. The critic has an optimiser of its own, so that its loss needs no weight.
       kl_coef: of k1 in each token's reward; over 0 it needs signals.ref_logps.
     """
-    return A.chain(A.token_rewards(kl_coef=kl_coef), A.gae(gamma=gamma, lam=lam), A.whiten())
+    steps = A.token_rewards(kl_coef=kl_coef), A.gae(gamma=gamma, lam=lam)
+    return WithCritic(
+        advantage=A.chain(*steps, A.whiten()),
+        critic=Critic(signal="values", targets=A.chain(*steps, add_values()), loss=ValueLoss(clip=value_clip)),
+    )
 
 
 @published(

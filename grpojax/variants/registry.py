@@ -10,6 +10,7 @@ from typing import Any, Literal
 from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax.variants.choices import Choice, keyword_option
+from grpojax.variants.critics import Critic, WithCritic
 
 Grade = Literal["deployed", "replicated", "ablated", "single team"]
 # What a trainer may lack, and what it is.
@@ -43,6 +44,7 @@ class Variant:
       combine: how several rewards must become one: "sum", or "normalize", each scaled in its group first
         (`grpojax.rewards`); None for either.
       options: what its advantage was made with; a trainer reads there how a signal is to be computed.
+      critic: the network that learns beside the policy; None for none.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Variant:
     retire: float | None = None
     combine: Literal["sum", "normalize"] | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    critic: Critic | None = None
 
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
@@ -95,8 +98,8 @@ def published(
     combine: Literal["sum", "normalize"] | None = None,
     surrogate: Any = _CLIPPED,
     **objective: Any,
-) -> Callable[[Callable[..., A.Transform]], Callable[..., Variant]]:
-    """Registers a function ``(options) -> advantage chain`` as a variant.
+) -> Callable[[Callable[..., A.Transform | WithCritic]], Callable[..., Variant]]:
+    """Registers a function ``(options) -> advantage chain`` as a variant; of one with a critic, both (`WithCritic`).
 
     Args:
       citation, evidence, needs, keep, retire, combine: as in `Variant`.
@@ -113,7 +116,7 @@ def published(
         "combine": combine,
     }
 
-    def register(chain: Callable[..., A.Transform]) -> Callable[..., Variant]:
+    def register(chain: Callable[..., A.Transform | WithCritic]) -> Callable[..., Variant]:
         name, own = chain.__name__, inspect.signature(chain).parameters
         signature = _signature(own, choice, objective)
 
@@ -129,13 +132,9 @@ def published(
             if choice.option in _FIELDS and chosen[choice.option] != "none":
                 terms[choice.option] = chosen[choice.option]
             loss = L.Objective(surrogate=choice.pick(name, chosen), **terms)
-            return Variant(
-                name=name,
-                advantage=_advantage(chain, own, chosen, loss),
-                objective=loss,
-                options={option: chosen[option] for option in own},
-                **facts,
-            )
+            advantage, critic = _advantage(chain, own, chosen, loss)
+            options = {option: chosen[option] for option in own}
+            return Variant(name=name, advantage=advantage, critic=critic, objective=loss, options=options, **facts)
 
         variant.__signature__ = signature  # pyrefly: ignore
         _ALL[name] = variant
@@ -161,21 +160,25 @@ def _signature(own: Mapping[str, inspect.Parameter], choice: Choice, objective: 
 
 
 def _advantage(
-    chain: Callable[..., A.Transform],
+    chain: Callable[..., A.Transform | WithCritic],
     own: Mapping[str, inspect.Parameter],
     chosen: Mapping[str, Any],
     loss: L.Objective,
-) -> A.Transform:
-    """The chain under the options ``chosen``, with the KL in it where the objective says that it is."""
+) -> tuple[A.Transform, Critic | None]:
+    """The chain under the options ``chosen``, with the KL in it where the objective says that it is, and the critic."""
     arguments = {name: chosen[name] for name in own}
     if loss.kl_in == "token_reward" and "kl_coef" not in own:
         raise ValueError(f"variant {chain.__name__!r} has no token rewards: kl_in='reward' or 'loss'")
     if loss.kl_in != "token_reward" and "kl_coef" in own:
         arguments["kl_coef"] = 0.0  # it is the sample's reward, or the loss, that has the KL
-    advantage = chain(**arguments)
+    made = chain(**arguments)
+    advantage, critic = (made.advantage, made.critic) if isinstance(made, WithCritic) else (made, None)
     if loss.kl_in == "reward" and loss.kl_coef:
         advantage = A.chain(advantage, reward=A.subtract_kl(loss.kl_coef))
-    return advantage
+        if critic is not None:
+            targets = A.chain(critic.targets, reward=A.subtract_kl(loss.kl_coef))
+            critic = dataclasses.replace(critic, targets=targets)
+    return advantage, critic
 
 
 def group_normalised(ddof: int, eps: float) -> tuple[A.Transform, A.Transform]:

@@ -15,6 +15,7 @@ from ragged import SEEDS, D, G, P, T, W, many, masks, on, scores
 
 from grpojax import advantages as A
 from grpojax import credit as C
+from grpojax.losses import loss_weights
 
 BOUNDS = [None, 0.7]
 
@@ -44,9 +45,10 @@ CREDIT = {
 def token_level(rewards, signals, advantages):
     losses = {}
     for bound, l2, normalise, ndim in BIAS_LOSSES:
-        loss = functools.partial(C.token_bias_loss, bound=bound, l2=l2, normalise=normalise)
+        loss = functools.partial(C.token_bias_loss, bound=bound, l2=l2)
         of = advantages if ndim == 3 else advantages[..., 0]
-        losses[bound, l2, normalise, ndim] = jax.value_and_grad(loss)(signals.token_bias, of, signals.mask)
+        weights = signals.mask if normalise == "sum" else loss_weights(signals.mask, "token_mean")
+        losses[bound, l2, normalise, ndim] = jax.value_and_grad(loss)(signals.token_bias, of, weights)
     sign = A.signs(A.Signals(rewards=jnp.nan_to_num(rewards), valid=jnp.isfinite(rewards)))
     valid = signals.mask & jnp.isfinite(rewards)[..., None]
     nthr = [C.nthr_scores(signals.probs, signals.hidden, signals.columns, valid, sign, self_term=own) for own in SELF]

@@ -8,21 +8,24 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from grpojax import variants
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, flops, sharding
 from grpojax.programs import packing
+from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy_update import policy_objective
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
-from grpojax.tools import planner
+from grpojax.tools import plan_report, planner
 from grpojax.tools.hlo import Traffic
 from grpojax.types import PerToken, Prompts, TrainBatch
 
@@ -74,7 +77,7 @@ def test_programs_compile_and_move_what_they_must(topology, mesh):
     done = python(COMPILE, json.dumps([dataclasses.asdict(CONFIG), topology, mesh]))
     assert done.returncode == 0, done.stderr[-3000:]
     reports = {r["name"]: planner.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}
-    assert list(reports) == list(planner.PROGRAMS)
+    assert list(reports) == list(plan_report.PROGRAMS)
     assert not any(r.error for r in reports.values())
 
     c, bfloat16 = CONFIG, 2 / mesh.get("tensor", 1) / GIB
@@ -100,6 +103,54 @@ def test_programs_compile_and_move_what_they_must(topology, mesh):
     assert reports["update"].argument == pytest.approx(12 * params / 16 / GIB, rel=0.1)
     assert reports["update"].alias == pytest.approx(reports["update"].output, rel=0.01)
     assert reports["rollout"].argument == pytest.approx(params * bfloat16, rel=0.1)
+
+
+def planned(variant, **options):
+    """A critic of two layers, as a recipe with this variant has it."""
+    learned = getattr(variants, variant)(**options).critic
+    model = CriticModel(config=CONFIG, compute=Compute(), frozen=variant == "ppo", at=learned.at, loss=learned.loss)
+    return planner.PlannedCritic(model, OptimizerConfig(), warms_up=variant == "ppo")
+
+
+@pytest.mark.parametrize(
+    ("critic", "read", "own"), [(planned("ppo"), 2, 1), (planned("token_critic", normalise="mean"), 2, 3)],
+    ids=["frozen", "trained"],
+)  # fmt: skip
+def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
+    mesh = sharding.make_mesh(sharding.MeshConfig())
+    compute = Compute(mesh=mesh, platform="cpu")
+    critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
+    sampling = SamplerConfig(group=4, max_tokens=8)
+    batch = [
+        planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1, beside).packed for beside in (None, critic)
+    ]
+    floats = [sum(x.dtype == np.float32 for x in jax.tree.leaves(b)) for b in batch]
+    assert floats[1] - floats[0] == read  # what it learns from, and its values before or its own weights
+    args = CONFIG, compute, Objective(), OptimizerConfig(), sampling
+    (alone, less), (calls, more) = (
+        planner._calls(*args, planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1, beside), beside)
+        for beside in (None, critic)
+    )
+    warms = ["critic update"] if critic.warms_up else []
+    assert list(alone) == list(plan_report.PROGRAMS) and list(calls) == [*plan_report.PROGRAMS, "critic", *warms]
+    # The critic's weights, and of a trunk that is trained the two moments; a head is nothing beside them.
+    weights = planner._per_chip(alone["score"].own)
+    assert more - less == pytest.approx(own * weights, rel=0.01)
+    assert planner._per_chip(calls["update"].own) == pytest.approx((3 + own) * weights, rel=0.01)
+    for name in ("critic", *warms):
+        calls[name].program.trace(*calls[name].args)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_plan_prints_the_critic():
+    overrides = ["variant=ppo", "critic.warmup_steps=2", "critic.layers=1", "model.dtype=bfloat16"]
+    recipe = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+    code = "import sys; from grpojax.tools import cli; sys.exit(cli.main(sys.argv[1:]))"
+    done = python(code, "plan", recipe, "--topology", "v5e:2x2", "--layers", "1", *overrides)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
+    assert rows[1:7] == ["update", "score", "rollout", "reshard", "critic", "critic update"]
 
 
 @needs_libtpu
@@ -157,7 +208,7 @@ def test_a_program_that_does_not_fit_is_reported():
     report = planner._compile("update", Refused(message), (), resident=0, at_least=1.0)
     assert "22.69G" in report.error and "15.75G" in report.error and "https" not in report.error
     assert np.isnan(report.total)
-    assert f"update: does not fit: {report.error}" in planner.format_table([report])
+    assert f"update: does not fit: {report.error}" in plan_report.format_table([report])
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         planner._compile("update", Refused("INTERNAL: a bug"), (), resident=0, at_least=1.0)
 
@@ -167,7 +218,7 @@ def test_table_tells_sizes_and_traffic():
         name="rollout", compile_s=12.3, argument=2.0, temp=0.5, output=0.25, alias=0.125, resident=1.0, at_least=1.234,
         collectives={"all-gather": Traffic(3, 0.5, 0.25)}, per_iteration={"all-reduce": Traffic(1, 4 / GIB, 4 / GIB)},
     )  # fmt: skip
-    head, row, *rest = planner.format_table([report]).splitlines()
+    head, row, *rest = plan_report.format_table([report]).splitlines()
     assert head.split()[0] == "program"
     assert row.split() == ["rollout", "12", "2.00", "0.50", "0.25", "0.12", "2.62", "3.62", "1.23"]
     assert rest == [

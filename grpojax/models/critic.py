@@ -1,0 +1,122 @@
+"""A token critic: a decoder's trunk with one number a completion token in place of the vocabulary.
+
+It reads the same `Rows` as the policy, so that a prompt runs once per group. Its output is a linear head on the normed
+hidden states; the head starts at 0, and so does the output.
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from safetensors.numpy import load_file, save_file
+
+from grpojax.host.errors import UserError
+from grpojax.models import decoder as dec
+from grpojax.models import flops, hf
+from grpojax.models.compute import Compute
+from grpojax.models.decoder import Decoder
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.weight_table import DECODER, Weight, WeightTable, initial, shardings, zeros
+from grpojax.types import Array, PerPrompt, Rows, Samples
+
+# A decoder's weights but its output projection, and the head ``[D]``. It is no matrix: it does not decay, and as the
+# norms it stays whole on every device.
+CRITIC: WeightTable = {
+    **{name: weight for name, weight in DECODER.items() if name != "head"},
+    "token_head": Weight(("hidden",), zeros, "token_head.weight"),
+}
+HEAD_FILE = "token_head.safetensors"  # beside the trunk's own files
+
+Place = Literal["before", "after"]
+
+
+class Critic(nnx.Module):
+    """A decoder without an output projection, and a head ``[D]`` on its hidden states.
+
+    Example:
+      >>> from grpojax.models import DecoderConfig
+      >>> config = DecoderConfig(family="qwen3", vocab_size=64, hidden_size=16, intermediate_size=32, num_layers=2,
+      ...                        num_heads=4, num_kv_heads=2, head_dim=4, rope_theta=1e4, qk_norm=True)
+      >>> graph, params = nnx.split(Critic(trunk_config(config), rngs=nnx.Rngs(0)))
+      >>> params["token_head"].shape, float(params["token_head"][...].sum())
+      ((16,), 0.0)
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        self.trunk = Decoder(config, rngs=rngs)
+        self.token_head = nnx.Param(initial(CRITIC["token_head"], config, rngs))
+
+
+def trunk_config(config: DecoderConfig, layers: int | None = None) -> DecoderConfig:
+    """The trunk of a decoder with this config: without an output projection, and with so many layers if given."""
+    return dataclasses.replace(config, tie_embeddings=True, num_layers=layers or config.num_layers)
+
+
+def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Critic], nnx.State]:
+    """``(graphdef, params)`` of a critic with shapes in place of weights."""
+    return nnx.split(nnx.eval_shape(lambda: Critic(config, rngs=nnx.Rngs(0))))
+
+
+def token_outputs(trunk: Decoder, head: Array, rows: Rows, compute: Compute, *, at: Place) -> Array:
+    """What the critic says of each completion token, ``[B, R, S]`` float32; finite and of no meaning on padding.
+
+    Args:
+      trunk: its decoder.
+      head: ``[D]`` float32.
+      rows: prompts and completions.
+      compute: how to run it.
+      at: "before" reads the state that predicts the token, as the value of a state does (PPO, arXiv 1707.06347);
+        "after" the state that has read the token which it judges.
+    """
+    states = dec.token_states(trunk, rows, compute, at=at)
+    with jax.named_scope("token_head"):
+        return (states.astype(jnp.float32) * head.astype(jnp.float32)).sum(-1)
+
+
+def from_decoder(config: DecoderConfig, params: Any) -> Any:
+    """The weights of a trunk, copied out of a decoder's with the same layers: its output projection stays behind."""
+    wanted = jax.tree_util.tree_leaves_with_path(dec.abstract(config)[1])
+    there = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    leaves = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))([there[jax.tree_util.keystr(p)] for p, _ in wanted])
+    return jax.tree.unflatten(jax.tree.structure(dec.abstract(config)[1]), leaves)
+
+
+def fresh(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -> Any:
+    """Random weights of a trunk, the same on any mesh."""
+    placed = None if mesh is None else shardings(dec.abstract(config)[1], mesh)
+    return jax.jit(lambda: nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))[1], out_shardings=placed)()
+
+
+def joined(config: DecoderConfig, trunk: Any, head: Array) -> Any:
+    """The weights of a `Critic` from those of its trunk, which it takes over, and its head."""
+    structure = jax.tree.structure(abstract(config)[1])
+    return jax.tree.unflatten(structure, [head, *jax.tree.leaves(trunk)])
+
+
+def forward_flops(config: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples) -> float:
+    """`grpojax.models.flops.forward_flops` of a critic: without the vocabulary; the head is as good as nothing."""
+    return flops.forward_flops(dataclasses.replace(config, vocab_size=0), prompt_lengths, lengths)
+
+
+def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
+    """The head ``[D]`` beside a trunk's files, 0 where there is none; raises `UserError` for one of another size."""
+    file = Path(folder) / HEAD_FILE
+    if not file.exists():
+        return np.zeros(config.hidden_size, np.float32)
+    head = load_file(file).get(CRITIC["token_head"].name or "")
+    if head is None or head.shape != (config.hidden_size,):
+        raise UserError(f"{file}: no head of {config.hidden_size} numbers; export the critic again, or remove the file")
+    return head.astype(np.float32)
+
+
+def save(folder: str | os.PathLike, trunk: Decoder, head: Array, *, source: str, dtype: str) -> None:
+    """Writes the trunk as `grpojax.models.hf.save` does, with tied embeddings, and the head beside it in float32."""
+    hf.save(folder, trunk, source=source, dtype=dtype)
+    if jax.process_index() == 0:
+        save_file({CRITIC["token_head"].name or "": np.asarray(head, np.float32)}, Path(folder) / HEAD_FILE)

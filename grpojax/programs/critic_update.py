@@ -1,0 +1,94 @@
+"""The critic's place in a run: its networks, its loss for `grpojax.programs.update`, and the program that runs it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+
+from grpojax import variants
+from grpojax.models import critic as models
+from grpojax.models import decoder as dec
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.weight_table import check_mesh
+from grpojax.programs.packing import Packed
+from grpojax.programs.state import Network
+from grpojax.programs.update import Learns, Metrics
+from grpojax.types import Scalar
+
+# The roles: what learns, and, where only its head does, the trunk under it.
+ROLE, TRUNK = "critic", "critic_trunk"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticModel:
+    """A critic without its weights.
+
+    Attributes:
+      config: of its trunk (`grpojax.models.critic.trunk_config`).
+      compute: how to run it.
+      frozen: only the head learns, and the trunk is a role of its own, plain weights.
+      at: which state of a token the head reads (`grpojax.models.critic.token_outputs`).
+      loss: that of `grpojax.variants.Critic`; None where nothing learns.
+    """
+
+    config: DecoderConfig
+    compute: Compute
+    frozen: bool = False
+    at: models.Place = "before"
+    loss: variants.BiasLoss | variants.ValueLoss | None = None
+
+    def networks(self, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
+        """What there is of it, by role; raises `UserError` where a weight does not divide over the mesh."""
+        check_mesh(self.config, self.compute.mesh)
+        params = models.abstract(self.config)[1]
+        if not self.frozen:
+            return {ROLE: Network(params=params, optimizer=optimizer, table=models.CRITIC)}
+        head = jax.ShapeDtypeStruct((self.config.hidden_size,), "float32")
+        return {
+            ROLE: Network(params={"token_head": head}, optimizer=optimizer, table=models.CRITIC),
+            TRUNK: Network(params=dec.abstract(self.config)[1]),
+        }
+
+    def weights(self, trunk: Any, head: Any) -> tuple[Any, dict[str, Any]]:
+        """``(params, frozen)``: what learns, and plain weights by role. Takes both over."""
+        if self.frozen:
+            return {"token_head": head}, {TRUNK: trunk}
+        return models.joined(self.config, trunk, head), {}
+
+    def parts(self, params: Any, frozen: Any) -> tuple[dec.Decoder, Any]:
+        """The trunk and the head of `weights`."""
+        if self.frozen:
+            return nnx.merge(dec.abstract(self.config)[0], frozen[TRUNK]), params["token_head"]
+        critic = nnx.merge(models.abstract(self.config)[0], params)
+        return critic.trunk, critic.token_head[...]
+
+    def outputs(self, params: Any, frozen: Any, rows: Any) -> Any:
+        """``[B, R, S]`` float32, of `weights`."""
+        trunk, head = self.parts(params, frozen)
+        return models.token_outputs(trunk, head, rows, self.compute, at=self.at)
+
+    def objective(self, params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
+        """The loss for `grpojax.programs.update`."""
+        assert self.loss is not None
+        outputs = self.outputs(params, frozen, part.rows)
+        with jax.named_scope("critic_loss"):
+            return self.loss(outputs, part.per_token)
+
+    def learns(self, optimizer: optax.GradientTransformation) -> Learns:
+        """For `grpojax.programs.update.make_joint_update`."""
+        return Learns(loss=self.objective, optimizer=optimizer, table=models.CRITIC)
+
+
+def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:
+    """What the critic says: ``(params, frozen, rows [M, ...]) -> [M, B, R, S]``, jitted; without gradient."""
+
+    @jax.jit
+    def score(params: Any, frozen: Any, rows: Any) -> Any:
+        return jax.lax.map(functools.partial(model.outputs, params, frozen), rows)
+
+    return score

@@ -1,0 +1,205 @@
+"""The critic of a run: where its weights come from, the programs that it runs in, and what is told of it."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+from flax import nnx
+
+from grpojax import data, variants
+from grpojax.host import processes
+from grpojax.host.errors import UserError
+from grpojax.models import critic as models
+from grpojax.models import hf, sharding
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.packing import Packed
+from grpojax.programs.policy import Policy
+from grpojax.programs.state import Network, abstract_state, init_state
+from grpojax.programs.update import make_update
+from grpojax.records.checkpoint import Checkpoints
+from grpojax.run.sections import CriticConfig
+from grpojax.types import PerPrompt, Samples, Tokens
+
+
+def critic_model(
+    config: CriticConfig, policy: DecoderConfig, compute: Compute, critic: variants.Critic | None = None
+) -> CriticModel:
+    """The critic of a recipe without its weights; without the variant's ``critic``, one that does not learn."""
+    read = policy if config.path is None else hf.read_config(data.locate(config.path))
+    model = CriticModel(
+        config=models.trunk_config(read, config.layers), compute=compute, frozen=config.trunk == "frozen"
+    )
+    return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
+
+
+class _Programs(NamedTuple):
+    """The critic's optimiser, the update in which it learns alone, and what it says."""
+
+    optimizer: optax.GradientTransformation
+    alone: Any
+    score: Any
+
+
+@functools.lru_cache(maxsize=4)
+def _programs(model: CriticModel, optimizer: OptimizerConfig, updates: int) -> _Programs:
+    rule = make_optimizer(optimizer, updates, models.CRITIC)
+    alone = make_update(model.objective, rule, model.compute.mesh, table=models.CRITIC)
+    return _Programs(rule, alone, make_critic_score(model))
+
+
+class RunCritic:
+    """The critic of a run.
+
+    Args:
+      policy: the network beside it.
+      config: its section of the recipe.
+      critic: the variant's.
+      updates: of the whole run.
+      longest: tokens of the longest prompt with the longest completion.
+
+    Attributes:
+      model: its description.
+      optimizer: what it learns with.
+    """
+
+    def __init__(self, policy: Policy, config: CriticConfig, critic: variants.Critic, *, updates: int, longest: int):
+        self.policy, self.config, self.critic = policy, config, critic
+        if config.path is not None:
+            _check_tokenizer(policy, config.path)
+        self.model = critic_model(config, policy.config, policy.compute, critic)
+        if longest > self.model.config.max_positions:
+            raise UserError(
+                f"critic.path={config.path!r} was made for {self.model.config.max_positions} positions, and data."
+                f"max_prompt_tokens + rollout.max_tokens is {longest}: lower one of them, or take another trunk"
+            )
+        self.optimizer, self._alone, self._score = _programs(self.model, config.optimizer, updates)
+        self._read = None if config.path is None else _read(policy, config)
+
+    def networks(self) -> dict[str, Network]:
+        """What a checkpoint has of it: a frozen trunk is read, or copied from the policy as it started, again."""
+        return {ROLE: self.model.networks(self.optimizer)[ROLE]}
+
+    def start(self, policy: Any, *, restored: bool) -> dict[str, Any]:
+        """Its state by role; of a run that goes on, what no checkpoint has.
+
+        Args:
+          policy: the policy's weights at the start of the run.
+          restored: whether a checkpoint has the rest.
+        """
+        read, self._read = self._read, None
+        if restored and not self.model.frozen:
+            return {}
+        mesh = self.policy.mesh
+        trunk, head = read or first_weights(self.policy, self.config, policy)
+        params, frozen = self.model.weights(trunk, processes.place(head, sharding.named(mesh, ("hidden",))))
+        return frozen if restored else frozen | {ROLE: init_state(params, self.optimizer, mesh, models.CRITIC)}
+
+    def outputs(self, state: Mapping[str, Any], packed: Packed) -> Any:
+        """What it says of a minibatch, ``[M, B, R, S]``."""
+        return self.policy.programs("critic", self._score, state[ROLE].params, _frozen(state), packed.rows)
+
+    def update(self, state: dict[str, Any], joint: Any, frozen: Mapping[str, Any], packed: Packed) -> dict[str, Any]:
+        """Updates policy and critic, each by the other as it was; the metrics."""
+        both = {role: state[role] for role in ("policy", ROLE)}
+        both, metrics = self.policy.programs("update", joint, both, {**frozen, **_frozen(state)}, packed)
+        state |= both
+        return metrics
+
+    def update_alone(self, state: dict[str, Any], packed: Packed) -> dict[str, Any]:
+        """Updates the critic and leaves the policy as it is; the metrics."""
+        state[ROLE], metrics = self.policy.programs("critic update", self._alone, state[ROLE], _frozen(state), packed)
+        return {f"{ROLE}/{name}": value for name, value in metrics.items()}
+
+    def step_flops(self, prompt_lengths: PerPrompt, lengths: Samples, iterations: int) -> float:
+        """Useful FLOPs of a step: one forward of what is learned from, and updates on it; a frozen trunk has no
+        backward pass.
+
+        Args:
+          prompt_lengths: ``[P]`` tokens.
+          lengths: ``[P, G]`` tokens.
+          iterations: passes over them.
+        """
+        forward = models.forward_flops(self.model.config, prompt_lengths, lengths)
+        return forward * (1 + (1 if self.model.frozen else 3) * iterations)
+
+    def told(self, outputs: Tokens, targets: Tokens, live: Tokens) -> dict[str, float]:
+        """Metrics of what it said before the updates of a step.
+
+        Args:
+          outputs, targets: ``[P, G, T]``.
+          live: ``[P, G, T]`` bool, the tokens that count.
+        """
+        said = np.asarray(self.critic.loss.said(outputs))[live].astype(np.float64)
+        if self.critic.signal == "token_bias":
+            return {"critic/bias_abs": float(np.abs(said).mean()) if said.size else float("nan")}
+        return {"critic/explained_variance": explained_variance(said, targets[live].astype(np.float64))}
+
+    def annotate(self, rows: Sequence[dict[str, Any]], tokens: Tokens, lengths: np.ndarray, outputs: Tokens) -> None:
+        """Adds to samples (`grpojax.run.rollouts.sample_rows`) their tokens and what it said of each."""
+        said = np.round(np.asarray(self.critic.loss.said(outputs), np.float64), 5)
+        places = [(p, g, n) for p, group in enumerate(lengths.tolist()) for g, n in enumerate(group)]
+        for row, (p, g, n) in zip(rows, places, strict=True):
+            row |= {"ids": tokens[p, g, :n].tolist(), "critic": said[p, g, :n].tolist()}
+
+
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
+    """``1 - Var(R - V) / Var(R)``: 1 for perfect values, 0 for constant ones; NaN where returns are all equal.
+
+    Example:
+      >>> explained_variance(np.array([0.0, 0.5]), np.array([0.0, 1.0]))
+      0.75
+    """
+    if not returns.size or returns.max() == returns.min():
+        return float("nan")
+    return float(1.0 - (returns - values).var() / returns.var())
+
+
+def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[Any, np.ndarray]:
+    """Trunk and head ``[D]`` that a run starts from; ``params`` are the policy's at its start."""
+    if config.path is not None:
+        return _read(policy, config)
+    trunk = models.trunk_config(policy.config, config.layers)
+    head = np.zeros(trunk.hidden_size, np.float32)
+    if config.layers is not None:
+        return models.fresh(trunk, config.seed, policy.mesh), head
+    return models.from_decoder(trunk, params), head
+
+
+def load_critic(policy: Policy, config: CriticConfig, run_dir: str | Path, step: int | None) -> tuple[Any, Any]:
+    """Trunk (a `grpojax.models.Decoder`) and head of a run's checkpoint, the newest if ``step`` is None."""
+    model = critic_model(config, policy.config, policy.compute)
+    abstract = abstract_state({ROLE: model.networks(None)[ROLE]}, policy.mesh)[ROLE]
+    checkpoints = Checkpoints(Path(run_dir) / "checkpoints", read_only=True)
+    try:
+        params = checkpoints.restore_params(abstract, step, role=ROLE)
+    finally:
+        checkpoints.close()
+    frozen = {TRUNK: first_weights(policy, config, policy.params)[0]} if model.frozen else {}
+    return model.parts(params, frozen)
+
+
+def _frozen(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {TRUNK: state[TRUNK]} if TRUNK in state else {}
+
+
+def _read(policy: Policy, config: CriticConfig) -> tuple[Any, np.ndarray]:
+    folder = str(data.locate(config.path or ""))
+    decoder = hf.load(folder, mesh=policy.mesh)
+    trunk = models.trunk_config(decoder.config)
+    return models.from_decoder(trunk, nnx.state(decoder)), models.read_head(folder, trunk)
+
+
+def _check_tokenizer(policy: Policy, path: str) -> None:
+    """Raises `UserError` where a critic would read the policy's tokens as others."""
+    tokenizer = hf.load_tokenizer(str(data.locate(path)))
+    if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(
+            f"critic.path={path!r} has another tokenizer than the policy, {policy.folder}: take one with its"
+        )

@@ -1,0 +1,130 @@
+"""The critics of variants that have one: what each learns from, by which loss, and where its output goes."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from grpojax import advantages as A
+from grpojax import credit as C
+from grpojax import losses as L
+from grpojax.losses.objective import need
+from grpojax.types import PerToken, Scalar, Tokens
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BiasLoss:
+    """``-Σ w A b + l2 Σ w b²`` of a token bias (`grpojax.credit.token_bias_loss`).
+
+    Attributes:
+      bound: of the bias, by a tanh; None for none.
+      l2: weight of its square.
+      normalise: "sum" takes the policy's own weights ``w``, a sum over tokens as the policy's loss is one; "mean" the
+        mean over all tokens of an update.
+    """
+
+    bound: float | None = None
+    l2: float = 0.0
+    normalise: Literal["sum", "mean"] = "sum"
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and self.bound <= 0:
+            raise ValueError(f"bound={self.bound}: must be over 0, or null for none")
+        if self.l2 < 0:
+            raise ValueError(f"l2={self.l2}: must be 0 or more")
+        if self.normalise not in ("sum", "mean"):
+            raise ValueError(f"normalise={self.normalise!r}: must be one of sum, mean")
+
+    @property
+    def own_weights(self) -> bool:
+        """Whether it reads ``critic_weights``, a mean over tokens, in place of the policy's."""
+        return self.normalise == "mean"
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether it reads the outputs from before the updates."""
+        return False
+
+    def said(self, outputs: Any) -> Any:
+        """Outputs as they act on the advantages: bounded."""
+        return C.bounded_bias(outputs, self.bound)
+
+    def __call__(self, outputs: Any, tokens: PerToken) -> tuple[Scalar, dict[str, Any]]:
+        weights = need(tokens, "critic_weights", "normalise='mean'") if self.own_weights else tokens.weights
+        targets = need(tokens, "critic_targets", "the critic's loss")
+        loss = C.token_bias_loss(outputs, targets, weights, bound=self.bound, l2=self.l2)
+        return loss, {"loss": loss}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueLoss:
+    """PPO's loss of values, with the policy's weights (`grpojax.losses.value_loss`).
+
+    Attributes:
+      clip: how far values move from those before a rollout's updates; None for the plain square.
+    """
+
+    clip: float | None = 0.2
+
+    def __post_init__(self) -> None:
+        if self.clip is not None and self.clip <= 0:
+            raise ValueError(f"value_clip={self.clip}: must be over 0, or null for none")
+
+    @property
+    def own_weights(self) -> bool:
+        """Whether it reads ``critic_weights`` in place of the policy's."""
+        return False
+
+    @property
+    def needs_outputs(self) -> bool:
+        """Whether it reads the outputs from before the updates."""
+        return self.clip is not None
+
+    def said(self, outputs: Any) -> Any:
+        """Values as they are."""
+        return outputs
+
+    def __call__(self, outputs: Any, tokens: PerToken) -> tuple[Scalar, dict[str, Any]]:
+        returns = need(tokens, "critic_targets", "the critic's loss")
+        old = need(tokens, "critic_outputs", f"value_clip={self.clip}") if self.needs_outputs else None
+        loss = L.value_loss(outputs, returns, tokens.weights, old_values=old, clip=self.clip)
+        return loss, {"loss": loss}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Critic:
+    """The critic of a variant.
+
+    Attributes:
+      signal: the field of `grpojax.advantages.Signals` that its outputs are, before the updates of a step:
+        "token_bias", read off the state after each token, or "values", off the state before it.
+      targets: ``(rewards [P, G], Signals) -> [P, G, T]``, what it learns from; it reads no gradient.
+      loss: ``(outputs, per_token) -> (value, metrics)``.
+    """
+
+    signal: Literal["token_bias", "values"]
+    targets: A.Transform
+    loss: BiasLoss | ValueLoss
+
+    @property
+    def at(self) -> Literal["before", "after"]:
+        """Which state of a token it reads."""
+        return "before" if self.signal == "values" else "after"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithCritic:
+    """What a variant with a critic is made of: its advantage chain and the critic."""
+
+    advantage: A.Transform
+    critic: Critic
+
+
+def add_values() -> A.Transform:
+    """``A + V``, the returns that values learn, from advantages ``[P, G, T]`` that are not whitened."""
+
+    def transform(values: Tokens, signals: A.Signals) -> Tokens:
+        mask = A.need(signals, "mask", "add_values")
+        return jnp.where(mask, values + A.need(signals, "values", "add_values"), 0.0)
+
+    return transform

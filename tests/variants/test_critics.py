@@ -1,0 +1,126 @@
+"""What critics learn from, and that a perfect one changes no expected gradient."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import close
+from test_oracles import PATHS, SEQUENCES, WRITTEN, expected_reward
+
+from grpojax import advantages as A
+from grpojax import losses as L
+from grpojax import variants
+from grpojax.types import PerToken
+
+
+def golden():
+    """Rewards 1 for three tokens valued .5, .6, .7; a second sample without any reward."""
+    mask = jnp.array([[[True, True, True, False], [True, True, False, False]]])
+    values = jnp.array([[[0.5, 0.6, 0.7, jnp.nan], [0.2, 0.1, 0.0, 0.0]]])
+    return jnp.array([[1.0, jnp.nan]]), A.Signals(mask=mask, values=values, token_bias=values)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "lam", "returns"),
+    [(1.0, 1.0, [1, 1, 1]), (1.0, 0.95, [0.96575, 0.985, 1.0]), (0.99, 0.95, [0.94682858, 0.97515, 1.0])],
+)
+def test_golden_returns(gamma, lam, returns):
+    """Whitened they would have mean 0; an invalid sample has none."""
+    variant = variants.ppo(gamma=gamma, lam=lam)
+    got = variant.critic.targets(*golden())
+    close(got[0, 0], [*returns, 0], atol=1e-6)
+    assert not got[0, 1].any()
+
+
+def test_a_bias_learns_the_advantage_without_itself():
+    """With it the target of the first token would be 0.5 + 1 after scaling."""
+    rewards, signals = jnp.array([[1.0, 0.0]]), golden()[1]
+    variant = variants.token_critic(ddof=0, eps=0.0, bound=0.4, center_bias=True)
+    close(variant.critic.targets(rewards, signals)[0], [[1, 1, 1, 0], [-1, -1, 0, 0]])
+    close(variants.grpo(ddof=0, eps=0.0).advantage(rewards, signals), variant.critic.targets(rewards, signals))
+    assert float(jnp.abs(variant.advantage(rewards, signals) - variant.critic.targets(rewards, signals)).max()) > 0.01
+    assert variant.critic.at == "after" and variants.ppo().critic.at == "before"
+
+
+def test_a_kl_in_the_reward_is_in_the_targets():
+    rewards, signals = jnp.array([[1.0, 0.0]]), golden()[1]
+    signals = dataclasses.replace(signals, behavior_logps=jnp.zeros((1, 2, 4)), ref_logps=jnp.full((1, 2, 4), -1.0))
+    per_sample = variants.ppo(lam=1.0, kl_coef=0.1, kl_in="reward").critic.targets(rewards, signals)
+    per_token = variants.ppo(lam=1.0, kl_coef=0.1).critic.targets(rewards, signals)
+    close(per_sample[0, 0, :3], [0.7] * 3)
+    close(per_token[0, 0, :3], [0.7, 0.8, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (variants.token_critic, {"bound": 0.0}, "bound=0.0"),
+        (variants.token_critic, {"l2": -1.0}, "l2=-1.0"),
+        (variants.token_critic, {"normalise": "max"}, "normalise='max'"),
+        (variants.ppo, {"value_clip": 0.0}, "value_clip=0.0"),
+    ],
+)
+def test_options_out_of_range_are_refused(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_a_critics_loss_says_what_it_misses():
+    tokens = PerToken(weights=jnp.ones(3))
+    with pytest.raises(ValueError, match="critic_targets"):
+        variants.BiasLoss()(jnp.ones(3), tokens)
+    with pytest.raises(ValueError, match="critic_weights"):
+        variants.BiasLoss(normalise="mean")(jnp.ones(3), tokens)
+    with pytest.raises(ValueError, match="value_clip=0.2 needs batch.critic_outputs"):
+        variants.ValueLoss()(jnp.ones(3), dataclasses.replace(tokens, critic_targets=jnp.ones(3)))
+
+
+# --- a tabular policy whose every sequence is listed
+
+
+def perfect(logits, rewards):
+    """``V [1, 7, 2]`` before each token: the mean reward over all that the policy may still write; by loops."""
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    first = expected_reward(logits, rewards)
+    second = {
+        a: sum(p[a][b] * r for (c, b), r in zip(SEQUENCES[1:], rewards[1:], strict=True) if c == a) for a in (1, 2)
+    }
+    return np.array([[[first, second.get(s[0], 0.0)] for s in SEQUENCES]], np.float32)
+
+
+@pytest.mark.parametrize("lam", [0.6, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.0, 1.0))])
+def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_reward(lam):
+    rng, h = np.random.default_rng(int(10 * lam)), 1e-5
+    logits = rng.normal(size=(3, 3)).astype(np.float32)
+    rewards = rng.normal(size=len(SEQUENCES)).astype(np.float32)
+    want = np.zeros((3, 3))
+    for i in np.ndindex(3, 3):
+        step = np.zeros((3, 3))
+        step[i] = h
+        up, down = (expected_reward(logits.astype(float) + sign * step, rewards) for sign in (1, -1))
+        want[i] = -(up - down) / (2 * h)
+
+    critic = variants.ppo(lam=lam, value_clip=None).critic
+    values = perfect(logits, rewards)
+    signals = A.Signals(mask=jnp.asarray(WRITTEN), values=values)
+    returns = np.asarray(critic.targets(rewards[None], signals))
+    logps = lambda x: jax.nn.log_softmax(x).reshape(-1)[PATHS][None]  # noqa: E731
+    odds = jnp.exp(jnp.where(WRITTEN, logps(logits), 0.0).sum(-1, keepdims=True))
+    weights = jnp.where(WRITTEN, odds, 0.0)  # each sequence as often as the policy draws it
+
+    def policy(advantages):
+        batch = type("Batch", (), {"weights": weights, "advantages": advantages, "behavior_logps": logps(logits)})
+        return jax.grad(lambda x: L.policy_loss(logps(x), batch, variants.ppo().objective)[0])(logits)
+
+    close(policy(np.where(WRITTEN, returns - values, 0)), want, atol=2e-6)
+    # A table of values by state: the first token's, and those after 1 and after 2.
+    state = np.array([[0, s[0]] for s in SEQUENCES])
+
+    def table_loss(v):
+        return critic.loss(v[state][None], PerToken(weights=weights, critic_targets=returns))[0]
+
+    exact = np.array([values[0, 0, 0], values[0, 1, 1], values[0, 4, 1]])
+    close(jax.grad(table_loss)(jnp.asarray(exact)), 0, atol=1e-6)  # nothing left to learn
+    assert np.abs(jax.grad(table_loss)(jnp.asarray(exact + 0.5))).min() > 1e-3
