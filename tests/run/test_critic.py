@@ -125,20 +125,21 @@ def test_a_critic_spelt_out_is_the_same_run(recipe):
 @pytest.mark.parametrize("overrides", [["variant=token_critic"], ["variant=ppo", "critic.trunk=frozen"],
                                        ["variant=ppo", "critic.layers=1", "critic.seed=5"]])  # fmt: skip
 def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
-    several = ["train.minibatches=2", "train.iterations=2", "train.microbatches=2"]
-    run = trainer(recipe, tmp_path / "run", *overrides, *several)
+    # Adam would make as much of a rounding error as of a gradient, and a second step would draw other samples by it.
+    several = ["train.minibatches=2", "train.iterations=2", "train.steps=1", "critic.optimizer.name=sgd"]
+    run = trainer(recipe, tmp_path / "run", *overrides, *several, "train.microbatches=2")
     before = weights(run.learner.state)
     assert run.run()
     after = weights(run.learner.state)
-    assert int(after["critic"].step) == int(after["policy"].step) == 8
+    assert int(after["critic"].step) == int(after["policy"].step) == 4
     assert moved(before["critic"].params, after["critic"].params) > 1e-3
     if "critic_trunk" in before:
         jax.tree.map(np.testing.assert_array_equal, before["critic_trunk"], after["critic_trunk"])
         jax.tree.map(np.testing.assert_array_equal, before["critic_trunk"], before["policy"].params)
         assert moved(before["policy"].params, after["policy"].params) > 1e-3
-    whole = trainer(recipe, tmp_path / "whole", *overrides, *several[:2])
+    whole = trainer(recipe, tmp_path / "whole", *overrides, *several)
     assert whole.run()
-    assert moved(whole.learner.state["critic"].params, after["critic"].params) < 1e-3
+    assert moved(whole.learner.state["critic"].params, after["critic"].params) < 1e-5
 
 
 @pytest.mark.slow
