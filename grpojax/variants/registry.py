@@ -54,7 +54,7 @@ class Variant:
     keep: Callable[..., Any] | None = None
     retire: float | None = None
     combine: Literal["sum", "normalize"] | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
