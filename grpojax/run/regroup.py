@@ -25,16 +25,13 @@ class Regrouped:
       layout: where their tokens stand in them.
       filled: groups with those that fill up.
       copies: lanes that a group is split over.
-      prompts_a_part: prompts of a lane in one micro-batch; 1 where a prompt has several.
-      splits: micro-batches of one group.
+      policy: whose lanes and devices they are.
     """
 
     rows: Rows
     layout: Layout
     filled: int
     copies: int
-    prompts_a_part: int
-    splits: int
     policy: Policy
 
     def place(self, x: Tokens, fill: float = 0) -> Any:
@@ -101,8 +98,6 @@ def regroup(
         layout=layout,
         filled=filled,
         copies=len(prompts.lengths) // filled,
-        prompts_a_part=together,
-        splits=splits,
         policy=policy,
     )
 

@@ -56,7 +56,7 @@ class Variant:
     keep: Callable[..., Any] | None = None
     retire: float | None = None
     combine: Literal["sum", "normalize"] | None = None
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     critic: Critic | None = None
 
 

@@ -1,5 +1,10 @@
 """NTHR's scores group by group on the devices, against the pure functions on everything at once."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,3 +128,47 @@ def test_a_group_is_cut_by_its_tokens():
     assert regroup._cut(6, 8, 16, 64, False) == (1, 2)
     assert regroup._cut(5, 7, 16, 1, False) == (1, 7)
     assert regroup._cut(5, 1, 16, 1, False) == (1, 1)
+
+
+# In a process of its own: libtpu stays in the one that has loaded it.
+COMPILE = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+from grpojax.models import Compute
+from grpojax.models.sharding import MeshConfig
+from grpojax.programs import influence
+from grpojax.tools import planner
+
+samples, tokens, dim, width, vocab = 8, 4096, 3584, 32768, 152064
+mesh = planner.topology_mesh("v5e:4x4", MeshConfig(fsdp=16))
+compute = Compute(dtype="bfloat16", mesh=mesh, platform="tpu")
+lanes, lane, head = jax.P(None, ("data", "fsdp")), jax.P(("data", "fsdp")), jax.P("tensor", "fsdp")
+
+def array(shape, dtype, spec):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.NamedSharding(mesh, spec))
+
+def of_tokens(dtype, *more):
+    return array((samples, 16, tokens, *more), dtype, lanes)
+
+group = influence._Group(
+    of_tokens(jnp.bfloat16, dim), of_tokens(np.float32), of_tokens(np.int32), of_tokens(bool), of_tokens(np.int32),
+    of_tokens(np.float32),
+)
+stream = jax.jit(jax.shard_map(
+    lambda group, entries, head: influence._stream(group, entries, head, compute, 1.0, 1, samples), mesh=mesh,
+    in_specs=(lanes, lane, head), out_specs=(lanes, lane), check_vma=False,
+))
+entries, table = array((16, width), np.int32, lane), array((vocab, dim), np.float32, head)
+print(stream.lower(group, entries, table).compile().memory_analysis().temp_size_in_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+def test_temporaries_on_a_tpu_are_those_of_a_block():
+    """Eight samples of 4096 tokens, none of which comes twice: hidden states of 224 MiB, and 448 MiB were M whole."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-1]) < 200 * 2**20
