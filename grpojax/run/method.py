@@ -175,8 +175,8 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> PlanConfig | Non
         return None
     if variant.objective.count_empty and variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant"):
         raise UserError(
-            f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; leave "
-            "it out"
+            f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; "
+            "leave it out"
         )
     given = rollout.plan or PlanConfig()
     group = rollout.group

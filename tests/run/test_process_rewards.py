@@ -54,6 +54,7 @@ def test_steps_are_suffix_sums(recipe, tmp_path):
         np.testing.assert_allclose(got[p], want * mask[p], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_trains_and_a_filter_merges_it(recipe, tmp_path):
     assert Trainer(load(recipe, tmp_path / "run", "[{name: 'tiny_run:steps'}]", "filter={max_rollouts: 2}")).run()
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
