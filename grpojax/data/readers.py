@@ -17,6 +17,7 @@ BUILTIN, HUB = "builtin:", "hub:"
 
 # Prefix -> the function ``(name, options) -> rows`` that makes the problems of ``prefix:name``.
 GENERATED = {
+    "reasoning": "grpojax.environments.reasoning:rows",
     "reasoning_gym": "grpojax.environments.reasoning_gym:rows",
 }
 _MADE = ", ".join(f"{prefix}:" for prefix in GENERATED)
@@ -28,8 +29,8 @@ class SourceConfig:
 
     Attributes:
       path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, ``hub:owner/name`` for a dataset of
-        the Hugging Face hub, ``builtin:name`` for a file in the package, or ``reasoning_gym:family`` for problems made
-        by that package (`GENERATED`).
+        the Hugging Face hub, ``builtin:name`` for a file in the package; or problems that are made: ``reasoning:sums``
+        and ``reasoning:stories`` (`grpojax.environments.reasoning`), ``reasoning_gym:family`` (the package's families).
       format: of files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet", "text" (a prompt a line, in the
         column ``text``); "auto" goes by the name, less a ``.gz``, ``.bz2``, ``.xz`` or ``.zst`` at its end.
       weight: share of the prompts that come from here, relative to the other sources.
