@@ -2,6 +2,7 @@
 
 import dataclasses
 import glob
+import importlib
 import logging
 import re
 from collections.abc import Iterator
@@ -14,6 +15,13 @@ from grpojax.host.errors import UserError, require
 
 BUILTIN, HUB = "builtin:", "hub:"
 
+# Prefix -> the function ``(name, options) -> rows`` that makes the problems of ``prefix:name``.
+GENERATED = {
+    "reasoning": "grpojax.environments.reasoning:rows",
+    "reasoning_gym": "grpojax.environments.reasoning_gym:rows",
+}
+_MADE = ", ".join(f"{prefix}:" for prefix in GENERATED)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
@@ -21,11 +29,13 @@ class SourceConfig:
 
     Attributes:
       path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, ``hub:owner/name`` for a dataset of
-        the Hugging Face hub, or ``builtin:name`` for a file in the package.
+        the Hugging Face hub, ``builtin:name`` for a file in the package; or problems that are made: ``reasoning:sums``
+        and ``reasoning:stories`` (`grpojax.environments.reasoning`), ``reasoning_gym:family`` (the package's families).
       format: of files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet", "text" (a prompt a line, in the
         column ``text``); "auto" goes by the name, less a ``.gz``, ``.bz2``, ``.xz`` or ``.zst`` at its end.
       weight: share of the prompts that come from here, relative to the other sources.
       subset, split: of a hub dataset.
+      options: of problems that are made, such as ``{size: 500, seed: 1}``.
       prompt, answer: columns, where they differ from those of the whole section.
     """
 
@@ -34,6 +44,7 @@ class SourceConfig:
     weight: float = 1.0
     subset: str | None = None
     split: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
     prompt: str | None = None
     answer: str | None = None
 
@@ -47,6 +58,15 @@ class SourceConfig:
         for name in ("subset", "split"):
             if getattr(self, name) is not None and not hub:
                 raise UserError(f"{name}={getattr(self, name)!r} is for hub:owner/name, not for {self.path!r}")
+        if self.options and not self.generated:
+            raise UserError(f"options={self.options!r} are for problems that are made ({_MADE}), not for {self.path!r}")
+        if self.generated and self.format != "auto":
+            raise UserError(f"format={self.format!r} is for files, not for {self.path!r}")
+
+    @property
+    def generated(self) -> bool:
+        """Whether its problems are made, not read."""
+        return self.path.partition(":")[0] in GENERATED
 
 
 def locate(path: str) -> Path:
@@ -63,6 +83,9 @@ def open_source(source: SourceConfig) -> Iterator[tuple[str, Row]]:
     """
     if source.path.startswith(HUB):
         yield from _hub_rows(source)
+        return
+    if source.generated:
+        yield from _generated_rows(source)
         return
     for name, content in _files(source.path):
         kind, data = decompress(name, content)
@@ -138,3 +161,10 @@ def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
         raise UserError(f"{source.path}: cannot be loaded: {' '.join(str(e).split())[:300]}") from None
     for number, row in enumerate(loaded, 1):
         yield f"{source.path} row {number}", dict(row)
+
+
+def _generated_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
+    prefix, _, name = source.path.partition(":")
+    module, _, function = GENERATED[prefix].partition(":")
+    for number, row in enumerate(getattr(importlib.import_module(module), function)(name, source.options), 1):
+        yield f"{source.path} row {number}", row

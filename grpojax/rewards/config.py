@@ -9,13 +9,17 @@ from grpojax.host import settings
 from grpojax.host.errors import UserError, require
 from grpojax.rewards import builtin
 
+# Reward functions of this package that have a name too.
+NAMED_FUNCTIONS = {"reasoning_gym": "grpojax.environments.reasoning_gym:score"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewardConfig:
     """One reward.
 
     Attributes:
-      name: one of `builtin.REWARDS`, or the import path ``package.module:function`` of a reward function.
+      name: one of `builtin.REWARDS` or `NAMED_FUNCTIONS`, or the import path ``package.module:function`` of a reward
+        function; it becomes that path where it names a function.
       weight: its factor in the sum. With 0 it is only measured, and its invalid samples stay valid for the sum.
       options: what the named reward can be told (the fields of its class); a function gets them as keyword arguments.
       label: its name in metrics, if that is not to be ``name``.
@@ -29,13 +33,17 @@ class RewardConfig:
     pieces: bool = False
 
     def __post_init__(self):
+        if self.name in NAMED_FUNCTIONS:
+            object.__setattr__(self, "label", self.label or self.name)
+            object.__setattr__(self, "name", NAMED_FUNCTIONS[self.name])
         known = builtin.REWARDS.get(self.name)
         if known is not None:
             root = dataclasses.make_dataclass("Options", [("options", known)], frozen=True)
             settings.build(typing.cast(Any, root), {"options": self.options})
         elif not all(self.name.partition(":")[::2]):
-            close = difflib.get_close_matches(self.name, builtin.REWARDS, n=1)
-            known_names = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(builtin.REWARDS)},"
+            names = (*builtin.REWARDS, *NAMED_FUNCTIONS)
+            close = difflib.get_close_matches(self.name, names, n=1)
+            known_names = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)},"
             raise UserError(f"reward {self.name!r} is unknown; {known_names} or package.module:function")
         try:
             builtin.freeze(self.options)

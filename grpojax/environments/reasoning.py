@@ -1,0 +1,174 @@
+"""Made problems with a dial for their difficulty: plain sums, and stories in the words that ``builtin:tiny`` knows.
+
+No question is in both parts, train and test, whatever the seeds. The rows have ``question``, ``answer`` and ``level``.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+from grpojax.host import settings
+from grpojax.host.errors import UserError, require
+
+# One question in so many is for tests.
+TEST_SHARE = 8
+# Questions drawn in vain before it is said that there are no more.
+TRIES = 1000
+
+# Level of a story, from 1 -> steps to its answer, and sentences of somebody else's things among them.
+LEVELS = ((1, 0), (2, 0), (3, 0), (3, 1), (4, 1), (4, 2), (5, 2), (6, 3))
+MOST, OPERAND = 40, 15  # no count in a story is larger, nor any number that is added or taken away
+
+SHE = ("Mia", "Anna", "Lena", "Sara", "Nora", "Emma", "Ruth", "Zoe")
+HE = ("Tom", "Ben", "Max", "Leo", "Sam", "Paul", "Omar", "Finn")
+THINGS = tuple("apples pears plums nuts eggs shells stamps cards coins beads marbles stickers buttons books".split())
+HOLDERS = ("boxes", "bags", "baskets", "jars", "trays", "bowls")
+GAINS = ("{who} finds {n} more.", "{who} buys {n} more.", "{other} gives {him} {n} more.")
+LOSSES = ("{who} loses {n} of them.", "{who} sells {n}.", "{who} gives {n} to {other}.")
+ASIDES = ("{other} has {n} {others}.", "{other} buys {n} {others}.", "{other} sells {n} {others}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Made:
+    """What is common to both.
+
+    Attributes:
+      size: problems; None gives all sums that there are, and 1000 stories.
+      seed: which problems, and in what order.
+      part: train or test problems.
+    """
+
+    size: int | None = None
+    seed: int = 0
+    part: Literal["train", "test"] = "train"
+
+    def __post_init__(self):
+        require(self, size="[1, inf)")
+
+    def has(self, question: str) -> bool:
+        """Whether a question is in this part."""
+        return (hashlib.sha256(question.encode()).digest()[0] % TEST_SHARE == 0) == (self.part == "test")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sums(Made):
+    """``What is 7 + 12?``
+
+    Attributes:
+      most: the largest term; the least is 0.
+      terms: in a sum.
+    """
+
+    most: int = 30
+    terms: int = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, most="[1, inf)", terms="[2, inf)")
+        if (self.most + 1) ** self.terms > 1_000_000:
+            raise UserError(f"most={self.most}: with terms={self.terms} there are over a million sums")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The problems; raises `UserError` where there are fewer than ``size``."""
+        found = []
+        for terms in itertools.product(range(self.most + 1), repeat=self.terms):
+            question = f"What is {' + '.join(map(str, terms))}?"
+            if self.has(question):
+                found.append({"question": question, "answer": str(sum(terms)), "level": self.terms})
+        if self.size is not None and self.size > len(found):
+            raise UserError(f"size={self.size}: there are {len(found)} such sums for part={self.part}")
+        random.Random(self.seed).shuffle(found)
+        return found[: self.size]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stories(Made):
+    """``Mia has 4 boxes with 3 eggs each. Tom buys 9 coins. Mia sells 5. How many eggs does Mia have now?``
+
+    Attributes:
+      levels: of the problems, in turn: numbers of `LEVELS`, counted from 1. ``builtin:tiny`` knows stories like those
+        up to 3; those with asides are new to it.
+    """
+
+    levels: tuple[int, ...] = (2, 3, 4, 5, 6)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if wrong := [level for level in self.levels if not 1 <= level <= len(LEVELS)]:
+            raise UserError(f"levels: there is no level {wrong[0]}; there are 1 to {len(LEVELS)}")
+        if not self.levels:
+            raise UserError("levels: the list is empty")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The problems; raises `UserError` where there are fewer than ``size``."""
+        rng, seen = random.Random(f"stories {self.seed}"), set()
+        found: list[dict[str, Any]] = []
+        for level in itertools.islice(itertools.cycle(self.levels), 1000 if self.size is None else self.size):
+            drawn = (_story(rng, *LEVELS[level - 1]) for _ in range(TRIES))
+            new = next((d for d in drawn if d[0] not in seen and self.has(d[0])), None)
+            if new is None:
+                raise UserError(f"size={self.size}: no more than {len(found)} stories were found")
+            seen.add(new[0])
+            found.append({"question": new[0], "answer": str(new[1]), "level": level})
+        return found
+
+
+def _story(rng: random.Random, steps: int, asides: int) -> tuple[str, int]:
+    """A question and its answer. The count stays within 1 and `MOST`."""
+    name, other, third = rng.sample(SHE + HE, 3)
+    he, him = ("she", "her") if name in SHE else ("he", "him")
+    thing, another = rng.sample(THINGS, 2)
+    if packed := rng.random() < 0.3:
+        a, b = rng.randint(2, 6), rng.randint(2, 6)
+        count, sentences = a * b, [f"{name} has {a} {rng.choice(HOLDERS)} with {b} {thing} each."]
+    else:
+        count = rng.randint(4, MOST - 10)
+        sentences = [f"{name} {rng.choice(('has', 'starts with'))} {count} {thing}."]
+    moves = [True] * (steps - packed) + [False] * asides
+    rng.shuffle(moves)
+    who = he
+    for counts in moves:
+        if not counts:
+            sentence, n, who = rng.choice(ASIDES), rng.randint(2, OPERAND), name  # "he" would be the other one now
+        elif rng.random() < 0.5 and count <= MOST - 2 or count <= 2:
+            sentence, n = rng.choice(GAINS), rng.randint(2, min(OPERAND, MOST - count))
+            count += n
+        else:
+            sentence, n = rng.choice(LOSSES), rng.randint(2, min(OPERAND, count - 1))
+            count -= n
+        told = sentence.format(
+            who=who, him=him if who == he else name, other=third if counts else other, n=n, others=another
+        )
+        sentences.append(told[0].upper() + told[1:])
+        who = he if counts else name
+    sentences.append(f"How many {thing} does {name} have {rng.choice(('now', 'in the end'))}?")
+    return " ".join(sentences), count
+
+
+FAMILIES = {"sums": Sums, "stories": Stories}
+
+
+def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Problems of a family, the same ones in every process.
+
+    Args:
+      family: one of `FAMILIES`.
+      options: the fields of its class.
+
+    Raises:
+      UserError: there is no such family, option or value, or there are not so many problems.
+
+    Example:
+      >>> rows("sums", {"size": 2, "most": 9})[1]
+      {'question': 'What is 0 + 7?', 'answer': '7', 'level': 2}
+    """
+    if family not in FAMILIES:
+        raise UserError(f"reasoning:{family}: no such family; there are {', '.join(FAMILIES)}")
+    root = dataclasses.make_dataclass("Options", [("options", FAMILIES[family])], frozen=True)
+    try:
+        return settings.build(cast(Any, root), {"options": dict(options)}).options.rows()
+    except UserError as e:
+        raise UserError(f"reasoning:{family}: {e}") from None

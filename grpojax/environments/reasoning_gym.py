@@ -1,0 +1,158 @@
+"""The procedural tasks of reasoning-gym (arXiv:2505.24760) as problems, and its scores as the reward.
+
+Runs offline; needs the extra ``reasoning-gym``.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import importlib.util
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpojax.host.errors import UserError
+from grpojax.rewards.answers import extract_answer
+
+with contextlib.suppress(ImportError):  # here, so that a worker has it before its limits of time and memory hold
+    import reasoning_gym
+
+# Task i of seed s is drawn with the seed s + i, so that neighbouring seeds have all but one task in common: ours are
+# this far apart. They end where numpy's do, at 2^32.
+APART, MOST_SEED, MOST_SIZE = 1_000_003, 4_000, 1_000_000
+TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Task:
+    """What it takes to score an answer: the column ``task`` of a row.
+
+    Attributes:
+      family, options: of its data set; the options as JSON.
+      entry: question, answer and what else the family knows of it.
+    """
+
+    family: str
+    options: str
+    entry: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        """What counts in a fingerprint: the same in every process, unlike that of the sets in some entries."""
+        return f"{self.family} {self.options}: {self.entry['question']} {self.entry['answer']}"
+
+
+def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Problems of one of reasoning-gym's families, the same ones in every process and on every host.
+
+    Args:
+      family: such as "chain_sum".
+      options: ``size`` (1000 unless given) and ``seed`` (0 to 4000; 0 unless given; problems for evaluation need
+        another one than those for training), and whatever the family's own config takes.
+
+    Returns:
+      Rows of ``question``, ``answer`` and ``task``; without ``answer`` where a family has no single right one, and
+      ``data.answer`` must be null.
+
+    Raises:
+      UserError: the package is missing, or has no such family or option, or refuses a value.
+    """
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise UserError(f"reasoning_gym:{family} needs the package: pip install 'grpojax[reasoning-gym]'")
+    size, seed = options.get("size", 1000), options.get("seed", 0)
+    for name, value, least, most in (("size", size, 1, MOST_SIZE), ("seed", seed, 0, MOST_SEED)):
+        if type(value) is not int or not least <= value <= most:
+            raise UserError(f"reasoning_gym:{family}: {name}={value!r}: must be an integer from {least} to {most}")
+    drawn = {**options, "size": size, "seed": seed * APART}
+    # Some families go through sets, whose order Python draws anew in every process that is not told otherwise.
+    child = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import _draw_for_parent; _draw_for_parent()"],
+        input=json.dumps([family, drawn]).encode(),
+        capture_output=True,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+    )
+    if child.returncode:
+        raise UserError(f"reasoning_gym:{family}: {child.stderr.decode(errors='replace').strip().splitlines()[-1]}")
+    made = pickle.loads(child.stdout)
+    if isinstance(made, str):
+        raise UserError(f"reasoning_gym:{family}: {made}")
+    frozen = json.dumps(drawn, sort_keys=True)
+    return [
+        {"question": e["question"]}
+        | ({} if e["answer"] is None else {"answer": str(e["answer"])})
+        | {"task": Task(family, frozen, e)}
+        for e in made
+    ]
+
+
+def score(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    tokens: Sequence[Sequence[int]],
+    *,
+    task: Sequence[Task | None],
+    marker: str | None = None,
+    partial: bool = True,
+    **columns: Any,
+) -> list[float | None]:
+    r"""The family's own score of each marked answer, in [0, 1]; 0 without one.
+
+    Args:
+      task: the column of that name. A sample of a row without one is invalid.
+      marker: where the answer stands: ``"<answer>"`` for the text between that tag and its end, over several lines
+        if need be, or as in `grpojax.rewards.answers.extract_answer`; None takes the tag, then any of those.
+      partial: whether an answer that is not wholly right counts in part. Most families give a right answer among
+        other text its share of the characters, so that "17" for "7" is worth a half; False gives that nothing.
+    """
+    return [
+        None if t is None else _score(t, _marked(text, marker), partial)
+        for t, text in zip(task, completions, strict=True)
+    ]
+
+
+def _score(task: Task, answer: str | None, partial: bool) -> float:
+    if answer is None:
+        return 0.0
+    value = float(_dataset(task.family, task.options).score_answer(answer, task.entry))
+    return value if partial or value >= 1 else 0.0
+
+
+def _marked(completion: str, marker: str | None) -> str | None:
+    if marker in (None, "<answer>"):
+        tagged = TAGGED.findall(completion)
+        if tagged or marker:
+            return tagged[-1].strip() or None if tagged else None
+    return extract_answer(completion, marker)
+
+
+@functools.lru_cache(maxsize=256)
+def _dataset(family: str, options: str) -> Any:
+    return reasoning_gym.create_dataset(family, **json.loads(options))
+
+
+def _draw(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]] | str:
+    """The entries of a data set, or what is wrong with its name or its options."""
+    from reasoning_gym.factory import DATASETS
+
+    if family not in DATASETS:
+        close = difflib.get_close_matches(family, DATASETS, n=1)
+        return f"reasoning-gym has no such family{f'; did you mean {close[0]!r}?' if close else ''}"
+    known = [field.name for field in dataclasses.fields(DATASETS[family][1])]
+    if unknown := sorted(set(options) - set(known)):
+        return f"unknown option {unknown[0]!r}; it has {', '.join(known)}"
+    try:
+        return list(reasoning_gym.create_dataset(family, **options))
+    except Exception as e:  # each family checks its options with assertions of its own
+        return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+
+
+def _draw_for_parent() -> None:
+    """Reads a family and its options from standard input and writes what `_draw` makes of them."""
+    with contextlib.redirect_stdout(sys.stderr):
+        made = _draw(*json.load(sys.stdin))
+    sys.stdout.buffer.write(pickle.dumps(made))
