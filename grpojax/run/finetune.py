@@ -1,8 +1,8 @@
 """Supervised runs: the loop of ``grpojax sft`` and ``grpojax dpo``. It reads from top to bottom.
 
 The policy's model, state, checkpoints, signals and metrics are those of a run by reinforcement; what differs between
-completions and pairs is a `grpojax.run.teaching.Teaching`. The metrics of an update are read after the next one has
-been dispatched, so that the device always has work.
+completions and pairs is a `grpojax.run.teaching.Teaching`. On an accelerator the metrics of an update are read after
+the next one has been dispatched, so that it always has work.
 """
 
 import contextlib
@@ -114,13 +114,12 @@ class FineTune:
             for line in answers.notes(name, config.data) if answers else ():
                 log.info("%s", line)
         self.shapes = _shapes(config, policy, [*self.answers.kept, *(self.held_out.kept if self.held_out else ())])
-        if train.batch_size > len(self.answers.kept):
-            raise UserError(
-                f"train.batch_size={train.batch_size} is more than the {len(self.answers.kept)} of the data"
-            )
+        count = len(self.answers.kept)
+        if train.batch_size > count:
+            raise UserError(f"train.batch_size={train.batch_size} is more than the {count} entries of the data")
         many: Any = self.answers.kept
         self.batches = data.Batches(many, train.batch_size, train.seed, self.answers.weights)
-        self.steps = train.updates(len(self.answers.kept))
+        self.steps = train.updates(count)
         fingerprints = {"train": self.answers.fingerprint, "eval": self.held_out and self.held_out.fingerprint}
         self.session.claim(held, fingerprints)
 
@@ -142,7 +141,8 @@ class FineTune:
         self.done = self._saved = self.meta["step"]
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
-        self.pending: list[_Pending] = []  # two at most
+        self.pending: list[_Pending] = []
+        self.ahead = int(jax.default_backend() != "cpu")  # a CPU has nothing to gain, and its times would mix
         kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
         self.metrics = kind(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
@@ -168,7 +168,11 @@ class FineTune:
                 self.session.check_saved()
             return self.done == self.steps
         finally:
-            self._held.close()
+            self.close()
+
+    def close(self) -> None:
+        """Gives back what the run holds: files, the directory's lock."""
+        self._held.close()
 
     def _loop(self) -> None:
         train, session = self.config.train, self.session
@@ -178,7 +182,7 @@ class FineTune:
         while self.done < self.steps and not session.stopping():
             self.pending.append(self._step())
             self.done += 1
-            if len(self.pending) > 1:
+            if len(self.pending) > self.ahead:
                 self._finish()
             last = self.done == self.steps
             evaluates = last or (train.eval_every and self.done % train.eval_every == 0)

@@ -43,15 +43,17 @@ def run(args: argparse.Namespace) -> int:
     )
     traces = select_traces((read_samples(args.run_dir, step) for step in steps), config)
     if not traces.samples:
-        raise UserError(f"{args.run_dir}: no sample of {len(steps)} steps is right by {config.decides!r}; {_said(traces)}")
+        raise UserError(
+            f"{args.run_dir}: no sample of {len(steps)} steps is right by {config.decides!r}; {_said(traces)}"
+        )
     questions = data.read_questions(recipe.data)  # of a chat the samples have the last message only
     rows = []
     for step, sample in traces.samples:
         question = questions.get(sample["uid"], "")
         if sample["prompt"] != (question if isinstance(question, str) else question[-1]["content"]):
             raise UserError(
-                f"prompt {sample['uid']} of {args.run_dir} is not row {sample['uid']} of data.train any more: restore the "
-                "file, or say data.train=FILE"
+                f"prompt {sample['uid']} of {args.run_dir} is not row {sample['uid']} of data.train any more: restore "
+                "the file, or say data.train=FILE"
             )
         messages = data.chat_of(question, recipe.data)
         rows.append(trace_row(step, sample, messages, args.run_dir, recipe.model.path))
