@@ -27,7 +27,7 @@ SHORT = {
     "train configs/quickstart.yaml": "train.steps=1 train.eval_limit=8",
     "train configs/gsm8k": "train.steps=10 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
     "data.max_prompt_tokens=192",
-    "sft": "train.epochs=null train.steps=2",
+    "sft": "train.epochs=null train.steps=2 train.batch_size=8",
     "eval": "--limit 8 --max-tokens 8",
     "sample": "--max-tokens 8",
     "bench": "--steps 1 rollout.prompts=8 rollout.group=2 rollout.max_tokens=8",

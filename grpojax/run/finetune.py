@@ -99,13 +99,10 @@ class FineTune:
         self.session = Session(config)
         self.policy = policy = Policy(config.model, config.mesh, devices)
         tokenize = data.Tokenize(policy.tokenizer, config.data.questions())
-        end = (
-            policy.tokenizer.eos_token_id
-            if policy.tokenizer.eos_token_id is not None
-            else min(policy.eos_ids, default=None)
-        )
+        own = policy.tokenizer.eos_token_id  # of several that end a sample, the tokenizer's
+        end = min(policy.eos_ids, default=None) if own is None else own
         if end is None:
-            raise UserError(f"model.path={config.model.path!r} names no token that ends an answer (eos_token)")
+            raise UserError(f"model.path={config.model.path!r} names no token that ends an answer (eos_token_id)")
         self.answers = self.teaching.answers(config.data.train, tokenize, config.data, end)
         self.held_out = None
         if config.data.eval is not None:

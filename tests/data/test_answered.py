@@ -7,7 +7,7 @@ import pytest
 from chat_tokenizer import Fake, chatml
 
 from grpojax import data
-from grpojax.data import answered
+from grpojax.data import answered, tokenizing
 from grpojax.host.errors import UserError
 
 END = 2
@@ -30,8 +30,9 @@ def texts(loaded):
     return [(one(e.ids), [one(c) for c in e.completions]) for e in loaded.kept]
 
 
-def test_the_prompt_is_what_the_sampler_reads_and_the_answer_ends():
-    assert doctest.testmod(answered).failed == 0
+@pytest.mark.parametrize("module", [answered, tokenizing])
+def test_the_examples_run(module):
+    assert doctest.testmod(module).attempted and not doctest.testmod(module).failed
 
 
 @pytest.mark.parametrize(("row", "want"), [
@@ -113,3 +114,16 @@ def test_lengths_count_the_end(tmp_path):
 def test_columns_of_a_source_have_no_meaning_here():
     with pytest.raises(UserError, match="prompt and answer name no columns here"):
         data.AnsweredConfig(train=data.SourceConfig(path="x", prompt="question"))
+
+
+def test_questions_are_numbered_as_the_problems_of_a_run(tmp_path):
+    """Bad rows count, sources go on from each other, and each may have its own column."""
+    (tmp_path / "a.jsonl").write_text('{"question": "Q0", "answer": "1"}\n[7]\n{"question": "Q2", "answer": "1"}\n')
+    turns = chat("A", "B", "C", roles=("user", "assistant", "user"))["messages"]
+    (tmp_path / "b.jsonl").write_text(json.dumps({"chat": turns, "answer": "1"}) + "\n")
+    both = (str(tmp_path / "a.jsonl"), data.SourceConfig(path=str(tmp_path / "b.jsonl"), prompt="chat"))
+    config = data.DataConfig(train=both, on_bad_row="skip")
+    questions = data.read_questions(config)
+    assert questions == {0: "Q0", 2: "Q2", 3: turns}
+    loaded = data.load_problems(config.train, data.Tokenize(Fake(chatml), config), config)
+    assert [p.uid for p in loaded] == list(questions)

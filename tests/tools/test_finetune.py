@@ -8,6 +8,7 @@ import jax
 import pytest
 from runs import Trainer
 
+from grpojax.records.metrics import Metrics
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.finetune_recipe import load_dpo, load_sft
@@ -102,3 +103,27 @@ def test_a_run_s_answers_become_a_model(recipe, finished, tmp_path, capsys, monk
     assert "train.stepz: unknown key; did you mean 'steps'" in capsys.readouterr().err
     assert cli.main(["eval", str(tmp_path / "sft"), "--data", str(tmp_path / "one.jsonl")]) == 2
     assert "is a supervised run, which has no rewards: grpojax export" in capsys.readouterr().err
+
+
+def test_a_chat_is_exported_whole(tmp_path, capsys):
+    """The samples have its last message only; system message, examples and instruction stand as the model read them."""
+    turns = [("user", "Hi"), ("assistant", "Yes?"), ("user", "1+1=")]
+    chat = [{"role": role, "content": content} for role, content in turns]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"chat": chat, "answer": "2"}) + "\n")
+    overrides = [f"data.train={tmp_path}/chats.jsonl", "data.prompt=chat", "data.system=Add.", "data.eval=null",
+                 "data.instruction='{prompt} ?'", "data.examples=[{prompt: 2+2=, completion: '4'}]",
+                 f"run.dir={tmp_path}/run"]  # fmt: skip
+    recipe = config.load(CONFIGS.parent / "quickstart.yaml", overrides)
+    (tmp_path / "run").mkdir()
+    metrics = Metrics(tmp_path / "run", 0)
+    sample = {"uid": 0, "sample": 3, "prompt": "1+1=", "completion": "2", "reward": 1.0, "rewards": {"answer": 1.0},
+              "advantage": 0.5, "length": 2, "stop": "eos", "gold": "2", "answer": "2"}  # fmt: skip
+    metrics.write_samples(5, [sample])
+    metrics.close()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(recipe.resolved()))
+    (row,), _ = exported(tmp_path / "run", tmp_path / "traces.jsonl", capsys)
+    assert [(m["role"], m["content"]) for m in row["messages"]] == [
+        ("system", "Add."), ("user", "2+2= ?"), ("assistant", "4"), ("user", "Hi"), ("assistant", "Yes?"),
+        ("user", "1+1= ?"), ("assistant", "2"),
+    ]  # fmt: skip
+    assert (row["step"], row["uid"], row["sample"], row["gold"], row["model"]) == (5, 0, 3, "2", "builtin:tiny")
