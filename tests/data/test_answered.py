@@ -17,16 +17,16 @@ def chat(*contents, roles=("user", "assistant")):
     return {"messages": [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]}
 
 
-def load(tmp_path, rows, *, template=None, read=data.read_answer, group=1, **options):
+def load(tmp_path, rows, *, template=None, bos=None, read=data.read_answer, group=1, **options):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = data.AnsweredConfig(train=str(tmp_path / "rows.jsonl"), **options)
-    tokenize = data.Tokenize(Fake(template, bos=None), config.questions())
+    tokenize = data.Tokenize(Fake(template, bos=bos), config.questions())
     return data.load_answered(config.train, tokenize, config, read, end=END, group=group)
 
 
 def texts(loaded):
-    """Prompt and answers as text; the end as ``$``."""
-    one = lambda ids: "".join("$" if i == END else chr(i) for i in ids)  # noqa: E731
+    """Prompt and answers as text; the beginning of a sequence as ``^``, the end as ``$``."""
+    one = lambda ids: "".join({END: "$", 1: "^"}.get(i) or chr(i) for i in ids)  # noqa: E731
     return [(one(e.ids), [one(c) for c in e.completions]) for e in loaded.kept]
 
 
@@ -48,6 +48,7 @@ def test_rows_become_a_prompt_and_an_answer(tmp_path, row, want):
 
 def test_a_chat_of_one_question_needs_no_template(tmp_path):
     assert texts(load(tmp_path, [chat("Q", "A")])) == [("Q", ["A$"])]
+    assert texts(load(tmp_path, [chat("Q", "A")], bos=1)) == [("^Q", ["A$"])]
     with pytest.raises(UserError, match="rows.jsonl:1: the prompt is a list of messages, which needs a chat template"):
         load(tmp_path, [chat("Q", "A", "R", "B", roles=("user", "assistant") * 2)])
 
