@@ -136,8 +136,8 @@ def test_distillation_is_the_gradient_of_the_reverse_kl():
         return (jnp.exp(student) * (student - teacher)).sum()
 
     student = jax.nn.log_softmax(logits)
-    as_tokens = lambda x: x[None, :, None]  # noqa: E731  a sample of one token for each entry of the vocabulary
-    signals = A.Signals(mask=jnp.ones((1, 4, 1), bool), behavior_logps=as_tokens(student), ref_logps=as_tokens(teacher))
+    logps = jnp.stack([student, teacher])[:, None, :, None]  # a sample of one token for each entry of the vocabulary
+    signals = A.Signals(mask=jnp.ones((1, 4, 1), bool), behavior_logps=logps[0], ref_logps=logps[1])
     advantages = A.chain(A.distill())(jnp.zeros((1, 4)), signals)[0, :, 0]
     policy = jax.grad(lambda x: (jnp.exp(student) * advantages * jax.nn.log_softmax(x)).sum())(logits)
     close(policy, -jax.grad(reverse_kl)(logits))

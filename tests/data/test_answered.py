@@ -26,8 +26,11 @@ def load(tmp_path, rows, *, template=None, bos=None, read=data.read_answer, grou
 
 def texts(loaded):
     """Prompt and answers as text; the beginning of a sequence as ``^``, the end as ``$``."""
-    one = lambda ids: "".join({END: "$", 1: "^"}.get(i) or chr(i) for i in ids)  # noqa: E731
-    return [(one(e.ids), [one(c) for c in e.completions]) for e in loaded.kept]
+
+    def text(ids):
+        return "".join({END: "$", 1: "^"}.get(i) or chr(i) for i in ids)
+
+    return [(text(e.ids), [text(c) for c in e.completions]) for e in loaded.kept]
 
 
 @pytest.mark.parametrize("module", [answered, tokenizing])
