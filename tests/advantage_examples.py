@@ -52,8 +52,4 @@ def run(*transforms, rewards, reward=None, **signals):
     return jax.jit(A.chain(*transforms, reward=reward))(jnp.asarray(rewards, jnp.float32), signals)
 
 
-def prefix(lengths, size):
-    return np.arange(size) < np.asarray(lengths)[..., None]
-
-
 REWARD = st.sampled_from([0.0, 0.1, 0.95, 1.0, NAN]) | st.integers(-200, 200).map(lambda n: n / 100)

@@ -1,15 +1,12 @@
 """Signals for credit, with NaN on padding; and the worked example of NTHR."""
 
 import numpy as np
+from ragged import on, prefix
 
 from grpojax import advantages as A
 
 P, G, T, D, W = 3, 5, 7, 2, 11
 NAN = float("nan")
-
-
-def prefix(lengths, size):
-    return np.arange(size) < np.asarray(lengths)[..., None]
 
 
 def nthr_data():
@@ -25,15 +22,14 @@ def nthr_data():
 
 def example(seed):
     rng = np.random.default_rng(seed)
-    mask = prefix(rng.integers(0, T + 1, (P, G)), T)
+    mask = prefix(rng.integers(0, T + 1, (P, G)))
     rewards = rng.integers(0, 2, (P, G)).astype(np.float32)
     rewards[rng.random((P, G)) < 0.15] = NAN
-    plant = lambda x: np.where(mask.reshape(mask.shape + (1,) * (x.ndim - 3)), x, NAN).astype(np.float32)  # noqa: E731
     probs = rng.dirichlet(np.ones(W + 1), (P, G, T))[..., :W]
     return rewards, A.Signals(
-        mask=mask, behavior_logps=plant(-rng.exponential(size=mask.shape)),
-        entropy=plant(rng.exponential(size=mask.shape)), max_logps=plant(-0.1 * rng.random(mask.shape)),
-        token_bias=plant(rng.normal(size=mask.shape)),
-        tokens=rng.integers(0, 2, mask.shape).astype(np.int32), probs=plant(probs),
-        hidden=plant(rng.normal(size=(P, G, T, D))), columns=rng.integers(-1, W, mask.shape).astype(np.int32),
+        mask=mask, behavior_logps=on(mask, -rng.exponential(size=mask.shape)),
+        entropy=on(mask, rng.exponential(size=mask.shape)), max_logps=on(mask, -0.1 * rng.random(mask.shape)),
+        token_bias=on(mask, rng.normal(size=mask.shape)),
+        tokens=rng.integers(0, 2, mask.shape).astype(np.int32), probs=on(mask, probs),
+        hidden=on(mask, rng.normal(size=(P, G, T, D))), columns=rng.integers(-1, W, mask.shape).astype(np.int32),
     )  # fmt: skip

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
+from ragged import prefix
 
 from grpojax import losses as L
 from grpojax.types import pytree
@@ -45,18 +46,17 @@ def weigh(how, count_empty=True):
     return jax.jit(lambda mask: L.loss_weights(mask, how, count_empty=count_empty, **HOW[how]))
 
 
-def masks(lengths, size=T):
-    return np.arange(size) < np.asarray(lengths)[..., None]
-
-
 def example(seed=0, how="sequence_mean", lengths=None):
     """Log-probs, batch and entropy of ragged samples, two of them empty; ratios beyond both bounds."""
     rng = np.random.default_rng(seed)
     if lengths is None:
         lengths = rng.integers(1, T + 1, (P, G))
         lengths[0, 1] = lengths[2, 4] = 0
-    mask = masks(lengths)
-    normal = lambda scale: rng.normal(size=mask.shape, scale=scale).astype(np.float32)  # noqa: E731
+    mask = prefix(lengths)
+
+    def normal(scale):
+        return rng.normal(size=mask.shape, scale=scale).astype(np.float32)
+
     logps = normal(0.5) - 2
     advantages = np.broadcast_to(rng.normal(size=(*mask.shape[:2], 1)), mask.shape).astype(np.float32)
     batch = Batch(
@@ -103,3 +103,12 @@ LEVELS = {
     "trace_both": 0.8,
     "own": None,
 }
+
+
+def four_tokens(advantage):
+    """One sample of four tokens that `OLD` drew, all of the same weight."""
+    return Batch(
+        weights=L.loss_weights(MASK4[None, None], "token_mean"),
+        advantages=jnp.full((1, 1, 4), float(advantage)),
+        behavior_logps=OLD[None, None],
+    )

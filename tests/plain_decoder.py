@@ -82,16 +82,21 @@ def plain_scores(graph, params, sequences, temperature=1.0):
         a, b = x[..., : c.head_dim // 2], x[..., c.head_dim // 2 :]
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
+    def cut(x, head):
+        return x[..., head * c.head_dim : (head + 1) * c.head_dim]
+
     weights = nnx.to_pure_dict(nnx.state(model.layers))
     for i in range(c.num_layers):
         w = {k: v[i] for k, v in weights.items()}
-        linear = lambda h, name, w=w: h @ w[name] + w.get(f"{name}_bias", 0.0)  # noqa: E731
+
+        def linear(h, name, w=w):
+            return h @ w[name] + w.get(f"{name}_bias", 0.0)
+
         h = norm(x, w["attn_norm"])
         q, k, v = linear(h, "q"), linear(h, "k"), linear(h, "v")
         heads = []
         for head in range(c.num_heads):
             kv = head // (c.num_heads // c.num_kv_heads)
-            cut = lambda y, j: y[..., j * c.head_dim : (j + 1) * c.head_dim]  # noqa: E731
             qh, kh, vh = cut(q, head), cut(k, kv), cut(v, kv)
             if c.qk_norm:
                 qh, kh = norm(qh, w["q_norm"]), norm(kh, w["k_norm"])
@@ -115,8 +120,8 @@ def plain_batch(graph, params, batch, temperature=1.0):
     out = plain_scores(graph, params, sequences.reshape(p * g, -1), temperature)
     at = (batch.prompts.lengths - 1)[:, None, None] + np.arange(most)
     mask = np.arange(most) < batch.lengths[..., None]
-    take = lambda x: jnp.take_along_axis(x.reshape(p, g, -1), np.broadcast_to(at, batch.tokens.shape), -1)  # noqa: E731
-    return tuple(jnp.where(mask, take(x), 0.0) for x in out)
+    at = np.broadcast_to(at, batch.tokens.shape)
+    return tuple(jnp.where(mask, jnp.take_along_axis(x.reshape(p, g, -1), at, -1), 0.0) for x in out)
 
 
 def with_tokens(batch, **fields):

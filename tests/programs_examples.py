@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-import oracles
+import packing_oracles
 from oracles import close
 
 from grpojax.programs import packing
@@ -16,7 +16,10 @@ def example(lengths, size, seed=0):
     lengths, rng = np.asarray(lengths, np.int32), np.random.default_rng(seed)
     n, shape = len(lengths), (*lengths.shape, size)
     mask = np.arange(size) < lengths[..., None]
-    normal = lambda: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+
+    def normal():
+        return rng.normal(size=shape).astype(np.float32)
+
     return TrainBatch(
         prompts=Prompts(
             tokens=(100 * np.arange(n)[:, None] + 1 + np.arange(L_PROMPT)).astype(np.int32),
@@ -48,7 +51,7 @@ def check(batch, lanes, microbatches, seats):
     assert {x.dtype for x in jax.tree.leaves(packed.rows)} == {np.dtype(np.int32)}
 
     seen, bins = [], {}
-    for m, lane, prompt, completions in oracles.read_rows(packed.rows):
+    for m, lane, prompt, completions in packing_oracles.read_rows(packed.rows):
         for tokens in completions:
             p, g, t = np.unravel_index(np.array(tokens) - 1, batch.tokens.shape)
             assert t.tolist() == list(range(batch.lengths[p[0], g[0]])), "not a whole completion"
@@ -68,11 +71,13 @@ def check(batch, lanes, microbatches, seats):
         for m, lane in np.ndindex(shape[:2]):
             tokens = packed.rows.tokens[m, lane].reshape(-1)
             whole = [tokens[s[s >= 0]].tolist() for s in packed.rows.seats[m, lane] if (s >= 0).any()]
-            assert whole == [c for i, j, _, row in oracles.read_rows(packed.rows) if (i, j) == (m, lane) for c in row]
+            assert whole == [
+                c for i, j, _, row in packing_oracles.read_rows(packed.rows) if (i, j) == (m, lane) for c in row
+            ]
     for (_, _, p), rows in bins.items():
         order = sorted(g for row in rows for g in row)
         local = [[order.index(g) for g in row] for row in rows]
-        oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])
+        packing_oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])
 
     mask = np.arange(size) < batch.lengths[..., None]
     for name in ("tokens", "advantages", "weights", "behavior_logps", "ref_logps", "sampler_logps"):

@@ -32,8 +32,13 @@ def scores(rng):
     return out
 
 
+def prefix(lengths, size=T):
+    """``lengths`` tokens on the left of ``size`` places."""
+    return np.arange(size) < np.asarray(lengths)[..., None]
+
+
 def masks(rng, holes=True):
-    mask = np.arange(T) < rng.integers(0, T + 1, (P, G))[..., None]
+    mask = prefix(rng.integers(0, T + 1, (P, G)))
     return mask & (rng.random(mask.shape) < 0.75) if holes else mask
 
 

@@ -1,9 +1,10 @@
 import functools
 
+import advantage_oracles
+import allocation_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import scipy.stats
 from hypothesis import given, settings
@@ -94,7 +95,10 @@ def test_culling():
     rows = jnp.array([3, 0, 2, 4])
     state = jax.jit(X.cull)(X.start_culling(6), rows, rewards, 0)
     np.testing.assert_array_equal(state.solved, [-1, -1, 0, 0, -1, -1])
-    active = lambda state, epoch, **options: np.asarray(X.active(state, epoch, **options)).astype(int).tolist()  # noqa: E731
+
+    def active(state, epoch, **options):
+        return np.asarray(X.active(state, epoch, **options)).astype(int).tolist()
+
     assert active(state, 0) == [1] * 6  # from the next epoch on
     for epoch in (1, 5):
         assert active(state, epoch) == [1, 1, 0, 0, 1, 1]
@@ -139,8 +143,11 @@ def test_allocation_is_one_by_one():
     got = jax.jit(X.xrpo_allocate, static_argnums=2)(std, counts, 9)
     assert got.sum() == 9 and got.dtype == jnp.int32
     n, want = counts.copy().astype(int), np.zeros(4, int)
+
+    def half(i, n):
+        return scipy.stats.t.ppf(0.975, n - 1) * std[i] / np.sqrt(n)
+
     for _ in range(9):
-        half = lambda i, n: scipy.stats.t.ppf(0.975, n - 1) * std[i] / np.sqrt(n)  # noqa: E731
         gain = [half(i, n[i]) - half(i, n[i] + 1) if n[i] > 1 else 0 for i in range(4)]
         priority = [gain[i] + np.sqrt(np.log1p(n.sum()) / n[i]) if n[i] else np.inf for i in range(4)]
         best = int(np.argmax(priority))
@@ -218,13 +225,16 @@ def test_length_oracle(share, seed):
     rewards[rng.random((P, G)) < 0.1] = NAN
     lengths = rng.integers(1, 6, (P, G)).astype(np.int32)
     got = compiled(share)(rewards, A.Signals(lengths=lengths))
-    close(got, np.nan_to_num(oracles.length_selected(rewards, lengths, 0.4, share)), atol=1e-5)
+    close(got, np.nan_to_num(allocation_oracles.length_selected(rewards, lengths, 0.4, share)), atol=1e-5)
 
 
 def test_golden_xrpo_half_widths():
     """h(4) and h(5) of rewards [1, 0, 0, 1]: the gain is their difference."""
     std = np.std([1, 0, 0, 1], ddof=1)
-    h = lambda n: float(X.t_quantile(0.975, jnp.float32(n - 1))) * std / np.sqrt(n)  # noqa: E731
+
+    def h(n):
+        return float(X.t_quantile(0.975, jnp.float32(n - 1))) * std / np.sqrt(n)
+
     close(h(4), 0.91869312, atol=1e-4)
     close(std * float(X.t_quantile(0.975, jnp.float32(4))) / np.sqrt(5), 0.71687504, atol=1e-4)
 
@@ -267,11 +277,11 @@ def test_kept_and_paid(seed):
     lengths = rng.integers(0, T + 1, (P, G)).astype(np.int32)
     keep, selected, overlong = kept_and_paid(rewards, outcome, lengths)
     for options, got in zip(KEEP, keep, strict=True):
-        np.testing.assert_array_equal(got, oracles.keep_prompts(outcome, *options))
+        np.testing.assert_array_equal(got, allocation_oracles.keep_prompts(outcome, *options))
     for share, got in zip((0.2, 0.5, 1.0), selected, strict=True):
-        want = oracles.length_selected(rewards, lengths, 0.4, share, outcome, 0.75)
+        want = allocation_oracles.length_selected(rewards, lengths, 0.4, share, outcome, 0.75)
         close(got, np.nan_to_num(want), atol=1e-5)
-    close(overlong, oracles.advantages(oracles.soft_overlong(rewards, lengths, 6, 4)))
+    close(overlong, advantage_oracles.advantages(allocation_oracles.soft_overlong(rewards, lengths, 6, 4)))
 
 
 cull = jax.jit(X.cull, static_argnames="share")
@@ -293,4 +303,4 @@ def test_culling_over_ten_epochs(seed, readmit_after, share):
             state = cull(state, rows, rewards, epoch, share=share)
         for ahead in (0, 1):
             got = active(state, epoch + ahead, readmit_after=readmit_after)
-            assert got.tolist() == oracles.active(n, history, epoch + ahead, readmit_after, share)
+            assert got.tolist() == allocation_oracles.active(n, history, epoch + ahead, readmit_after, share)

@@ -1,7 +1,7 @@
+import credit_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from credit_examples import example, nthr_data
 from oracles import close
@@ -28,7 +28,10 @@ def test_displacement_is_of_an_update_on_one_prompt():
     """Exact on a tabular softmax: a step up on token 0 raises it by what the logits say; the wrong token falls."""
     logits, rewards = jnp.array([0.2, -0.1, 0.4]), jnp.array([[1.0, 0.0]])
     drawn = jnp.array([0, 1])
-    objective = lambda x: (jnp.array([1.0, -1.0]) * jax.nn.log_softmax(x)[drawn]).sum()  # noqa: E731
+
+    def objective(x):
+        return (jnp.array([1.0, -1.0]) * jax.nn.log_softmax(x)[drawn]).sum()
+
     stepped = logits + 0.1 * jax.grad(objective)(logits)
     before, after = (jax.nn.log_softmax(x)[drawn][None] for x in (logits, stepped))
     delta = D.likelihood_displacement(before, after, rewards)[0]
@@ -57,7 +60,7 @@ def test_gwhes_oracle():
             if mixed[-1]:
                 sigma = np.sqrt(share * (1 - share))
                 weights[p, g] = -(1 - share) / sigma if rewards[p, g] == 1 else share / sigma
-    scores = oracles.influence(s.probs, s.hidden, s.columns, s.mask, weights)
+    scores = credit_oracles.influence(s.probs, s.hidden, s.columns, s.mask, weights)
     for p, g in np.argwhere(rewards == 1):
         want[p, g] = scores[p, g][s.mask[p, g]].sum() if mixed[p] else 0
     assert any(mixed)
@@ -213,7 +216,10 @@ def test_exact_displacement_starts_over_for_each_prompt():
         return jnp.take_along_axis(jax.nn.log_softmax(logits)[None], problem["tokens"][..., None], -1)[..., 0]
 
     def update(logits, problem):
-        loss = lambda x: -(problem["rewards"][:, None] * logps(x, problem)).sum()  # noqa: E731
+
+        def loss(x):
+            return -(problem["rewards"][:, None] * logps(x, problem)).sum()
+
         return logits - 0.1 * jax.grad(loss)(logits)
 
     problems = {"tokens": tokens, "rewards": rewards - 0.5}

@@ -2,21 +2,21 @@
 
 import functools
 
+import advantage_oracles as oracle
 import jax
 import numpy as np
-import oracles
 import pytest
 from advantage_examples import REWARD
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from oracles import close
-from ragged import NAN, SEEDS, G, P, T, many, masks, on, scores
+from ragged import NAN, SEEDS, G, P, many, masks, on, prefix, scores
 
 from grpojax import advantages as A
 
-MASK = np.arange(T) < np.array([[7, 2, 5, 1, 3], [1, 1, 4, 0, 7], [2, 6, 3, 5, 4]])[..., None]
+LENGTHS = np.array([[7, 2, 5, 1, 3], [1, 1, 4, 0, 7], [2, 6, 3, 5, 4]])
 
-LENGTHS = MASK.sum(-1)
+MASK = prefix(LENGTHS)
 
 RNG = np.random.default_rng(7)
 
@@ -31,23 +31,23 @@ SPARSE = np.where(RNG.random(MASK.shape) < 0.4, RNG.random(MASK.shape), NAN).ast
 ALL = A.Signals(lengths=LENGTHS, mask=MASK, behavior_logps=LOGPS, ref_logps=REF, values=VALUES, step_rewards=SPARSE)
 
 ORACLES = {
-    "center_by_length": (A.chain(A.center_by_length()), lambda r: oracles.center_by_length(r, LENGTHS)),
-    "gpg": (A.chain(A.center(), A.rescale_live()), oracles.gpg),
-    "virtual_best": (A.chain(A.virtual_best(2.0, 2)), lambda r: oracles.virtual_best(r, 2.0, 2)),
-    "pass_at_k": (A.chain(A.pass_at_k(3, success=0.5)), lambda r: oracles.pass_at_k(r, 3, success=0.5)),
-    "best_margin": (A.chain(A.best_margin()), oracles.best_margin),
-    "process_rewards": (A.chain(A.process_rewards()), lambda r: oracles.process_rewards(r, SPARSE, MASK)),
+    "center_by_length": (A.chain(A.center_by_length()), lambda r: oracle.center_by_length(r, LENGTHS)),
+    "gpg": (A.chain(A.center(), A.rescale_live()), oracle.gpg),
+    "virtual_best": (A.chain(A.virtual_best(2.0, 2)), lambda r: oracle.virtual_best(r, 2.0, 2)),
+    "pass_at_k": (A.chain(A.pass_at_k(3, success=0.5)), lambda r: oracle.pass_at_k(r, 3, success=0.5)),
+    "best_margin": (A.chain(A.best_margin()), oracle.best_margin),
+    "process_rewards": (A.chain(A.process_rewards()), lambda r: oracle.process_rewards(r, SPARSE, MASK)),
     "returns": (
         A.chain(A.token_rewards(kl_coef=0.1), A.token_returns(gamma=0.9)),
-        lambda r: oracles.token_returns(r, MASK, LOGPS - REF, 0.1, 0.9),
+        lambda r: oracle.token_returns(r, MASK, LOGPS - REF, 0.1, 0.9),
     ),
     "gae": (
         A.chain(A.token_rewards(), A.gae(gamma=0.99, lam=0.9)),
-        lambda r: oracles.token_returns(r, MASK, gamma=0.99, values=VALUES, lam=0.9),
+        lambda r: oracle.token_returns(r, MASK, gamma=0.99, values=VALUES, lam=0.9),
     ),
     "whiten": (
         A.chain(A.to_tokens(), A.whiten(ddof=1, eps=1e-4)),
-        lambda r: oracles.whiten(
+        lambda r: oracle.whiten(
             np.where(MASK, np.nan_to_num(r)[..., None], 0), MASK & np.isfinite(r)[..., None], 1, 1e-4
         ),
     ),
@@ -114,34 +114,37 @@ def test_sequence_level(judge, seed):
     )  # fmt: skip
     got = sequence_level(r, signals)
     there = np.isfinite(r)
-    scaled = functools.partial(oracles.advantages, scale="group", eps=1e-2)
-    tokens = lambda x: np.where(mask, x[..., None], 0)  # noqa: E731
-    centred = oracles.advantages(r)
-    from_kl = oracles.subtract_kl(r, k1, mask, 0.3)
+    scaled = functools.partial(oracle.advantages, scale="group", eps=1e-2)
+
+    def tokens(x):
+        return np.where(mask, x[..., None], 0)
+
+    centred = oracle.advantages(r)
+    from_kl = oracle.subtract_kl(r, k1, mask, 0.3)
     want = {
-        "greedy": oracles.subtract_greedy(r, greedy),
-        "fail": oracles.penalize_all_fail(scaled(r, ddof=0), r, outcome, 0.7, 0.25),
-        "likelihood": oracles.advantages(oracles.likelihood_of_all_fail(r, outcome, likelihood, 0.25)),
-        "max_rl": oracles.max_rl(r),
+        "greedy": oracle.subtract_greedy(r, greedy),
+        "fail": oracle.penalize_all_fail(scaled(r, ddof=0), r, outcome, 0.7, 0.25),
+        "likelihood": oracle.advantages(oracle.likelihood_of_all_fail(r, outcome, likelihood, 0.25)),
+        "max_rl": oracle.max_rl(r),
         "floor": np.maximum(centred, -0.2),
         "floor of tokens": tokens(np.maximum(centred, -0.2)),
-        "margin": oracles.best_margin(r, scaled=True, eps=1e-2),
-        "alone, group": oracles.keep_singletons(scaled(r), r, "group"),
-        "alone, group, centred": oracles.keep_singletons(oracles.advantages(r, leave_one_out=True), r, "group"),
-        "alone, group, scaled": oracles.keep_singletons(scaled(r, center="none"), r, "group"),
-        "alone, batch": oracles.keep_singletons(
-            oracles.advantages(r, center="batch", scale="batch", eps=1e-2), r, "batch"
+        "margin": oracle.best_margin(r, scaled=True, eps=1e-2),
+        "alone, group": oracle.keep_singletons(scaled(r), r, "group"),
+        "alone, group, centred": oracle.keep_singletons(oracle.advantages(r, leave_one_out=True), r, "group"),
+        "alone, group, scaled": oracle.keep_singletons(scaled(r, center="none"), r, "group"),
+        "alone, batch": oracle.keep_singletons(
+            oracle.advantages(r, center="batch", scale="batch", eps=1e-2), r, "batch"
         ),
-        "live rewards": oracles.scale_by_live(np.nan_to_num(r), r, "rewards", 1, 1e-2),
-        "live advantages": oracles.scale_by_live(centred, r, "advantages", 0, 1e-2),
-        "white": tokens(oracles.whiten(r, there, 1, 1e-2)),
+        "live rewards": oracle.scale_by_live(np.nan_to_num(r), r, "rewards", 1, 1e-2),
+        "live advantages": oracle.scale_by_live(centred, r, "advantages", 0, 1e-2),
+        "white": tokens(oracle.whiten(r, there, 1, 1e-2)),
         "kl": scaled(from_kl),
-        "token rewards": oracles.token_rewards(r, mask, k1, 0.3),
-        "plain token rewards": oracles.token_rewards(r, mask, np.zeros(mask.shape), 0.0),
-        "returns": oracles.token_returns(r, mask, k1, 0.3, 0.9),
-        "whole returns": oracles.token_returns(r, mask, k1, 0.3),
-        "gae": oracles.token_returns(r, mask, gamma=0.9, values=values, lam=0.8),
-        "td": oracles.token_returns(r, mask, gamma=0.9, values=values, lam=0.0),
+        "token rewards": oracle.token_rewards(r, mask, k1, 0.3),
+        "plain token rewards": oracle.token_rewards(r, mask, np.zeros(mask.shape), 0.0),
+        "returns": oracle.token_returns(r, mask, k1, 0.3, 0.9),
+        "whole returns": oracle.token_returns(r, mask, k1, 0.3),
+        "gae": oracle.token_returns(r, mask, gamma=0.9, values=values, lam=0.8),
+        "td": oracle.token_returns(r, mask, gamma=0.9, values=values, lam=0.0),
     }
     assert got.keys() == want.keys()
     for name in want:

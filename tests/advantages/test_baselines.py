@@ -1,12 +1,13 @@
+import advantage_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
-from advantage_examples import CASES, NAN, REWARD, G, P, build, compiled, prefix, rewards_and_holes, run
+from advantage_examples import CASES, NAN, REWARD, G, P, build, compiled, rewards_and_holes, run
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from oracles import close
+from ragged import prefix
 
 from grpojax import advantages as A
 
@@ -70,7 +71,7 @@ def test_golden(row, column):
     rewards, *wanted = PINS[row]
     want = wanted[list(COLUMNS).index(column)]
     close(build(**COLUMNS[column])(np.array([rewards], np.float32))[0], want)
-    close(oracles.advantages([rewards], **COLUMNS[column])[0], want)
+    close(advantage_oracles.advantages([rewards], **COLUMNS[column])[0], want)
 
 
 # The standard deviation over the batch, of raw rewards or of centred ones; either is the broken other.
@@ -187,7 +188,7 @@ def test_unknown_choices_are_refused(make, names):
 @settings(max_examples=25, deadline=None)
 @given(rewards=hnp.arrays(np.float32, (P, G), elements=REWARD.map(np.float32)))
 def test_oracle(case, rewards):
-    close(compiled(case)(rewards), oracles.advantages(rewards, **CASES[case]), atol=3e-4, rtol=3e-4)
+    close(compiled(case)(rewards), advantage_oracles.advantages(rewards, **CASES[case]), atol=3e-4, rtol=3e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -207,7 +208,7 @@ def test_golden_center_by_length():
     lengths = jnp.array([[2, 4, 6, 8], [1, 1, 3, 3]])
     got = run(A.center_by_length(), rewards=[[1, 0, 0, 1], [0, 0, 1, 1]], lengths=lengths)
     close(got, [[0.5, -0.5, -0.5, 0.5], [-0.75, -0.75, 0.25, 0.25]])
-    close(oracles.center_by_length([[1, 0, 0, 1], [0, 0, 1, 1]], lengths), got)
+    close(advantage_oracles.center_by_length([[1, 0, 0, 1], [0, 0, 1, 1]], lengths), got)
     close(run(A.center_by_length(), rewards=[[1, 0]], lengths=[[0, 0]]), 0)
 
 
@@ -239,11 +240,11 @@ def test_golden_whiten(by_tokens, want):
     got = run(A.center(), *(steps[::-1] if by_tokens else steps), rewards=EIGHT, mask=mask)
     close(got[..., 0], want, atol=2e-6)
     assert not np.asarray(got)[~mask].any()
-    centred = oracles.advantages(EIGHT)
+    centred = advantage_oracles.advantages(EIGHT)
     if by_tokens:
-        close(oracles.whiten(np.where(mask, centred[..., None], 0), mask), got)
+        close(advantage_oracles.whiten(np.where(mask, centred[..., None], 0), mask), got)
     else:
-        close(oracles.whiten(centred, np.ones((2, 4), bool)), got[..., 0])
+        close(advantage_oracles.whiten(centred, np.ones((2, 4), bool)), got[..., 0])
 
 
 @pytest.mark.parametrize("number", [0.1, 0.95])

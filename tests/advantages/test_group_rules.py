@@ -1,9 +1,9 @@
 import itertools
 
+import advantage_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from advantage_examples import NAN, G, P, compiled, run
 from oracles import close
@@ -31,7 +31,7 @@ from grpojax import advantages as A
 def test_golden_virtual_best(rewards, options, want):
     got = A.chain(A.virtual_best(**options))(jnp.array([rewards]))
     close(got[0], want, atol=2e-6)
-    close(oracles.virtual_best([rewards], **options)[0], want, atol=2e-6)
+    close(advantage_oracles.virtual_best([rewards], **options)[0], want, atol=2e-6)
 
 
 @pytest.mark.parametrize("best", [0.1, 0.95])
@@ -67,7 +67,7 @@ def test_golden_pass_at_k(n, right, k, high, low):
     got = A.chain(A.pass_at_k(k))(jnp.array(rewards))[0]
     close(got, [high] * right + [low] * (n - right))
     close(got.sum(), 0)
-    close(oracles.pass_at_k(rewards, k)[0], got)
+    close(advantage_oracles.pass_at_k(rewards, k)[0], got)
 
 
 def test_pass_at_1_is_grpo():
@@ -136,7 +136,9 @@ def test_max_rl_is_the_expansion_of_the_log_likelihood(group):
     draws = np.array(list(itertools.product(range(4), repeat=group)))
     advantages = A.chain(A.max_rl())(right[draws])
     odds = jnp.exp(jax.nn.log_softmax(logits)[draws].sum(-1, keepdims=True))
-    surrogate = lambda x: (odds * advantages * jax.nn.log_softmax(x)[draws]).sum() / group  # noqa: E731
+
+    def surrogate(x):
+        return (odds * advantages * jax.nn.log_softmax(x)[draws]).sum() / group
 
     def expansion(x, order):
         p = (jax.nn.softmax(x) * right).sum()

@@ -1,7 +1,7 @@
+import advantage_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 from advantage_examples import CASES, NAN, G, P, build, compiled, rewards_and_holes
 from oracles import close
@@ -19,7 +19,7 @@ def test_chain_goes_from_left_to_right():
 @pytest.mark.parametrize("case", CASES)
 def test_a_missing_group_gives_0_and_changes_no_neighbour(case):
     rewards = np.array([[1.0, 0, 0.5, 0, 0], [0, 0, 0, 0, 0], [0.25, 1, 1, 0, 0.5]], np.float32)
-    alone = oracles.advantages(rewards[[0, 2]], **CASES[case])
+    alone = advantage_oracles.advantages(rewards[[0, 2]], **CASES[case])
     for missing in (NAN, np.inf, -np.inf):
         rewards[1] = missing
         got = np.asarray(compiled(case)(rewards))
@@ -32,7 +32,7 @@ def test_a_missing_group_gives_0_and_changes_no_neighbour(case):
 def test_a_missing_sample_counts_nowhere(case):
     rewards = np.array([[1, NAN, 0, 0, 0.25], [0, 1, 1, 0, 1], [0.5, 0, NAN, NAN, 1]], np.float32)
     got = np.asarray(compiled(case)(rewards))
-    close(got, oracles.advantages(rewards, **CASES[case]))
+    close(got, advantage_oracles.advantages(rewards, **CASES[case]))
     assert got[0, 1] == 0 and got[2, 2] == 0
 
 
@@ -46,7 +46,7 @@ def test_valid_may_be_given():
     valid = jnp.array([[True, False, True, True]])
     got = build(scale="group", eps=0.0)(jnp.array([[1.0, 1, 0, 0]]), A.Signals(valid=valid))
     close(got, [[1.15470054, 0, -0.57735027, -0.57735027]])
-    close(oracles.advantages([[1, 1, 0, 0]], valid=valid, scale="group", eps=0.0), got)
+    close(advantage_oracles.advantages([[1, 1, 0, 0]], valid=valid, scale="group", eps=0.0), got)
 
 
 def test_what_is_not_finite_is_not_valid_whatever_is_said():
@@ -92,6 +92,5 @@ def test_integer_rewards():
 @pytest.mark.parametrize("case", CASES)
 def test_advantages_are_constant_for_the_gradient(case):
     """Without stop_gradient, the standard deviation of equal rewards has a NaN gradient."""
-    loss = lambda r: (compiled(case)(r) * np.arange(1.0, G + 1)[None]).sum()  # noqa: E731
-    gradient = jax.grad(loss)(rewards_and_holes())
+    gradient = jax.grad(lambda r: (compiled(case)(r) * np.arange(1.0, G + 1)[None]).sum())(rewards_and_holes())
     assert not np.asarray(gradient).any()

@@ -2,16 +2,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from advantage_examples import NAN, REWARD, G, P, prefix, run
+from advantage_examples import NAN, REWARD, G, P, run
 from hypothesis import given, settings
 from hypothesis.extra import numpy as hnp
 from oracles import close
+from ragged import prefix
 
 from grpojax import advantages as A
 
 
 def test_to_tokens():
-    mask = np.arange(3) < np.array([[3, 1], [0, 2]])[..., None]
+    mask = prefix([[3, 1], [0, 2]], 3)
     got = A.chain(A.center(), A.to_tokens())(jnp.array([[1, 0], [0, 1]]), A.Signals(mask=mask))
     close(got, [[[0.5, 0.5, 0.5], [-0.5, 0, 0]], [[0, 0, 0], [0.5, 0.5, 0]]])
     got = A.chain(A.to_tokens())(jnp.array([[NAN, 2], [1, 1]]), A.Signals(mask=mask))
@@ -85,7 +86,10 @@ def test_a_hole_in_the_mask_is_no_step(gamma, lam):
     rng = np.random.default_rng(3)
     mask = np.array([[[1, 1, 0, 1, 0, 0, 1, 0]]], bool)
     values = rng.normal(size=mask.shape).astype(np.float32)
-    dense = lambda x: x[mask][None, None]  # noqa: E731
+
+    def dense(x):
+        return x[mask][None, None]
+
     rewards = np.ones((1, 1), np.float32)
     for steps in ((A.gae(gamma=gamma, lam=lam),), (A.token_returns(gamma=gamma),)):
         chain = A.chain(A.token_rewards(), *steps)
@@ -99,7 +103,7 @@ def test_a_hole_in_the_mask_is_no_step(gamma, lam):
 @settings(max_examples=30, deadline=None)
 def test_ppo_at_lambda_1_is_return_minus_value(rewards):
     rng = np.random.default_rng(5)
-    mask = np.arange(6) < rng.integers(1, 7, (P, G))[..., None]
+    mask = prefix(rng.integers(1, 7, (P, G)), 6)
     signals = A.Signals(mask=mask, values=rng.normal(size=mask.shape).astype(np.float32))
     rewards = np.nan_to_num(rewards)
     returns = A.chain(A.token_rewards(), A.token_returns())(rewards, signals)

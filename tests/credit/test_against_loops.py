@@ -3,6 +3,8 @@
 import functools
 import itertools
 
+import advantage_oracles
+import credit_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,33 +68,33 @@ def test_token_level(seed):
         hidden=on(mask, rng.normal(size=(P, G, T, D))), columns=rng.integers(-1, W, mask.shape).astype(np.int32),
     )  # fmt: skip
     got, losses, nthr = token_level(r, s, advantages)
-    centred, there = oracles.advantages(r), np.isfinite(r)
+    centred, there = advantage_oracles.advantages(r), np.isfinite(r)
     sign, valid = np.sign(centred), mask & there[..., None]
     flat = np.where(valid, centred[..., None], 0)
     tell = functools.partial(close, atol=1e-5, rtol=1e-4)
 
     for bound in BOUNDS:
-        tell(got[f"bias {bound}"], oracles.add_token_bias(centred, bias, valid, bound, True))
+        tell(got[f"bias {bound}"], credit_oracles.add_token_bias(centred, bias, valid, bound, True))
     for (bound, l2, normalise, ndim), (value, gradient) in zip(BIAS_LOSSES, losses, strict=True):
         of = advantages if ndim == 3 else np.repeat(advantages[..., :1], T, -1)
-        want = oracles.token_bias_loss(bias, of, mask, bound, l2, normalise)
+        want = credit_oracles.token_bias_loss(bias, of, mask, bound, l2, normalise)
         tell(value, want[0], atol=1e-4)
         tell(gradient, want[1], atol=1e-4)
 
-    weights = oracles.conflict_weights(s.tokens, valid, sign, 1.5)
-    tell(got["conflicts"], flat * weights / oracles.conflict_counts(s.tokens, valid, sign)[..., None])
+    weights = credit_oracles.conflict_weights(s.tokens, valid, sign, 1.5)
+    tell(got["conflicts"], flat * weights / credit_oracles.conflict_counts(s.tokens, valid, sign)[..., None])
     entropy = oracles.sample_means(s.entropy, mask)
-    penalty = functools.partial(oracles.entropy_penalty, centred, r, s.entropy, mask, 0.2)
+    penalty = functools.partial(credit_oracles.entropy_penalty, centred, r, s.entropy, mask, 0.2)
     tell(got["penalty"], penalty())
     tell(got["penalty everywhere"], penalty(everywhere=True))
     tell(got["filter"], np.where(entropy <= 0.9, centred, 0))
     tell(got["no filter"], centred)
-    rare = functools.partial(oracles.compensate_rare_tokens, centred, s.behavior_logps, valid)
+    rare = functools.partial(credit_oracles.compensate_rare_tokens, centred, s.behavior_logps, valid)
     tell(got["rare"], rare(positive_only=False))
     tell(got["rare of all"], rare(limit=1.1, positive_only=False, max_logps=s.max_logps))
 
     for own, (all_scores, means) in zip(SELF, nthr, strict=True):
-        want, apart, want_scores, want_means = oracles.nthr(
+        want, apart, want_scores, want_means = credit_oracles.nthr(
             flat, r, s.probs, s.hidden, s.columns, valid, sign, 0.5, None, own
         )
         tell(np.where(valid, all_scores, 0), want_scores, atol=1e-4)

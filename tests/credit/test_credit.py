@@ -1,14 +1,17 @@
 import functools
 
+import advantage_oracles
+import credit_oracles
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from credit_examples import NAN, G, P, T, W, example, nthr_data, prefix
+from credit_examples import NAN, G, P, T, W, example, nthr_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import close
+from ragged import prefix
 
 from grpojax import advantages as A
 from grpojax import credit as C
@@ -55,7 +58,10 @@ def test_golden_token_bias(bound, center, want):
 def test_golden_token_bias_loss():
     """The bias goes *with* the advantage: minimising their correlation would have +1.5 for a gradient."""
     bias, mask = jnp.array([[[0.2, -0.1, 0.4, NAN]]]), prefix([[3]], 4)
-    loss = lambda b, **options: C.token_bias_loss(b, jnp.array([[1.5]]), mask, **options)  # noqa: E731
+
+    def loss(b, **options):
+        return C.token_bias_loss(b, jnp.array([[1.5]]), mask, **options)
+
     value, gradient = jax.value_and_grad(loss)(bias)
     close(value, -0.75)
     close(gradient[0, 0], [-1.5, -1.5, -1.5, 0])
@@ -194,7 +200,7 @@ def test_golden_conflict_weights():
     chain = (A.center(), A.to_tokens(), C.conflict_weights())
     got = run(*chain, rewards=[[1, 0, 0]], mask=mask, tokens=CONFLICT)
     close(got[0], signs * np.array(LAMBDA))
-    close(np.where(mask, oracles.conflict_weights(CONFLICT, mask, [[1, -1, -1]]), 0)[0], LAMBDA)
+    close(np.where(mask, credit_oracles.conflict_weights(CONFLICT, mask, [[1, -1, -1]]), 0)[0], LAMBDA)
 
 
 def test_conflicts_of_equal_samples():
@@ -303,27 +309,27 @@ def compiled(rewards, signals):
 def test_oracles(seed):
     rewards, s = example(seed)
     got = compiled(rewards, s)
-    grpo = oracles.advantages(rewards, scale="group")
-    centred = oracles.advantages(rewards)
+    grpo = advantage_oracles.advantages(rewards, scale="group")
+    centred = advantage_oracles.advantages(rewards)
     mask = s.mask & np.isfinite(rewards)[..., None]
     flat = np.where(mask, centred[..., None], 0)
     tell = functools.partial(close, atol=1e-4, rtol=1e-3)
-    tell(got["rare"], oracles.compensate_rare_tokens(grpo, s.behavior_logps, mask, limit=1.8))
+    tell(got["rare"], credit_oracles.compensate_rare_tokens(grpo, s.behavior_logps, mask, limit=1.8))
     tell(got["rare of all"],
-         oracles.compensate_rare_tokens(centred, s.behavior_logps, mask, max_logps=s.max_logps))  # fmt: skip
-    tell(got["novelty"], oracles.sharpen_novelty(grpo, rewards, s.behavior_logps, s.mask))
+         credit_oracles.compensate_rare_tokens(centred, s.behavior_logps, mask, max_logps=s.max_logps))  # fmt: skip
+    tell(got["novelty"], credit_oracles.sharpen_novelty(grpo, rewards, s.behavior_logps, s.mask))
     tell(got["bias"], np.where(mask, flat + 0.7 * np.tanh(np.nan_to_num(s.token_bias) / 0.7), 0))
     for rule in ("quantile", "top"):
-        tell(got[rule], oracles.entropy_mask(centred, s.entropy, mask, 0.3, rule))
+        tell(got[rule], credit_oracles.entropy_mask(centred, s.entropy, mask, 0.3, rule))
     bonus = np.minimum(0.4 * np.nan_to_num(s.entropy), np.abs(flat) / 2)
     tell(got["shaping"], np.where(mask, flat + bonus, 0))
-    penalized = oracles.entropy_penalty(centred, rewards, s.entropy, s.mask, 0.1)
+    penalized = credit_oracles.entropy_penalty(centred, rewards, s.entropy, s.mask, 0.1)
     tell(got["penalty"], np.where(oracles.sample_means(s.entropy, s.mask) <= 0.9, penalized, 0))
     sign = np.sign(centred)
-    tell(got["conflicts"], flat * oracles.conflict_weights(s.tokens, mask, sign))
+    tell(got["conflicts"], flat * credit_oracles.conflict_weights(s.tokens, mask, sign))
 
     weights = np.where(mask, (sign > 0)[..., None], 0.0)
-    scores = oracles.influence(s.probs, s.hidden, s.columns, mask, weights)
+    scores = credit_oracles.influence(s.probs, s.hidden, s.columns, mask, weights)
     means = oracles.sample_means(scores, mask)
     want = flat.copy()
     for p in range(P):
@@ -340,12 +346,15 @@ def test_influence_is_the_pairwise_sum():
     _, s = example(3)
     weights = np.random.default_rng(0).normal(size=s.mask.shape).astype(np.float32)
     got = jax.jit(C.influence)(s.probs, s.hidden, s.columns, s.mask, weights)
-    close(np.where(s.mask, got, 0), oracles.influence(s.probs, s.hidden, s.columns, s.mask, weights), atol=1e-4)
+    close(np.where(s.mask, got, 0), credit_oracles.influence(s.probs, s.hidden, s.columns, s.mask, weights), atol=1e-4)
 
 
 def test_nothing_pairwise_is_stored():
     """256 tokens have 65536 pairs; all temporaries together hold fewer numbers than that."""
-    abstract = lambda *tail, dtype=jnp.float32: jax.ShapeDtypeStruct((1, 4, 64, *tail), dtype)  # noqa: E731
+
+    def abstract(*tail, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct((1, 4, 64, *tail), dtype)
+
     arrays = (abstract(8), abstract(4), abstract(dtype=jnp.int32), abstract(dtype=jnp.bool_), abstract())
     memory = jax.jit(C.influence).lower(*arrays).compile().memory_analysis()
     assert 0 < memory.temp_size_in_bytes < 4 * 256**2 / 2

@@ -2,82 +2,14 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as limits
-from hypothesis import strategies as st
+from settings_examples import MODEL, RUN, Config, Linear, Model, Rare, Reward, Train
 
 from grpojax.host import settings
-from grpojax.host.errors import UserError, require
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reward:
-    name: str
-    weight: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Linear:
-    end: float
-    steps: int = 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Train:
-    steps: int = 10
-    lr: float = 1e-3
-    optimizer: Literal["adam", "sgd"] = "adam"
-    resume: bool = False
-    clip: float | None = None
-    schedule: str | Linear = "constant"
-    seed: int | Reward | Linear = 0
-    betas: tuple[float, float] = (0.9, 0.99)
-    group: int = 8
-
-    def __post_init__(self):
-        require(self, steps="[1, inf)", clip="(0, 1]")
-        if self.group % 2:
-            raise ValueError(f"group={self.group}: an even number, please")
-        if self.steps == 13:
-            raise UserError("steps 13 brings bad luck\nuse 12")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Model:
-    path: str
-    revision: str | None = None
-    dtype: Literal["float32", "bfloat16"] | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    model: Model
-    train: Train = Train()
-    rewards: tuple[Reward, ...] = ()
-    stops: list[str] = dataclasses.field(default_factory=list)
-    extra_rewards: list[Reward] = dataclasses.field(default_factory=list)
-    mix: dict[str, float] = dataclasses.field(default_factory=dict)
-    judges: dict[str, Reward] | None = None
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        if self.model.path == self.model.revision:
-            raise ValueError("path and revision are the same")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rare:
-    size: Literal[1, 2, "auto"] = 1
-    panel: Sequence[Reward] = ()  # pydantic's, not this module's
-    derived: int = dataclasses.field(init=False, default=0)
-
-
-MODEL = {"path": "m"}
+from grpojax.host.errors import UserError
 
 
 def build(**sections):
@@ -106,15 +38,6 @@ def write(tmp_path):
         return path
 
     return write
-
-
-RUN = """\
-model: {path: Qwen/Qwen3-0.6B}
-train: {steps: 5, lr: 1e-5}
-rewards:
-  - {name: math}
-  - {name: format, weight: 0.5}
-"""
 
 
 def test_load_reads_every_kind_of_field(write):
@@ -370,59 +293,3 @@ def test_diff():
 def test_the_import_is_light():
     code = "import sys, grpojax.host.settings; assert not {'jax', 'numpy', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
-
-
-NAMES = sorted({f.name for c in (Config, Model, Train, Reward, Linear) for f in dataclasses.fields(c)})
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(["adam", "1e-5", "a"]),
-)
-KEYS = st.one_of(st.sampled_from(NAMES), st.text(max_size=3), st.integers(0, 3))
-TREES = st.recursive(
-    SCALARS, lambda t: st.one_of(st.lists(t, max_size=3), st.dictionaries(KEYS, t, max_size=4)), max_leaves=12
-)
-SECTIONS = {
-    "train": st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Train)]), SCALARS, max_size=3),
-    "rewards": st.lists(st.fixed_dictionaries({"name": st.text()}, optional={"weight": SCALARS}), max_size=3),
-    "judges": TREES,
-    "options": st.dictionaries(st.text(max_size=3), TREES, max_size=2),
-}
-PROPER = st.fixed_dictionaries({"model": st.just(MODEL)}, optional=SECTIONS)
-
-
-def check_attempt(attempt):
-    """It gives a Config that survives `to_dict` and `build`, or one `UserError` of a line."""
-    try:
-        got = attempt()
-    except UserError as error:
-        assert str(error) and len(str(error).splitlines()) == 1
-    else:
-        assert settings.build(Config, json.loads(json.dumps(settings.to_dict(got)))) == got
-
-
-@limits(max_examples=200, deadline=None)
-@given(st.one_of(PROPER, st.dictionaries(KEYS, TREES, max_size=4)))
-def test_fuzz_mappings(tree):
-    check_attempt(lambda: settings.build(Config, tree, {"": "here"}))
-
-
-@pytest.fixture(scope="module")
-def run_yaml(tmp_path_factory):
-    path = tmp_path_factory.mktemp("fuzz") / "run.yaml"
-    path.write_text(RUN)
-    return path
-
-
-PATHS = st.lists(st.one_of(st.sampled_from(NAMES), st.sampled_from(["0", "1", "-1"]), st.text(max_size=2)), max_size=4)
-VALUES = st.one_of(st.text(max_size=12), TREES.map(str), st.text(alphabet="[]{}:,!&*|>'\"-?#%@ \n01ea", max_size=12))
-OVERRIDES = st.one_of(st.text(max_size=20), st.builds(lambda path, value: f"{'.'.join(path)}={value}", PATHS, VALUES))
-
-
-@limits(max_examples=200, deadline=None)
-@given(st.lists(OVERRIDES, max_size=3))
-def test_fuzz_overrides(run_yaml, overrides):
-    check_attempt(lambda: settings.load(Config, run_yaml, overrides))

@@ -5,8 +5,8 @@ import types
 
 import jax
 import jax.numpy as jnp
+import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from loss_examples import (
     NAN,
@@ -43,9 +43,9 @@ def test_golden_importance(options, want):
 def test_importance_oracle(mode, level):
     logps, batch, _ = example(5)
     mask = np.asarray(batch.weights) > 0
-    plant = lambda x: np.where(mask, x, np.float32(200))  # noqa: E731
-    got = L.importance_correction(plant(logps), plant(batch.ref_logps), mask, mode, level=level)
-    close(got, oracles.importance(logps, batch.ref_logps, mask, mode, level), atol=1e-4)
+    train, sampler = (np.where(mask, x, np.float32(200)) for x in (logps, batch.ref_logps))
+    got = L.importance_correction(train, sampler, mask, mode, level=level)
+    close(got, loss_oracles.importance(logps, batch.ref_logps, mask, mode, level), atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from loss_examples import (
     DELTA,
@@ -53,7 +52,7 @@ def test_golden_kl_values(kind, values, mean):
     logps = jax.nn.log_softmax(LOGITS)
     close(L.kl(logps, REF, kind), values)
     close((jnp.exp(logps) * L.kl(logps, REF, kind)).sum(), mean)
-    close(values, [oracles.kl(float(a), float(b), kind) for a, b in zip(logps, REF, strict=True)])
+    close(values, [loss_oracles.kl(float(a), float(b), kind) for a, b in zip(logps, REF, strict=True)])
 
 
 def expected_gradient(token_loss, drawn_from=None):
@@ -75,14 +74,18 @@ def expected_policy_gradient(objective, drawn_from=None, reward=None):
         weights=jnp.exp(drawn), advantages=jnp.zeros(3) if reward is None else reward(logps),
         behavior_logps=drawn_from, ref_logps=REF,
     )  # fmt: skip
-    loss = lambda logits: L.policy_loss(jax.nn.log_softmax(logits), batch, objective)[0]  # noqa: E731
-    return jax.jit(jax.grad(loss))(LOGITS)
+    return jax.jit(jax.grad(lambda logits: L.policy_loss(jax.nn.log_softmax(logits), batch, objective)[0]))(LOGITS)
 
 
 def test_the_two_gradients():
     """By automatic differentiation of the sum over the vocabulary."""
-    reverse = lambda x: (jax.nn.softmax(x) * (jax.nn.log_softmax(x) - REF)).sum()  # noqa: E731
-    forward = lambda x: (jnp.exp(REF) * (REF - jax.nn.log_softmax(x))).sum()  # noqa: E731
+
+    def reverse(x):
+        return (jax.nn.softmax(x) * (jax.nn.log_softmax(x) - REF)).sum()
+
+    def forward(x):
+        return (jnp.exp(REF) * (REF - jax.nn.log_softmax(x))).sum()
+
     for f, value, gradient in ((reverse, 0.14084707, REVERSE), (forward, 0.14509681, FORWARD)):
         got = jax.jit(jax.value_and_grad(f))(LOGITS)
         close(got[0], value)
@@ -166,7 +169,10 @@ def test_kl_refuses():
 def test_kl_of_a_masked_slot_is_0_in_value_and_gradient(kind):
     ref = np.array([-1.0, np.nan, 200.0], np.float32)
     mask = np.array([True, False, False])
-    total = lambda lp: L.kl(lp, ref, kind, log_ratios=lp + 1.0, mask=mask).sum()  # noqa: E731
+
+    def total(lp):
+        return L.kl(lp, ref, kind, log_ratios=lp + 1.0, mask=mask).sum()
+
     value, gradient = jax.value_and_grad(total)(np.array([-1.5, -1.0, np.nan], np.float32))
     assert np.isfinite(value) and np.isfinite(gradient[0]) and not np.asarray(gradient[1:]).any()
 

@@ -4,17 +4,17 @@ import types
 
 import jax
 import jax.numpy as jnp
+import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_examples import (
     LENGTHS,
     MASK4,
-    masks,
 )
 from oracles import close
+from ragged import prefix
 
 from grpojax import losses as L
 
@@ -41,7 +41,10 @@ def test_golden_llds(fall, gate, want):
         behavior_logps=jnp.zeros((1, 1, 4)), actions=ACTIONS,
         displacement_weights=L.displacement_weights(np.zeros((1, 1, 4)), mask),
     )  # fmt: skip
-    loss = lambda x, c=1.0: L.policy_loss(x, batch, L.Objective(llds_coef=c, llds_gate=gate))  # noqa: E731
+
+    def loss(x, c=1.0):
+        return L.policy_loss(x, batch, L.Objective(llds_coef=c, llds_gate=gate))
+
     logps = -jnp.array([[fall]])
     (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(logps)
     close(value, want)
@@ -85,12 +88,12 @@ def test_llds_does_nothing_at_ratio_1():
 @settings(max_examples=15, deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 999))
 def test_llds_oracle(lengths, seed):
-    mask, rng = masks(lengths), np.random.default_rng(seed)
+    mask, rng = prefix(lengths), np.random.default_rng(seed)
     ratios = np.where(mask, rng.normal(size=mask.shape), 0).astype(np.float32)
     actions = np.sort(rng.integers(0, 3, mask.shape), -1).astype(np.int32)
     got = llds_gates(ratios, mask, actions)
     for gate in got:
-        close(got[gate], oracles.displacement(ratios, mask, gate, actions))
+        close(got[gate], loss_oracles.displacement(ratios, mask, gate, actions))
 
 
 @jax.jit
@@ -102,6 +105,9 @@ def test_golden_llds_token_row():
     """The row of the gradient table: 0.0875, and no half gradients where nothing fell."""
     delta = np.array([0.3, -0.3, 0.1, -0.05], np.float32)
     mask = np.ones(4, bool)
-    term = lambda x: L.displacement(x, mask, "token").mean()  # noqa: E731
+
+    def term(x):
+        return L.displacement(x, mask, "token").mean()
+
     close(term(delta), 0.0875)
     close(jax.grad(term)(delta), [0, -0.25, 0, -0.25])

@@ -8,8 +8,8 @@ import types
 
 import jax
 import jax.numpy as jnp
+import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,10 +26,11 @@ from loss_examples import (
     T,
     compiled,
     example,
-    masks,
+    four_tokens,
     weigh,
 )
 from oracles import close
+from ragged import prefix
 
 from grpojax import losses as L
 
@@ -48,12 +49,7 @@ from grpojax import losses as L
 )
 def test_golden_surrogate(low, high, advantage, loss, gradient):
     """Clipped whatever the sign of the advantage, the gradient would be 0 at both of the first two tokens."""
-    mask = np.ones((1, 1, 4), bool)
-    batch = Batch(
-        weights=L.loss_weights(mask, "token_mean"),
-        advantages=jnp.full((1, 1, 4), float(advantage)),
-        behavior_logps=OLD[None, None],
-    )
+    batch = four_tokens(advantage)
     objective = L.Objective(surrogate=L.clipped(low=low, high=high), aggregate="token_mean")
     (value, metrics), (got, _) = compiled(objective)((OLD + DELTA)[None, None], batch, jnp.zeros((1, 1, 4)))
     close(value, loss)
@@ -94,7 +90,7 @@ def test_no_update_between_rollout_and_loss():
     """At ratio 1 the loss is about 0 and says nothing; the gradient is -Σ w A ∇log π and is not 0."""
     logps, batch, entropy = example()
     advantages = jnp.asarray(batch.advantages - batch.advantages.mean(1, keepdims=True))
-    mask = masks(np.random.default_rng(1).integers(1, T + 1, (P, G)))
+    mask = prefix(np.random.default_rng(1).integers(1, T + 1, (P, G)))
     own = dataclasses.replace(batch, advantages=advantages, behavior_logps=None, weights=weigh("sequence_mean")(mask))
     (loss, metrics), (gradient, _) = compiled(L.Objective())(logps, own, entropy)
     close(loss, 0)
@@ -114,7 +110,7 @@ def test_no_update_between_rollout_and_loss():
     ],
 )
 def test_golden_loss_at_ratio_1(how, advantages, loss):
-    mask = masks([[2, 4, 6, 8]], 8)
+    mask = prefix([[2, 4, 6, 8]], 8)
     batch = Batch(
         weights=L.loss_weights(mask, how, **HOW[how]),
         advantages=jnp.broadcast_to(jnp.array(advantages)[None, :, None], mask.shape),
@@ -144,7 +140,7 @@ def test_oracle(name, lengths, seed, how, own):
     if own:
         batch = dataclasses.replace(batch, behavior_logps=None)
     (loss, metrics), _ = compiled(objective)(logps, batch, entropy)
-    want = oracles.policy_loss(
+    want = loss_oracles.policy_loss(
         logps, np.asarray(batch.weights), batch.advantages, behavior_logps=batch.behavior_logps,
         ref_logps=batch.ref_logps, entropy=entropy,
         low=objective.surrogate.low, high=objective.surrogate.high,
@@ -184,7 +180,7 @@ def test_a_fully_masked_row_and_batch(how):
     lengths = (np.asarray(batch.weights) > 0).sum(-1)
     lengths[0, 0] = 0
     lengths[1] = 0  # a prompt
-    mask = masks(lengths)
+    mask = prefix(lengths)
     weights = weigh(how, count_empty=False)(mask)
     (loss, _), gradients = run(logps, dataclasses.replace(batch, weights=weights), entropy)
     assert jnp.isfinite(loss) and all(jnp.isfinite(g).all() for g in gradients)
@@ -192,7 +188,7 @@ def test_a_fully_masked_row_and_batch(how):
 
     keep = np.array([0, 2])  # as if the prompt had never been there
     without = jax.tree.map(lambda x: x[keep], batch)
-    weights = oracles.loss_weights(mask[keep], how, count_empty=False, **HOW[how]).astype(np.float32)
+    weights = loss_oracles.loss_weights(mask[keep], how, count_empty=False, **HOW[how]).astype(np.float32)
     (other, _), other_gradients = run(logps[keep], dataclasses.replace(without, weights=weights), entropy[keep])
     close(other, loss)
     close(other_gradients, np.asarray(gradients)[:, keep])
@@ -234,7 +230,7 @@ def test_micro_batches_sum_to_the_same_gradient(how):
 
 def test_golden_micro_batches():
     """Cut in two, with each part divided by its own tokens, this batch has a mean loss of 8.75."""
-    losses, mask = np.array([[[1, 2, 3, 4]], [[10, 20, 0, 0]]], np.float32), masks([[4], [2]], 4)
+    losses, mask = np.array([[[1, 2, 3, 4]], [[10, 20, 0, 0]]], np.float32), prefix([[4], [2]], 4)
     weights = L.loss_weights(mask, "token_mean")
     close(sum((weights[i] * losses[i]).sum() for i in range(2)), 6.6666667)
     own = [L.loss_weights(mask[i : i + 1], "token_mean") for i in range(2)]

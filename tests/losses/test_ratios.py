@@ -5,8 +5,8 @@ import types
 
 import jax
 import jax.numpy as jnp
+import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +20,9 @@ from loss_examples import (
     T,
     compiled,
     example,
-    masks,
 )
 from oracles import close
+from ragged import on, prefix
 
 from grpojax import losses as L
 
@@ -51,7 +51,7 @@ def test_rows_of_several_samples_give_the_same_loss():
         x = np.full((2, T), NAN, np.float32)
         x[0, :a], x[1, :b] = (rng.normal(size=a), rng.normal(size=b)) if scale else (-1.0, 0.7)
         rows[field] = x
-    mask = masks([a, b])
+    mask = prefix([a, b])
     weights = np.asarray(L.loss_weights(mask[None], "sequence_mean"))[0]
     share = np.asarray(L.displacement_weights(np.nan_to_num(rows["advantages"]), mask))
     rows |= {
@@ -73,8 +73,11 @@ def test_rows_of_several_samples_give_the_same_loss():
     def losses(batch):
         batch = {"ref_logps": None} | batch
         logps, segments = batch.pop("logps"), batch.pop("segments", None)
-        f = lambda x, o: L.policy_loss(x, types.SimpleNamespace(**batch), o, segments=segments)[0]  # noqa: E731
-        return {name: jax.value_and_grad(f)(logps, o) for name, o in objectives.items()}
+
+        def loss(x, objective):
+            return L.policy_loss(x, types.SimpleNamespace(**batch), objective, segments=segments)[0]
+
+        return {name: jax.value_and_grad(loss)(logps, o) for name, o in objectives.items()}
 
     apart, together = losses(rows), losses(packed)
     for name in objectives:
@@ -123,19 +126,21 @@ def all_levels(logps, behavior, mask):
         return L.log_ratio(logps, behavior, mask, level, decay=LEVELS[level])
 
     weights = jnp.arange(1.0, T + 1)  # tells the tokens of a gradient apart
-    gradient = lambda level: jax.grad(lambda x: (weights * ratio(level, x)).sum())(logps)  # noqa: E731
+
+    def gradient(level):
+        return jax.grad(lambda x: (weights * ratio(level, x)).sum())(logps)
+
     return {level: (ratio(level, logps), gradient(level)) for level in LEVELS}
 
 
 @settings(max_examples=20, deadline=None)
 @given(lengths=LENGTHS, seed=st.integers(0, 999))
 def test_log_ratio_oracle(lengths, seed):
-    mask, rng = masks(lengths), np.random.default_rng(seed)
-    plant = lambda x: np.where(mask, x, NAN).astype(np.float32)  # noqa: E731
-    logps, behavior = (plant(rng.normal(scale=0.3, size=mask.shape)) for _ in range(2))
+    mask, rng = prefix(lengths), np.random.default_rng(seed)
+    logps, behavior = (on(mask, rng.normal(scale=0.3, size=mask.shape)) for _ in range(2))
     got = all_levels(logps, behavior, mask)
     for level, decay in LEVELS.items():
-        close(got[level][0], oracles.log_ratio(logps, behavior, mask, level, decay), atol=1e-5)
+        close(got[level][0], loss_oracles.log_ratio(logps, behavior, mask, level, decay), atol=1e-5)
         if level in ("token", "sequence_token", "own"):
             close(got[level][1], np.where(mask, np.arange(1.0, T + 1), 0))
         elif level == "sequence":

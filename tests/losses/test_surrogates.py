@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +23,7 @@ from loss_examples import (
     P,
     compiled,
     example,
+    four_tokens,
 )
 from oracles import close
 
@@ -93,13 +93,7 @@ from grpojax import losses as L
     ],
 )
 def test_golden_objectives(options, advantage, loss, gradient):
-    mask = np.ones((1, 1, 4), bool)
-    options = {"aggregate": "token_mean"} | options
-    batch = Batch(
-        weights=L.loss_weights(mask, "token_mean"),
-        advantages=jnp.full((1, 1, 4), float(advantage)),
-        behavior_logps=OLD[None, None],
-    )
+    options, batch = {"aggregate": "token_mean"} | options, four_tokens(advantage)
     (value, _), (got, _) = compiled(L.Objective(**options))((OLD + DELTA)[None, None], batch, None)
     close(value, loss)
     close(got[0, 0], gradient)
@@ -144,7 +138,7 @@ def test_surrogate_oracle(name, seed):
     options = dataclasses.asdict(surrogate)
     want = sum(
         float(batch.weights[i])
-        * oracles.token_loss(type(surrogate).__name__, float(logps[i]) - float(batch.behavior_logps[i]),
+        * loss_oracles.token_loss(type(surrogate).__name__, float(logps[i]) - float(batch.behavior_logps[i]),
                              float(batch.advantages[i]), float(logps[i]), **options)
         for i in zip(*np.nonzero(batch.weights), strict=True)
     )  # fmt: skip
@@ -159,7 +153,7 @@ def test_geometric_oracle(seed):
     mask, want = np.asarray(batch.weights) > 0, 0.0
     for p, g in np.argwhere(mask.any(-1)):
         deltas = (logps - batch.behavior_logps)[p, g][mask[p, g]].astype(float)
-        want += oracles.geometric(deltas, float(batch.advantages[p, g, 0]), 0.2, 0.2) / (P * G)
+        want += loss_oracles.geometric(deltas, float(batch.advantages[p, g, 0]), 0.2, 0.2) / (P * G)
     close(loss, want, atol=2e-5)
 
 

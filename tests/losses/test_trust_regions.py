@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_examples import masks
 from oracles import close
+from ragged import prefix
 
 from grpojax import losses as L
 
@@ -60,7 +60,7 @@ def test_at_ratio_1_nothing_is_dropped():
 def test_oracle(kind, seed, coef):
     """Through `policy_loss`, against the sampler, on ragged samples."""
     rng = np.random.default_rng(seed)
-    mask = masks(rng.integers(0, 8, (3, 5)))
+    mask = prefix(rng.integers(0, 8, (3, 5)))
     old, new = (np.where(mask, np.log(rng.uniform(0.02, 0.98, mask.shape)), np.nan).astype(np.float32) for _ in "12")
     advantages = np.broadcast_to(rng.normal(size=(3, 5, 1)), mask.shape).astype(np.float32)
     batch = types.SimpleNamespace(

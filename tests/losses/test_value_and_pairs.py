@@ -14,9 +14,15 @@ from grpojax import losses as L
 
 def test_golden_value_loss():
     """The smaller of the two squares would give 0.045."""
-    one = lambda x: jnp.array([x, NAN])  # noqa: E731
+
+    def one(x):
+        return jnp.array([x, NAN])
+
     weights = jnp.array([1.0, 0.0])
-    loss = lambda v: L.value_loss(v, one(0.4), weights, old_values=one(0.5), clip=0.2)  # noqa: E731
+
+    def loss(v):
+        return L.value_loss(v, one(0.4), weights, old_values=one(0.5), clip=0.2)
+
     value, gradient = jax.value_and_grad(loss)(one(0.9))
     close(value, 0.125)
     close(gradient, [0.5, 0])

@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
+import loss_oracles
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +14,10 @@ from loss_examples import (
     G,
     P,
     T,
-    masks,
     weigh,
 )
 from oracles import close
+from ragged import prefix
 
 from grpojax import losses as L
 
@@ -34,12 +34,12 @@ from grpojax import losses as L
     ],
 )
 def test_golden_aggregation(how, together, apart):
-    losses, mask = np.array([[1, 2, 3, 4], [10, 20, 0, 0]], np.float32), masks([4, 2], 4)
+    losses, mask = np.array([[1, 2, 3, 4], [10, 20, 0, 0]], np.float32), prefix([4, 2], 4)
     for shape, want in (((1, 2, 4), together), ((2, 1, 4), apart)):
         weights = L.loss_weights(mask.reshape(shape), how, **HOW[how])
         assert weights.dtype == jnp.float32
         close((weights * losses.reshape(shape)).sum(), want)
-        close(oracles.aggregate(losses.reshape(shape), mask.reshape(shape), how, **HOW[how]), want)
+        close(loss_oracles.aggregate(losses.reshape(shape), mask.reshape(shape), how, **HOW[how]), want)
 
 
 # The same, and a sample (in a prompt of its own) that has no token.
@@ -56,21 +56,21 @@ def test_golden_aggregation(how, together, apart):
 def test_golden_empty_sample(how, counted, not_counted):
     """Divided by a length that is not at least 1, the empty sample's 0 / 0 is NaN."""
     losses = np.array([[[1, 2, 3, 4]], [[10, 20, 0, 0]], [[NAN] * 4]], np.float32)
-    mask = masks([[4], [2], [0]], 4)
+    mask = prefix([[4], [2], [0]], 4)
     for count_empty, want in ((True, counted), (False, not_counted)):
         weights = L.loss_weights(mask, how, count_empty=count_empty, **HOW[how])
         close(jnp.where(mask, weights * losses, 0).sum(), want)
-        close(weights, oracles.loss_weights(mask, how, count_empty=count_empty, **HOW[how]))
+        close(weights, loss_oracles.loss_weights(mask, how, count_empty=count_empty, **HOW[how]))
 
 
 @pytest.mark.parametrize("how", HOW)
 @settings(max_examples=12, deadline=None)
 @given(lengths=LENGTHS, count_empty=st.booleans(), seed=st.integers(0, 99))
 def test_aggregation_oracle(how, lengths, count_empty, seed):
-    mask, losses = masks(lengths), np.random.default_rng(seed).normal(size=(P, G, T)) + 1
+    mask, losses = prefix(lengths), np.random.default_rng(seed).normal(size=(P, G, T)) + 1
     weights = np.asarray(weigh(how, count_empty)(mask))
     assert not weights[~mask].any() and (weights[mask] > 0).all()
-    close((weights * losses).sum(), oracles.aggregate(losses, mask, how, count_empty=count_empty, **HOW[how]))
+    close((weights * losses).sum(), loss_oracles.aggregate(losses, mask, how, count_empty=count_empty, **HOW[how]))
 
 
 @pytest.mark.parametrize("count_empty", [True, False])
@@ -81,7 +81,7 @@ def test_weights_of_nothing_are_0(how, count_empty):
 
 @pytest.mark.parametrize("how", HOW)
 def test_weights_permutations_and_vmap(how):
-    mask, rng = masks(np.random.default_rng(0).integers(0, T + 1, (P, G))), np.random.default_rng(1)
+    mask, rng = prefix(np.random.default_rng(0).integers(0, T + 1, (P, G))), np.random.default_rng(1)
     prompts, samples = rng.permutation(P), rng.permutation(G)
     weights = np.asarray(weigh(how)(mask))
     close(weigh(how)(mask[prompts]), weights[prompts])
@@ -105,7 +105,7 @@ def test_weights_refuse(how, constant, names):
 
 def test_golden_verl_sum_norm():
     """Σ l / L without the mean over samples; Dr. GRPO's constant gives half of it for two samples."""
-    mask = np.arange(4) < np.array([[4, 2]])[..., None]
+    mask = prefix([[4, 2]], 4)
     losses = np.array([[[1, 2, 3, 4], [10, 20, 0, 0]]], np.float32)
     close((L.loss_weights(mask, "constant", constant=8 / 2) * losses).sum(), 5.0)
     close((L.loss_weights(mask, "constant", constant=8.0) * losses).sum(), 2.5)
@@ -117,7 +117,10 @@ def test_golden_verl_sum_norm():
 def test_a_prefix_that_all_share_gets_no_update_from_sums():
     """Σ A = 0 at ratio 1 under sums over tokens; under means over samples the shorter wrong ones pull it down."""
     advantages = np.array([[[1.5], [-0.5], [-0.5], [-0.5]]]) * np.ones((1, 4, 6))
-    mask = np.arange(6) < np.array([[6, 2, 3, 4]])[..., None]
-    push = lambda how: float((L.loss_weights(mask, how) * advantages)[..., 0].sum())  # noqa: E731
+    mask = prefix([[6, 2, 3, 4]], 6)
+
+    def push(how):
+        return float((L.loss_weights(mask, how) * advantages)[..., 0].sum())
+
     assert abs(push("sequence_sum")) < 1e-7 and abs(push("token_mean")) < 1e-7
     assert push("sequence_mean") < -0.05

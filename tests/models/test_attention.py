@@ -12,7 +12,10 @@ from grpojax.models import sharding
 def ragged(*, b=1, k=1, r=2, s=5, l=0, heads=2, kv_heads=1, dim=8, dtype=jnp.float32, seed=0):
     """Random ``(arrays, segments, lengths, row_prompt)``: rows of one completion each, of all lengths from 0 to s."""
     rng = np.random.default_rng(seed)
-    array = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
+
+    def array(*shape):
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
     arrays = {
         "q": array(b, r, s, heads, dim),
         "k": array(b, r, s, kv_heads, dim),

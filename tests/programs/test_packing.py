@@ -3,7 +3,7 @@ import operator
 
 import jax
 import numpy as np
-import oracles
+import packing_oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,7 +118,7 @@ def test_bucket(most, multiple, parts):
 @given(lengths=st.lists(st.integers(1, 20), max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_first_fit(lengths):
-    oracles.check_first_fit(packing.first_fit(lengths, 20), lengths, 20)
+    packing_oracles.check_first_fit(packing.first_fit(lengths, 20), lengths, 20)
 
 
 def test_golden_first_fit():

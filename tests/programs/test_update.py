@@ -31,7 +31,10 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
     adv = np.asarray(variant.advantage(rewards, advantages.Signals(mask=mask)))
     objective = variant.objective
     weights = np.asarray(losses.loss_weights(mask, objective.aggregate, constant=objective.constant))
-    noise = lambda: -4.0 + 0.3 * rng.standard_normal(mask.shape).astype(np.float32)  # noqa: E731
+
+    def noise():
+        return -4.0 + 0.3 * rng.standard_normal(mask.shape).astype(np.float32)
+
     return with_tokens(
         batch, advantages=adv, weights=weights, behavior_logps=noise() if off_policy else None,
         ref_logps=noise() if objective.needs_reference else None, sampler_logps=noise(),

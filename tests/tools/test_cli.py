@@ -2,16 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from refusals import QUICKSTART, check_said
 
 from grpojax import data, rewards
 from grpojax.host.errors import UserError
 from grpojax.tools import cli
-
-CONFIGS = Path(__file__).parents[2] / "configs"
-QUICKSTART = str(CONFIGS / "quickstart.yaml")
 
 
 @pytest.mark.parametrize(("override", "message"), [
@@ -81,8 +78,7 @@ QUICKSTART = str(CONFIGS / "quickstart.yaml")
 ])  # fmt: skip
 def test_a_mistake_is_two_lines_and_status_two(override, message, tmp_path, capsys):
     assert cli.main(["train", QUICKSTART, f"run.dir={tmp_path / 'run'}", override]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") <= 2 and "Traceback" not in error
+    check_said(message, capsys)
 
 
 def test_help_loads_nothing_heavy():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import close
+from variant_examples import REQUIRED, built
 
 from grpojax import advantages as A
 from grpojax import losses as L
@@ -24,19 +25,18 @@ OF_THE_BATCH = {"gdpo", "gpg", "grpo_lambda_length", "high_entropy_tokens", "lit
 OF_THE_BATCH |= {"reinforce_pp", "reinforce_pp_baseline", "scale_rl"}
 # Variants that teach something where all rewards of a group are equal, because the method says so.
 TEACH_ALWAYS = {"grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic"}
-REQUIRED = {"dr_grpo": {"constant": 8.0}}
 # Draws go by place: with every candidate drawn, the result does not depend on where a token stands.
 ALL_DRAWN = {"clip_cov": {"covariance_fraction": 1.0, "covariance_low": 0.2}}
 
 
 @functools.cache
 def variant(name):
-    return variants.get(name, **REQUIRED.get(name, {}))
+    return built(name)
 
 
 @functools.cache
 def objective_of(name):
-    return variants.get(name, **REQUIRED.get(name, {}), **ALL_DRAWN.get(name, {})).objective
+    return built(name, **ALL_DRAWN.get(name, {})).objective
 
 
 @pytree
@@ -66,7 +66,9 @@ def example(seed=0, prompts=P, size=T):
         out[:, :, :T] = x
         return out
 
-    normal = lambda *tail: rng.normal(size=(*shape, *tail)).astype(np.float32)  # noqa: E731
+    def normal(*tail):
+        return rng.normal(size=(*shape, *tail)).astype(np.float32)
+
     behavior = -np.abs(normal())
     probs = rng.dirichlet(np.ones(W + 1), shape)[..., :W].astype(np.float32)
     steps = np.where(rng.random(shape) < 0.3, rng.random(shape), NAN).astype(np.float32)
@@ -124,7 +126,10 @@ def plant(garbage):
 def other_tokens(x):
     """Other token ids and columns on the padding."""
     mask, s = x.signals.mask, x.signals
-    change = lambda ids: np.where(mask, ids, 2).astype(np.int32)  # noqa: E731
+
+    def change(ids):
+        return np.where(mask, ids, 2).astype(np.int32)
+
     return dataclasses.replace(x, signals=dataclasses.replace(s, tokens=change(s.tokens), columns=change(s.columns)))
 
 
@@ -132,8 +137,7 @@ ORDER_P, ORDER_G = np.random.default_rng(1).permutation(P), np.random.default_rn
 
 
 def permute_samples(x):
-    move = lambda a: a[:, ORDER_G] if a.ndim > 1 else a  # noqa: E731
-    return jax.tree.map(move, x)
+    return jax.tree.map(lambda a: a[:, ORDER_G] if a.ndim > 1 else a, x)
 
 
 def no_reward(x):
@@ -145,7 +149,10 @@ def no_reward(x):
 
 def no_reward_and_other_samples(x):
     x, other = no_reward(x), example(seed=9)
-    swap = lambda a, b: np.concatenate([a[:3], b[3:4], a[4:]])  # noqa: E731
+
+    def swap(a, b):
+        return np.concatenate([a[:3], b[3:4], a[4:]])
+
     lengths = {"lengths": x.signals.lengths, "mask": x.signals.mask}  # the weights count them
     signals = dataclasses.replace(jax.tree.map(swap, x.signals, other.signals), **lengths)
     return dataclasses.replace(x, signals=signals, logps=swap(x.logps, other.logps))
@@ -252,8 +259,8 @@ def sixteen_prompts():
 def test_prompts_over_eight_devices(sizes, spec):
     """Statistics of the batch are those of the whole batch, wherever its prompts lie."""
     mesh = jax.make_mesh(sizes, ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    place = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P(spec)))  # noqa: E731
-    got = jax.jit(lambda x: {name: run(name, x) for name in NAMES})(jax.tree.map(place, example(prompts=16)))
+    placed = jax.device_put(example(prompts=16), jax.NamedSharding(mesh, jax.P(spec)))
+    got = jax.jit(lambda x: {name: run(name, x) for name in NAMES})(placed)
     for name in NAMES:
         assert len(got[name][0].sharding.device_set) == 8
         for a, b in zip(got[name], sixteen_prompts()[name], strict=True):
@@ -263,10 +270,16 @@ def test_prompts_over_eight_devices(sizes, spec):
 @functools.cache
 def wide_batch():
     """Two examples at once, in bfloat16 and with four more columns of padding."""
-    low = lambda x: jnp.asarray(x, jnp.bfloat16) if x.dtype == np.float32 else jnp.asarray(x)  # noqa: E731
+
+    def low(x):
+        return jnp.asarray(x, jnp.bfloat16) if x.dtype == np.float32 else jnp.asarray(x)
+
     stacked = jax.tree.map(lambda *x: low(np.stack(x)), *(example(seed, size=T + 4) for seed in (0, 5)))
     got = jax.jit(jax.vmap(lambda x: {name: run(name, x) for name in NAMES}))(stacked)
-    rounded = lambda x: np.asarray(low(x), np.float32) if x.dtype == np.float32 else x  # noqa: E731
+
+    def rounded(x):
+        return np.asarray(low(x), np.float32) if x.dtype == np.float32 else x
+
     want = [everything(jax.tree.map(rounded, example(seed))) for seed in (0, 5)]
     return got, want
 
@@ -339,7 +352,10 @@ def test_what_it_needs_is_declared(name):
         "displacement_weights": objective.needs_displacement_weights,
         "covariance_mask": objective.needs_covariance_mask,
     }  # fmt: skip
-    loss = lambda logps: L.policy_loss(logps, bare, objective)[0]  # noqa: E731
+
+    def loss(logps):
+        return L.policy_loss(logps, bare, objective)[0]
+
     if any(needs.values()):
         with pytest.raises(ValueError, match="|".join(f for f, needed in needs.items() if needed)):
             jax.eval_shape(loss, x.logps)

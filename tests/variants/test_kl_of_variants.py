@@ -3,17 +3,9 @@
 import numpy as np
 import pytest
 from oracles import close
+from variant_examples import built, on_tokens
 
-from grpojax import advantages as A
 from grpojax import variants
-
-
-def on_tokens(name, rewards, size=1, options=None, **signals):
-    """Advantages of a batch whose samples all have ``size`` tokens (or those of ``mask``)."""
-    rewards = np.asarray(rewards, np.float32)
-    signals = {"mask": np.ones((*rewards.shape, size), bool)} | signals
-    return variants.get(name, **(options or {})).advantage(rewards, A.Signals(**signals))
-
 
 # k1 of two samples of two tokens: 0.5 + 0.5 and -1 + 0; with a coefficient of 0.4 a reward loses 0.4, the other gains
 # it.
@@ -66,6 +58,5 @@ def test_reinforce_pp_takes_the_kl_off_once():
 
 @pytest.mark.parametrize("name", sorted(set(variants.names()) - {"ppo", "reinforce_pp"}))
 def test_a_kl_that_nothing_would_apply_is_refused(name):
-    required = {"constant": 8.0} if name == "dr_grpo" else {}
     with pytest.raises(ValueError, match="no token rewards"):
-        variants.get(name, kl_coef=0.1, kl_kind="k1", kl_in="token_reward", **required)
+        built(name, kl_coef=0.1, kl_kind="k1", kl_in="token_reward")

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from oracles import close
+from variant_examples import built
 
 from grpojax import losses as L
 from grpojax import variants
@@ -15,10 +16,6 @@ from grpojax import variants
 ON_POLICY = {"rloo", "gpg", "opo", "remax", "gtpo"}
 TWINS = {"gspo", "gspo_token", "gmpo", "sapo", "dual_clip", "luspo", "cispo", "ngrpo", "dapo", "scale_rl"}
 TWINS |= {"magistral", "vespo", "kl_cov", "high_entropy_tokens"}
-
-
-def built(name, **options):
-    return variants.get(name, **({"constant": 8.0} if name == "dr_grpo" else {}), **options)
 
 
 def test_which_have_no_ratio():

@@ -5,17 +5,13 @@ import jax
 import numpy as np
 import pytest
 from oracles import close
+from variant_examples import built, on_tokens
 
 import grpojax.host.errors
 import grpojax.host.settings
 from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax import variants
-
-
-def built(name, **options):
-    """The variant, with what it must be given."""
-    return variants.get(name, **({"constant": 8.0} if name == "dr_grpo" else {}), **options)
 
 
 def first_update(variant, rewards, lengths, size):
@@ -63,7 +59,7 @@ def test_golden_first_update(name, options, loss, gradient):
 def test_golden_groups(name, high, low):
     """Each prompt by itself: with the mean of both, 0.5, all rewards would be equally far from it."""
     signals = A.Signals(mask=np.ones((2, 4, 1), bool))
-    variant = variants.get(name, **({"constant": 8.0} if name == "dr_grpo" else {}))
+    variant = built(name)
     got = variant.advantage(np.array([[1, 0, 0, 0], [1, 1, 1, 0]], np.float32), signals)
     close(got[..., 0], [[high, -low, -low, -low], [low, low, low, -high]])
 
@@ -206,13 +202,6 @@ def test_defaults_of(name):
     assert {k: got[k] for k in DEFAULTS[name]} == DEFAULTS[name]
 
 
-def on_tokens(name, rewards, size=1, options=None, **signals):
-    """Advantages of a batch whose samples all have ``size`` tokens (or those of ``mask``)."""
-    rewards = np.asarray(rewards, np.float32)
-    signals = {"mask": np.ones((*rewards.shape, size), bool)} | signals
-    return variants.get(name, **(options or {})).advantage(rewards, A.Signals(**signals))
-
-
 LENGTHS = np.array([[2, 4, 4, 2], [1, 3, 3, 5]])
 
 
@@ -284,7 +273,10 @@ def test_needs_are_checked():
 
 def test_filters():
     accuracy = {"accuracy": np.array([[0, 0], [1, 0], [1, 1]], np.float32)}
-    keep = lambda name: variants.get(name).keep(accuracy, "accuracy").tolist()  # noqa: E731
+
+    def keep(name):
+        return variants.get(name).keep(accuracy, "accuracy").tolist()
+
     assert keep("dapo") == [False, True, False] and keep("ngrpo") == [True, True, False]
     assert variants.grpo().keep is None
 
@@ -316,8 +308,7 @@ DEPLOYED = {
 
 def test_sources_and_grades():
     for name in variants.names():
-        required = {"constant": 8.0} if name == "dr_grpo" else {}
-        variant = variants.get(name, **required)
+        variant = built(name)
         source = SOURCES.get(name)
         assert source in variant.citation if source else "unpublished" in variant.citation
         assert source is None or source in getattr(variants, name).__doc__
