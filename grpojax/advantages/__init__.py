@@ -29,7 +29,15 @@ from grpojax.advantages.group_rules import (
     virtual_best,
 )
 from grpojax.advantages.signals import Signals, Transform, chain, judged, need, per_sample, per_token
-from grpojax.advantages.tokens import gae, process_rewards, subtract_kl, to_tokens, token_returns, token_rewards
+from grpojax.advantages.tokens import (
+    distill,
+    gae,
+    process_rewards,
+    subtract_kl,
+    to_tokens,
+    token_returns,
+    token_rewards,
+)
 
 __all__ = [
     "Signals",
@@ -38,6 +46,7 @@ __all__ = [
     "center",
     "center_by_length",
     "chain",
+    "distill",
     "floor",
     "gae",
     "judged",

@@ -109,6 +109,32 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
     return transform
 
 
+def distill() -> Transform:
+    """``A_t = log π_teacher - log π_student`` of each sampled token, on-policy distillation: ``[P, G, T]``, nats.
+
+    The values that come in are not read; ``signals.ref_logps`` are the teacher's log-probs, ``behavior_logps`` the
+    student's own, and ``mask`` says which tokens there are. With these advantages the policy gradient is minus that of
+    ``KL(student || teacher)`` of each token, given the tokens before it: the reverse KL as k1 in the reward, in which a
+    token does not answer for what comes after it. Equal policies give exactly 0.
+
+    On-policy distillation (GKD, arXiv 2306.13649, and MiniLLM, arXiv 2306.08543, have the reverse KL on the student's
+    samples).
+
+    Example:
+      >>> from grpojax.advantages import chain
+      >>> student, teacher = jnp.array([[[-1.0, -2.0, 0.0]]]), jnp.array([[[-0.5, -4.0, -9.0]]])
+      >>> signals = Signals(mask=student < 0, behavior_logps=student, ref_logps=teacher)
+      >>> chain(distill())(jnp.zeros((1, 1)), signals).tolist()
+      [[[0.5, -2.0, 0.0]]]
+    """
+
+    def transform(values: Samples, signals: Signals) -> Tokens:
+        per_sample(values, "distill")
+        return 0.0 - _k1(signals, "distill")
+
+    return transform
+
+
 def token_returns(*, gamma: float = 1.0) -> Transform:
     """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``; s - t counts in ``mask``.
 

@@ -153,6 +153,20 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     return rows
 
 
+def read_questions(config: DataConfig) -> dict[int, Question]:
+    """The questions of ``config.train`` by uid, as `load_problems` numbers them; rows without one are left out."""
+    questions: dict[int, Question] = {}
+    uid = 0
+    for source in sources(config.train):
+        for _, row in open_source(source):
+            try:
+                questions[uid] = question_of(row if isinstance(row, dict) else {}, source.prompt or config.prompt)
+            except UserError:  # a bad row has no samples
+                questions.pop(uid, None)
+            uid += 1
+    return questions
+
+
 def gold_answer(text: str) -> str:
     """The answer proper: what follows the last ``####``, or all of it."""
     return text.rsplit("####", 1)[-1].strip()
@@ -187,7 +201,7 @@ def load_problems(
         first = uid
         for where, row in open_source(source):
             try:
-                digest.update(_canonical(row))
+                digest.update(canonical(row))
                 problem = _problem(uid, row, tokenize, config, source, number, check_gold)
             except UserError as e:
                 if config.on_bad_row == "error":
@@ -215,7 +229,8 @@ def load_problems(
     return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32])
 
 
-def _canonical(row: Row) -> bytes:
+def canonical(row: Row) -> bytes:
+    """The bytes that a row is told by, whatever the order of its columns."""
     try:
         return json.dumps(row, sort_keys=True, default=repr).encode() + b"\n"
     except (RecursionError, TypeError, ValueError) as e:  # brackets a thousand deep; keys of several types
@@ -233,7 +248,7 @@ def _problem(
 ) -> Problem:
     if isinstance(row, str):
         raise UserError(row)
-    question = _question(row, source.prompt or config.prompt)
+    question = question_of(row, source.prompt or config.prompt)
     prompt = question if isinstance(question, str) else question[-1]["content"]
     if not prompt.strip():
         raise UserError("has an empty prompt")
@@ -261,7 +276,8 @@ def _problem(
     return Problem(uid, ids, prompt, gold, columns, number)
 
 
-def _question(row: Mapping[str, Any], column: str) -> Question:
+def question_of(row: Mapping[str, Any], column: str) -> Question:
+    """The question in a column, a text or a chat that ends with the user; raises `UserError` where it is neither."""
     value = row.get(column)
     if not isinstance(value, list | tuple):
         text = _cell(row, column, "question")

@@ -7,6 +7,44 @@ from grpojax.data.problems import DataConfig, Question
 from grpojax.host.errors import UserError
 
 
+def _ask(question: str, config: DataConfig) -> str:
+    return config.instruction.replace("{prompt}", question)
+
+
+def _plain(question: Question, config: DataConfig) -> str:
+    """What a model without a chat template reads."""
+    if not isinstance(question, str):
+        raise UserError("the prompt is a list of messages, which needs a chat template")
+    shown = [f"{_ask(e.prompt, config)}{e.completion}\n\n" for e in config.examples]
+    return "".join(shown) + _ask(question, config)
+
+
+def chat_of(question: Question, config: DataConfig) -> list[Mapping[str, str]]:
+    """What a model is asked, as messages: system message, examples, and the chat that ends with the question.
+
+    With ``template: plain`` it is one message, of all that the model reads.
+
+    Example:
+      >>> chat_of("1+1=", DataConfig(train="", system="Add.", instruction="{prompt} ?"))
+      [{'role': 'system', 'content': 'Add.'}, {'role': 'user', 'content': '1+1= ?'}]
+    """
+    if config.template == "plain":
+        return [{"role": "user", "content": _plain(question, config)}]
+    examples: list[Mapping[str, str]] = []
+    for example in config.examples:
+        examples.append({"role": "user", "content": _ask(example.prompt, config)})
+        examples.append({"role": "assistant", "content": example.completion})
+    system = [] if config.system is None else [{"role": "system", "content": config.system}]
+    chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+    before = chat[:-1]
+    if before and before[0]["role"] == "system":
+        if system:
+            raise UserError("the prompt has a system message of its own, and data.system gives another")
+        system, before = before[:1], before[1:]
+    last = {"role": "user", "content": _ask(chat[-1]["content"], config)}
+    return [*system, *examples, *before, last]
+
+
 class Tokenize:
     """Questions to token ids: chat template or plain, and a beginning of sequence that is not doubled.
 
@@ -27,34 +65,12 @@ class Tokenize:
             raise UserError(
                 "data.system needs a chat template; put the text into data.instruction or use data.template=chat"
             )
-        self._system = [] if config.system is None else [{"role": "system", "content": config.system}]
-        self._examples = []
-        for example in config.examples:
-            self._examples.append({"role": "user", "content": self._ask(example.prompt)})
-            self._examples.append({"role": "assistant", "content": example.completion})
-
-    def _ask(self, question: str) -> str:
-        return self.config.instruction.replace("{prompt}", question)
-
-    def _turns(self, question: Question) -> list[Mapping[str, str]]:
-        """System message, examples, and the chat that ends with the question."""
-        chat = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
-        system, before = self._system, chat[:-1]
-        if before and before[0]["role"] == "system":
-            if system:
-                raise UserError("the prompt has a system message of its own, and data.system gives another")
-            system, before = before[:1], before[1:]
-        last = {"role": "user", "content": self._ask(chat[-1]["content"])}
-        return [*system, *self._examples, *before, last]
 
     def text(self, question: Question) -> str:
         """What the model reads."""
         if not self.chat:
-            if not isinstance(question, str):
-                raise UserError("the prompt is a list of messages, which needs a chat template")
-            shown = [f"{self._ask(e.prompt)}{e.completion}\n\n" for e in self.config.examples]
-            return "".join(shown) + self._ask(question)
-        turns = self._turns(question)
+            return _plain(question, self.config)
+        turns = chat_of(question, self.config)
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as e:  # whatever a template raises, such as "system role not supported"

@@ -13,7 +13,7 @@ from grpojax.losses.llds import Gate, displacement, displacement_weights
 from grpojax.losses.objective import Anchor, Covariance, Objective
 from grpojax.losses.policy import policy_loss
 from grpojax.losses.ratios import Ratio, log_ratio
-from grpojax.losses.supervised import dpo_loss
+from grpojax.losses.supervised import dpo_loss, sft_loss
 from grpojax.losses.surrogates import cispo, clipped, geometric, reinforce, soft_adaptive, unclipped, vespo
 from grpojax.losses.trust_regions import dppo_kl, dppo_tv
 from grpojax.losses.value import value_loss
@@ -53,6 +53,7 @@ __all__ = [
     "off_policy_mask",
     "policy_loss",
     "reinforce",
+    "sft_loss",
     "soft_adaptive",
     "unclipped",
     "value_loss",

@@ -1,9 +1,32 @@
-"""Losses on given pairs of answers."""
+"""Losses on given answers: one that is right, or a better and a worse one."""
 
 import jax
 
 from grpojax import masked
-from grpojax.types import Array
+from grpojax.types import Array, Scalar, Tokens
+
+
+def sft_loss(logps: Tokens, weights: Tokens) -> Scalar:
+    """``-Σ w log π(token)``: the cross-entropy of given completions, in nats; a scalar.
+
+    The likelihood of answers of a teacher (R1's distillation, arXiv 2501.12948) or of one's own that were right
+    (rejection sampling, STaR, arXiv 2203.14465).
+
+    Args:
+      logps: ``[P, G, T]`` or in rows, log-probs of the tokens of the completions.
+      weights: of the same shape (`grpojax.losses.loss_weights`), 0 on padding. What stands there, NaN included, has no
+        part in value or gradient.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from grpojax.losses import loss_weights
+      >>> mask = jnp.array([[[True, True, False], [True, False, False]]])
+      >>> logps = jnp.array([[[-1.0, -2.0, 9.0], [-6.0, 9.0, 9.0]]])
+      >>> [float(sft_loss(logps, loss_weights(mask, how))) for how in ("token_mean", "sequence_mean")]
+      [3.0, 3.75]
+    """
+    logps, weights = masked.float32(logps, weights)
+    return -masked.total(weights * logps, weights > 0)
 
 
 def dpo_loss(chosen: Array, rejected: Array, ref_chosen: Array, ref_rejected: Array, *, beta: float = 0.1) -> Array:

@@ -140,7 +140,13 @@ def _start_wandb(project: str, directory: Path):
 
 
 class Table:
-    """A row a step: under column heads on a terminal, as ``name value`` elsewhere; with the time that is left."""
+    """A row a step: under column heads on a terminal, as ``name value`` elsewhere; with the time that is left.
+
+    Args:
+      steps: of the whole run.
+      columns: head, metric and format of each; what a step does not have is left out.
+      terminal: whether it is one; None finds out.
+    """
 
     COLUMNS = (
         ("reward", "reward", ".3f"),
@@ -153,7 +159,8 @@ class Table:
         ("seconds", "time/step_s", ".2f"),
     )
 
-    def __init__(self, steps: int, *, terminal: bool | None = None):
+    def __init__(self, steps: int, *, columns: Sequence[tuple[str, str, str]] = COLUMNS, terminal: bool | None = None):
+        self._columns = columns
         self._steps, self._rows, self._pace = steps, 0, 0.0
         self._heads: tuple[str, ...] = ()
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
@@ -164,7 +171,7 @@ class Table:
         # The first step compiles; after it, a running mean.
         self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds
         left = _duration(self._pace * (self._steps - step))
-        present = [(head, values[name], spec) for head, name, spec in self.COLUMNS if name in values]
+        present = [(head, values[name], spec) for head, name, spec in self._columns if name in values]
         shown = [(head, format(x, spec) if math.isfinite(x) else "-") for head, x, spec in present]
         if not self._terminal:
             text = "  ".join(f"{head} {value}" for head, value in shown)

@@ -15,12 +15,18 @@ def samples_path(directory: str | Path, step: int) -> Path:
     return Path(directory) / "samples" / f"step_{step:06d}.jsonl.gz"
 
 
-def read_samples(directory: str | Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """The step (the newest if not given) and its samples; raises `UserError` where there are none."""
+def sample_steps(directory: str | Path) -> list[int]:
+    """The steps that samples were kept of; raises `UserError` where there are none."""
     folder = Path(directory) / "samples"
     steps = sorted(int(p.name[5:11]) for p in folder.glob("step_[0-9][0-9][0-9][0-9][0-9][0-9].jsonl.gz"))
     if not steps:
         raise UserError(f"{folder} holds no samples")
+    return steps
+
+
+def read_samples(directory: str | Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+    """The step (the newest if not given) and its samples; raises `UserError` where there are none."""
+    folder, steps = Path(directory) / "samples", sample_steps(directory)
     step = steps[-1] if step is None else step
     if step not in steps:
         raise UserError(f"{folder} has no samples of step {step}; it has {steps[0]} to {steps[-1]}")

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from grpojax.host import processes
 from grpojax.host.console import log
@@ -15,7 +15,28 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
-from grpojax.run.recipe import Config
+from grpojax.run.sections import RunConfig
+
+
+class Keeps(Protocol):
+    """The section that says how many checkpoints stay."""
+
+    @property
+    def keep(self) -> int: ...
+
+
+class Recipe(Protocol):
+    """What a session reads of a recipe, whatever it trains by."""
+
+    @property
+    def run(self) -> RunConfig: ...
+
+    @property
+    def train(self) -> Keeps: ...
+
+    def resolved(self) -> dict[str, Any]: ...
+
+    def may_differ(self, name: str) -> bool: ...
 
 
 class Session:
@@ -28,7 +49,7 @@ class Session:
       UserError: the directory holds something else than this run.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Recipe):
         self.config, self.directory = config, Path(config.run.dir)
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():

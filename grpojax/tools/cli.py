@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 
 from grpojax.host.errors import UserError
-from grpojax.tools import bench, compare, convert, displacement, evaluate, export, plan, sample, show, train
+from grpojax.tools import bench, compare, convert, displacement, evaluate, export, finetune, plan, sample, show, traces, train
 
-COMMANDS = (train, evaluate, compare, sample, convert, export, plan, show, bench, displacement)
+COMMANDS = (train, evaluate, compare, sample, convert, export, plan, show, traces, finetune, bench, displacement)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -107,6 +107,11 @@ def read_target(
         tree = None
     if not isinstance(tree, dict):
         raise UserError(f"{target} is no run directory and no Hugging Face folder: no config.json can be read there")
+    if {"model", "run"} <= tree.keys() and "rollout" not in tree:
+        raise UserError(
+            f"{target} is a supervised run, which has no rewards: grpojax export {target} --to FOLDER, and evaluate "
+            "the folder"
+        )
     run = folder if {"model", "rollout", "run"} <= tree.keys() else None
     if run is None:
         tree = {**_BARE, "model": {"path": target}}

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -108,3 +109,40 @@ def test_ppo_at_lambda_1_is_return_minus_value(rewards):
     returns = A.chain(A.token_rewards(), A.token_returns())(rewards, signals)
     got = A.chain(A.token_rewards(), A.gae())(rewards, signals)
     close(got, np.where(mask, returns - signals.values, 0), atol=1e-4)
+
+
+def test_distillation_against_loops():
+    """Lengths differ, one sample is empty, and what stands on padding has no part; the rewards are not read."""
+    rng = np.random.default_rng(3)
+    lengths = np.array([[3, 0, 5], [1, 4, 2]])
+    student, teacher = (-5 * rng.random((2, 3, 5)).astype(np.float32) for _ in range(2))
+    mask = np.arange(5) < lengths[..., None]
+    want = np.zeros((2, 3, 5), np.float32)
+    for i in np.ndindex(2, 3):
+        for t in range(lengths[i]):
+            want[(*i, t)] = teacher[(*i, t)] - student[(*i, t)]
+    signals = A.Signals(
+        mask=mask, behavior_logps=np.where(mask, student, NAN), ref_logps=np.where(mask, teacher, -np.inf)
+    )
+    for rewards in (jnp.zeros((2, 3)), jnp.array([[1.0, NAN, 0.0], [5.0, -3.0, 2.0]])):
+        close(A.chain(A.distill())(rewards, signals), want)
+    with pytest.raises(ValueError, match="distill.*ref_logps"):
+        A.chain(A.distill())(jnp.zeros((2, 3)), A.Signals(mask=mask, behavior_logps=student))
+
+
+def test_distillation_is_the_gradient_of_the_reverse_kl():
+    """Every token enumerated: Σ π A ∇ log π is minus the gradient of KL(student || teacher)."""
+    logits = jnp.array([0.3, -1.1, 0.7, 0.2])
+    teacher = jax.nn.log_softmax(jnp.array([1.0, 0.4, -0.6, 0.1]))
+
+    def reverse_kl(logits):
+        student = jax.nn.log_softmax(logits)
+        return (jnp.exp(student) * (student - teacher)).sum()
+
+    student = jax.nn.log_softmax(logits)
+    logps = jnp.stack([student, teacher])[:, None, :, None]  # a sample of one token for each entry of the vocabulary
+    signals = A.Signals(mask=jnp.ones((1, 4, 1), bool), behavior_logps=logps[0], ref_logps=logps[1])
+    advantages = A.chain(A.distill())(jnp.zeros((1, 4)), signals)[0, :, 0]
+    policy = jax.grad(lambda x: (jnp.exp(student) * advantages * jax.nn.log_softmax(x)).sum())(logits)
+    close(policy, -jax.grad(reverse_kl)(logits))
+    assert float(jnp.abs(policy).max()) > 0.05

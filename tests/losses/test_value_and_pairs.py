@@ -1,7 +1,8 @@
-"""The critic's loss, and DPO."""
+"""The critic's loss, cross-entropy, and DPO."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from loss_examples import (
     NAN,
@@ -43,3 +44,28 @@ def test_golden_dpo():
     close(L.dpo_loss(-10, -15, -12, -14), 0.55435524)
     gradient = jax.grad(lambda w, l: L.dpo_loss(w, l, -12.0, -14.0).sum(), argnums=(0, 1))(-10.0, -15.0)
     close(gradient, [-0.1 * 0.42555748, 0.1 * 0.42555748])
+
+
+@pytest.mark.parametrize("how", ["token_mean", "sequence_mean"])
+def test_cross_entropy_against_loops(how):
+    """Ragged groups with a completion that is not there; what stands on padding has no part."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([[3, 0, 7], [1, 5, 2]])
+    logps = -rng.random((2, 3, 7)).astype(np.float32) * 5
+    mask = np.arange(7) < lengths[..., None]
+    each = [[float(x) for x in logps[i][: lengths[i]]] for i in np.ndindex(2, 3) if lengths[i]]
+    if how == "token_mean":
+        want = -sum(map(sum, each)) / sum(map(len, each))
+    else:
+        want = -sum(sum(x) / len(x) for x in each) / len(each)
+    weights = L.loss_weights(mask, how, count_empty=False)
+    value, gradient = jax.value_and_grad(L.sft_loss)(jnp.where(mask, logps, NAN), weights)
+    close(value, want)
+    close(gradient, -np.asarray(weights))
+
+
+def test_golden_cross_entropy():
+    """Answers of 2 and 1 tokens: (1 + 2 + 6) / 3 by tokens, (1.5 + 6) / 2 by answers."""
+    mask, logps = jnp.array([[[True, True], [True, False]]]), jnp.array([[[-1.0, -2.0], [-6.0, NAN]]])
+    close(L.sft_loss(logps, L.loss_weights(mask, "token_mean")), 3.0)
+    close(L.sft_loss(logps, L.loss_weights(mask, "sequence_mean")), 3.75)

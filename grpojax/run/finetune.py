@@ -1,0 +1,335 @@
+"""Supervised runs: the loop of ``grpojax sft`` and ``grpojax dpo``. It reads from top to bottom.
+
+The policy's model, state, checkpoints, signals and metrics are those of a run by reinforcement; what differs between
+completions and pairs is a `grpojax.run.teaching.Teaching`. On an accelerator the metrics of an update are read after
+the next one has been dispatched, so that it always has work.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from grpojax import data
+from grpojax.host import processes
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.models import flops
+from grpojax.models.compute import Compute
+from grpojax.programs import policy_update
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.policy import Policy
+from grpojax.programs.state import abstract_state, decoder_network, init_state, place_rows
+from grpojax.programs.update import make_update
+from grpojax.records import metrics
+from grpojax.run import step_metrics, teaching
+from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.run.session import Session
+from grpojax.run.teaching import Shapes
+from grpojax.types import Samples, TrainBatch
+
+BEST = "-eval/loss"  # what the best checkpoint is told by: the largest
+
+
+class _Programs(NamedTuple):
+    """The optimiser, and what is jitted of a step."""
+
+    optimizer: optax.GradientTransformation
+    update: Callable[..., Any]
+    score: Callable[..., Any]
+
+
+@functools.lru_cache(maxsize=4)  # a second run of the same recipe in a process compiles nothing again
+def _programs(
+    graph: Any, kind: teaching.Teaching, compute: Compute, optimizer: OptimizerConfig, updates: int
+) -> _Programs:
+    rule = make_optimizer(optimizer, updates)
+    update = make_update(kind.objective(graph, compute), rule, compute.mesh)
+    return _Programs(rule, update, policy_update.make_score(graph, compute))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Pending:
+    """An update in flight: what is already known of the step, and the metrics that the device still owes."""
+
+    number: int
+    known: dict[str, float]
+    owed: dict[str, Any]
+    tokens: int
+    flops: float
+
+
+class FineTune:
+    """A supervised run of ``config``, new or resumed from its directory.
+
+    Args:
+      config: the recipe; its class says what is taught.
+      devices: what to run on; None takes all there are.
+
+    Raises:
+      UserError: the directory holds a run of another config, or the data or the sizes do not go with it.
+
+    Attributes:
+      state: of the policy, a `grpojax.types.TrainState`.
+      steps: updates of the whole run.
+      done: steps behind the run.
+      meta: the record beside its checkpoints.
+    """
+
+    def __init__(self, config: SFTConfig | DPOConfig, devices: Sequence[jax.Device] | None = None):
+        self.config = config
+        self.teaching = teaching.teaching_of(config)
+        self.done = 0
+        with contextlib.ExitStack() as held, _enough_memory(lambda: self.done):  # let go of if what follows raises
+            with processes.AllOrNone():
+                self._prepare(held, devices)
+            self._open(held)
+            self._held = held.pop_all()
+
+    def _prepare(self, held: contextlib.ExitStack, devices: Sequence[jax.Device] | None) -> None:
+        """All that one process does by itself."""
+        config, train = self.config, self.config.train
+        self.session = Session(config)
+        self.policy = policy = Policy(config.model, config.mesh, devices)
+        tokenize = data.Tokenize(policy.tokenizer, config.data.questions())
+        own = policy.tokenizer.eos_token_id  # of several that end a sample, the tokenizer's
+        end = min(policy.eos_ids, default=None) if own is None else own
+        if end is None:
+            raise UserError(f"model.path={config.model.path!r} names no token that ends an answer (eos_token_id)")
+        self.answers = self.teaching.answers(config.data.train, tokenize, config.data, end)
+        self.held_out = None
+        if config.data.eval is not None:
+            self.held_out = self.teaching.answers(config.data.eval, tokenize, config.data, end)
+        for name, answers in (("train", self.answers), ("eval", self.held_out)):
+            for line in answers.notes(name, config.data) if answers else ():
+                log.info("%s", line)
+        self.shapes = _shapes(config, policy, [*self.answers.kept, *(self.held_out.kept if self.held_out else ())])
+        count = len(self.answers.kept)
+        if train.batch_size > count:
+            raise UserError(f"train.batch_size={train.batch_size} is more than the {count} entries of the data")
+        many: Any = self.answers.kept
+        self.batches = data.Batches(many, train.batch_size, train.seed, self.answers.weights)
+        self.steps = train.updates(count)
+        fingerprints = {"train": self.answers.fingerprint, "eval": self.held_out and self.held_out.fingerprint}
+        self.session.claim(held, fingerprints)
+
+    def _open(self, held: contextlib.ExitStack) -> None:
+        """The run's state, new or restored."""
+        config, policy = self.config, self.policy
+        self.session.open(held, BEST if self.held_out else None)
+        made = _programs(policy.graph, self.teaching, policy.compute, config.optimizer, self.steps)
+        self.optimizer, self.update, self.score = made
+        self.reference = self._reference()
+        self.meta: dict[str, Any] = {"step": 0, "num_tokens": 0, "skipped": 0}
+        _, network = decoder_network(policy.config, self.optimizer, policy.mesh)
+        restored = self.session.restore(abstract_state({"policy": network}, policy.mesh))
+        params, policy.params = policy.params, None
+        if restored is None:
+            self.state = init_state(params, self.optimizer, policy.mesh)
+        else:
+            self.state, self.meta = restored[0]["policy"], restored[1]
+        self.done = self._saved = self.meta["step"]
+        if self.done > self.steps:
+            raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
+        self.pending: list[_Pending] = []
+        self.ahead = int(jax.default_backend() != "cpu")  # a CPU has nothing to gain, and its times would mix
+        kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
+        self.metrics = kind(self.session.directory, self.done, config.tracking)
+        held.callback(self.metrics.close)
+        self.since = time.perf_counter()
+        self.table = metrics.Table(self.steps, columns=self.teaching.columns)
+        self.session.settle()
+
+    # ------------------------------------------------------------------------------------------ the loop
+
+    def run(self) -> bool:
+        """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
+        try:
+            with _enough_memory(lambda: self.done), self.session.signals():
+                try:
+                    self._loop()
+                except UserError:
+                    with contextlib.suppress(UserError):
+                        self._finish()
+                    if self.done != self._saved:  # what was learned is not lost
+                        self._save(None)
+                    self.session.wait()
+                    raise
+                self.session.check_saved()
+            return self.done == self.steps
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Gives back what the run holds: files, the directory's lock."""
+        self._held.close()
+
+    def _loop(self) -> None:
+        train, session = self.config.train, self.session
+        if self.done == 0:
+            self._evaluate()
+        self.since = time.perf_counter()
+        while self.done < self.steps and not session.stopping():
+            self.pending.append(self._step())
+            self.done += 1
+            if len(self.pending) > self.ahead:
+                self._finish()
+            last = self.done == self.steps
+            evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
+            saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            if evaluates or saves:
+                self._finish()
+            scores = self._evaluate() if evaluates else None
+            if saves:
+                self._save(scores)
+            if evaluates or saves:
+                self.since = time.perf_counter()
+        self._finish()
+        if self.done != self._saved:
+            self._save(None)
+
+    def _step(self) -> _Pending:
+        """Dispatches the next update."""
+        entries: Any = self.batches[self.done]
+        batch = teaching.to_batch(entries, self.shapes)
+        part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
+        prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.lengths.sum())
+        self.state, owed = self.policy.programs(
+            "update", self.update, self.state, None, place_rows(part, self.policy.mesh)
+        )
+        _ready(self.policy, self.state)
+        self.meta["num_tokens"] += prompts + tokens
+        known = {
+            "epoch": (self.done + 1) * self.config.train.batch_size / len(self.answers.kept),
+            "num_tokens": float(self.meta["num_tokens"]),
+            "useful_token_fraction": layout.useful,
+        }
+        work = 3 * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.lengths)
+        return _Pending(number=self.done + 1, known=known, owed=owed, tokens=tokens, flops=work)
+
+    def _finish(self) -> None:
+        """Waits for the oldest update in flight and records its metrics."""
+        if not self.pending:
+            return
+        pending = self.pending.pop(0)
+        owed = jax.device_get(pending.owed)
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
+        train, number = self.config.train, pending.number
+        values = pending.known | step_metrics.of_updates([owed])
+        self.meta["skipped"] = self.meta["skipped"] + 1 if owed["skipped"] else 0
+        values |= {"skipped_updates": float(owed["skipped"]), "time/step_s": seconds}
+        values["time/checkpoint_s"], self.session.save_s = self.session.save_s, 0.0
+        values["tokens_per_s"] = pending.tokens / seconds
+        if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
+            values["utilisation"] = pending.flops / seconds / peak / (self.policy.mesh.size if self.policy.mesh else 1)
+        self.metrics.write(number, values)
+        if number % train.log_every == 0:
+            self.table.row(number, values)
+        if owed["skipped"]:
+            log.warning("step %d: the update was skipped, its gradient is not finite", number)
+        if self.meta["skipped"] >= train.max_skipped:
+            raise UserError(
+                f"step {number}: {self.meta['skipped']} updates in a row had a gradient that is not finite; the "
+                "weights before them are saved\nlower optimizer.learning_rate or optimizer.grad_clip"
+            )
+
+    def _save(self, scores: dict[str, float] | None) -> None:
+        self.meta["step"] = self._saved = self.done
+        self.session.save({"policy": self.state}, self.meta, scores and {BEST: -scores["eval/loss"]})
+
+    # ------------------------------------------------------------------------------------------ scoring
+
+    def _evaluate(self) -> dict[str, float] | None:
+        """What the policy as it is makes of the held-out answers; None without any."""
+        if self.held_out is None:
+            return None
+        logps, lengths = self._sums(self.held_out.kept, self.state.params)
+        values = self.teaching.held_out(logps, lengths, self.reference["eval"])
+        self.metrics.write(self.done, values)
+        log.info("step %d  held-out loss %.4f of %d prompts", self.done, values["eval/loss"], len(logps))
+        return values
+
+    def _reference(self) -> dict[str, Samples]:
+        """Sums of log-probs ``[N, G]`` under the model that the run started from, scored once; 0 where not needed."""
+        kept = {"train": self.answers.kept, "eval": self.held_out.kept if self.held_out else ()}
+        if not self.teaching.needs_reference:
+            return {name: np.zeros((len(entries), self.shapes.group), np.float32) for name, entries in kept.items()}
+        file = self.session.directory / "reference.npz"
+        if not processes.any_of(not file.exists()):
+            with np.load(file) as saved:
+                return {name: saved[name] for name in kept}
+        log.info("scoring %d prompts under the reference, once", sum(map(len, kept.values())))
+        scored = {name: self._sums(entries, self.policy.params)[0] for name, entries in kept.items()}
+        if processes.is_first():
+            temporary = file.with_suffix(".tmp")
+            with temporary.open("wb") as out:
+                np.savez(out, **scored)  # pyrefly: ignore
+            os.replace(temporary, file)
+        return scored
+
+    def _sums(self, entries: Sequence[data.Answered], params: Any) -> tuple[Samples, Samples]:
+        """Sums of each completion's log-probs ``[N, G]``, and their lengths."""
+        sums, lengths = [np.zeros((0, self.shapes.group), np.float32)], [np.zeros((0, self.shapes.group), np.int32)]
+        many: Any = list(entries)
+        for chunk, real in data.in_order(many, self.config.train.batch_size):
+            batch: TrainBatch = teaching.to_batch(chunk, self.shapes)  # pyrefly: ignore
+            packed, layout = teaching.pack(batch, self.shapes)
+            rows = place_rows(packed.rows, self.policy.mesh)
+            logps = self.policy.programs("score", self.score, params, rows).logps
+            sums.append(layout.unpack(processes.fetch(logps)).sum(-1)[:real])
+            lengths.append(np.asarray(batch.lengths)[:real])
+        return np.concatenate(sums), np.concatenate(lengths)
+
+
+def _ready(policy: Policy, state: Any) -> None:
+    """On several CPU devices programs in flight take each other's messages."""
+    if jax.default_backend() == "cpu" and policy.mesh is not None:
+        jax.block_until_ready(state)
+
+
+@contextlib.contextmanager
+def _enough_memory(done: Callable[[], int]) -> Iterator[None]:
+    """Inside, memory that runs out is a `UserError` that names the remedies; ``done`` steps are behind the run."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as e:
+        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        raise UserError(
+            f"out of memory after step {done()}: raise train.microbatches, set model.remat=layer, or spread over more "
+            "devices (mesh.fsdp); in a new run lower train.batch_size or data.max_tokens\n"
+            f"{' '.join(str(e).split())[:300]}"
+        ) from e
+
+
+def _shapes(config: SFTConfig | DPOConfig, policy: Policy, entries: Sequence[data.Answered]) -> Shapes:
+    """What all batches have in common; raises `UserError` where they do not fit the devices or the model."""
+    size, parts = config.train.batch_size, config.train.microbatches
+    if size % (policy.lanes * parts):
+        raise UserError(
+            f"train.batch_size={size} does not divide over {policy.lanes} batch shards with "
+            f"train.microbatches={parts} each: make it a multiple of {policy.lanes * parts}"
+        )
+    prompt = max(len(entry.ids) for entry in entries)
+    completion = max(len(ids) for entry in entries for ids in entry.completions)
+    if prompt + completion > policy.config.max_positions:
+        raise UserError(
+            f"prompts of up to {prompt} tokens and answers of up to {completion} are over the model's "
+            f"max_position_embeddings={policy.config.max_positions}: lower data.max_prompt_tokens or data.max_tokens"
+        )
+    return Shapes(
+        group=max(len(entry.completions) for entry in entries),
+        prompt=prompt,
+        completion=completion,
+        lanes=policy.lanes,
+        microbatches=parts,
+        seats=policy.compute.needs_seats,
+    )

@@ -1,0 +1,167 @@
+"""The configs of supervised runs: ``grpojax sft`` and ``grpojax dpo``."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from grpojax.data import AnsweredConfig
+from grpojax.host import settings
+from grpojax.host.errors import UserError, require
+from grpojax.models.compute import ModelConfig
+from grpojax.models.sharding import MeshConfig
+from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.records.metrics import TrackingConfig
+from grpojax.run.sections import RunConfig
+
+# Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
+EXECUTION = (
+    "run.",
+    "mesh.",
+    "tracking.",
+    "model.remat",
+    "model.attention",
+    "train.microbatches",
+    "train.eval_every",
+    "train.checkpoint_every",
+    "train.keep",
+    "train.log_every",
+    "train.max_skipped",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LoopConfig:
+    """The loop.
+
+    Attributes:
+      batch_size: prompts of an update, each with its answers.
+      steps: updates of the whole run; give these or epochs.
+      epochs: passes over the data; the last update is filled up from the next.
+      seed: of the data's order.
+      microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
+      eval_every: steps between evaluations on ``data.eval``; 0 evaluates only before and after.
+      checkpoint_every: steps between saves; 0 saves only at the end.
+      keep: newest checkpoints kept (the one with the least held-out loss stays too).
+      log_every: steps between lines on the console.
+      max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
+    """
+
+    batch_size: int
+    steps: int | None = None
+    epochs: int | None = None
+    seed: int = 0
+    microbatches: int = 1
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    keep: int = 2
+    log_every: int = 1
+    max_skipped: int = 5
+
+    def __post_init__(self) -> None:
+        counts = ("batch_size", "steps", "epochs", "microbatches", "keep", "log_every", "max_skipped")
+        require(self, **dict.fromkeys(counts, "[1, inf)"), eval_every="[0, inf)", checkpoint_every="[0, inf)")
+        require(self, seed="[0, 2147483647]")
+        if (self.steps is None) == (self.epochs is None):
+            raise UserError(f"steps={self.steps}, epochs={self.epochs}: give one of them")
+
+    def updates(self, entries: int) -> int:
+        """Updates of the whole run on so many entries of the data."""
+        return self.steps or math.ceil((self.epochs or 1) * entries / self.batch_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTTrainConfig(_LoopConfig):
+    """The loop of ``grpojax sft``.
+
+    Attributes:
+      group: most answers of one prompt in an update; they share the prompt's forward. Those of a prompt with more come
+        in several updates.
+      aggregate: "token_mean" weighs every token alike, "sequence_mean" every answer.
+    """
+
+    group: int = 8
+    aggregate: Literal["token_mean", "sequence_mean"] = "token_mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, group="[1, inf)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPOTrainConfig(_LoopConfig):
+    """The loop of ``grpojax dpo``; ``batch_size`` counts pairs.
+
+    Attributes:
+      beta: how closely the policy is held to the model that it started from.
+    """
+
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, beta="(0, inf)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Supervised:
+    """A whole supervised run, as one YAML file describes it."""
+
+    model: ModelConfig
+    data: AnsweredConfig
+    run: RunConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    mesh: MeshConfig = MeshConfig()
+
+    def resolved(self) -> dict[str, Any]:
+        """The recipe as plain data."""
+        return settings.to_dict(self)
+
+    def may_differ(self, name: str) -> bool:
+        """Whether a run may be resumed with another value of the setting with this dotted name.
+
+        That is so of settings that change only how a step is executed, and of the number of steps as long as the
+        learning rate does not depend on it.
+        """
+        lasts = name in ("train.steps", "train.epochs") and self.optimizer.schedule == "constant"
+        return name.startswith(EXECUTION) or lasts
+
+    def _check(self, train: _LoopConfig) -> None:
+        for name in ("samples", "texts_every"):
+            value = getattr(self.tracking, name)
+            if value != getattr(TrackingConfig, name):
+                raise UserError(f"tracking.{name}={value!r}: nothing is sampled here; leave it out")
+        if train.eval_every and self.data.eval is None:
+            raise UserError(f"train.eval_every={train.eval_every}: there is no data.eval to evaluate on")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SFTConfig(_Supervised):
+    """The recipe of ``grpojax sft``."""
+
+    train: SFTTrainConfig
+
+    def __post_init__(self) -> None:
+        self._check(self.train)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DPOConfig(_Supervised):
+    """The recipe of ``grpojax dpo``."""
+
+    train: DPOTrainConfig
+
+    def __post_init__(self) -> None:
+        self._check(self.train)
+
+
+def load_sft(path: str | Path, overrides: Iterable[str] = ()) -> SFTConfig:
+    """Reads a recipe; raises `UserError` for anything in it that is not right."""
+    return settings.load(SFTConfig, path, overrides)
+
+
+def load_dpo(path: str | Path, overrides: Iterable[str] = ()) -> DPOConfig:
+    """As `load_sft`."""
+    return settings.load(DPOConfig, path, overrides)

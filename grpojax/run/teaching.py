@@ -1,0 +1,142 @@
+"""What supervised training teaches by: how a batch is weighed, what its loss is, and what it says held out."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpojax import data, masked
+from grpojax import losses as L
+from grpojax.models.compute import Compute
+from grpojax.programs import packing, supervised_update
+from grpojax.programs.packing import Layout
+from grpojax.programs.update import Loss
+from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.types import PerToken, Samples, TrainBatch
+
+Column = tuple[str, str, str]
+_SPEED: tuple[Column, ...] = (("grad", "grad_norm", ".3f"), ("tok/s", "tokens_per_s", ".0f"))
+_SECONDS: tuple[Column, ...] = (("seconds", "time/step_s", ".2f"),)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Sizes that all batches of a run have in common, so that few programs are compiled.
+
+    Attributes:
+      group: completions of a prompt.
+      prompt, completion: most tokens of each in the data.
+      lanes, microbatches: how a batch is cut.
+      seats: `grpojax.models.compute.Compute.needs_seats`.
+    """
+
+    group: int
+    prompt: int
+    completion: int
+    lanes: int
+    microbatches: int
+    seats: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completions:
+    """Completions that are learned as they stand, by cross-entropy (`grpojax.run.finetune_recipe.SFTTrainConfig`)."""
+
+    group: int
+    aggregate: Literal["token_mean", "sequence_mean"]
+    columns: ClassVar[tuple[Column, ...]] = (("loss", "loss", ".4f"), ("entropy", "entropy", ".3f"), *_SPEED, *_SECONDS)
+    needs_reference: ClassVar[bool] = False
+
+    def answers(self, given: Any, tokenize: data.Tokenize, config: data.AnsweredConfig, end: int) -> data.Answers:
+        """Reads the data; ``end`` is the token that ends an answer."""
+        return data.load_answered(given, tokenize, config, data.read_answer, end=end, group=self.group)
+
+    def objective(self, graph: Any, compute: Compute) -> Loss:
+        """The loss of a part."""
+        return supervised_update.sft_objective(graph, compute)
+
+    def part(self, batch: TrainBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
+        """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
+        mask = masked.from_lengths(batch.lengths, batch.tokens.shape[2])
+        weights = np.asarray(L.loss_weights(mask, self.aggregate, count_empty=False))
+        batch = dataclasses.replace(batch, per_token=PerToken(weights=weights))
+        return pack(batch, shapes)
+
+    def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
+        """Metrics from sums of log-probs ``[N, G]``; ``lengths`` are 0 where a prompt has no more completions."""
+        there, total = lengths > 0, np.asarray(logps, np.float64)
+        nll = -total.sum() / lengths.sum()
+        each = -(total[there] / lengths[there]).mean()
+        return {"eval/loss": float(nll if self.aggregate == "token_mean" else each), "eval/nll": float(nll)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """Pairs of a chosen and a rejected completion, by DPO (`grpojax.run.finetune_recipe.DPOTrainConfig`)."""
+
+    beta: float
+    columns: ClassVar[tuple[Column, ...]] = (
+        ("loss", "loss", ".4f"),
+        ("margin", "rewards/margins", ".3f"),
+        ("accuracy", "rewards/accuracies", ".2f"),
+        *_SPEED,
+        *_SECONDS,
+    )
+    needs_reference: ClassVar[bool] = True
+
+    def answers(self, given: Any, tokenize: data.Tokenize, config: data.AnsweredConfig, end: int) -> data.Answers:
+        """Reads the data; ``end`` is the token that ends an answer."""
+        return data.load_answered(given, tokenize, config, data.read_pair, end=end)
+
+    def objective(self, graph: Any, compute: Compute) -> Loss:
+        """The loss of a part."""
+        return supervised_update.dpo_objective(graph, compute, self.beta)
+
+    def part(self, batch: TrainBatch, shapes: Shapes, reference: Samples) -> tuple[Any, Layout]:
+        """What the loss reads, in rows; ``reference [P, G]`` are sums of log-probs."""
+        sign = np.broadcast_to(np.array([[1.0], [-1.0]], np.float32), batch.tokens.shape)
+        packed, layout = pack(dataclasses.replace(batch, per_token=PerToken(advantages=sign)), shapes)
+        weights = np.full(len(reference), 1.0 / len(reference), np.float32)
+        ref, weights = (
+            supervised_update.by_prompts(x, shapes.lanes, shapes.microbatches)
+            for x in (np.asarray(reference, np.float32), weights)
+        )
+        return supervised_update.Pairs(packed=packed, reference=ref, weights=weights), layout
+
+    def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
+        """Metrics from sums of log-probs ``[N, 2]``."""
+        loss = L.dpo_loss(logps[:, 0], logps[:, 1], reference[:, 0], reference[:, 1], beta=self.beta)
+        each = supervised_update.pair_metrics(jnp.asarray(logps), jnp.asarray(reference), self.beta)
+        means = {f"eval/{name}": float(np.mean(jax.device_get(x))) for name, x in each.items()}
+        return {"eval/loss": float(np.mean(np.asarray(loss))), **means}
+
+
+Teaching = Completions | Preferences
+
+
+def teaching_of(config: SFTConfig | DPOConfig) -> Teaching:
+    """The kind of training that a recipe is for."""
+    if isinstance(config, SFTConfig):
+        return Completions(group=config.train.group, aggregate=config.train.aggregate)
+    return Preferences(beta=config.train.beta)
+
+
+def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
+    """Entries as padded arrays, without anything per token; completions that are not there have length 0."""
+    tokens = np.zeros((len(entries), shapes.group, shapes.completion), np.int32)
+    lengths = np.zeros(tokens.shape[:2], np.int32)
+    for p, entry in enumerate(entries):
+        for g, ids in enumerate(entry.completions):
+            tokens[p, g, : len(ids)] = ids
+            lengths[p, g] = len(ids)
+    longest = packing.bucket(max(len(entry.ids) for entry in entries), shapes.prompt)
+    problems = [data.Problem(entry.uid, entry.ids, "", None, {}) for entry in entries]
+    return TrainBatch(prompts=data.to_prompts(problems, longest), tokens=tokens, lengths=lengths, per_token=PerToken())
+
+
+def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
+    """A batch in rows, as the run cuts it."""
+    return packing.pack(batch, lanes=shapes.lanes, microbatches=shapes.microbatches, seats=shapes.seats)

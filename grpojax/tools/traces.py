@@ -1,0 +1,81 @@
+"""``grpojax traces``: the verified samples of a run, as chats that ``grpojax sft`` learns from."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpojax.host.errors import UserError
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    about = ("run_dir", "run directory")
+    traces = command("traces", run, "Exports a run's verified samples as chats.", overrides=True, about=about)
+    traces.add_argument("--to", required=True, help="JSON lines file to write")
+    traces.add_argument("--by", metavar="REWARD", help="reward that says what is right; the run's own if left out")
+    traces.add_argument("--success", type=float, default=1.0, help="the least of it (default 1)")
+    traces.add_argument("--least-reward", type=float, help="the least sum of all rewards")
+    traces.add_argument("--most", type=int, default=0, help="most completions of a prompt; 0 for all (default)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the file, and says what was left out."""
+    import json
+    import os
+    from pathlib import Path
+
+    from grpojax import data
+    from grpojax.host import settings
+    from grpojax.records.samples import read_samples, sample_steps
+    from grpojax.records.traces import TraceConfig, select_traces, trace_row
+    from grpojax.run.recipe import Config
+
+    if wrong := [text for text in args.overrides if not text.startswith("data.train=")]:
+        raise UserError(f"override {wrong[0]!r} says nothing to traces; it takes data.train, where the data has moved")
+    file = Path(args.run_dir) / "config.json"
+    if not file.is_file():
+        raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
+    steps = sample_steps(args.run_dir)
+    tree, origins = settings.override(json.loads(file.read_text(encoding="utf-8")), args.overrides)
+    recipe = settings.build(Config, tree, {"": str(file), **origins})
+    config = TraceConfig(
+        decides=args.by or recipe.method.deciding, success=args.success, least_reward=args.least_reward, most=args.most
+    )
+    traces = select_traces((read_samples(args.run_dir, step) for step in steps), config)
+    if not traces.samples:
+        raise UserError(
+            f"{args.run_dir}: no sample of {len(steps)} steps is right by {config.decides!r}; {_said(traces)}"
+        )
+    questions = data.read_questions(recipe.data)  # of a chat the samples have the last message only
+    rows = []
+    for step, sample in traces.samples:
+        question = questions.get(sample["uid"], "")
+        if sample["prompt"] != (question if isinstance(question, str) else question[-1]["content"]):
+            raise UserError(
+                f"prompt {sample['uid']} of {args.run_dir} is not row {sample['uid']} of data.train any more: restore "
+                "the file, or say data.train=FILE"
+            )
+        messages = data.chat_of(question, recipe.data)
+        rows.append(trace_row(step, sample, messages, args.run_dir, recipe.model.path))
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    target = Path(args.to)
+    temporary = target.with_name(target.name + ".tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(text.encode(errors="replace"))
+        os.replace(temporary, target)
+    except OSError as e:
+        raise UserError(f"--to {args.to}: {e.strerror}") from None
+    prompts = len({sample["uid"] for _, sample in traces.samples})
+    print(f"wrote {args.to}: {len(rows)} samples of {prompts} prompts, from {len(steps)} steps; {_said(traces)}")
+    return 0
+
+
+def _said(traces: Any) -> str:
+    names: Mapping[str, str] = {
+        "wrong": "wrong or without a verdict",
+        "cut": "cut at the length limit",
+        "duplicate": "duplicates",
+        "over": "over the most of a prompt",
+    }
+    return "left out: " + ", ".join(f"{n} {names[why]}" for why, n in traces.left_out.items())
