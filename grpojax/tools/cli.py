@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 
 from grpojax.host.errors import UserError
-from grpojax.tools import bench, compare, evaluate, export, plan, sample, show, train
+from grpojax.tools import bench, compare, evaluate, export, plan, report, sample, show, train
 
-COMMANDS = (train, evaluate, compare, sample, export, plan, show, bench)
+COMMANDS = (train, evaluate, compare, report, sample, export, plan, show, bench)
 
 
 class _Parser(argparse.ArgumentParser):
