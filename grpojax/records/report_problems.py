@@ -78,7 +78,7 @@ def seed_tests(methods: Sequence[Method], base: Method) -> tuple[list[SeedTest],
                 continue
             if a.keys() != b.keys() or any((x.prompt, x.gold) != (b[u].prompt, b[u].gold) for u, x in a.items()):
                 notes.append(
-                    f"{run.path}: not the held-out problems of {theirs[run.seed].path}; not compared by problem"
+                    f"{run.path}: not compared by problem, its problems are not those of {theirs[run.seed].path}"
                 )
                 continue
             values = np.array([[_value(x[u], kind) for u in sorted(a)] for x in (a, b)])

@@ -212,7 +212,7 @@ def _names(each: Sequence[Mapping[str, Any]]) -> list[str]:
         if not differing and "variant" not in values:
             differing = list(values)
         shown = [f"{k.rpartition('.')[2]}={_short(values[k])}" for k in differing]
-        names.append(" ".join([values["variant"]] * ("variant" in values) + shown))
+        names.append(" ".join([values["variant"], *shown] if "variant" in values else shown))
     return [name if names.count(name) == 1 else f"{name} ({i})" for i, name in enumerate(names, 1)]
 
 
