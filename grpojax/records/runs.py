@@ -64,9 +64,9 @@ class Run:
         return max((line["step"] for line in self.lines if "eval/reward" in line), default=None)
 
     def last(self, metric: str) -> float | None:
-        """The last value of a metric that was recorded."""
-        values = [line[metric] for line in self.lines if _is_number(line.get(metric))]
-        return float(values[-1]) if values else None
+        """What was last recorded as a metric; None where that is null."""
+        values = [line[metric] for line in self.lines if metric in line]
+        return float(values[-1]) if values and _is_number(values[-1]) else None
 
     @functools.cached_property
     def attempts(self) -> list[Attempt]:

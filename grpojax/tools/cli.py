@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 
 from grpojax.host.errors import UserError
-from grpojax.tools import bench, compare, evaluate, export, plan, report, sample, show, train
+from grpojax.tools import bench, compare, evaluate, export, plan, report, sample, show, sweep, train
 
-COMMANDS = (train, evaluate, compare, report, sample, export, plan, show, bench)
+COMMANDS = (train, evaluate, compare, sweep, report, sample, export, plan, show, bench)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
       argv: the arguments; those of the process if left out.
 
     Returns:
-      The exit status: 0, 2 for a user's mistake, 130 when interrupted, 1 when nobody reads what it prints.
+      The exit status: 0, 2 for a user's mistake, 130 when interrupted, 1 when nobody reads what it prints
+      or a run of a sweep failed.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)

@@ -81,6 +81,14 @@ def test_samples_are_of_one_seed_and_of_the_prompts_that_differ_most(built):
     assert built.samples[0].gold == "0"
 
 
+def test_the_prompts_that_differ_most_come_first(tmp_path):
+    data = report_runs.write_data(tmp_path / "data.jsonl")
+    report_runs.write_run(tmp_path / "grpo", "grpo", 0, 0.25, data=data)
+    report_runs.write_run(tmp_path / "gspo", "gspo", 0, [0.25] * 4 + [1, 0.25, 0.75] + [0.25] * 5, data=data)
+    got = report.build([tmp_path / "grpo", tmp_path / "gspo"])
+    assert [x.gold for x in got.samples] == ["4", "6", "0", "1", "2"]
+
+
 def test_curves_are_means_over_finished_seeds(built):
     curves = {c.metric: c for c in built.curves}
     assert list(curves) == ["eval/accuracy", "eval/reward", "eval/pass@4", "reward", "groups/all_fail", "entropy",
@@ -141,6 +149,14 @@ def test_a_file_of_problems_that_cannot_be_read_costs_its_tests_alone(tmp_path):
     got = report.build([tmp_path / "grpo", tmp_path / "gspo"])
     assert "its problems are not compared: " in "\n".join(got.notes) and not got.seed_tests
     assert got.results[1].difference == 0
+
+
+def test_a_last_evaluation_without_a_value_is_none(tmp_path):
+    path = report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=report_runs.write_data(tmp_path / "data.jsonl"))
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 6, "eval/reward": None}) + "\n")
+    got = report.build([path], metric=None)
+    assert got.metric is None and got.curves[1].lines[0].steps == (0, 6)
 
 
 def test_other_problems_are_not_compared_by_problem(tmp_path):
