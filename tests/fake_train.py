@@ -19,7 +19,7 @@ fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 told = []
 signal.signal(signal.SIGINT, lambda *_: told.append(1))
 with (folder / "starts").open("a") as file:
-    file.write(f"{time.time()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\n")
+    file.write(f"{time.time()} {os.environ.get('CUDA_VISIBLE_DEVICES')} {os.getsid(0) == os.getpid()}\n")
 if how == "fail":
     sys.exit("first line\nall is lost")
 metrics = folder / "metrics.jsonl"

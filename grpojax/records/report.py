@@ -171,9 +171,13 @@ def _results(methods: Sequence[Method], base: Method, metric: str) -> list[Resul
             d = np.array([values[seed] - each[base.name][seed] for seed in common])
             low, high = bootstrap(d) if len(d) > 1 else (None, None)
             result = dataclasses.replace(
-                result, common=common, difference=float(d.mean()), difference_low=low, difference_high=high,
+                result,
+                common=common,
+                difference=float(d.mean()),
+                difference_low=low,
+                difference_high=high,
                 p=comparison.sign_flip(d) if len(d) > 1 else None,
-            )  # fmt: skip
+            )
         results.append(result)
     tested = [i for i, r in enumerate(results) if r.p is not None]
     corrected = comparison.holm([p for r in results if (p := r.p) is not None])

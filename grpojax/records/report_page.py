@@ -22,9 +22,13 @@ def page(report: Report) -> str:
     summary = f"{_count(runs, 'run')} of {_count(len(names), 'method')}"
     summary += f". What decides: {report.title()}. Baseline: {report.baseline}." if report.metric else "."
     sections = (
-        _results(report), _curves(report.curves, names), _levels(report), _samples(report), _methods(report),
+        _results(report),
+        _curves(report.curves, names),
+        _levels(report),
+        _samples(report),
+        _methods(report),
         _runs(report),
-    )  # fmt: skip
+    )
     hidden = "".join(f"\nbody:has(#show-{i}:not(:checked)) .line-{i} {{ display: none; }}" for i in range(len(names)))
     return string.Template(template).substitute(
         title=escape(" and ".join(names) if len(names) < 4 else f"{len(names)} methods compared"),
@@ -48,10 +52,16 @@ def _results(report: Report) -> str:
             difference = _with(
                 _value(r.difference, share, sign=True), _interval(r.difference_low, r.difference_high, share, sign=True)
             )
-            cells += ["baseline", "", "", ""] if r.method == report.baseline else [
-                _with(difference, "" if r.difference is None else f"{len(r.common)} common"),
-                _p(r.p), _p(r.p_holm), _could(r, share),
-            ]  # fmt: skip
+            cells += (
+                ["baseline", "", "", ""]
+                if r.method == report.baseline
+                else [
+                    _with(difference, "" if r.difference is None else f"{len(r.common)} common"),
+                    _p(r.p),
+                    _p(r.p_holm),
+                    _could(r, share),
+                ]
+            )
         rows.append(cells)
     heads = ["method", "seeds", "mean over seeds"]
     heads += ["less the baseline", "p", "p, corrected", "shown from"] if any_test else []
@@ -89,12 +99,17 @@ def _seed_tests(report: Report) -> str:
     share = report.problems_by == "accuracy"
     rows = [
         [
-            t.method, str(t.seed), str(t.problems),
+            t.method,
+            str(t.seed),
+            str(t.problems),
             _with(_value(t.difference, share, sign=True), _interval(t.low, t.high, share, sign=True)),
-            str(t.better), str(t.worse), _p(t.p), _p(t.p_holm),
+            str(t.better),
+            str(t.worse),
+            _p(t.p),
+            _p(t.p_holm),
         ]
         for t in report.seed_tests
-    ]  # fmt: skip
+    ]
     heads = ["method", "seed", "problems", "less the baseline", "better on", "worse on", "p", "p, corrected"]
     unit = " in %" if share else ""
     table = _table(f"{report.problems_by.capitalize()}{unit} on the held-out problems, one seed at a time", heads, rows)

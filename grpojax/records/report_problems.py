@@ -85,10 +85,19 @@ def seed_tests(methods: Sequence[Method], base: Method) -> tuple[list[SeedTest],
             values = values[:, np.isfinite(values).all(0)]
             if values.size:
                 c = paired_test(*values)
-                tests.append(SeedTest(
-                    method=method.name, seed=run.seed, problems=values.shape[1], difference=c.difference,
-                    low=c.low, high=c.high, better=c.better, worse=c.worse, p=c.p,
-                ))  # fmt: skip
+                tests.append(
+                    SeedTest(
+                        method=method.name,
+                        seed=run.seed,
+                        problems=values.shape[1],
+                        difference=c.difference,
+                        low=c.low,
+                        high=c.high,
+                        better=c.better,
+                        worse=c.worse,
+                        p=c.p,
+                    )
+                )
     corrected = comparison.holm([t.p for t in tests])
     tests = [dataclasses.replace(t, p_holm=p) for t, p in zip(tests, corrected, strict=True)]
     return tests, kind, notes

@@ -103,10 +103,12 @@ class Sweep:
             )
         extra = (f"train.seed={self.seeds}", f"train.steps={steps}")
         return {
-            name: {x: self.job("rates", f"{name}_{x:g}", value, *extra, f"optimizer.learning_rate={x!r}")
-                   for x in self.rates}
+            name: {
+                x: self.job("rates", f"{name}_{x:g}", value, *extra, f"optimizer.learning_rate={x!r}")
+                for x in self.rates
+            }
             for name, value in self.methods().items()
-        }  # fmt: skip
+        }
 
 
 def _rate(rates: Mapping[str, float] | None, name: str) -> list[str]:
@@ -191,8 +193,13 @@ def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]
         edge = "; it is at the end of the range" if len(sweep.rates) > 2 and rate in _ends(sweep.rates) else ""
         log.info(
             "%s: learning rate %g, by held-out reward after %d steps of seed %d: %s%s",
-            name, rate, steps, sweep.seeds, each, edge,
-        )  # fmt: skip
+            name,
+            rate,
+            steps,
+            sweep.seeds,
+            each,
+            edge,
+        )
     return chosen, outcome
 
 

@@ -101,6 +101,7 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing_more(tmp_path, said):
     outcome = Queue(tmp_path, os.environ).run([a, b])
     assert outcome.stopped and not outcome.done and not outcome.failed and not b.directory.exists()
     assert starts(a)[-1][1] == "end" and "a: stopped at step 1" in said()  # in an orderly way
+    assert starts(a)[0][2] == "True"  # a terminal's Ctrl-C does not reach it a second time
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert Queue(tmp_path, os.environ).run([job(tmp_path, "a"), b]).done[1] == b
 
