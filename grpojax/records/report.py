@@ -10,6 +10,7 @@ import numpy as np
 from grpojax.evaluation import bootstrap
 from grpojax.host.errors import UserError
 from grpojax.records import comparison, report_problems
+from grpojax.records.report_charts import number
 from grpojax.records.report_curves import Curve, draw, title_of
 from grpojax.records.runs import Method, Run, by_method, differences, read_runs
 
@@ -99,6 +100,7 @@ def build(
         notes.append("No finished run has held-out values (data.eval), so that nothing is tested here.")
     for method in methods:
         notes += _about(method)
+    notes += _unequal_cost(methods)
     results = _results(methods, base, measured) if measured else []
     tests, kind, more = report_problems.seed_tests(methods, base)
     column, levels = report_problems.levels(methods, kind)
@@ -158,6 +160,18 @@ def _about(method: Method) -> list[str]:
     return notes
 
 
+def _unequal_cost(methods: Sequence[Method]) -> list[str]:
+    """Says so where one method has drawn over a tenth more tokens than another by its end."""
+    drawn = {}
+    for method in methods:
+        if tokens := [x for run in method.runs if run.finished and (x := run.last("num_tokens")) is not None]:
+            drawn[method.name] = sum(tokens) / len(tokens)
+    if not drawn or max(drawn.values()) <= 1.1 * min(drawn.values()):
+        return []
+    each = ", ".join(f"{name} {number(x)}" for name, x in drawn.items())
+    return [f"Not at equal cost, see the curves by tokens drawn; each run's in all: {each}"]
+
+
 def _results(methods: Sequence[Method], base: Method, metric: str) -> list[Result]:
     each = {m.name: _values(m, metric) for m in methods}
     results = []
@@ -199,7 +213,7 @@ def headlines(report: Report) -> list[str]:
     lines = []
     for r in report.results:
         text = f"{r.method}: {report.title()} " + ("-" if r.mean is None else f"{r.mean:.3f}")
-        text += f" over {len(r.values)} seeds"
+        text += f" over {len(r.values)} seed" + "s" * (len(r.values) != 1)
         if r.difference is not None:
             text += f", {r.difference:+.3f} to {report.baseline}"
             text += "" if r.p_holm is None else f" (p = {r.p_holm:.3g}, corrected)"

@@ -85,7 +85,7 @@ def chart(curve: Curve, names: Sequence[str], axis: str, ident: str) -> str:
         parts.append(f'<path class="grid" d="M{_LEFT} {height:.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{height + 4:.1f}" text-anchor="end">{number(y)}</text>')
     bottom = HEIGHT - _BOTTOM
-    for x in ticks(x_low, x_high):
+    for x in (x for x in ticks(x_low, x_high) if axis == "tokens" or x.is_integer()):
         at = place(x, y_low)[0]
         parts.append(f'<path class="grid" d="M{at:.1f} {bottom}v4"/>')
         parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{number(x)}</text>')

@@ -1,6 +1,7 @@
 """Runs read back and compared; the runs are made up, so that every number is known."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from grpojax.evaluation import bootstrap, paired_test
 from grpojax.host.errors import UserError
 from grpojax.records import report
 from grpojax.records.comparison import smallest_shown
+from grpojax.records.report_charts import chart
 from grpojax.records.runs import by_method, read_runs
 
 DAPO = {"name": "dapo", "clip_high": 0.3}
@@ -118,6 +120,24 @@ def test_what_must_be_known_is_said(built):
     assert "gspo: with one update a rollout the ratio is 1: gspo has the gradient of GRPO's clip" in notes
     assert "grpo_7: 4 of 6 steps, not finished; it is in no result" in notes
     assert built.changes == {"dapo": [], "gspo": []}
+
+
+def test_unequal_cost_is_said(tmp_path):
+    report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None)
+    more = {"num_tokens": 659.0}
+    report_runs.write_run(tmp_path / "b", "dapo", 0, 0.5, data=None, metrics=more)
+    assert "cost" not in "\n".join(report.build([tmp_path]).notes)
+    more["num_tokens"] = 661.0
+    report_runs.write_run(tmp_path / "c", "gspo", 0, 0.5, data=None, metrics=more)
+    said = "see the curves by tokens drawn; each run's in all: grpo 600, dapo 659, gspo 661"
+    assert said in "\n".join(report.build([tmp_path]).notes)
+
+
+def test_ticks_of_steps_are_whole(tmp_path):
+    report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None, steps=2)
+    curve = report.build([tmp_path]).curves[0]
+    assert "1.5" not in re.findall(r">([^<]*)</text>", chart(curve, ["grpo"], "steps", "x"))
+    assert "150" in re.findall(r">([^<]*)</text>", chart(curve, ["grpo"], "tokens", "x"))
 
 
 def test_twins_differ_after_several_updates(tmp_path):
