@@ -12,9 +12,39 @@ import sys
 from collections.abc import Callable
 
 from grpojax.host.errors import UserError
-from grpojax.tools import bench, compare, convert, displacement, evaluate, export, finetune, plan, sample, show, traces, train
+from grpojax.tools import (
+    bench,
+    compare,
+    convert,
+    displacement,
+    evaluate,
+    export,
+    finetune,
+    plan,
+    report,
+    sample,
+    show,
+    sweep,
+    traces,
+    train,
+)
 
-COMMANDS = (train, evaluate, compare, sample, convert, export, plan, show, traces, finetune, bench, displacement)
+COMMANDS = (
+    train,
+    evaluate,
+    compare,
+    sweep,
+    report,
+    sample,
+    convert,
+    export,
+    plan,
+    show,
+    traces,
+    finetune,
+    bench,
+    displacement,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -67,7 +97,8 @@ def main(argv: list[str] | None = None) -> int:
       argv: the arguments; those of the process if left out.
 
     Returns:
-      The exit status: 0, 2 for a user's mistake, 130 when interrupted, 1 when nobody reads what it prints.
+      The exit status: 0, 2 for a user's mistake, 130 when interrupted, 1 when nobody reads what it prints
+      or a run of a sweep failed.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)

@@ -1,0 +1,42 @@
+"""The curves of a report as one PNG."""
+
+import re
+from importlib import resources
+from pathlib import Path
+
+from grpojax.records.report import Report
+from grpojax.records.report_charts import look
+
+
+def draw_report(report: Report, path: Path) -> None:
+    """Draws every curve by steps: means over seeds, from the lowest to the highest as a band."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    style = (resources.files("grpojax") / "assets/report/style.css").read_text("utf-8")
+    colours = re.findall(r"--colour-\d: (#\w+)", style)  # the light ones stand first
+    across = min(3, max(1, len(report.curves)))
+    down = max(1, -(-len(report.curves) // across))
+    figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3 * down), dpi=120, squeeze=False)
+    for curve, one in zip(report.curves, axes.flat, strict=False):
+        for line in curve.lines:
+            colour, dashes = look(line.method)
+            name = report.methods[line.method].name
+            kind = "-" if dashes == "none" else (0, tuple(float(x) / 2 for x in dashes.split()))
+            one.plot(line.steps, line.mean, color=colours[colour], linestyle=kind, label=name)
+            if max(line.seeds) > 1:
+                one.fill_between(line.steps, line.low, line.high, color=colours[colour], alpha=0.15, linewidth=0)
+        one.set_title(curve.title, fontsize=10)
+        one.set_xlabel("step", fontsize=8)
+        one.tick_params(labelsize=8)
+        one.grid(alpha=0.3)
+    for one in axes.flat[len(report.curves) :]:
+        one.axis("off")
+    if report.curves:
+        handles = {label: h for one in axes.flat for h, label in zip(*one.get_legend_handles_labels(), strict=True)}
+        figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.95 if report.curves else 1))
+    figure.savefig(path)
+    plt.close(figure)

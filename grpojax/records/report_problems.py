@@ -1,0 +1,178 @@
+"""What methods make of the same held-out problems: tested seed by seed, by difficulty, and side by side."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from grpojax.data.problems import sources
+from grpojax.data.readers import HUB, SourceConfig, open_source
+from grpojax.evaluation import Attempt, paired_test, verdict
+from grpojax.host.errors import UserError
+from grpojax.records import comparison
+from grpojax.records.runs import Method, Run, setting
+
+# Columns of held-out data that say how hard a problem is; the first that is there counts.
+LEVELS = ("difficulty", "level", "steps", "part")
+SAMPLES = 5  # prompts shown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeedTest:
+    """A method against the baseline on the problems of one seed, by `evaluation.paired_test`; ``p_holm`` over all."""
+
+    method: str
+    seed: int
+    problems: int
+    difference: float
+    low: float
+    high: float
+    better: int
+    worse: int
+    p: float
+    p_holm: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Level:
+    """How methods fare on the problems of one difficulty: mean over seeds and problems, None without any."""
+
+    name: str
+    problems: int
+    rates: dict[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A prompt and, by method, its first sample with what became of it."""
+
+    prompt: str
+    gold: str | None
+    samples: dict[str, tuple[str, str]]
+
+
+def attempts(run: Run) -> list[Attempt]:
+    """Those of the last evaluation of a finished run; none where they cannot be read."""
+    try:
+        return run.attempts if run.finished else []
+    except UserError:
+        return []
+
+
+def _value(attempt: Attempt, kind: str) -> float:
+    return attempt.accuracy if kind == "accuracy" else attempt.reward
+
+
+def seed_tests(methods: Sequence[Method], base: Method) -> tuple[list[SeedTest], str, list[str]]:
+    """Each method's seeds against the baseline's, what is compared, and what could not be."""
+    everything = [a for m in methods for run in m.runs for a in attempts(run)]
+    kind = "accuracy" if everything and all(a.judged for a in everything) else "reward"
+    tests, notes = [], []
+    theirs = {run.seed: run for run in base.runs}
+    for method in (m for m in methods if m is not base):
+        for run in (r for r in method.runs if r.seed in theirs):
+            a, b = ({x.uid: x for x in attempts(r)} for r in (theirs[run.seed], run))
+            if not a or not b:
+                continue
+            if a.keys() != b.keys() or any((x.prompt, x.gold) != (b[u].prompt, b[u].gold) for u, x in a.items()):
+                notes.append(
+                    f"{run.path}: not compared by problem, its problems are not those of {theirs[run.seed].path}"
+                )
+                continue
+            values = np.array([[_value(x[u], kind) for u in sorted(a)] for x in (a, b)])
+            values = values[:, np.isfinite(values).all(0)]
+            if values.size:
+                c = paired_test(*values)
+                tests.append(
+                    SeedTest(
+                        method=method.name,
+                        seed=run.seed,
+                        problems=values.shape[1],
+                        difference=c.difference,
+                        low=c.low,
+                        high=c.high,
+                        better=c.better,
+                        worse=c.worse,
+                        p=c.p,
+                    )
+                )
+    corrected = comparison.holm([t.p for t in tests])
+    tests = [dataclasses.replace(t, p_holm=p) for t, p in zip(tests, corrected, strict=True)]
+    return tests, kind, notes
+
+
+def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level]]:
+    """The rates by difficulty, where the rows of the first run's held-out data tell one and can still be read."""
+    run = next((r for m in methods for r in m.runs if attempts(r)), None)
+    column, level_of = _read_levels(run) if run else (None, {})
+    if column is None:
+        return None, []
+    rates: dict[Any, dict[str, list[float]]] = {}
+    problems: dict[Any, set[int]] = {}
+    for method in methods:
+        for run in method.runs:
+            for attempt in attempts(run):
+                level = level_of.get((attempt.uid, attempt.prompt))
+                if level is not None and math.isfinite(value := _value(attempt, kind)):
+                    rates.setdefault(level, {}).setdefault(method.name, []).append(value)
+                    problems.setdefault(level, set()).add(attempt.uid)
+    levels = []
+    for level in sorted(rates, key=lambda x: (isinstance(x, str), x)):
+        by_name = {m.name: float(np.mean(v)) if (v := rates[level].get(m.name)) else None for m in methods}
+        levels.append(Level(name=str(level), problems=len(problems[level]), rates=by_name))
+    return (column, levels) if levels else (None, [])
+
+
+def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
+    """The column and, by number and text of the problem, its value. No network: other than local files are left out."""
+    given, asked = setting(run.config, "data.eval"), setting(run.config, "data.prompt")
+    each = [SourceConfig(**s) if isinstance(s, dict) else s for s in (given if isinstance(given, list) else [given])]
+    found: dict[tuple[int, str], Any] = {}
+    column = None
+    try:
+        rows = []
+        for source in sources([s for s in each if s]):
+            if source.path.startswith(HUB) or "://" in source.path:
+                return None, {}
+            rows += [(source.prompt or asked, row) for _, row in open_source(source)]
+    except (UserError, TypeError):
+        return None, {}
+    for uid, (prompt, row) in enumerate(rows):
+        if not isinstance(row, dict):
+            continue
+        column = column or next((c for c in LEVELS if isinstance(row.get(c), str | int)), None)
+        question = row.get(prompt)
+        text = question[-1]["content"] if isinstance(question, list) and question else question
+        if column and isinstance(row.get(column), str | int) and isinstance(text, str):
+            found[uid, text] = row[column]
+    return column, found
+
+
+def samples(methods: Sequence[Method], kind: str) -> list[Shown]:
+    """The prompts on which the methods differ most, of the first seed that most of them have."""
+    seeds = [run.seed for m in methods for run in m.runs if attempts(run)]
+    if not seeds:
+        return []
+    seed = max(sorted(set(seeds)), key=seeds.count)
+    drawn = {m.name: {a.uid: a for a in attempts(r)} for m in methods for r in m.runs if r.seed == seed}
+    drawn = {name: tried for name, tried in drawn.items() if tried}
+    first = next(iter(drawn.values()))
+
+    def same(uid: int) -> bool:
+        return all(uid in x and x[uid].prompt == first[uid].prompt for x in drawn.values())
+
+    def spread(uid: int) -> float:
+        values = [v for x in drawn.values() if math.isfinite(v := _value(x[uid], kind))]
+        return max(values) - min(values) if values else 0.0
+
+    chosen = sorted((uid for uid in first if same(uid)), key=lambda uid: (-spread(uid), uid))[:SAMPLES]
+    return [
+        Shown(
+            prompt=first[uid].prompt,
+            gold=first[uid].gold,
+            samples={n: (x[uid].samples[0].completion, verdict(x[uid], x[uid].samples[0])) for n, x in drawn.items()},
+        )
+        for uid in chosen
+    ]

@@ -1,0 +1,231 @@
+"""A queue of runs, each a process of its own: resumable, on one device or several, and stopped as one run would be."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from grpojax.host.console import log
+from grpojax.host.files import write_json
+from grpojax.records.metrics import read_metrics
+
+LAST_LINES = 8  # of a failed run's output
+_LOOK_S = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run to make.
+
+    Attributes:
+      name: its directory's name.
+      directory: ``run.dir``.
+      command: what starts it, or goes on with it.
+      steps: of the whole run.
+      config: its resolved recipe; a run that is done counts as done for this recipe alone.
+    """
+
+    name: str
+    directory: Path
+    command: tuple[str, ...]
+    steps: int
+    config: Mapping[str, Any]
+
+    def steps_done(self) -> int:
+        """Steps that it has recorded."""
+        return max((line["step"] for line in read_metrics(self.directory)), default=0)
+
+    def in_use(self) -> bool:
+        """Whether another process is at it, such as one that a killed sweep has left."""
+        try:
+            with (self.directory / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no such directory yet
+            return False
+        return False
+
+
+@dataclasses.dataclass(kw_only=True)
+class Outcome:
+    """What became of the jobs: those done, now or before, those that failed with their last lines, and whether the
+    queue was told to stop before it was through."""
+
+    done: list[Job] = dataclasses.field(default_factory=list)
+    failed: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    stopped: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Running:
+    job: Job
+    device: str | None
+    process: subprocess.Popen
+    output: TextIO
+    started: float
+    first_step: int
+
+
+class Queue:
+    """Runs jobs, one at a time or one a device.
+
+    Args:
+      folder: of the sweep; ``state/`` in it has what each run said, and which are done.
+      environment: of the processes.
+      devices: a number each that the process on it sees alone; none leaves one process all there are.
+      tell_s: seconds between lines of progress.
+    """
+
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], devices: Sequence[str] = (), *, tell_s: float = 60.0
+    ):
+        self.folder, self._environment, self._tell_s = folder, environment, tell_s
+        self._devices: list[str | None] = list(devices) or [None]
+        self._running: list[_Running] = []
+        self._stopping = False
+        self._steps, self._seconds = 0, 0.0  # of the runs that ended
+
+    def run(self, jobs: Sequence[Job]) -> Outcome:
+        """Runs what is not done yet; a run that fails costs itself alone. SIGINT and SIGTERM stop after a step each."""
+        outcome, waiting = Outcome(), []
+        (self.folder / "state").mkdir(parents=True, exist_ok=True)
+        for job in jobs:
+            (outcome.done if self.is_done(job) else waiting).append(job)
+        if outcome.done:
+            log.info("%d of %d runs are done already", len(outcome.done), len(jobs))
+        said = False
+        with self._signals():
+            told = time.monotonic()
+            while self._running or (waiting and not self._stopping):
+                self._fill(waiting)
+                if waiting and not self._running and not self._stopping and not said:
+                    log.info("%s is in use by another process; waiting for its end", waiting[0].name)
+                    said = True
+                for ended in [r for r in self._running if r.process.poll() is not None]:
+                    self._end(ended, outcome, waiting, len(jobs))
+                if time.monotonic() - told >= self._tell_s:
+                    told = time.monotonic()
+                    self._tell(waiting)
+                time.sleep(_LOOK_S)
+        outcome.stopped = self._stopping
+        return outcome
+
+    def is_done(self, job: Job) -> bool:
+        """Whether a run of this very recipe came to its end."""
+        try:
+            of_this = json.loads(self._file(job, ".json").read_text(encoding="utf-8")) == _plain(job.config)
+            return of_this and job.steps_done() >= job.steps
+        except (OSError, ValueError):
+            return False
+
+    def _file(self, job: Job, ending: str) -> Path:
+        return self.folder / "state" / f"{job.directory.parent.name}.{job.name}{ending}"
+
+    def _fill(self, waiting: list[Job]) -> None:
+        """Starts jobs on the devices that are free."""
+        free = [d for d in self._devices if d not in [r.device for r in self._running]]
+        for device in free if not self._stopping else ():
+            job = next((job for job in waiting if not job.in_use()), None)
+            if job is None:
+                return
+            waiting.remove(job)
+            first = job.steps_done()
+            output = self._file(job, ".log").open("w", encoding="utf-8")
+            # In a session of its own: Ctrl-C is passed on once, and not sent by the terminal as well.
+            process = subprocess.Popen(
+                job.command,
+                env={**self._environment, **seen_alone(device)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            where = "" if device is None else f" on device {device}"
+            log.info("%s: started%s%s", job.name, where, f" again after step {first}" if first else "")
+            self._running.append(
+                _Running(
+                    job=job, device=device, process=process, output=output, started=time.monotonic(), first_step=first
+                )
+            )
+
+    def _end(self, ended: _Running, outcome: Outcome, waiting: Sequence[Job], count: int) -> None:
+        self._running.remove(ended)
+        ended.output.close()
+        job, seconds = ended.job, time.monotonic() - ended.started
+        steps = job.steps_done()
+        self._steps, self._seconds = self._steps + max(0, steps - ended.first_step), self._seconds + seconds
+        if ended.process.returncode == 0 and steps >= job.steps:
+            write_json(self._file(job, ".json"), _plain(job.config))
+            outcome.done.append(job)
+            through = f"{len(outcome.done) + len(outcome.failed)}/{count}"
+            log.info("%s: done in %s  (%s, left %s)", job.name, _duration(seconds), through, self._left(waiting))
+        elif self._stopping:
+            log.info("%s: stopped at step %d", job.name, steps)
+        else:
+            text = self._file(job, ".log").read_text(encoding="utf-8", errors="replace")
+            outcome.failed[job.name] = text.splitlines()[-LAST_LINES:] or ["it said nothing"]
+            log.warning("%s: failed with status %d; its last lines:", job.name, ended.process.returncode)
+            for line in outcome.failed[job.name]:
+                log.warning("  %s", line)
+
+    def _tell(self, waiting: Sequence[Job]) -> None:
+        each = "  ".join(f"{r.job.name} step {r.job.steps_done()}/{r.job.steps}" for r in self._running)
+        log.info("%s  %d waiting, left %s", each or "none runs", len(waiting), self._left(waiting))
+
+    def _left(self, waiting: Sequence[Job]) -> str:
+        """The time that is left at the pace so far."""
+        steps, seconds = self._steps, self._seconds
+        remaining = sum(max(0, job.steps - job.steps_done()) for job in waiting)
+        for r in self._running:
+            now = r.job.steps_done()
+            steps, seconds = steps + max(0, now - r.first_step), seconds + time.monotonic() - r.started
+            remaining += max(0, r.job.steps - now)
+        return _duration(remaining * seconds / steps / len(self._devices)) if steps else "unknown"
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Inside, a first SIGTERM or SIGINT has every run stop after its step, a second one at once."""
+        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for s, handler in handlers.items():
+                signal.signal(s, handler)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if not self._stopping:
+            log.info("%s: each run stops after its step; again to stop at once", signal.Signals(number).name)
+        self._stopping = True
+        for r in self._running:
+            if r.process.poll() is None:
+                r.process.send_signal(number)
+
+
+def seen_alone(device: str | None) -> dict[str, str]:
+    """The environment in which a process sees one accelerator only, whichever kind it is; empty for None.
+
+    Example:
+      >>> seen_alone("1")["CUDA_VISIBLE_DEVICES"], seen_alone(None)
+      ('1', {})
+    """
+    if device is None:
+        return {}
+    one = "1,1,1"
+    tpu = {"TPU_VISIBLE_CHIPS": device, "TPU_PROCESS_BOUNDS": one, "TPU_CHIPS_PER_PROCESS_BOUNDS": one}
+    return {"CUDA_VISIBLE_DEVICES": device, "ROCR_VISIBLE_DEVICES": device} | tpu
+
+
+def _plain(config: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(config))
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"

@@ -1,0 +1,220 @@
+"""Several methods by several seeds: which runs that makes, and which learning rate each method gets.
+
+All runs have the recipe's steps, so that each method updates as often. A method that draws more samples a step (a
+filter) costs more: the report's curves by tokens show it.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpojax.host import settings
+from grpojax.host.console import log
+from grpojax.host.errors import UserError, require
+from grpojax.host.files import write_json
+from grpojax.records.metrics import read_metrics
+from grpojax.run import recipe
+from grpojax.run.jobs import Job, Outcome, Queue
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What is to be compared.
+
+    Attributes:
+      config: path of the recipe.
+      overrides: settings that replace its own in every run.
+      variants: names, or mappings with a name and options, as ``variant`` of a recipe.
+      seeds: how many; 0 to ``seeds - 1``.
+      folder: where everything goes: ``runs/METHOD_SEED``, ``rates/METHOD_RATE``, ``state/`` and ``cache/``.
+      rates: learning rates to choose from, for each method by itself; none takes the recipe's.
+      rate_steps: of the runs that the choice is made by; 0 takes a quarter of the recipe's.
+    """
+
+    config: str
+    overrides: tuple[str, ...] = ()
+    variants: tuple[str | dict[str, Any], ...]
+    seeds: int
+    folder: Path
+    rates: tuple[float, ...] = ()
+    rate_steps: int = 0
+
+    def __post_init__(self) -> None:
+        require(self, seeds="[1, inf)", rate_steps="[0, inf)")
+        if not self.variants:
+            raise UserError("--variants: give one at least, such as --variants grpo,dapo")
+        own = ("variant", "train.seed", "run.dir", *(("optimizer.learning_rate",) if self.rates else ()))
+        for text in self.overrides:
+            key = text.partition("=")[0].strip()
+            if taken := next((name for name in own if key == name or key.startswith(name + ".")), None):
+                raise UserError(f"{text}: the sweep sets {taken} itself; leave it out")
+        if len(set(self.rates)) < len(self.rates) or any(not (0 < x < math.inf) for x in self.rates):
+            raise UserError(f"--rates {','.join(f'{x:g}' for x in self.rates)}: give different numbers over 0")
+        if self.rate_steps and not self.rates:
+            raise UserError(f"--rate-steps {self.rate_steps}: goes with --rates")
+
+    def methods(self) -> dict[str, str]:
+        """The name of each method's directories, and the override that makes it; raises for one that is there twice."""
+        found: dict[str, str] = {}
+        for variant in self.variants:
+            name, value = label(variant), f"variant={json.dumps(variant)}"
+            if name in found:
+                raise UserError(f"--variants: {name} is there twice; give it once")
+            found[name] = value
+        return found
+
+    def job(self, kind: str, name: str, *overrides: str) -> Job:
+        """One run; raises `UserError` where its recipe is not right."""
+        directory = self.folder / kind / name
+        given = (*self.overrides, *overrides, f"run.dir={json.dumps(str(directory))}")
+        config = recipe.load(self.config, given)
+        command = (sys.executable, "-m", "grpojax", "train", self.config, *given)
+        return Job(name=name, directory=directory, command=command, steps=config.train.steps, config=config.resolved())
+
+    def jobs(self, rates: Mapping[str, float] | None = None) -> list[Job]:
+        """All runs, seed by seed, so that a sweep cut short has some seeds of every method.
+
+        Args:
+          rates: the learning rate of each method; those without one are left out. None takes the recipe's for all.
+        """
+        methods = self.methods()
+        return [
+            self.job("runs", f"{name}_{seed}", value, f"train.seed={seed}", *_rate(rates, name))
+            for seed in range(self.seeds)
+            for name, value in methods.items()
+            if rates is None or name in rates
+        ]
+
+    def rate_jobs(self) -> dict[str, dict[float, Job]]:
+        """By method and rate, the runs that the choice is made by: fewer steps, and a seed that no other run has."""
+        config = recipe.load(self.config, (*self.overrides, f"run.dir={json.dumps(str(self.folder))}"))
+        if not config.data.eval:
+            raise UserError("--rates chooses by held-out reward: give the recipe data.eval")
+        steps = self.rate_steps or max(1, config.train.steps // 4)
+        updates, warmup = steps * config.train.updates_a_rollout, config.optimizer.warmup_steps
+        if warmup >= updates:
+            raise UserError(
+                f"--rate-steps {steps}: ends before optimizer.warmup_steps={warmup}; give more, or a shorter warmup"
+            )
+        extra = (f"train.seed={self.seeds}", f"train.steps={steps}")
+        return {
+            name: {
+                x: self.job("rates", f"{name}_{x:g}", value, *extra, f"optimizer.learning_rate={x!r}")
+                for x in self.rates
+            }
+            for name, value in self.methods().items()
+        }
+
+
+def _rate(rates: Mapping[str, float] | None, name: str) -> list[str]:
+    return [] if rates is None else [f"optimizer.learning_rate={rates[name]!r}"]
+
+
+def read_variants(text: str) -> tuple[str | dict[str, Any], ...]:
+    """What ``--variants`` says: names, or mappings as YAML, with commas between them.
+
+    Example:
+      >>> read_variants("grpo, {name: dapo, clip_high: 0.3}")
+      ('grpo', {'name': 'dapo', 'clip_high': 0.3})
+    """
+    tree, _ = settings.override({}, [f"variants=[{text}]"])
+    for variant in tree["variants"]:
+        if not isinstance(variant, str) and not (isinstance(variant, dict) and isinstance(variant.get("name"), str)):
+            raise UserError(f"--variants: {variant!r} is neither a name nor a mapping such as {{name: dapo, k: 1}}")
+    return tuple(tree["variants"])
+
+
+def label(variant: str | Mapping[str, Any]) -> str:
+    """A method's part of a directory's name.
+
+    Example:
+      >>> label("grpo"), label({"name": "dapo", "clip_high": 0.3})
+      ('grpo', 'dapo-clip_high=0.3')
+    """
+    if isinstance(variant, str):
+        return variant
+    text = "-".join([variant["name"], *(f"{k}={v}" for k, v in variant.items() if k != "name")])
+    return re.sub(r"[^\w.=+-]+", "-", text)
+
+
+def run(sweep: Sweep, queue: Queue) -> Outcome:
+    """Chooses learning rates where there are some to choose from, and makes the runs that are not made yet.
+
+    Raises:
+      UserError: a recipe is not right; nothing has been started then.
+    """
+    jobs = sweep.jobs()  # all recipes are looked at before anything starts
+    if not sweep.rates:
+        return queue.run(jobs)
+    chosen, outcome = choose_rates(sweep, queue)
+    if outcome.stopped:
+        return outcome
+    made = queue.run(sweep.jobs(chosen))
+    made.failed = outcome.failed | made.failed
+    return made
+
+
+def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]:
+    """The learning rate of each method with the highest last held-out reward; of equal ones the smallest.
+
+    Each method has as many runs of as many steps. A choice, once made, is kept in ``rates.json``, so that a sweep that
+    is started again goes on with it. A method none of whose runs has a held-out reward is left out, and said.
+    """
+    by_method = sweep.rate_jobs()
+    kept_in = sweep.folder / "rates.json"
+    kept = _read(kept_in)
+    asked = {
+        name: {"seed": sweep.seeds, "runs": [job.config for job in jobs.values()]} for name, jobs in by_method.items()
+    }
+    asked = json.loads(json.dumps(asked))
+    open_ones = [name for name in by_method if kept.get(name, {}).get("asked") != asked[name]]
+    outcome = queue.run([job for name in open_ones for job in by_method[name].values()])
+    if outcome.stopped:
+        return {}, outcome
+    for name in open_ones:
+        jobs = by_method[name]
+        rewards = {x: r for x, job in jobs.items() if job in outcome.done and (r := last_reward(job)) is not None}
+        if not rewards:
+            log.warning("%s: no learning rate gave a held-out reward; its runs are left out", name)
+            kept.pop(name, None)
+            continue
+        best = min(rewards, key=lambda x: (-rewards[x], x))
+        kept[name] = {"asked": asked[name], "rate": best, "rewards": {f"{x:g}": r for x, r in rewards.items()}}
+        write_json(kept_in, kept)
+    chosen = {name: kept[name]["rate"] for name in by_method if name in kept}
+    for name, rate in chosen.items():
+        each = ", ".join(f"{x} {r:.3f}" for x, r in kept[name]["rewards"].items())
+        steps = next(iter(by_method[name].values())).steps
+        edge = "; it is at the end of the range" if len(sweep.rates) > 2 and rate in _ends(sweep.rates) else ""
+        log.info(
+            "%s: learning rate %g, by held-out reward after %d steps of seed %d: %s%s",
+            name,
+            rate,
+            steps,
+            sweep.seeds,
+            each,
+            edge,
+        )
+    return chosen, outcome
+
+
+def last_reward(job: Job) -> float | None:
+    """The held-out reward of a run's last evaluation; None where it has none, whatever those before it had."""
+    rewards = [line["eval/reward"] for line in read_metrics(job.directory) if "eval/reward" in line]
+    return rewards[-1] if rewards else None
+
+
+def _ends(rates: Sequence[float]) -> Iterable[float]:
+    return min(rates), max(rates)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,48 @@
+"""``grpojax report``: several runs compared, as a page, a picture and numbers."""
+
+import argparse
+from collections.abc import Callable
+
+from grpojax.host.errors import UserError
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    report = command("report", run, "Compares runs of several methods and seeds, as a page that opens offline.")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="run directory, or a folder of them")
+    report.add_argument("--baseline", metavar="NAME", help="method that others are compared with; grpo, or the first")
+    report.add_argument(
+        "--by", action="append", metavar="SETTING", help="what makes a method (may be repeated); variant if left out"
+    )
+    report.add_argument("--metric", metavar="NAME", help="held-out metric that decides, such as eval/pass@8")
+    report.add_argument("--to", default="report.html", metavar="FILE.html", help="page; the picture goes beside it")
+    report.add_argument("--json", metavar="FILE", help="the numbers as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the page and the picture."""
+    from pathlib import Path
+
+    from grpojax.host.files import write_json
+    from grpojax.records import report
+    from grpojax.records.report_page import page
+    from grpojax.records.report_picture import draw_report
+
+    file = Path(args.to)
+    if file.suffix not in (".html", ".htm"):
+        raise UserError(f"--to {args.to}: give a name that ends in .html")
+    built = report.build(args.runs, by=args.by or ("variant",), baseline=args.baseline, metric=args.metric)
+    picture = file.with_suffix(".png")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page(built), encoding="utf-8", errors="replace")
+        draw_report(built, picture)
+        if args.json:
+            write_json(Path(args.json), report.to_json(built))
+    except OSError as e:
+        raise UserError(f"{e.filename}: {e.strerror}; give another --to or --json") from None
+    for note in built.notes:
+        print(note)
+    print("\n".join(report.headlines(built)))
+    print(f"wrote {file} and {picture}" + (f" and {args.json}" if args.json else ""))
+    return 0

@@ -1,0 +1,77 @@
+"""``grpojax sweep``: several methods by several seeds, a run each, in a queue that goes on where it was stopped."""
+
+import argparse
+from collections.abc import Callable
+
+from grpojax.host.errors import UserError
+
+
+def register(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Its arguments."""
+    text = "Trains several variants with several seeds, one run after the other; the same command goes on with it."
+    sweep = command("sweep", run, text, overrides=True)
+    sweep.add_argument(
+        "--variants", required=True, metavar="A,B", help="names, or YAML such as '{name: dapo, clip_high: 0.3}'"
+    )
+    sweep.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N-1; 3 if left out")
+    sweep.add_argument("--to", required=True, metavar="DIR", help="folder; the runs go to DIR/runs")
+    sweep.add_argument("--devices", metavar="0,1", help="a run at a time on each of these; all for one if left out")
+    sweep.add_argument(
+        "--rates", metavar="X,Y", help="learning rates to choose from, for each variant by held-out reward"
+    )
+    sweep.add_argument("--rate-steps", type=int, default=0, metavar="N", help="of the runs that choose; a quarter")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes the runs; 1 if any failed, 130 if it was stopped."""
+    import os
+    import shlex
+    from pathlib import Path
+
+    import jax
+
+    if os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        raise UserError("JAX_COORDINATOR_ADDRESS is set: a sweep starts runs of one process; unset it")
+    environment = dict(os.environ)
+    jax.config.update("jax_platforms", "cpu")  # reading the recipes must not take an accelerator from the runs
+    from grpojax.run import sweep
+    from grpojax.run.jobs import Queue
+
+    folder = Path(args.to).absolute()
+    asked = sweep.Sweep(
+        config=args.config,
+        overrides=tuple(args.overrides),
+        variants=sweep.read_variants(args.variants),
+        seeds=args.seeds,
+        folder=folder,
+        rates=_numbers(args.rates),
+        rate_steps=args.rate_steps,
+    )
+    environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
+    queue = Queue(folder, environment, _devices(args.devices))
+    try:
+        outcome = sweep.run(asked, queue)
+    except OSError as e:
+        raise UserError(f"{e.filename}: {e.strerror}; give another --to") from None
+    if outcome.stopped:
+        print("stopped; the same command goes on")
+        return 130
+    for name in outcome.failed:
+        print(f"{name} failed; the same command tries it again")
+    if outcome.done:
+        print(f"grpojax report {shlex.quote(str(folder / 'runs'))} --to {shlex.quote(str(folder / 'report.html'))}")
+    return 1 if outcome.failed else 0
+
+
+def _numbers(text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(x) for x in text.split(",")) if text else ()
+    except ValueError:
+        raise UserError(f"--rates {text}: give numbers with commas between them, such as 1e-6,3e-6") from None
+
+
+def _devices(text: str | None) -> list[str]:
+    each = [x.strip() for x in text.split(",")] if text else []
+    if any(not x.isdigit() for x in each) or len(set(each)) < len(each):
+        raise UserError(f"--devices {text}: give different numbers with commas between them, such as 0,1")
+    return each

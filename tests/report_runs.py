@@ -1,0 +1,85 @@
+"""Run directories as a trainer leaves them, with numbers that are made up."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from grpojax.evaluation import Attempt, Sample
+from grpojax.records import evaluations
+
+CONFIG = {
+    "model": {"path": "builtin:tiny"},
+    "data": {"train": "train.jsonl", "eval": None, "prompt": "question", "answer": "answer"},
+    "rollout": {"group": 4, "prompts": 3, "max_tokens": 8},
+    "train": {"steps": 6, "seed": 0, "iterations": 1, "minibatches": 1},
+    "optimizer": {"learning_rate": 1e-3},
+    "tracking": {"samples": True},
+}
+
+
+def write_data(path: Path, problems: int = 12) -> Path:
+    """Held-out rows of two difficulties."""
+    rows = [{"question": f"what is {i} < {i + 1} & 2?", "answer": str(i), "level": 1 + i % 2} for i in range(problems)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_run(
+    path: Path,
+    variant: dict | str,
+    seed: int,
+    skill: float | list[float],
+    *,
+    data: Path | None,
+    steps: int = 6,
+    done: int | None = None,
+    problems: int = 12,
+    metrics: dict | None = None,
+    **train,
+) -> Path:
+    """A run whose model solves the share ``skill`` of the problems at the end, or of each the share it has.
+
+    Args:
+      data: its held-out rows; None for a run without.
+      done: steps that it got to, all of them if left out.
+      metrics: more for each step.
+      train: settings of that section.
+    """
+    path.mkdir(parents=True)
+    config = json.loads(json.dumps(CONFIG))
+    config["train"] |= {"steps": steps, "seed": seed, **train}
+    config["data"]["eval"] = str(data) if data else None
+    config["run"] = {"dir": str(path)}
+    config["variant"] = {"name": variant} if isinstance(variant, str) else variant
+    (path / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(seed)
+    lines, done = [], steps if done is None else done
+    skills = np.broadcast_to(np.asarray(skill, float), (problems,))
+    for step in range(done + 1):
+        if step:
+            lines.append({
+                "step": step, "reward": 0.1 * step + 0.01 * seed, "groups/all_fail": 1 - step / 10, "entropy": 1 / step,
+                "grad_norm": None if step == 2 else rng.random(), "completions/mean_length": 5.0 + step,
+                "num_tokens": 100.0 * step + seed, **(metrics or {}),
+            })  # fmt: skip
+        if data and step in (0, done):
+            lines.append({"step": step, **_evaluate(path, step, skills * (step > 0), problems)})
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def _evaluate(path: Path, step: int, skills: np.ndarray, problems: int) -> dict[str, float]:
+    done = []
+    for i in range(problems):
+        right = [j < round(4 * skills[i]) for j in range(4)]
+        samples = tuple(
+            Sample(completion=f"<b>{path.name}</b> {j}", answer=str(i), vote=str(i), correct=r, tokens=5, stopped=True,
+                   reward=float(r), rewards={"answer": float(r)})
+            for j, r in enumerate(right)
+        )  # fmt: skip
+        done.append(Attempt(uid=i, prompt=f"what is {i} < {i + 1} & 2?", gold=str(i), samples=samples))
+    evaluations.write(path / "eval" / f"step_{step}.jsonl", done)
+    accuracy = float(np.mean([a.accuracy for a in done]))
+    solved = float(np.mean([a.accuracy > 0 for a in done]))
+    return {"eval/reward": accuracy, "eval/accuracy": accuracy, "eval/pass@4": solved}
