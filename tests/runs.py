@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1, env=None) -> subprocess.Popen:
     """``grpojax train`` as a process of its own, with what it says on a pipe."""
     return subprocess.Popen(
-        [sys.executable, "-m", "grpojax", "train", str(recipe), f"run.dir={directory}", *overrides],
+        [sys.executable, "-m", "grpojax.tools.cli", "train", str(recipe), f"run.dir={directory}", *overrides],
         env=environment(devices) | (env or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

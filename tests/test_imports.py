@@ -26,7 +26,6 @@ LAYERS = [
     [{"records"}],
     [{"run"}],
     [{"tools"}, {"assets"}],
-    [{"__main__"}],
 ]
 PLACE = {name: (n, branch) for n, layer in enumerate(LAYERS) for branch in layer for name in branch}
 PURE = {"types", "masked"} | {name for layer in LAYERS[1:4] for branch in layer for name in branch}

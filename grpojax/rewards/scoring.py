@@ -119,6 +119,9 @@ class Rewards:
             config = RewardsConfig(terms=tuple(config))
         self.config = config
         self.terms = [builtin.make(c.name, c.options) if c.name in builtin.REWARDS else None for c in config.terms]
+        # The text of each token, as the column ``pieces``.
+        both = zip(config.terms, self.terms, strict=True)
+        self.needs_pieces = any(c.pieces or (term is not None and term.needs_pieces) for c, term in both)
         self._pace: dict[int, float] = {}
         self._shown: set[tuple[int, str]] = set()
         self._workers: pool.Workers | None = None
@@ -180,12 +183,6 @@ class Rewards:
     ) -> Scores:
         """The rewards of N samples: `submit` and its result."""
         return self.submit(prompts, completions, tokens, columns, group=group).result()
-
-    @property
-    def needs_pieces(self) -> bool:
-        """Whether a reward reads the text of each token, the column ``pieces``."""
-        both = zip(self.config.terms, self.terms, strict=True)
-        return any(config.pieces or (term is not None and term.needs_pieces) for config, term in both)
 
     def check_gold(self, gold: str | None) -> None:
         """Raises `UserError` for a gold answer, or None for none at all, that a reward cannot judge by."""

@@ -73,7 +73,7 @@ class Sweep:
         directory = self.folder / kind / name
         given = (*self.overrides, *overrides, f"run.dir={json.dumps(str(directory))}")
         config = recipe.load(self.config, given)
-        command = (sys.executable, "-m", "grpojax", "train", self.config, *given)
+        command = (sys.executable, "-m", "grpojax.tools.cli", "train", self.config, *given)
         return Job(name=name, directory=directory, command=command, steps=config.train.steps, config=config.resolved())
 
     def jobs(self, rates: Mapping[str, float] | None = None) -> list[Job]:

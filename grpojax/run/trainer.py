@@ -74,7 +74,7 @@ class Trainer:
     ):
         self.config, self.on_step = config, on_step
         self.done = 0
-        with contextlib.ExitStack() as held, self._enough_memory():  # let go of if what follows raises
+        with contextlib.ExitStack() as held, _enough_memory(self):  # let go of if what follows raises
             with processes.AllOrNone():
                 self._prepare(held, devices, eos_ids)
             self._open(held)
@@ -95,18 +95,11 @@ class Trainer:
             log.info("%s", line)
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
         _check_positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
-        self.critic = self._critic()
+        self.critic = _critic_of(config, self.policy)
         self.session.claim(held, {"train": self.problems.fingerprint, "eval": self.held_out.fingerprint})
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1:
             log.info("%s", twin)
-
-    def _critic(self) -> RunCritic | None:
-        config, own = self.config, self.config.method.variant.critic
-        if own is None or config.own_critic is None:
-            return None
-        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-        return RunCritic(self.policy, config.own_critic, own, updates=config.train.updates, longest=longest)
 
     def _open(self, held: contextlib.ExitStack) -> None:
         """The run's state, new or restored."""
@@ -159,7 +152,7 @@ class Trainer:
     def run(self) -> bool:
         """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
         try:
-            with self._enough_memory(), self.session.signals():
+            with _enough_memory(self), self.session.signals():
                 try:
                     self._loop()
                 except UserError:
@@ -169,20 +162,6 @@ class Trainer:
             return self.done == self.config.train.steps
         finally:
             self.close()
-
-    @contextlib.contextmanager
-    def _enough_memory(self) -> Iterator[None]:
-        """Inside, memory that runs out is a `UserError` that names the remedies."""
-        try:
-            yield
-        except (jax.errors.JaxRuntimeError, MemoryError) as e:
-            if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
-                raise
-            raise UserError(
-                f"out of memory after step {self.done}: raise train.microbatches, set model.remat=layer, lower "
-                "rollout.slots, or spread over more devices (mesh.fsdp); in a new run lower rollout.prompts or "
-                f"rollout.max_tokens\n{' '.join(str(e).split())[:300]}"
-            ) from e
 
     def close(self) -> None:
         """Gives back what the run holds: worker processes, files, the directory's lock."""
@@ -316,6 +295,30 @@ class Trainer:
         path = self.session.directory / "curve.png"
         curve.draw_curve(lines, path)
         log.info("reward curve: %s", path)
+
+
+@contextlib.contextmanager
+def _enough_memory(trainer: Trainer) -> Iterator[None]:
+    """Inside, memory that runs out is a `UserError` that names the remedies."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as e:
+        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        raise UserError(
+            f"out of memory after step {trainer.done}: raise train.microbatches, set model.remat=layer, lower "
+            "rollout.slots, or spread over more devices (mesh.fsdp); in a new run lower rollout.prompts or "
+            f"rollout.max_tokens\n{' '.join(str(e).split())[:300]}"
+        ) from e
+
+
+def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
+    """The network that learns beside the policy, where the variant has one."""
+    own = config.method.variant.critic
+    if own is None or config.own_critic is None:
+        return None
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    return RunCritic(policy, config.own_critic, own, updates=config.train.updates, longest=longest)
 
 
 def _check_shapes(config: Config, count: int) -> None:

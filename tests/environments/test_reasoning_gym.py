@@ -12,6 +12,9 @@ from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig
 
 
+pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym, which compiles C")
+
+
 def source(family, weight=1.0, **options):
     return SourceConfig(path=f"reasoning_gym:{family}", weight=weight, options=options)
 

@@ -97,7 +97,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkey
 def command(recipes, kind, directory, *overrides):
     arguments = [kind, str(recipes[kind]), f"run.dir={directory}", *overrides]
     return subprocess.Popen(
-        [sys.executable, "-m", "grpojax", *arguments],
+        [sys.executable, "-m", "grpojax.tools.cli", *arguments],
         env=environment(1), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

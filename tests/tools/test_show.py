@@ -64,7 +64,7 @@ def test_the_example_runs():
 def test_a_closed_pipe_ends_it_quietly(tmp_path):
     """As with `grpojax show RUN | head -1`."""
     write(tmp_path, {uid: [1.0] for uid in range(50)}, prompt="p" * 5000, completion="\x1b[2Jc" * 1000)
-    show = [sys.executable, "-m", "grpojax", "show", str(tmp_path), "-n", "50"]
+    show = [sys.executable, "-m", "grpojax.tools.cli", "show", str(tmp_path), "-n", "50"]
     process = subprocess.Popen(show, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.readline()
     process.stdout.close()
