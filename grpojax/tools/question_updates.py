@@ -65,13 +65,16 @@ def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
     )
 
 
-def measure(recipes: Mapping[str, Config], *, questions: int, rollouts: int) -> QuestionUpdates:
+def measure(
+    recipes: Mapping[str, Config], *, questions: int, rollouts: int, devices: Sequence[jax.Device] | None = None
+) -> QuestionUpdates:
     """Samples questions until there are enough with right and wrong samples, and updates on each by each method.
 
     Args:
       recipes: of each method, the same but for the variant (`recipe_of`).
       questions: how many.
       rollouts: at most so many are drawn; fewer questions are taken where they do not hold enough.
+      devices: what to run on, batch shards that divide a group; None takes all there are.
 
     Raises:
       UserError: there is no question with right and wrong samples.
@@ -80,7 +83,8 @@ def measure(recipes: Mapping[str, Config], *, questions: int, rollouts: int) -> 
     gwhes, displacement = np.zeros(0), {}
     for name, config in recipes.items():
         with tempfile.TemporaryDirectory() as folder:
-            trainer = Trainer(dataclasses.replace(config, run=dataclasses.replace(config.run, dir=folder)))
+            own = dataclasses.replace(config, run=dataclasses.replace(config.run, dir=folder))
+            trainer = Trainer(own, devices)
             try:
                 if not chosen:
                     chosen = list(_mixed(trainer, questions, rollouts))
@@ -126,16 +130,11 @@ def _only(judged: Judged, i: int) -> Judged:
     """One group of a batch."""
 
     def cut(x: Any) -> Any:
-        return jax.tree.map(lambda y: y[i : i + 1], x)
+        return x[i : i + 1] if isinstance(x, np.ndarray) else x
 
-    return dataclasses.replace(
-        judged,
-        problems=judged.problems[i : i + 1],
-        rollout=cut(judged.rollout),
-        total=cut(judged.total),
-        reward=cut(judged.reward),
-        by_name=cut(judged.by_name),
-    )
+    fields: dict[str, Any] = {f.name: jax.tree.map(cut, getattr(judged, f.name)) for f in dataclasses.fields(judged)}
+    fields["problems"] = judged.problems[i : i + 1]
+    return dataclasses.replace(judged, **fields)
 
 
 def _gwhes(trainer: Trainer, each: Sequence[Judged]) -> PerPrompt:

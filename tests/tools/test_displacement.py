@@ -1,5 +1,6 @@
 """``grpojax displacement``: one update on each question alone."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -59,8 +60,8 @@ SHORT = ["rewards.0.name=tiny_run:parity", "rollout.max_tokens=4", "optimizer.le
 def test_every_question_starts_from_the_same_weights(recipe):
     """What a question gives does not depend on those before it."""
     methods = {name: question_updates.recipe_of(str(recipe), SHORT, name) for name in ("grpo", "nthr")}
-    two = question_updates.measure(methods, questions=2, rollouts=1)
-    one = question_updates.measure(methods, questions=1, rollouts=1)
+    two = question_updates.measure(methods, questions=2, rollouts=1, devices=jax.devices()[:1])
+    one = question_updates.measure(methods, questions=1, rollouts=1, devices=jax.devices()[:1])
     assert one.uids == two.uids[:1] and len(two.uids) == 2
     for name in methods:
         np.testing.assert_allclose(one.displacement[name], two.displacement[name][:1], rtol=1e-4)
@@ -72,4 +73,4 @@ def test_every_question_starts_from_the_same_weights(recipe):
 def test_no_question_with_both(recipe):
     short = {"grpo": question_updates.recipe_of(str(recipe), ["rollout.max_tokens=4"], "grpo")}  # lengths, none under 1
     with pytest.raises(UserError, match="raise --rollouts"):
-        question_updates.measure(short, questions=2, rollouts=1)
+        question_updates.measure(short, questions=2, rollouts=1, devices=jax.devices()[:1])
