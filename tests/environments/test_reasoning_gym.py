@@ -11,7 +11,6 @@ from grpojax.environments import reasoning_gym
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig
 
-
 pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym, which compiles C")
 
 

@@ -256,7 +256,8 @@ def test_the_command_starts_trainers_that_share_a_cache_and_says_what_comes_next
     given = ["sweep", QUICKSTART, "--variants", "grpo", "--seeds", "1", "--to", "new", "train.steps=2"]
     assert cli.main([*given, "train.eval_every=1"]) == 0
     (command, env), = seen  # fmt: skip
-    assert command[1:4] == ("-m", "grpojax.tools.cli", "train") and {"train.steps=2", "train.eval_every=1"} <= set(command)
+    assert command[1:4] == ("-m", "grpojax.tools.cli", "train")
+    assert {"train.steps=2", "train.eval_every=1"} <= set(command)
     assert env["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "new" / "cache")
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"grpojax report {tmp_path}/new/runs --to {tmp_path}/new/report.html"
