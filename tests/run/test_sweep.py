@@ -270,8 +270,9 @@ def test_examples(module):
 
 
 @pytest.mark.slow
-def test_a_real_sweep_and_its_report(tmp_path, capsys):
+def test_a_real_sweep_and_its_report(tmp_path, capsys, monkeypatch):
     """Two methods of the built-in model, to the page."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     small = ["train.steps=2", "train.eval_limit=16", "rollout.prompts=4", "rollout.group=4", "rollout.max_tokens=16"]
     given = ["sweep", QUICKSTART, "--variants", "grpo,gspo", "--seeds", "1", "--to", str(tmp_path / "s"), *small]
     assert cli.main(given) == 0
