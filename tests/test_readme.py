@@ -27,6 +27,7 @@ SHORT = {
     "train configs/quickstart.yaml": "train.steps=1 train.eval_limit=8",
     "train configs/gsm8k": "train.steps=10 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
     "data.max_prompt_tokens=192",
+    "sweep": "train.steps=1 train.eval_limit=8 rollout.prompts=4 rollout.group=2",
     "sft": "train.epochs=null train.steps=2 train.batch_size=8",
     "eval": "--limit 8 --max-tokens 8",
     "sample": "--max-tokens 8",
@@ -75,7 +76,8 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     assert "held-out reward" in said["train configs/quickstart.yaml"]
     assert "--- best" in said["show runs/gsm8k_qwen2.5_0.5b"]
     assert "pass@8" in said["eval runs/gsm8k_qwen2.5_0.5b"]
-    assert len(said) == 12 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
+    assert (tmp_path / "report.html").exists()
+    assert len(said) == 14 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -158,7 +158,8 @@ def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: Filte
     share = variant.retire if given.share is None else given.share
     if share is None:
         raise UserError(
-            f"rollout.retire: variant {variant.name!r} has no share of its own; give rollout.retire.share, in (0, 1]"
+            f"rollout.retire: variant {variant.name!r} retires no prompts by itself, so that success and readmit_after "
+            "say nothing; give rollout.retire.share, in (0, 1]"
         )
     success = given.success
     if success is None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from loss_examples import HOW
 from oracles import close
 from ragged import SEEDS, G, P, many, masks, on
+from tabular_policy import PATHS, SEQUENCES, WRITTEN, expected_reward
 
 from grpojax import losses as L
 
@@ -46,23 +47,6 @@ def test_at_ratio_1_a_sequence_has_the_gradient_of_its_tokens(known, seed):
     for ratio in ("token", "sequence", "sequence_token"):
         close(run(ratio), want, atol=1e-7)
     close(run("joint"), want * lengths, atol=1e-7)
-
-
-# The tabular policy: of three tokens the first ends the sequence; a second one is drawn given the first.
-SEQUENCES = [(0,)] + [(a, b) for a in (1, 2) for b in range(3)]
-PATHS = np.array([[s[0], 3 + 3 * (s[0] - 1) + s[1] if len(s) > 1 else 0] for s in SEQUENCES])
-WRITTEN = np.array([[True, len(s) > 1] for s in SEQUENCES])[None]
-
-
-def expected_reward(logits, rewards):
-    """By loops over the sequences, float64; ``logits [3, 3]``: of the first token, and after 1 and after 2."""
-    total = 0.0
-    for s, r in zip(SEQUENCES, rewards, strict=True):
-        p = 1.0
-        for row, token in zip((0, s[0]), s, strict=False):
-            p *= np.exp(logits[row][token]) / sum(np.exp(x) for x in logits[row])
-        total += p * r
-    return total
 
 
 @functools.cache

@@ -35,7 +35,10 @@ def example(seed=0, p=8, g=4):
     rng = np.random.default_rng(seed)
     batch = ragged_batch(rng, p=p, g=g, vocab=CONFIG.vocab_size)
     mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
-    normal = lambda *shape: np.where(mask, rng.normal(size=shape), 0).astype(np.float32)  # noqa: E731
+
+    def normal(*shape):
+        return np.where(mask, rng.normal(size=shape), 0).astype(np.float32)
+
     return with_tokens(
         batch,
         advantages=normal(p, g, 1),

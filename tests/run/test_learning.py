@@ -124,9 +124,9 @@ def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path):
         trainer = Trainer(load(recipe, tmp_path / str(devices), *overrides), devices=devices)
         plain = trainer.learner.update
 
-        def update(minis, key, ready, plain=plain):
+        def update(minis, *rest, plain=plain, **options):
             places.append([m.layout.batch_shape[0] * [*m.places] and m.places.tolist() for m in minis])
-            return plain(minis, key, ready)
+            return plain(minis, *rest, **options)
 
         trainer.learner.update = update
         assert trainer.run()

@@ -35,7 +35,10 @@ def test_the_last_marker(text, marker, want):
 
 
 def test_what_is_sampled_stays_up_to_the_marker(tokenizer):
-    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+
+    def encode(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
     ids = encode("5 + 3 = 8\n#### 7, or\n####  9")
     got = splice(ids, "25", tokenizer)
     assert (got.markers, got.scored) == (2, 4)  # two blanks, two digits

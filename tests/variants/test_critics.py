@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles import close
-from test_oracles import PATHS, SEQUENCES, WRITTEN, expected_reward
+from tabular_policy import PATHS, SEQUENCES, WRITTEN, expected_reward
 
 from grpojax import advantages as A
 from grpojax import losses as L
@@ -106,7 +106,10 @@ def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_rew
     values = perfect(logits, rewards)
     signals = A.Signals(mask=jnp.asarray(WRITTEN), values=values)
     returns = np.asarray(critic.targets(rewards[None], signals))
-    logps = lambda x: jax.nn.log_softmax(x).reshape(-1)[PATHS][None]  # noqa: E731
+
+    def logps(x):
+        return jax.nn.log_softmax(x).reshape(-1)[PATHS][None]
+
     odds = jnp.exp(jnp.where(WRITTEN, logps(logits), 0.0).sum(-1, keepdims=True))
     weights = jnp.where(WRITTEN, odds, 0.0)  # each sequence as often as the policy draws it
 

@@ -115,7 +115,9 @@ def test_golden_luspo():
 
 def test_gdpo_says_how_rewards_are_combined():
     assert variants.gdpo().combine == "normalize"
-    assert {built(name).combine for name in variants.names() if name != "gdpo"} == {None}
+    # Steps, greedy baselines and plans are defined on one sum.
+    assert {built(name).combine for name in variants.names()} == {None, "sum", "normalize"}
+    assert {name for name in variants.names() if built(name).combine == "sum"} == {"grpo_process", "remax", "xrpo"}
 
 
 def test_adaptive_entropy_and_covariance_are_options_of_all():
