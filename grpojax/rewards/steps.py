@@ -1,6 +1,7 @@
 """Rewards of a completion's steps: where a step ends, what a function may return for them, and sums that must hold."""
 
 import ast
+import math
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ _OPERATORS: dict[type, Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
 }
 _SIGNS: dict[type, Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_SIGNS_OF_LATEX = (("\\times", "*"), ("\\cdot", "*"), ("\\div", "/"))
 LONGEST_SIDE = 200  # characters of an equation's left side that are read
 
 
@@ -51,12 +53,15 @@ def split_steps(pieces: Sequence[str], separator: str = "\n") -> list[tuple[int,
 def check_equations(text: str) -> bool | None:
     """Whether every equation in a text holds; None where it has none.
 
-    An equation is numbers joined by ``+ - * / × ÷`` and parentheses, then ``=`` and a number. One that is given with
-    decimals may be rounded to them.
+    An equation is numbers joined by ``+ - * / × ÷`` (or LaTeX's words for them) and parentheses, then ``=`` and a
+    number. One that is given with decimals may be rounded to them. What goes on from a unit, a variable, a power or a
+    percentage, or is followed by one, is none: only a part of it could be read.
 
-    >>> check_equations("7 * 6 = 42, and 10/3 = 3.33"), check_equations("5+3=9"), check_equations("x=3")
+    >>> check_equations("7 * 6 = 42, and 10/3 = 3.33"), check_equations("5+3=9"), check_equations("2x + 1 + 1 = 3")
     (True, False, None)
     """
+    for word, sign in _SIGNS_OF_LATEX:
+        text = text.replace(word, sign)
     sides = text.split("=")
     holds = [known for left, right in zip(sides, sides[1:], strict=False) if (known := _holds(left, right)) is not None]
     return all(holds) if holds else None
@@ -68,11 +73,13 @@ def _holds(left: str, right: str) -> bool | None:
     while start and len(left) - start < LONGEST_SIDE and left[start - 1] in _ARITHMETIC:
         start -= 1
     said = re.match(r"[ $]*(-?)[ $]*(\d[\d,]*(?:\.(\d+))?)", right)
+    if said is None or _goes_on(left[:start], left[start:], right[said.end() :]):
+        return None
     last = re.split(r",(?!\d)", left[start:])[-1]
     expression = re.sub(r"^\s*(?:\d+[.)]|[-*])\s+", "", last)  # the mark of a list's item
     expression = expression.translate(str.maketrans({"×": "*", "÷": "/", ",": None, "$": None})).strip()
     expression = re.sub(r"(?<![\d.])0+(?=\d)", "", expression)
-    if said is None or not re.search(r"[\d)]\s*[-+*/]", expression):
+    if not re.search(r"[\d)]\s*[-+*/]", expression):
         return None
     try:
         value = _value(ast.parse(expression, mode="eval").body)
@@ -81,8 +88,18 @@ def _holds(left: str, right: str) -> bool | None:
     except ZeroDivisionError:
         return False
     want = float(said[1] + said[2].replace(",", ""))
+    if not math.isfinite(value) or not math.isfinite(want):
+        return False
     rounding = 0.5 * 10.0 ** -len(said[3]) if said[3] else 0.0
     return abs(value - want) <= rounding + 1e-9 * max(1.0, abs(want))
+
+
+def _goes_on(before: str, expression: str, after: str) -> bool:
+    """Whether an expression or the number after it is a part of something else: ``2x + 3``, ``3^2 + 1``, ``= 50%``."""
+    line = before.rpartition("\n")[2]
+    joined = bool(line) and (expression[:1] not in (" ", "") and (line[-1].isalnum() or line[-1] in "^_%})\\"))
+    operated = bool(line.strip()) and expression.lstrip()[:1] in tuple("+-*/×÷")
+    return joined or operated or bool(re.match(r"\s*[%/^*×÷]|\s+\d+\s*/", after))
 
 
 def _value(node: ast.AST) -> float:

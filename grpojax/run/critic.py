@@ -141,12 +141,17 @@ class RunCritic:
             return {"critic/bias_abs": float(np.abs(said).mean()) if said.size else float("nan")}
         return {"critic/explained_variance": explained_variance(said, targets[live].astype(np.float64))}
 
-    def annotate(self, rows: Sequence[dict[str, Any]], tokens: Tokens, lengths: np.ndarray, outputs: Tokens) -> None:
-        """Adds to samples (`grpojax.run.rollouts.sample_rows`) their tokens and what it said of each."""
-        said = np.round(np.asarray(self.critic.loss.said(outputs), np.float64), 5)
-        places = [(p, g, n) for p, group in enumerate(lengths.tolist()) for g, n in enumerate(group)]
-        for row, (p, g, n) in zip(rows, places, strict=True):
-            row |= {"ids": tokens[p, g, :n].tolist(), "critic": said[p, g, :n].tolist()}
+    def said(self, signals: Mapping[str, Tokens]) -> Tokens:
+        """What it said of every token before the updates, ``[P, G, T]`` float64, as it acts on the advantages."""
+        return np.asarray(self.critic.loss.said(signals[self.critic.signal]), np.float64)
+
+
+def annotate(rows: Sequence[dict[str, Any]], tokens: Tokens, lengths: np.ndarray, said: Tokens) -> None:
+    """Adds to samples (`grpojax.run.judged.sample_rows`) their tokens and what the critic said of each."""
+    said = np.round(said, 5)
+    places = [(p, g, n) for p, group in enumerate(lengths.tolist()) for g, n in enumerate(group) if n]
+    for row, (p, g, n) in zip(rows, places, strict=True):
+        row |= {"ids": tokens[p, g, :n].tolist(), "critic": said[p, g, :n].tolist()}
 
 
 def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:

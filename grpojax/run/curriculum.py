@@ -8,8 +8,10 @@ import numpy as np
 
 from grpojax import allocation, data
 from grpojax.host.console import log
+from grpojax.host.errors import UserError
 from grpojax.run.judged import Judged
 from grpojax.run.sections import RetireConfig
+from grpojax.types import Samples
 
 
 class Curriculum:
@@ -71,9 +73,20 @@ class Curriculum:
         if self._retire is None:
             return
         share, success = self._retire.share, self._retire.success
-        assert share is not None and success is not None, "of a method they are filled in"
+        assert share is not None, "of a method it is filled in"
+        passing = 1.0 if success is None else success
         for judged, passes in drawn:
-            done = np.asarray(allocation.solved(judged.by_name[self._deciding], share, success=success))
+            if success is None:
+                self._check_binary(judged.by_name[self._deciding])
+            done = np.asarray(allocation.solved(judged.by_name[self._deciding], share, success=passing))
             for problem, number, over in zip(judged.problems, passes, done, strict=True):
                 if over:
                     self._solved[problem.uid] = max(number, self._solved.get(problem.uid, 0))
+
+    def _check_binary(self, values: Samples) -> None:
+        graded = values[np.isfinite(values) & (values != 0) & (values != 1)]
+        if graded.size:
+            raise UserError(
+                f"prompts are retired by the reward {self._deciding!r}, which gave {graded[0]:g}: say from where on a "
+                "sample passes, with rollout.retire.success"
+            )

@@ -47,12 +47,6 @@ class Late:
         self.policy, self.method, self.train, self.score = policy, method, train, score
         self.temperature, self.longest_prompt = temperature, longest_prompt
         self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
-        variant = self.method.variant
-        if variant.objective.needs_reference and variant.objective.kl_in == "reward" and self._makers():
-            raise UserError(
-                f"variant {variant.name!r} reads rewards as they were given, which a KL in the reward is no part of: "
-                "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
-            )
 
     def _makers(self) -> list[Callable[..., Any]]:
         needs = {"ground_truth": self._true_answers, "hidden_states": self._influence}
@@ -134,7 +128,8 @@ class Late:
         )
         logps = policy.programs("score", self.score, params, groups.rows).logps
         values = true_answers.likelihoods(groups.fetch(logps, len(chosen)), answers.mask, options["likelihood"])
-        return np.where(long, np.nan, values), counts
+        # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
+        return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), counts
 
     def _influence(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """NTHR's scores, 0 in groups that are not mixed, which ask for none."""

@@ -142,6 +142,11 @@ def _filter(
     if given == "none" or (given == "auto" and not own):
         return None
     chosen = given if isinstance(given, FilterConfig) else FilterConfig()
+    if not own and variant.name in ("gt_likelihood", "negative_advantage"):
+        raise UserError(
+            f"filter: variant {variant.name!r} learns from groups that fail as a whole, and the filter drops them; "
+            "leave it out"
+        )
     if chosen.metric is not None and chosen.metric not in names:
         raise UserError(f"filter.metric={chosen.metric!r} is no reward of the run; they are {', '.join(names)}")
     if chosen.success is not None and not own:
@@ -161,9 +166,7 @@ def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: Filte
             f"rollout.retire: variant {variant.name!r} retires no prompts by itself, so that success and readmit_after "
             "say nothing; give rollout.retire.share, in (0, 1]"
         )
-    success = given.success
-    if success is None:
-        success = 1.0 if chosen is None or chosen.success is None else chosen.success
+    success = given.success if given.success is not None or chosen is None else chosen.success
     return dataclasses.replace(given, share=share, success=success)
 
 
@@ -228,6 +231,16 @@ def _check(
     if train.reference_every and not objective.needs_reference:
         raise UserError(
             f"train.reference_every={train.reference_every}: there is no reference at variant.kl_coef=0; set it to 0"
+        )
+    if {"ground_truth", "hidden_states"} & {*variant.needs} and objective.kl_coef and objective.kl_in == "reward":
+        raise UserError(
+            f"variant {variant.name!r} reads rewards as they were given, which a KL in the reward is no part of: "
+            "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+        )
+    if rollout.group == 1 and rewards.combine == "normalize":
+        raise UserError(
+            "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
+            "rollout.group, or set rewards.combine=sum"
         )
     rewards_like = np.zeros((2, rollout.group), np.float32)
     tokens = np.zeros((2, rollout.group, 3), np.float32)

@@ -17,7 +17,8 @@ class RetireConfig:
 
     Attributes:
       share: of a prompt's samples that must pass. None is the variant's own: 1 for culling, 0.9 for ScaleRL.
-      success: the reward from which on a sample passes; None takes ``filter.success``, or 1.
+      success: the reward from which on a sample passes; None takes ``filter.success``, or for a reward of 0 and 1 that
+        of 1. A graded one is refused without.
       readmit_after: passes that a solved prompt is left out of; None for all.
     """
 

@@ -60,13 +60,14 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
       deciding: the reward that says whether a sample succeeded.
     """
     total = np.concatenate([d.total for d in drawn])
+    taught = np.concatenate([_taught(d) for d in drawn])
     reward = np.concatenate([d.reward for d in drawn])
     lengths = np.concatenate([d.rollout.lengths for d in drawn])
     there = lengths > 0
     lengths, stopped = lengths[there], np.concatenate([d.rollout.stopped for d in drawn])[there]
     decides = np.concatenate([d.by_name[deciding] for d in drawn])
     values = {
-        **_of_rewards(reward, total),
+        **_of_rewards(reward, taught),
         "rewards/invalid": float(1 - np.isfinite(total[there]).mean()),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
@@ -104,6 +105,12 @@ def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
         "kept/mean_length": _mean(lengths),
         "groups/missing": float(dropped.mean()),
     }
+
+
+def _taught(drawn: Judged) -> Samples:
+    """What advantages are made of: the total and, where there are any, the rewards of steps."""
+    steps = drawn.signals.get("step_rewards")
+    return drawn.total if steps is None else drawn.total + np.nansum(steps, -1)
 
 
 def _of_rewards(reward: Samples, total: Samples) -> dict[str, float]:

@@ -24,7 +24,7 @@ from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import step_metrics
-from grpojax.run.critic import RunCritic
+from grpojax.run.critic import RunCritic, annotate
 from grpojax.run.held_out import HeldOut
 from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
@@ -91,6 +91,8 @@ class Trainer:
         self.rewards = held.enter_context(Rewards(config.method.rewards))
         tokenize = data.Tokenize(self.policy.tokenizer, config.data)
         self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
+        if "ground_truth" in config.method.variant.needs and any(p.gold is None for p in self.problems):
+            raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")
         for line in self.problems.notes("train", config.data):
             log.info("%s", line)
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
@@ -223,17 +225,18 @@ class Trainer:
             "time/score_s": scored_at - rolled,
             "time/reward_s": rewarded - scored_at,
         }
+        samples = self.metrics.wants_samples(number)
+        said = self.critic.said(signals) if samples and self.critic is not None else None
         # From here to the end of the step nothing waits for the device.
         dispatched = time.perf_counter()
         key = jax.random.fold_in(jax.random.key(self.config.train.seed), number)
         warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
         owed = learner.update(minis, key, functools.partial(_ready, self.policy), warming_up=warming_up)
         learner.end_step(number)
-        if self.metrics.wants_samples(number):
+        if samples:
             rows = sample_rows(batch, advantages, self.policy.decode, self.held_out.evaluator.answer)
-            if self.critic is not None:
-                said = signals[self.critic.critic.signal]
-                self.critic.annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
+            if said is not None:
+                annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
             self.metrics.write_samples(number, rows)
         if self.on_step is not None:
             self.on_step(sampled.problems, sampled.rollout)

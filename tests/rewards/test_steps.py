@@ -33,7 +33,12 @@ def test_a_step_ends_with_the_token_that_has_the_separator():
     ("$1,200 * 2 = $2,400.", True), ("2×(3+4)=14 and 7÷2=3.5", True), ("10/3=3.33", True), ("10/3=3.34", False),
     ("10/4=2", False), ("1/0=5", False), ("1+1=2, 2+2=5", False), ("05+03=8", True), ("1.05*2=2.1", True),
     ("x = 3", None), ("a+b=c", None), ("3=3", None), ("(1+2=3", None), ("2**3=8", None), ("=", None), ("1+1", None),
-    ("(" * 9000 + "1+1=2", None), ("9" * 9000 + "+1=2", False),
+    ("(" * 9000 + "1+1=2", None), ("9" * 9000 + "+1=2", None), ("1+1=" + "9" * 320, False),
+    # Of these only a part could be read.
+    (r"2 \times 3 + 1 = 7", True), (r"\frac{1}{2} + 2*3 = 6.5", None), ("3^2 + 4*1 = 13", None),
+    ("x - 5 + 3 = 10", None),
+    ("2x + 3 + 4 = 15", None), ("12 hours + 3 + 4 = 19", None), ("20% * 50 + 10 = 20", None), ("f(3) + 2 = 9", None),
+    ("5/10 = 50%", None), ("2/4 = 1/2", None), ("10/4 = 2 1/2", None), ("so 12 + 3 = 15", True), ("1+1=2*7", None),
 ])  # fmt: skip
 def test_equations(text, holds):
     assert check_equations(text) is holds

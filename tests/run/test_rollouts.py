@@ -98,11 +98,19 @@ def test_any_variant_may_retire_and_says_what_it_lacks(recipe, graded, tmp_path)
     def retire(*overrides):
         return load(recipe, graded, tmp_path / "run", *overrides).method.retire
 
-    assert retire("variant=grpo") is None and retire("variant=culling") == RetireConfig(share=1.0, success=1.0)
-    assert retire("rollout.retire={readmit_after: 2}") == RetireConfig(share=0.9, success=1.0, readmit_after=2)
+    assert retire("variant=grpo") is None and retire("variant=culling") == RetireConfig(share=1.0)
+    assert retire("rollout.retire={readmit_after: 2}") == RetireConfig(share=0.9, readmit_after=2)
     given = retire("variant=grpo", "rollout.retire={share: 0.7, success: 0.5}")
     assert given == RetireConfig(share=0.7, success=0.5)
     with pytest.raises(UserError, match="variant 'grpo' retires no prompts by itself.*give rollout.retire.share"):
         retire("variant=grpo", "rollout.retire={readmit_after: 2}")
     with pytest.raises(UserError, match="readmit_after"):
         retire("rollout.retire={readmit_after: 0}")
+
+
+def test_a_graded_reward_retires_by_a_success_that_is_given(recipe, graded, tmp_path):
+    """Of lengths from 1 on all prompts would be solved at once."""
+    options = "variant=culling", "rewards.0.name=tiny_run:length", "train.steps=2"
+    trainer = trainer_of(load(recipe, graded, tmp_path / "run", *options))
+    with pytest.raises(UserError, match="retired by the reward 'tiny_run:length', which gave .*rollout.retire.success"):
+        trainer.run()

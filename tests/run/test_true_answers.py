@@ -157,6 +157,5 @@ def test_what_is_refused(recipe, tmp_path, variant, said):
 
 
 def test_no_true_answers(recipe, tmp_path):
-    trainer = trainer_of(recipe, tmp_path, {"name": "gt_likelihood", "groups": "all"}, "data.answer=null")
     with pytest.raises(UserError, match="set data.answer"):
-        trainer.run()
+        trainer_of(recipe, tmp_path, {"name": "gt_likelihood", "groups": "all"}, "data.answer=null")

@@ -108,6 +108,18 @@ def test_a_recipe_with_anything_in_it_loads_or_is_refused_in_two_lines(changes):
         assert 0 < len(str(e)) < 2000 and str(e).count("\n") <= 1
 
 
+@pytest.mark.parametrize("name", ["gt_likelihood", "negative_advantage"])
+def test_groups_that_fail_as_a_whole_are_not_filtered_from_who_learns_from_them(name):
+    with pytest.raises(UserError, match=f"filter: variant '{name}' learns from groups that fail"):
+        config.load(QUICKSTART, [f"variant={name}", "filter={}"])
+
+
+def test_a_group_of_one_is_not_normalised():
+    rewards = "rewards={terms: [{name: answer}], combine: normalize}"
+    with pytest.raises(UserError, match="combine=normalize with rollout.group=1"):
+        config.load(QUICKSTART, [rewards, "rollout.group=1"])
+
+
 def test_a_variant_takes_what_it_lacks_from_the_run():
     def load(*overrides):
         return config.load(QUICKSTART, overrides)
