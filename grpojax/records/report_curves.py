@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -52,7 +53,7 @@ class Curve:
       metric: its name in ``metrics.jsonl``.
       title: what it is called.
       lines: by method.
-      binned: steps that a point is the mean of; 1 for none.
+      binned: steps whose values a point is the mean of; 1 for none.
     """
 
     metric: str
@@ -75,11 +76,13 @@ def draw(methods: Sequence[Method]) -> list[Curve]:
     names = [n for pattern, _ in SHOWN for n in sorted(recorded, key=_natural) if fnmatch.fnmatchcase(n, pattern)]
     curves = []
     for name in names:
-        longest = max(len(_series(run, name)) for m in methods for run in m.told)
-        width = math.ceil(longest / MOST_POINTS)
+        each = [[step for step, _, _ in _series(run, name)] for m in methods for run in m.told]
+        every = [step for steps in each for step in steps]
+        many = max(map(len, each)) > MOST_POINTS
+        width = math.ceil((max(every) - min(every) + 1) / MOST_POINTS) if many else 1
         lines = [line for i, m in enumerate(methods) if (line := _line(i, m, name, width))]
         if lines:
-            curves.append(Curve(metric=name, title=title_of(name), lines=tuple(lines), binned=max(1, width)))
+            curves.append(Curve(metric=name, title=title_of(name), lines=tuple(lines), binned=width))
     return curves
 
 
@@ -101,21 +104,20 @@ def _series(run: Run, name: str) -> list[tuple[int, float, float | None]]:
 
 
 def _line(index: int, method: Method, name: str, width: int) -> Line | None:
-    points: dict[int, list[tuple[float, float | None]]] = {}
+    bins: dict[int, list[tuple[int, float, float | None]]] = {}  # one entry a seed
     for run in method.told:
-        series = _series(run, name)
-        for start in range(0, len(series), max(1, width)):
-            part = series[start : start + width]
+        for number, group in itertools.groupby(_series(run, name), key=lambda point: (point[0] - 1) // width):
+            part = list(group)
             mean = sum(value for _, value, _ in part) / len(part)
-            points.setdefault(part[-1][0], []).append((mean, part[-1][2]))
-    if not points:
+            bins.setdefault(number, []).append((part[-1][0], mean, part[-1][2]))
+    if not bins:
         return None
-    steps = sorted(points)
-    values = [[value for value, _ in points[s]] for s in steps]
-    tokens = [[t for _, t in points[s] if t is not None] for s in steps]
+    points = [bins[number] for number in sorted(bins)]
+    values = [[value for _, value, _ in point] for point in points]
+    tokens = [[t for _, _, t in point if t is not None] for point in points]
     return Line(
         method=index,
-        steps=tuple(steps),
+        steps=tuple(max(step for step, _, _ in point) for point in points),
         tokens=tuple(sum(t) / len(t) for t in tokens) if all(tokens) else None,
         mean=tuple(sum(v) / len(v) for v in values),
         low=tuple(map(min, values)),

@@ -23,7 +23,7 @@ def draw_report(report: Report, path: Path) -> None:
     for curve, one in zip(report.curves, axes.flat, strict=False):
         for line in curve.lines:
             colour, dashes = look(line.method)
-            name = report.methods[line.method].name
+            name = report.methods[line.method].name.replace("$", r"\$")  # between two stands a formula
             kind = "-" if dashes == "none" else (0, tuple(float(x) / 2 for x in dashes.split()))
             one.plot(line.steps, line.mean, color=colours[colour], linestyle=kind, label=name)
             if max(line.seeds) > 1:

@@ -128,10 +128,11 @@ def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level
 def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
     """The column and, by number and text of the problem, its value. No network: other than local files are left out."""
     given, asked = setting(run.config, "data.eval"), setting(run.config, "data.prompt")
-    each = [SourceConfig(**s) if isinstance(s, dict) else s for s in (given if isinstance(given, list) else [given])]
     found: dict[tuple[int, str], Any] = {}
     column = None
     try:
+        listed = given if isinstance(given, list) else [given]
+        each = [SourceConfig(**s) if isinstance(s, dict) else s for s in listed]
         rows = []
         for source in sources([s for s in each if s]):
             if source.path.startswith(HUB) or "://" in source.path:
@@ -144,7 +145,8 @@ def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
             continue
         column = column or next((c for c in LEVELS if isinstance(row.get(c), str | int)), None)
         question = row.get(prompt)
-        text = question[-1]["content"] if isinstance(question, list) and question else question
+        last = question[-1] if isinstance(question, list) and question else question
+        text = last.get("content") if isinstance(last, dict) else last
         if column and isinstance(row.get(column), str | int) and isinstance(text, str):
             found[uid, text] = row[column]
     return column, found

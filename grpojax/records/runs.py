@@ -137,7 +137,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     """Reads run directories, and folders of such.
 
     Returns:
-      The runs, and a line for each directory that is none and so is left out.
+      The runs, and a line for each directory that is none, or a supervised one, and so is left out.
 
     Raises:
       UserError: a path does not exist, or there is no run at all.
@@ -148,12 +148,16 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
             if not isinstance(config, dict):
                 raise ValueError("it is no recipe")
+            if "rollout" not in config:
+                notes.append(f"{path}: left out, a supervised run")
+                continue
             runs.append(Run(path=path, config=config, lines=read_metrics(path)))
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else e
             notes.append(f"{path}: left out, its config.json cannot be read: {reason}")
     if not runs:
-        raise UserError("no runs: give run directories, which have a config.json, or a folder of them")
+        why = f" ({notes[0]})" if notes else ""
+        raise UserError(f"no runs: give run directories, which have a config.json, or a folder of them{why}")
     return runs, notes
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from grpojax.host.console import log
+from grpojax.host.errors import UserError
 from grpojax.host.files import write_json
 from grpojax.records.metrics import read_metrics
 
@@ -81,6 +82,9 @@ class Queue:
       environment: of the processes.
       devices: a number each that the process on it sees alone; none leaves one process all there are.
       tell_s: seconds between lines of progress.
+
+    Raises:
+      UserError: ``environment`` has no such device.
     """
 
     def __init__(
@@ -88,8 +92,9 @@ class Queue:
     ):
         self.folder, self._environment, self._tell_s = folder, environment, tell_s
         self._devices: list[str | None] = list(devices) or [None]
+        self._alone = {device: seen_alone(device, environment) for device in self._devices}
         self._running: list[_Running] = []
-        self._stopping = False
+        self._stopping = 0  # the signal that said so
         self._steps, self._seconds = 0, 0.0  # of the runs that ended
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
@@ -114,7 +119,7 @@ class Queue:
                     told = time.monotonic()
                     self._tell(waiting)
                 time.sleep(_LOOK_S)
-        outcome.stopped = self._stopping
+        outcome.stopped = self._stopping != 0
         return outcome
 
     def is_done(self, job: Job) -> bool:
@@ -131,9 +136,9 @@ class Queue:
     def _fill(self, waiting: list[Job]) -> None:
         """Starts jobs on the devices that are free."""
         free = [d for d in self._devices if d not in [r.device for r in self._running]]
-        for device in free if not self._stopping else ():
+        for device in free:
             job = next((job for job in waiting if not job.in_use()), None)
-            if job is None:
+            if job is None or self._stopping:
                 return
             waiting.remove(job)
             first = job.steps_done()
@@ -141,7 +146,7 @@ class Queue:
             # In a session of its own: Ctrl-C is passed on once, and not sent by the terminal as well.
             process = subprocess.Popen(
                 job.command,
-                env={**self._environment, **seen_alone(device)},
+                env={**self._environment, **self._alone[device]},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -153,6 +158,8 @@ class Queue:
                     job=job, device=device, process=process, output=output, started=time.monotonic(), first_step=first
                 )
             )
+            if self._stopping:  # told while the process was being made, and not yet among those that run
+                process.send_signal(self._stopping)
 
     def _end(self, ended: _Running, outcome: Outcome, waiting: Sequence[Job], count: int) -> None:
         self._running.remove(ended)
@@ -201,24 +208,42 @@ class Queue:
     def _on_signal(self, number: int, frame: Any) -> None:
         if not self._stopping:
             log.info("%s: each run stops after its step; again to stop at once", signal.Signals(number).name)
-        self._stopping = True
+        self._stopping = number
         for r in self._running:
             if r.process.poll() is None:
                 r.process.send_signal(number)
 
 
-def seen_alone(device: str | None) -> dict[str, str]:
-    """The environment in which a process sees one accelerator only, whichever kind it is; empty for None.
+def seen_alone(device: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """What to add to an environment so that a process sees one accelerator only, whichever kind; nothing for None.
+
+    Args:
+      device: its number among those that ``environment`` leaves to be seen.
+      environment: what the process has otherwise.
+
+    Raises:
+      UserError: fewer are left to be seen.
 
     Example:
-      >>> seen_alone("1")["CUDA_VISIBLE_DEVICES"], seen_alone(None)
+      >>> seen_alone("1", {})["CUDA_VISIBLE_DEVICES"], seen_alone(None, {})
       ('1', {})
+      >>> seen_alone("1", {"CUDA_VISIBLE_DEVICES": "4,6"})["CUDA_VISIBLE_DEVICES"]
+      '6'
     """
     if device is None:
         return {}
-    one = "1,1,1"
-    tpu = {"TPU_VISIBLE_CHIPS": device, "TPU_PROCESS_BOUNDS": one, "TPU_CHIPS_PER_PROCESS_BOUNDS": one}
-    return {"CUDA_VISIBLE_DEVICES": device, "ROCR_VISIBLE_DEVICES": device} | tpu
+    one = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"):
+        one[name] = device
+        if name in environment:
+            seen = [x.strip() for x in environment[name].split(",") if x.strip()]
+            if int(device) >= len(seen):
+                given = f"{name}={environment[name]}"
+                raise UserError(
+                    f"--devices {device}: {given} has {len(seen)}, counted from 0; give one of those, or unset it"
+                )
+            one[name] = seen[int(device)]
+    return one
 
 
 def _plain(config: Mapping[str, Any]) -> Any:

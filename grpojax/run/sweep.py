@@ -163,11 +163,12 @@ def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]
     """The learning rate of each method with the highest last held-out reward; of equal ones the smallest.
 
     Each method has as many runs of as many steps. A choice, once made, is kept in ``rates.json``, so that a sweep that
-    is started again goes on with it. A method none of whose runs has a held-out reward is left out, and said.
+    is started again goes on with it; not one made without a run that failed, which is tried again then. A method none
+    of whose runs has a held-out reward is left out, said, and counted among what failed.
     """
     by_method = sweep.rate_jobs()
     kept_in = sweep.folder / "rates.json"
-    kept = _read(kept_in)
+    kept, unkept = _read(kept_in), {}
     asked = {
         name: {"seed": sweep.seeds, "runs": [job.config for job in jobs.values()]} for name, jobs in by_method.items()
     }
@@ -182,13 +183,19 @@ def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]
         if not rewards:
             log.warning("%s: no learning rate gave a held-out reward; its runs are left out", name)
             kept.pop(name, None)
+            outcome.failed[name] = ["no learning rate gave a held-out reward"]
             continue
         best = min(rewards, key=lambda x: (-rewards[x], x))
-        kept[name] = {"asked": asked[name], "rate": best, "rewards": {f"{x:g}": r for x, r in rewards.items()}}
+        choice = {"asked": asked[name], "rate": best, "rewards": {f"{x:g}": r for x, r in rewards.items()}}
+        if any(job.name in outcome.failed for job in jobs.values()):
+            unkept[name] = choice
+            continue
+        kept[name] = choice
         write_json(kept_in, kept)
-    chosen = {name: kept[name]["rate"] for name in by_method if name in kept}
+    made = kept | unkept
+    chosen = {name: made[name]["rate"] for name in by_method if name in made}
     for name, rate in chosen.items():
-        each = ", ".join(f"{x} {r:.3f}" for x, r in kept[name]["rewards"].items())
+        each = ", ".join(f"{x} {r:.3f}" for x, r in made[name]["rewards"].items())
         steps = next(iter(by_method[name].values())).steps
         edge = "; it is at the end of the range" if len(sweep.rates) > 2 and rate in _ends(sweep.rates) else ""
         log.info(

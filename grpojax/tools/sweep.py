@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if outcome.stopped:
         print("stopped; the same command goes on")
         return 130
-    for name in outcome.failed:
-        print(f"{name} failed; the same command tries it again")
+    for name, lines in outcome.failed.items():
+        print(f"{name}: {lines[-1]}" if name in asked.methods() else f"{name} failed; the same command tries it again")
     if outcome.done:
         print(f"grpojax report {shlex.quote(str(folder / 'runs'))} --to {shlex.quote(str(folder / 'report.html'))}")
     return 1 if outcome.failed else 0

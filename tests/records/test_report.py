@@ -1,5 +1,6 @@
 """Runs read back and compared; the runs are made up, so that every number is known."""
 
+import dataclasses
 import json
 import re
 
@@ -12,6 +13,7 @@ from grpojax.host.errors import UserError
 from grpojax.records import report
 from grpojax.records.comparison import smallest_shown
 from grpojax.records.report_charts import chart
+from grpojax.records.report_curves import draw
 from grpojax.records.runs import by_method, read_runs
 
 DAPO = {"name": "dapo", "clip_high": 0.3}
@@ -113,6 +115,55 @@ def test_long_curves_are_binned(tmp_path):
     line = curve.lines[0]
     assert curve.binned == 3 and line.steps[:2] == (3, 6) and line.steps[-1] == 500 and len(line.steps) == 167
     assert line.mean[0] == pytest.approx(0.2) and line.tokens[0] == 300
+
+
+def test_a_bin_has_the_same_steps_of_every_seed(tmp_path):
+    """Seed 0 is null at step 2 and ends at 499: its later bins are not shifted, and its last is seed 1's as well."""
+    for seed in (0, 1):
+        path = report_runs.write_run(tmp_path / str(seed), "grpo", seed, 0.5, data=None, steps=500)
+        lines = [{"step": s, "reward": None if (seed, s) == (0, 2) else float(s)} for s in range(1, 501 - (seed == 0))]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    runs, _ = read_runs([tmp_path])
+    unfinished = [
+        dataclasses.replace(r, config={**r.config, "train": {**r.config["train"], "steps": 501}}) for r in runs
+    ]
+    (curve,) = (c for c in draw(by_method(unfinished)) if c.metric == "reward")
+    line = curve.lines[0]
+    assert curve.binned == 3 and line.steps == (*range(3, 500, 3), 500) and set(line.seeds) == {2}
+    assert (line.low[1], line.high[1], line.mean[1]) == (5, 5, 5)
+    assert (line.low[0], line.high[0]) == (2, 2) and (line.low[-1], line.high[-1]) == (499, 499.5)
+
+
+def test_supervised_runs_are_left_out(tmp_path):
+    for name in ("a", "sft"):
+        report_runs.write_run(tmp_path / name, "grpo", 0, 0.5, data=None)
+    config = json.loads((tmp_path / "sft" / "config.json").read_text())
+    del config["rollout"]
+    (tmp_path / "sft" / "config.json").write_text(json.dumps(config))
+    runs, notes = read_runs([tmp_path])
+    assert [r.path.name for r in runs] == ["a"] and notes == [f"{tmp_path / 'sft'}: left out, a supervised run"]
+    with pytest.raises(UserError, match=r"no runs: give .* \(.*sft: left out, a supervised run\)"):
+        read_runs([tmp_path / "sft"])
+
+
+@pytest.mark.parametrize("source", [{"path": "x.jsonl", "of_another_version": 1}, {"path": "x.jsonl", "weight": -1}])
+def test_a_source_that_cannot_be_made_costs_the_difficulties_alone(tmp_path, source):
+    path = report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=report_runs.write_data(tmp_path / "data.jsonl"))
+    config = json.loads((path / "config.json").read_text())
+    config["data"]["eval"] = [source]
+    (path / "config.json").write_text(json.dumps(config))
+    assert report.build([path]).levels == []
+
+
+def test_a_message_without_content_is_of_no_difficulty(tmp_path):
+    data = report_runs.write_data(tmp_path / "data.jsonl")
+    path = report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=data)
+    rows = [json.loads(x) for x in data.read_text().splitlines()]
+    rows = [
+        {**r, "question": [{"role": "user"} | ({"content": r["question"]} if i else {})]} for i, r in enumerate(rows)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [(x.name, x.problems) for x in report.build([path]).levels] == [("1", 5), ("2", 6)]
 
 
 def test_what_must_be_known_is_said(built):

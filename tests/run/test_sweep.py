@@ -77,7 +77,7 @@ def test_an_end_without_the_last_step_is_no_success(tmp_path):
 
 def test_a_run_on_each_device(tmp_path):
     names = [job(tmp_path, name, how="wait") for name in "ab"]
-    queue = Queue(tmp_path, os.environ, ["3", "5"])
+    queue = Queue(tmp_path, os.environ | {"CUDA_VISIBLE_DEVICES": "4,6,7"}, ["0", "2"])
 
     def stop_once_both_run():
         while not all((j.directory / "metrics.jsonl").exists() for j in names):
@@ -86,7 +86,16 @@ def test_a_run_on_each_device(tmp_path):
 
     threading.Thread(target=stop_once_both_run).start()
     assert queue.run(names).stopped  # it would wait for ever if one ran after the other
-    assert {starts(j)[0][1] for j in names} == {"3", "5"}
+    assert {starts(j)[0][1] for j in names} == {"4", "7"}
+
+
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"])
+def test_a_device_is_one_of_those_that_can_be_seen(name, tmp_path):
+    names = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"}
+    got = jobs_module.seen_alone("1", {name: "4, 6"})
+    assert got[name] == "6" and {got[other] for other in names - {name}} == {"1"}
+    with pytest.raises(UserError, match=f"--devices 2: {name}=4,6 has 2, counted from 0"):
+        Queue(tmp_path, {name: "4,6"}, ["0", "2"])
 
 
 def test_an_interrupt_stops_what_runs_and_starts_nothing_more(tmp_path, said):
@@ -104,6 +113,23 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing_more(tmp_path, said):
     assert starts(a)[0][2] == "True"  # a terminal's Ctrl-C does not reach it a second time
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert Queue(tmp_path, os.environ).run([job(tmp_path, "a"), b]).done[1] == b
+
+
+def test_an_interrupt_while_a_process_is_made_reaches_it(tmp_path, monkeypatch):
+    a, b = job(tmp_path, "a", how="wait"), job(tmp_path, "b", how="wait")
+    real = jobs_module.subprocess.Popen
+
+    def popen(*given, **options):
+        process = real(*given, **options)
+        while not (a.directory / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(jobs_module.subprocess, "Popen", popen)
+    environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    assert Queue(tmp_path, environment, ["0", "1"]).run([a, b]) == Outcome(stopped=True)
+    assert starts(a)[-1][1] == "end" and not b.directory.exists()  # the other device stays free
 
 
 def test_a_run_that_another_process_is_at_is_waited_for(tmp_path, said):
@@ -178,8 +204,8 @@ def test_mistakes_are_told_before_anything_starts(tmp_path, given, message):
 class FakeQueue:
     """Makes each run in no time; its held-out reward is what the rate and the method give."""
 
-    def __init__(self, reward):
-        self.reward, self.ran = reward, []
+    def __init__(self, reward, fails=()):
+        self.reward, self.fails, self.ran = reward, fails, []
 
     def run(self, jobs):
         for one in jobs:
@@ -188,7 +214,8 @@ class FakeQueue:
             value = self.reward(one.config["variant"]["name"], one.config["optimizer"]["learning_rate"])
             lines = [{"step": 1, "eval/reward": 9.0}, {"step": one.steps, "eval/reward": value}]
             (one.directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-        return Outcome(done=list(jobs))
+        failed = {one.name: ["all is lost"] for one in jobs if one.name in self.fails}
+        return Outcome(done=[one for one in jobs if one.name not in failed], failed=failed)
 
 
 def test_rates_are_chosen_by_the_last_held_out_reward_at_equal_cost(tmp_path, said):
@@ -212,9 +239,22 @@ def test_rates_are_chosen_by_the_last_held_out_reward_at_equal_cost(tmp_path, sa
     assert {j.directory.parent.name for j in again.ran[4:8]} == {"rates"}  # asked anew
 
 
+def test_a_choice_without_a_rate_that_failed_is_not_kept(tmp_path):
+    asked = made(tmp_path, rates=(1e-4, 3e-4))
+    first = FakeQueue(lambda name, rate: rate, fails=("grpo_0.0003",))
+    assert list(sweep.run(asked, first).failed) == ["grpo_0.0003"]
+    assert {j.config["optimizer"]["learning_rate"] for j in first.ran[4:] if j.name.startswith("grpo")} == {1e-4}
+    assert list(json.loads((tmp_path / "rates.json").read_text())) == ["dapo-clip_high=0.3"]
+    again = FakeQueue(lambda name, rate: rate)
+    assert not sweep.run(asked, again).failed
+    assert [j.name for j in again.ran[:2]] == ["grpo_0.0001", "grpo_0.0003"]  # tried again, and chosen
+    assert {j.config["optimizer"]["learning_rate"] for j in again.ran[2:]} == {3e-4}
+
+
 def test_a_method_without_any_held_out_reward_is_left_out(tmp_path, said):
     queue = FakeQueue(lambda name, rate: 0.5 if name == "grpo" else None)
-    sweep.run(made(tmp_path, rates=(1e-4, 3e-4)), queue)
+    outcome = sweep.run(made(tmp_path, rates=(1e-4, 3e-4)), queue)
+    assert outcome.failed == {"dapo-clip_high=0.3": ["no learning rate gave a held-out reward"]}
     assert {j.config["variant"]["name"] for j in queue.ran[4:]} == {"grpo"}
     assert "dapo-clip_high=0.3: no learning rate gave a held-out reward; its runs are left out" in said()
     assert {j.steps for j in queue.ran[:4]} == {15}  # a quarter
@@ -232,6 +272,15 @@ def test_a_method_without_any_held_out_reward_is_left_out(tmp_path, said):
 def test_mistakes_of_the_command_line(arguments, message, tmp_path, capsys):
     given = ["sweep", QUICKSTART, "--variants", "grpo", "--to", str(tmp_path / "new"), *arguments]
     assert cli.main(given) == 2 and message in capsys.readouterr().err and not (tmp_path / "new").exists()
+
+
+def test_what_failed_is_told(tmp_path, capsys, monkeypatch):
+    failed = {"grpo": ["no learning rate gave a held-out reward"], "grpo_1": ["all is lost"]}
+    monkeypatch.setattr(sweep, "run", lambda *_: Outcome(failed=failed))
+    assert cli.main(["sweep", QUICKSTART, "--variants", "grpo", "--to", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == (
+        "grpo: no learning rate gave a held-out reward\ngrpo_1 failed; the same command tries it again\n"
+    )
 
 
 def test_several_processes_of_one_run_are_refused(tmp_path, capsys, monkeypatch):

@@ -126,6 +126,16 @@ def test_a_page_without_any_numbers(tmp_path, capsys):
     assert "no step recorded" in text and "nothing is tested here" in text and (tmp_path / "a.png").exists()
 
 
+def test_a_name_with_dollars_is_no_formula(tmp_path):
+    for i, column in enumerate(("$x^^$", "y")):
+        run = report_runs.write_run(tmp_path / "runs" / str(i), "grpo", 0, 0.5, data=None)
+        config = json.loads((run / "config.json").read_text())
+        config["data"]["prompt"] = column
+        (run / "config.json").write_text(json.dumps(config))
+    given = ["report", str(tmp_path / "runs"), "--by", "data.prompt", "--to", str(tmp_path / "a.html")]
+    assert cli.main(given) == 0 and (tmp_path / "a.png").exists()
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     (["nowhere"], "nowhere is no directory"),
     (["."], "no runs: give run directories"),
