@@ -69,15 +69,21 @@ def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         if type(value) is not int or not least <= value <= most:
             raise UserError(f"reasoning_gym:{family}: {name}={value!r}: must be an integer from {least} to {most}")
     drawn = {**options, "size": size, "seed": seed * APART}
+    try:
+        asked = json.dumps([family, drawn])
+    except TypeError as e:  # such as a date, which YAML has and JSON has not
+        raise UserError(f"reasoning_gym:{family}: an option is no plain value: {e}") from None
     # Some families go through sets, whose order Python draws anew in every process that is not told otherwise.
     child = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import _draw_for_parent; _draw_for_parent()"],
-        input=json.dumps([family, drawn]).encode(),
+        input=asked.encode(),
         capture_output=True,
         env=os.environ | {"PYTHONHASHSEED": "0"},
     )
     if child.returncode:
-        raise UserError(f"reasoning_gym:{family}: {child.stderr.decode(errors='replace').strip().splitlines()[-1]}")
+        lines = child.stderr.decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else f"drawing its problems ended with exit status {child.returncode}"
+        raise UserError(f"reasoning_gym:{family}: {last}")
     made = pickle.loads(child.stdout)
     if isinstance(made, str):
         raise UserError(f"reasoning_gym:{family}: {made}")
@@ -116,9 +122,17 @@ def score(
 
 
 def _score(task: Task, answer: str | None, partial: bool) -> float:
+    """Some families raise on an answer that they cannot parse. It is wrong, not without a verdict: a sample that is
+    invalid would weigh nothing, and the policy would never learn to keep to the format."""
     if answer is None:
         return 0.0
-    value = float(_dataset(task.family, task.options).score_answer(answer, task.entry))
+    dataset = _dataset(task.family, task.options)
+    try:
+        value = float(dataset.score_answer(answer, task.entry))
+    except MemoryError:
+        raise
+    except Exception:
+        return 0.0
     return value if partial or value >= 1 else 0.0
 
 

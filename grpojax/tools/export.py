@@ -18,7 +18,6 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the folder."""
     import dataclasses
-    import json
     from pathlib import Path
 
     from flax import nnx
@@ -26,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax import data
     from grpojax.host import settings
     from grpojax.models import ModelConfig, critic, hf
+    from grpojax.models.hf.config_json import read_json
     from grpojax.models.sharding import MeshConfig
     from grpojax.programs.policy import Policy
     from grpojax.run import session
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     file = Path(args.run_dir) / "config.json"
     if not file.is_file():
         raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
-    tree = json.loads(file.read_text(encoding="utf-8"))
+    tree = read_json(file)
     # Of what may be an older version's recipe, no more than it takes to read the weights.
     fields = [("model", ModelConfig), ("mesh", MeshConfig), ("critic", CriticConfig | None)]
     sections = dataclasses.make_dataclass("Sections", fields, frozen=True)

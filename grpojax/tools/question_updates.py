@@ -17,13 +17,14 @@ from grpojax import diagnostics, masked
 from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.programs import lanes, policy_update
+from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
 from grpojax.run.influence import Influences
 from grpojax.run.judged import Judged, Sampled
 from grpojax.run.learner import Minibatch
 from grpojax.run.recipe import Config
 from grpojax.run.trainer import Trainer
-from grpojax.types import PerPrompt, Samples, Tokens
+from grpojax.types import PerPrompt, Samples, Tokens, TrainState
 
 SUCCESS = 1.0
 
@@ -48,20 +49,30 @@ class QuestionUpdates:
 def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
     """A recipe for single updates by a method: its own options where the recipe names it, else the variant's defaults.
 
-    Every update is the run's first, at the whole learning rate, and nothing is filtered or evaluated.
+    Every update is the run's first, at the whole learning rate, and nothing is filtered, evaluated or tracked. A
+    section for the recipe's own variant (critic, rollout.plan, rollout.retire without a share) goes with it alone.
     """
     given = recipe.load(path, overrides)
     own = given.variant if isinstance(given.variant, dict) else {"name": given.variant}
     variant = own if own.get("name") == method else {"name": method}
     train = dataclasses.replace(given.train, iterations=1, minibatches=1, steps=1)
     optimizer = dataclasses.replace(given.optimizer, schedule="constant", warmup_steps=0, final_fraction=0.0)
+    critic, rollout, retire = given.critic, given.rollout, given.rollout.retire
+    if variant is not own:
+        stays = retire is not None and retire.share is not None
+        critic, rollout = None, dataclasses.replace(rollout, plan=None, retire=retire if stays else None)
+    elif critic is not None:
+        critic = dataclasses.replace(critic, warmup_steps=0)
     return dataclasses.replace(
         given,
         variant=variant,
         filter="none",
+        critic=critic,
+        rollout=rollout,
         train=train,
         optimizer=optimizer,
         data=dataclasses.replace(given.data, eval=None),
+        tracking=TrackingConfig(samples=False, texts_every=0),
     )
 
 
@@ -166,10 +177,11 @@ def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> P
     """Δ(x) of each question, ``[Q]``."""
     learner, policy = trainer.learner, trainer.policy
     score = policy_update.make_score(policy.graph, policy.compute, temperature=trainer.config.rollout.temperature)
-    fresh, key = learner.state["policy"], jax.random.key(trainer.config.train.seed)
+    key = jax.random.key(trainer.config.train.seed)
+    fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all that learn
     out = []
     for number, (sampled, judged) in enumerate(each):
-        learner.state["policy"] = jax.tree.map(jnp.copy, fresh)  # an update takes it over
+        learner.state |= jax.tree.map(jnp.copy, fresh)  # an update takes them over
         minis = learner.prepare(sampled)  # one, of one question
         signals = learner.score(minis)
         learner.weigh(minis, judged, sampled.dropped, signals)
@@ -180,7 +192,7 @@ def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> P
         mask = masked.from_lengths(judged.rollout.lengths, before.shape[2])
         outcome = _outcome(trainer, judged)
         out.append(float(diagnostics.likelihood_displacement(before, after, outcome, mask, success=SUCCESS)[0]))
-    learner.state["policy"] = fresh
+    learner.state |= fresh
     return np.array(out)
 
 

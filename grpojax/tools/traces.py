@@ -20,12 +20,15 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the file, and says what was left out."""
+    import dataclasses
     import json
     import os
     from pathlib import Path
 
     from grpojax import data
     from grpojax.host import settings
+    from grpojax.models import hf
+    from grpojax.models.hf.config_json import read_json
     from grpojax.records.samples import read_samples, sample_steps
     from grpojax.records.traces import TraceConfig, select_traces, trace_row
     from grpojax.run.recipe import Config
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if not file.is_file():
         raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
     steps = sample_steps(args.run_dir)
-    tree, origins = settings.override(json.loads(file.read_text(encoding="utf-8")), args.overrides)
+    tree, origins = settings.override(read_json(file), args.overrides)
     recipe = settings.build(Config, tree, {"": str(file), **origins})
     config = TraceConfig(
         decides=args.by or recipe.method.deciding, success=args.success, least_reward=args.least_reward, most=args.most
@@ -46,7 +49,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"{args.run_dir}: no sample of {len(steps)} steps is right by {config.decides!r}; {_said(traces)}"
         )
-    questions = data.read_questions(recipe.data)  # of a chat the samples have the last message only
+    asked = recipe.data
+    if asked.template == "auto":  # without a chat template the model read one text, and no messages
+        chat = data.Tokenize(hf.load_tokenizer(data.locate(recipe.model.path)), asked).chat
+        asked = dataclasses.replace(asked, template="chat" if chat else "plain")
+    questions = data.read_questions(asked)  # of a chat the samples have the last message only
     rows = []
     for step, sample in traces.samples:
         question = questions.get(sample["uid"], "")
@@ -55,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
                 f"prompt {sample['uid']} of {args.run_dir} is not row {sample['uid']} of data.train any more: restore "
                 "the file, or say data.train=FILE"
             )
-        messages = data.chat_of(question, recipe.data)
+        messages = data.chat_of(question, asked)
         rows.append(trace_row(step, sample, messages, args.run_dir, recipe.model.path))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     target = Path(args.to)

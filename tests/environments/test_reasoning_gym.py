@@ -1,5 +1,7 @@
 """reasoning-gym's families as sources of problems, and its scores as rewards."""
 
+import datetime
+import subprocess
 import sys
 
 import pytest
@@ -58,6 +60,33 @@ def test_a_family_without_gold_answers():
     assert reasoning_gym.score([""], ["#### A+1"], [[]], task=[problem.columns["task"]]) == [0.01]  # for trying
 
 
+@pytest.mark.parametrize(("family", "text"), [("prime_factorization", "7 8"), ("game_of_life", "{}")])
+def test_an_answer_that_its_family_cannot_parse_is_wrong(family, text):
+    (problem,) = load(source(family, size=1), max_prompt_tokens=9000)
+    task = problem.columns["task"]
+    with pytest.raises((ValueError, AttributeError, TypeError, KeyError, IndexError)):
+        reasoning_gym._dataset(task.family, task.options).score_answer(text, task.entry)
+    assert reasoning_gym.score([""], [f"<answer>{text}</answer>"], [[]], task=[task]) == [0.0]
+
+
+def test_memory_that_runs_out_is_no_wrong_answer(monkeypatch):
+    class Full:
+        def score_answer(self, answer, entry):
+            raise MemoryError
+
+    monkeypatch.setattr(reasoning_gym, "_dataset", lambda family, options: Full())
+    with pytest.raises(MemoryError):
+        reasoning_gym.score([""], ["<answer>1</answer>"], [[]], task=[reasoning_gym.Task("f", "{}", {})])
+
+
+def test_a_child_that_dies_without_a_word(monkeypatch):
+    died = subprocess.CompletedProcess([], -9, b"", b"")
+    monkeypatch.setattr(subprocess, "run", lambda *args, **options: died)
+    assert refusal(source("chain_sum")).endswith(
+        "reasoning_gym:chain_sum: drawing its problems ended with exit status -9"
+    )
+
+
 def test_a_row_of_another_source_is_no_sample():
     assert reasoning_gym.score([""], ["#### 1"], [[]], task=[None]) == [None]
 
@@ -68,6 +97,7 @@ def test_a_row_of_another_source_is_no_sample():
     ("chain_sum", {"min_terms": 9, "max_terms": 2}, "AssertionError: max_terms must be >= min_terms"),
     ("chain_sum", {"seed": -1}, "seed=-1: must be an integer from 0 to 4000"),
     ("chain_sum", {"size": 0}, "size=0: must be an integer from 1 to 1000000"),
+    ("chain_sum", {"min_terms": datetime.date(2025, 1, 2)}, "an option is no plain value: "),
 ])  # fmt: skip
 def test_what_is_refused(family, options, message):
     assert f"reasoning_gym:{family}: {message}" in refusal(source(family, **options))

@@ -1,12 +1,16 @@
 """``grpojax displacement``: one update on each question alone."""
 
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpojax import diagnostics
 from grpojax.host.errors import UserError
 from grpojax.tools import cli, question_updates
+from grpojax.types import TrainState
 
 FOUND = question_updates.QuestionUpdates(
     uids=[7, 3, 5],
@@ -51,6 +55,66 @@ def test_a_recipe_keeps_its_own_variants_options(recipe):
     own, other = (question_updates.recipe_of(str(recipe), overrides, name) for name in ("nthr", "grpo"))
     assert own.method.variant.options["beta"] == 0.5 and other.method.variant.name == "grpo"
     assert other.train.updates_a_rollout == 1 and other.optimizer.warmup_steps == 0
+
+
+def test_sections_of_the_recipes_own_variant_go_with_it_alone(recipe):
+    def of(method, variant, *overrides):
+        return question_updates.recipe_of(str(recipe), [f"variant={{name: {variant}}}", *overrides], method)
+
+    critic = ["critic={layers: 1, warmup_steps: 3}"]
+    own, other = of("ppo", "ppo", *critic), of("grpo", "ppo", *critic)
+    assert own.critic.layers == 1 and own.critic.warmup_steps == 0 and other.critic is None
+    plan = ["rollout.plan={probe: 1, phases: 1}"]
+    own, other = of("xrpo", "xrpo", *plan), of("grpo", "xrpo", *plan)
+    assert own.rollout.plan.probe == 1 and other.rollout.plan is None
+    for share, stays in ((None, False), (0.5, True)):
+        retire = [f"rollout.retire={{share: {'null' if share is None else share}, readmit_after: 2}}"]
+        own, other = of("scale_rl", "scale_rl", *retire), of("grpo", "scale_rl", *retire)
+        assert own.rollout.retire.readmit_after == 2 and (other.rollout.retire is not None) == stays
+
+
+def test_nothing_is_tracked(recipe):
+    got = question_updates.recipe_of(str(recipe), ["tracking={wandb: mine, texts_every: 1}"], "grpo").tracking
+    assert (got.samples, got.texts_every, got.wandb) == (False, 0, None)
+
+
+class Counting:
+    """A learner whose updates add 1 to the weights of every network, and take the arrays over."""
+
+    def __init__(self):
+        zero = TrainState(step=jnp.zeros((), jnp.int32), params=jnp.zeros(2), opt_state=jnp.zeros(3))
+        self.state = {role: jax.tree.map(jnp.copy, zero) for role in ("policy", "critic")} | {"reference": jnp.ones(2)}
+        self.seen = []
+
+    def prepare(self, sampled):
+        return [None]
+
+    def score(self, minis):
+        return {}
+
+    def weigh(self, *args):
+        both = [self.state[role] for role in ("policy", "critic")]
+        self.seen.append([float(x) for s in both for x in (s.step, s.params[0], s.opt_state[0])])
+
+    def update(self, minis, key, ready):
+        for role in ("policy", "critic"):
+            before = self.state[role]
+            self.state[role] = jax.tree.map(lambda x: x + 1, before)
+            jax.tree.map(lambda x: x.delete(), before)
+
+
+def test_every_network_starts_over_with_each_question(monkeypatch):
+    """The critic and its moments too, and after the last question."""
+    outcome = np.array([[1.0, 0.0]])
+    monkeypatch.setattr(question_updates, "_outcome", lambda *args: outcome)
+    monkeypatch.setattr(question_updates, "_logps", lambda trainer, *rest: np.full((1, 2, 3), -1.0, np.float32))
+    learner, judged = Counting(), SimpleNamespace(rollout=SimpleNamespace(lengths=np.array([[2, 3]])))
+    settings = SimpleNamespace(rollout=SimpleNamespace(temperature=1.0), train=SimpleNamespace(seed=0))
+    policy = SimpleNamespace(graph=None, compute=None)
+    trainer = SimpleNamespace(learner=learner, policy=policy, config=settings)
+    question_updates._displacement(trainer, [(SimpleNamespace(dropped=None), judged)] * 3)
+    assert learner.seen == [[0.0] * 6] * 3
+    assert float(learner.state["critic"].params[0]) == 0
 
 
 SHORT = ["rewards.0.name=tiny_run:parity", "rollout.max_tokens=4", "optimizer.learning_rate=1e-3"]

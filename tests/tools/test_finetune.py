@@ -8,8 +8,10 @@ import jax
 import pytest
 from runs import Trainer
 
+from grpojax import data
+from grpojax.models import hf
 from grpojax.records.metrics import Metrics
-from grpojax.records.samples import read_samples
+from grpojax.records.samples import read_samples, samples_path
 from grpojax.run import recipe as config
 from grpojax.run.finetune_recipe import load_dpo, load_sft
 from grpojax.tools import cli
@@ -103,6 +105,35 @@ def test_a_run_s_answers_become_a_model(recipe, finished, tmp_path, capsys, monk
     assert "train.stepz: unknown key; did you mean 'steps'" in capsys.readouterr().err
     assert cli.main(["eval", str(tmp_path / "sft"), "--data", str(tmp_path / "one.jsonl")]) == 2
     assert "is a supervised run, which has no rewards: grpojax export" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["traces", "export"])
+def test_a_damaged_config_is_named(tmp_path, capsys, command):
+    (tmp_path / "config.json").write_text('{"model": ')
+    samples_path(tmp_path, 1).parent.mkdir()
+    samples_path(tmp_path, 1).touch()
+    assert cli.main([command, str(tmp_path), "--to", str(tmp_path / "out")]) == 2
+    assert f"{tmp_path}/config.json is damaged" in capsys.readouterr().err
+
+
+def test_traces_of_a_model_without_a_chat_template_are_what_it_read(recipe, tmp_path, capsys):
+    """With ``template: auto`` its prompts were one text, examples and all; as messages, sft would refuse them."""
+    overrides = ["data.examples=[{prompt: 2+2=, completion: '4'}]", "data.max_prompt_tokens=32", "data.eval=null",
+                 f"run.dir={tmp_path}/run"]  # fmt: skip
+    given = config.load(recipe, overrides)
+    (tmp_path / "run").mkdir()
+    sample = {"uid": 0, "sample": 0, "prompt": "0+0=", "completion": "0", "reward": 1.0,
+              "rewards": {"tiny_run:length": 1.0}, "advantage": 0.5, "length": 1, "stop": "eos", "gold": "0",
+              "answer": "0"}  # fmt: skip
+    metrics = Metrics(tmp_path / "run", 0)
+    metrics.write_samples(1, [sample])
+    metrics.close()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(given.resolved()))
+    (row,), _ = exported(tmp_path / "run", tmp_path / "traces.jsonl", capsys)
+    asked, answer = row["messages"]
+    assert asked == {"role": "user", "content": "2+2=4\n\n0+0="} and answer["content"] == "0"
+    tokenize = data.Tokenize(hf.load_tokenizer(given.model.path), given.data)
+    assert tokenize.text("0+0=") == asked["content"]
 
 
 def test_a_chat_is_exported_whole(tmp_path, capsys):

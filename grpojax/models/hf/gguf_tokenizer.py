@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
 # What `tokenizer.ggml.token_type` says of a token.
@@ -35,15 +36,15 @@ class Metadata(Protocol):
 
 
 def special_ids(file: Metadata) -> dict[str, Any]:
-    """``bos_token_id``, ``eos_token_id`` (a list where a turn's end is another token) and ``pad_token_id``.
+    """``bos_token_id``, ``eos_token_id`` and ``pad_token_id``; None where the file has none.
 
-    None where the file has none.
+    ``eos_token_id`` is a list where the end of a turn or of a message is another token.
     """
 
     def get(name: str) -> int | None:
         return file.get(f"tokenizer.ggml.{name}_token_id")
 
-    ends = list(dict.fromkeys(i for i in (get("eos"), get("eot")) if i is not None))
+    ends = list(dict.fromkeys(i for i in (get("eos"), get("eot"), get("eom")) if i is not None))
     eos = None if not ends else ends[0] if len(ends) == 1 else ends
     return {"bos_token_id": get("bos"), "eos_token_id": eos, "pad_token_id": get("padding")}
 
@@ -63,6 +64,8 @@ def tokenizer_of(file: Metadata) -> Any:
     pre = file.get("tokenizer.ggml.pre", "default")
     if pre not in PRE_TOKENIZERS:
         raise UserError(f"{file.path}: tokenizer.ggml.pre={pre!r} is not known; known: {', '.join(PRE_TOKENIZERS)}")
+    if pre == "default":
+        log.warning("%s does not say how it splits text (tokenizer.ggml.pre); it is split as GPT-2 does", file.path)
     tokens = file.need("tokenizer.ggml.tokens")
     kinds = file.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     merges = [tuple(merge.split(" ")) for merge in file.need("tokenizer.ggml.merges")]

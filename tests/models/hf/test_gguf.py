@@ -12,6 +12,7 @@ import transformers
 from hf_compare import assert_same_torch, our_logps, their, their_logps
 
 from grpojax import models
+from grpojax.host import console
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.models.hf.gguf import convert
@@ -73,17 +74,18 @@ def test_llama_3s_stretched_positions(tmp_path):
 
 def test_the_tokenizer_and_its_template(tmp_path):
     made = tiny_hf.model(tiny_hf.config("llama-tied"))
-    convert(gguf_files.write_model(tmp_path / "m.gguf", made, tokenizer__ggml__eot_token_id=3), tmp_path / "out")
+    ends = dict(tokenizer__ggml__eot_token_id=3, tokenizer__ggml__eom_token_id=2)
+    convert(gguf_files.write_model(tmp_path / "m.gguf", made, **ends), tmp_path / "out")
     ours = models.load_tokenizer(tmp_path / "out")
     assert ours.tokenize("bc abab 12<|end|><tool>a") == ["bc", "Ġab", "ab", "Ġ", "1", "2", "<|end|>", "<tool>", "a"]
     assert ours.decode(ours.encode("<|begin|>ab 12<tool>"), skip_special_tokens=True) == "ab 12<tool>"
     assert len(ours) == len(gguf_files.TOKENS) and "[PAD60]" not in ours.get_vocab()
     assert ours.apply_chat_template([{"role": "user", "content": "ab"}], tokenize=False) == "<|begin|>ab<|end|>"
     assert (ours.bos_token_id, ours.eos_token_id, ours.pad_token_id) == (0, 1, 1)
-    assert hf.eos_ids(tmp_path / "out", ours) == (1, 3)
+    assert hf.eos_ids(tmp_path / "out", ours) == (1, 2, 3)
     generation = json.loads((tmp_path / "out/generation_config.json").read_text())
-    assert generation == {"bos_token_id": 0, "eos_token_id": [1, 3], "pad_token_id": 1}
-    assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [1, 3]
+    assert generation == {"bos_token_id": 0, "eos_token_id": [1, 3, 2], "pad_token_id": 1}
+    assert transformers.GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [1, 3, 2]
 
 
 @pytest.mark.parametrize(("pre", "text", "pieces"), [
@@ -99,6 +101,17 @@ def test_ways_of_splitting(tmp_path, pre, text, pieces):
     convert(gguf_files.write_model(tmp_path / "m.gguf", made, **changes), tmp_path / "out")
     ours = models.load_tokenizer(tmp_path / "out")
     assert ours.convert_ids_to_tokens(ours.encode(text)) == pieces
+
+
+def test_a_file_that_does_not_say_how_it_splits_is_told(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(console.log, "warning", lambda text, *args: said.append(text % args))
+    made = tiny_hf.model(tiny_hf.config("llama-tied"))
+    for name, pre in (("none", None), ("default", "default"), ("named", "gpt-2")):
+        file = gguf_files.write_model(tmp_path / f"{name}.gguf", made, tokenizer__ggml__pre=pre)
+        convert(file, tmp_path / name)
+    assert len(said) == 2
+    assert "none.gguf does not say how it splits text" in said[0] and "default.gguf does not say" in said[1]
 
 
 @pytest.mark.parametrize(("pre", "text", "pieces"), [
