@@ -242,6 +242,11 @@ def _check(
             "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
             "rollout.group, or set rewards.combine=sum"
         )
+    _try(variant, rollout)
+
+
+def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
+    """Raises `UserError` where the advantages of such a group cannot be, such as pass@k with k over the group."""
     rewards_like = np.zeros((2, rollout.group), np.float32)
     tokens = np.zeros((2, rollout.group, 3), np.float32)
     signals = Signals(
@@ -260,7 +265,7 @@ def _check(
         token_bias=tokens,
         values=tokens,
     )
-    try:  # such as pass@k with k over the group
+    try:
         jax.eval_shape(variant.advantage, rewards_like, signals)
     except ValueError as e:
         raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {e}") from None
