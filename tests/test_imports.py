@@ -155,19 +155,6 @@ def test_pure_modules_load_jax_alone():
     assert "jax" in got and not heavy & got, heavy & got
 
 
-def test_importing_the_pure_modules_takes_little_longer_than_jax():
-    """The best of three each, in processes of their own."""
-    names = ", ".join(f"grpojax.{name}" for name in sorted(PURE))
-    code = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
-
-    def seconds(what):
-        runs = [subprocess.run([sys.executable, "-c", code.format(what)], cwd=ROOT.parent, capture_output=True,
-                               text=True, check=True) for _ in range(3)]  # fmt: skip
-        return min(float(run.stdout) for run in runs)
-
-    assert seconds(names) < 1.5 * seconds("jax, jax.numpy")
-
-
 PURE_MODULES = [m for m in MODULES if m.split(".")[0] in PURE]
 
 
