@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,11 +31,17 @@ from grpojax.programs.update import make_update
 from grpojax.records import metrics
 from grpojax.run import step_metrics, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
-from grpojax.run.session import Session
+from grpojax.run.session import Session, enough_memory
 from grpojax.run.teaching import Shapes
 from grpojax.types import Samples, TrainBatch
 
 BEST = "-eval/loss"  # what the best checkpoint is told by: the largest
+
+
+REMEDIES = (
+    "raise train.microbatches, set model.remat=layer, or spread over more devices (mesh.fsdp); in a new run lower "
+    "train.batch_size or data.max_tokens"
+)
 
 
 class _Programs(NamedTuple):
@@ -87,7 +93,10 @@ class FineTune:
         self.config = config
         self.teaching = teaching.teaching_of(config)
         self.done = 0
-        with contextlib.ExitStack() as held, _enough_memory(lambda: self.done):  # let go of if what follows raises
+        with (
+            contextlib.ExitStack() as held,
+            enough_memory(lambda: self.done, REMEDIES),
+        ):  # let go of if what follows raises
             with processes.AllOrNone():
                 self._prepare(held, devices)
             self._open(held)
@@ -152,7 +161,7 @@ class FineTune:
     def run(self) -> bool:
         """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
         try:
-            with _enough_memory(lambda: self.done), self.session.signals():
+            with enough_memory(lambda: self.done, REMEDIES), self.session.signals():
                 try:
                     self._loop()
                 except UserError:
@@ -293,21 +302,6 @@ def _ready(policy: Policy, state: Any) -> None:
     """On several CPU devices programs in flight take each other's messages."""
     if jax.default_backend() == "cpu" and policy.mesh is not None:
         jax.block_until_ready(state)
-
-
-@contextlib.contextmanager
-def _enough_memory(done: Callable[[], int]) -> Iterator[None]:
-    """Inside, memory that runs out is a `UserError` that names the remedies; ``done`` steps are behind the run."""
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, MemoryError) as e:
-        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        raise UserError(
-            f"out of memory after step {done()}: raise train.microbatches, set model.remat=layer, or spread over more "
-            "devices (mesh.fsdp); in a new run lower train.batch_size or data.max_tokens\n"
-            f"{' '.join(str(e).split())[:300]}"
-        ) from e
 
 
 def _shapes(config: SFTConfig | DPOConfig, policy: Policy, entries: Sequence[data.Answered]) -> Shapes:

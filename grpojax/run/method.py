@@ -37,7 +37,7 @@ class Method:
       variant: with its overrides.
       rewards: what judges the samples.
       filter: dynamic sampling; None without. A variant may bring it along.
-      retire: when a prompt is solved and no longer drawn, with every field but readmit_after filled in; None for never.
+      retire: when a prompt is solved and no longer drawn, its share filled in; None for never.
       plan: how a rollout's samples are given to prompts, every field filled in; None for a group of each.
       deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
     """

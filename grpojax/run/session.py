@@ -4,9 +4,11 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+import jax
 
 from grpojax.host import processes
 from grpojax.host.console import log
@@ -140,6 +142,17 @@ class Session:
     def stopping(self) -> bool:
         """Whether any process of the run was asked to stop; all of them must ask together."""
         return processes.any_of(self._stop)
+
+
+@contextlib.contextmanager
+def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
+    """Inside, memory that runs out is a `UserError` with the ``remedies``; ``done`` steps are behind the run."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError) as e:
+        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        raise UserError(f"out of memory after step {done()}: {remedies}\n{' '.join(str(e).split())[:300]}") from e
 
 
 def _close(session: Session) -> None:

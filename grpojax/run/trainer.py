@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -30,9 +30,14 @@ from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
-from grpojax.run.session import Session
+from grpojax.run.session import Session, enough_memory
 from grpojax.run.watch import Watch
 from grpojax.types import Rollout
+
+REMEDIES = (
+    "raise train.microbatches, set model.remat=layer, lower rollout.slots, or spread over more devices (mesh.fsdp); in "
+    "a new run lower rollout.prompts or rollout.max_tokens"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +79,10 @@ class Trainer:
     ):
         self.config, self.on_step = config, on_step
         self.done = 0
-        with contextlib.ExitStack() as held, _enough_memory(self):  # let go of if what follows raises
+        with (
+            contextlib.ExitStack() as held,
+            enough_memory(lambda: self.done, REMEDIES),
+        ):  # let go of if what follows raises
             with processes.AllOrNone():
                 self._prepare(held, devices, eos_ids)
             self._open(held)
@@ -154,7 +162,7 @@ class Trainer:
     def run(self) -> bool:
         """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
         try:
-            with _enough_memory(self), self.session.signals():
+            with enough_memory(lambda: self.done, REMEDIES), self.session.signals():
                 try:
                     self._loop()
                 except UserError:
@@ -298,21 +306,6 @@ class Trainer:
         path = self.session.directory / "curve.png"
         curve.draw_curve(lines, path)
         log.info("reward curve: %s", path)
-
-
-@contextlib.contextmanager
-def _enough_memory(trainer: Trainer) -> Iterator[None]:
-    """Inside, memory that runs out is a `UserError` that names the remedies."""
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, MemoryError) as e:
-        if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        raise UserError(
-            f"out of memory after step {trainer.done}: raise train.microbatches, set model.remat=layer, lower "
-            "rollout.slots, or spread over more devices (mesh.fsdp); in a new run lower rollout.prompts or "
-            f"rollout.max_tokens\n{' '.join(str(e).split())[:300]}"
-        ) from e
 
 
 def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
