@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from grpojax.host.errors import UserError, require
@@ -19,7 +20,7 @@ class OptimizerConfig:
       name: "adamw" or "sgd".
       learning_rate: the peak.
       schedule: after the warm-up, "constant", or "linear" or "cosine" down to ``final_fraction`` of the peak at the
-        last step.
+        last step. Of a run with a budget of tokens the whole of it, warm-up included, is what the rate falls over.
       warmup_steps: updates over which the rate rises from 0 (the first update has 1 / warmup_steps of it).
       b1, b2, eps: Adam's (b1 is SGD's momentum; 0 for none).
       weight_decay: decoupled, on matrices only: norms and biases are left alone. AdamW only.
@@ -75,17 +76,44 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
     return optax.join_schedules([warmup, after], [config.warmup_steps])
 
 
+class ByShare(NamedTuple):
+    """State of `by_share`."""
+
+    count: Any
+
+
+def by_share(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
+    """Scales updates by the rate at ``share`` in [0, 1] of a run, an extra argument of each update.
+
+    It is that of `learning_rate` without a warm-up at ``share * updates``, times what the warm-up has of the peak.
+    """
+    after = learning_rate(dataclasses.replace(config, warmup_steps=0), 1)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ByShare]:
+        rate = jnp.asarray(after(extra["share"]))
+        if config.warmup_steps:
+            rate = rate * jnp.minimum(1.0, (state.count + 1) / config.warmup_steps)
+        return jax.tree.map(lambda x: x * rate.astype(x.dtype), updates), ByShare(state.count + 1)
+
+    return optax.GradientTransformationExtraArgs(lambda params: ByShare(jnp.zeros([], jnp.int32)), update)
+
+
 def decayed(params: Any, table: WeightTable = DECODER) -> Any:
     """True for the weights that decay: matrices, that is neither norms nor biases."""
     return jax.tree_util.tree_map_with_path(functools.partial(is_matrix, table=table), params)
 
 
-def make_optimizer(config: OptimizerConfig, updates: int, table: WeightTable = DECODER) -> optax.GradientTransformation:
-    """The optax optimiser of a run of ``updates`` updates."""
-    rate = learning_rate(config, updates)
+def make_optimizer(
+    config: OptimizerConfig, updates: int | None, table: WeightTable = DECODER
+) -> optax.GradientTransformation:
+    """The optax optimiser of a run of ``updates`` updates; None for one whose length is not known (`by_share`)."""
+    constant = config.schedule == "constant"
+    rate = 1.0 if updates is None and not constant else learning_rate(config, updates or 1)
     decay = functools.partial(decayed, table=table)
     if config.name == "adamw":
         core = optax.adamw(rate, config.b1, config.b2, config.eps, weight_decay=config.weight_decay, mask=decay)
     else:
         core = optax.sgd(rate, momentum=config.b1 or None)
+    if updates is None and not constant:
+        core = optax.chain(core, by_share(config))
     return optax.chain(optax.clip_by_global_norm(config.grad_clip), core) if config.grad_clip else core

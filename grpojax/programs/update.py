@@ -2,7 +2,8 @@
 
 A loss is ``(params, frozen, part) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else it reads,
 and ``part`` is a micro-batch. Losses, and metrics that are bare arrays, are sums that add up over the micro-batches;
-`grpojax.types.Mean` and `Max` know themselves how to.
+`grpojax.types.Mean` and `Max` know themselves how to. ``frozen["share"]``, where there is one, is the share of the run
+that is behind it, for an optimiser whose rate follows that.
 """
 
 import dataclasses
@@ -110,7 +111,9 @@ def _update(
         metrics["grad_norm"] = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["grad_norm"])
         metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
-        updates, opt_state = learns.optimizer.update(grads, state.opt_state, state.params)
+        share = {"share": frozen["share"]} if isinstance(frozen, Mapping) and "share" in frozen else {}
+        optimizer = optax.with_extra_args_support(learns.optimizer)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **share)
         params = optax.apply_updates(state.params, updates)
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)

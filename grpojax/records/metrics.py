@@ -143,7 +143,7 @@ class Table:
     """A row a step: under column heads on a terminal, as ``name value`` elsewhere; with the time that is left.
 
     Args:
-      steps: of the whole run.
+      steps: of the whole run; None where it ends by something else, which rows then have the share of.
       columns: head, metric and format of each; what a step does not have is left out.
       terminal: whether it is one; None finds out.
     """
@@ -159,23 +159,31 @@ class Table:
         ("seconds", "time/step_s", ".2f"),
     )
 
-    def __init__(self, steps: int, *, columns: Sequence[tuple[str, str, str]] = COLUMNS, terminal: bool | None = None):
+    def __init__(
+        self,
+        steps: int | None,
+        *,
+        columns: Sequence[tuple[str, str, str]] = COLUMNS,
+        terminal: bool | None = None,
+    ):
         self._columns = columns
         self._steps, self._rows, self._pace = steps, 0, 0.0
         self._heads: tuple[str, ...] = ()
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
 
-    def row(self, step: int, values: Mapping[str, float]) -> None:
-        """Logs a step."""
+    def row(self, step: int, values: Mapping[str, float], *, share: float = 0.0) -> None:
+        """Logs a step; ``share`` of the whole run is behind it then."""
         seconds = values["time/step_s"]
         # The first step compiles; after it, a running mean.
         self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds
-        left = _duration(self._pace * (self._steps - step))
+        whole = step / max(share, 1e-9) if self._steps is None else self._steps
+        left = _duration(self._pace * max(0.0, whole - step))
+        where = f"{step}/{self._steps}" if self._steps is not None else f"{step} ({min(share, 1.0):.0%})"
         present = [(head, values[name], spec) for head, name, spec in self._columns if name in values]
         shown = [(head, format(x, spec) if math.isfinite(x) else "-") for head, x, spec in present]
         if not self._terminal:
             text = "  ".join(f"{head} {value}" for head, value in shown)
-            log.info("step %d/%d  %s  left %s", step, self._steps, text, left)
+            log.info("step %s  %s  left %s", where, text, left)
         else:
             heads = ("step", *(head for head, _ in shown), "left")
             if self._rows % 20 == 0 or heads != self._heads:
@@ -183,7 +191,7 @@ class Table:
                 self._heads = heads
             log.info(
                 "%s",
-                "".join(f"{cell:>10}" for cell in (f"{step}/{self._steps}", *(v for _, v in shown), left)),
+                "".join(f"{cell:>10}" for cell in (where, *(v for _, v in shown), left)),
             )
         self._rows += 1
 

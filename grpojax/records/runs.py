@@ -47,15 +47,25 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the last step of the recipe is recorded, and held-out problems after it where there are any."""
-        planned = setting(self.config, "train.steps")
         evaluated = not setting(self.config, "data.eval") or self._last_evaluated() == self.done
-        return planned is not None and self.done >= planned and evaluated
+        return self.share >= 1 and evaluated
+
+    @property
+    def share(self) -> float:
+        """Of the whole run, by steps or by sampled tokens, what is recorded; 0 where it cannot be told."""
+        steps, tokens = setting(self.config, "train.steps"), setting(self.config, "train.tokens")
+        if steps:
+            return self.done / steps
+        return (self.last("sampled_tokens") or 0.0) / tokens if tokens else 0.0
 
     def state(self) -> str:
         """What became of it, in a few words."""
         if not self.lines:
             return "no step recorded"
-        said = f"{self.done} of {setting(self.config, 'train.steps')} steps"
+        steps, tokens = setting(self.config, "train.steps"), setting(self.config, "train.tokens")
+        said = f"{self.done} of {steps} steps"
+        if not steps and tokens:
+            said = f"{self.done} steps, {self.last('sampled_tokens') or 0:.0f} of {tokens} tokens"
         if self._last_evaluated() is None:
             said += ", no held-out problems"
         return said if self.finished else f"{said}, not finished"

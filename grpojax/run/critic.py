@@ -48,7 +48,7 @@ class _Programs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _programs(model: CriticModel, optimizer: OptimizerConfig, updates: int) -> _Programs:
+def _programs(model: CriticModel, optimizer: OptimizerConfig, updates: int | None) -> _Programs:
     rule = make_optimizer(optimizer, updates, models.CRITIC)
     alone = make_update(model.objective, rule, model.compute.mesh, table=models.CRITIC)
     return _Programs(rule, alone, make_critic_score(model))
@@ -61,7 +61,7 @@ class RunCritic:
       policy: the network beside it.
       config: its section of the recipe.
       critic: the variant's.
-      updates: of the whole run.
+      updates: of the whole run; None where that is not known.
       longest: tokens of the longest prompt with the longest completion.
 
     Attributes:
@@ -69,7 +69,9 @@ class RunCritic:
       optimizer: what it learns with.
     """
 
-    def __init__(self, policy: Policy, config: CriticConfig, critic: variants.Critic, *, updates: int, longest: int):
+    def __init__(
+        self, policy: Policy, config: CriticConfig, critic: variants.Critic, *, updates: int | None, longest: int
+    ):
         self.policy, self.config, self.critic = policy, config, critic
         if config.path is not None:
             _check_tokenizer(policy, config.path)
@@ -112,9 +114,10 @@ class RunCritic:
         state |= both
         return metrics
 
-    def update_alone(self, state: dict[str, Any], packed: Packed) -> dict[str, Any]:
+    def update_alone(self, state: dict[str, Any], frozen: Mapping[str, Any], packed: Packed) -> dict[str, Any]:
         """Updates the critic and leaves the policy as it is; the metrics."""
-        state[ROLE], metrics = self.policy.programs("critic update", self._alone, state[ROLE], _frozen(state), packed)
+        given = {**frozen, **_frozen(state)}
+        state[ROLE], metrics = self.policy.programs("critic update", self._alone, state[ROLE], given, packed)
         return {f"{ROLE}/{name}": value for name, value in metrics.items()}
 
     def step_flops(self, prompt_lengths: PerPrompt, lengths: Samples, iterations: int) -> float:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import time
@@ -28,19 +29,25 @@ class Job:
       name: its directory's name.
       directory: ``run.dir``.
       command: what starts it, or goes on with it.
-      steps: of the whole run.
+      steps: of the whole run; None where it ends by tokens.
       config: its resolved recipe; a run that is done counts as done for this recipe alone.
     """
 
     name: str
     directory: Path
     command: tuple[str, ...]
-    steps: int
+    steps: int | None = None
+    tokens: int | None = None
     config: Mapping[str, Any]
 
-    def steps_done(self) -> int:
-        """Steps that it has recorded."""
-        return max((line["step"] for line in read_metrics(self.directory)), default=0)
+    def done(self) -> tuple[int, float]:
+        """Steps that it has recorded, and the share of the whole run that they are."""
+        lines = read_metrics(self.directory)
+        steps = max((line["step"] for line in lines), default=0)
+        if self.steps is not None:
+            return steps, steps / self.steps
+        sampled = max((line.get("sampled_tokens", 0.0) for line in lines), default=0.0)
+        return steps, sampled / self.tokens if self.tokens else 0.0
 
     def in_use(self) -> bool:
         """Whether another process is at it, such as one that a killed sweep has left."""
@@ -67,11 +74,11 @@ class Outcome:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Running:
     job: Job
-    device: str | None
     process: subprocess.Popen
     output: TextIO
     started: float
-    first_step: int
+    slot: int
+    first: float  # the share of the run that was done before
 
 
 class Queue:
@@ -81,6 +88,7 @@ class Queue:
       folder: of the sweep; ``state/`` in it has what each run said, and which are done.
       environment: of the processes.
       devices: a number each that the process on it sees alone; none leaves one process all there are.
+      at_once: runs on each device at a time. They share its memory, and the cores of the processor, evenly.
       tell_s: seconds between lines of progress.
 
     Raises:
@@ -88,14 +96,24 @@ class Queue:
     """
 
     def __init__(
-        self, folder: Path, environment: Mapping[str, str], devices: Sequence[str] = (), *, tell_s: float = 60.0
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        devices: Sequence[str] = (),
+        *,
+        at_once: int = 1,
+        tell_s: float = 60.0,
     ):
         self.folder, self._environment, self._tell_s = folder, environment, tell_s
-        self._devices: list[str | None] = list(devices) or [None]
-        self._alone = {device: seen_alone(device, environment) for device in self._devices}
+        each: list[str | None] = list(devices) or [None]
+        self._slots = each * at_once
+        self._alone = {device: seen_alone(device, environment) for device in self._slots}
+        if at_once > 1 and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in environment:
+            for seen in self._alone.values():
+                seen["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / at_once:.3f}"
         self._running: list[_Running] = []
         self._stopping = 0  # the signal that said so
-        self._steps, self._seconds = 0, 0.0  # of the runs that ended
+        self._made, self._seconds = 0.0, 0.0  # of the runs that ended: shares of a whole one, and time
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
         """Runs what is not done yet; a run that fails costs itself alone. SIGINT and SIGTERM stop after a step each."""
@@ -126,7 +144,7 @@ class Queue:
         """Whether a run of this very recipe came to its end."""
         try:
             of_this = json.loads(self._file(job, ".json").read_text(encoding="utf-8")) == _plain(job.config)
-            return of_this and job.steps_done() >= job.steps
+            return of_this and job.done()[1] >= 1
         except (OSError, ValueError):
             return False
 
@@ -135,13 +153,14 @@ class Queue:
 
     def _fill(self, waiting: list[Job]) -> None:
         """Starts jobs on the devices that are free."""
-        free = [d for d in self._devices if d not in [r.device for r in self._running]]
-        for device in free:
+        free = set(range(len(self._slots))) - {r.slot for r in self._running}
+        for slot in sorted(free):
+            device = self._slots[slot]
             job = next((job for job in waiting if not job.in_use()), None)
             if job is None or self._stopping:
                 return
             waiting.remove(job)
-            first = job.steps_done()
+            steps, first = job.done()
             output = self._file(job, ".log").open("w", encoding="utf-8")
             # In a session of its own: Ctrl-C is passed on once, and not sent by the terminal as well.
             process = subprocess.Popen(
@@ -151,12 +170,11 @@ class Queue:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            _share_cores(process.pid, slot, len(self._slots))
             where = "" if device is None else f" on device {device}"
-            log.info("%s: started%s%s", job.name, where, f" again after step {first}" if first else "")
+            log.info("%s: started%s%s", job.name, where, f" again after step {steps}" if steps else "")
             self._running.append(
-                _Running(
-                    job=job, device=device, process=process, output=output, started=time.monotonic(), first_step=first
-                )
+                _Running(job=job, slot=slot, process=process, output=output, started=time.monotonic(), first=first)
             )
             if self._stopping:  # told while the process was being made, and not yet among those that run
                 process.send_signal(self._stopping)
@@ -165,9 +183,9 @@ class Queue:
         self._running.remove(ended)
         ended.output.close()
         job, seconds = ended.job, time.monotonic() - ended.started
-        steps = job.steps_done()
-        self._steps, self._seconds = self._steps + max(0, steps - ended.first_step), self._seconds + seconds
-        if ended.process.returncode == 0 and steps >= job.steps:
+        steps, share = job.done()
+        self._made, self._seconds = self._made + max(0.0, share - ended.first), self._seconds + seconds
+        if ended.process.returncode == 0 and share >= 1:
             write_json(self._file(job, ".json"), _plain(job.config))
             outcome.done.append(job)
             through = f"{len(outcome.done) + len(outcome.failed)}/{count}"
@@ -182,18 +200,18 @@ class Queue:
                 log.warning("  %s", line)
 
     def _tell(self, waiting: Sequence[Job]) -> None:
-        each = "  ".join(f"{r.job.name} step {r.job.steps_done()}/{r.job.steps}" for r in self._running)
+        each = "  ".join(f"{r.job.name} {min(1.0, r.job.done()[1]):.0%}" for r in self._running)
         log.info("%s  %d waiting, left %s", each or "none runs", len(waiting), self._left(waiting))
 
     def _left(self, waiting: Sequence[Job]) -> str:
         """The time that is left at the pace so far."""
-        steps, seconds = self._steps, self._seconds
-        remaining = sum(max(0, job.steps - job.steps_done()) for job in waiting)
+        made, seconds = self._made, self._seconds
+        remaining = sum(max(0.0, 1 - job.done()[1]) for job in waiting)
         for r in self._running:
-            now = r.job.steps_done()
-            steps, seconds = steps + max(0, now - r.first_step), seconds + time.monotonic() - r.started
-            remaining += max(0, r.job.steps - now)
-        return _duration(remaining * seconds / steps / len(self._devices)) if steps else "unknown"
+            now = r.job.done()[1]
+            made, seconds = made + max(0.0, now - r.first), seconds + time.monotonic() - r.started
+            remaining += max(0.0, 1 - now)
+        return _duration(remaining * seconds / made / len(self._slots)) if made else "unknown"
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -244,6 +262,16 @@ def seen_alone(device: str | None, environment: Mapping[str, str]) -> dict[str, 
                 )
             one[name] = seen[int(device)]
     return one
+
+
+def _share_cores(pid: int, slot: int, slots: int) -> None:
+    """Gives the process in a slot its part of the processor's cores, where the system can and there are enough."""
+    if slots == 1 or not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if mine := cores[slot * len(cores) // slots : (slot + 1) * len(cores) // slots]:
+        with contextlib.suppress(OSError):  # it has ended already
+            os.sched_setaffinity(pid, mine)
 
 
 def _plain(config: Mapping[str, Any]) -> Any:

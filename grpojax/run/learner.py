@@ -85,7 +85,7 @@ def _programs(
     objective: L.Objective,
     compute: Compute,
     optimizer: OptimizerConfig,
-    updates: int,
+    updates: int | None,
     temperature: float,
     entropy: bool,
     critic: tuple[CriticModel, optax.GradientTransformation] | None = None,
@@ -139,7 +139,7 @@ class Learner:
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
         warmup = 0 if critic is None else critic.config.warmup_steps
-        updates = (train.steps - warmup) * train.updates_a_rollout
+        updates = None if train.steps is None else (train.steps - warmup) * train.updates_a_rollout
         beside = None if critic is None else (critic.model, critic.optimizer)
         entropy = self._needs_entropy
         made = _programs(policy.graph, objective, policy.compute, optimizer, updates, temperature, entropy, beside)
@@ -277,7 +277,13 @@ class Learner:
         return Weighed(advantages, told)
 
     def update(
-        self, minis: Sequence[Minibatch], key: Any, ready: Callable[[Any], None], *, warming_up: bool = False
+        self,
+        minis: Sequence[Minibatch],
+        key: Any,
+        ready: Callable[[Any], None],
+        *,
+        shares: tuple[float, float] | None = None,
+        warming_up: bool = False,
     ) -> list[dict[str, Any]]:
         """Dispatches the updates, and returns the metrics that the device owes; a minibatch without weights has none.
 
@@ -285,18 +291,21 @@ class Learner:
           minis: scored and weighed.
           key: of what is drawn for this step's losses.
           ready: called with the state after each update.
+          shares: of the run, before this step and after it, where the optimiser's schedules follow these.
           warming_up: only the critic learns.
         """
         adaptive = self.objective.entropy_target is not None
         frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
-        owed = []
-        for n in range(self.train.iterations * len(minis)):
+        owed, count = [], self.train.iterations * len(minis)
+        for n in range(count):
             mini = minis[n % len(minis)]
             if not mini.live:
                 continue
+            if shares is not None:
+                frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
             if warming_up:
                 assert self.critic is not None
-                owed.append(self.critic.update_alone(self.state, mini.packed))
+                owed.append(self.critic.update_alone(self.state, frozen, mini.packed))
                 ready(self.state)
                 continue
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update

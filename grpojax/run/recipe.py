@@ -70,10 +70,10 @@ class Config:
         """Raises `UserError` where the critic's section says nothing, or leaves nothing to the policy."""
         if self.critic is not None and self.method.variant.critic is None:
             raise UserError(f"critic: variant {self.method.variant.name!r} has no critic; leave the section out")
-        if self.critic is not None and self.critic.warmup_steps >= self.train.steps:
+        steps = self.train.steps
+        if self.critic is not None and steps is not None and self.critic.warmup_steps >= steps:
             raise UserError(
-                f"critic.warmup_steps={self.critic.warmup_steps} of train.steps={self.train.steps}: the policy would "
-                "never learn"
+                f"critic.warmup_steps={self.critic.warmup_steps} of train.steps={steps}: the policy would never learn"
             )
 
     @property
@@ -100,7 +100,7 @@ class Config:
         """
         rules = [self.optimizer] if self.own_critic is None else [self.optimizer, self.own_critic.optimizer]
         constant = all(rule.schedule == "constant" for rule in rules)
-        return name.startswith(EXECUTION) or (name == "train.steps" and constant)
+        return name.startswith(EXECUTION) or (name in ("train.steps", "train.tokens") and constant)
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:

@@ -92,7 +92,10 @@ class TrainConfig:
     """The loop.
 
     Attributes:
-      steps: rollouts of the whole run.
+      steps: rollouts of the whole run; give these or tokens.
+      tokens: the run ends with the step that reaches so many sampled tokens: of all that was drawn, what a filter drops
+        and greedy completions included. Schedules then follow the share of them that is used. Methods that draw more a
+        step, or longer samples, so are compared at equal cost.
       seed: of the data's order and of all draws.
       iterations: passes over each rollout.
       minibatches: updates in a pass, each on its share of the prompts.
@@ -111,7 +114,8 @@ class TrainConfig:
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
     """
 
-    steps: int
+    steps: int | None = None
+    tokens: int | None = None
     seed: int = 0
     iterations: int = 1
     minibatches: int = 1
@@ -129,8 +133,11 @@ class TrainConfig:
     max_skipped: int = 5
 
     def __post_init__(self) -> None:
+        if (self.steps is None) == (self.tokens is None):
+            raise UserError(f"steps={self.steps}, tokens={self.tokens}: give one of them")
+        length = "tokens" if self.steps is None else "steps"
         counts = (
-            "steps",
+            length,
             "iterations",
             "minibatches",
             "microbatches",
@@ -155,9 +162,18 @@ class TrainConfig:
         return self.iterations * self.minibatches
 
     @property
-    def updates(self) -> int:
-        """Optimiser updates in the whole run."""
-        return self.steps * self.updates_a_rollout
+    def updates(self) -> int | None:
+        """Optimiser updates in the whole run; None where it ends by tokens."""
+        return None if self.steps is None else self.steps * self.updates_a_rollout
+
+    def done(self, steps: int, tokens: int) -> float:
+        """The share of the run that so many steps with so many sampled tokens are; 1 and over is the whole.
+
+        Example:
+          >>> TrainConfig(tokens=1000).done(3, 250), TrainConfig(steps=4).done(3, 250)
+          (0.25, 0.75)
+        """
+        return steps / self.steps if self.steps is not None else tokens / (self.tokens or 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Several methods by several seeds: which runs that makes, and which learning rate each method gets.
 
-All runs have the recipe's steps, so that each method updates as often. A method that draws more samples a step (a
-filter) costs more: the report's curves by tokens show it.
+Where the recipe has ``train.tokens``, all runs draw as many tokens, whatever a method drops, probes or compares with,
+and its schedules follow the share of them. Where it has ``train.steps``, each method updates as often, and one that
+draws more a step (a filter) costs more: the report says so.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ class Sweep:
       seeds: how many; 0 to ``seeds - 1``.
       folder: where everything goes: ``runs/METHOD_SEED``, ``rates/METHOD_RATE``, ``state/`` and ``cache/``.
       rates: learning rates to choose from, for each method by itself; none takes the recipe's.
-      rate_steps: of the runs that the choice is made by; 0 takes a quarter of the recipe's.
+      rate_share: of the recipe's steps or tokens, what the runs that the choice is made by have.
     """
 
     config: str
@@ -42,10 +43,12 @@ class Sweep:
     seeds: int
     folder: Path
     rates: tuple[float, ...] = ()
-    rate_steps: int = 0
+    rate_share: float = 0.25
 
     def __post_init__(self) -> None:
-        require(self, seeds="[1, inf)", rate_steps="[0, inf)")
+        require(self, seeds="[1, inf)", rate_share="(0, 1]")
+        if self.rate_share != type(self).rate_share and not self.rates:
+            raise UserError(f"--rate-share {self.rate_share:g}: goes with --rates")
         if not self.variants:
             raise UserError("--variants: give one at least, such as --variants grpo,dapo")
         own = ("variant", "train.seed", "run.dir", *(("optimizer.learning_rate",) if self.rates else ()))
@@ -55,8 +58,6 @@ class Sweep:
                 raise UserError(f"{text}: the sweep sets {taken} itself; leave it out")
         if len(set(self.rates)) < len(self.rates) or any(not (0 < x < math.inf) for x in self.rates):
             raise UserError(f"--rates {','.join(f'{x:g}' for x in self.rates)}: give different numbers over 0")
-        if self.rate_steps and not self.rates:
-            raise UserError(f"--rate-steps {self.rate_steps}: goes with --rates")
 
     def methods(self) -> dict[str, str]:
         """The name of each method's directories, and the override that makes it; raises for one that is there twice."""
@@ -72,9 +73,14 @@ class Sweep:
         """One run; raises `UserError` where its recipe is not right."""
         directory = self.folder / kind / name
         given = (*self.overrides, *overrides, f"run.dir={json.dumps(str(directory))}")
-        config = recipe.load(self.config, given)
+        config = recipe.load(self.config, (*given, "critic=null"))
+        if config.method.variant.critic is None:  # a section for those of the methods that have one
+            given = (*given, "critic=null")
+        else:
+            config = recipe.load(self.config, given)
         command = (sys.executable, "-m", "grpojax.tools.cli", "train", self.config, *given)
-        return Job(name=name, directory=directory, command=command, steps=config.train.steps, config=config.resolved())
+        length = {"steps": config.train.steps, "tokens": config.train.tokens}
+        return Job(name=name, directory=directory, command=command, **length, config=config.resolved())
 
     def jobs(self, rates: Mapping[str, float] | None = None) -> list[Job]:
         """All runs, seed by seed, so that a sweep cut short has some seeds of every method.
@@ -91,17 +97,22 @@ class Sweep:
         ]
 
     def rate_jobs(self) -> dict[str, dict[float, Job]]:
-        """By method and rate, the runs that the choice is made by: fewer steps, and a seed that no other run has."""
+        """By method and rate, the runs that the choice is made by: shorter, and of a seed that no other run has."""
         config = recipe.load(self.config, (*self.overrides, f"run.dir={json.dumps(str(self.folder))}"))
         if not config.data.eval:
             raise UserError("--rates chooses by held-out reward: give the recipe data.eval")
-        steps = self.rate_steps or max(1, config.train.steps // 4)
-        updates, warmup = steps * config.train.updates_a_rollout, config.optimizer.warmup_steps
-        if warmup >= updates:
-            raise UserError(
-                f"--rate-steps {steps}: ends before optimizer.warmup_steps={warmup}; give more, or a shorter warmup"
-            )
-        extra = (f"train.seed={self.seeds}", f"train.steps={steps}")
+        train, warmup = config.train, config.optimizer.warmup_steps
+        if train.steps is None:
+            length = f"train.tokens={max(1, round((train.tokens or 0) * self.rate_share))}"
+        else:
+            steps = max(1, round(train.steps * self.rate_share))
+            length = f"train.steps={steps}"
+            if warmup >= steps * train.updates_a_rollout:
+                raise UserError(
+                    f"--rate-share {self.rate_share:g}: {steps} steps end before optimizer.warmup_steps={warmup}; give "
+                    "more, or a shorter warmup"
+                )
+        extra = (f"train.seed={self.seeds}", length)
         return {
             name: {
                 x: self.job("rates", f"{name}_{x:g}", value, *extra, f"optimizer.learning_rate={x!r}")
@@ -162,9 +173,9 @@ def run(sweep: Sweep, queue: Queue) -> Outcome:
 def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]:
     """The learning rate of each method with the highest last held-out reward; of equal ones the smallest.
 
-    Each method has as many runs of as many steps. A choice, once made, is kept in ``rates.json``, so that a sweep that
-    is started again goes on with it; not one made without a run that failed, which is tried again then. A method none
-    of whose runs has a held-out reward is left out, said, and counted among what failed.
+    Each method has as many runs of the same length. A choice, once made, is kept in ``rates.json``, so that a sweep
+    that is started again goes on with it; not one made without a run that failed, which is tried again then. A method
+    none of whose runs has a held-out reward is left out, said, and counted among what failed.
     """
     by_method = sweep.rate_jobs()
     kept_in = sweep.folder / "rates.json"
@@ -196,13 +207,12 @@ def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]
     chosen = {name: made[name]["rate"] for name in by_method if name in made}
     for name, rate in chosen.items():
         each = ", ".join(f"{x} {r:.3f}" for x, r in made[name]["rewards"].items())
-        steps = next(iter(by_method[name].values())).steps
         edge = "; it is at the end of the range" if len(sweep.rates) > 2 and rate in _ends(sweep.rates) else ""
         log.info(
-            "%s: learning rate %g, by held-out reward after %d steps of seed %d: %s%s",
+            "%s: learning rate %g, by held-out reward after %.0f %% of a run, seed %d: %s%s",
             name,
             rate,
-            steps,
+            100 * sweep.rate_share,
             sweep.seeds,
             each,
             edge,

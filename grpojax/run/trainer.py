@@ -125,14 +125,14 @@ class Trainer:
             max_prompt_tokens=config.data.max_prompt_tokens,
             critic=self.critic,
         )
-        self.meta: dict[str, Any] = {"step": 0, "rollouts": 0, "num_tokens": 0, "skipped": 0}
+        self.meta: dict[str, Any] = {"step": 0, "rollouts": 0, "num_tokens": 0, "sampled_tokens": 0, "skipped": 0}
         restored = self.session.restore(self.learner.abstract())
         if restored is not None:
-            self.meta = restored[1]
+            self.meta |= restored[1]
             self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
         self.learner.start(restored and restored[0])
         self.done = self.meta["step"]
-        if self.done > config.train.steps:
+        if config.train.steps is not None and self.done > config.train.steps:
             raise UserError(
                 f"train.steps={config.train.steps}: the run in {config.run.dir} is at step {self.done} already"
             )
@@ -169,13 +169,17 @@ class Trainer:
                     self._rescue()
                     raise
                 self.session.check_saved()
-            return self.done == self.config.train.steps
+            return self.share() >= 1
         finally:
             self.close()
 
     def close(self) -> None:
         """Gives back what the run holds: worker processes, files, the directory's lock."""
         self._held.close()
+
+    def share(self) -> float:
+        """Of the whole run, what is behind it."""
+        return self.config.train.done(self.done, self.meta["sampled_tokens"])
 
     def _rescue(self) -> None:
         """A mistake that only shows in the middle of a run must not cost what was learned."""
@@ -189,7 +193,7 @@ class Trainer:
         train, session = self.config.train, self.session
         if self.done == 0:
             self._evaluate(0)
-        while self.done < train.steps and not session.stopping():
+        while self.share() < 1 and not session.stopping():
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
             if self.pending is not None:
@@ -197,7 +201,7 @@ class Trainer:
                 started = time.perf_counter()  # the rollout was queued behind that update
             self.pending = self._step(collect(), started)
             self.done += 1
-            last = self.done == train.steps
+            last = self.share() >= 1
             evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
             saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             if evaluates or saves:
@@ -224,10 +228,14 @@ class Trainer:
         advantages, told = learner.weigh(minis, batch, sampled.dropped, signals)
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
+        before = self.share()
         self.meta["num_tokens"] += prompt_tokens + sampled_tokens
+        self.meta["sampled_tokens"] += sampled_tokens
+        after = self.config.train.done(number, self.meta["sampled_tokens"])
         known = step_metrics.of_rollouts(sampled, batch, drawn, self.config.method) | {
             **told,
             "num_tokens": float(self.meta["num_tokens"]),
+            "sampled_tokens": float(self.meta["sampled_tokens"]),
             "useful_token_fraction": float(np.mean([m.layout.useful for m in minis])),
             "time/rollout_s": rolled - started,
             "time/score_s": scored_at - rolled,
@@ -239,7 +247,9 @@ class Trainer:
         dispatched = time.perf_counter()
         key = jax.random.fold_in(jax.random.key(self.config.train.seed), number)
         warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
-        owed = learner.update(minis, key, functools.partial(_ready, self.policy), warming_up=warming_up)
+        shares = None if self.config.train.tokens is None else (min(before, 1.0), min(after, 1.0))
+        ready = functools.partial(_ready, self.policy)
+        owed = learner.update(minis, key, ready, shares=shares, warming_up=warming_up)
         learner.end_step(number)
         if samples:
             rows = sample_rows(batch, advantages, self.policy.decode, self.held_out.evaluator.answer)
@@ -283,7 +293,7 @@ class Trainer:
             values["utilisation"] = pending.flops / seconds / peak / (self.policy.mesh.size if self.policy.mesh else 1)
         self.metrics.write(number, values)
         if number % train.log_every == 0:
-            self.table.row(number, values)
+            self.table.row(number, values, share=train.done(number, int(values["sampled_tokens"])))
         self.watch.note(number, values)
         _check_finite(number, values, self.meta["skipped"], self.config)
 

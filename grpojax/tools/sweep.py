@@ -19,7 +19,10 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     sweep.add_argument(
         "--rates", metavar="X,Y", help="learning rates to choose from, for each variant by held-out reward"
     )
-    sweep.add_argument("--rate-steps", type=int, default=0, metavar="N", help="of the runs that choose; a quarter")
+    sweep.add_argument(
+        "--rate-share", type=float, default=0.25, metavar="X", help="of a whole run, for those that choose; a quarter"
+    )
+    sweep.add_argument("--at-once", type=int, default=1, metavar="N", help="runs on each device at a time")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,10 +48,12 @@ def run(args: argparse.Namespace) -> int:
         seeds=args.seeds,
         folder=folder,
         rates=_numbers(args.rates),
-        rate_steps=args.rate_steps,
+        rate_share=args.rate_share,
     )
     environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
-    queue = Queue(folder, environment, _devices(args.devices))
+    if args.at_once < 1:
+        raise UserError(f"--at-once {args.at_once}: must be at least 1")
+    queue = Queue(folder, environment, _devices(args.devices), at_once=args.at_once)
     try:
         outcome = sweep.run(asked, queue)
     except OSError as e:

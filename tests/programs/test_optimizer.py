@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import jax
 import numpy as np
@@ -7,8 +8,14 @@ from plain_decoder import BASE, random_decoder
 
 from grpojax.host.errors import UserError
 from grpojax.programs import optimizer as opt
+from grpojax.programs.update import make_update
+from grpojax.types import TrainState
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
+
+
+def cosine(share):
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * share))
 
 
 @pytest.mark.parametrize(
@@ -25,6 +32,30 @@ def test_schedules(schedule, want):
     rate = opt.learning_rate(config, 5)
     got = [float(rate(n)) for n in range(5)]
     np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [
+        ("constant", [0.5, 1, 1, 1]),
+        ("linear", [0.5 * (1 - 0.9 * 0.1), 1 - 0.9 * 0.3, 1 - 0.9 * 0.85, 0.1]),
+        ("cosine", [0.5 * cosine(0.1), cosine(0.3), cosine(0.85), 0.1]),
+    ],
+)
+def test_schedules_that_follow_the_share_of_the_run(schedule, want):
+    final = {} if schedule == "constant" else {"final_fraction": 0.1}
+    config = opt.OptimizerConfig(
+        name="sgd", b1=0.0, learning_rate=2.0, grad_clip=0.0, schedule=schedule, warmup_steps=2, **final
+    )
+    make = make_update(lambda w, frozen, x: ((w * x).sum(), {}), opt.make_optimizer(config, None))
+    w = jax.numpy.array([0.0])
+    state = TrainState(step=jax.numpy.int32(0), params=w, opt_state=opt.make_optimizer(config, None).init(w))
+    moved = []
+    for share in (0.1, 0.3, 0.85, 1.0):
+        before = state.params.item()
+        state, _ = make(state, {"share": np.float32(share)}, jax.numpy.array([[1.0]]))
+        moved.append((before - state.params.item()) / 2.0)
+    np.testing.assert_allclose(moved, want, rtol=1e-5)
 
 
 def test_weight_decay_spares_norms_and_biases():

@@ -110,6 +110,14 @@ def test_a_terminal_gets_a_table_with_the_time_left(said):
     assert len({len(line) for line in said[25:]}) == 1
 
 
+def test_a_run_of_so_many_tokens_tells_its_share(said):
+    table = tracking.Table(None, terminal=False)
+    table.row(4, STEP, share=0.25)
+    table.row(5, STEP, share=1.2)
+    assert said[0].startswith("step 4 (25%)  reward") and said[0].endswith("left 0m24s")
+    assert said[1].startswith("step 5 (100%)  reward") and said[1].endswith("left 0m00s")
+
+
 def test_elsewhere_a_step_is_a_line(said):
     tracking.Table(10, terminal=False).row(4, STEP)
     assert said == [

@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_at_the_next_start(tmp_path, said):
     one = job(tmp_path, "a", steps=4, how="die")
     assert Queue(tmp_path, os.environ).run([one]).failed == {"a": ["it said nothing"]}
     assert Queue(tmp_path, os.environ).run([one]).done == [one]
-    assert "a: started again after step 2" in said() and one.steps_done() == 4
+    assert "a: started again after step 2" in said() and one.done() == (4, 1.0)
 
 
 def test_an_end_without_the_last_step_is_no_success(tmp_path):
@@ -151,7 +151,7 @@ def test_progress_is_told(tmp_path, said):
     a = job(tmp_path, "a", how="wait")
 
     def interrupt():
-        while "a step 1/3  1 waiting, left " not in said():
+        while "a 33%  1 waiting, left " not in said():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -179,6 +179,40 @@ def test_every_method_with_every_seed(tmp_path):
     assert "train.steps=7" in last.command and "train.seed=1" in last.command
 
 
+def test_a_critic_is_for_the_methods_that_have_one(tmp_path):
+    jobs = made(tmp_path, variants="ppo,grpo", overrides=("critic.warmup_steps=3",)).jobs()
+    assert jobs[0].config["critic"]["warmup_steps"] == 3 and jobs[1].config["critic"] is None
+
+
+def test_runs_of_equal_tokens(tmp_path):
+    given = ("train.steps=null", "train.tokens=1000")
+    asked = made(tmp_path, overrides=given, rates=(1e-4, 3e-4), rate_share=0.3)
+    one = asked.jobs({"grpo": 1e-4})[0]
+    assert (one.steps, one.tokens) == (None, 1000)
+    assert {j.tokens for jobs in asked.rate_jobs().values() for j in jobs.values()} == {300}
+    one.directory.mkdir(parents=True)
+    lines = [
+        {"step": 1, "sampled_tokens": 600.0},
+        {"step": 1, "eval/reward": 0.5},
+        {"step": 2, "sampled_tokens": 999.0},
+    ]
+    (one.directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert one.done() == (2, 0.999)
+
+
+def test_several_at_once_on_a_device_share_what_there_is(tmp_path):
+    names = [job(tmp_path, name, how="wait") for name in "abc"]
+    queue = Queue(tmp_path, os.environ, at_once=2)
+
+    def interrupt():
+        while not all((j.directory / "metrics.jsonl").exists() for j in names[:2]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert queue.run(names).stopped and not names[2].directory.exists()
+
+
 @pytest.mark.parametrize(("given", "message"), [
     ({"variants": "grpo,grop"}, "'grop' is unknown"),
     ({"variants": "grpo,grpo"}, "grpo is there twice"),
@@ -191,8 +225,8 @@ def test_every_method_with_every_seed(tmp_path):
     ({"overrides": ("optimizer.learning_rate=1",), "rates": (1e-4,)}, "sets optimizer.learning_rate itself"),
     ({"rates": (1e-4, 1e-4)}, "give different numbers over 0"),
     ({"rates": (-1.0,)}, "give different numbers over 0"),
-    ({"rate_steps": 3}, "goes with --rates"),
-    ({"rates": (1e-4,), "rate_steps": 5}, "ends before optimizer.warmup_steps=5"),
+    ({"rate_share": 0.5}, "goes with --rates"),
+    ({"rates": (1e-4,), "rate_share": 5 / 60}, "5 steps end before optimizer.warmup_steps=5"),
     ({"rates": (1e-4,), "overrides": ("data.eval=null",)}, "give the recipe data.eval"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(tmp_path, given, message):
@@ -221,7 +255,7 @@ class FakeQueue:
 def test_rates_are_chosen_by_the_last_held_out_reward_at_equal_cost(tmp_path, said):
     best = {"grpo": {1e-4: 0.2, 3e-4: 0.5, 1e-3: 0.5}, "dapo": {1e-4: 0.9, 3e-4: 0.5, 1e-3: None}}
     queue = FakeQueue(lambda name, rate: best[name][rate])
-    asked = made(tmp_path, rates=(1e-3, 3e-4, 1e-4), rate_steps=11)
+    asked = made(tmp_path, rates=(1e-3, 3e-4, 1e-4), rate_share=11 / 60)
     outcome = sweep.run(asked, queue)
     search, runs = queue.ran[:6], queue.ran[6:]
     assert {(j.directory.parent.name, j.steps, j.config["train"]["seed"]) for j in search} == {("rates", 11, 2)}
@@ -229,13 +263,14 @@ def test_rates_are_chosen_by_the_last_held_out_reward_at_equal_cost(tmp_path, sa
     assert rates == {("grpo", 3e-4), ("dapo", 1e-4)}  # of equal ones the smaller
     assert len(runs) == 4 and outcome.done == runs and {j.steps for j in runs} == {60}
     assert (
-        "grpo: learning rate 0.0003, by held-out reward after 11 steps of seed 2: 0.001 0.500, 0.0003 0.500" in said()
+        "grpo: learning rate 0.0003, by held-out reward after 18 % of a run, seed 2: 0.001 0.500, 0.0003 0.500"
+        in said()
     )
     assert "dapo-clip_high=0.3: learning rate 0.0001" in said() and said().count("at the end of the range") == 1
     again = FakeQueue(lambda name, rate: 1.0)
     sweep.run(asked, again)
     assert [j.name for j in again.ran] == [j.name for j in runs]  # the choice is kept
-    sweep.run(made(tmp_path, rates=(1e-3, 3e-4), rate_steps=11), again)
+    sweep.run(made(tmp_path, rates=(1e-3, 3e-4), rate_share=11 / 60), again)
     assert {j.directory.parent.name for j in again.ran[4:8]} == {"rates"}  # asked anew
 
 

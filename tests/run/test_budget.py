@@ -1,0 +1,68 @@
+"""A run that ends by the tokens it has drawn: where it stops, what its schedules follow, and how it goes on."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from runs import Trainer, numbers
+
+from grpojax.host.errors import UserError
+from grpojax.records.runs import read_runs
+from grpojax.run import recipe as config
+
+BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "train.eval_every=0",
+          "optimizer.schedule=linear", "train.minibatches=2", "variant=grpo")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("budget") / "whole"
+    assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={directory}"))).run()
+    return directory
+
+
+def test_it_ends_with_the_step_that_reaches_the_budget(run):
+    lines = [line for line in numbers(run) if "reward" in line]
+    drawn = np.array([line["sampled_tokens"] for line in lines])
+    assert drawn[-1] >= 700 > drawn[-2] and len(lines) > 3
+    np.testing.assert_allclose(np.diff(drawn, prepend=0), [32 * line["completions/mean_length"] for line in lines])
+    (one,), _ = read_runs([run])
+    assert one.finished and one.state() == f"{len(lines)} steps, {drawn[-1]:.0f} of 700 tokens"
+
+
+def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
+    trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
+    trainer.on_step = lambda *_: trainer.session._on_signal(15, None) if trainer.done == 2 else None
+    assert not trainer.run() and trainer.done == 3
+    assert not read_runs([tmp_path])[0][0].finished
+    assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}"))).run()
+    assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(run) if "reward" in x]
+
+
+def test_schedules_follow_the_share_that_is_used(recipe, tmp_path, monkeypatch):
+    trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
+    seen, update = [], trainer.learner.train_step
+    trainer.learner.train_step = lambda state, frozen, packed: (
+        seen.append(frozen["share"]) or update(state, frozen, packed)
+    )
+    assert trainer.run()
+    drawn = [0, *(line["sampled_tokens"] for line in numbers(tmp_path) if "reward" in line)]
+    ends = np.minimum(np.array(drawn) / 700, 1)
+    want = [x for a, b in zip(ends, ends[1:], strict=False) for x in (a, (a + b) / 2)]
+    np.testing.assert_allclose(seen, want, rtol=1e-6)
+
+
+def test_steps_or_tokens(recipe):
+    for given in (("train.tokens=5",), ("train.steps=null",)):
+        with pytest.raises(UserError, match="give one of them"):
+            config.load(recipe, given)
+    with pytest.raises(UserError, match="tokens=0: must be at least 1"):
+        config.load(recipe, ("train.steps=null", "train.tokens=0"))
+
+
+def test_dropped_groups_and_greedy_completions_count(recipe, tmp_path):
+    given = (*BUDGET, "train.tokens=200", "train.minibatches=1", f"run.dir={tmp_path}")
+    one = dataclasses.replace(config.load(recipe, given), variant="remax")
+    assert Trainer(one).run()
+    lines = [line for line in numbers(tmp_path) if "reward" in line]
+    assert lines[0]["sampled_tokens"] > 32 * lines[0]["completions/mean_length"]
