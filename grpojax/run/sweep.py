@@ -185,7 +185,8 @@ def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]
     }
     asked = json.loads(json.dumps(asked))
     open_ones = [name for name in by_method if kept.get(name, {}).get("asked") != asked[name]]
-    outcome = queue.run([job for name in open_ones for job in by_method[name].values()])
+    # By rate, so that where several run at once the first of a method has compiled what the others find in the cache.
+    outcome = queue.run([by_method[name][x] for x in sweep.rates for name in open_ones])
     if outcome.stopped:
         return {}, outcome
     for name in open_ones:
