@@ -98,7 +98,7 @@ class Sweep:
 
     def rate_jobs(self) -> dict[str, dict[float, Job]]:
         """By method and rate, the runs that the choice is made by: shorter, and of a seed that no other run has."""
-        config = recipe.load(self.config, (*self.overrides, f"run.dir={json.dumps(str(self.folder))}"))
+        config = recipe.load(self.config, (*self.overrides, f"run.dir={json.dumps(str(self.folder))}", "critic=null"))
         if not config.data.eval:
             raise UserError("--rates chooses by held-out reward: give the recipe data.eval")
         train, warmup = config.train, config.optimizer.warmup_steps

@@ -180,7 +180,9 @@ def test_every_method_with_every_seed(tmp_path):
 
 
 def test_a_critic_is_for_the_methods_that_have_one(tmp_path):
-    jobs = made(tmp_path, variants="ppo,grpo", overrides=("critic.warmup_steps=3",)).jobs()
+    asked = made(tmp_path, variants="ppo,grpo", overrides=("critic.warmup_steps=3",), rates=(1e-4,))
+    jobs = asked.jobs()
+    assert set(asked.rate_jobs()) == {"ppo", "grpo"}
     assert jobs[0].config["critic"]["warmup_steps"] == 3 and jobs[1].config["critic"] is None
 
 
