@@ -199,6 +199,7 @@ def test_a_mapping_of_another_name_leaves_nothing_of_the_old_one(files):
         ({"top": "base:"}, "{0}/top: base=None: expected the path"),
         ({"top": "base: top"}, "{0}/top: base: a file cannot be under itself: {0}/top -> {0}/top"),
         ({"low": "base: top", "top": "base: low"}, "{0}/top: base: a file cannot be under itself: {0}/top -> {0}/low"),
+        ({"d__low": "base: ../top", "top": "base: d/low"}, "{0}/d/../top: base: a file cannot be under itself"),
         ({"low": "- 1", "top": "base: low"}, "{0}/low: expected a mapping at the top level"),
         ({"low": "a: [", "top": "base: low"}, "{0}/low, line 1: invalid YAML"),
         ({"low": "model: {path: m}\ntrain: {lr: x}", "top": "base: low\ntrain: {steps: 3}"},
@@ -209,6 +210,8 @@ def test_a_mapping_of_another_name_leaves_nothing_of_the_old_one(files):
          "train.stepz (from {0}/low): unknown key; did you mean 'steps'?"),
         ({"low": "model: {path: m}", "mid": "base: low\nrewards: [{name: 3}]",
           "top": "base: mid\nrewards: [{name: a, weight: x}]"}, "rewards.0.weight='x' (from {0}/top)"),
+        ({"low": "model: {path: m}\njudges: {a: {name: x}}", "mid": "base: low\njudges: {a: {weight: 2}}",
+          "top": "base: mid\njudges: {a: {name: y, weight: x}}"}, "judges.a.weight='x' (from {0}/top)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_base_names_the_file(files, tmp_path, texts, said):
