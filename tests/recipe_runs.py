@@ -40,7 +40,6 @@ class Step:
     problems: Any
     rewards: np.ndarray
     outcome: np.ndarray
-    by_name: dict[str, np.ndarray]
     lengths: np.ndarray
     tokens: np.ndarray
     logps: np.ndarray
@@ -76,9 +75,9 @@ def load(name, model, directory, *overrides):
     ])  # fmt: skip
 
 
-def run(loaded, *, ragged=False, devices=1):
+def run(loaded, *, ragged=False):
     """Trains to the end; what it learned from."""
-    trainer = Trainer(loaded, devices, eos_ids=None if ragged else ())
+    trainer = Trainer(loaded, eos_ids=None if ragged else ())
     steps = _watched(trainer.learner)
     assert trainer.run()
     return Run(loaded, trainer, [line for line in numbers(loaded.run.dir) if "reward" in line], steps)
@@ -97,27 +96,8 @@ def _watched(learner):
     def weigh(minis, batch, dropped, signals):
         late.clear()
         weighed = plain_weigh(minis, batch, dropped, signals)
-        rewards = np.where(dropped[:, None], np.nan, batch.total)
-        rollout = batch.rollout
-        mask = (
-            np.asarray(masked.from_lengths(rollout.lengths, rollout.tokens.shape[2])) & np.isfinite(rewards)[..., None]
-        )
-        steps.append(
-            Step(
-                problems=[p.uid for p in batch.problems],
-                rewards=rewards,
-                outcome=batch.by_name[learner.method.deciding],
-                by_name=batch.by_name,
-                lengths=rollout.lengths,
-                tokens=rollout.tokens,
-                logps=rollout.logps,
-                mask=mask,
-                advantages=weighed.advantages,
-                weights=_whole(minis, [m.packed.per_token.weights for m in minis]),
-                signals={**batch.signals, **signals, **late},
-                norms=[],
-            )
-        )
+        steps.append(_step(learner, minis, batch, dropped, {**batch.signals, **signals, **late}))
+        np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, weighed.advantages, 0.0))
         return weighed
 
     def update(*given, **options):
@@ -127,3 +107,35 @@ def _watched(learner):
 
     learner.weigh, learner.update, learner._late = weigh, update, compute_late
     return steps
+
+
+def _step(learner, minis, batch, dropped, signals):
+    """Advantages and weights as they stand in the rows of the updates."""
+    rewards, rollout = np.where(dropped[:, None], np.nan, batch.total), batch.rollout
+    mask = np.asarray(masked.from_lengths(rollout.lengths, rollout.tokens.shape[2])) & np.isfinite(rewards)[..., None]
+    return Step(
+        problems=[p.uid for p in batch.problems],
+        rewards=rewards,
+        outcome=batch.by_name[learner.method.deciding],
+        lengths=rollout.lengths,
+        tokens=rollout.tokens,
+        logps=rollout.logps,
+        mask=mask,
+        advantages=_whole(minis, [m.packed.per_token.advantages for m in minis]),
+        weights=_whole(minis, [m.packed.per_token.weights for m in minis]),
+        signals=signals,
+        norms=[],
+    )
+
+
+def weighed(trainer):
+    """The first step of a run as its updates would get it; none is taken."""
+    sampled, learner = trainer.rollouts.draw(1)(), trainer.learner
+    try:
+        batch, _ = sampled.judged()
+        minis = learner.prepare(sampled)
+        signals = learner.score(minis)
+        learner.weigh(minis, batch, sampled.dropped, signals)
+        return _step(learner, minis, batch, sampled.dropped, signals)
+    finally:
+        trainer.close()

@@ -90,7 +90,8 @@ def group_advantage(rewards, ddof=1, eps=1e-4):
 def test_the_expected_gradient_of_the_bias_is_the_enumerated_advantage():
     """All 343 groups of three, each as often as the policy draws it: a token's bias learns the mean advantage after it.
 
-    The bias stands in a table by what was written: `PATHS` says where. Its sign is the advantage's from the first update.
+    The bias stands in a table by what was written: `PATHS` says where. From its first update on its sign is that of
+    the advantage more often than not.
     """
     rng = np.random.default_rng(0)
     logits, rewards = rng.normal(size=(3, 3)), rng.integers(0, 2, len(SEQUENCES)).astype(float)
