@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import yaml
 from runs import Trainer, numbers
 
 from grpojax import masked
@@ -60,7 +61,7 @@ class Run:
 
 def variant(name):
     """Of the recipe, with its options."""
-    given = config.load(CONFIGS / f"{name}.yaml").variant
+    given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["variant"]
     return given if isinstance(given, dict) else {"name": given}
 
 
