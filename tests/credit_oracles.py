@@ -6,10 +6,16 @@ import numpy as np
 from oracles import live, sample_means, tokens_of, valid_of
 
 
-def compensate_rare_tokens(values, logps, mask, limit=None, positive_only=True, max_logps=None):
+def compensate_rare_tokens(values, logps, mask, limit=None, positive_only=True, max_logps=None, relative_to="sample"):
     out = np.zeros(np.shape(mask))
+    prompts, group, _ = np.shape(mask)
     for p, g, t in np.argwhere(mask):
-        most = max(math.exp(logps[p][g][s]) for s in tokens_of(mask, p, g))
+        beside = {
+            "sample": [(p, g)],
+            "group": [(p, j) for j in range(group)],
+            "batch": [(q, j) for q in range(prompts) for j in range(group)],
+        }[relative_to]
+        most = max(math.exp(logps[q][j][s]) for q, j in beside for s in tokens_of(mask, q, j))
         if max_logps is not None:
             most = math.exp(max_logps[p][g][t])
         factor = 2 - math.exp(logps[p][g][t]) / most

@@ -21,6 +21,11 @@ def even(prompts, completions, tokens, **columns):
     return [float(len(ids) % 2 == 0) for ids in tokens]
 
 
+def low(prompts, completions, tokens, **columns):
+    """1 where the first token has an id of the lower half."""
+    return [float(ids[0] < 19) for ids in tokens]
+
+
 def some(prompts, completions, tokens, *, gold, **columns):
     """The first token's id; where the ids and the answer have an odd sum there is no telling."""
     return [None if (sum(ids) + int(g)) % 2 else float(ids[0]) for ids, g in zip(tokens, gold, strict=True)]

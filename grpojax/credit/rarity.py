@@ -12,7 +12,7 @@ from grpojax.types import Samples, Tokens
 def compensate_rare_tokens(
     limit: float | None = None,
     *,
-    relative_to: Literal["sample", "vocabulary"] = "sample",
+    relative_to: Literal["sample", "group", "batch", "vocabulary"] = "sample",
     positive_only: bool = True,
 ) -> Transform:
     """``A_t = A_i C_t``, ``C_t = 2 - p_t / p_max`` in [1, 2), on ``[P, G, T]``; p of the policy that drew the tokens.
@@ -23,9 +23,10 @@ def compensate_rare_tokens(
 
     Args:
       limit: largest factor; None for none.
-      relative_to: p_max is the largest probability among the sample's drawn tokens (the default: "within that
-        sample", as the method's author puts it), or that of the likeliest token of the vocabulary at the same
-        position, from ``signals.max_logps``.
+      relative_to: whose drawn tokens p_max is the largest probability of: the sample's own (the default: "within that
+        sample", as the method's author puts it), those of its group, or of all groups that are given, in both without
+        invalid samples. Or, with "vocabulary", that of the likeliest token at the same position, from
+        ``signals.max_logps``.
       positive_only: leave A <= 0 as it is.
 
     Example:
@@ -34,17 +35,21 @@ def compensate_rare_tokens(
       >>> [round(float(a), 4) for a in compensate_rare_tokens()(jnp.full((1, 1, 3), 1.5), signals)[0, 0]]
       [1.5, 2.0, 2.5]
     """
-    if relative_to not in ("sample", "vocabulary"):
-        raise ValueError(f"compensate_rare_tokens(relative_to={relative_to!r}): must be 'sample' or 'vocabulary'")
+    axes = {"sample": (2,), "group": (1, 2), "batch": (0, 1, 2), "vocabulary": None}
+    if relative_to not in axes:
+        raise ValueError(f"compensate_rare_tokens(relative_to={relative_to!r}): must be one of {', '.join(axes)}")
+    axis = axes[relative_to]
 
     def transform(values: Tokens, signals: Signals) -> Tokens:
         values = per_token(values, "compensate_rare_tokens")
         mask = need(signals, "mask", "compensate_rare_tokens")
         logps = jnp.asarray(need(signals, "behavior_logps", "compensate_rare_tokens"), jnp.float32)
-        if relative_to == "sample":
-            most = jnp.where(mask, logps, -jnp.inf).max(-1, keepdims=True)
-        else:
+        if relative_to in ("group", "batch"):
+            mask = mask & need(signals, "valid", "compensate_rare_tokens")[..., None]
+        if axis is None:
             most = jnp.asarray(need(signals, "max_logps", "compensate_rare_tokens"), jnp.float32)
+        else:
+            most = jnp.where(mask, logps, -jnp.inf).max(axis, keepdims=True)
         factor = 2.0 - jnp.exp(jnp.where(mask, logps - most, 0.0))
         factor = factor if limit is None else jnp.minimum(factor, limit)
         return jnp.where(mask, values * jnp.where((values > 0) | (not positive_only), factor, 1.0), 0.0)

@@ -1,4 +1,4 @@
-"""A YAML file plus ``a.b=c`` overrides, turned into frozen dataclasses.
+"""A YAML file, or one over another, plus ``a.b=c`` overrides, turned into frozen dataclasses.
 
 The classes are plain stdlib dataclasses. A field's type says what it takes, and ``Literal`` offers a choice. Which
 numbers it takes, and what must hold across fields, the class's ``__post_init__`` says: ranges by
@@ -32,24 +32,23 @@ Key = tuple[Any, ...]  # where a value stands: ("rewards", 0, "weight")
 def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
     """Reads ``path``, applies the overrides in order and builds a ``cls``.
 
+    ``base: FILE`` at the top level, a path from the file's own folder, names a file that this one changes; that file
+    may have a base too. Mappings are merged key by key, anything else is replaced as a whole; so is a mapping by one
+    whose ``name`` is another, as the rest of it belonged to the old name.
+
     Args:
       cls: a frozen dataclass.
       path: a YAML file with a mapping at its top level.
       overrides: texts ``a.b=c``; ``c`` is YAML, and a part of the key may be an index into a list.
 
     Raises:
-      UserError: the file, an override or a value is not what ``cls`` takes.
+      UserError: a file, an override or a value is not what ``cls`` takes.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or 'not a UTF-8 text file'}") from None
-    tree = _parse(text, str(path))
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: expected a mapping at the top level, got {_show(tree)}")
-
-    tree, origins = override(tree, overrides)
-    return build(cls, tree, {"": str(path), **origins})
+    tree, origins = _read(Path(path), ())
+    tree, overridden = override(tree, overrides)
+    for key in overridden:
+        origins = _forget(origins, key)
+    return build(cls, tree, {**origins, **overridden})
 
 
 def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
@@ -101,6 +100,49 @@ def to_dict(config: Any) -> dict[str, Any]:
 def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Where two results of `to_dict` differ: sorted lines ``train.steps: 10 -> 20``."""
     return sorted(_differences(a, b, ()))
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str, str]]:
+    """A file merged over its base, and the origins of what it has; ``above`` are the files that led here."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        wanted = f"{above[-1]}: base: " if above else ""
+        problem = getattr(error, "strerror", None) or "not a UTF-8 text file"
+        raise UserError(f"{wanted}{path}: {problem}") from None
+    tree = _parse(text, str(path))
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping at the top level, got {_show(tree)}")
+    if "base" not in tree:
+        return tree, {"": str(path)}
+    tree = dict(tree)
+    base = tree.pop("base")
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{path}: base={_show(base)}: expected the path of a file, from this one's folder")
+    if path.resolve() in [file.resolve() for file in above]:
+        raise UserError(f"{path}: base: a file cannot be under itself: {' -> '.join(map(str, (*above, path)))}")
+    under, origins = _read(path.parent / base, (*above, path))
+    return _merge(under, tree, (), str(path), origins)
+
+
+def _merge(
+    under: Mapping[Any, Any], over: Mapping[Any, Any], at: Key, file: str, origins: dict[str, str]
+) -> tuple[dict[Any, Any], dict[str, str]]:
+    """``over`` of ``file`` key by key over ``under``, both at ``at``, and the origins with ``over``'s among them."""
+    merged = dict(under)
+    for key, value in over.items():
+        old, path = merged.get(key), (*at, key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        if both and value.get("name", old.get("name")) == old.get("name"):
+            merged[key], origins = _merge(old, value, path, file, origins)
+        else:
+            merged[key], origins = value, {**_forget(origins, _dotted(path)), _dotted(path): file}
+    return merged, origins
+
+
+def _forget(origins: Mapping[str, str], path: str) -> dict[str, str]:
+    """The origins without those below ``path``, whose value is another now."""
+    return {place: origin for place, origin in origins.items() if not place.startswith(f"{path}.")}
 
 
 class _Absent:
@@ -206,7 +248,7 @@ class _Walk:
         for key in value:
             if key not in fields:
                 close = _did_you_mean(key, fields) or f"; known keys: {', '.join(fields)}"
-                self.problems.append(f"{_dotted((*path, key))}: unknown key{close}")
+                self.problems.append(f"{_dotted((*path, key))}{self.origin((*path, key))}: unknown key{close}")
         values = {}
         for name, field in fields.items():
             if name in value:
@@ -251,9 +293,12 @@ class _Walk:
         return self.refuse(value, path, _expectation(messages) + _did_you_mean(value, _choices(tp)))
 
     def refuse(self, value: Any, path: Key, reason: str) -> None:
+        self.problems.append(f"{_dotted(path)}{'=' if path else ''}{_show(value)}{self.origin(path)}: {reason}")
+
+    def origin(self, path: Key) -> str:
+        """Where the value at ``path`` came from, for a message; empty where nothing is known."""
         places = (_dotted(path[:n]) for n in range(len(path), -1, -1))
-        origin = next((f" (from {self.origins[p]})" for p in places if p in self.origins), "")
-        self.problems.append(f"{_dotted(path)}{'=' if path else ''}{_show(value)}{origin}: {reason}")
+        return next((f" (from {self.origins[p]})" for p in places if p in self.origins), "")
 
 
 def _shape_of(value: Any) -> type | None:

@@ -45,17 +45,22 @@ def token_critic(
 
 @published(_UIUC, "single team", aggregate="sequence_sum")
 def rare_token(
-    *, limit: float | None = None, positive_only: bool = True, ddof: int = 1, eps: float = 1e-4
+    *,
+    limit: float | None = None,
+    relative_to: Literal["sample", "group", "batch"] = "sample",
+    positive_only: bool = True,
+    ddof: int = 1,
+    eps: float = 1e-4,
 ) -> A.Transform:
     """GRPO (arXiv 2402.03300) with up to twice the advantage on a right sample's unlikely tokens; reported as failing.
 
     Args:
       limit: largest factor; None for none.
+      relative_to: unlikely beside the sample's own likeliest token, its group's, or that of the step's whole rollout.
       positive_only: only where A > 0; one of the two descriptions leaves that out.
     """
-    return A.chain(
-        *group_normalised(ddof, eps), A.to_tokens(), C.compensate_rare_tokens(limit, positive_only=positive_only)
-    )
+    rare = C.compensate_rare_tokens(limit, relative_to=relative_to, positive_only=positive_only)
+    return A.chain(*group_normalised(ddof, eps), A.to_tokens(), rare)
 
 
 @published(_UIUC, "single team", needs=("culling",), retire=1.0, aggregate="sequence_sum")

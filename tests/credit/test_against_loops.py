@@ -23,6 +23,8 @@ BIAS_LOSSES = list(itertools.product(BOUNDS, [0.0, 0.3], ["sum", "mean"], [2, 3]
 
 SELF = [True, False]
 
+RARE = ["sample", "group", "batch"]
+
 CREDIT = {
     **{
         f"bias {bound}": A.chain(A.center(), A.to_tokens(), C.add_token_bias(bound=bound, center=True))
@@ -33,7 +35,12 @@ CREDIT = {
     "penalty everywhere": A.chain(A.center(), C.entropy_penalty(0.2, everywhere=True)),
     "filter": A.chain(A.center(), C.entropy_filter(0.9, initial=0.8)),
     "no filter": A.chain(A.center(), C.entropy_filter(0.9, initial=1.0)),
-    "rare": A.chain(A.center(), A.to_tokens(), C.compensate_rare_tokens(positive_only=False)),
+    **{
+        f"rare {of}": A.chain(
+            A.center(), A.to_tokens(), C.compensate_rare_tokens(relative_to=of, positive_only=False)
+        )
+        for of in RARE
+    },
     "rare of all": A.chain(
         A.center(), A.to_tokens(), C.compensate_rare_tokens(1.1, relative_to="vocabulary", positive_only=False)
     ),
@@ -92,7 +99,8 @@ def test_token_level(seed):
     tell(got["filter"], np.where(entropy <= 0.9, centred, 0))
     tell(got["no filter"], centred)
     rare = functools.partial(credit_oracles.compensate_rare_tokens, centred, s.behavior_logps, valid)
-    tell(got["rare"], rare(positive_only=False))
+    for of in RARE:
+        tell(got[f"rare {of}"], rare(relative_to=of, positive_only=False))
     tell(got["rare of all"], rare(limit=1.1, positive_only=False, max_logps=s.max_logps))
 
     for own, (all_scores, means) in zip(SELF, nthr, strict=True):

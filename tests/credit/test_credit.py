@@ -95,6 +95,26 @@ def test_golden_rare_tokens(options, advantage, want):
     close(got[0, 1], [advantage, 0, 0])  # a single token is its own largest
 
 
+@pytest.mark.parametrize(
+    ("relative_to", "want"),
+    [
+        ("sample", [[[1.5, 1], [1, 0]], [[1, 0], [0, 0]]]),
+        ("group", [[[1.75, 1.5], [1, 0]], [[1, 0], [0, 0]]]),
+        ("batch", [[[1.875, 1.75], [1.5, 0]], [[1, 0], [0, 0]]]),
+    ],
+)
+def test_golden_rare_tokens_beside_others(relative_to, want):
+    """The last sample has no reward: its likely token is nobody's measure, nor is what stands behind an end."""
+    logps = np.log([[[0.1, 0.2], [0.4, 0.9]], [[0.8, 0.9], [1.0, 1.0]]]).astype(np.float32)
+    mask = np.array([[[1, 1], [1, 0]], [[1, 0], [1, 1]]], bool)
+    rewards = np.array([[1.5, 1.5], [1.5, np.nan]], np.float32)
+    chain = A.chain(A.to_tokens(), C.compensate_rare_tokens(relative_to=relative_to))
+    got = chain(rewards, A.Signals(mask=mask, behavior_logps=logps))
+    close(got, 1.5 * np.array(want))
+    nobody = A.chain(A.to_tokens(), C.compensate_rare_tokens(relative_to=relative_to, positive_only=False))
+    assert not np.asarray(nobody(np.full((2, 2), np.nan, np.float32), A.Signals(mask=mask, behavior_logps=logps))).any()
+
+
 def test_rare_tokens_against_the_vocabulary():
     logps, mask = logs([0.9, 0.6, 0.3])
     got = run(
@@ -102,8 +122,8 @@ def test_rare_tokens_against_the_vocabulary():
         behavior_logps=logps, max_logps=np.log([[[0.9, 0.6, 0.6]]]),
     )  # fmt: skip
     close(got[0, 0], [1, 1, 1.5])
-    with pytest.raises(ValueError, match="'batch'"):
-        C.compensate_rare_tokens(relative_to="batch")
+    with pytest.raises(ValueError, match="relative_to='prompt'.*must be one of sample, group, batch, vocabulary"):
+        C.compensate_rare_tokens(relative_to="prompt")
 
 
 # --- novelty

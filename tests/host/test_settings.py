@@ -140,6 +140,92 @@ def test_an_error_names_where_the_value_came_from(write):
     assert str(error.value) == "train.steps='x' (from the command line): expected an integer"
 
 
+@pytest.fixture
+def files(tmp_path):
+    """Writes files by their name, ``a__b`` in the folder a; returns the path of the last."""
+
+    def files(**texts):
+        for name, text in texts.items():
+            path = tmp_path / name.replace("__", "/")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return path
+
+    return files
+
+
+def test_a_file_changes_its_base_key_by_key(files):
+    base = "model: {path: m, revision: r}\ntrain: {steps: 5, lr: 1e-5}\nrewards: [{name: a}, {name: b}]\nmix: {x: 1}\n"
+    one = "base: ../base\ntrain: {lr: 2e-5}\nmix: {y: 2}\n"
+    two = "base: one\ntrain: {clip: 0.5}\nrewards: [{name: c}]\nmodel: {revision: null}\n"
+    path = files(base=base, deep__one=one, deep__two=two)
+    got = settings.load(Config, path, ["train.steps=6"])
+    assert got == Config(model=Model(path="m"), train=Train(steps=6, lr=2e-5, clip=0.5), rewards=(Reward(name="c"),),
+                         mix={"x": 1.0, "y": 2.0})  # fmt: skip
+    assert "base" not in settings.to_dict(got)
+
+
+@pytest.mark.parametrize(
+    ("under", "over", "want"),
+    [
+        ("constant", "{end: 1.0, steps: 4}", Linear(end=1.0, steps=4)),
+        ("{end: 1.0, steps: 4}", "constant", "constant"),
+        ("{end: 1.0, steps: 4}", "{end: 2.0}", Linear(end=2.0, steps=4)),
+    ],
+)
+def test_a_name_and_a_mapping_replace_each_other(files, under, over, want):
+    base = f"model: {{path: m}}\ntrain: {{schedule: {under}}}"
+    path = files(base=base, top=f"base: base\ntrain: {{schedule: {over}}}")
+    assert settings.load(Config, path).train.schedule == want
+
+
+def test_a_mapping_of_another_name_leaves_nothing_of_the_old_one(files):
+    base = "model: {path: m}\noptions: {method: {name: a, limit: 3}}"
+    renamed = files(base=base, top="base: base\noptions: {method: {name: b}}")
+    assert settings.load(Config, renamed).options == {"method": {"name": "b"}}
+    same = files(top="base: base\noptions: {method: {name: a, depth: 1}}")
+    assert settings.load(Config, same).options == {"method": {"name": "a", "limit": 3, "depth": 1}}
+    unnamed = files(top="base: base\noptions: {method: {depth: 1}}")
+    assert settings.load(Config, unnamed).options == {"method": {"name": "a", "limit": 3, "depth": 1}}
+    assert settings.load(Config, unnamed, ["options.method={name: c}"]).options == {"method": {"name": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"top": "base: none"}, "{0}/top: base: {0}/none: No such file or directory"),
+        ({"top": "base: ."}, "{0}/top: base: {0}: Is a directory"),
+        ({"top": "base: 3"}, "{0}/top: base=3: expected the path of a file, from this one's folder"),
+        ({"top": "base:"}, "{0}/top: base=None: expected the path"),
+        ({"top": "base: top"}, "{0}/top: base: a file cannot be under itself: {0}/top -> {0}/top"),
+        ({"low": "base: top", "top": "base: low"}, "{0}/top: base: a file cannot be under itself: {0}/top -> {0}/low"),
+        ({"d__low": "base: ../top", "top": "base: d/low"}, "{0}/d/../top: base: a file cannot be under itself"),
+        ({"low": "- 1", "top": "base: low"}, "{0}/low: expected a mapping at the top level"),
+        ({"low": "a: [", "top": "base: low"}, "{0}/low, line 1: invalid YAML"),
+        ({"low": "model: {path: m}\ntrain: {lr: x}", "top": "base: low\ntrain: {steps: 3}"},
+         "train.lr='x' (from {0}/low): expected a number"),
+        ({"low": "model: {path: m}\ntrain: {lr: 1}", "top": "base: low\ntrain: {steps: x}"},
+         "train.steps='x' (from {0}/top): expected an integer"),
+        ({"low": "model: {path: m}\ntrain: {stepz: 1}", "top": "base: low\ntrain: {steps: 3}"},
+         "train.stepz (from {0}/low): unknown key; did you mean 'steps'?"),
+        ({"low": "model: {path: m}", "mid": "base: low\nrewards: [{name: 3}]",
+          "top": "base: mid\nrewards: [{name: a, weight: x}]"}, "rewards.0.weight='x' (from {0}/top)"),
+        ({"low": "model: {path: m}\njudges: {a: {name: x}}", "mid": "base: low\njudges: {a: {weight: 2}}",
+          "top": "base: mid\njudges: {a: {name: y, weight: x}}"}, "judges.a.weight='x' (from {0}/top)"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_base_names_the_file(files, tmp_path, texts, said):
+    with pytest.raises(UserError) as error:
+        settings.load(Config, files(**texts))
+    assert str(error.value).startswith(said.format(tmp_path))
+
+
+def test_the_command_line_is_named_where_it_replaced_what_a_file_said(files):
+    path = files(low="model: {path: m}\njudges: {a: {name: x}}", top="base: low\njudges: {a: {weight: 2}}")
+    with pytest.raises(UserError, match=r"^judges.a.weight='x' \(from the command line\): expected a number$"):
+        settings.load(Config, path, ["judges={a: {name: y, weight: x}}"])
+
+
 def test_unknown_keys_come_first_and_are_corrected():
     assert refused(stepz=1, lr="x") == "train.stepz: unknown key; did you mean 'steps'? (and 1 more)"
     assert refusal(model={"pth": "m"}) == "model.pth: unknown key; did you mean 'path'? (and 1 more)"

@@ -1,6 +1,9 @@
 """Recipes parse, and whatever else stands in one is taken or refused by name."""
 
 import dataclasses
+import functools
+import json
+import re
 import typing
 from pathlib import Path
 
@@ -11,10 +14,12 @@ import pytest
 import yaml
 from hypothesis import given
 
+from grpojax import variants
 from grpojax.advantages import Signals
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
+from grpojax.run.finetune_recipe import load_sft
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = str(CONFIGS / "quickstart.yaml")
@@ -26,6 +31,54 @@ def test_every_recipe_parses_and_says_how_to_run_it(path):
     assert recipe.method.variant.name == {"smollm2_sums": "dr_grpo"}.get(path.stem, "grpo")
     head = path.read_text().split("\n\n")[0]
     assert "grpojax " in head and path.name in head
+
+
+VARIANTS = {path.stem: path for path in sorted((CONFIGS / "variants").glob("*.yaml"))}
+
+
+@functools.cache
+def of_variant(name):
+    return config.load(VARIANTS[name])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variants_recipe_changes_only_what_it_says(name):
+    """Beside its base: the variant, its directory, and no more than two sections that it names."""
+    path = VARIANTS[name]
+    text = path.read_text()
+    said = yaml.safe_load(text)
+    loaded, base = of_variant(name), of_variant("base")
+    changed = {line.split(":")[0].split(".")[0] for line in settings.diff(base.resolved(), loaded.resolved())}
+    assert changed - {"rewards"} <= said.keys() and loaded.run.dir == f"runs/variants/{name}"
+    assert settings.build(config.Config, loaded.resolved()).resolved() == loaded.resolved()  # as a run stores it
+    if name != "base":
+        assert said["base"] == "base.yaml" and len(said) <= 5 and len(text.splitlines()) <= 8
+        assert text.startswith("# ") and re.search(r"arXiv \d{4}\.\d{5}", text)
+        cited = re.findall(r"\d{4}\.\d{5}", loaded.method.variant.citation)
+        assert set(cited) <= set(re.findall(r"\d{4}\.\d{5}", text))
+
+
+def test_every_variant_has_a_recipe_and_no_two_recipes_are_the_same():
+    recipes = {name: of_variant(name) for name in VARIANTS if name != "base"}
+    assert {recipe.method.variant.name for recipe in recipes.values()} == set(variants.names())
+    assert all(name.startswith(recipe.method.variant.name) for name, recipe in recipes.items())
+    said = [json.dumps(settings.to_dict(r) | {"run": None}, sort_keys=True) for r in recipes.values()]
+    assert len(set(said)) == len(said)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_recipe_is_not_another_method_under_its_name(name):
+    """What differs from others by its ratio alone has several updates a rollout."""
+    own = {"dapo", "high_entropy_tokens", "magistral", "ngrpo"}  # differ in what they learn from, too
+    recipe = of_variant(name)
+    if recipe.train.updates_a_rollout == 1 and name not in own:
+        assert variants.twin_at_one_update(recipe.method.variant) is None
+
+
+def test_supervised_recipes_have_bases_too(tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"base: {CONFIGS / 'supervised/sft.yaml'}\ntrain: {{epochs: 3}}\n")
+    loaded, base = load_sft(tmp_path / "mine.yaml"), load_sft(CONFIGS / "supervised/sft.yaml")
+    assert settings.diff(base.resolved(), loaded.resolved()) == ["train.epochs: 2 -> 3"]
 
 
 def test_dr_grpo_divides_by_the_longest_completion_allowed():

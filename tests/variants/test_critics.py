@@ -1,6 +1,7 @@
 """What critics learn from, and that a perfect one changes no expected gradient."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,47 @@ def test_a_critics_loss_says_what_it_misses():
 
 
 # --- a tabular policy whose every sequence is listed
+
+
+def group_advantage(rewards, ddof=1, eps=1e-4):
+    """GRPO's, of a group of three, in plain numpy."""
+    r = np.asarray(rewards, float)
+    return (r - r.mean()) / (r.std(ddof=ddof) + eps) if np.ptp(r) else np.zeros(len(r))
+
+
+def test_the_expected_gradient_of_the_bias_is_the_enumerated_advantage():
+    """All 343 groups of three, each as often as the policy draws it: a token's bias learns the mean advantage after it.
+
+    The bias stands in a table by what was written: `PATHS` says where. From its first update on its sign is that of
+    the advantage more often than not.
+    """
+    rng = np.random.default_rng(0)
+    logits, rewards = rng.normal(size=(3, 3)), rng.integers(0, 2, len(SEQUENCES)).astype(float)
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    chance = [np.prod([p[row][token] for row, token in zip((0, s[0]), s, strict=False)]) for s in SEQUENCES]
+    want = np.zeros(9)
+    groups = list(itertools.product(range(7), repeat=3))
+    for group in groups:
+        odds = np.prod([chance[i] for i in group])
+        for i, advantage in zip(group, group_advantage(rewards[list(group)]), strict=True):
+            for t in range(len(SEQUENCES[i])):
+                want[PATHS[i][t]] -= odds * advantage
+
+    index = np.array(groups)
+    mask, places = WRITTEN[0][index], PATHS[index]
+    critic = variants.token_critic().critic
+    targets = critic.targets(rewards[index].astype(np.float32), A.Signals(mask=jnp.asarray(mask)))
+    odds = np.prod(np.array(chance)[index], axis=1)
+    weights = np.where(mask, odds[:, None, None], 0.0).astype(np.float32)
+
+    def loss(table):
+        return critic.loss(table[places], PerToken(weights=jnp.asarray(weights), critic_targets=targets))[0]
+
+    got = jax.grad(loss)(jnp.asarray(rng.normal(size=9), jnp.float32))
+    close(got, want, atol=1e-6)
+    after = -np.asarray(got)[PATHS[:, 0]]  # of a bias at 0, one update on
+    better = rewards - np.dot(chance, rewards)
+    assert np.abs(want).max() > 0.05 and np.dot(chance, after * better) > 0
 
 
 def perfect(logits, rewards):

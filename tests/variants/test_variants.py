@@ -171,7 +171,7 @@ DEFAULTS = {
     "entropy_shaping": {"alpha": 0.4, "kappa": 2.0},
     "magistral": {"clip_high": 0.28, "aggregate": "prompt_mean", "kl_coef": 0.0},
     "scale_rl": {"weight_max": 5.0, "aggregate": "prompt_mean"},
-    "rare_token": {"limit": None, "positive_only": True, "aggregate": "sequence_sum"},
+    "rare_token": {"limit": None, "relative_to": "sample", "positive_only": True, "aggregate": "sequence_sum"},
     "token_critic": {"bound": None, "center_bias": False, "aggregate": "sequence_sum"},
     "max_rl": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token_mean", "kl_coef": 0.0},
     "dppo": {"divergence": "tv", "ratio_kl_coef": 0.0, "anchor": "sampler", "aggregate": "token_mean"},

@@ -1,0 +1,142 @@
+"""Twenty steps of a recipe of ``configs/variants`` on the tiny random model, with what each step learned from."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import yaml
+from runs import Trainer, numbers
+
+from grpojax import masked
+from grpojax.run import recipe as config
+from grpojax.run.learner import _whole
+
+CONFIGS = Path(__file__).parents[1] / "configs" / "variants"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+STEPS = 20
+# Its samples have one length, so that an update compiles once. These need several, which the model's end of text gives.
+RAGGED = ("grpo_lambda_length", "opo")
+# What such a model and such groups ask for: half of a group of four, and an entropy as it has.
+OPTIONS = {"pass_at_k": {"k": 2}, "gtpo": {"threshold": 9.0}}
+REWARDS = {
+    "gdpo": "[{name: 'tiny_run:parity'}, {name: 'tiny_run:low', weight: 0.1}]",
+    "remax": "[{name: 'tiny_run:low'}]",  # a greedy sample repeats a token, so that its ids have an even sum
+    "grpo_process": "[{name: 'tiny_run:parity'}, {name: 'tiny_run:steps', weight: 0.5}]",
+}
+
+
+@dataclasses.dataclass
+class Step:
+    """What a step learned from, ``[P, G]`` and ``[P, G, T]`` on the host.
+
+    Attributes:
+      rewards: NaN where a sample does not count.
+      mask: tokens of samples that count.
+      signals: all that the advantages were given besides, and ``greedy``.
+      norms: gradient norms of its updates.
+    """
+
+    problems: Any
+    rewards: np.ndarray
+    outcome: np.ndarray
+    lengths: np.ndarray
+    tokens: np.ndarray
+    logps: np.ndarray
+    mask: np.ndarray
+    advantages: np.ndarray
+    weights: np.ndarray
+    signals: dict[str, Any]
+    norms: list[float]
+
+
+@dataclasses.dataclass
+class Run:
+    config: config.Config
+    trainer: Any
+    lines: list[dict[str, float]]
+    steps: list[Step]
+
+
+def variant(name):
+    """Of the recipe, with its options."""
+    given = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())["variant"]
+    return given if isinstance(given, dict) else {"name": given}
+
+
+def load(name, model, directory, *overrides):
+    """The recipe with another model, other data and a reward that a random policy gets half of the time."""
+    return config.load(CONFIGS / f"{name}.yaml", [
+        f"run.dir={directory}", f"model={{path: {model}}}", f"data.train={model}/sums.jsonl", "data.eval=null",
+        "data.max_prompt_tokens=8", f"rewards={REWARDS.get(name, '[{name: tiny_run:parity}]')}",
+        f"variant={variant(name) | OPTIONS.get(name, {})}", "optimizer={learning_rate: 5.0e-3}",
+        "rollout.prompts=8", "rollout.group=4", "rollout.max_tokens=4", f"train.steps={STEPS}", "train.eval_every=0",
+        "train.checkpoint_every=0", *overrides,
+    ])  # fmt: skip
+
+
+def run(loaded, *, ragged=False):
+    """Trains to the end; what it learned from."""
+    trainer = Trainer(loaded, eos_ids=None if ragged else ())
+    steps = _watched(trainer.learner)
+    assert trainer.run()
+    return Run(loaded, trainer, [line for line in numbers(loaded.run.dir) if "reward" in line], steps)
+
+
+def _watched(learner):
+    """A list that gets a `Step` whenever the learner weighs."""
+    steps, late = [], {}
+    plain_weigh, plain_update, plain_late = learner.weigh, learner.update, learner._late
+
+    def compute_late(*given):
+        made, told = plain_late(*given)
+        late.update(made)
+        return made, told
+
+    def weigh(minis, batch, dropped, signals):
+        late.clear()
+        weighed = plain_weigh(minis, batch, dropped, signals)
+        steps.append(_step(learner, minis, batch, dropped, {**batch.signals, **signals, **late}))
+        np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, weighed.advantages, 0.0))
+        return weighed
+
+    def update(*given, **options):
+        owed = plain_update(*given, **options)
+        steps[-1].norms = [float(x) for x in jax.device_get([o["grad_norm"] for o in owed if "grad_norm" in o])]
+        return owed
+
+    learner.weigh, learner.update, learner._late = weigh, update, compute_late
+    return steps
+
+
+def _step(learner, minis, batch, dropped, signals):
+    """Advantages and weights as they stand in the rows of the updates."""
+    rewards, rollout = np.where(dropped[:, None], np.nan, batch.total), batch.rollout
+    mask = np.asarray(masked.from_lengths(rollout.lengths, rollout.tokens.shape[2])) & np.isfinite(rewards)[..., None]
+    return Step(
+        problems=[p.uid for p in batch.problems],
+        rewards=rewards,
+        outcome=batch.by_name[learner.method.deciding],
+        lengths=rollout.lengths,
+        tokens=rollout.tokens,
+        logps=rollout.logps,
+        mask=mask,
+        advantages=_whole(minis, [m.packed.per_token.advantages for m in minis]),
+        weights=_whole(minis, [m.packed.per_token.weights for m in minis]),
+        signals=signals,
+        norms=[],
+    )
+
+
+def weighed(trainer):
+    """The first step of a run as its updates would get it; none is taken."""
+    sampled, learner = trainer.rollouts.draw(1)(), trainer.learner
+    try:
+        batch, _ = sampled.judged()
+        minis = learner.prepare(sampled)
+        signals = learner.score(minis)
+        learner.weigh(minis, batch, sampled.dropped, signals)
+        return _step(learner, minis, batch, sampled.dropped, signals)
+    finally:
+        trainer.close()
