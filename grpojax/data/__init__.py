@@ -2,6 +2,7 @@
 
 from grpojax.data.answered import Answered, AnsweredConfig, Answers, load_answered, read_answer, read_pair
 from grpojax.data.batches import Batches, Pass, RetiringBatches, in_order, to_prompts
+from grpojax.data.exemplars import Exemplars
 from grpojax.data.problems import (
     DataConfig,
     Example,
@@ -24,6 +25,7 @@ __all__ = [
     "Batches",
     "DataConfig",
     "Example",
+    "Exemplars",
     "Pass",
     "Problem",
     "Problems",

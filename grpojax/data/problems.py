@@ -94,7 +94,7 @@ def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
 class Problem:
     """One row: ``uid`` is its number in all that was read, ``ids`` the tokenised prompt, ``columns`` for rewards.
 
-    ``prompt`` is the question as text; of a chat, its last message.
+    ``prompt`` is the question as text; of a chat, its last message; ``chat`` is all of it, None where there is none.
     """
 
     uid: int
@@ -103,6 +103,7 @@ class Problem:
     gold: str | None
     columns: Mapping[str, Any]
     source: int = 0
+    chat: Question | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Problems(Sequence[Problem]):
       dropped: prompts left out for their length.
       skipped: a line for each row left out by ``on_bad_row: skip``: file, line and reason.
       fingerprint: of all rows read, whatever their file is called or how it is compressed.
+      tokenize: what made their ids.
     """
 
     kept: tuple[Problem, ...]
@@ -122,12 +124,20 @@ class Problems(Sequence[Problem]):
     dropped: int
     skipped: tuple[str, ...]
     fingerprint: str
+    tokenize: Callable[..., tuple[int, ...]] = dataclasses.field(repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.kept)
 
     def __getitem__(self, i: Any) -> Any:
         return self.kept[i]
+
+    def shown_after(self, examples: Sequence[Example], problem: Problem) -> tuple[int, ...]:
+        """The ids of a problem's prompt with solved ones before it, after those of the config.
+
+        Raises `UserError` where the tokenizer's chat template refuses them.
+        """
+        return self.tokenize(problem.chat or problem.prompt, examples)
 
     def notes(self, name: str, config: DataConfig) -> list[str]:
         """Lines for the console on what was left out; at most ten rows are listed."""
@@ -226,7 +236,7 @@ def load_problems(
                 why = f"no row can be used; the first left out is {skipped[0]}"
             raise UserError(f"{source.path}: {why}")
     weights = tuple(s.weight for s in each)
-    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32])
+    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32], tokenize)
 
 
 def canonical(row: Row) -> bytes:
@@ -273,7 +283,7 @@ def _problem(
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
-    return Problem(uid, ids, prompt, gold, columns, number)
+    return Problem(uid, ids, prompt, gold, columns, number, None if isinstance(question, str) else question)
 
 
 def question_of(row: Mapping[str, Any], column: str) -> Question:

@@ -79,6 +79,8 @@ class Curriculum:
             if success is None:
                 self._check_binary(judged.by_name[self._deciding])
             done = np.asarray(allocation.solved(judged.by_name[self._deciding], share, success=passing))
+            if judged.seeded is not None:
+                done = done & ~judged.seeded  # with others' solutions before them
             for problem, number, over in zip(judged.problems, passes, done, strict=True):
                 if over:
                     self._solved[problem.uid] = max(number, self._solved.get(problem.uid, 0))

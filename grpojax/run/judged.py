@@ -26,6 +26,8 @@ class Judged:
       invalid: how many samples have no reward, by reward and reason.
       signals: what the variant reads besides: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
       greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn beside the samples.
+      seeded: ``[P]`` bool, where some prompts have solved problems in context; None where none ever has.
+      failed: of those the samples without, all wrong, which were drawn before and are not learned from.
     """
 
     problems: Sequence[data.Problem]
@@ -36,6 +38,8 @@ class Judged:
     invalid: dict[str, int]
     signals: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     greedy_lengths: PerPrompt | None = None
+    seeded: PerPrompt | None = None
+    failed: "Judged | None" = None
 
     @property
     def all_lengths(self) -> Samples:
@@ -73,6 +77,7 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
 
     everything, first = [p for d in drawn for p in d.problems], drawn[0]
     greedy = [d.greedy_lengths for d in drawn if d.greedy_lengths is not None]
+    seeded = [d.seeded for d in drawn if d.seeded is not None]
     return Judged(
         problems=[everything[i] for i in order],
         rollout=jax.tree.map(pick, *(d.rollout for d in drawn)),
@@ -82,6 +87,7 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
         invalid=dict(sum((Counter(d.invalid) for d in drawn), Counter())),
         signals={name: pick(*(d.signals[name] for d in drawn)) for name in first.signals},
         greedy_lengths=pick(*greedy) if greedy else None,
+        seeded=pick(*seeded) if seeded else None,
     )
 
 
@@ -111,6 +117,7 @@ def sample_rows(
                     "gold": problem.gold,
                     "answer": answer(text),
                 }
+                | ({} if judged.seeded is None else {"seeded": bool(judged.seeded[p])})
             )
     return rows
 

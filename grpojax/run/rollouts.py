@@ -55,10 +55,11 @@ class Rollouts:
         state: Mapping[str, Any],
     ):
         self.config, self.method, self.truncated = config, method, truncated
-        kind = Groups if method.plan is None else PlannedGroups
-        self.groups = kind(
-            policy, weights, config, method, rewards, problems, seed=seed, max_prompt_tokens=max_prompt_tokens
-        )
+        given = policy, weights, config, method, rewards, problems
+        if method.plan is None:
+            self.groups = Groups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens)
+        else:
+            self.groups = PlannedGroups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens, state=state)
         self.curriculum = Curriculum(
             problems, config.prompts, seed, retire=method.retire, deciding=method.deciding, state=state
         )
@@ -66,7 +67,7 @@ class Rollouts:
 
     def state(self) -> dict[str, Any]:
         """What the next draws follow from, for the run's record."""
-        return {"rollouts": self.drawn, **self.curriculum.state()}
+        return {"rollouts": self.drawn, **self.curriculum.state(), **self.groups.state()}
 
     def draw(self, step: int) -> Callable[[], Sampled]:
         """Dispatches the rollout of a step; what it returns waits for it, and draws more where a filter asks for it."""
@@ -90,7 +91,9 @@ class Rollouts:
         def everything() -> list[Judged]:
             judged = [d.judged() for d in drawn]
             self.curriculum.note(zip(judged, of_passes, strict=True))
-            return judged
+            for j in judged:
+                self.groups.note(j)
+            return judged + [j.failed for j in judged if j.failed is not None]
 
         if chosen is None:
             return Sampled(

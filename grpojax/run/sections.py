@@ -40,12 +40,19 @@ class PlanConfig:
     A step draws as many samples as without it, ``prompts`` times ``group``; how many a prompt gets differs
     (`grpojax.allocation.xrpo_allocate`).
 
+    With ``exemplars``, a prompt whose probe fails as a whole gets the rest of its samples with solved problems in
+    context (`grpojax.run.allocated_rollouts`). The paper has 2, found by another model's embeddings; it is off unless
+    asked for, since here they are found by the tokens that prompts share.
+
     Attributes:
       probe: samples that every prompt gets first; 0 takes half of the group.
       phases: how often the rest is planned, each time for an equal part of it.
       most: samples that a prompt gets at most; 0 takes twice the group.
       bonus: weight of exploration.
       confidence: of the interval of a prompt's mean reward.
+      exemplars: solved problems shown before a prompt at most; 0 for none.
+      pool: solved problems to choose them from, the newest ones.
+      success: the reward from which on a sample passes, for ``exemplars``; None is for a reward of 0 and 1.
     """
 
     probe: int = 0
@@ -53,9 +60,16 @@ class PlanConfig:
     most: int = 0
     bonus: float = 1.0
     confidence: float = 0.95
+    exemplars: int = 0
+    pool: int = 512
+    success: float | None = None
 
     def __post_init__(self) -> None:
         require(self, probe="[0, inf)", phases="[1, inf)", most="[0, inf)", bonus="[0, inf)", confidence="(0, 1)")
+        require(self, exemplars="[0, inf)", pool="[1, inf)")
+        for name in ("pool", "success"):
+            if not self.exemplars and getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"{name}={getattr(self, name)}: goes with exemplars over 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
