@@ -40,6 +40,7 @@ class DataConfig:
         last of them the user's.
       answer: column with the reference answer; None if the rewards need none. Of an answer with ``####`` (GSM8K) the
         part after the last one counts.
+      level: column with the difficulty, a number or a name, for ``rollout.curriculum``; rows need not have it.
       columns: what reward functions get of the other columns: name for the function -> column. None gives all.
       system: system message for the chat template.
       examples: solved problems shown first: earlier turns of the chat, or paragraphs before a plain prompt.
@@ -56,6 +57,7 @@ class DataConfig:
     eval: Source | tuple[Source, ...] | None = None
     prompt: str = "question"
     answer: str | None = "answer"
+    level: str = "level"
     columns: dict[str, str] | None = None
     system: str | None = None
     examples: tuple[Example, ...] = ()
@@ -80,6 +82,8 @@ class DataConfig:
                 raise UserError("eval: the name of a source is empty")
             if name == "eval" and any(s.weight != 1 for s in each):
                 raise UserError("eval: every problem is evaluated once; weights are for train")
+            if name == "eval" and any(s.level is not None for s in each):
+                raise UserError("eval: every problem is evaluated once; levels are for train")
 
 
 def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
@@ -104,6 +108,7 @@ class Problem:
     columns: Mapping[str, Any]
     source: int = 0
     chat: Question | None = None
+    level: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,7 +288,23 @@ def _problem(
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
-    return Problem(uid, ids, prompt, gold, columns, number, None if isinstance(question, str) else question)
+    chat = None if isinstance(question, str) else question
+    level = _level(row.get(config.level) if source.level is None else source.level)
+    return Problem(uid, ids, prompt, gold, columns, number, chat, level)
+
+
+def _level(value: Any) -> str | None:
+    """A level as its name; None for what is neither a number nor a name.
+
+    Example:
+      >>> _level(2), _level(2.0), _level("Level 5"), _level(True), _level("")
+      ('2', '2', 'Level 5', None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if isinstance(value, float):
+        return f"{value:g}" if math.isfinite(value) else None
+    return str(value).strip() or None
 
 
 def question_of(row: Mapping[str, Any], column: str) -> Question:

@@ -11,11 +11,10 @@ import numpy as np
 
 from grpojax import allocation, data
 from grpojax.host.console import log
-from grpojax.host.errors import UserError
 from grpojax.programs import packing
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.groups import Drawn, Groups
-from grpojax.run.judged import Judged
+from grpojax.run.judged import Judged, success_of
 from grpojax.types import Array, PerPrompt, Rollout, Samples
 
 _allocate = jax.jit(allocation.xrpo_allocate, static_argnums=2, static_argnames=("bonus", "confidence", "most"))
@@ -115,14 +114,10 @@ class PlannedGroups(Groups):
 
     def _passes(self, judged: Judged) -> Samples:
         """``[P, G]`` bool: the samples that succeed."""
-        values, success = judged.by_name[self.method.deciding], self.plan.success
-        graded = values[np.isfinite(values) & (values != 0) & (values != 1)]
-        if success is None and graded.size:
-            raise UserError(
-                f"prompts are seeded by the reward {self.method.deciding!r}, which gave {graded[0]:g}: say from where "
-                "on a sample passes, with rollout.plan.success"
-            )
-        return values >= (1.0 if success is None else success)  # NaN is no success
+        deciding, given = self.method.deciding, self.plan.success
+        values = judged.by_name[deciding]
+        success = success_of(values, deciding, given, use="prompts are seeded", setting="rollout.plan.success")
+        return values >= success  # NaN is no success
 
     def _seeded(self, probed: Drawn) -> list[data.Problem | None]:
         """For each prompt itself with exemplars before it, or None where it stays as it is."""

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from grpojax import data
+from grpojax.host.errors import UserError
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 
@@ -60,6 +61,7 @@ class Sampled:
       kept_share: of all groups drawn, those that the filter kept.
       judged: waits for the rewards: ``(batch, drawn)``, of the problems above, dropped groups included, and of all that
         was drawn.
+      told: metrics of what the next problems follow from, once the rewards are there.
     """
 
     problems: Sequence[data.Problem]
@@ -67,6 +69,25 @@ class Sampled:
     dropped: PerPrompt
     kept_share: float = 1.0
     judged: Callable[[], tuple[Judged, list[Judged]]]
+    told: Callable[[], dict[str, float]] = dict
+
+
+def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:
+    """From where on a sample passes: what is given, or 1 of a reward of 0 and 1.
+
+    Args:
+      values: ``[P, G]`` of the reward called ``deciding``.
+      deciding: the reward that says whether a sample succeeded.
+      given: the setting; None where it is not set, which raises `UserError` if the reward is graded.
+      use, setting: what it is for, and what to set.
+    """
+    graded = values[np.isfinite(values) & (values != 0) & (values != 1)]
+    if given is None and graded.size:
+        raise UserError(
+            f"{use} by the reward {deciding!r}, which gave {graded[0]:g}: say from where on a sample passes, with "
+            f"{setting}"
+        )
+    return 1.0 if given is None else given
 
 
 def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:

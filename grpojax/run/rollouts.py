@@ -16,7 +16,7 @@ from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
 from grpojax.rewards import Rewards
 from grpojax.run.allocated_rollouts import PlannedGroups
-from grpojax.run.curriculum import Curriculum
+from grpojax.run.curriculum import Curriculum, LevelCurriculum
 from grpojax.run.groups import Drawn, Groups
 from grpojax.run.judged import Judged, Sampled, take
 from grpojax.run.method import Method
@@ -60,9 +60,13 @@ class Rollouts:
             self.groups = Groups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens)
         else:
             self.groups = PlannedGroups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens, state=state)
-        self.curriculum = Curriculum(
-            problems, config.prompts, seed, retire=method.retire, deciding=method.deciding, state=state
-        )
+        own, given = method.deciding, config.curriculum
+        if given is None:
+            self.curriculum = Curriculum(
+                problems, config.prompts, seed, retire=method.retire, deciding=own, state=state
+            )
+        else:
+            self.curriculum = LevelCurriculum(problems, config.prompts, seed, config=given, deciding=own, state=state)
         self.drawn: int = state["rollouts"]
 
     def state(self) -> dict[str, Any]:
@@ -101,6 +105,7 @@ class Rollouts:
                 rollout=drawn[0].rollout,
                 dropped=np.zeros(size, bool),
                 judged=lambda: (everything()[0], everything()),
+                told=self.curriculum.told,
             )
         keeps = [self._keep(drawn[0].judged())]
         while sum(k.sum() for k in keeps) < size and len(drawn) < chosen.max_rollouts:
@@ -124,6 +129,7 @@ class Rollouts:
             dropped=~keep[order],
             kept_share=float(keep.mean()),
             judged=lambda: (merged, everything()),
+            told=self.curriculum.told,
         )
 
     def _keep(self, judged: Judged) -> PerPrompt:

@@ -34,6 +34,24 @@ class RetireConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CurriculumConfig:
+    """Problems are drawn by their levels, more of those that are solved about half the time (`grpojax.data.shares`).
+
+    Attributes:
+      floor: share of the prompts that is spread evenly over all levels, so that none is lost sight of.
+      memory: weight of a level's solve rate so far against that of its samples in a rollout. A run begins with 1/2.
+      success: the reward from which on a sample passes; None is for a reward of 0 and 1.
+    """
+
+    floor: float = 0.2
+    memory: float = 0.8
+    success: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self, floor="(0, 1]", memory="[0, 1)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig:
     """XRPO's plan of a rollout (arXiv 2510.06672): some samples of every prompt, then more where they tell most.
 
@@ -77,7 +95,8 @@ class RolloutConfig(SamplerConfig):
     """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
 
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
-    variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo).
+    variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo). ``curriculum`` draws problems by their
+    levels, and so does not go with ``retire``.
 
     Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
     ratio to the policy's own log-probs would be off by the mass that was cut.
@@ -86,6 +105,7 @@ class RolloutConfig(SamplerConfig):
     prompts: int = 8
     retire: RetireConfig | None = None
     plan: PlanConfig | None = None
+    curriculum: CurriculumConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

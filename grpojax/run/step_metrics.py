@@ -46,7 +46,7 @@ def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method
       batch, drawn: their rewards (`Sampled.judged`).
       method: its deciding reward, and whether there is a filter.
     """
-    values = of_drawn(drawn, method.deciding)
+    values = of_drawn(drawn, method.deciding) | sampled.told()
     if method.plan is not None and method.plan.exemplars:
         values |= of_seeded(drawn, method.deciding, 1.0 if method.plan.success is None else method.plan.success)
     if method.filter is None:
