@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import Trainer, numbers, start, train
+from runs import Trainer, numbers, start, start_together, train
 
 from grpojax import data
 from grpojax.host.errors import UserError
@@ -82,24 +82,39 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["levels", "culled"])
 def test_kill_nine_changes_nothing(recipe, leveled, tmp_path, kind):
-    """The levels' rates, or which prompts are retired; the killed run has saved three steps or more."""
-    given = ["train.steps=12"]
+    """The levels' rates; or which prompts are retired, which tells from the fifth step on."""
+    given = ["train.steps=8"]
     if kind == "culled":
-        given += ["rollout.curriculum=null", "variant=culling", "rollout.retire={readmit_after: 1}"]
-    train(recipe, tmp_path / "whole", *overrides(leveled, tmp_path / "whole", *given)[1:])
-    process = start(recipe, tmp_path / "killed", *overrides(leveled, tmp_path / "killed", *given)[1:])
-    next(line for line in process.stdout if line.split()[:1] == ["3"])
+        given += ["rollout.curriculum=null", "variant=culling"]
+    given = overrides(leveled, "", *given)[1:]
+    train(recipe, tmp_path / "whole", *given)
+    process = start(recipe, tmp_path / "killed", *given)
+    assert any("step 3/8" in line for line in process.stdout)
     process.kill()
     process.stdout.close()
-    assert process.wait() == -signal.SIGKILL
-    assert len(drawn(tmp_path / "killed", 3)) == 3 and max(_steps(tmp_path / "killed")) < 12
-    train(recipe, tmp_path / "killed", *overrides(leveled, tmp_path / "killed", *given)[1:])
+    assert process.wait() == -signal.SIGKILL and numbers(tmp_path / "killed")[-1]["step"] < 8
+    train(recipe, tmp_path / "killed", *given)
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
-    assert drawn(tmp_path / "killed", 12) == drawn(tmp_path / "whole", 12)
+    batches = drawn(tmp_path / "killed", 8)
+    assert batches == drawn(tmp_path / "whole", 8)
+    solved = [sum(uid % 3 == 0 for uid in batch) for batch in batches]
+    assert kind == "levels" or sum(solved[:5]) >= 8 > 2 >= sum(solved[5:])
 
 
-def _steps(directory):
-    return [int(p.name) for p in (directory / "checkpoints").iterdir() if p.name.isdigit()] or [0]
+@pytest.mark.slow
+def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
+    """With solved problems in context too: both agree on rates and exemplars."""
+    given = overrides(leveled, "", "variant=xrpo", "rollout.plan={probe: 1, exemplars: 1}", "rollout.prompts=8")
+    given = [*given[1:], "data.max_prompt_tokens=16", "mesh.fsdp=2", "train.steps=4"]
+    for process in start_together(recipe, tmp_path / "two", *given, processes=2, devices=1):
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, said
+    one = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *given]), devices=2)
+    assert one.run() and one.meta["exemplars"]
+    assert drawn(tmp_path / "two", 4) == drawn(tmp_path / "one", 4)
+    names = "seeded/share", "seeded/solved", "levels/2/solve_rate", "levels/3/share"
+    lines = [[{name: x.get(name) for name in names} for x in numbers(tmp_path / run)] for run in ("two", "one")]
+    assert lines[0] == lines[1] and any(x["seeded/share"] for x in lines[0])
 
 
 def curriculum(levels="aab", **options):
