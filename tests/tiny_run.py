@@ -46,6 +46,11 @@ def level(prompts, completions, tokens, *, level, **columns):
     return level
 
 
+def by_level(prompts, completions, tokens, *, always, **columns):
+    """What a column says, where it says anything; else `parity`."""
+    return [p if a is None else a for a, p in zip(always, parity(prompts, completions, tokens), strict=True)]
+
+
 def dies_once(prompts, completions, tokens, *, marker, **columns):
     """`length`, but the first process that is asked is killed."""
     try:

@@ -2,6 +2,8 @@
 
 from grpojax.data.answered import Answered, AnsweredConfig, Answers, load_answered, read_answer, read_pair
 from grpojax.data.batches import Batches, Pass, RetiringBatches, in_order, to_prompts
+from grpojax.data.exemplars import Exemplars
+from grpojax.data.levels import Level, LevelBatches, check_levels, shares
 from grpojax.data.problems import (
     DataConfig,
     Example,
@@ -24,6 +26,9 @@ __all__ = [
     "Batches",
     "DataConfig",
     "Example",
+    "Exemplars",
+    "Level",
+    "LevelBatches",
     "Pass",
     "Problem",
     "Problems",
@@ -32,6 +37,7 @@ __all__ = [
     "SourceConfig",
     "Tokenize",
     "chat_of",
+    "check_levels",
     "gold_answer",
     "in_order",
     "load_answered",
@@ -41,5 +47,6 @@ __all__ = [
     "read_pair",
     "read_questions",
     "read_rows",
+    "shares",
     "to_prompts",
 ]

@@ -46,6 +46,10 @@ class AnsweredConfig:
             for source in sources(getattr(self, name)):
                 if source.prompt is not None or source.answer is not None:
                     raise UserError(f"{name}: prompt and answer name no columns here; rows have messages, or prompt")
+                if source.level is not None:
+                    raise UserError(
+                        f"{name}: level={source.level!r}: levels are of problems that are sampled; leave it out"
+                    )
 
     def questions(self) -> DataConfig:
         """What `grpojax.data.Tokenize` reads."""

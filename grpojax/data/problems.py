@@ -40,6 +40,7 @@ class DataConfig:
         last of them the user's.
       answer: column with the reference answer; None if the rewards need none. Of an answer with ``####`` (GSM8K) the
         part after the last one counts.
+      level: column with the difficulty, a number or a name, for ``rollout.curriculum``; rows need not have it.
       columns: what reward functions get of the other columns: name for the function -> column. None gives all.
       system: system message for the chat template.
       examples: solved problems shown first: earlier turns of the chat, or paragraphs before a plain prompt.
@@ -56,6 +57,7 @@ class DataConfig:
     eval: Source | tuple[Source, ...] | None = None
     prompt: str = "question"
     answer: str | None = "answer"
+    level: str = "level"
     columns: dict[str, str] | None = None
     system: str | None = None
     examples: tuple[Example, ...] = ()
@@ -80,6 +82,8 @@ class DataConfig:
                 raise UserError("eval: the name of a source is empty")
             if name == "eval" and any(s.weight != 1 for s in each):
                 raise UserError("eval: every problem is evaluated once; weights are for train")
+            if name == "eval" and any(s.level is not None for s in each):
+                raise UserError("eval: every problem is evaluated once; levels are for train")
 
 
 def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
@@ -94,7 +98,7 @@ def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
 class Problem:
     """One row: ``uid`` is its number in all that was read, ``ids`` the tokenised prompt, ``columns`` for rewards.
 
-    ``prompt`` is the question as text; of a chat, its last message.
+    ``prompt`` is the question as text; of a chat, its last message; ``chat`` is all of it, None where there is none.
     """
 
     uid: int
@@ -103,6 +107,8 @@ class Problem:
     gold: str | None
     columns: Mapping[str, Any]
     source: int = 0
+    chat: Question | None = None
+    level: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +121,7 @@ class Problems(Sequence[Problem]):
       dropped: prompts left out for their length.
       skipped: a line for each row left out by ``on_bad_row: skip``: file, line and reason.
       fingerprint: of all rows read, whatever their file is called or how it is compressed.
+      tokenize: what made their ids.
     """
 
     kept: tuple[Problem, ...]
@@ -122,12 +129,20 @@ class Problems(Sequence[Problem]):
     dropped: int
     skipped: tuple[str, ...]
     fingerprint: str
+    tokenize: Callable[..., tuple[int, ...]] = dataclasses.field(repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.kept)
 
     def __getitem__(self, i: Any) -> Any:
         return self.kept[i]
+
+    def shown_after(self, examples: Sequence[Example], problem: Problem) -> tuple[int, ...]:
+        """The ids of a problem's prompt with solved ones before it, after those of the config.
+
+        Raises `UserError` where the tokenizer's chat template refuses them.
+        """
+        return self.tokenize(problem.chat or problem.prompt, examples)
 
     def notes(self, name: str, config: DataConfig) -> list[str]:
         """Lines for the console on what was left out; at most ten rows are listed."""
@@ -226,7 +241,7 @@ def load_problems(
                 why = f"no row can be used; the first left out is {skipped[0]}"
             raise UserError(f"{source.path}: {why}")
     weights = tuple(s.weight for s in each)
-    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32])
+    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32], tokenize)
 
 
 def canonical(row: Row) -> bytes:
@@ -273,7 +288,23 @@ def _problem(
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
-    return Problem(uid, ids, prompt, gold, columns, number)
+    chat = None if isinstance(question, str) else question
+    level = _level(row.get(config.level) if source.level is None else source.level)
+    return Problem(uid, ids, prompt, gold, columns, number, chat, level)
+
+
+def _level(value: Any) -> str | None:
+    """A level as its name; None for what is neither a number nor a name.
+
+    Example:
+      >>> _level(2), _level(2.0), _level("Level 5"), _level(True), _level("")
+      ('2', '2', 'Level 5', None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if isinstance(value, float):
+        return f"{value:g}" if math.isfinite(value) else None
+    return str(value).strip() or None
 
 
 def question_of(row: Mapping[str, Any], column: str) -> Question:

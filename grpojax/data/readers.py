@@ -37,6 +37,7 @@ class SourceConfig:
       subset, split: of a hub dataset.
       options: of problems that are made, such as ``{size: 500, seed: 1}``.
       prompt, answer: columns, where they differ from those of the whole section.
+      level: of all its problems, in place of a column (``data.level``).
     """
 
     path: str
@@ -47,6 +48,7 @@ class SourceConfig:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     prompt: str | None = None
     answer: str | None = None
+    level: int | str | None = None
 
     def __post_init__(self):
         require(self, weight="(0, inf)")

@@ -1,9 +1,10 @@
 """Questions to token ids."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpojax.data.problems import DataConfig, Question
+from grpojax.data.problems import DataConfig, Example, Question
 from grpojax.host.errors import UserError
 
 
@@ -66,11 +67,12 @@ class Tokenize:
                 "data.system needs a chat template; put the text into data.instruction or use data.template=chat"
             )
 
-    def text(self, question: Question) -> str:
-        """What the model reads."""
+    def text(self, question: Question, examples: Sequence[Example] = ()) -> str:
+        """What the model reads; ``examples`` are shown after those of the config."""
+        config = dataclasses.replace(self.config, examples=(*self.config.examples, *examples))
         if not self.chat:
-            return _plain(question, self.config)
-        turns = chat_of(question, self.config)
+            return _plain(question, config)
+        turns = chat_of(question, config)
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as e:  # whatever a template raises, such as "system role not supported"
@@ -83,9 +85,9 @@ class Tokenize:
                 )
         return text
 
-    def __call__(self, question: Question) -> tuple[int, ...]:
+    def __call__(self, question: Question, examples: Sequence[Example] = ()) -> tuple[int, ...]:
         # A template that writes its own BOS must not get the tokenizer's on top.
-        ids = list(self.tokenizer.encode(self.text(question), add_special_tokens=not self.chat))
+        ids = list(self.tokenizer.encode(self.text(question, examples), add_special_tokens=not self.chat))
         # Further on it may stand again: it opens the turns of some templates, and ends them where it is EOS too.
         bos = self.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:

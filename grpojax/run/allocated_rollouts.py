@@ -3,17 +3,18 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from grpojax import allocation, data
+from grpojax.host.console import log
 from grpojax.programs import packing
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.groups import Drawn, Groups
-from grpojax.run.judged import Judged
+from grpojax.run.judged import Judged, success_of
 from grpojax.types import Array, PerPrompt, Rollout, Samples
 
 _allocate = jax.jit(allocation.xrpo_allocate, static_argnums=2, static_argnames=("bonus", "confidence", "most"))
@@ -25,36 +26,81 @@ class PlannedGroups(Groups):
     Every prompt is probed; then, phase by phase, the next samples go to where a prompt's mean reward is least known
     (`grpojax.allocation.xrpo_allocate`). A phase samples as many rows of one sample whatever the plan, so that it
     compiles once; sample n of a prompt is the same draw in whatever phase it is drawn. What comes out is
-    ``[P, most, ...]``, with length 0 and no reward where a prompt got fewer. There is no in-context seeding.
+    ``[P, most, ...]``, with length 0 and no reward where a prompt got fewer.
+
+    With ``exemplars`` in the plan, a prompt whose probe fails as a whole is seeded: solved problems like it are put
+    before it (`grpojax.data.Exemplars`), and it is planned anew as a prompt without any sample yet. It is learned under
+    the prompt that its samples were drawn under, exemplars included: a source that confirms what the paper does was not
+    to be had, and so the sampler and the policy have one context, the ratio is 1 before the first update, and nothing
+    is to be corrected. The failed probe, drawn without exemplars, is in no group (`Judged.failed`); by itself it would
+    have no advantage. Where nothing fits, or no sample is left for it, the prompt goes on as any other.
+
+    Args:
+      given, options: as of `Groups`.
+      state: the record of a run that goes on (`Groups.state`).
     """
+
+    def __init__(self, *given: Any, state: Mapping[str, Any], **options: Any):
+        super().__init__(*given, **options)
+        plan, positions = self.method.plan, self.policy.config.max_positions
+        assert plan is not None
+        self.plan, self._exemplars, self._warned = plan, None, False
+        if plan.exemplars:
+            self._exemplars = data.Exemplars(
+                given[-1],
+                shown=plan.exemplars,
+                size=plan.pool,
+                longest=min(self.max_prompt_tokens, positions - self.config.max_tokens),
+                state=state.get("exemplars", ()),
+            )
+
+    def state(self) -> dict[str, Any]:
+        """The solved problems that can be shown."""
+        return {} if self._exemplars is None else {"exemplars": self._exemplars.state()}
+
+    def note(self, judged: Judged) -> None:
+        """Adds each prompt's first sample that passes and has an end to what can be shown."""
+        if self._exemplars is None:
+            return
+        right = self._passes(judged) & judged.rollout.stopped
+        for p in np.flatnonzero(right.any(1)).tolist():
+            g = int(right[p].argmax())
+            tokens = judged.rollout.tokens[p, g, : judged.rollout.lengths[p, g]]
+            self._exemplars.add(judged.problems[p].uid, self.policy.decode(tokens.tolist()))
 
     def start(self, problems: Sequence[data.Problem], number: int) -> Callable[[], Drawn]:
         """Dispatches the probe; what it returns waits for its rewards, and draws the rest phase by phase."""
-        plan, config = self.method.plan, self.config
-        assert plan is not None
+        plan, config = self.plan, self.config
         params, key = self._params(), self._key(number)
-        longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
-        prompts = data.to_prompts(problems, longest, plan.most)
-        probe = self._rows(params, prompts, key, self._sampler(plan.probe))
+        each = plan.most + (plan.probe if plan.exemplars else 0)  # a seeded prompt's samples come after its probe
+        probe = self._rows(params, self._prompts(problems, each), key, self._sampler(plan.probe))
         of_phase = len(problems) * (config.group - plan.probe) // plan.phases
         options = {"bonus": plan.bonus, "confidence": plan.confidence, "most": plan.most}
 
         def finish() -> Drawn:
             counts = np.zeros(len(problems), np.int32)
-            parts = [_Part(self._submit(problems, probe()), *_next(counts + plan.probe, counts))]
+            probed = self._submit(problems, probe())
+            seeded = self._seeded(probed)
+            first = np.array([plan.probe if new else 0 for new in seeded], np.int32)
+            asked = [new or old for new, old in zip(seeded, problems, strict=True)]
+            prompts = self._prompts(asked, each)
+            parts = [_Part(probed, *_next(counts + plan.probe, counts)).less(first > 0)]
             for _ in range(plan.phases):
-                counts = np.bincount(np.concatenate([p.rows for p in parts]), minlength=len(problems)).astype(np.int32)
+                rows = np.concatenate([p.rows[p.counts] for p in parts])
+                counts = np.bincount(rows, minlength=len(problems)).astype(np.int32)
                 more = _allocate(_deviations(parts, len(problems)), counts, of_phase, **options)
                 rows, samples = _next(np.asarray(more), counts)
-                first = prompts.first_sample[rows] + samples.astype(np.int32)
-                these = dataclasses.replace(jax.tree.map(lambda x, at=rows: x[at], prompts), first_sample=first)
+                numbers = (prompts.first_sample + first)[rows] + samples.astype(np.int32)
+                these = dataclasses.replace(jax.tree.map(lambda x, at=rows: x[at], prompts), first_sample=numbers)
                 sampled = self._rows(params, these, key, self._sampler(1))
-                parts.append(_Part(self._submit([problems[p] for p in rows], sampled()), rows, samples))
-            shape = len(problems), plan.most
-            rollout = jax.tree.map(lambda *xs: _lay(parts, xs, shape, 0), *(p.drawn.rollout for p in parts))
-            return Drawn(problems, rollout, functools.cache(lambda: _merge(parts, problems, rollout)))
+                parts.append(_Part(self._submit([asked[p] for p in rows], sampled()), rows, samples))
+            return self._whole(parts, problems, asked, first > 0)
 
         return finish
+
+    def _prompts(self, problems: Sequence[data.Problem], each: int) -> Any:
+        longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
+        return data.to_prompts(problems, longest, each)
 
     def _sampler(self, group: int) -> SamplerConfig:
         config = self.config
@@ -66,13 +112,62 @@ class PlannedGroups(Groups):
             slots=min(config.slots, group),
         )
 
+    def _passes(self, judged: Judged) -> Samples:
+        """``[P, G]`` bool: the samples that succeed."""
+        deciding, given = self.method.deciding, self.plan.success
+        values = judged.by_name[deciding]
+        success = success_of(values, deciding, given, use="prompts are seeded", setting="rollout.plan.success")
+        return values >= success  # NaN is no success
+
+    def _seeded(self, probed: Drawn) -> list[data.Problem | None]:
+        """For each prompt itself with exemplars before it, or None where it stays as it is."""
+        if self._exemplars is None:
+            return [None] * len(probed.problems)
+        judged = probed.judged()
+        fails = np.isfinite(judged.by_name[self.method.deciding]).any(1) & ~self._passes(judged).any(1)
+        seeded = [self._exemplars.before(p) if f else None for p, f in zip(probed.problems, fails, strict=True)]
+        if fails.any() and len(self._exemplars) > 1 and not any(seeded) and not self._warned:
+            log.warning("no exemplar fits before any of %d prompts: raise data.max_prompt_tokens", fails.sum())
+            self._warned = True
+        return seeded
+
+    def _whole(
+        self,
+        parts: Sequence["_Part"],
+        problems: Sequence[data.Problem],
+        asked: Sequence[data.Problem],
+        seeded: PerPrompt,
+    ) -> Drawn:
+        """The parts as one; a seeded prompt that got no sample goes back to its probe."""
+        probe, *phases = parts
+        seeded = seeded & np.isin(np.arange(len(problems)), np.concatenate([p.rows for p in phases]))
+        parts = [probe.less(seeded), *phases]
+        shape = len(problems), self.plan.most
+        rollout = jax.tree.map(lambda *xs: _lay(parts, xs, shape, 0), *(p.drawn.rollout for p in parts))
+        learned = [a if s else p for a, p, s in zip(asked, problems, seeded, strict=True)]
+
+        @functools.cache
+        def judged() -> Judged:
+            whole = _merge(parts, learned, rollout)
+            if self._exemplars is None:
+                return whole
+            failed = None if not seeded.any() else _failed(probe, seeded, self.plan.most)
+            return dataclasses.replace(whole, seeded=seeded, failed=failed)
+
+        return Drawn(learned, rollout, judged)
+
 
 class _Part(NamedTuple):
-    """What one phase drew, and where it goes: ``[n]`` prompts and numbers of their samples."""
+    """What one phase drew, and where it goes: ``[n]`` prompts, numbers of their samples, and whether they count."""
 
     drawn: Drawn
     rows: np.ndarray
     samples: np.ndarray
+    counts: Any = slice(None)
+
+    def less(self, prompts: PerPrompt) -> "_Part":
+        """Without the samples of some prompts, ``[P]`` bool."""
+        return self._replace(counts=~prompts[self.rows])
 
 
 def _next(more: PerPrompt, counts: PerPrompt) -> tuple[np.ndarray, np.ndarray]:
@@ -83,8 +178,8 @@ def _next(more: PerPrompt, counts: PerPrompt) -> tuple[np.ndarray, np.ndarray]:
 
 def _deviations(parts: Sequence[_Part], prompts: int) -> PerPrompt:
     """``[P]`` float32 standard deviation (ddof 1) of the rewards so far; 0 of less than two."""
-    rows = np.concatenate([p.rows for p in parts])
-    rewards = np.concatenate([p.drawn.judged().total.reshape(-1) for p in parts])
+    rows = np.concatenate([p.rows[p.counts] for p in parts])
+    rewards = np.concatenate([p.drawn.judged().total.reshape(-1)[p.counts] for p in parts])
     known = [rewards[(rows == p) & np.isfinite(rewards)] for p in range(prompts)]
     return np.array([x.std(ddof=1) if len(x) > 1 else 0.0 for x in known], np.float32)
 
@@ -94,7 +189,7 @@ def _lay(parts: Sequence[_Part], xs: Sequence[Array], shape: tuple[int, int], fi
     tail = xs[0].shape[2:]
     out = np.full((*shape, *tail), fill, xs[0].dtype)
     for part, x in zip(parts, xs, strict=True):
-        out[part.rows, part.samples] = x.reshape(-1, *tail)
+        out[part.rows[part.counts], part.samples[part.counts]] = x.reshape(-1, *tail)[part.counts]
     return out
 
 
@@ -112,4 +207,22 @@ def _merge(parts: Sequence[_Part], problems: Sequence[data.Problem], rollout: Ro
         reward=whole(*(j.reward for j in each)),
         by_name={name: whole(*(j.by_name[name] for j in each)) for name in each[0].by_name},
         invalid=dict(sum((Counter(j.invalid) for j in each), Counter())),
+    )
+
+
+def _failed(probe: _Part, seeded: PerPrompt, most: int) -> Judged:
+    """The probes of seeded prompts, ``[S, most, ...]``; what is invalid of them counts with the whole."""
+    judged = probe.drawn.judged()
+
+    def wide(x: Array, fill: float = np.nan) -> np.ndarray:
+        more = np.full((int(seeded.sum()), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
+        return np.concatenate([x[seeded], more], 1)
+
+    return Judged(
+        problems=[p for p, s in zip(judged.problems, seeded, strict=True) if s],
+        rollout=jax.tree.map(lambda x: wide(x, 0), judged.rollout),
+        total=wide(judged.total),
+        reward=wide(judged.reward),
+        by_name={name: wide(x) for name, x in judged.by_name.items()},
+        invalid={},
     )

@@ -1,4 +1,4 @@
-"""Which problems a rollout is of: their order, and what a run leaves out because it is solved."""
+"""Which problems a rollout is of: their order, what a run leaves out because it is solved, and levels by solve rate."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,10 +8,8 @@ import numpy as np
 
 from grpojax import allocation, data
 from grpojax.host.console import log
-from grpojax.host.errors import UserError
-from grpojax.run.judged import Judged
-from grpojax.run.sections import RetireConfig
-from grpojax.types import Samples
+from grpojax.run.judged import Judged, success_of
+from grpojax.run.sections import CurriculumConfig, RetireConfig
 
 
 class Curriculum:
@@ -74,19 +72,88 @@ class Curriculum:
             return
         share, success = self._retire.share, self._retire.success
         assert share is not None, "of a method it is filled in"
-        passing = 1.0 if success is None else success
         for judged, passes in drawn:
-            if success is None:
-                self._check_binary(judged.by_name[self._deciding])
-            done = np.asarray(allocation.solved(judged.by_name[self._deciding], share, success=passing))
+            values = judged.by_name[self._deciding]
+            use, setting = "prompts are retired", "rollout.retire.success"
+            passing = success_of(values, self._deciding, success, use=use, setting=setting)
+            done = np.asarray(allocation.solved(values, share, success=passing))
+            if judged.seeded is not None:
+                done = done & ~judged.seeded  # with others' solutions before them
             for problem, number, over in zip(judged.problems, passes, done, strict=True):
                 if over:
                     self._solved[problem.uid] = max(number, self._solved.get(problem.uid, 0))
 
-    def _check_binary(self, values: Samples) -> None:
-        graded = values[np.isfinite(values) & (values != 0) & (values != 1)]
-        if graded.size:
-            raise UserError(
-                f"prompts are retired by the reward {self._deciding!r}, which gave {graded[0]:g}: say from where on a "
-                "sample passes, with rollout.retire.success"
-            )
+    def told(self) -> dict[str, float]:
+        """Metrics of what the next problems follow from."""
+        return {}
+
+
+class LevelCurriculum:
+    """The problems of each rollout of a run, drawn by their levels: more of those that are solved half the time.
+
+    After a rollout, a level's running solve rate moves by ``1 - memory`` towards the share of its samples that passed.
+    What is drawn next follows from these rates (`grpojax.data.shares`) and from what was drawn so far
+    (`grpojax.data.LevelBatches`): from the run's record alone, on any number of hosts. Samples with solved problems in
+    context say nothing of a level; the failed ones before them do.
+
+    Args:
+      problems: all there are, each with a level.
+      size: prompts of a rollout.
+      seed: of the orders.
+      config: how rates and shares follow.
+      deciding: the reward that says whether a sample passes.
+      state: the record of a run that goes on (`state`).
+    """
+
+    def __init__(
+        self,
+        problems: data.Problems,
+        size: int,
+        seed: int,
+        *,
+        config: CurriculumConfig,
+        deciding: str,
+        state: Mapping[str, Any],
+    ):
+        self._config, self._deciding = config, deciding
+        self._batches = data.LevelBatches(problems, size, seed)
+        saved = {level: data.Level(**x) for level, x in state.get("levels", {}).items()}
+        self._now = saved or self._batches.begin()
+
+    def state(self) -> dict[str, Any]:
+        """What the next problems follow from: JSON."""
+        return {"levels": {level: dataclasses.asdict(x) for level, x in self._now.items()}}
+
+    def draw(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
+        """The next rollout's problems; there are no passes that they could belong to."""
+        problems, self._now = self._batches.draw(self._shares(), self._now)
+        return problems, [0] * len(problems)
+
+    def note(self, drawn: Iterable[tuple[Judged, Sequence[int]]]) -> None:
+        """Moves the solve rates of the levels that were judged."""
+        for judged, _ in drawn:
+            values, levels = judged.by_name[self._deciding], [p.level for p in judged.problems]
+            if judged.seeded is not None:
+                values = np.where(judged.seeded[:, None], np.nan, values)
+            if judged.failed is not None:
+                values = np.concatenate([values, judged.failed.by_name[self._deciding]])
+                levels += [p.level for p in judged.failed.problems]
+            given, use, setting = self._config.success, "levels are drawn", "rollout.curriculum.success"
+            success = success_of(values, self._deciding, given, use=use, setting=setting)
+            for level in self._batches.levels:
+                mine = values[[x == level for x in levels]]
+                if n := int(np.isfinite(mine).sum()):
+                    self._move(level, int((mine >= success).sum()) / n)
+
+    def _move(self, level: str, rate: float) -> None:
+        memory, before = self._config.memory, self._now[level]
+        self._now[level] = dataclasses.replace(before, rate=memory * before.rate + (1.0 - memory) * rate)
+
+    def _shares(self) -> dict[str, float]:
+        levels = self._batches.levels
+        return dict(zip(levels, data.shares([self._now[x].rate for x in levels], self._config.floor), strict=True))
+
+    def told(self) -> dict[str, float]:
+        """The running solve rate of each level, and the share of the next prompts that it gets."""
+        rates = {f"levels/{level}/solve_rate": x.rate for level, x in self._now.items()}
+        return rates | {f"levels/{level}/share": x for level, x in self._shares().items()}

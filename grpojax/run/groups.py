@@ -65,6 +65,13 @@ class Groups:
                 group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=config.cache_dtype
             )
 
+    def state(self) -> dict[str, Any]:
+        """What draws follow from besides the policy and the rollout's number: JSON."""
+        return {}
+
+    def note(self, judged: Judged) -> None:
+        """Takes from judged samples what later draws follow from."""
+
     def start(self, problems: Sequence[data.Problem], number: int) -> Callable[[], Drawn]:
         """Dispatches the rollout of that number in the run; what it returns waits for it and submits its rewards."""
         params, key = self._params(), self._key(number)

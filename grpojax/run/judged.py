@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from grpojax import data
+from grpojax.host.errors import UserError
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 
@@ -26,6 +27,8 @@ class Judged:
       invalid: how many samples have no reward, by reward and reason.
       signals: what the variant reads besides: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
       greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn beside the samples.
+      seeded: ``[P]`` bool, where some prompts have solved problems in context; None where none ever has.
+      failed: of those the samples without, all wrong, which were drawn before and are not learned from.
     """
 
     problems: Sequence[data.Problem]
@@ -36,6 +39,8 @@ class Judged:
     invalid: dict[str, int]
     signals: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     greedy_lengths: PerPrompt | None = None
+    seeded: PerPrompt | None = None
+    failed: "Judged | None" = None
 
     @property
     def all_lengths(self) -> Samples:
@@ -56,6 +61,7 @@ class Sampled:
       kept_share: of all groups drawn, those that the filter kept.
       judged: waits for the rewards: ``(batch, drawn)``, of the problems above, dropped groups included, and of all that
         was drawn.
+      told: metrics of what the next problems follow from, once the rewards are there.
     """
 
     problems: Sequence[data.Problem]
@@ -63,6 +69,25 @@ class Sampled:
     dropped: PerPrompt
     kept_share: float = 1.0
     judged: Callable[[], tuple[Judged, list[Judged]]]
+    told: Callable[[], dict[str, float]] = dict
+
+
+def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:
+    """From where on a sample passes: what is given, or 1 of a reward of 0 and 1.
+
+    Args:
+      values: ``[P, G]`` of the reward called ``deciding``.
+      deciding: the reward that says whether a sample succeeded.
+      given: the setting; None where it is not set, which raises `UserError` if the reward is graded.
+      use, setting: what it is for, and what to set.
+    """
+    graded = values[np.isfinite(values) & (values != 0) & (values != 1)]
+    if given is None and graded.size:
+        raise UserError(
+            f"{use} by the reward {deciding!r}, which gave {graded[0]:g}: say from where on a sample passes, with "
+            f"{setting}"
+        )
+    return 1.0 if given is None else given
 
 
 def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
@@ -73,6 +98,7 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
 
     everything, first = [p for d in drawn for p in d.problems], drawn[0]
     greedy = [d.greedy_lengths for d in drawn if d.greedy_lengths is not None]
+    seeded = [d.seeded for d in drawn if d.seeded is not None]
     return Judged(
         problems=[everything[i] for i in order],
         rollout=jax.tree.map(pick, *(d.rollout for d in drawn)),
@@ -82,6 +108,7 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
         invalid=dict(sum((Counter(d.invalid) for d in drawn), Counter())),
         signals={name: pick(*(d.signals[name] for d in drawn)) for name in first.signals},
         greedy_lengths=pick(*greedy) if greedy else None,
+        seeded=pick(*seeded) if seeded else None,
     )
 
 
@@ -111,6 +138,7 @@ def sample_rows(
                     "gold": problem.gold,
                     "answer": answer(text),
                 }
+                | ({} if judged.seeded is None else {"seeded": bool(judged.seeded[p])})
             )
     return rows
 

@@ -63,7 +63,11 @@ class Config:
             raise UserError(
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
             )
-
+        if self.rollout.curriculum is not None and self.method.retire is not None:
+            raise UserError(
+                f"rollout.curriculum: solved prompts are retired (by rollout.retire or variant "
+                f"{self.method.variant.name!r}), which it does not go with; leave one out"
+            )
         self._check_critic()
 
     def _check_critic(self) -> None:

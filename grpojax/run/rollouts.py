@@ -16,7 +16,7 @@ from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
 from grpojax.rewards import Rewards
 from grpojax.run.allocated_rollouts import PlannedGroups
-from grpojax.run.curriculum import Curriculum
+from grpojax.run.curriculum import Curriculum, LevelCurriculum
 from grpojax.run.groups import Drawn, Groups
 from grpojax.run.judged import Judged, Sampled, take
 from grpojax.run.method import Method
@@ -55,18 +55,23 @@ class Rollouts:
         state: Mapping[str, Any],
     ):
         self.config, self.method, self.truncated = config, method, truncated
-        kind = Groups if method.plan is None else PlannedGroups
-        self.groups = kind(
-            policy, weights, config, method, rewards, problems, seed=seed, max_prompt_tokens=max_prompt_tokens
-        )
-        self.curriculum = Curriculum(
-            problems, config.prompts, seed, retire=method.retire, deciding=method.deciding, state=state
-        )
+        given = policy, weights, config, method, rewards, problems
+        if method.plan is None:
+            self.groups = Groups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens)
+        else:
+            self.groups = PlannedGroups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens, state=state)
+        own, given = method.deciding, config.curriculum
+        if given is None:
+            self.curriculum = Curriculum(
+                problems, config.prompts, seed, retire=method.retire, deciding=own, state=state
+            )
+        else:
+            self.curriculum = LevelCurriculum(problems, config.prompts, seed, config=given, deciding=own, state=state)
         self.drawn: int = state["rollouts"]
 
     def state(self) -> dict[str, Any]:
         """What the next draws follow from, for the run's record."""
-        return {"rollouts": self.drawn, **self.curriculum.state()}
+        return {"rollouts": self.drawn, **self.curriculum.state(), **self.groups.state()}
 
     def draw(self, step: int) -> Callable[[], Sampled]:
         """Dispatches the rollout of a step; what it returns waits for it, and draws more where a filter asks for it."""
@@ -90,7 +95,9 @@ class Rollouts:
         def everything() -> list[Judged]:
             judged = [d.judged() for d in drawn]
             self.curriculum.note(zip(judged, of_passes, strict=True))
-            return judged
+            for j in judged:
+                self.groups.note(j)
+            return judged + [j.failed for j in judged if j.failed is not None]
 
         if chosen is None:
             return Sampled(
@@ -98,6 +105,7 @@ class Rollouts:
                 rollout=drawn[0].rollout,
                 dropped=np.zeros(size, bool),
                 judged=lambda: (everything()[0], everything()),
+                told=self.curriculum.told,
             )
         keeps = [self._keep(drawn[0].judged())]
         while sum(k.sum() for k in keeps) < size and len(drawn) < chosen.max_rollouts:
@@ -121,6 +129,7 @@ class Rollouts:
             dropped=~keep[order],
             kept_share=float(keep.mean()),
             judged=lambda: (merged, everything()),
+            told=self.curriculum.told,
         )
 
     def _keep(self, judged: Judged) -> PerPrompt:

@@ -34,11 +34,33 @@ class RetireConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CurriculumConfig:
+    """Problems are drawn by their levels, more of those that are solved about half the time (`grpojax.data.shares`).
+
+    Attributes:
+      floor: share of the prompts that is spread evenly over all levels, so that none is lost sight of.
+      memory: weight of a level's solve rate so far against that of its samples in a rollout. A run begins with 1/2.
+      success: the reward from which on a sample passes; None is for a reward of 0 and 1.
+    """
+
+    floor: float = 0.2
+    memory: float = 0.8
+    success: float | None = None
+
+    def __post_init__(self) -> None:
+        require(self, floor="(0, 1]", memory="[0, 1)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PlanConfig:
     """XRPO's plan of a rollout (arXiv 2510.06672): some samples of every prompt, then more where they tell most.
 
     A step draws as many samples as without it, ``prompts`` times ``group``; how many a prompt gets differs
     (`grpojax.allocation.xrpo_allocate`).
+
+    With ``exemplars``, a prompt whose probe fails as a whole gets the rest of its samples with solved problems in
+    context (`grpojax.run.allocated_rollouts`). The paper has 2, found by another model's embeddings; it is off unless
+    asked for, since here they are found by the tokens that prompts share.
 
     Attributes:
       probe: samples that every prompt gets first; 0 takes half of the group.
@@ -46,6 +68,9 @@ class PlanConfig:
       most: samples that a prompt gets at most; 0 takes twice the group.
       bonus: weight of exploration.
       confidence: of the interval of a prompt's mean reward.
+      exemplars: solved problems shown before a prompt at most; 0 for none.
+      pool: solved problems to choose them from, the newest ones.
+      success: the reward from which on a sample passes, for ``exemplars``; None is for a reward of 0 and 1.
     """
 
     probe: int = 0
@@ -53,9 +78,16 @@ class PlanConfig:
     most: int = 0
     bonus: float = 1.0
     confidence: float = 0.95
+    exemplars: int = 0
+    pool: int = 512
+    success: float | None = None
 
     def __post_init__(self) -> None:
         require(self, probe="[0, inf)", phases="[1, inf)", most="[0, inf)", bonus="[0, inf)", confidence="(0, 1)")
+        require(self, exemplars="[0, inf)", pool="[1, inf)")
+        for name in ("pool", "success"):
+            if not self.exemplars and getattr(self, name) != getattr(type(self), name):
+                raise UserError(f"{name}={getattr(self, name)}: goes with exemplars over 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +95,8 @@ class RolloutConfig(SamplerConfig):
     """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
 
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
-    variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo).
+    variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo). ``curriculum`` draws problems by their
+    levels, and so does not go with ``retire``.
 
     Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
     ratio to the policy's own log-probs would be off by the mass that was cut.
@@ -72,6 +105,7 @@ class RolloutConfig(SamplerConfig):
     prompts: int = 8
     retire: RetireConfig | None = None
     plan: PlanConfig | None = None
+    curriculum: CurriculumConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

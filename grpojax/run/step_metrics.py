@@ -46,7 +46,9 @@ def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method
       batch, drawn: their rewards (`Sampled.judged`).
       method: its deciding reward, and whether there is a filter.
     """
-    values = of_drawn(drawn, method.deciding)
+    values = of_drawn(drawn, method.deciding) | sampled.told()
+    if method.plan is not None and method.plan.exemplars:
+        values |= of_seeded(drawn, method.deciding, 1.0 if method.plan.success is None else method.plan.success)
     if method.filter is None:
         return values
     return values | of_kept(batch, sampled.dropped) | {"groups/kept": sampled.kept_share}
@@ -105,6 +107,26 @@ def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
         "kept/mean_length": _mean(lengths),
         "groups/missing": float(dropped.mean()),
     }
+
+
+def of_seeded(drawn: Sequence[Judged], deciding: str, success: float) -> dict[str, float]:
+    """Metrics of the samples drawn with solved problems in context: their share of all, and how many of them pass.
+
+    Args:
+      drawn: the rollouts of the step.
+      deciding: the reward that says whether a sample succeeded.
+      success: from where on it does.
+    """
+    seeded = np.concatenate([(d.rollout.lengths > 0) & np.reshape(_seeded(d), (-1, 1)) for d in drawn])
+    decides = np.concatenate([d.by_name[deciding] for d in drawn])[seeded]
+    return {
+        "seeded/share": float(seeded.sum() / sum((d.rollout.lengths > 0).sum() for d in drawn)),
+        "seeded/solved": _mean((decides >= success)[np.isfinite(decides)]),
+    }
+
+
+def _seeded(drawn: Judged) -> PerPrompt:
+    return np.zeros(len(drawn.problems), bool) if drawn.seeded is None else drawn.seeded
 
 
 def _taught(drawn: Judged) -> Samples:

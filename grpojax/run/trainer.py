@@ -103,6 +103,8 @@ class Trainer:
             raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")
         for line in self.problems.notes("train", config.data):
             log.info("%s", line)
+        if config.rollout.curriculum is not None:
+            data.check_levels(self.problems)
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
         _check_positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
         self.critic = _critic_of(config, self.policy)

@@ -118,6 +118,8 @@ def test_lengths_count_the_end(tmp_path):
 def test_columns_of_a_source_have_no_meaning_here():
     with pytest.raises(UserError, match="prompt and answer name no columns here"):
         data.AnsweredConfig(train=data.SourceConfig(path="x", prompt="question"))
+    with pytest.raises(UserError, match="level=2: levels are of problems that are sampled"):
+        data.AnsweredConfig(train=data.SourceConfig(path="x", level=2))
 
 
 def test_questions_are_numbered_as_the_problems_of_a_run(tmp_path):

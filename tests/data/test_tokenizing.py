@@ -1,5 +1,7 @@
 """What the model reads: chat templates, examples, instructions and the beginning of a sequence."""
 
+import json
+
 import pytest
 from chat_tokenizer import Fake, dialog, prompts_of
 
@@ -28,6 +30,27 @@ def test_a_plain_prompt_has_examples_and_instruction():
     assert ids[0] == 1 and ids.count(1) == 1 and len(ids) == 1 + len(text)
     assert prompts_of(Fake(dialog), template="plain") == ("Q", (1, ord("Q")))
     assert prompts_of(Fake(dialog, bos=None), template="plain") == ("Q", (ord("Q"),))
+
+
+def test_solved_problems_come_after_those_of_the_config(write):
+    """Of a chat too: after its system message, before its own turns."""
+    turns = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "A"},
+        {"role": "assistant", "content": "B"},
+        {"role": "user", "content": "Q"},
+    ]
+    file = write("rows.jsonl", "".join(json.dumps({"question": q, "answer": "1"}) + "\n" for q in ("Q", turns)))
+    config = DataConfig(train=file, examples=(Example(prompt="P", completion="C"),), instruction="{prompt}?")
+    tokenize = Tokenize(Fake(dialog), config)
+    problems = data.load_problems(file, tokenize, config)
+    more = [Example(prompt="X", completion="Y")]
+    shown = "<user>P?<assistant>C<user>X?<assistant>Y"
+    assert tokenize.text("Q", more) == f"^{shown}<user>Q?<assistant>"
+    assert problems.shown_after(more, problems[0]) == tokenize("Q", more) != problems[0].ids
+    whole = f"^<system>S{shown}<user>A<assistant>B<user>Q?<assistant>"
+    assert problems.shown_after(more, problems[1]) == tuple(Fake().encode(whole, add_special_tokens=False))
+    assert problems[1].prompt == problems[0].prompt and problems[1].chat == turns and problems[0].chat is None
 
 
 def test_two_beginnings_are_refused():

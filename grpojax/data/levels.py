@@ -1,0 +1,146 @@
+"""Which problems each step gets where their levels of difficulty are drawn by how often they are solved."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grain
+
+from grpojax.data.problems import Problem, Problems
+from grpojax.host.errors import UserError
+
+_APART = 1_000_003  # between the seeds of two levels
+MOST = 32  # levels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Level:
+    """Where a run is with one level; its ``asdict`` is JSON.
+
+    Attributes:
+      rate: running solve rate.
+      drawn: prompts drawn so far.
+      owed: prompts that its share has come to, less those drawn.
+    """
+
+    rate: float = 0.5
+    drawn: int = 0
+    owed: float = 0.0
+
+
+def shares(rates: Sequence[float], floor: float) -> list[float]:
+    """The share of the prompts that each level gets, by its solve rate p::
+
+      floor / L + (1 - floor) p (1 - p) / Σ p (1 - p)
+
+    ``p (1 - p)`` is the variance of a reward of 0 and 1, largest at 1/2, and what a group's advantages live on.
+    Sampling by it is from Foster et al., Learning to Reason at the Frontier of Learnability (arXiv 2502.12272), who
+    have it for each problem; here it is for a level, whose many problems tell its rate with a few samples of each.
+
+    Args:
+      rates: of the L levels, in [0, 1]; where all are 0 or 1 the shares are even.
+      floor: what is spread evenly, in [0, 1].
+
+    Example:
+      >>> [round(x, 3) for x in shares([0.5, 0.9, 0.0], 0.3)]
+      [0.615, 0.285, 0.1]
+    """
+    weights = [p * (1.0 - p) for p in rates]
+    total = math.fsum(weights)
+    if not total:
+        return [1.0 / len(weights)] * len(weights)
+    return [floor / len(weights) + (1.0 - floor) * w / total for w in weights]
+
+
+class LevelBatches:
+    """Batches whose levels are drawn by their shares. All that a batch depends on is given.
+
+    Prompt by prompt, each level is owed its share of one more, and the one that is owed most gives the next problem
+    (ties go to the first), so that after any number of prompts no level is far from its shares. Each level has an order
+    of its own, by the seed and its number, and goes through all its problems before it begins again in another order.
+
+    Args:
+      problems: with a level each (`check_levels`), of one or more sources.
+      size: prompts in a batch.
+      seed: of the orders.
+
+    Raises:
+      UserError: there are fewer problems than a batch takes.
+
+    Example:
+      >>> problems = [Problem(uid, (1,), "", None, {}, level=str(uid % 2)) for uid in range(6)]
+      >>> batches = LevelBatches(problems, 4, seed=0)
+      >>> batch, after = batches.draw({"0": 0.75, "1": 0.25}, batches.begin())
+      >>> [p.level for p in batch], after["0"]
+      (['0', '0', '1', '0'], Level(rate=0.5, drawn=3, owed=0.0))
+    """
+
+    def __init__(self, problems: Sequence[Problem], size: int, seed: int):
+        if len(problems) < size:
+            raise UserError(f"rollout.prompts={size} is more than the {len(problems)} problems of the data")
+        self._size = size
+        self.levels = levels_of(problems)
+        self._orders: dict[str, Any] = {}
+        for number, level in enumerate(self.levels):
+            mine = [p for p in problems if p.level == level]
+            self._orders[level] = grain.MapDataset.source(mine).seed(seed + _APART * number).shuffle().repeat()
+
+    def begin(self) -> dict[str, Level]:
+        """Where a run begins, level by level."""
+        return dict.fromkeys(self.levels, Level())
+
+    def draw(self, of: Mapping[str, float], now: Mapping[str, Level]) -> tuple[list[Problem], dict[str, Level]]:
+        """A batch, and where the levels are after it.
+
+        Args:
+          of: the share of each level.
+          now: where the levels are: what the draw before returned, or `begin`.
+        """
+        owed = {level: now[level].owed for level in self.levels}
+        drawn = {level: now[level].drawn for level in self.levels}
+        batch = []
+        for _ in range(self._size):
+            owed = {level: x + of[level] for level, x in owed.items()}
+            level = max(self.levels, key=owed.__getitem__)
+            batch.append(self._orders[level][drawn[level]])
+            owed[level] -= 1.0
+            drawn[level] += 1
+        after = {x: dataclasses.replace(now[x], drawn=drawn[x], owed=owed[x]) for x in self.levels}
+        return batch, after
+
+
+def levels_of(problems: Sequence[Problem]) -> tuple[str, ...]:
+    """The levels that there are: numbers by their size, then other names.
+
+    Example:
+      >>> levels_of([Problem(0, (1,), "", None, {}, level=x) for x in ("b", "10", "9", "b")])
+      ('9', '10', 'b')
+    """
+    return tuple(sorted({p.level for p in problems if p.level is not None}, key=_place))
+
+
+def _place(level: str) -> tuple[float, str]:
+    try:
+        return float(level), level
+    except ValueError:
+        return math.inf, level
+
+
+def check_levels(problems: Problems) -> None:
+    """Raises `UserError` where the problems cannot be drawn by level."""
+    if without := [p for p in problems if p.level is None]:
+        raise UserError(
+            f"rollout.curriculum: {len(without)} of {len(problems)} problems have no level, such as "
+            f"{without[0].prompt[:60]!r}; name their column with data.level, or give their source a level"
+        )
+    found = levels_of(problems)
+    if not 2 <= len(found) <= MOST:
+        raise UserError(
+            f"rollout.curriculum: the problems have {len(found)} levels, such as {found[0]!r}; 2 to {MOST} are needed"
+        )
+    if len(set(problems.weights)) > 1:
+        raise UserError(
+            "rollout.curriculum: problems are drawn by their levels, whatever their source; leave the sources' weights "
+            "out"
+        )
