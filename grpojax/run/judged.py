@@ -26,6 +26,8 @@ class Judged:
       invalid: how many samples have no reward, by reward and reason.
       signals: what the variant reads besides: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
       greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn beside the samples.
+      drawn: what was drawn, where ``rollout`` has another text that is learned from in its place; else None.
+      told: metrics of how that came about.
     """
 
     problems: Sequence[data.Problem]
@@ -36,6 +38,8 @@ class Judged:
     invalid: dict[str, int]
     signals: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     greedy_lengths: PerPrompt | None = None
+    drawn: Rollout | None = None
+    told: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def all_lengths(self) -> Samples:
@@ -88,9 +92,12 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
 def sample_rows(
     judged: Judged, advantages: Tokens, decode: Callable[[Sequence[int]], str], answer: Callable[[str], str | None]
 ) -> list[dict[str, Any]]:
-    """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it."""
-    rollout = judged.rollout
-    mean = advantages.sum(-1) / np.maximum(rollout.lengths, 1)
+    """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it.
+
+    ``learned`` is the text that was learned from in its place, where it was another.
+    """
+    learned, rollout = judged.rollout, judged.drawn or judged.rollout
+    mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
     rows = []
     for p, problem in enumerate(judged.problems):
         for g, n in enumerate(rollout.lengths[p].tolist()):
@@ -112,6 +119,9 @@ def sample_rows(
                     "answer": answer(text),
                 }
             )
+            ids = learned.tokens[p, g, : learned.lengths[p, g]].tolist()
+            if ids != rollout.tokens[p, g, :n].tolist():
+                rows[-1]["learned"] = decode(ids)
     return rows
 
 

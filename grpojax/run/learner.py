@@ -113,7 +113,7 @@ class Learner:
       train: passes, minibatches, micro-batches.
       optimizer: the policy's.
       temperature: the one that samples are drawn at.
-      max_tokens, max_prompt_tokens: longest completion and prompt.
+      max_prompt_tokens: longest prompt.
       critic: of a variant that has one.
 
     Attributes:
@@ -130,12 +130,11 @@ class Learner:
         optimizer: OptimizerConfig,
         *,
         temperature: float,
-        max_tokens: int,
         max_prompt_tokens: int,
         critic: RunCritic | None = None,
     ):
         self.policy, self.method, self.train, self.critic = policy, method, train, critic
-        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
         warmup = 0 if critic is None else critic.config.warmup_steps
@@ -185,6 +184,16 @@ class Learner:
         kept = {"reference"} if self.train.reference_every else set()
         return {role: x for role, x in self.state.items() if role not in {"reference", TRUNK} - kept}
 
+    def replace(self, sampled: Sampled) -> Sampled:
+        """The samples as they are learned from: for a variant that puts other text in their place it waits for the
+        rewards, which are still those of what was drawn."""
+        if not self.method.replaces_samples:
+            return sampled
+        batch, drawn = sampled.judged()
+        counted, _ = _counted(batch, sampled.dropped, self.train.truncated)
+        learned = self._late.replace(self.state["policy"].params, batch, counted)
+        return dataclasses.replace(sampled, rollout=learned.rollout, judged=lambda: (learned, drawn))
+
     def prepare(self, sampled: Sampled) -> list[Minibatch]:
         """Lays the samples out in rows, update by update, and puts them on the devices."""
         problems, rollout, policy = sampled.problems, sampled.rollout, self.policy
@@ -198,7 +207,7 @@ class Learner:
                 x[places].reshape(len(mine.lengths), part, *x.shape[2:])
                 for x in (rollout.tokens, rollout.lengths, rollout.logps)
             )
-            per_token = PerToken(sampler_logps=logps)
+            per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
             batch = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
             packed, layout = packing.pack(
                 batch, lanes=policy.lanes, microbatches=self.train.microbatches, seats=policy.compute.needs_seats
@@ -249,12 +258,8 @@ class Learner:
           dropped: ``[P]`` bool, groups that weigh nothing.
           signals: of `score`.
         """
-        mask = np.asarray(masked.from_lengths(batch.rollout.lengths, self.max_tokens))
-        # Dropped groups are in no statistic either.
-        counted = np.where(dropped[:, None], np.nan, batch.total)
-        cut = ~batch.rollout.stopped & (self.train.truncated != "train")
-        if self.train.truncated == "drop":
-            counted = np.where(cut, np.nan, counted)
+        mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
+        counted, cut = _counted(batch, dropped, self.train.truncated)
         late, told = self._late(self.state["policy"].params, batch, counted)
         advantages = _advantages(self.method, batch, counted, mask, {**signals, **late})
         live = mask & (np.isfinite(counted) & ~cut)[..., None]
@@ -332,6 +337,13 @@ class Learner:
 @jax.jit
 def _mix(reference: Any, params: Any, mix: float) -> Any:
     return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
+
+
+def _counted(batch: Judged, dropped: np.ndarray, truncated: str) -> tuple[Samples, Samples]:
+    """``(rewards, cut)``, ``[P, G]``: NaN where a sample is in no statistic, and those that weigh nothing as cut."""
+    counted = np.where(dropped[:, None], np.nan, batch.total)
+    cut = ~batch.rollout.stopped & (truncated != "train")
+    return np.where(cut, np.nan, counted) if truncated == "drop" else counted, cut
 
 
 def _whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:

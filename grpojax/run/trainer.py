@@ -121,7 +121,6 @@ class Trainer:
             config.train,
             config.optimizer,
             temperature=config.rollout.temperature,
-            max_tokens=config.rollout.max_tokens,
             max_prompt_tokens=config.data.max_prompt_tokens,
             critic=self.critic,
         )
@@ -216,6 +215,7 @@ class Trainer:
         learner, number = self.learner, self.done + 1
         rolled = time.perf_counter()
         self.watch.look()  # the rollout is done, and nothing else is under way
+        sampled = learner.replace(sampled)
         minis = learner.prepare(sampled)
         signals = learner.score(minis)
         scored_at = time.perf_counter()
