@@ -1,5 +1,7 @@
 """Learning from samples with the true answer spliced into them (gt_likelihood, train_on=spliced)."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny_hf
@@ -10,35 +12,65 @@ from runs import Trainer, numbers
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
+from grpojax.run.judged import Judged
+from grpojax.run.learner import Weighed
+from grpojax.run.step_metrics import of_drawn
 from grpojax.run.true_answers import room, splice
 
-SPLICED = {"name": "gt_likelihood", "marker": "e", "train_on": "spliced"}
+SPLICED = {"name": "gt_likelihood", "marker": "e", "train_on": "spliced", "kl_coef": 0.1}
 EVERY = {**SPLICED, "groups": "all"}
 
 
 def trainer_of(recipe, directory, variant, *more):
-    overrides = [f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity"]
+    """All of two steps with two updates on a rollout."""
+    overrides = [
+        f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
+        "train.steps=2", "train.iterations=2", "train.checkpoint_every=1",
+    ]  # fmt: skip
     return Trainer(config.load(recipe, [*overrides, *more]))
 
 
-def texts(batch, tokenizer, **options):
+def texts(batch, tokenizer):
     """What each sample is replaced by, ``{(p, g): Spliced}``, one after the other."""
-    drawn = batch.drawn
-    return {
-        (p, g): splice(
-            drawn.tokens[p, g, : drawn.lengths[p, g] - drawn.stopped[p, g]].tolist(), problem.gold, tokenizer, **options
-        )
-        for p, problem in enumerate(batch.problems)
-        for g in range(drawn.lengths.shape[1])
-    }
+    drawn, found = batch.drawn, {}
+    for p, g in np.ndindex(drawn.lengths.shape):
+        ids = drawn.tokens[p, g, : drawn.lengths[p, g] - drawn.stopped[p, g]].tolist()
+        found[p, g] = splice(ids, batch.problems[p].gold, tokenizer, marker="e")
+    return found
 
 
-def prepared(trainer):
-    """``(minibatches, batch, signals)`` of the next rollout, scored."""
-    sampled = trainer.learner.replace(trainer.rollouts.draw(1)())
-    minis = trainer.learner.prepare(sampled)
-    signals = trainer.learner.score(minis)
-    return sampled, minis, sampled.judged()[0], signals
+@dataclasses.dataclass
+class Step:
+    """What became of a step; ``old`` and ``ref`` are log-probs ``[P, G, T]``."""
+
+    batch: Judged
+    want: dict
+    old: np.ndarray
+    ref: np.ndarray
+    weighed: Weighed
+    owed: list
+
+
+def step_of(trainer):
+    """The first step of a run, with its updates."""
+    try:
+        learner = trainer.learner
+        sampled = learner.replace(trainer.rollouts.draw(1)())
+        (mini,) = minis = learner.prepare(sampled)
+        signals, (batch, _) = learner.score(minis), sampled.judged()
+        rows = mini.packed.per_token
+        assert rows.sampler_logps is None
+        old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.behavior_logps, rows.ref_logps))
+        weighed = learner.weigh(minis, batch, sampled.dropped, signals)
+        owed = learner.update(minis, None, lambda state: None)
+        return Step(batch, texts(batch, trainer.policy.tokenizer), old, ref, weighed, owed)
+    finally:
+        trainer.close()
+
+
+@pytest.fixture(scope="module")
+def step(recipe, tmp_path_factory):
+    return step_of(trainer_of(recipe, tmp_path_factory.mktemp("runs") / "step", EVERY))
 
 
 def torch_logps(model, prompt, completion):
@@ -48,70 +80,40 @@ def torch_logps(model, prompt, completion):
     return logps[len(prompt) - 1 :]
 
 
-def test_old_and_reference_log_probs_are_those_of_the_spliced_text(recipe, tmp_path):
-    """By transformers, of every token; with two updates a rollout there is a pass of the old policy."""
-    options = {**EVERY, "kl_coef": 0.1}
-    trainer = trainer_of(recipe, tmp_path, options, "train.minibatches=2")
-    try:
-        _, minis, batch, _ = prepared(trainer)
-        made, want = their(recipe.parent), texts(batch, trainer.policy.tokenizer, marker="e")
-        for mini in minis:
-            rows = mini.packed.per_token
-            assert rows.sampler_logps is None
-            old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.behavior_logps, rows.ref_logps))
-            np.testing.assert_array_equal(old, ref)  # nothing was learned yet
-            for i, p in enumerate(mini.places.tolist()):
-                for g in range(old.shape[1]):
-                    ids = want[p, g].ids
-                    assert batch.rollout.lengths[p, g] == len(ids)
-                    theirs = tiny_hf.logps(made, [*batch.problems[p].ids, *ids]).numpy()[-len(ids) :]
-                    np.testing.assert_allclose(old[i, g, : len(ids)], theirs, atol=2e-5)
-    finally:
-        trainer.close()
+def test_old_and_reference_log_probs_are_those_of_the_spliced_text(recipe, step):
+    """By transformers, of every token."""
+    made = their(recipe.parent)
+    np.testing.assert_array_equal(step.old, step.ref)  # nothing was learned yet
+    for (p, g), spliced in step.want.items():
+        n = len(spliced.ids)
+        assert step.batch.rollout.lengths[p, g] == n
+        theirs = tiny_hf.logps(made, [*step.batch.problems[p].ids, *spliced.ids]).numpy()[-n:]
+        np.testing.assert_allclose(step.old[p, g, :n], theirs, atol=2e-5)
 
 
-@pytest.mark.parametrize("updates", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_gradient_is_that_of_the_spliced_text(recipe, tmp_path, updates):
-    """``-Σ A log π`` over all tokens of reasoning, marker and answer, by torch; the ratio is 1 in the first update."""
-    trainer = trainer_of(recipe, tmp_path, EVERY, f"train.iterations={updates}")
-    try:
-        sampled, minis, batch, signals = prepared(trainer)
-        weighed = trainer.learner.weigh(minis, batch, sampled.dropped, signals)
-        first, *_ = trainer.learner.update(minis, None, lambda state: None)
-        want, made = texts(batch, trainer.policy.tokenizer, marker="e"), their(recipe.parent)
-    finally:
-        trainer.close()
-    loss, sizes = 0.0, batch.rollout.lengths.shape
-    rewards = np.zeros(sizes)
-    logps = {at: torch_logps(made, batch.problems[at[0]].ids, spliced.ids) for at, spliced in want.items()}
-    for at, spliced in want.items():
+def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
+    """``-Σ A log π`` over all tokens of reasoning, marker and answer, by torch; the KL's is 0 at first, the ratio 1."""
+    made, problems = their(recipe.parent), step.batch.problems
+    rewards = np.zeros(step.batch.total.shape)
+    logps = {at: torch_logps(made, problems[at[0]].ids, spliced.ids) for at, spliced in step.want.items()}
+    for at, spliced in step.want.items():
         rewards[at] = np.exp(logps[at][-spliced.scored :].mean().item())
-    centred = rewards - rewards.mean(1, keepdims=True)
-    advantages = centred / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
-    for at, each in logps.items():
-        loss = loss - advantages[at] * each.sum() / rewards.size
-    loss.backward()
+    advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+    sum(-advantages[at] * each.sum() / rewards.size for at, each in logps.items()).backward()
     norm = torch.sqrt(sum((p.grad**2).sum() for p in made.parameters() if p.grad is not None)).item()
+    first, second = step.owed
     assert float(first["grad_norm"]) == pytest.approx(norm, rel=1e-3)
-    assert float(first["ratio"].value) == 1.0
-    given = np.where(
-        np.arange(weighed.advantages.shape[2]) < batch.rollout.lengths[..., None], advantages[..., None], 0
-    )
-    np.testing.assert_allclose(weighed.advantages, given, rtol=2e-3, atol=2e-4)
+    assert float(first["ratio"].value) == 1.0 != float(second["ratio"].value)
+    there = np.arange(step.old.shape[2]) < step.batch.rollout.lengths[..., None]
+    given = np.where(there, advantages[..., None], 0)
+    np.testing.assert_allclose(step.weighed.advantages, given, rtol=2e-3, atol=2e-4)
 
 
 def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
     """And of these no sample without a marker, where such are not completed."""
-    trainer = trainer_of(recipe, tmp_path, {**SPLICED, "missing": "zero"}, "rollout.group=2")
-    try:
-        sampled, minis, batch, signals = prepared(trainer)
-        weighed = trainer.learner.weigh(minis, batch, sampled.dropped, signals)
-        want = texts(batch, trainer.policy.tokenizer, marker="e")
-    finally:
-        trainer.close()
-    fails = (batch.total == 0).all(1)
-    kept = 0
-    for (p, g), spliced in want.items():
+    step = step_of(trainer_of(recipe, tmp_path, {**SPLICED, "missing": "zero"}, "rollout.group=2"))
+    batch, fails, kept = step.batch, (step.batch.total == 0).all(1), 0
+    for (p, g), spliced in step.want.items():
         ids = batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()
         drawn = batch.drawn.tokens[p, g, : batch.drawn.lengths[p, g]].tolist()
         replaced = fails[p] and spliced.markers > 0
@@ -120,7 +122,7 @@ def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
         kept += fails[p] and not replaced
     assert 0 < fails.sum() < len(fails) and kept
     assert batch.rollout.tokens.shape[2] == room(batch.drawn.tokens.shape[2])
-    assert weighed.metrics["ground_truth/missing_marker"] == kept
+    assert step.weighed.metrics["ground_truth/missing_marker"] == kept
 
 
 def test_rows_come_in_few_sizes():
@@ -128,33 +130,37 @@ def test_rows_come_in_few_sizes():
     assert all(room(8, n) >= n for n in range(100))
 
 
-def small(recipe, directory, variant=EVERY):
-    more = "train.steps=2", "train.checkpoint_every=1", "rollout.prompts=4", "rollout.max_tokens=4"
-    return trainer_of(recipe, directory, variant, *more)
+def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
+    drawn = []
 
+    def trainer():
+        run = trainer_of(recipe, tmp_path, EVERY)
+        plain = run.learner.replace
+        run.learner.replace = lambda sampled: drawn.append(sampled) or plain(sampled)
+        return run
 
-def test_a_run_tells_what_was_drawn(recipe, tmp_path):
-    """The first step's figures are those of a run on the sampled text, and its samples are the same."""
-    assert small(recipe, tmp_path / "spliced").run()
-    assert small(recipe, tmp_path / "sampled", {**EVERY, "train_on": "sampled"}).run()
-    ours, plain = (next(x for x in numbers(tmp_path / d) if "reward" in x) for d in ("spliced", "sampled"))
-    same = [k for k in plain if k.startswith(("reward", "completions/", "groups/", "ground_truth/", "num_tokens"))]
-    assert len(same) > 15 and [ours[k] for k in same] == [plain[k] for k in same]
-    assert ours["grad_norm"] != plain["grad_norm"]
-    assert set(plain) - set(ours) == {k for k in plain if k.startswith("sampling/")}
-
-    tell, drawn = (list(read_samples(tmp_path / d, 1)[1]) for d in ("spliced", "sampled"))
-    assert [x["completion"] for x in tell] == [x["completion"] for x in drawn]
-    assert all("learned" not in x for x in drawn)
-    assert all(x["learned"].rpartition("e")[2].strip() == x["gold"] for x in tell)
+    first = trainer()
+    first.on_step = lambda *_: setattr(first.session, "_stop", True)
+    assert not first.run() and trainer().run()
+    for line, sampled in zip((x for x in numbers(tmp_path) if "reward" in x), drawn, strict=True):
+        batch, everything = sampled.judged()
+        told = of_drawn(everything, first.config.method.deciding)
+        assert {name: line[name] for name in told} == pytest.approx(told)
+        assert batch.drawn is None and not any(k.startswith("sampling/") for k in line)
+        assert line["ground_truth/scored"] == 32 and line["grad_norm"] > 0
+        _, rows = read_samples(tmp_path, line["step"])
+        rollout = batch.rollout
+        for row, (p, g) in zip(rows, np.ndindex(rollout.lengths.shape), strict=True):
+            assert row["completion"] == first.policy.decode(rollout.tokens[p, g, : rollout.lengths[p, g]].tolist())
+            assert row["learned"].rpartition("e")[2].strip() == row["gold"]
 
 
 @pytest.mark.slow
 def test_a_stop_in_between_changes_nothing(recipe, tmp_path):
-    assert small(recipe, tmp_path / "whole").run()
-    first = small(recipe, tmp_path / "parts")
+    assert trainer_of(recipe, tmp_path / "whole", EVERY).run()
+    first = trainer_of(recipe, tmp_path / "parts", EVERY)
     first.on_step = lambda *_: setattr(first.session, "_stop", True)
-    assert not first.run() and small(recipe, tmp_path / "parts").run()
+    assert not first.run() and trainer_of(recipe, tmp_path / "parts", EVERY).run()
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
@@ -174,7 +180,7 @@ def test_what_the_sampler_would_have_to_know_is_refused(recipe, tmp_path, option
 
 def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
     """As by a command that brings its own samples."""
-    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path}", f"variant={SPLICED}", "data.eval=null"]))
+    trainer = trainer_of(recipe, tmp_path, SPLICED)
     try:
         sampled = trainer.rollouts.draw(1)()
         minis = trainer.learner.prepare(sampled)
