@@ -32,6 +32,7 @@ from grpojax.run.judged import Judged, Sampled
 from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
 from grpojax.run.sections import TrainConfig
+from grpojax.run.teacher import RunTeacher
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
 
 
@@ -114,7 +115,7 @@ class Learner:
       optimizer: the policy's.
       temperature: the one that samples are drawn at.
       max_prompt_tokens: longest prompt.
-      critic: of a variant that has one.
+      critic, teacher: of a variant that has one.
 
     Attributes:
       state: by role. ``policy`` and ``critic`` are a `grpojax.types.TrainState`, ``reference`` and ``critic_trunk``
@@ -132,8 +133,9 @@ class Learner:
         temperature: float,
         max_prompt_tokens: int,
         critic: RunCritic | None = None,
+        teacher: RunTeacher | None = None,
     ):
-        self.policy, self.method, self.train, self.critic = policy, method, train, critic
+        self.policy, self.method, self.train, self.critic, self.teacher = policy, method, train, critic, teacher
         self.max_prompt_tokens = max_prompt_tokens
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
@@ -147,7 +149,9 @@ class Learner:
         # The ratio leaves 1, so that it is taken against log-probs from before the first update.
         self._moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
         self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
-        self._scores_self = self._moves or self._needs_entropy or self._kl_in_reward
+        # Advantages compare the policy with another: by the trainer's own numerics, not the sampler's.
+        self._compares = self._kl_in_reward or teacher is not None
+        self._scores_self = self._moves or self._needs_entropy or self._compares
         self.state: dict[str, Any] = {}
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
@@ -233,10 +237,12 @@ class Learner:
             if self._moves:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(behavior_logps=scores.logps)
-            if self._kl_in_reward:
+            if self._compares:
                 signals["behavior_logps"] = _whole(minis, [s.logps for s in own])
             if self._needs_entropy:
                 signals["entropy"] = _whole(minis, [s.entropy for s in own])
+        if self.teacher is not None:
+            signals["ref_logps"] = _whole(minis, [self.teacher.logps(m.packed) for m in minis])
         if self.critic is not None:
             said = [self.critic.outputs(self.state, m.packed) for m in minis]
             if self.critic.critic.loss.needs_outputs:
@@ -268,6 +274,8 @@ class Learner:
             rule = self.critic.critic
             targets = _advantages(self.method, batch, counted, mask, signals, rule.targets)
             told |= self.critic.told(signals[rule.signal], targets, live & ~dropped[:, None, None])
+        if self.teacher is not None:
+            told |= self.teacher.told(signals["behavior_logps"], signals["ref_logps"], live & ~dropped[:, None, None])
         for mini in minis:
             mine, counts = advantages[mini.places], live[mini.places]
             host = {"advantages": mine, "weights": _weights(self.objective, counts, dropped[mini.places])}

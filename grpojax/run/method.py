@@ -26,6 +26,7 @@ SUPPLIED = (
     "hidden_states",
     "rollout_plan",
     "step_rewards",
+    "teacher",
 )
 
 
@@ -241,6 +242,11 @@ def _check(
         raise UserError(
             f"variant {variant.name!r} reads rewards as they were given, which a KL in the reward is no part of: "
             "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+        )
+    if "teacher" in variant.needs and objective.kl_coef and objective.kl_in == "reward":
+        raise UserError(
+            f"variant {variant.name!r} learns from no rewards, so that a KL in them would do nothing: set "
+            "variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
         )
     if variant.options.get("train_on") == "spliced" and objective.needs_sampler_logps:
         names = ("importance", "off_policy_limit", "anchor")

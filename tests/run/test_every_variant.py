@@ -6,11 +6,13 @@ import sys
 
 import pytest
 from runs import environment
+from tiny_run import make_teacher
 
 from grpojax import variants
 
 EVERY_VARIANT = """
 import sys
+from pathlib import Path
 import jax
 import numpy as np
 from grpojax import variants
@@ -21,7 +23,7 @@ from test_every_variant import needed
 
 recipe, folder = sys.argv[1:]
 # For a group of four and a random model.
-OPTIONS = {"pass_at_k": {"k": 2}, "gtpo": {"threshold": 9.0}}
+OPTIONS = {"pass_at_k": {"k": 2}, "gtpo": {"threshold": 9.0}, "distill": {"teacher": str(Path(folder) / "teacher")}}
 REWARDS = {"grpo_process": "steps"}
 for name in variants.names():
     options = {"name": name, **OPTIONS.get(name, {})}
@@ -42,6 +44,7 @@ for name in variants.names():
 
 @pytest.mark.slow
 def test_every_variant_trains(recipe, tmp_path):
+    make_teacher(recipe.parent, tmp_path / "teacher")
     env = environment()
     env["PYTHONPATH"] += f":{__file__.rpartition('/')[0]}"
     run = [sys.executable, "-c", EVERY_VARIANT, str(recipe), str(tmp_path)]
