@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import yaml
 from runs import Trainer, numbers
+from tiny_run import make_teacher
 
 from grpojax import masked
 from grpojax.run import recipe as config
@@ -67,11 +68,14 @@ def variant(name):
 
 def load(name, model, directory, *overrides):
     """The recipe with another model, other data and a reward that a random policy gets half of the time."""
+    options = OPTIONS.get(name, {})
+    if name == "distill":
+        options = {"teacher": str(make_teacher(Path(model), Path(directory).parent / "teacher"))}
     return config.load(CONFIGS / f"{name}.yaml", [
         f"run.dir={directory}", f"model={{path: {model}}}", f"data.train={model}/sums.jsonl", "data.eval=null",
         "data.max_prompt_tokens=8", f"rewards={REWARDS.get(name, '[{name: tiny_run:parity}]')}",
-        f"variant={variant(name) | OPTIONS.get(name, {})}", "optimizer={learning_rate: 5.0e-3}",
-        "rollout.prompts=8", "rollout.group=4", "rollout.max_tokens=4", f"train.steps={STEPS}", "train.eval_every=0",
+        f"variant={variant(name) | options}", "optimizer={learning_rate: 5.0e-3}",
+        "rollout.prompts=8", "rollout.group=4", "rollout.max_tokens=4", "train.tokens=null", f"train.steps={STEPS}", "train.eval_every=0",
         "train.checkpoint_every=0", *overrides,
     ])  # fmt: skip
 

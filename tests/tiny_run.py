@@ -78,6 +78,18 @@ run:       {{dir: {folder}/run}}
 """
 
 
+def make_teacher(student: Path, folder: Path, seed: int = 1, **changes) -> Path:
+    """Another random model with the tokenizer of a student's folder; ``changes`` are of its config."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.from_pretrained(student, **changes)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(student).save_pretrained(folder)
+    return folder
+
+
 def make_run(folder: Path) -> Path:
     """Writes model, tokenizer, data and recipe; returns the recipe's path."""
     import torch

@@ -5,7 +5,7 @@ import numpy as np
 from grpojax import advantages as A
 from grpojax import variants
 
-REQUIRED = {"dr_grpo": {"constant": 8.0}}
+REQUIRED = {"distill": {"teacher": "folder"}, "dr_grpo": {"constant": 8.0}}
 
 
 def built(name, **options):

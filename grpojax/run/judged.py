@@ -29,6 +29,8 @@ class Judged:
       greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn beside the samples.
       seeded: ``[P]`` bool, where some prompts have solved problems in context; None where none ever has.
       failed: of those the samples without, all wrong, which were drawn before and are not learned from.
+      drawn: what was drawn, where ``rollout`` has another text that is learned from in its place; else None.
+      told: metrics of how that came about.
     """
 
     problems: Sequence[data.Problem]
@@ -41,6 +43,8 @@ class Judged:
     greedy_lengths: PerPrompt | None = None
     seeded: PerPrompt | None = None
     failed: "Judged | None" = None
+    drawn: Rollout | None = None
+    told: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def all_lengths(self) -> Samples:
@@ -115,9 +119,12 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
 def sample_rows(
     judged: Judged, advantages: Tokens, decode: Callable[[Sequence[int]], str], answer: Callable[[str], str | None]
 ) -> list[dict[str, Any]]:
-    """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it."""
-    rollout = judged.rollout
-    mean = advantages.sum(-1) / np.maximum(rollout.lengths, 1)
+    """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it.
+
+    ``learned`` is the text that was learned from in its place, where it was another.
+    """
+    learned, rollout = judged.rollout, judged.drawn or judged.rollout
+    mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
     rows = []
     for p, problem in enumerate(judged.problems):
         for g, n in enumerate(rollout.lengths[p].tolist()):
@@ -140,6 +147,9 @@ def sample_rows(
                 }
                 | ({} if judged.seeded is None else {"seeded": bool(judged.seeded[p])})
             )
+            ids = learned.tokens[p, g, : learned.lengths[p, g]].tolist()
+            if ids != rollout.tokens[p, g, :n].tolist():
+                rows[-1]["learned"] = decode(ids)
     return rows
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +20,15 @@ from grpojax.run.method import Method
 from grpojax.run.regroup import regroup
 from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerPrompt, Samples
+
+
+class _Found(NamedTuple):
+    """Likelihoods ``[P, G]``, the groups that have them, what was spliced of these, and what is told of it."""
+
+    likelihood: Samples
+    chosen: PerPrompt
+    answers: true_answers.Answers | None
+    told: dict[str, float]
 
 
 class Late:
@@ -48,9 +57,17 @@ class Late:
         self.temperature, self.longest_prompt = temperature, longest_prompt
         self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
 
-    def _makers(self) -> list[Callable[..., Any]]:
+    def _makers(self, batch: Judged) -> list[Callable[..., Any]]:
         needs = {"ground_truth": self._true_answers, "hidden_states": self._influence}
-        return [make for need, make in needs.items() if need in self.method.variant.needs]
+        makers = [make for need, make in needs.items() if need in self.method.variant.needs]
+        if not self.method.replaces_samples:
+            return makers
+        if batch.drawn is None:
+            raise UserError(
+                f"variant {self.method.variant.name!r} with train_on=spliced learns from other text than was drawn, "
+                "and here samples are learned from as they are: set variant.train_on=sampled"
+            )
+        return []  # `replace` has been there
 
     def __call__(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """Fields of `grpojax.advantages.Signals`, and what is to be logged of them.
@@ -61,8 +78,8 @@ class Late:
           counted: ``[P, G]`` the rewards, NaN where a sample does not count.
         """
         signals: dict[str, Array] = {}
-        metrics: dict[str, float] = {}
-        makers, started = self._makers(), time.perf_counter()
+        metrics = dict(batch.told)
+        makers, started = self._makers(batch), time.perf_counter()
         for make in makers:
             made, measured = make(params, batch, counted)
             signals |= made
@@ -71,12 +88,32 @@ class Late:
             metrics["time/late_s"] = time.perf_counter() - started
         return signals, metrics
 
+    def replace(self, params: Any, batch: Judged, counted: Samples) -> Judged:
+        """The batch with the true answers spliced into the samples whose likelihood they are judged by.
+
+        Args:
+          params, batch, counted: as in `__call__`, which has nothing left to do then.
+        """
+        started = time.perf_counter()
+        found = self._splice(params, batch, counted)
+        return dataclasses.replace(
+            batch,
+            rollout=true_answers.replace(batch.rollout, found.chosen, found.answers),
+            drawn=batch.rollout,
+            signals={**batch.signals, "likelihood": found.likelihood},
+            told={**found.told, "time/late_s": time.perf_counter() - started},
+        )
+
     def _tokens_at_once(self, batch: Judged) -> int:
         """Of a lane, those of an update's micro-batch."""
         parts = self.train.minibatches * self.train.microbatches * self.policy.lanes
         return max(1, batch.rollout.tokens.size // parts)
 
     def _true_answers(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        found = self._splice(params, batch, counted)
+        return {"likelihood": found.likelihood}, found.told
+
+    def _splice(self, params: Any, batch: Judged, counted: Samples) -> _Found:
         """The true answer's likelihood after each sample's reasoning, NaN in groups that do not ask for it."""
         options = self.method.variant.options
         likelihood = np.full(counted.shape, np.nan, np.float32)
@@ -86,12 +123,15 @@ class Late:
         if options["groups"] == "all_fail":
             wanted = np.asarray(masked.all_fail(outcome, known & np.isfinite(outcome), options["fail_reward"]))
         chosen = np.flatnonzero(wanted)
-        counts = dict.fromkeys(("scored", "missing_marker", "repeated_marker", "too_long"), 0.0)
+        counts, answers = dict.fromkeys(("scored", "missing_marker", "repeated_marker", "too_long"), 0.0), None
         if len(chosen):
-            likelihood[chosen], counts = self._likelihood(params, batch, chosen)
-        return {"likelihood": likelihood}, {f"ground_truth/{name}": float(n) for name, n in counts.items()}
+            likelihood[chosen], answers, counts = self._likelihood(params, batch, chosen)
+        told = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
+        return _Found(likelihood, chosen, answers, told)
 
-    def _likelihood(self, params: Any, batch: Judged, chosen: PerPrompt) -> tuple[Samples, dict[str, float]]:
+    def _likelihood(
+        self, params: Any, batch: Judged, chosen: PerPrompt
+    ) -> tuple[Samples, true_answers.Answers, dict[str, float]]:
         options, policy = self.method.variant.options, self.policy
         problems = [batch.problems[int(i)] for i in chosen]
         gold = [p.gold for p in problems if p.gold is not None]
@@ -116,12 +156,12 @@ class Late:
             "repeated_marker": float((answers.markers > 1).sum()),
             "too_long": float(long.sum()),
         }
-        lengths = np.where(long, 0, answers.lengths)
+        answers = dataclasses.replace(answers, lengths=np.where(long, 0, answers.lengths))
         groups = regroup(
             policy,
             problems,
             answers.tokens,
-            lengths,
+            answers.lengths,
             most=len(batch.problems),
             longest_prompt=self.longest_prompt,
             tokens_at_once=self._tokens_at_once(batch),
@@ -129,7 +169,7 @@ class Late:
         logps = policy.programs("score", self.score, params, groups.rows).logps
         values = true_answers.likelihoods(groups.fetch(logps, len(chosen)), answers.mask, options["likelihood"])
         # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
-        return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), counts
+        return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), answers, counts
 
     def _influence(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """NTHR's scores, 0 in groups that are not mixed, which ask for none."""

@@ -32,6 +32,7 @@ from grpojax.run.judged import Judged, Sampled
 from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
 from grpojax.run.sections import TrainConfig
+from grpojax.run.teacher import RunTeacher
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
 
 
@@ -113,8 +114,8 @@ class Learner:
       train: passes, minibatches, micro-batches.
       optimizer: the policy's.
       temperature: the one that samples are drawn at.
-      max_tokens, max_prompt_tokens: longest completion and prompt.
-      critic: of a variant that has one.
+      max_prompt_tokens: longest prompt.
+      critic, teacher: of a variant that has one.
 
     Attributes:
       state: by role. ``policy`` and ``critic`` are a `grpojax.types.TrainState`, ``reference`` and ``critic_trunk``
@@ -130,12 +131,12 @@ class Learner:
         optimizer: OptimizerConfig,
         *,
         temperature: float,
-        max_tokens: int,
         max_prompt_tokens: int,
         critic: RunCritic | None = None,
+        teacher: RunTeacher | None = None,
     ):
-        self.policy, self.method, self.train, self.critic = policy, method, train, critic
-        self.max_tokens, self.max_prompt_tokens = max_tokens, max_prompt_tokens
+        self.policy, self.method, self.train, self.critic, self.teacher = policy, method, train, critic, teacher
+        self.max_prompt_tokens = max_prompt_tokens
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
         warmup = 0 if critic is None else critic.config.warmup_steps
@@ -148,7 +149,9 @@ class Learner:
         # The ratio leaves 1, so that it is taken against log-probs from before the first update.
         self._moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
         self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
-        self._scores_self = self._moves or self._needs_entropy or self._kl_in_reward
+        # Advantages compare the policy with another: by the trainer's own numerics, not the sampler's.
+        self._compares = self._kl_in_reward or teacher is not None
+        self._scores_self = self._moves or self._needs_entropy or self._compares
         self.state: dict[str, Any] = {}
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
@@ -185,6 +188,16 @@ class Learner:
         kept = {"reference"} if self.train.reference_every else set()
         return {role: x for role, x in self.state.items() if role not in {"reference", TRUNK} - kept}
 
+    def replace(self, sampled: Sampled) -> Sampled:
+        """The samples as they are learned from: for a variant that puts other text in their place it waits for the
+        rewards, which are still those of what was drawn."""
+        if not self.method.replaces_samples:
+            return sampled
+        batch, drawn = sampled.judged()
+        counted, _ = _counted(batch, sampled.dropped, self.train.truncated)
+        learned = self._late.replace(self.state["policy"].params, batch, counted)
+        return dataclasses.replace(sampled, rollout=learned.rollout, judged=lambda: (learned, drawn))
+
     def prepare(self, sampled: Sampled) -> list[Minibatch]:
         """Lays the samples out in rows, update by update, and puts them on the devices."""
         problems, rollout, policy = sampled.problems, sampled.rollout, self.policy
@@ -198,7 +211,7 @@ class Learner:
                 x[places].reshape(len(mine.lengths), part, *x.shape[2:])
                 for x in (rollout.tokens, rollout.lengths, rollout.logps)
             )
-            per_token = PerToken(sampler_logps=logps)
+            per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
             batch = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
             packed, layout = packing.pack(
                 batch, lanes=policy.lanes, microbatches=self.train.microbatches, seats=policy.compute.needs_seats
@@ -224,10 +237,12 @@ class Learner:
             if self._moves:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(behavior_logps=scores.logps)
-            if self._kl_in_reward:
+            if self._compares:
                 signals["behavior_logps"] = _whole(minis, [s.logps for s in own])
             if self._needs_entropy:
                 signals["entropy"] = _whole(minis, [s.entropy for s in own])
+        if self.teacher is not None:
+            signals["ref_logps"] = _whole(minis, [self.teacher.logps(m.packed) for m in minis])
         if self.critic is not None:
             said = [self.critic.outputs(self.state, m.packed) for m in minis]
             if self.critic.critic.loss.needs_outputs:
@@ -249,12 +264,8 @@ class Learner:
           dropped: ``[P]`` bool, groups that weigh nothing.
           signals: of `score`.
         """
-        mask = np.asarray(masked.from_lengths(batch.rollout.lengths, self.max_tokens))
-        # Dropped groups are in no statistic either.
-        counted = np.where(dropped[:, None], np.nan, batch.total)
-        cut = ~batch.rollout.stopped & (self.train.truncated != "train")
-        if self.train.truncated == "drop":
-            counted = np.where(cut, np.nan, counted)
+        mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
+        counted, cut = _counted(batch, dropped, self.train.truncated)
         late, told = self._late(self.state["policy"].params, batch, counted)
         advantages = _advantages(self.method, batch, counted, mask, {**signals, **late})
         live = mask & (np.isfinite(counted) & ~cut)[..., None]
@@ -263,6 +274,8 @@ class Learner:
             rule = self.critic.critic
             targets = _advantages(self.method, batch, counted, mask, signals, rule.targets)
             told |= self.critic.told(signals[rule.signal], targets, live & ~dropped[:, None, None])
+        if self.teacher is not None:
+            told |= self.teacher.told(signals["behavior_logps"], signals["ref_logps"], live & ~dropped[:, None, None])
         for mini in minis:
             mine, counts = advantages[mini.places], live[mini.places]
             host = {"advantages": mine, "weights": _weights(self.objective, counts, dropped[mini.places])}
@@ -341,6 +354,13 @@ class Learner:
 @jax.jit
 def _mix(reference: Any, params: Any, mix: float) -> Any:
     return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
+
+
+def _counted(batch: Judged, dropped: np.ndarray, truncated: str) -> tuple[Samples, Samples]:
+    """``(rewards, cut)``, ``[P, G]``: NaN where a sample is in no statistic, and those that weigh nothing as cut."""
+    counted = np.where(dropped[:, None], np.nan, batch.total)
+    cut = ~batch.rollout.stopped & (truncated != "train")
+    return np.where(cut, np.nan, counted) if truncated == "drop" else counted, cut
 
 
 def _whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:

@@ -26,6 +26,7 @@ SUPPLIED = (
     "hidden_states",
     "rollout_plan",
     "step_rewards",
+    "teacher",
 )
 
 
@@ -48,6 +49,11 @@ class Method:
     retire: RetireConfig | None
     plan: PlanConfig | None
     deciding: str
+
+    @property
+    def replaces_samples(self) -> bool:
+        """Whether samples are learned from as other text than was drawn (`grpojax.run.late_signals.Late.replace`)."""
+        return self.variant.options.get("train_on") == "spliced"
 
     def widest(self, group: int) -> int:
         """Samples of a prompt at most, G of what a step learns from, where ``rollout.group`` is ``group``."""
@@ -236,6 +242,20 @@ def _check(
         raise UserError(
             f"variant {variant.name!r} reads rewards as they were given, which a KL in the reward is no part of: "
             "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+        )
+    if "teacher" in variant.needs and objective.kl_coef and objective.kl_in == "reward":
+        raise UserError(
+            f"variant {variant.name!r} learns from no rewards, so that a KL in them would do nothing: set "
+            "variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+        )
+    if variant.options.get("train_on") == "spliced" and objective.needs_sampler_logps:
+        names = ("importance", "off_policy_limit", "anchor")
+        told = {name: getattr(objective, name) for name in names}
+        raise UserError(
+            f"variant {variant.name!r} with train_on=spliced and "
+            f"{', '.join(f'{k}={v}' for k, v in told.items() if v not in ('none', None, 'trainer'))}: spliced text was "
+            "not sampled, so that there are no log-probs of the sampler to compare with; leave that out, or set "
+            "variant.train_on=sampled"
         )
     if rollout.group == 1 and rewards.combine == "normalize":
         raise UserError(

@@ -31,6 +31,7 @@ from grpojax.run.learner import Learner
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
+from grpojax.run.teacher import teacher_of
 from grpojax.run.watch import Watch
 from grpojax.types import Rollout
 
@@ -108,6 +109,8 @@ class Trainer:
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
         _check_positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
         self.critic = _critic_of(config, self.policy)
+        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+        self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, "eval": self.held_out.fingerprint})
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1:
@@ -123,9 +126,9 @@ class Trainer:
             config.train,
             config.optimizer,
             temperature=config.rollout.temperature,
-            max_tokens=config.rollout.max_tokens,
             max_prompt_tokens=config.data.max_prompt_tokens,
             critic=self.critic,
+            teacher=self.teacher,
         )
         self.meta: dict[str, Any] = {"step": 0, "rollouts": 0, "num_tokens": 0, "sampled_tokens": 0, "skipped": 0}
         restored = self.session.restore(self.learner.abstract())
@@ -222,6 +225,7 @@ class Trainer:
         learner, number = self.learner, self.done + 1
         rolled = time.perf_counter()
         self.watch.look()  # the rollout is done, and nothing else is under way
+        sampled = learner.replace(sampled)
         minis = learner.prepare(sampled)
         signals = learner.score(minis)
         scored_at = time.perf_counter()
@@ -372,6 +376,8 @@ def _flops(
     learned = flops.forward_flops(policy.config, *_lengths(batch))
     scores, iterations = learner.scores_a_step, learner.train.iterations
     counted = flops.step_flops(sum(sampled), learned, scores=scores, iterations=iterations)
+    if learner.teacher is not None:
+        counted["teacher"] = flops.forward_flops(learner.teacher.config, *_lengths(batch))
     if learner.critic is None:
         return counted
     if warming_up:

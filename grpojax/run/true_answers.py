@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from grpojax.rewards.answers import extract
-from grpojax.types import Rollout, Samples, Tokens
+from grpojax.types import PerPrompt, Rollout, Samples, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,11 +142,10 @@ def splice_groups(
     marker: str | None,
     include_marker: bool,
     missing: str,
-    multiple: int = 16,
 ) -> Answers:
     """`splice` of every sample of a rollout ``[n, G, ...]``; with ``missing="zero"`` not of those without a marker.
 
-    T grows by a multiple of ``multiple`` over the rollout's, so that few programs are compiled.
+    T is `room` over the rollout's, so that few programs are compiled.
     """
     n, group, most = rollout.tokens.shape
     made: dict[tuple[int, int], Spliced] = {}
@@ -154,8 +153,7 @@ def splice_groups(
         for g in range(group):
             ids = rollout.tokens[p, g, : rollout.lengths[p, g] - int(rollout.stopped[p, g])].tolist()
             made[p, g] = splice(ids, gold[p], tokenizer, marker=marker, include_marker=include_marker)
-    over = max(0, max(len(s.ids) for s in made.values()) - most)
-    size = most + multiple * max(1, -(-over // multiple))
+    size = room(most, max(len(s.ids) for s in made.values()))
     tokens, mask = np.zeros((n, group, size), np.int32), np.zeros((n, group, size), bool)
     lengths, markers = np.zeros((n, group), np.int32), np.zeros((n, group), np.int32)
     for (p, g), spliced in made.items():
@@ -165,6 +163,43 @@ def splice_groups(
             tokens[p, g, :length] = spliced.ids
             mask[p, g, length - spliced.scored : length] = True
     return Answers(tokens=tokens, lengths=lengths, mask=mask, markers=markers)
+
+
+def room(most: int, longest: int = 0) -> int:
+    """T of spliced samples of up to ``longest`` tokens, of drawn ones of ``most``: 16 more, or twice that, and so on.
+
+    Of the step's own samples alone, so that a run that goes on has the shapes that it would have had.
+
+    Example:
+      >>> room(8), room(8, 24), room(8, 25)
+      (24, 24, 40)
+    """
+    more = 16
+    while most + more < longest:
+        more *= 2
+    return most + more
+
+
+def replace(rollout: Rollout, chosen: PerPrompt, answers: Answers | None) -> Rollout:
+    """A rollout with spliced samples in place of those that were drawn.
+
+    Args:
+      rollout: ``[P, G, T]``.
+      chosen: ``[n]`` the groups that have answers.
+      answers: theirs; a sample of length 0 stays as it was drawn. None where no group has any.
+
+    Returns:
+      ``[P, G, T']`` with T' of `room`. ``stopped`` is as it was drawn; ``logps`` of what was not drawn are NaN.
+    """
+    most = rollout.tokens.shape[2]
+    wider = ((0, 0), (0, 0), (0, (room(most) if answers is None else answers.tokens.shape[2]) - most))
+    tokens, logps, lengths = np.pad(rollout.tokens, wider), np.pad(rollout.logps, wider), rollout.lengths.copy()
+    if answers is not None:
+        put = answers.lengths > 0
+        tokens[chosen] = np.where(put[..., None], answers.tokens, tokens[chosen])
+        logps[chosen] = np.where(put[..., None], np.nan, logps[chosen])
+        lengths[chosen] = np.where(put, answers.lengths, lengths[chosen])
+    return Rollout(tokens=tokens, logps=logps, lengths=lengths, stopped=rollout.stopped)
 
 
 def likelihoods(logps: Tokens, mask: Tokens, kind: str) -> Samples:

@@ -22,6 +22,7 @@ Example:
 
 from grpojax.variants.advantage_methods import (
     deepseek_v3_2,
+    distill,
     dr_grpo,
     gdpo,
     gpg,
@@ -104,6 +105,7 @@ __all__ = [
     "culling",
     "dapo",
     "deepseek_v3_2",
+    "distill",
     "dppo",
     "dr_grpo",
     "dual_clip",

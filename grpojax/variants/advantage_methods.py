@@ -267,3 +267,22 @@ def max_rl() -> A.Transform:
     surrogate over tokens.
     """
     return A.chain(A.max_rl(), A.to_tokens())
+
+
+@published(
+    "Agarwal, GKD, arXiv 2306.13649; Gu, MiniLLM, arXiv 2306.08543",
+    "replicated",
+    needs=("teacher",),
+    aggregate="token_mean",
+)
+def distill(*, teacher: str) -> A.Transform:
+    """On-policy distillation (GKD, arXiv 2306.13649): ``A_t = log π_teacher - log π`` of the policy's own tokens.
+
+    The gradient of the reverse KL from one token a position (`grpojax.advantages.distill`). GKD differentiates the
+    divergence itself, MiniLLM has returns; the clipped surrogate over tokens is what trainers have. Rewards are logged
+    and not learned from; a sample without one weighs nothing.
+
+    Args:
+      teacher: the folder of a model with the policy's tokenizer, for a trainer to read.
+    """
+    return A.chain(A.distill())

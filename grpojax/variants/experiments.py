@@ -98,7 +98,8 @@ def gt_likelihood(
 ) -> A.Transform:
     r"""GRPO (arXiv 2402.03300) on the true answer's likelihood where a whole group fails; reported as failing.
 
-    Trains on the tokens that were sampled; training on spliced text was the likely cause of incoherence.
+    Trains on the tokens that were sampled; training on spliced text, as one of the two descriptions has it, was the
+    likely cause of incoherence.
 
     Args:
       groups: which groups are judged by it; in "all", rewards are nothing but the likelihood.
@@ -107,15 +108,13 @@ def gt_likelihood(
         ``oxed{``, as the rewards read it. What stands after the last marker is replaced.
       include_marker: the marker's own tokens count too.
       missing: a sample without a marker has one put after its end, or the likelihood 0.
-      train_on: "spliced" is refused: such text was not drawn from the policy, so that it has no log-probs under the
-        sampler, and a gradient of it is none of this objective.
+      train_on: in the groups judged by the likelihood, "spliced" replaces samples for the update by the text that they
+        are judged by: their reasoning, the marker and the true answer, all of whose tokens then carry the loss. It was
+        not drawn from the policy, so that the gradient is none of an expected reward; the ratio is taken against the
+        policy before the rollout's first update, and corrections for the sampler are refused. What has no such text
+        stays as it was drawn.
       fail_reward: the outcome up to which a sample fails.
     """
-    if train_on == "spliced":
-        raise ValueError(
-            "variant 'gt_likelihood': train_on='spliced': spliced text was not sampled, so that there is no ratio to "
-            "train it by; set train_on=sampled"
-        )
     if marker is not None and not marker.strip():
         raise ValueError(f"variant 'gt_likelihood': marker={marker!r}: give the text before an answer, or null")
     return A.chain(

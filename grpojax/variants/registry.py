@@ -24,6 +24,7 @@ NEEDS = {
     "hidden_states": "signals.influence and influence_means, or signals.hidden, probs and columns",
     "rollout_plan": "samples given to prompts by allocation.xrpo_allocate",
     "step_rewards": "signals.step_rewards",
+    "teacher": "signals.ref_logps, under a teacher",
 }
 
 

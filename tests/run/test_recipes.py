@@ -112,6 +112,7 @@ def softened(s, select):
 
 EXPECTED = {
     "deepseek_v3_2": centred,
+    "distill": lambda s: np.where(s.mask, s.signals["ref_logps"] - s.signals["behavior_logps"], 0.0),
     "dr_grpo": centred,
     "entropy_shaping": entropy_shaping,
     "gdpo": by_batch("advantages"),

@@ -146,7 +146,6 @@ def test_it_trains_and_says_what_it_found(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("variant", "said"),
     [
-        ({"train_on": "spliced"}, "train_on=sampled"),
         ({"marker": " "}, "marker=' '"),
         ({"kl_coef": 0.1, "kl_in": "reward", "kl_kind": "k1"}, "kl_in=loss"),
     ],

@@ -24,7 +24,7 @@ NAMES = variants.names()
 OF_THE_BATCH = {"gdpo", "gpg", "grpo_lambda_length", "high_entropy_tokens", "lite_ppo", "magistral", "ppo"}
 OF_THE_BATCH |= {"reinforce_pp", "reinforce_pp_baseline", "scale_rl"}
 # Variants that teach something where all rewards of a group are equal, because the method says so.
-TEACH_ALWAYS = {"grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic"}
+TEACH_ALWAYS = {"distill", "grpo_process", "ngrpo", "ppo", "remax", "rloo", "token_critic"}
 # Draws go by place: with every candidate drawn, the result does not depend on where a token stands.
 ALL_DRAWN = {"clip_cov": {"covariance_fraction": 1.0, "covariance_low": 0.2}}
 
@@ -323,6 +323,7 @@ def test_is_what_it_says(name):
 FIELDS = {
     "critic": ("values", "token_bias"), "entropy": ("entropy",), "greedy": ("greedy_rewards",),
     "ground_truth": ("likelihood",), "hidden_states": ("hidden", "probs", "columns"), "step_rewards": ("step_rewards",),
+    "teacher": ("ref_logps",),
 }  # fmt: skip
 
 

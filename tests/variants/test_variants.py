@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 from oracles import close
-from variant_examples import built, on_tokens
+from variant_examples import REQUIRED, built, on_tokens
 
 import grpojax.host.errors
 import grpojax.host.settings
@@ -290,8 +290,9 @@ def test_scale_rl_retires_prompts_and_keeps_the_rest_of_the_step():
 
 
 SOURCES = {
-    "cispo": "2506.13585", "dapo": "2503.14476", "deepseek_v3_2": "2512.02556", "dr_grpo": "2503.20783",
-    "dual_clip": "1912.09729", "entropy_shaping": "2506.14758", "gmpo": "2507.20673", "gpg": "2504.02546",
+    "cispo": "2506.13585", "dapo": "2503.14476", "deepseek_v3_2": "2512.02556", "distill": "2306.13649",
+    "dr_grpo": "2503.20783", "dual_clip": "1912.09729", "entropy_shaping": "2506.14758", "gmpo": "2507.20673",
+    "gpg": "2504.02546",
     "grpo": "2402.03300", "grpo_lambda_length": "2505.18086", "grpo_lambda_traces": "2510.00194",
     "grpo_process": "2402.03300", "gspo": "2507.18071", "gspo_token": "2507.18071", "gtpo": "2508.03772",
     "high_entropy_tokens": "2506.01939", "lite_ppo": "2508.08221", "llds": "2512.04220", "magistral": "2506.10910",
@@ -373,7 +374,7 @@ def test_each_can_be_configured():
     for name in variants.names():
         section = dataclasses.make_dataclass("Section", variants.annotations(name), frozen=True)
         root = dataclasses.make_dataclass("Root", [("variant", section)])
-        given = {"constant": 8} if name == "dr_grpo" else {}
+        given = REQUIRED.get(name, {})
         built = grpojax.host.settings.build(root, {"variant": given | {"entropy_coef": "1e-3"}})
         assert variants.get(name, **dataclasses.asdict(built.variant)).objective.entropy_coef == 1e-3
         with pytest.raises(grpojax.host.errors.UserError, match="entropy_coef"):

@@ -1,0 +1,83 @@
+"""The teacher of a run: a frozen model whose log-probs of the policy's own tokens are learned from."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from grpojax import data
+from grpojax.host.errors import UserError
+from grpojax.models import hf
+from grpojax.models.compute import Compute
+from grpojax.programs import policy_update, state
+from grpojax.programs.packing import Packed
+from grpojax.programs.policy import Policy
+from grpojax.run.method import Method
+from grpojax.types import Tokens
+
+
+class RunTeacher:
+    """A model that reads what the policy said. It runs as the policy does, and no checkpoint has its weights.
+
+    Args:
+      policy: whose tokens it reads, and on whose devices its weights are cut by the same rules.
+      path: its folder.
+      temperature: the one that samples are drawn at, and both are read at.
+      longest: tokens of the longest prompt with the longest completion.
+
+    Raises:
+      UserError: it has another tokenizer, or too few tokens or positions.
+
+    Attributes:
+      config: its shape.
+      params: its weights.
+    """
+
+    def __init__(self, policy: Policy, path: str, *, temperature: float, longest: int):
+        self.policy = policy
+        folder = str(data.locate(path))
+        self.config = hf.read_config(folder)
+        named = f"variant.teacher={path!r}"
+        if hf.load_tokenizer(folder).get_vocab() != policy.tokenizer.get_vocab():
+            raise UserError(
+                f"{named} has another tokenizer than the policy, {policy.folder}: take a teacher with its vocabulary"
+            )
+        if self.config.vocab_size < policy.config.vocab_size:
+            raise UserError(
+                f"{named} knows {self.config.vocab_size} tokens, and the policy may say "
+                f"{policy.config.vocab_size}: take a teacher that knows as many"
+            )
+        if longest > self.config.max_positions:
+            raise UserError(
+                f"{named} was made for {self.config.max_positions} positions, and data.max_prompt_tokens + "
+                f"rollout.max_tokens is {longest}: lower one of them, or take another teacher"
+            )
+        graph, self.params = state.split(hf.load(folder, mesh=policy.mesh))
+        self._score = _score(graph, policy.compute, temperature)
+
+    def logps(self, packed: Packed) -> Any:
+        """Its log-probs of a minibatch's tokens, ``[M, B, R, S]``."""
+        return self.policy.programs("teacher", self._score, self.params, packed.rows).logps
+
+    def told(self, own: Tokens, teacher: Tokens, live: Tokens) -> dict[str, float]:
+        """Metrics of a step, before its updates.
+
+        Args:
+          own, teacher: ``[P, G, T]`` log-probs, the policy's and the teacher's.
+          live: ``[P, G, T]`` bool, the tokens that count.
+        """
+        apart = (np.asarray(own, np.float64) - teacher)[live]
+        return {"teacher/kl": float(apart.mean()) if apart.size else float("nan")}
+
+
+def teacher_of(policy: Policy, method: Method, *, temperature: float, longest: int) -> RunTeacher | None:
+    """The teacher that the variant names; None where it has none."""
+    if "teacher" not in method.variant.needs:
+        return None
+    return RunTeacher(policy, method.variant.options["teacher"], temperature=temperature, longest=longest)
+
+
+@functools.lru_cache(maxsize=4)
+def _score(graph: Any, compute: Compute, temperature: float) -> Callable[..., Any]:
+    return policy_update.make_score(graph, compute, temperature=temperature)

@@ -1,0 +1,190 @@
+"""Learning from samples with the true answer spliced into them (gt_likelihood, train_on=spliced)."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tiny_hf
+import torch
+from hf_compare import their
+from runs import Trainer, numbers
+
+from grpojax.host.errors import UserError
+from grpojax.records.samples import read_samples
+from grpojax.run import recipe as config
+from grpojax.run.judged import Judged
+from grpojax.run.learner import Weighed
+from grpojax.run.step_metrics import of_drawn
+from grpojax.run.true_answers import room, splice
+
+SPLICED = {"name": "gt_likelihood", "marker": "e", "train_on": "spliced", "kl_coef": 0.1}
+EVERY = {**SPLICED, "groups": "all"}
+
+
+def trainer_of(recipe, directory, variant, *more):
+    """All of two steps with two updates on a rollout."""
+    overrides = [
+        f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
+        "train.steps=2", "train.iterations=2", "train.checkpoint_every=1",
+    ]  # fmt: skip
+    return Trainer(config.load(recipe, [*overrides, *more]))
+
+
+def texts(batch, tokenizer):
+    """What each sample is replaced by, ``{(p, g): Spliced}``, one after the other."""
+    drawn, found = batch.drawn, {}
+    for p, g in np.ndindex(drawn.lengths.shape):
+        ids = drawn.tokens[p, g, : drawn.lengths[p, g] - drawn.stopped[p, g]].tolist()
+        found[p, g] = splice(ids, batch.problems[p].gold, tokenizer, marker="e")
+    return found
+
+
+@dataclasses.dataclass
+class Step:
+    """What became of a step; ``old`` and ``ref`` are log-probs ``[P, G, T]``."""
+
+    batch: Judged
+    want: dict
+    old: np.ndarray
+    ref: np.ndarray
+    weighed: Weighed
+    owed: list
+
+
+def step_of(trainer):
+    """The first step of a run, with its updates."""
+    try:
+        learner = trainer.learner
+        sampled = learner.replace(trainer.rollouts.draw(1)())
+        (mini,) = minis = learner.prepare(sampled)
+        signals, (batch, _) = learner.score(minis), sampled.judged()
+        rows = mini.packed.per_token
+        assert rows.sampler_logps is None
+        old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.behavior_logps, rows.ref_logps))
+        weighed = learner.weigh(minis, batch, sampled.dropped, signals)
+        owed = learner.update(minis, None, lambda state: None)
+        return Step(batch, texts(batch, trainer.policy.tokenizer), old, ref, weighed, owed)
+    finally:
+        trainer.close()
+
+
+@pytest.fixture(scope="module")
+def step(recipe, tmp_path_factory):
+    return step_of(trainer_of(recipe, tmp_path_factory.mktemp("runs") / "step", EVERY))
+
+
+def torch_logps(model, prompt, completion):
+    """Of each token of the completion, with gradient."""
+    ids = torch.tensor([[*prompt, *completion]])
+    logps = model(ids).logits.float().log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
+    return logps[len(prompt) - 1 :]
+
+
+def test_old_and_reference_log_probs_are_those_of_the_spliced_text(recipe, step):
+    """By transformers, of every token."""
+    made = their(recipe.parent)
+    np.testing.assert_array_equal(step.old, step.ref)  # nothing was learned yet
+    for (p, g), spliced in step.want.items():
+        n = len(spliced.ids)
+        assert step.batch.rollout.lengths[p, g] == n
+        theirs = tiny_hf.logps(made, [*step.batch.problems[p].ids, *spliced.ids]).numpy()[-n:]
+        np.testing.assert_allclose(step.old[p, g, :n], theirs, atol=2e-5)
+
+
+def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
+    """``-Σ A log π`` over all tokens of reasoning, marker and answer, by torch; the KL's is 0 at first, the ratio 1."""
+    made, problems = their(recipe.parent), step.batch.problems
+    rewards = np.zeros(step.batch.total.shape)
+    logps = {at: torch_logps(made, problems[at[0]].ids, spliced.ids) for at, spliced in step.want.items()}
+    for at, spliced in step.want.items():
+        rewards[at] = np.exp(logps[at][-spliced.scored :].mean().item())
+    advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+    sum(-advantages[at] * each.sum() / rewards.size for at, each in logps.items()).backward()
+    norm = torch.sqrt(sum((p.grad**2).sum() for p in made.parameters() if p.grad is not None)).item()
+    first, second = step.owed
+    assert float(first["grad_norm"]) == pytest.approx(norm, rel=1e-3)
+    assert float(first["ratio"].value) == 1.0 != float(second["ratio"].value)
+    there = np.arange(step.old.shape[2]) < step.batch.rollout.lengths[..., None]
+    given = np.where(there, advantages[..., None], 0)
+    np.testing.assert_allclose(step.weighed.advantages, given, rtol=2e-3, atol=2e-4)
+
+
+def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
+    """And of these no sample without a marker, where such are not completed."""
+    step = step_of(trainer_of(recipe, tmp_path, {**SPLICED, "missing": "zero"}, "rollout.group=2"))
+    batch, fails, kept = step.batch, (step.batch.total == 0).all(1), 0
+    for (p, g), spliced in step.want.items():
+        ids = batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()
+        drawn = batch.drawn.tokens[p, g, : batch.drawn.lengths[p, g]].tolist()
+        replaced = fails[p] and spliced.markers > 0
+        assert ids == (list(spliced.ids) if replaced else drawn)
+        assert np.isnan(batch.rollout.logps[p, g, 0]) == replaced
+        kept += fails[p] and not replaced
+    assert 0 < fails.sum() < len(fails) and kept
+    assert batch.rollout.tokens.shape[2] == room(batch.drawn.tokens.shape[2])
+    assert step.weighed.metrics["ground_truth/missing_marker"] == kept
+
+
+def test_rows_come_in_few_sizes():
+    assert {room(8, n) for n in range(100)} == {24, 40, 72, 136}
+    assert all(room(8, n) >= n for n in range(100))
+
+
+def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
+    drawn = []
+
+    def trainer():
+        run = trainer_of(recipe, tmp_path, EVERY)
+        plain = run.learner.replace
+        run.learner.replace = lambda sampled: drawn.append(sampled) or plain(sampled)
+        return run
+
+    first = trainer()
+    first.on_step = lambda *_: setattr(first.session, "_stop", True)
+    assert not first.run() and trainer().run()
+    for line, sampled in zip((x for x in numbers(tmp_path) if "reward" in x), drawn, strict=True):
+        batch, everything = sampled.judged()
+        told = of_drawn(everything, first.config.method.deciding)
+        assert {name: line[name] for name in told} == pytest.approx(told)
+        assert batch.drawn is None and not any(k.startswith("sampling/") for k in line)
+        assert line["ground_truth/scored"] == 32 and line["grad_norm"] > 0
+        _, rows = read_samples(tmp_path, line["step"])
+        rollout = batch.rollout
+        for row, (p, g) in zip(rows, np.ndindex(rollout.lengths.shape), strict=True):
+            assert row["completion"] == first.policy.decode(rollout.tokens[p, g, : rollout.lengths[p, g]].tolist())
+            assert row["learned"].rpartition("e")[2].strip() == row["gold"]
+
+
+@pytest.mark.slow
+def test_a_stop_in_between_changes_nothing(recipe, tmp_path):
+    assert trainer_of(recipe, tmp_path / "whole", EVERY).run()
+    first = trainer_of(recipe, tmp_path / "parts", EVERY)
+    first.on_step = lambda *_: setattr(first.session, "_stop", True)
+    assert not first.run() and trainer_of(recipe, tmp_path / "parts", EVERY).run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"importance": "truncate"}, "importance=truncate"),
+        ({"off_policy_limit": 0.1}, "off_policy_limit=0.1"),
+        ({"anchor": "sampler"}, "anchor=sampler"),
+    ],
+)
+def test_what_the_sampler_would_have_to_know_is_refused(recipe, tmp_path, options, said):
+    with pytest.raises(UserError, match=f"train_on=spliced and {said}: .*train_on=sampled"):
+        config.load(recipe, [f"run.dir={tmp_path}", f"variant={SPLICED | options}"])
+    config.load(recipe, [f"run.dir={tmp_path}", f"variant={SPLICED | options | {'train_on': 'sampled'}}"])
+
+
+def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
+    """As by a command that brings its own samples."""
+    trainer = trainer_of(recipe, tmp_path, SPLICED)
+    try:
+        sampled = trainer.rollouts.draw(1)()
+        minis = trainer.learner.prepare(sampled)
+        with pytest.raises(UserError, match="as they are: set variant.train_on=sampled"):
+            trainer.learner.weigh(minis, sampled.judged()[0], sampled.dropped, trainer.learner.score(minis))
+    finally:
+        trainer.close()
