@@ -8,6 +8,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.host import processes
+from grpojax.models import flops
 from grpojax.programs import influence, lanes
 from grpojax.programs.influence import Influence
 from grpojax.programs.policy import Policy
@@ -28,6 +29,12 @@ class Influences:
 
     def __init__(self, policy: Policy, *, temperature: float, longest_prompt: int):
         self.policy, self.temperature, self.longest_prompt = policy, temperature, longest_prompt
+
+    def flops(self, problems: Sequence[data.Problem], tokens: Tokens, lengths: Samples) -> float:
+        """Useful FLOPs of a call on these groups (`grpojax.models.flops`)."""
+        entries = (influence.vocabulary(tokens, lengths, self.policy.config.vocab_size) >= 0).sum(1)
+        forward = flops.forward_flops(self.policy.config, [len(p.ids) for p in problems], lengths)
+        return forward + flops.influence_flops(self.policy.config, lengths, entries)
 
     def __call__(
         self,

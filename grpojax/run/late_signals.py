@@ -12,6 +12,7 @@ import numpy as np
 from grpojax import masked
 from grpojax.advantages import Signals, signs
 from grpojax.host.errors import UserError
+from grpojax.models import flops
 from grpojax.programs.policy import Policy
 from grpojax.run import true_answers
 from grpojax.run.influence import Influences
@@ -32,6 +33,9 @@ class Late:
       score: the jitted program of `grpojax.programs.policy_update.make_score`.
       temperature: the one that samples are drawn at.
       longest_prompt: most tokens of a prompt in the run.
+
+    Attributes:
+      flops: useful ones of the last call.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Late:
         self.policy, self.method, self.train, self.score = policy, method, train, score
         self.temperature, self.longest_prompt = temperature, longest_prompt
         self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
+        self.flops = 0.0
 
     def _makers(self) -> list[Callable[..., Any]]:
         needs = {"ground_truth": self._true_answers, "hidden_states": self._influence}
@@ -62,7 +67,7 @@ class Late:
         """
         signals: dict[str, Array] = {}
         metrics: dict[str, float] = {}
-        makers, started = self._makers(), time.perf_counter()
+        makers, started, self.flops = self._makers(), time.perf_counter(), 0.0
         for make in makers:
             made, measured = make(params, batch, counted)
             signals |= made
@@ -117,6 +122,7 @@ class Late:
             "too_long": float(long.sum()),
         }
         lengths = np.where(long, 0, answers.lengths)
+        self.flops += flops.forward_flops(policy.config, [len(p.ids) for p in problems], lengths)
         groups = regroup(
             policy,
             problems,
@@ -142,11 +148,11 @@ class Late:
         if len(chosen):
             mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
             right = mask & (sign[chosen] > 0)[..., None]
+            groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen]
+            self.flops += self.influences.flops(*groups)
             found = self.influences(
                 params,
-                [batch.problems[int(i)] for i in chosen],
-                rollout.tokens[chosen],
-                rollout.lengths[chosen],
+                *groups,
                 right.astype(np.float32),
                 most=len(batch.problems),
                 tokens_at_once=self._tokens_at_once(batch),

@@ -158,6 +158,11 @@ class Learner:
         picks = self.train.iterations * self.objective.needs_covariance_mask
         return int(self.objective.needs_reference) + int(self._scores_self) + picks
 
+    @property
+    def late_flops(self) -> float:
+        """Useful FLOPs of the last step's signals that needed the rewards first."""
+        return self._late.flops
+
     def abstract(self) -> dict[str, Any]:
         """Of what is saved: shapes, dtypes and shardings by role."""
         _, network = decoder_network(self.policy.config, self.optimizer, self.policy.mesh)

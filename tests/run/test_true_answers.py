@@ -8,7 +8,7 @@ from runs import Trainer, numbers
 
 from grpojax import data
 from grpojax.host.errors import UserError
-from grpojax.models import hf
+from grpojax.models import flops, hf
 from grpojax.run import recipe as config
 from grpojax.run.true_answers import Marker, find_marker, likelihoods, splice
 
@@ -102,6 +102,9 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
     try:
         got, logged, batch = late(trainer)
         want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
+        assert trainer.learner.late_flops > flops.forward_flops(
+            trainer.policy.config, [len(p.ids) for p in batch.problems], batch.rollout.lengths
+        )
         np.testing.assert_allclose(got, want, rtol=2e-4)
         texts = [
             trainer.policy.decode(batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist())
