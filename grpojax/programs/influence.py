@@ -16,7 +16,6 @@ from flax import nnx
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.logprobs import log_normalisers
-from grpojax.programs import packing
 from grpojax.types import Array, Rows, Samples, Tokens
 
 _BLOCK = 2048  # entries of a group's vocabulary at once
@@ -38,15 +37,15 @@ def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
       size: of the vocabulary.
 
     Returns:
-      W is one of a few sizes, so that few programs are compiled.
+      W is as large as it may become, so that one program is compiled. It takes blocks of it, and no empty ones.
 
     Example:
       >>> vocabulary(np.array([[[7, 3], [3, 9]]]), np.array([[2, 1]]), 16).tolist()
-      [[3, 7, -1, -1, -1, -1, -1, -1]]
+      [[3, 7, -1, -1]]
     """
     mask = np.arange(tokens.shape[2]) < lengths[..., None]
     entries = [np.unique(t[m]) for t, m in zip(tokens, mask, strict=True)]
-    width = packing.bucket(max(map(len, entries)), min(size, mask[0].size), parts=8)
+    width = min(size, mask[0].size)
     if width > _BLOCK:
         width = -(-width // _BLOCK) * _BLOCK
     out = np.full((len(entries), width), -1, np.int32)
@@ -107,19 +106,21 @@ def make_influence(
             return _on_lanes(whole, entries, head)
 
         def _on_lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
-            def lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
-                return _stream(whole, entries, head, compute, 1.0 / temperature, copies, group)
+            def lanes(whole: _Group, entries: Array, used: Array, head: Array) -> tuple[Array, Array]:
+                return _stream(whole, entries, used, head, compute, 1.0 / temperature, copies, group)
 
+            block = min(_BLOCK, entries.shape[1])
+            used = -(-(entries >= 0).sum(1).max() // block)
             if compute.mesh is None:
-                return lanes(whole, entries, head)
+                return lanes(whole, entries, used, head)
             lane = ("data", "fsdp")
             return jax.shard_map(
                 lanes,
                 mesh=compute.mesh,
-                in_specs=(jax.P(None, lane), jax.P(lane), jax.P("tensor", "fsdp")),
+                in_specs=(jax.P(None, lane), jax.P(lane), jax.P(), jax.P("tensor", "fsdp")),
                 out_specs=(jax.P(None, lane), jax.P(lane)),
                 check_vma=False,
-            )(whole, entries, head)
+            )(whole, entries, used, head)
 
         def by_prompt(x: Array) -> Array:
             return x.reshape(entries.shape[0], -1, *x.shape[1:])
@@ -131,16 +132,23 @@ def make_influence(
 
 
 def _stream(
-    whole: _Group, entries: Array, head: Array, compute: Compute, inverse_temperature: float, copies: int, group: int
+    whole: _Group,
+    entries: Array,
+    used: Array,
+    head: Array,
+    compute: Compute,
+    inverse_temperature: float,
+    copies: int,
+    group: int,
 ) -> tuple[Array, Array]:
-    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one lane."""
+    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one lane; ``used`` blocks of the vocabulary, in any lane."""
     if entries.shape[0] != 1:
         raise ValueError(f"{entries.shape[0]} lanes on a device: there is one")
     lane = jax.tree.map(lambda x: x[:, 0], whole)
     width, dim = min(_BLOCK, entries.shape[1]), whole.hidden.shape[-1]
     nothing = jnp.zeros((width, dim), jnp.float32)
 
-    def block(carry: tuple[Array, Array], ids: Array) -> tuple[tuple[Array, Array], None]:
+    def block(carry: tuple[Array, Array], ids: Array) -> tuple[Array, Array]:
         scores, own = carry
         dtype = whole.hidden.dtype
         if compute.mesh is None:
@@ -179,10 +187,11 @@ def _stream(
             pulled = jnp.einsum("nd,wd->nw", part.hidden.astype(jnp.float32), matrix, precision=_HIGHEST)
             return (errors(part) * pulled).sum(-1)
 
-        return (scores + jax.lax.map(score, lane), own), None
+        return scores + jax.lax.map(score, lane), own
 
     start = jnp.zeros(lane.weights.shape, jnp.float32), jnp.zeros(group, jnp.float32)
-    (scores, own), _ = jax.lax.scan(block, start, entries[0].reshape(-1, width))
+    blocks = entries[0].reshape(-1, width)
+    scores, own = jax.lax.fori_loop(0, used, lambda i, carry: block(carry, blocks[i]), start)
     return scores[:, None], own[None]
 
 

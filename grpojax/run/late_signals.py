@@ -123,7 +123,7 @@ class Late:
         }
         lengths = np.where(long, 0, answers.lengths)
         self.flops += flops.forward_flops(policy.config, [len(p.ids) for p in problems], lengths)
-        groups = regroup(
+        parts = regroup(
             policy,
             problems,
             answers.tokens,
@@ -132,8 +132,8 @@ class Late:
             longest_prompt=self.longest_prompt,
             tokens_at_once=self._tokens_at_once(batch),
         )
-        logps = policy.programs("score", self.score, params, groups.rows).logps
-        values = true_answers.likelihoods(groups.fetch(logps, len(chosen)), answers.mask, options["likelihood"])
+        logps = [part.fetch(policy.programs("score", self.score, params, part.rows).logps) for part in parts]
+        values = true_answers.likelihoods(np.concatenate(logps), answers.mask, options["likelihood"])
         # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
         return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), counts
 

@@ -146,7 +146,7 @@ def splice_groups(
 ) -> Answers:
     """`splice` of every sample of a rollout ``[n, G, ...]``; with ``missing="zero"`` not of those without a marker.
 
-    T grows by a multiple of ``multiple`` over the rollout's, so that few programs are compiled.
+    T is over the rollout's by ``multiple`` times a power of 2, so that few programs are compiled.
     """
     n, group, most = rollout.tokens.shape
     made: dict[tuple[int, int], Spliced] = {}
@@ -155,7 +155,7 @@ def splice_groups(
             ids = rollout.tokens[p, g, : rollout.lengths[p, g] - int(rollout.stopped[p, g])].tolist()
             made[p, g] = splice(ids, gold[p], tokenizer, marker=marker, include_marker=include_marker)
     over = max(0, max(len(s.ids) for s in made.values()) - most)
-    size = most + multiple * max(1, -(-over // multiple))
+    size = most + multiple * (1 << (max(1, -(-over // multiple)) - 1).bit_length())
     tokens, mask = np.zeros((n, group, size), np.int32), np.zeros((n, group, size), bool)
     lengths, markers = np.zeros((n, group), np.int32), np.zeros((n, group), np.int32)
     for (p, g), spliced in made.items():

@@ -114,6 +114,18 @@ def test_scores_are_the_same_on_eight_devices(recipe, one, mesh, n, most):
     np.testing.assert_allclose(got.own, want.own, rtol=1e-4)
 
 
+def test_a_ragged_run_compiles_few_programs(one):
+    """Twelve steps in which groups, lengths and distinct tokens differ: of three shapes all occur, and no other."""
+    influences._program.cache_clear()
+    for step in range(12):
+        problems, tokens, lengths, sign = groups(1 + 5 * step % 7, vocab=4 + 3 * step)
+        lengths = np.minimum(lengths, 2 + step)
+        computed(one, one.params, problems, tokens, lengths, sign, most=7, own=False, at_once=99)
+    program = influences._program(one.graph, one.compute, TEMPERATURE, 1, 0)
+    assert program._cache_size() == 3
+    influences._program.cache_clear()
+
+
 def test_vocabulary_is_a_groups_own_tokens():
     _, tokens, lengths, _ = groups(3)
     got = influence.vocabulary(tokens, lengths, 40)
@@ -156,11 +168,12 @@ group = influence._Group(
     of_tokens(np.float32),
 )
 stream = jax.jit(jax.shard_map(
-    lambda group, entries, head: influence._stream(group, entries, head, compute, 1.0, 1, samples), mesh=mesh,
-    in_specs=(lanes, lane, head), out_specs=(lanes, lane), check_vma=False,
+    lambda *args: influence._stream(*args, compute, 1.0, 1, samples), mesh=mesh,
+    in_specs=(lanes, lane, jax.P(), head), out_specs=(lanes, lane), check_vma=False,
 ))
 entries, table = array((16, width), np.int32, lane), array((vocab, dim), np.float32, head)
-print(stream.lower(group, entries, table).compile().memory_analysis().temp_size_in_bytes)
+used = array((), np.int32, jax.P())
+print(stream.lower(group, entries, used, table).compile().memory_analysis().temp_size_in_bytes)
 """
 
 
