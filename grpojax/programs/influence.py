@@ -5,6 +5,7 @@ probabilities are made micro-batch by micro-batch, twice: for the matrix ``M [bl
 nothing of the size of all prompts' hidden states exists, and nothing of ``[tokens, vocabulary]``.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -45,13 +46,21 @@ def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
     """
     mask = np.arange(tokens.shape[2]) < lengths[..., None]
     entries = [np.unique(t[m]) for t, m in zip(tokens, mask, strict=True)]
-    width = min(size, mask[0].size)
-    if width > _BLOCK:
-        width = -(-width // _BLOCK) * _BLOCK
-    out = np.full((len(entries), width), -1, np.int32)
+    out = np.full((len(entries), vocabulary_width(mask[0].size, size)), -1, np.int32)
     for row, ids in zip(out, entries, strict=True):
         row[: len(ids)] = ids
     return out
+
+
+def vocabulary_width(tokens: int, size: int) -> int:
+    """W of `vocabulary`: room for every one of a group's ``tokens`` places, or for the vocabulary of ``size``.
+
+    Example:
+      >>> vocabulary_width(2, 16), vocabulary_width(5000, 152064)
+      (2, 6144)
+    """
+    width = min(size, tokens)
+    return width if width <= _BLOCK else -(-width // _BLOCK) * _BLOCK
 
 
 class _Group(NamedTuple):
@@ -89,9 +98,10 @@ def make_influence(
     def program(params: Any, rows: Rows, samples: Array, weights: Array, entries: Array) -> Influence:
         model = nnx.merge(graph, params)
         head = model.unembed
+        lean = dataclasses.replace(compute, lean=True)
 
         def states(part: Rows) -> tuple[Array, Array]:
-            hidden = dec.token_states(model, part, compute)
+            hidden = dec.token_states(model, part, lean)
             hidden = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
             sums = log_normalisers(
                 hidden, head, inverse_temperature=1.0 / temperature, chunk=compute.vocab_chunk, mesh=compute.mesh
