@@ -15,7 +15,7 @@ from grpojax.programs.policy import Policy
 from grpojax.run.regroup import regroup
 from grpojax.types import Samples, Tokens
 
-_TOKENS = 4096  # of a lane that the decoder runs on at once, at most: its activations are the larger part
+TOKENS = 4096  # of a lane that the decoder runs on at once, at most: its activations are the larger part
 
 
 class Influences:
@@ -68,7 +68,7 @@ class Influences:
             lengths,
             most=most,
             longest_prompt=self.longest_prompt,
-            tokens_at_once=min(tokens_at_once, _TOKENS),
+            tokens_at_once=min(tokens_at_once, TOKENS),
             one_prompt=True,
         ):
             part = groups.layout.batch_shape[1]

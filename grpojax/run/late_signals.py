@@ -78,8 +78,7 @@ class Late:
 
     def _tokens_at_once(self, batch: Judged) -> int:
         """Of a lane, those of an update's micro-batch."""
-        parts = self.train.minibatches * self.train.microbatches * self.policy.lanes
-        return max(1, batch.rollout.tokens.size // parts)
+        return tokens_at_once(batch.rollout.tokens.size, self.train, self.policy.lanes)
 
     def _true_answers(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """The true answer's likelihood after each sample's reasoning, NaN in groups that do not ask for it."""
@@ -169,3 +168,8 @@ class Late:
             seed = zlib.crc32(np.ascontiguousarray(rollout.tokens).tobytes())
             made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
         return made, {"nthr/mixed_groups": float(len(chosen))}
+
+
+def tokens_at_once(tokens: int, train: TrainConfig, lanes: int) -> int:
+    """Of a lane, those of an update's micro-batch; ``tokens`` are all that a batch has room for."""
+    return max(1, tokens // (train.minibatches * train.microbatches * lanes))

@@ -323,7 +323,7 @@ class Learner:
         """What happens between steps: the reference is refreshed where it is time."""
         every, mix = self.train.reference_every, self.train.reference_mix
         if every and number % every == 0:
-            self.state["reference"] = _mix(self.state["reference"], self.state["policy"].params, mix)
+            self.state["reference"] = refreshed(self.state["reference"], self.state["policy"].params, mix)
 
     def adapt(self, entropy: float) -> None:
         """Moves an adaptive entropy bonus by what was measured in the step before."""
@@ -335,7 +335,8 @@ class Learner:
 
 
 @jax.jit
-def _mix(reference: Any, params: Any, mix: float) -> Any:
+def refreshed(reference: Any, params: Any, mix: float) -> Any:
+    """The reference once it is time for another: ``mix * params + (1 - mix) * reference``."""
     return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
 
 

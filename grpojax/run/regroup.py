@@ -84,7 +84,7 @@ def regroup(
       one_prompt: no more than one prompt of a lane in a micro-batch.
     """
     n, group, size = tokens.shape
-    filled = packing.bucket(1, most, multiple=policy.lanes if most >= policy.lanes else most)
+    filled, microbatches = part_sizes(most, group, size, policy.lanes, tokens_at_once, one_prompt=one_prompt)
     for start in range(0, n, filled):
         places = slice(start, min(start + filled, n))
         empty = filled - (places.stop - start)
@@ -99,14 +99,8 @@ def regroup(
         batch = TrainBatch(
             prompts=prompts, tokens=fill(tokens[places]), lengths=fill(lengths[places]), per_token=PerToken()
         )
-        per_lane = shape[0] // policy.lanes
-        together, splits = _cut(per_lane, part, size, tokens_at_once, one_prompt)
         packed, layout = packing.pack(
-            batch,
-            lanes=policy.lanes,
-            microbatches=per_lane // together * splits,
-            seats=policy.compute.needs_seats,
-            few=True,
+            batch, lanes=policy.lanes, microbatches=microbatches, seats=policy.compute.needs_seats, few=True
         )
         yield Regrouped(
             places=places,
@@ -116,6 +110,28 @@ def regroup(
             copies=shape[0] // filled,
             policy=policy,
         )
+
+
+def part_sizes(
+    most: int, group: int, tokens: int, parts: int, tokens_at_once: int, *, one_prompt: bool = False
+) -> tuple[int, int]:
+    """How many groups `regroup` takes at a time, and in how many micro-batches.
+
+    Args:
+      most: groups of a whole batch.
+      group: samples of each.
+      tokens: most of a sample.
+      parts: lanes of the mesh.
+      tokens_at_once, one_prompt: as in `regroup`.
+
+    Example:
+      >>> part_sizes(32, 8, 64, 4, 256)
+      (8, 4)
+    """
+    filled = packing.bucket(1, most, multiple=parts if most >= parts else most)
+    prompts, samples = lanes.spread_sizes(filled, group, parts)
+    together, splits = _cut(prompts // parts, samples, tokens, tokens_at_once, one_prompt)
+    return filled, prompts // parts // together * splits
 
 
 def _cut(prompts: int, samples: int, row: int, tokens: int, one_prompt: bool) -> tuple[int, int]:
