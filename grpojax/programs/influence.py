@@ -160,11 +160,7 @@ def _stream(
 
     def block(carry: tuple[Array, Array], ids: Array) -> tuple[Array, Array]:
         scores, own = carry
-        dtype = whole.hidden.dtype
-        if compute.mesh is None:
-            rows = jnp.take(head, ids, axis=0, mode="clip").astype(dtype)
-        else:
-            rows = dec.rows_of_shards(head, ids[None], dtype)[0]
+        rows = _rows_of(head, ids, whole.hidden.dtype, compute)
 
         def errors(part: _Group) -> Array:
             """``onehot(token) - probs`` on the block, ``[N, block]``; 0 on padding."""
@@ -203,6 +199,13 @@ def _stream(
     blocks = entries[0].reshape(-1, width)
     scores, own = jax.lax.fori_loop(0, used, lambda i, carry: block(carry, blocks[i]), start)
     return scores[:, None], own[None]
+
+
+def _rows_of(head: Array, ids: Array, dtype: Any, compute: Compute) -> Array:
+    """``head [V, D]`` of some entries, ``[W, D]``."""
+    if compute.mesh is None:
+        return jnp.take(head, ids, axis=0, mode="clip").astype(dtype)
+    return dec.rows_of_shards(head, ids[None], dtype)[0]
 
 
 def _over_copies(matrix: Array, compute: Compute, copies: int) -> Array:
