@@ -242,7 +242,7 @@ def test_plan_prints_the_critic():
     done = python(code, "plan", recipe, "--topology", "v5e:2x2", "--layers", "1", *overrides)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
-    assert rows[1:7] == ["update", "score", "rollout", "reshard", "critic", "critic update"]
+    assert rows[1:8] == ["update", "score", "rollout", "evaluation", "reshard", "critic", "critic update"]
 
 
 def test_a_supervised_recipe_without_its_command(capsys):
