@@ -43,6 +43,8 @@ class Compute:
       vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
       mesh: None on one device.
       platform: the one compiled for; None is jax's default.
+      lean: of a forward without gradient, hold no more than one layer's weights in ``dtype``, and an MLP's activations
+        of 1024 tokens of a lane, at the cost of casting weights again in each micro-batch.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -51,6 +53,7 @@ class Compute:
     vocab_chunk: int = 0
     mesh: Mesh | None = None
     platform: Literal["cpu", "gpu", "tpu"] | None = None
+    lean: bool = False
 
     @property
     def needs_seats(self) -> bool:

@@ -169,9 +169,10 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
     positions = join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), start[..., None] + rows.offsets)
     tables = rope_tables(c, positions)
     x = embed_tokens(model, join(rows.prompts, rows.tokens), compute)
+    one = jnp.where(length.max() > 0, 1, 2)  # no prompt is empty
 
     def body(x, block_x):
-        block = layer(block_x[0], c, compute)
+        block = layer(block_x[0], c, compute, one)
         (qp, qc), (kp, kc), (vp, vc) = (part(y) for y in block.qkv(x, tables))
         with jax.named_scope("prompt_attention"):
             op = attend(qp, kp, vp, here)

@@ -38,20 +38,17 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
-def step_flops(sampled: float, learned: float, *, scores: int, iterations: int) -> dict[str, float]:
-    """Useful FLOPs of a step, by phase; a backward pass counts as two forward ones.
+def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> float:
+    """FLOPs of `grpojax.credit.influence` beyond the forward: logits of a group's tokens against its own vocabulary,
+    the matrix ``M``, and its product with every token.
 
     Args:
-      sampled: one forward of all that was drawn (`forward_flops`).
-      learned: one of what is learned from; less where a filter dropped groups.
-      scores: how often that is scored before the update: under the reference, under the policy.
-      iterations: passes over it.
-
-    Example:
-      >>> step_flops(3.0, 2.0, scores=1, iterations=2)
-      {'rollout': 3.0, 'score': 2.0, 'update': 12.0}
+      c: the decoder.
+      lengths: ``[P, G]`` tokens of each completion.
+      entries: ``[P]`` distinct tokens of each group.
     """
-    return {"rollout": sampled, "score": learned * scores, "update": 3 * learned * iterations}
+    tokens = np.asarray(lengths, np.float64).sum(1)
+    return 3 * 2 * float((tokens * np.asarray(entries)).sum()) * c.hidden_size
 
 
 def decode_bytes(c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, group: int, slots: int) -> float:

@@ -54,16 +54,30 @@ def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
-class Layer:
-    """A block's weights in the compute dtype, gathered once and applied to as many streams as there are."""
+_MLP_TOKENS = 1024  # of a lane at once, where memory is short (`Compute.lean`)
 
-    def __init__(self, block: Block, config: DecoderConfig, compute: Compute):
+
+class Layer:
+    """A block's weights in the compute dtype, gathered once and applied to as many streams as there are.
+
+    Args:
+      block, config, compute: the layer, and how to run it.
+      one: for `Compute.lean`, the number 1 as the compiler cannot know it: it casts what is multiplied with it when it
+        is needed, and not the weights of all layers before the first.
+    """
+
+    def __init__(self, block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None):
         self.config = config
-        self.mesh = compute.mesh
-        self.w = {
-            name: gather_weight(w, compute.mesh, jnp.dtype(compute.dtype), *DECODER[name].axes[1:])
-            for name, w in nnx.to_pure_dict(nnx.state(block)).items()
-        }
+        self.mesh, self.lean = compute.mesh, compute.lean
+        dtype = jnp.dtype(compute.dtype)
+
+        def gather(name: str, w: Array) -> Array:
+            if compute.lean and w.ndim == 2 and w.dtype != dtype:
+                assert one is not None
+                w = w * one.astype(w.dtype)
+            return gather_weight(w, compute.mesh, dtype, *DECODER[name].axes[1:])
+
+        self.w = {name: gather(name, w) for name, w in nnx.to_pure_dict(nnx.state(block)).items()}
 
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
@@ -86,11 +100,25 @@ class Layer:
         with jax.named_scope("out"):
             x = x + self._linear(attended.reshape(*x.shape[:-1], -1), "o")
         with jax.named_scope("mlp"):
-            h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
-            h = jax.nn.silu(self._linear(h, "gate")) * self._linear(h, "up")
-            return x + self._linear(h, "down")
+            if self.lean and x.ndim == 3 and x.shape[1] > _MLP_TOKENS:
+                return self._mlp_in_parts(x)
+            return self._mlp(x)
+
+    def _mlp(self, x: Array) -> Array:
+        h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
+        h = jax.nn.silu(self._linear(h, "gate")) * self._linear(h, "up")
+        return x + self._linear(h, "down")
+
+    def _mlp_in_parts(self, x: Array) -> Array:
+        """Of ``x [B, N, D]`` some tokens after the others: a loop would copy the weights that it takes along."""
+        parts = [x[:, at : at + _MLP_TOKENS] for at in range(0, x.shape[1], _MLP_TOKENS)]
+        done = [self._mlp(parts[0])]
+        for part in parts[1:]:
+            part, done[-1] = jax.lax.optimization_barrier((part, done[-1]))
+            done.append(self._mlp(part))
+        return jnp.concatenate(done, 1)
 
 
-def layer(block: Block, config: DecoderConfig, compute: Compute) -> Layer:
+def layer(block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None) -> Layer:
     """The block's weights, gathered and cast: a `Layer`."""
-    return Layer(block, config, compute)
+    return Layer(block, config, compute, one)

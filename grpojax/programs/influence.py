@@ -5,6 +5,7 @@ probabilities are made micro-batch by micro-batch, twice: for the matrix ``M [bl
 nothing of the size of all prompts' hidden states exists, and nothing of ``[tokens, vocabulary]``.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ from flax import nnx
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.logprobs import log_normalisers
-from grpojax.programs import packing
 from grpojax.types import Array, Rows, Samples, Tokens
 
 _BLOCK = 2048  # entries of a group's vocabulary at once
@@ -38,21 +38,29 @@ def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
       size: of the vocabulary.
 
     Returns:
-      W is one of a few sizes, so that few programs are compiled.
+      W is as large as it may become, so that one program is compiled. It takes blocks of it, and no empty ones.
 
     Example:
       >>> vocabulary(np.array([[[7, 3], [3, 9]]]), np.array([[2, 1]]), 16).tolist()
-      [[3, 7, -1, -1, -1, -1, -1, -1]]
+      [[3, 7, -1, -1]]
     """
     mask = np.arange(tokens.shape[2]) < lengths[..., None]
     entries = [np.unique(t[m]) for t, m in zip(tokens, mask, strict=True)]
-    width = packing.bucket(max(map(len, entries)), min(size, mask[0].size), parts=8)
-    if width > _BLOCK:
-        width = -(-width // _BLOCK) * _BLOCK
-    out = np.full((len(entries), width), -1, np.int32)
+    out = np.full((len(entries), vocabulary_width(mask[0].size, size)), -1, np.int32)
     for row, ids in zip(out, entries, strict=True):
         row[: len(ids)] = ids
     return out
+
+
+def vocabulary_width(tokens: int, size: int) -> int:
+    """W of `vocabulary`: room for every one of a group's ``tokens`` places, or for the vocabulary of ``size``.
+
+    Example:
+      >>> vocabulary_width(2, 16), vocabulary_width(5000, 152064)
+      (2, 6144)
+    """
+    width = min(size, tokens)
+    return width if width <= _BLOCK else -(-width // _BLOCK) * _BLOCK
 
 
 class _Group(NamedTuple):
@@ -90,9 +98,10 @@ def make_influence(
     def program(params: Any, rows: Rows, samples: Array, weights: Array, entries: Array) -> Influence:
         model = nnx.merge(graph, params)
         head = model.unembed
+        lean = dataclasses.replace(compute, lean=True)
 
         def states(part: Rows) -> tuple[Array, Array]:
-            hidden = dec.token_states(model, part, compute)
+            hidden = dec.token_states(model, part, lean)
             hidden = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
             sums = log_normalisers(
                 hidden, head, inverse_temperature=1.0 / temperature, chunk=compute.vocab_chunk, mesh=compute.mesh
@@ -107,19 +116,21 @@ def make_influence(
             return _on_lanes(whole, entries, head)
 
         def _on_lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
-            def lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
-                return _stream(whole, entries, head, compute, 1.0 / temperature, copies, group)
+            def lanes(whole: _Group, entries: Array, used: Array, head: Array) -> tuple[Array, Array]:
+                return _stream(whole, entries, used, head, compute, 1.0 / temperature, copies, group)
 
+            block = min(_BLOCK, entries.shape[1])
+            used = -(-(entries >= 0).sum(1).max() // block)
             if compute.mesh is None:
-                return lanes(whole, entries, head)
+                return lanes(whole, entries, used, head)
             lane = ("data", "fsdp")
             return jax.shard_map(
                 lanes,
                 mesh=compute.mesh,
-                in_specs=(jax.P(None, lane), jax.P(lane), jax.P("tensor", "fsdp")),
+                in_specs=(jax.P(None, lane), jax.P(lane), jax.P(), jax.P("tensor", "fsdp")),
                 out_specs=(jax.P(None, lane), jax.P(lane)),
                 check_vma=False,
-            )(whole, entries, head)
+            )(whole, entries, used, head)
 
         def by_prompt(x: Array) -> Array:
             return x.reshape(entries.shape[0], -1, *x.shape[1:])
@@ -131,22 +142,25 @@ def make_influence(
 
 
 def _stream(
-    whole: _Group, entries: Array, head: Array, compute: Compute, inverse_temperature: float, copies: int, group: int
+    whole: _Group,
+    entries: Array,
+    used: Array,
+    head: Array,
+    compute: Compute,
+    inverse_temperature: float,
+    copies: int,
+    group: int,
 ) -> tuple[Array, Array]:
-    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one lane."""
+    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one lane; ``used`` blocks of the vocabulary, in any lane."""
     if entries.shape[0] != 1:
         raise ValueError(f"{entries.shape[0]} lanes on a device: there is one")
     lane = jax.tree.map(lambda x: x[:, 0], whole)
     width, dim = min(_BLOCK, entries.shape[1]), whole.hidden.shape[-1]
     nothing = jnp.zeros((width, dim), jnp.float32)
 
-    def block(carry: tuple[Array, Array], ids: Array) -> tuple[tuple[Array, Array], None]:
+    def block(carry: tuple[Array, Array], ids: Array) -> tuple[Array, Array]:
         scores, own = carry
-        dtype = whole.hidden.dtype
-        if compute.mesh is None:
-            rows = jnp.take(head, ids, axis=0, mode="clip").astype(dtype)
-        else:
-            rows = dec.rows_of_shards(head, ids[None], dtype)[0]
+        rows = _rows_of(head, ids, whole.hidden.dtype, compute)
 
         def errors(part: _Group) -> Array:
             """``onehot(token) - probs`` on the block, ``[N, block]``; 0 on padding."""
@@ -179,11 +193,19 @@ def _stream(
             pulled = jnp.einsum("nd,wd->nw", part.hidden.astype(jnp.float32), matrix, precision=_HIGHEST)
             return (errors(part) * pulled).sum(-1)
 
-        return (scores + jax.lax.map(score, lane), own), None
+        return scores + jax.lax.map(score, lane), own
 
     start = jnp.zeros(lane.weights.shape, jnp.float32), jnp.zeros(group, jnp.float32)
-    (scores, own), _ = jax.lax.scan(block, start, entries[0].reshape(-1, width))
+    blocks = entries[0].reshape(-1, width)
+    scores, own = jax.lax.fori_loop(0, used, lambda i, carry: block(carry, blocks[i]), start)
     return scores[:, None], own[None]
+
+
+def _rows_of(head: Array, ids: Array, dtype: Any, compute: Compute) -> Array:
+    """``head [V, D]`` of some entries, ``[W, D]``."""
+    if compute.mesh is None:
+        return jnp.take(head, ids, axis=0, mode="clip").astype(dtype)
+    return dec.rows_of_shards(head, ids[None], dtype)[0]
 
 
 def _over_copies(matrix: Array, compute: Compute, copies: int) -> Array:

@@ -127,7 +127,25 @@ def _assign(lengths: np.ndarray, size: int, cut: _Cut, lane: int, m: int) -> lis
     return rows
 
 
-def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, seats: bool = False) -> tuple[Packed, Layout]:
+class _Sizes(NamedTuple):
+    """Of a micro-batch of a lane: rows, positions of each, and whether completions share them."""
+
+    rows: int
+    row: int
+    shared: bool
+
+
+def _few_sizes(cut: _Cut, most: int) -> list[_Sizes]:
+    """A quarter of the positions that completions of up to ``most`` tokens may need, half of them, and all."""
+    whole = cut.prompts * cut.samples
+    part = max(cut.prompts, whole // 2)
+    shared = [_Sizes(part, row, part < whole) for row in (bucket(1, most, parts=2), most)]
+    return [*shared, *([_Sizes(whole, most, False)] if part < whole else [])]
+
+
+def pack(
+    batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, seats: bool = False, few: bool = False
+) -> tuple[Packed, Layout]:
     """Lays a batch out in rows.
 
     Args:
@@ -135,6 +153,7 @@ def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, seats: boo
       lanes: equal parts of the batch, one a batch shard.
       microbatches: parts that an update takes one after the other.
       seats: say where each completion stands, unless every row holds just one (`Compute.needs_seats`).
+      few: the rows have one of three sizes in place of sixteen, the smallest that holds the batch.
 
     Returns:
       The batch in rows, and the `Layout` that maps rows to the batch.
@@ -147,12 +166,24 @@ def pack(batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, seats: boo
             f"{n_prompts} prompts over {lanes} lanes, lengths up to {lengths.max()} of {most}: spread them first"
         )
     cut = _cut(n_prompts // lanes, group, microbatches)
-    size = bucket(int(lengths.max()), most, parts=2)
-    assigned = [[_assign(lengths, size, cut, lane, m) for lane in range(lanes)] for m in range(microbatches)]
-    fullest = max(1, *(len(rows) for lane_rows in assigned for rows in lane_rows))
-    n_rows = bucket(fullest, cut.prompts * cut.samples, parts=8, multiple=1)
-    layout, rows = _fill(batch, lengths, assigned, cut, (microbatches, lanes, n_rows, size))
-    if not (seats and rows.segments.max() > 1):
+    longest = int(lengths.max())
+
+    def assign(size: int) -> tuple[list[list[list[_Row]]], int]:
+        rows = [[_assign(lengths, size, cut, lane, m) for lane in range(lanes)] for m in range(microbatches)]
+        return rows, max(1, *(len(mine) for of_lanes in rows for mine in of_lanes))
+
+    if few:
+        for sizes in _few_sizes(cut, most):
+            assigned, fullest = assign(sizes.row if sizes.shared else 0)
+            if longest <= sizes.row and fullest <= sizes.rows:
+                break
+    else:
+        row = bucket(longest, most, parts=2)
+        assigned, fullest = assign(row)
+        n_rows = bucket(fullest, cut.prompts * cut.samples, parts=8, multiple=1)
+        sizes = _Sizes(n_rows, row, any(len(r.samples) > 1 for of_lanes in assigned for rs in of_lanes for r in rs))
+    layout, rows = _fill(batch, lengths, assigned, cut, (microbatches, lanes, sizes.rows, sizes.row))
+    if not (seats and sizes.shared):
         rows = dataclasses.replace(rows, seats=None)
     return Packed(rows=rows, per_token=jax.tree.map(lambda x: layout.pack(_single(x)), batch.per_token)), layout
 

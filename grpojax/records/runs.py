@@ -144,7 +144,7 @@ def differences(a: Run, b: Run) -> list[str]:
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """Reads run directories, and folders of such.
+    """Reads run directories, folders of such, and the folders of sweeps, which have them in ``runs``.
 
     Returns:
       The runs, and a line for each directory that is none, or a supervised one, and so is left out.
@@ -176,9 +176,15 @@ def _folders(paths: Iterable[str | Path]) -> list[Path]:
     for path in map(Path, paths):
         if not path.is_dir():
             raise UserError(f"{path} is no directory; give the directory of a run, or a folder of runs")
-        inside = sorted(p for p in path.iterdir() if (p / "config.json").exists())
-        found += [path] if (path / "config.json").exists() or not inside else inside
+        if (path / "config.json").exists():
+            found.append(path)
+        else:
+            found += _inside(path) or _inside(path / "runs") or [path]
     return list(dict.fromkeys(found))
+
+
+def _inside(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if (p / "config.json").exists()) if path.is_dir() else []
 
 
 def by_method(runs: Sequence[Run], by: Sequence[str] = ("variant",)) -> list[Method]:

@@ -25,7 +25,7 @@ from grpojax.programs.state import Network, abstract_state, init_state
 from grpojax.programs.update import make_update
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run.sections import CriticConfig
-from grpojax.types import PerPrompt, Samples, Tokens
+from grpojax.types import Tokens
 
 
 def critic_model(
@@ -119,18 +119,6 @@ class RunCritic:
         given = {**frozen, **_frozen(state)}
         state[ROLE], metrics = self.policy.programs("critic update", self._alone, state[ROLE], given, packed)
         return {f"{ROLE}/{name}": value for name, value in metrics.items()}
-
-    def step_flops(self, prompt_lengths: PerPrompt, lengths: Samples, iterations: int) -> float:
-        """Useful FLOPs of a step: one forward of what is learned from, and updates on it; a frozen trunk has no
-        backward pass.
-
-        Args:
-          prompt_lengths: ``[P]`` tokens.
-          lengths: ``[P, G]`` tokens.
-          iterations: passes over them.
-        """
-        forward = models.forward_flops(self.model.config, prompt_lengths, lengths)
-        return forward * (1 + (1 if self.model.frozen else 3) * iterations)
 
     def told(self, outputs: Tokens, targets: Tokens, live: Tokens) -> dict[str, float]:
         """Metrics of what it said before the updates of a step.

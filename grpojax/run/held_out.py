@@ -34,13 +34,7 @@ class HeldOut:
         self._folder = Path(config.run.dir)
         self._max_prompt_tokens = config.data.max_prompt_tokens
         self.evaluator = evaluation.Evaluator(rewards, config.evaluate)
-        self.config = evaluation.EvalConfig.in_training(
-            samples=config.train.eval_samples,
-            temperature=config.train.eval_temperature,
-            limit=config.train.eval_limit,
-            max_tokens=config.rollout.max_tokens,
-            cache_dtype=config.rollout.cache_dtype,
-        )
+        self.config = config_of(config)
         self.problems: Sequence[data.Problem] = ()
         self.fingerprint: str | None = None
         self.best: str | None = None
@@ -82,3 +76,14 @@ class HeldOut:
             sample = attempt.samples[0]
             verdict = evaluation.verdict(attempt, sample)
             log.info("Q: %s\n%s\n[%s]", attempt.prompt, sample.completion.strip(), verdict)
+
+
+def config_of(config: Config) -> evaluation.EvalConfig:
+    """What a run draws of its held-out problems."""
+    return evaluation.EvalConfig.in_training(
+        samples=config.train.eval_samples,
+        temperature=config.train.eval_temperature,
+        limit=config.train.eval_limit,
+        max_tokens=config.rollout.max_tokens,
+        cache_dtype=config.rollout.cache_dtype,
+    )

@@ -8,13 +8,14 @@ import numpy as np
 
 from grpojax import data
 from grpojax.host import processes
-from grpojax.programs import influence, lanes
+from grpojax.models import flops
+from grpojax.programs import influence
 from grpojax.programs.influence import Influence
 from grpojax.programs.policy import Policy
 from grpojax.run.regroup import regroup
 from grpojax.types import Samples, Tokens
 
-_TOKENS = 4096  # of a lane that the decoder runs on at once, at most: its activations are the larger part
+TOKENS = 4096  # of a lane that the decoder runs on at once, at most: its activations are the larger part
 
 
 class Influences:
@@ -28,6 +29,12 @@ class Influences:
 
     def __init__(self, policy: Policy, *, temperature: float, longest_prompt: int):
         self.policy, self.temperature, self.longest_prompt = policy, temperature, longest_prompt
+
+    def flops(self, problems: Sequence[data.Problem], tokens: Tokens, lengths: Samples) -> float:
+        """Useful FLOPs of a call on these groups (`grpojax.models.flops`)."""
+        entries = (influence.vocabulary(tokens, lengths, self.policy.config.vocab_size) >= 0).sum(1)
+        forward = flops.forward_flops(self.policy.config, [len(p.ids) for p in problems], lengths)
+        return forward + flops.influence_flops(self.policy.config, lengths, entries)
 
     def __call__(
         self,
@@ -51,37 +58,36 @@ class Influences:
           tokens_at_once: about how many of a lane the decoder may run on.
           own: the sum of each sample's scores over its own tokens alone, too.
         """
-        policy, n = self.policy, len(problems)
-        groups = regroup(
+        policy = self.policy
+        entries = influence.vocabulary(tokens, lengths, policy.config.vocab_size)
+        scores, alone = [], []
+        for groups in regroup(
             policy,
             problems,
             tokens,
             lengths,
             most=most,
             longest_prompt=self.longest_prompt,
-            tokens_at_once=min(tokens_at_once, _TOKENS),
+            tokens_at_once=min(tokens_at_once, TOKENS),
             one_prompt=True,
-        )
-        part = groups.layout.batch_shape[1]
-        samples = np.broadcast_to((np.arange(tokens.shape[1], dtype=np.int32) % part)[:, None], tokens.shape)
-        entries = influence.vocabulary(tokens, lengths, policy.config.vocab_size)
-        run = _program(policy.graph, policy.compute, self.temperature, groups.copies, part if own else 0)
-        found = policy.programs(
-            "influence",
-            run,
-            params,
-            groups.rows,
-            groups.place(samples),
-            groups.place(weights),
-            groups.place_groups(entries, -1),
-            static=(groups.copies, own),
-        )
-        alone = None
-        if found.own is not None:  # [prompts of a lane, B, G]
-            alone = lanes.gather_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part), groups.filled)[
-                :n
-            ]
-        return Influence(groups.fetch(found.scores, n), alone)
+        ):
+            part = groups.layout.batch_shape[1]
+            samples = np.broadcast_to((np.arange(tokens.shape[1], dtype=np.int32) % part)[:, None], tokens.shape)
+            run = _program(policy.graph, policy.compute, self.temperature, groups.copies, part if own else 0)
+            found = policy.programs(
+                "influence",
+                run,
+                params,
+                groups.rows,
+                groups.place(samples),
+                groups.place(weights),
+                groups.place_groups(entries, -1),
+                static=(groups.copies, own),
+            )
+            scores.append(groups.fetch(found.scores))
+            if found.own is not None:  # [prompts of a lane, B, G]
+                alone.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
+        return Influence(np.concatenate(scores), np.concatenate(alone) if own else None)
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ import numpy as np
 from grpojax import masked
 from grpojax.advantages import Signals, signs
 from grpojax.host.errors import UserError
+from grpojax.models import flops
 from grpojax.programs.policy import Policy
 from grpojax.run import true_answers
 from grpojax.run.influence import Influences
@@ -41,6 +42,9 @@ class Late:
       score: the jitted program of `grpojax.programs.policy_update.make_score`.
       temperature: the one that samples are drawn at.
       longest_prompt: most tokens of a prompt in the run.
+
+    Attributes:
+      flops: useful ones of the last call.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Late:
         self.policy, self.method, self.train, self.score = policy, method, train, score
         self.temperature, self.longest_prompt = temperature, longest_prompt
         self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
+        self.flops = 0.0
 
     def _makers(self, batch: Judged) -> list[Callable[..., Any]]:
         needs = {"ground_truth": self._true_answers, "hidden_states": self._influence}
@@ -80,6 +85,8 @@ class Late:
         signals: dict[str, Array] = {}
         metrics = dict(batch.told)
         makers, started = self._makers(batch), time.perf_counter()
+        if batch.drawn is None:
+            self.flops = 0.0
         for make in makers:
             made, measured = make(params, batch, counted)
             signals |= made
@@ -94,7 +101,7 @@ class Late:
         Args:
           params, batch, counted: as in `__call__`, which has nothing left to do then.
         """
-        started = time.perf_counter()
+        started, self.flops = time.perf_counter(), 0.0
         found = self._splice(params, batch, counted)
         return dataclasses.replace(
             batch,
@@ -106,8 +113,7 @@ class Late:
 
     def _tokens_at_once(self, batch: Judged) -> int:
         """Of a lane, those of an update's micro-batch."""
-        parts = self.train.minibatches * self.train.microbatches * self.policy.lanes
-        return max(1, batch.rollout.tokens.size // parts)
+        return tokens_at_once(batch.rollout.tokens.size, self.train, self.policy.lanes)
 
     def _true_answers(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         found = self._splice(params, batch, counted)
@@ -157,7 +163,8 @@ class Late:
             "too_long": float(long.sum()),
         }
         answers = dataclasses.replace(answers, lengths=np.where(long, 0, answers.lengths))
-        groups = regroup(
+        self.flops += flops.forward_flops(policy.config, [len(p.ids) for p in problems], answers.lengths)
+        parts = regroup(
             policy,
             problems,
             answers.tokens,
@@ -166,8 +173,8 @@ class Late:
             longest_prompt=self.longest_prompt,
             tokens_at_once=self._tokens_at_once(batch),
         )
-        logps = policy.programs("score", self.score, params, groups.rows).logps
-        values = true_answers.likelihoods(groups.fetch(logps, len(chosen)), answers.mask, options["likelihood"])
+        logps = [part.fetch(policy.programs("score", self.score, params, part.rows).logps) for part in parts]
+        values = true_answers.likelihoods(np.concatenate(logps), answers.mask, options["likelihood"])
         # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
         return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), answers, counts
 
@@ -182,11 +189,11 @@ class Late:
         if len(chosen):
             mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
             right = mask & (sign[chosen] > 0)[..., None]
+            groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen]
+            self.flops += self.influences.flops(*groups)
             found = self.influences(
                 params,
-                [batch.problems[int(i)] for i in chosen],
-                rollout.tokens[chosen],
-                rollout.lengths[chosen],
+                *groups,
                 right.astype(np.float32),
                 most=len(batch.problems),
                 tokens_at_once=self._tokens_at_once(batch),
@@ -203,3 +210,8 @@ class Late:
             seed = zlib.crc32(np.ascontiguousarray(rollout.tokens).tobytes())
             made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
         return made, {"nthr/mixed_groups": float(len(chosen))}
+
+
+def tokens_at_once(tokens: int, train: TrainConfig, lanes: int) -> int:
+    """Of a lane, those of an update's micro-batch; ``tokens`` are all that a batch has room for."""
+    return max(1, tokens // (train.minibatches * train.microbatches * lanes))

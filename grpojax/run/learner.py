@@ -161,6 +161,11 @@ class Learner:
         picks = self.train.iterations * self.objective.needs_covariance_mask
         return int(self.objective.needs_reference) + int(self._scores_self) + picks
 
+    @property
+    def late_flops(self) -> float:
+        """Useful FLOPs of the last step's signals that needed the rewards first."""
+        return self._late.flops
+
     def abstract(self) -> dict[str, Any]:
         """Of what is saved: shapes, dtypes and shardings by role."""
         _, network = decoder_network(self.policy.config, self.optimizer, self.policy.mesh)
@@ -340,7 +345,7 @@ class Learner:
         """What happens between steps: the reference is refreshed where it is time."""
         every, mix = self.train.reference_every, self.train.reference_mix
         if every and number % every == 0:
-            self.state["reference"] = _mix(self.state["reference"], self.state["policy"].params, mix)
+            self.state["reference"] = refreshed(self.state["reference"], self.state["policy"].params, mix)
 
     def adapt(self, entropy: float) -> None:
         """Moves an adaptive entropy bonus by what was measured in the step before."""
@@ -352,7 +357,8 @@ class Learner:
 
 
 @jax.jit
-def _mix(reference: Any, params: Any, mix: float) -> Any:
+def refreshed(reference: Any, params: Any, mix: float) -> Any:
+    """The reference once it is time for another: ``mix * params + (1 - mix) * reference``."""
     return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
 
 

@@ -1,7 +1,7 @@
 """Some groups of a batch on the devices once more, in rows of their own: for what is asked of them alone."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from grpojax.programs import lanes, packing
 from grpojax.programs.packing import Layout
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import place_rows
-from grpojax.types import PerToken, Rows, Samples, Tokens, TrainBatch
+from grpojax.types import Array, PerToken, Rows, Samples, Tokens, TrainBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class Regrouped:
     """``n`` groups, filled up with empty ones to a size that a program is compiled for.
 
     Attributes:
+      places: which of all groups they are.
       rows: on the devices, ``[M, B, ...]``.
       layout: where their tokens stand in them.
       filled: groups with those that fill up.
@@ -28,6 +29,7 @@ class Regrouped:
       policy: whose lanes and devices they are.
     """
 
+    places: slice
     rows: Rows
     layout: Layout
     filled: int
@@ -35,23 +37,28 @@ class Regrouped:
     policy: Policy
 
     def place(self, x: Tokens, fill: float = 0) -> Any:
-        """``[n, G, T]`` of the host into rows on the devices."""
-        x = np.asarray(x)
+        """Of all groups ``[..., G, T]`` on the host those that are here, in rows on the devices."""
+        x = np.asarray(x)[self.places]
         whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
         whole[: len(x)] = x
         return place_rows(self.layout.pack(whole.reshape(self.layout.batch_shape), fill), self.policy.mesh)
 
     def place_groups(self, x: np.ndarray, fill: float = 0) -> Any:
-        """``[n, W]`` of the host, one row a group, to ``[prompts of a lane, B, W]`` on the devices."""
+        """Of ``[..., W]`` on the host, one row a group, those that are here, to ``[prompts of a lane, B, W]``."""
+        x = x[self.places]
         whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
         whole[: len(x)] = x
         whole = np.repeat(whole, self.copies, axis=0)
         by_lane = whole.reshape(self.policy.lanes, -1, *x.shape[1:])
         return place_rows(np.ascontiguousarray(np.swapaxes(by_lane, 0, 1)), self.policy.mesh)
 
-    def fetch(self, rows: Any, n: int) -> Tokens:
-        """Rows of the devices back to the first n groups ``[n, G, T]`` on the host."""
-        return lanes.gather_groups(self.layout.unpack(processes.fetch(rows)), self.filled)[:n]
+    def fetch(self, rows: Any) -> Tokens:
+        """Rows of the devices back to the n groups ``[n, G, T]`` on the host."""
+        return self.of_groups(self.layout.unpack(processes.fetch(rows)))
+
+    def of_groups(self, x: Array) -> Array:
+        """``[P', G', ...]`` of the lanes back to the n groups ``[n, G, ...]``."""
+        return lanes.gather_groups(x, self.filled)[: self.places.stop - self.places.start]
 
 
 def regroup(
@@ -64,42 +71,67 @@ def regroup(
     longest_prompt: int,
     tokens_at_once: int,
     one_prompt: bool = False,
-) -> Regrouped:
-    """Lays groups out in rows.
+) -> Iterator[Regrouped]:
+    """Lays groups out in rows, a quarter of a batch at a time, so that whatever is asked for has one of three shapes.
 
     Args:
       policy: its lanes and compute.
       problems: of the n groups, at least one.
       tokens, lengths: ``[n, G, T]`` and ``[n, G]``.
-      most: groups of a whole batch; shapes come from a few shares of it.
+      most: groups of a whole batch.
       longest_prompt: most tokens of a prompt in the run.
       tokens_at_once: about what a lane's micro-batch may hold.
       one_prompt: no more than one prompt of a lane in a micro-batch.
     """
     n, group, size = tokens.shape
-    filled = packing.bucket(n, most, multiple=policy.lanes if most >= policy.lanes else most)
-    problems = [*problems, *[problems[0]] * (filled - n)]
-    longest = packing.bucket(max(len(p.ids) for p in problems), longest_prompt)
-    prompts, part = lanes.spread(data.to_prompts(problems, longest), group, policy.lanes)
+    filled, microbatches = part_sizes(most, group, size, policy.lanes, tokens_at_once, one_prompt=one_prompt)
+    for start in range(0, n, filled):
+        places = slice(start, min(start + filled, n))
+        empty = filled - (places.stop - start)
+        mine = [*problems[places], *[problems[0]] * empty]
+        prompts, part = lanes.spread(data.to_prompts(mine, longest_prompt), group, policy.lanes)
+        shape = len(prompts.lengths), part
 
-    def fill(x: np.ndarray) -> np.ndarray:
-        whole = np.concatenate([x, np.zeros((filled - n, *x.shape[1:]), x.dtype)])
-        return whole.reshape(len(prompts.lengths), part, *x.shape[2:])
+        def fill(x: np.ndarray, empty: int = empty, shape: tuple[int, int] = shape) -> np.ndarray:
+            whole = np.concatenate([x, np.zeros((empty, *x.shape[1:]), x.dtype)])
+            return whole.reshape(*shape, *x.shape[2:])
 
-    batch = TrainBatch(prompts=prompts, tokens=fill(tokens), lengths=fill(lengths), per_token=PerToken())
-    per_lane = len(prompts.lengths) // policy.lanes
-    row = packing.bucket(int(lengths.max()), size, parts=2)
-    together, splits = _cut(per_lane, part, row, tokens_at_once, one_prompt)
-    packed, layout = packing.pack(
-        batch, lanes=policy.lanes, microbatches=per_lane // together * splits, seats=policy.compute.needs_seats
-    )
-    return Regrouped(
-        rows=jax.tree.map(lambda x: place_rows(x, policy.mesh), packed.rows),
-        layout=layout,
-        filled=filled,
-        copies=len(prompts.lengths) // filled,
-        policy=policy,
-    )
+        batch = TrainBatch(
+            prompts=prompts, tokens=fill(tokens[places]), lengths=fill(lengths[places]), per_token=PerToken()
+        )
+        packed, layout = packing.pack(
+            batch, lanes=policy.lanes, microbatches=microbatches, seats=policy.compute.needs_seats, few=True
+        )
+        yield Regrouped(
+            places=places,
+            rows=jax.tree.map(lambda x: place_rows(x, policy.mesh), packed.rows),
+            layout=layout,
+            filled=filled,
+            copies=shape[0] // filled,
+            policy=policy,
+        )
+
+
+def part_sizes(
+    most: int, group: int, tokens: int, parts: int, tokens_at_once: int, *, one_prompt: bool = False
+) -> tuple[int, int]:
+    """How many groups `regroup` takes at a time, and in how many micro-batches.
+
+    Args:
+      most: groups of a whole batch.
+      group: samples of each.
+      tokens: most of a sample.
+      parts: lanes of the mesh.
+      tokens_at_once, one_prompt: as in `regroup`.
+
+    Example:
+      >>> part_sizes(32, 8, 64, 4, 256)
+      (8, 4)
+    """
+    filled = packing.bucket(1, most, multiple=parts if most >= parts else most)
+    prompts, samples = lanes.spread_sizes(filled, group, parts)
+    together, splits = _cut(prompts // parts, samples, tokens, tokens_at_once, one_prompt)
+    return filled, prompts // parts // together * splits
 
 
 def _cut(prompts: int, samples: int, row: int, tokens: int, one_prompt: bool) -> tuple[int, int]:

@@ -26,13 +26,14 @@ from grpojax.rewards import Rewards
 from grpojax.run import step_metrics
 from grpojax.run.critic import RunCritic, annotate
 from grpojax.run.held_out import HeldOut
-from grpojax.run.judged import Judged, Sampled, sample_rows
+from grpojax.run.judged import Sampled, sample_rows
 from grpojax.run.learner import Learner
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teacher import teacher_of
 from grpojax.run.watch import Watch
+from grpojax.run.work import step_flops
 from grpojax.types import Rollout
 
 REMEDIES = (
@@ -68,6 +69,7 @@ class Trainer:
     Attributes:
       done: steps behind the run.
       meta: the record beside its checkpoints.
+      work: useful FLOPs of the last step, by phase (`grpojax.run.work.step_flops`).
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Trainer:
         on_step: Callable[[Sequence[data.Problem], Rollout], None] | None = None,
     ):
         self.config, self.on_step = config, on_step
-        self.done = 0
+        self.done, self.work = 0, dict[str, float]()
         with (
             contextlib.ExitStack() as held,
             enough_memory(lambda: self.done, REMEDIES),
@@ -262,6 +264,17 @@ class Trainer:
             if said is not None:
                 annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
             self.metrics.write_samples(number, rows)
+        self.work = step_flops(
+            self.policy.config,
+            drawn,
+            batch,
+            scores=learner.scores_a_step,
+            iterations=learner.train.iterations,
+            late=learner.late_flops,
+            critic=None if self.critic is None else self.critic.model,
+            teacher=None if learner.teacher is None else learner.teacher.config,
+            warming_up=warming_up,
+        )
         if self.on_step is not None:
             self.on_step(sampled.problems, sampled.rollout)
         return _Pending(
@@ -271,7 +284,7 @@ class Trainer:
             dispatched=dispatched,
             started=started,
             tokens=sampled_tokens,
-            flops=sum(_flops(self.policy, learner, batch, drawn, warming_up=warming_up).values()),
+            flops=sum(self.work.values()),
         )
 
     def _finish(self) -> None:
@@ -367,23 +380,3 @@ def _ready(policy: Policy, state: Any) -> None:
     """On several CPU devices programs in flight take each other's messages."""
     if jax.default_backend() == "cpu" and policy.mesh is not None:
         jax.block_until_ready(state)
-
-
-def _flops(
-    policy: Policy, learner: Learner, batch: Judged, drawn: Sequence[Judged], *, warming_up: bool
-) -> dict[str, float]:
-    sampled = [flops.forward_flops(policy.config, [len(p.ids) for p in d.problems], d.all_lengths) for d in drawn]
-    learned = flops.forward_flops(policy.config, *_lengths(batch))
-    scores, iterations = learner.scores_a_step, learner.train.iterations
-    counted = flops.step_flops(sum(sampled), learned, scores=scores, iterations=iterations)
-    if learner.teacher is not None:
-        counted["teacher"] = flops.forward_flops(learner.teacher.config, *_lengths(batch))
-    if learner.critic is None:
-        return counted
-    if warming_up:
-        counted["update"] = 0.0
-    return counted | {"critic": learner.critic.step_flops(*_lengths(batch), iterations)}
-
-
-def _lengths(judged: Judged) -> tuple[list[int], np.ndarray]:
-    return [len(p.ids) for p in judged.problems], judged.rollout.lengths

@@ -5,7 +5,7 @@ import itertools
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -14,7 +14,6 @@ import numpy as np
 
 from grpojax import data
 from grpojax.models import DecoderConfig
-from grpojax.models.flops import forward_flops, step_flops
 from grpojax.records.metrics import read_metrics
 from grpojax.run.recipe import Config
 from grpojax.run.trainer import Trainer
@@ -22,7 +21,7 @@ from grpojax.types import Rollout
 
 WARM = 2  # steps before those that are timed: they compile
 
-PHASES = ("rollout", "score", "update", "step")
+PHASES = ("rollout", "score", "late", "update", "step")
 
 
 def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[str, float]:
@@ -34,17 +33,20 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
       full_length: let no token end a sample.
 
     Returns:
-      For each of `PHASES`, "PHASE_s" (seconds), "PHASE_tokens_per_s" (tokens of completions that it works through),
-      "PHASE_gflop" and "PHASE_of_matmul_rate"; and "steps", "tokens_per_step", "matmul_gflops" (a second),
-      "useful_token_fraction", "first_step_s", "compile_s" and "peak_memory_gib".
+      For each of `PHASES` that the run has, "PHASE_s" (seconds), "PHASE_tokens_per_s" (tokens of completions that it
+      works through), "PHASE_gflop" and "PHASE_of_matmul_rate"; "late" are the signals that need the rewards first; and
+      "steps", "tokens_per_step", "matmul_gflops" (a second), "useful_token_fraction", "first_step_s", "compile_s" and
+      "peak_memory_gib".
     """
     config = _timed(config, WARM + steps)
     prompts: list[list[int]] = []  # tokens of each prompt, step by step
     lengths: list[np.ndarray] = []  # [P, G] tokens of each completion
+    work: list[dict[str, float]] = []  # FLOPs of each phase
 
     def note(problems: Sequence[data.Problem], rollout: Rollout) -> None:
         prompts.append([len(p.ids) for p in problems])
         lengths.append(rollout.lengths)
+        work.append(trainer.work)
 
     trainer = Trainer(config, eos_ids=() if full_length else None, on_step=note)
     trainer.run()
@@ -54,11 +56,12 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     tokens = float(np.median([n.sum() for _, n in shapes]))
     width = int(np.median([sum(ids) + n.sum() for ids, n in shapes]))
     rate = matmul_rate(model, min(width, 8192), config.model.dtype) * jax.device_count()
-    forward = float(np.median([forward_flops(model, ids, n) for ids, n in shapes]))
     figures = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
-    figures |= phase_figures(
-        rows[WARM:], forward, tokens, rate, scores=trainer.learner.scores_a_step, iterations=config.train.iterations
-    )
+    passes = {
+        "score": trainer.learner.scores_a_step + (trainer.critic is not None),
+        "update": config.train.iterations,
+    }
+    figures |= phase_figures(rows[WARM:], work[WARM:], tokens, rate, passes)
     figures["useful_token_fraction"] = _median(rows[WARM:], "useful_token_fraction")
     figures["first_step_s"] = rows[0]["time/step_s"]
     figures["compile_s"] = figures["first_step_s"] - figures["step_s"]
@@ -67,23 +70,29 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
 
 
 def phase_figures(
-    rows: list[dict[str, float]], forward: float, tokens: float, rate: float, *, scores: int, iterations: int
+    rows: Sequence[Mapping[str, float]],
+    work: Sequence[Mapping[str, float]],
+    tokens: float,
+    rate: float,
+    passes: Mapping[str, int],
 ) -> dict[str, float]:
     """Seconds, tokens a second, GFLOP and share of the matmul rate, by phase.
 
     Args:
       rows: metrics of the timed steps.
-      forward, scores, iterations: as in `step_flops`.
+      work: their FLOPs by phase (`grpojax.run.work.step_flops`).
       tokens: of all completions of a step.
       rate: FLOP/s of all devices' matrix products.
+      passes: how often a phase works through the tokens, if not once.
     """
-    worked = {"rollout": tokens, "score": tokens * scores, "update": tokens * iterations, "step": tokens}
     figures = {}
-    phases = step_flops(forward, forward, scores=scores, iterations=iterations)
-    for name, flops in (phases | {"step": sum(phases.values())}).items():
+    for name in PHASES:
+        if f"time/{name}_s" not in rows[0]:
+            continue
         seconds = _median(rows, f"time/{name}_s")
+        flops = float(np.median([sum(w.values()) if name == "step" else w[name] for w in work]))
         figures[f"{name}_s"] = seconds
-        figures[f"{name}_tokens_per_s"] = worked[name] / seconds if seconds else 0.0
+        figures[f"{name}_tokens_per_s"] = tokens * passes.get(name, 1) / seconds if seconds else 0.0
         figures[f"{name}_gflop"] = flops / 1e9
         figures[f"{name}_of_matmul_rate"] = flops / seconds / rate if seconds else 0.0
     return figures
@@ -114,6 +123,8 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
     """The figures as text for people."""
     lines = [f"{'phase':8s} {'seconds':>9s} {'tokens/s':>10s} {'GFLOP':>9s} {'of matmul rate':>15s}"]
     for name in PHASES:
+        if f"{name}_s" not in figures:
+            continue
         lines.append(
             f"{name:8s} {figures[name + '_s']:9.3f} {figures[name + '_tokens_per_s']:10.0f} "
             f"{figures[name + '_gflop']:9.1f} {100 * figures[name + '_of_matmul_rate']:13.1f} %"
@@ -127,17 +138,18 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
 
 
 def _timed(config: Config, steps: int) -> Config:
-    """The recipe for so many steps and nothing else, in a new folder of its own."""
+    """The recipe for so many whole steps and nothing else, in a new folder of its own."""
     folder = next(f for n in itertools.count(1) if not (f := Path(config.run.dir) / str(n)).exists())
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, steps=steps, checkpoint_every=0, eval_every=0),
         data=dataclasses.replace(config.data, eval=None),
         run=dataclasses.replace(config.run, dir=str(folder)),
+        critic=config.critic and dataclasses.replace(config.critic, warmup_steps=0),
     )
 
 
-def _median(rows: list[dict[str, float]], name: str) -> float:
+def _median(rows: Sequence[Mapping[str, float]], name: str) -> float:
     return float(np.median([row[name] for row in rows]))
 
 

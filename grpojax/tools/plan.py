@@ -11,6 +11,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
     plan = command("plan", run, "Compiles a recipe's programs for a TPU slice that is not there.", overrides=True)
     plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4 or v5p:2x2x4")
+    plan.add_argument("--recipe", choices=("train", "sft", "dpo"), default="train", help="which command it is for")
     plan.add_argument("--layers", type=int, help="layers to compile; the model's own number if left out")
 
 
@@ -21,15 +22,22 @@ def run(args: argparse.Namespace) -> int:
 
     from grpojax import data
     from grpojax.models import compute_of, hf
-    from grpojax.run import critic, recipe
+    from grpojax.run import critic, finetune_recipe, held_out, recipe
     from grpojax.tools import plan_report, planner
 
-    config = recipe.load(args.config, args.overrides)
+    loaders = {"train": recipe.load, "sft": finetune_recipe.load_sft, "dpo": finetune_recipe.load_dpo}
+    if args.recipe == "train" and not _has_rollout(args.config):
+        raise UserError(f"{args.config} has no rollout: for a supervised recipe give --recipe sft or --recipe dpo")
+    config = loaders[args.recipe](args.config, args.overrides)
     model = hf.read_config(data.locate(config.model.path))
     if args.layers is not None:
         if args.layers < 1:
             raise UserError(f"--layers {args.layers}: must be at least 1")
         model = dataclasses.replace(model, num_layers=args.layers)
+    if not isinstance(config, recipe.Config):
+        compute = compute_of(config.model, platform="tpu")
+        print(plan_report.format_table(planner.plan_supervised(model, config, compute, topology=args.topology)))
+        return 0
     compute, own, learned = compute_of(config.model, platform="tpu"), config.own_critic, config.method.variant.critic
     planned = None
     if own is not None and learned is not None:
@@ -45,9 +53,22 @@ def run(args: argparse.Namespace) -> int:
         compute=compute,
         objective=config.method.variant.objective,
         optimizer=config.optimizer,
-        minibatches=config.train.minibatches,
-        microbatches=config.train.microbatches,
         critic=planned,
+        method=config.method,
+        train=config.train,
+        evaluation=held_out.config_of(config) if config.data.eval else None,
     )
     print(plan_report.format_table(reports))
     return 0
+
+
+def _has_rollout(path: str) -> bool:
+    """Whether a recipe samples; what cannot be read is told of elsewhere."""
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = yaml.safe_load(file)
+    except (OSError, ValueError, yaml.YAMLError):
+        return True
+    return not isinstance(tree, dict) or "rollout" in tree

@@ -8,6 +8,18 @@ from grpojax.tools.hlo import Traffic
 
 PROGRAMS = ("update", "score", "rollout", "reshard")
 CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: what it says, and an update of it alone
+# Of held-out problems, and what some variants need: XRPO's later phases, ReMax's baseline, entropies, the tokens of
+# Clip-Cov and KL-Cov, NTHR's scores and true answers' likelihoods of a quarter of the groups, a refreshed reference.
+VARIANT_PROGRAMS = (
+    "evaluation",
+    "rollout phase",
+    "greedy",
+    "score with entropy",
+    "covariance mask",
+    "influence",
+    "true answers",
+    "reference refresh",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,7 +27,7 @@ class ProgramReport:
     """What one compiled program needs; sizes are GiB on each chip.
 
     Attributes:
-      name: one of `PROGRAMS` or `CRITIC_PROGRAMS`.
+      name: one of `PROGRAMS`, `CRITIC_PROGRAMS` or `VARIANT_PROGRAMS`.
       compile_s: seconds that tracing and compiling took here.
       error: why the compiler refused it, such as too little memory; then all that follows is empty or NaN.
       argument: its inputs (weights, optimiser state, batch).

@@ -10,17 +10,18 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
+from grpojax.evaluation import EvalConfig
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, flops, sharding
+from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
 from grpojax.models import critic as models
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import shardings
@@ -28,12 +29,19 @@ from grpojax.programs import lanes, packing, policy_update
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel, make_critic_score
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network, make_reshard
 from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.run import teaching
+from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.run.learner import refreshed
+from grpojax.run.method import Method
+from grpojax.run.sections import TrainConfig
+from grpojax.tools import plan_calls
 from grpojax.tools.hlo import collectives
+from grpojax.tools.plan_calls import Call, Shapes, abstract, longest_prompts, place
 from grpojax.tools.plan_report import ProgramReport
-from grpojax.types import PerToken, Prompts, TrainBatch
+from grpojax.types import PerToken, TrainBatch
 
 _GIB = 2**30
 
@@ -70,9 +78,10 @@ def plan(
     compute: Compute = Compute(dtype="bfloat16"),  # noqa: B008
     objective: Objective = Objective(),  # noqa: B008
     optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
-    minibatches: int = 1,
-    microbatches: int = 1,
     critic: PlannedCritic | None = None,
+    method: Method | None = None,
+    train: TrainConfig = TrainConfig(steps=1),  # noqa: B008
+    evaluation: EvalConfig | None = None,
     programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
     """Compiles the programs of a run for a TPU slice, every prompt and completion at its longest.
@@ -87,10 +96,11 @@ def plan(
       compute: dtype, remat, attention; its mesh and platform are replaced.
       objective: the loss; one with a reference keeps its weights on the chips.
       optimizer: the optimiser.
-      minibatches: updates in a pass over the rollout.
-      microbatches: parts of an update.
       critic: with one, "update" is that of both networks; its mesh and platform are replaced too.
-      programs: which of `PROGRAMS`, and of `CRITIC_PROGRAMS`, to compile; None for all that the run has.
+      method: what the run learns by, for the programs that its variant needs beside those of every run.
+      train: minibatches, micro-batches, and whether the reference is refreshed.
+      evaluation: what is drawn of held-out problems; None without any.
+      programs: which of `PROGRAMS`, `CRITIC_PROGRAMS` and `VARIANT_PROGRAMS` to compile; None for all that the run has.
 
     Returns:
       A `ProgramReport` each. A program that does not fit the chip's memory has its ``error`` set.
@@ -102,9 +112,86 @@ def plan(
     compute = dataclasses.replace(compute, mesh=devices, platform="tpu")
     if critic is not None:
         critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
-    batch = _batch(devices, compute, objective, prompts, prompt_tokens, sampling, minibatches, microbatches, critic)
-    limits = _limits(config, devices, prompts, prompt_tokens, sampling, minibatches, batch.prompts, batch.group, critic)
-    calls, run = _calls(config, compute, objective, optimizer, sampling, batch, critic)
+    learned = sampling if method is None else dataclasses.replace(sampling, group=method.widest(sampling.group))
+    parts = train.minibatches, train.microbatches
+    packed = _batch(devices, compute, objective, prompts, prompt_tokens, learned, *parts, critic)
+    shapes = Shapes(
+        graph=decoder.abstract(config)[0],
+        compute=compute,
+        prompts=prompts,
+        prompt_tokens=prompt_tokens,
+        sampling=sampling,
+        evaluation=evaluation,
+    )
+    calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)
+    limits = _limits(config, devices, prompts, prompt_tokens, learned, train.minibatches, critic)
+    chip = devices.devices.flat[0].device_kind
+    if chip in flops.PEAKS:
+        limits |= plan_calls.at_least(config, calls, shapes, *flops.PEAKS[chip])
+    return _reports(calls, run, limits, programs)
+
+
+def plan_supervised(
+    model: DecoderConfig, config: SFTConfig | DPOConfig, compute: Compute, *, topology: str = "v5e:4x4"
+) -> list[ProgramReport]:
+    """As `plan`, of a supervised run: every prompt with as many answers as there may be, at their longest.
+
+    Args:
+      model: the model.
+      config: the recipe.
+      compute: dtype, remat, attention; its mesh and platform are replaced.
+      topology: the slice.
+    """
+    mesh = topology_mesh(topology, config.mesh)
+    compute = dataclasses.replace(compute, mesh=mesh, platform="tpu")
+    calls, run, limits = _supervised_calls(model, config, compute, mesh)
+    return _reports(calls, run, limits)
+
+
+def _supervised_calls(
+    model: DecoderConfig, config: SFTConfig | DPOConfig, compute: Compute, mesh: Mesh
+) -> tuple[dict[str, Call], int, dict[str, float]]:
+    """The programs, bytes of all networks on one chip, and seconds that they take at least."""
+    kind, size = teaching.teaching_of(config), config.train.batch_size
+    parts, microbatches = sharding.lanes(mesh), config.train.microbatches
+    if size % (parts * microbatches):
+        raise UserError(
+            f"train.batch_size={size} does not divide over {parts} batch shards with train.microbatches={microbatches} "
+            f"each: make it a multiple of {parts * microbatches}"
+        )
+    shapes = teaching.Shapes(
+        group=config.train.group if isinstance(config, SFTConfig) else 2,
+        prompt=config.data.max_prompt_tokens,
+        completion=config.data.max_tokens,
+        lanes=parts,
+        microbatches=microbatches,
+        seats=compute.needs_seats,
+    )
+    lengths = np.full((size, shapes.group), shapes.completion, np.int32)
+    batch = TrainBatch(
+        prompts=longest_prompts(size, shapes.prompt),
+        tokens=np.zeros((*lengths.shape, shapes.completion), np.int32),
+        lengths=lengths,
+        per_token=PerToken(),
+    )
+    part = place(kind.part(batch, shapes, np.zeros(lengths.shape, np.float32))[0], mesh, None)
+    rows = place(teaching.pack(batch, shapes)[0].rows, mesh, None)
+    optimize = make_optimizer(config.optimizer, updates=1000)
+    graph, network = decoder_network(model, optimize, mesh)
+    state = abstract_state({"policy": network}, mesh)["policy"]
+    calls = {"update": Call(make_update(kind.objective(graph, compute), optimize, mesh), (state, None, part), state)}
+    if config.data.eval is not None or kind.needs_reference:
+        calls["score"] = Call(policy_update.make_score(graph, compute), (state.params, rows), state.params)
+    limits, chip = {}, mesh.devices.flat[0].device_kind
+    if chip in flops.PEAKS:
+        forward = flops.forward_flops(model, np.full(size, shapes.prompt), lengths) / mesh.size / flops.PEAKS[chip][0]
+        limits = {"update": 3 * forward, "score": forward}
+    return calls, _per_chip(state), limits
+
+
+def _reports(
+    calls: Mapping[str, Call], run: int, limits: Mapping[str, float], programs: Sequence[str] | None = None
+) -> list[ProgramReport]:
     return [
         _compile(
             name,
@@ -120,65 +207,49 @@ def plan(
 # ------------------------------------------------------------------------------- the trainer's programs and batch
 
 
-class _Call(NamedTuple):
-    """A jitted program, its arguments, and those of them that are the run's own."""
-
-    program: Any
-    args: tuple[Any, ...]
-    own: Any
-
-
-class _Batch(NamedTuple):
-    """The rollout's prompts, an update's rows, and the samples of a row of prompts."""
-
-    prompts: Prompts
-    packed: packing.Packed
-    group: int
-
-
 def _calls(
     config: DecoderConfig,
-    compute: Compute,
+    shapes: Shapes,
     objective: Objective,
     optimizer: OptimizerConfig,
-    sampling: SamplerConfig,
-    batch: _Batch,
+    packed: packing.Packed,
     critic: PlannedCritic | None,
-) -> tuple[dict[str, _Call], int]:
+    method: Method | None = None,
+    train: TrainConfig = TrainConfig(steps=1),  # noqa: B008
+) -> tuple[dict[str, Call], int]:
     """The programs of a run by name, and the bytes of all its networks on one chip."""
-    mesh, temperature = compute.mesh, sampling.temperature
+    compute, mesh, temperature = shapes.compute, shapes.mesh, shapes.sampling.temperature
     optimize = make_optimizer(optimizer, updates=1000)
     graph, network = decoder_network(config, optimize, mesh)
     state = abstract_state({"policy": network}, mesh)["policy"]
     reshard = make_reshard(compute)
     whole = jax.eval_shape(reshard, state.params)
-    whole = jax.tree.map(_abstract, whole, shardings(whole, mesh, sharding.ROLLOUT))
-    sampling = dataclasses.replace(sampling, group=batch.group, slots=min(sampling.slots, batch.group))
-    key = _abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
-    draw = jax.jit(
-        lambda params, prompts, key: sample_groups(graph, params, prompts, key, sampling, eos_ids=(0,), compute=compute)
-    )
+    whole = jax.tree.map(abstract, whole, shardings(whole, mesh, sharding.ROLLOUT))
     loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
     score = policy_update.make_score(graph, compute, temperature=temperature)
     reference = state.params if objective.needs_reference else None
     coef = jax.ShapeDtypeStruct((), np.float32)
     frozen = {} if objective.entropy_target is None else {"entropy_coef": coef}
     calls = {
-        "update": _Call(make_update(loss, optimize, mesh), (state, frozen, batch.packed), state),
-        "score": _Call(score, (state.params, batch.packed.rows), state.params),
-        "rollout": _Call(draw, (whole, batch.prompts, key), ()),
-        "reshard": _Call(reshard, (state.params,), state.params),
+        "update": Call(make_update(loss, optimize, mesh), (state, frozen, packed), state),
+        "score": Call(score, (state.params, packed.rows), state.params),
+        **plan_calls.rollouts(shapes, whole, method),
+        "reshard": Call(reshard, (state.params,), state.params),
     }
+    if method is not None:
+        calls |= plan_calls.scores(shapes, state.params, packed, method, train)
+    if train.reference_every:
+        calls["reference refresh"] = Call(refreshed, (reference, state.params, coef), (reference, state.params))
     if critic is None:
         return calls, _per_chip((state, reference))
     learns = Learns(loss=loss, optimizer=optimize)
-    calls, beside = _with_critic(calls, critic, learns, state, frozen, batch.packed)
+    calls, beside = _with_critic(calls, critic, learns, state, frozen, packed)
     return calls, _per_chip((state, reference, beside))
 
 
 def _with_critic(
-    calls: dict[str, _Call], critic: PlannedCritic, policy: Learns, state: Any, frozen: dict[str, Any], packed: Any
-) -> tuple[dict[str, _Call], dict[str, Any]]:
+    calls: dict[str, Call], critic: PlannedCritic, policy: Learns, state: Any, frozen: dict[str, Any], packed: Any
+) -> tuple[dict[str, Call], dict[str, Any]]:
     """The programs of a run with a critic, and the critic's state by role."""
     model, mesh = critic.model, critic.model.compute.mesh
     optimize = make_optimizer(critic.optimizer, 1000, models.CRITIC)
@@ -187,12 +258,12 @@ def _with_critic(
     own, both = beside[CRITIC], {"policy": state, CRITIC: beside[CRITIC]}
     joint = make_joint_update({"policy": policy, CRITIC: model.learns(optimize)}, mesh)
     calls |= {
-        "update": _Call(joint, (both, frozen | trunk, packed), (both, trunk)),
-        "critic": _Call(make_critic_score(model), (own.params, trunk, packed.rows), (own.params, trunk)),
+        "update": Call(joint, (both, frozen | trunk, packed), (both, trunk)),
+        "critic": Call(make_critic_score(model), (own.params, trunk, packed.rows), (own.params, trunk)),
     }
     if critic.warms_up:
         alone = make_update(model.objective, optimize, mesh, table=models.CRITIC)
-        calls["critic update"] = _Call(alone, (own, trunk, packed), (own, trunk))
+        calls["critic update"] = Call(alone, (own, trunk, packed), (own, trunk))
     return calls, beside
 
 
@@ -206,18 +277,10 @@ def _batch(
     minibatches: int,
     microbatches: int,
     critic: PlannedCritic | None = None,
-) -> _Batch:
+) -> packing.Packed:
     """What the trainer would feed, every prompt and completion at its longest."""
     parts = sharding.lanes(mesh)
-
-    def longest(count: int) -> tuple[Prompts, int]:
-        zero = np.zeros(count, np.int32)
-        tokens = np.zeros((count, prompt_tokens), np.int32)
-        whole = Prompts(tokens=tokens, lengths=zero + prompt_tokens, uids=zero.astype(np.uint32), first_sample=zero)
-        return lanes.spread(whole, sampling.group, parts)
-
-    spread, group = longest(prompts)
-    part, part_group = longest(prompts // minibatches)
+    part, part_group = lanes.spread(longest_prompts(prompts // minibatches, prompt_tokens), sampling.group, parts)
     shape = (len(part.lengths), part_group, sampling.max_tokens)
     full = np.zeros(shape, np.float32)
 
@@ -244,14 +307,7 @@ def _batch(
     )
     packed, _ = packing.pack(batch, lanes=parts, microbatches=microbatches, seats=compute.needs_seats)
 
-    def place(tree: Any, *before: None) -> Any:
-        def placed(x: np.ndarray) -> jax.ShapeDtypeStruct:
-            axes = (*before, "lane", *(None,) * (x.ndim - len(before) - 1))
-            return _abstract(x, sharding.named(mesh, axes))
-
-        return jax.tree.map(placed, tree)
-
-    return _Batch(place(spread), place(packed, None), group)
+    return place(packed, mesh, None)
 
 
 # ------------------------------------------------------------------------------------------- time and compiling
@@ -264,15 +320,16 @@ def _limits(
     prompt_tokens: int,
     sampling: SamplerConfig,
     minibatches: int,
-    spread: Prompts,
-    group: int,
     critic: PlannedCritic | None = None,
 ) -> dict[str, float]:
-    """Seconds of the programs if nothing but the data sheet held them up. Every chip shares in all work."""
+    """Seconds of the programs on a step's samples if nothing but the data sheet held them up.
+
+    Every chip shares in all work.
+    """
     chip = mesh.devices.flat[0].device_kind
     if chip not in flops.PEAKS:
         return {}
-    rate, bandwidth = flops.PEAKS[chip]
+    rate, _ = flops.PEAKS[chip]
     completions = np.full((prompts, sampling.group), sampling.max_tokens)
     sizes = np.full(prompts, prompt_tokens), completions
     forward = flops.forward_flops(config, *sizes) / mesh.size / rate
@@ -280,26 +337,13 @@ def _limits(
     if critic is not None:
         said = models.forward_flops(critic.model.config, *sizes) / mesh.size / rate
         learned = said if critic.model.frozen else 3 * said
-    tensor = mesh.shape["tensor"]
-    read = flops.decode_bytes(
-        config,
-        prompt_tokens,
-        sampling.max_tokens,
-        prompts=len(spread.lengths) // sharding.lanes(mesh),
-        group=group,
-        slots=min(sampling.slots, group),
-    )
     return {
         "score": forward / minibatches,
+        "score with entropy": forward / minibatches,
         "update": (3 * forward + learned) / minibatches,
         "critic": said / minibatches,
         "critic update": learned / minibatches,
-        "rollout": max(forward, read / tensor / bandwidth),
     }
-
-
-def _abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
 
 
 def _per_chip(tree: Any) -> int:

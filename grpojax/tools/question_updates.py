@@ -49,13 +49,15 @@ class QuestionUpdates:
 def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
     """A recipe for single updates by a method: its own options where the recipe names it, else the variant's defaults.
 
-    Every update is the run's first, at the whole learning rate, and nothing is filtered, evaluated or tracked. A
-    section for the recipe's own variant (critic, rollout.plan, rollout.retire without a share) goes with it alone.
+    Every update is the run's first, at the whole learning rate, and nothing is filtered, evaluated or tracked; the
+    reference of a method that has one is what the run starts from. A section for the recipe's own variant (critic,
+    rollout.plan, rollout.retire without a share) goes with it alone.
     """
     given = recipe.load(path, overrides)
     own = given.variant if isinstance(given.variant, dict) else {"name": given.variant}
     variant = own if own.get("name") == method else {"name": method}
-    train = dataclasses.replace(given.train, iterations=1, minibatches=1, steps=1)
+    mix = type(given.train).reference_mix
+    train = dataclasses.replace(given.train, iterations=1, minibatches=1, steps=1, reference_every=0, reference_mix=mix)
     optimizer = dataclasses.replace(given.optimizer, schedule="constant", warmup_steps=0, final_fraction=0.0)
     critic, rollout, retire = given.critic, given.rollout, given.rollout.retire
     if variant is not own:

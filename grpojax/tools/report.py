@@ -9,7 +9,7 @@ from grpojax.host.errors import UserError
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
     report = command("report", run, "Compares runs of several methods and seeds, as a page that opens offline.")
-    report.add_argument("runs", nargs="+", metavar="RUN", help="run directory, or a folder of them")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="run directory, a folder of them, or that of a sweep")
     report.add_argument("--baseline", metavar="NAME", help="method that others are compared with; grpo, or the first")
     report.add_argument(
         "--by", action="append", metavar="SETTING", help="what makes a method (may be repeated); variant if left out"

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from plain_decoder import BASE, FAMILIES, plain_batch, ragged_batch, random_decoder
 
-from grpojax.models import Compute, score
+from grpojax.models import Compute, layers, score
 from grpojax.models import decoder as dec
 from grpojax.models.logprobs import token_scores
 from grpojax.programs import packing
@@ -137,3 +138,23 @@ def test_temperature_zero_has_no_log_probs():
     packed, _ = packing.pack(ragged_batch(np.random.default_rng(0)))
     with pytest.raises(ValueError, match="temperature 0"):
         score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute(), temperature=0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_lean_forward_gives_the_same_states(dtype, monkeypatch):
+    """Weights cast layer by layer, and MLPs of five tokens at a time with a rest."""
+    monkeypatch.setattr(layers, "_MLP_TOKENS", 5)
+    graph, params = random_decoder(FAMILIES["qwen2"])
+    rows = jax.tree.map(lambda x: x[0], packing.pack(ragged_batch(np.random.default_rng(3)))[0].rows)
+    whole, lean = (
+        jax.jit(
+            lambda params, lean=lean: dec.token_states(nnx.merge(graph, params), rows, Compute(dtype=dtype, lean=lean))
+        )
+        for lean in (False, True)
+    )
+    assert "optimization_barrier" in str(jax.make_jaxpr(lean)(params)) and "optimization_barrier" not in str(
+        jax.make_jaxpr(whole)(params)
+    )
+    np.testing.assert_allclose(
+        *(np.asarray(f(params), np.float32) for f in (lean, whole)), rtol=0, atol=1e-5 if dtype == "float32" else 0.1
+    )

@@ -165,3 +165,23 @@ def test_loss_of_rows(sizes, objective):
         jax.tree.map(close, functools.reduce(operator.add, parts), number)
     close(layout.unpack(np.stack([g for _, g in each])), gradient)
     assert np.abs(gradient).max() > 1e-3
+
+
+@pytest.mark.parametrize("sizes", [(6, 4, 37, 3, 2), (2, 6, 13, 2, 3), (1, 5, 7, 1, 5)])
+def test_few_sizes(sizes):
+    """A quarter of all positions, a half and all, or a half and all of a micro-batch of one sample; seats as rows are
+    shared."""
+    n, group, size, lanes, microbatches = sizes
+    whole, shapes = n * group // (lanes * microbatches), {}
+    for lengths in (
+        np.ones((n, group), int),
+        size * (np.arange(n * group) == 1).reshape(n, group),
+        [[size] * group] * n,
+    ):
+        batch = example(lengths, size)
+        packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=True, few=True)
+        mask = np.arange(size) < batch.lengths[..., None]
+        np.testing.assert_array_equal(layout.unpack(packed.rows.tokens), batch.tokens * mask)
+        shapes[packed.rows.tokens.shape[2:]] = packed.rows.seats is not None
+    half, few = min(size, -(-size // 16) * 8), max(1, whole // 2)
+    assert shapes == {(few, half): few < whole, (few, size): few < whole, (whole, size): False}

@@ -263,6 +263,15 @@ def test_runs_of_a_method_that_are_not_alike_are_said(tmp_path):
     assert "grpo: its runs differ in more than the seed: train.steps: 6 -> 7" in notes
 
 
+def test_the_folder_of_a_sweep_has_its_runs(tmp_path, folder):
+    """A folder of runs has what is directly in it."""
+    assert [r.path for r in read_runs([folder])[0]] == [r.path for r in read_runs([folder / "runs"])[0]]
+    data = report_runs.write_data(tmp_path / "held_out.jsonl")
+    for name in ("own", "runs/other"):
+        report_runs.write_run(tmp_path / name, "grpo", 0, 0.5, data=data)
+    assert [r.path.name for r in read_runs([tmp_path])[0]] == ["own"]
+
+
 def test_mistakes(tmp_path, folder):
     with pytest.raises(UserError, match="no runs: give run directories"):
         report.build([tmp_path])

@@ -5,6 +5,7 @@ import pytest
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
+from grpojax.models import flops
 from grpojax.run import recipe as config
 
 # Of one length, so that an update compiles once.
@@ -16,9 +17,23 @@ def train(recipe, directory, variant, *more, devices=1):
         f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
         "train.steps=3", "rollout.max_tokens=4", *more,
     ]  # fmt: skip
-    assert Trainer(config.load(recipe, overrides), devices, eos_ids=()).run()
+    trainer, seen = Trainer(config.load(recipe, overrides), devices, eos_ids=()), []
+    trainer.on_step = lambda problems, rollout: seen.append((problems, rollout))
+    assert trainer.run()
+    assert trainer.work["late"] == pytest.approx(late_flops(trainer, *seen[-1]) if "nthr" in variant["name"] else 0)
     lines = [line for line in numbers(directory) if "reward" in line]
     return [{k: v for k, v in line.items() if not k.startswith("nthr/")} for line in lines], lines
+
+
+def late_flops(trainer, problems, rollout):
+    """Of groups with right and wrong samples: a forward, and three products with the group's own tokens."""
+    total = 0.0
+    for problem, tokens, lengths in zip(problems, rollout.tokens, rollout.lengths, strict=True):
+        samples = [row[:n].tolist() for row, n in zip(tokens, lengths, strict=True)]
+        if len({sum(ids) % 2 for ids in samples}) == 2:
+            total += flops.forward_flops(trainer.policy.config, [len(problem.ids)], [lengths])
+            total += 6 * trainer.policy.config.hidden_size * int(lengths.sum()) * len(set(sum(samples, [])))
+    return total
 
 
 def test_with_a_factor_of_one_it_is_grpo(recipe, tmp_path):

@@ -1,5 +1,7 @@
 """The true answer spliced into samples, and its likelihood against transformers'."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny_hf
@@ -8,7 +10,7 @@ from runs import Trainer, numbers
 
 from grpojax import data
 from grpojax.host.errors import UserError
-from grpojax.models import hf
+from grpojax.models import flops, hf
 from grpojax.run import recipe as config
 from grpojax.run.true_answers import Marker, find_marker, likelihoods, splice
 
@@ -96,12 +98,36 @@ def expected(recipe, batch, tokenizer, **options):
     return out
 
 
+def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
+    """Twelve steps in which the groups that fail as a whole, and the samples' lengths, differ."""
+    variant = {"name": "gt_likelihood", "kl_coef": 0.0}
+    trainer = trainer_of(recipe, tmp_path, variant, "rollout.temperature=0.9", "rollout.max_tokens=24")
+    try:
+        learner, likelihood = trainer.learner, []
+        for step in range(12):
+            batch, _ = trainer.rollouts.draw(1)().judged()
+            lengths = np.minimum(batch.rollout.lengths, 2 * step + 1)
+            fails = np.arange(8)[:, None] > step * 5 % 8
+            batch = dataclasses.replace(
+                batch, rollout=dataclasses.replace(batch.rollout, lengths=lengths),
+                by_name={name: np.where(fails, 0.0, 1.0 * x + [1, 0, 0, 0]) for name, x in batch.by_name.items()},
+            )  # fmt: skip
+            likelihood.append(learner._late(learner.state["policy"].params, batch, batch.total)[0]["likelihood"])
+        assert learner._score._cache_size() <= 3
+        assert len({int(np.isfinite(x).sum()) for x in likelihood}) > 5
+    finally:
+        trainer.close()
+
+
 def test_likelihood_is_that_of_transformers(recipe, tmp_path):
     """Of the spliced text, read as one sequence; half of the samples have no marker."""
     trainer = trainer_of(recipe, tmp_path / "a", {"name": "gt_likelihood", "groups": "all", "marker": "e"})
     try:
         got, logged, batch = late(trainer)
         want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
+        assert trainer.learner.late_flops > flops.forward_flops(
+            trainer.policy.config, [len(p.ids) for p in batch.problems], batch.rollout.lengths
+        )
         np.testing.assert_allclose(got, want, rtol=2e-4)
         texts = [
             trainer.policy.decode(batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist())

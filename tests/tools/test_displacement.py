@@ -73,6 +73,14 @@ def test_sections_of_the_recipes_own_variant_go_with_it_alone(recipe):
         assert own.rollout.retire.readmit_after == 2 and (other.rollout.retire is not None) == stays
 
 
+def test_a_reference_that_is_refreshed_is_no_matter_of_one_update(recipe):
+    """A method without a reference would refuse the setting."""
+    overrides = ["variant={name: grpo, kl_coef: 0.1}", "train.reference_every=3", "train.reference_mix=0.5"]
+    for method, reference in (("grpo", True), ("dapo", False)):
+        got = question_updates.recipe_of(str(recipe), overrides, method)
+        assert got.method.variant.objective.needs_reference == reference and got.train.reference_every == 0
+
+
 def test_nothing_is_tracked(recipe):
     got = question_updates.recipe_of(str(recipe), ["tracking={wandb: mine, texts_every: 1}"], "grpo").tracking
     assert (got.samples, got.texts_every, got.wandb) == (False, 0, None)

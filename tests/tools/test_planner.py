@@ -13,11 +13,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from runs import Trainer
 
 from grpojax import variants
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, flops, sharding
+from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
 from grpojax.programs import packing
 from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
@@ -25,7 +26,9 @@ from grpojax.programs.policy_update import policy_objective
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
-from grpojax.tools import plan_report, planner
+from grpojax.run import finetune_recipe, held_out
+from grpojax.run import recipe as recipes
+from grpojax.tools import cli, plan_calls, plan_report, planner
 from grpojax.tools.hlo import Traffic
 from grpojax.types import PerToken, Prompts, TrainBatch
 
@@ -112,6 +115,13 @@ def planned(variant, **options):
     return planner.PlannedCritic(model, OptimizerConfig(), warms_up=variant == "ppo")
 
 
+def shapes_of(compute, prompts, prompt_tokens, sampling):
+    graph = decoder.abstract(CONFIG)[0]
+    return plan_calls.Shapes(
+        graph=graph, compute=compute, prompts=prompts, prompt_tokens=prompt_tokens, sampling=sampling
+    )
+
+
 @pytest.mark.parametrize(
     ("critic", "read", "own"), [(planned("ppo"), 2, 1), (planned("token_critic", normalise="mean"), 2, 3)],
     ids=["frozen", "trained"],
@@ -121,15 +131,12 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
     compute = Compute(mesh=mesh, platform="cpu")
     critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
     sampling = SamplerConfig(group=4, max_tokens=8)
-    batch = [
-        planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1, beside).packed for beside in (None, critic)
-    ]
+    batch = [planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1, beside) for beside in (None, critic)]
     floats = [sum(x.dtype == np.float32 for x in jax.tree.leaves(b)) for b in batch]
     assert floats[1] - floats[0] == read  # what it learns from, and its values before or its own weights
-    args = CONFIG, compute, Objective(), OptimizerConfig(), sampling
+    args = CONFIG, shapes_of(compute, 8, 8, sampling), Objective(), OptimizerConfig()
     (alone, less), (calls, more) = (
-        planner._calls(*args, planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1, beside), beside)
-        for beside in (None, critic)
+        planner._calls(*args, packed, beside) for packed, beside in zip(batch, (None, critic), strict=True)
     )
     warms = ["critic update"] if critic.warms_up else []
     assert list(alone) == list(plan_report.PROGRAMS) and list(calls) == [*plan_report.PROGRAMS, "critic", *warms]
@@ -141,6 +148,91 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
         calls[name].program.trace(*calls[name].args)
 
 
+@pytest.mark.parametrize(
+    ("variant", "more", "names"),
+    [
+        ("grpo", [], ["rollout"]),
+        ("remax", [], ["rollout", "greedy"]),
+        ("xrpo", ["rollout.plan={probe: 1, phases: 3}"], ["rollout", "rollout phase"]),
+        ("nthr", [], ["rollout", "influence"]),
+        ("gt_likelihood", [], ["rollout", "true answers"]),
+        ("clip_cov", ["train.iterations=2"], ["rollout", "covariance mask"]),
+        ("gtpo", [], ["rollout", "score with entropy"]),
+        ("grpo", ["train.reference_every=3"], ["rollout", "reference refresh"]),
+    ],
+)
+def test_a_variants_own_programs_are_those_that_its_run_calls(recipe, tmp_path, variant, more, names):
+    """By name, and by the shapes of all arguments, where every prompt and completion is at its longest."""
+    keep = ["variant=" + variant] if variant != "grpo" else []
+    overrides = [
+        f"run.dir={tmp_path}",
+        "data.eval=null",
+        "rewards.0.name=tiny_run:parity",
+        "train.steps=3",
+        *keep,
+        *more,
+    ]
+    config = recipes.load(recipe, overrides)
+    mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:2])
+    run = shapes_of(Compute(mesh=mesh), config.rollout.prompts, 8, config.rollout)
+    run = dataclasses.replace(run, evaluation=held_out.config_of(config))
+    packed = planner._batch(mesh, run.compute, config.method.variant.objective, 8, 8, wide(config), 1, 1)
+    objective = config.method.variant.objective
+    calls, _ = planner._calls(CONFIG, run, objective, OptimizerConfig(), packed, None, config.method, config.train)
+    assert [name for name in calls if name not in ("update", "score", "reshard", "evaluation")] == names
+    assert calls["evaluation"].args[1].tokens.shape == (8, 8)  # train.eval_limit
+    for name in names:
+        calls[name].program.trace(*calls[name].args)
+
+
+def wide(config):
+    return dataclasses.replace(config.rollout, group=config.method.widest(config.rollout.group))
+
+
+def test_late_programs_have_the_shapes_of_a_run(recipe, tmp_path):
+    """Those of its longest groups."""
+    overrides = [
+        f"run.dir={tmp_path}",
+        "data.eval=null",
+        "rewards.0.name=tiny_run:parity",
+        "train.steps=1",
+        "variant=nthr",
+    ]
+    config = recipes.load(recipe, overrides)
+    trainer, seen = Trainer(config, eos_ids=()), []
+    plain = trainer.policy.programs
+    trainer.policy.programs = lambda name, f, *args, **given: (
+        seen.append((name, args)) or plain(name, f, *args, **given)
+    )
+    assert trainer.run()
+    mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
+    run = shapes_of(Compute(mesh=mesh), 8, 8, config.rollout)
+    packed = planner._batch(mesh, run.compute, config.method.variant.objective, 8, 8, config.rollout, 1, 1)
+    args = CONFIG, run, config.method.variant.objective, OptimizerConfig(), packed, None, config.method, config.train
+    call = planner._calls(*args)[0]["influence"]
+    (got, *_) = (args for name, args in seen if name == "influence")
+    planned, found = ([x.shape for x in jax.tree.leaves(a[1:4])] for a in (call.args, got))
+    assert planned == found
+
+
+def test_a_supervised_recipe_has_its_update_and_scores():
+    mesh = sharding.make_mesh(sharding.MeshConfig())
+    folder = Path(__file__).parents[2] / "configs" / "supervised"
+    more = ["train.microbatches=2", "model.path=builtin:tiny"]
+    sft = finetune_recipe.load_sft(folder / "sft.yaml", more)
+    dpo = finetune_recipe.load_dpo(folder / "dpo.yaml", more)
+    for config, names, shape in ((sft, ["update"], (2, 8, 8, 48)), (dpo, ["update", "score"], (2, 8, 4, 512))):
+        calls, run, _ = planner._supervised_calls(CONFIG, config, Compute(mesh=mesh), mesh)
+        assert list(calls) == names and run == planner._per_chip(calls["update"].own)
+        part = calls["update"].args[2]
+        assert getattr(part, "packed", part).rows.tokens.shape == shape
+        for call in calls.values():
+            call.program.trace(*call.args)
+    with pytest.raises(UserError, match="train.batch_size=16 does not divide over 8.*multiple of 24"):
+        odd = finetune_recipe.load_sft(folder / "sft.yaml", ["train.microbatches=3"])
+        planner._supervised_calls(CONFIG, odd, Compute(mesh=mesh), mesh)
+
+
 @pytest.mark.slow
 @needs_libtpu
 def test_plan_prints_the_critic():
@@ -150,7 +242,13 @@ def test_plan_prints_the_critic():
     done = python(code, "plan", recipe, "--topology", "v5e:2x2", "--layers", "1", *overrides)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
-    assert rows[1:7] == ["update", "score", "rollout", "reshard", "critic", "critic update"]
+    assert rows[1:8] == ["update", "score", "rollout", "evaluation", "reshard", "critic", "critic update"]
+
+
+def test_a_supervised_recipe_without_its_command(capsys):
+    recipe = str(Path(__file__).parents[2] / "configs" / "supervised" / "sft.yaml")
+    assert cli.main(["plan", recipe]) == 2
+    assert "give --recipe sft or --recipe dpo" in capsys.readouterr().err
 
 
 @needs_libtpu
@@ -233,14 +331,15 @@ def test_the_batch_is_the_trainers():
     sampling = SamplerConfig(group=8, max_tokens=128)
     compute = Compute(dtype="bfloat16", mesh=mesh, platform="tpu")
     batch = functools.partial(planner._batch, mesh, compute, Objective(kl_coef=0.1))
-    prompts, packed, group = batch(4, 64, sampling, 1, 1)
-    assert (prompts.tokens.shape, group) == ((8, 64), 4)
+    packed = batch(4, 64, sampling, 1, 1)
+    call = plan_calls.rollout(shapes_of(compute, 4, 64, sampling), {}, 4, sampling)
+    assert call.args[1].tokens.shape == (8, 64) and call.program.__wrapped__.keywords["config"].group == 4
     assert packed.rows.tokens.shape == (1, 8, 4, 128)
     # advantages, weights, and the log-probs of reference and sampler
     assert [x.shape for x in jax.tree.leaves(packed) if x.dtype == np.float32] == 4 * [(1, 8, 4, 128)]
     assert packed.rows.prompts.sharding.shard_shape(packed.rows.prompts.shape) == (1, 1, 1, 64)
-    _, packed, group = batch(16, 64, sampling, 2, 4)
-    assert (packed.rows.tokens.shape, group) == ((4, 8, 2, 128), 8)
+    packed = batch(16, 64, sampling, 2, 4)
+    assert packed.rows.tokens.shape == (4, 8, 2, 128)
     # with several updates also those of the policy before them
     assert sum(x.dtype == np.float32 for x in jax.tree.leaves(packed)) == 5
     with pytest.raises(UserError, match="5 prompts of a batch"):
@@ -255,8 +354,14 @@ def test_the_least_time_is_that_of_flops_or_bytes():
         shape={"data": 1, "fsdp": 4, "tensor": 1}, empty=False,
     )  # fmt: skip
     sampling = SamplerConfig(group=6, max_tokens=10, slots=4)
-    spread = types.SimpleNamespace(lengths=np.zeros(4))
-    got = planner._limits(c, mesh, 4, 32, sampling, 2, spread, 6)
+    got = planner._limits(c, mesh, 4, 32, sampling, 2)
+    run = types.SimpleNamespace(mesh=mesh, prompt_tokens=32, sampling=sampling)
+    calls = {
+        "rollout": plan_calls.Call(None, (), (), (4, 6, 10)),
+        "influence": plan_calls.Call(None, (), (), (1, 6, 10)),
+    }
+    got |= plan_calls.at_least(c, calls | {"reshard": plan_calls.Call(None, (), ())}, run, 197e12, 0.82e12)
+    assert "reshard" not in got and got["influence"] == pytest.approx(got["score"] * 2 / 4)
     forward = flops.forward_flops(c, [32] * 4, [[10] * 6] * 4)
     assert got["update"] == pytest.approx(3 * forward / 4 / 197e12 / 2)
     assert got["score"] == pytest.approx(forward / 4 / 197e12 / 2)
@@ -265,4 +370,4 @@ def test_the_least_time_is_that_of_flops_or_bytes():
     per_token = weights + (32 + 4 * 5.5) * keys  # one prompt a chip, four slots, half of their ten tokens on average
     assert got["rollout"] == pytest.approx(2 * 10 * per_token / 0.82e12)  # six samples in four slots: two rounds
     mesh.devices = np.array([types.SimpleNamespace(device_kind="cpu")])
-    assert planner._limits(c, mesh, 4, 32, sampling, 2, spread, 6) == {}
+    assert planner._limits(c, mesh, 4, 32, sampling, 2) == {}

@@ -1,0 +1,62 @@
+"""The useful work of a step, counted from its samples: what ``utilisation`` and ``grpojax bench`` are made of."""
+
+from collections.abc import Sequence
+
+from grpojax.models import DecoderConfig, flops
+from grpojax.models import critic as models
+from grpojax.programs.critic_update import CriticModel
+from grpojax.run.judged import Judged
+
+
+def step_flops(
+    model: DecoderConfig,
+    drawn: Sequence[Judged],
+    batch: Judged,
+    *,
+    scores: int,
+    iterations: int,
+    late: float = 0.0,
+    critic: CriticModel | None = None,
+    teacher: DecoderConfig | None = None,
+    warming_up: bool = False,
+) -> dict[str, float]:
+    """Useful FLOPs of a step, by phase; a backward pass counts as two forward ones.
+
+    Args:
+      model: the policy.
+      drawn: all that was drawn. A greedy completion has a program of its own, in which its prompt runs once more.
+      batch: what is learned from; less where a filter dropped groups.
+      scores: how often the policy or the reference scores that before the update.
+      iterations: passes over it.
+      late: FLOPs of the signals that need the rewards first (`grpojax.run.late_signals.Late`).
+      critic: of a variant that has one: it says what it thinks of the batch and learns in each pass; a frozen trunk has
+        no backward pass.
+      teacher: another model that scores the batch.
+      warming_up: the critic alone learns.
+
+    Returns:
+      "rollout", "score", "late" and "update".
+    """
+
+    def forward(judged: Judged) -> float:
+        return flops.forward_flops(model, _prompts(judged), judged.rollout.lengths)
+
+    sampled = 0.0
+    for judged in drawn:
+        sampled += forward(judged)
+        if judged.greedy_lengths is not None:
+            sampled += flops.forward_flops(model, _prompts(judged), judged.greedy_lengths[:, None])
+    learned = forward(batch)
+    counted = {"rollout": sampled, "score": learned * scores, "late": late, "update": 3 * learned * iterations}
+    if teacher is not None:
+        counted["score"] += flops.forward_flops(teacher, _prompts(batch), batch.rollout.lengths)
+    if critic is None:
+        return counted
+    said = models.forward_flops(critic.config, _prompts(batch), batch.rollout.lengths)
+    counted["score"] += said
+    counted["update"] = (0.0 if warming_up else counted["update"]) + said * (1 if critic.frozen else 3) * iterations
+    return counted
+
+
+def _prompts(judged: Judged) -> list[int]:
+    return [len(p.ids) for p in judged.problems]

@@ -1,0 +1,209 @@
+"""The programs that a variant needs beside those of every run, with the shapes that the trainer gives them."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from grpojax.evaluation import EvalConfig
+from grpojax.models import Compute, DecoderConfig, flops, sharding
+from grpojax.programs import influence, lanes, packing, policy_update
+from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.run.influence import TOKENS
+from grpojax.run.late_signals import tokens_at_once
+from grpojax.run.method import Method
+from grpojax.run.regroup import part_sizes
+from grpojax.run.sections import TrainConfig
+from grpojax.types import PerToken, Prompts, TrainBatch
+
+ANSWER_TOKENS = 16  # of `grpojax.run.true_answers.splice_groups`, at the least
+
+
+class Call(NamedTuple):
+    """A jitted program, its arguments, those of them that are the run's own, and the groups that its work is of."""
+
+    program: Any
+    args: tuple[Any, ...]
+    own: Any
+    groups: tuple[int, int, int] | None = None  # prompts, samples of each, tokens of each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """What all programs of a run have in common.
+
+    Attributes:
+      graph: the decoder's graph definition.
+      compute: how to run it, mesh included.
+      prompts, prompt_tokens: of a rollout, and of the longest prompt.
+      sampling: group, longest completion, temperature, slots.
+      evaluation: what is drawn of held-out problems, where there are any.
+    """
+
+    graph: Any
+    compute: Compute
+    prompts: int
+    prompt_tokens: int
+    sampling: SamplerConfig
+    evaluation: EvalConfig | None = None
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices."""
+        assert self.compute.mesh is not None
+        return self.compute.mesh
+
+
+def longest_prompts(count: int, tokens: int) -> Prompts:
+    """``count`` prompts of ``tokens`` tokens."""
+    zero = np.zeros(count, np.int32)
+    return Prompts(
+        tokens=np.zeros((count, tokens), np.int32),
+        lengths=zero + tokens,
+        uids=zero.astype(np.uint32),
+        first_sample=zero,
+    )
+
+
+def abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    """An array without its numbers."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
+
+
+def place(tree: Any, mesh: Mesh, *before: None) -> Any:
+    """Arrays as they lie on the devices: ``before`` axes, then lanes."""
+
+    def placed(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        axes = (*before, "lane", *(None,) * (x.ndim - len(before) - 1))
+        return abstract(x, sharding.named(mesh, axes))
+
+    return jax.tree.map(placed, tree)
+
+
+def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig) -> Call:
+    """A rollout of ``count`` prompts by the policy, its weights cast and whole on every batch shard."""
+    parts = sharding.lanes(run.mesh)
+    prompts, group = lanes.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
+    config = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
+    key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(run.mesh, ()))
+    program = jax.jit(functools.partial(sample_groups, run.graph, config=config, eos_ids=(0,), compute=run.compute))
+    args = whole, place(prompts, run.mesh), key
+    return Call(program, args, (), (count, sampling.group, sampling.max_tokens))
+
+
+def rollouts(run: Shapes, whole: Any, method: Method | None) -> dict[str, Call]:
+    """Those of a step: one of groups, or a probe and a phase; greedy completions; and those of held-out problems."""
+    sampling, parts = run.sampling, sharding.lanes(run.mesh)
+
+    def one_lane_each(count: int) -> int:
+        return -(-count // parts) * parts
+
+    if method is None or method.plan is None:
+        calls = {"rollout": rollout(run, whole, run.prompts, sampling)}
+    else:
+        plan, slots = method.plan, sampling.slots
+        more = run.prompts * (sampling.group - plan.probe) // plan.phases
+        probe, one = (dataclasses.replace(sampling, group=n, slots=min(slots, n)) for n in (plan.probe, 1))
+        calls = {
+            "rollout": rollout(run, whole, one_lane_each(run.prompts), probe),
+            "rollout phase": rollout(run, whole, one_lane_each(more), one),
+        }
+    if method is not None and "greedy" in method.variant.needs:
+        one = SamplerConfig(group=1, temperature=0.0, max_tokens=sampling.max_tokens, cache_dtype=sampling.cache_dtype)
+        calls["greedy"] = rollout(run, whole, one_lane_each(run.prompts), one)
+    if (held_out := run.evaluation) is not None:
+        count = max(1, held_out.batch // held_out.sampler.group)
+        count = min(count, held_out.limit) if held_out.limit else count
+        calls["evaluation"] = rollout(run, whole, one_lane_each(count), held_out.sampler)
+    return calls
+
+
+def scores(run: Shapes, params: Any, packed: packing.Packed, method: Method, train: TrainConfig) -> dict[str, Call]:
+    """What is computed of samples beside the log-probs: before the rewards, after them, and before an update."""
+    needs, calls = method.variant.needs, {}
+    objective, temperature = method.variant.objective, run.sampling.temperature
+    if "entropy" in needs:
+        score = policy_update.make_score(run.graph, run.compute, temperature=temperature, entropy=True)
+        calls["score with entropy"] = Call(score, (params, packed.rows), params)
+    if objective.needs_covariance_mask:
+        logps = packed.per_token.advantages
+        key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(run.mesh, ()))
+        without = dataclasses.replace(packed, per_token=dataclasses.replace(packed.per_token, covariance_mask=None))
+        args = key, logps, without, packed.rows.tokens
+        calls["covariance mask"] = Call(policy_update.make_covariance_mask(objective), args, ())
+    if "hidden_states" in needs:
+        calls["influence"] = _influence(run, params, method, train)
+    if "ground_truth" in needs:
+        rows, groups, _ = _late_rows(run, method, train, ANSWER_TOKENS, most=None)
+        score = policy_update.make_score(run.graph, run.compute, temperature=temperature)
+        calls["true answers"] = Call(score, (params, rows), params, groups)
+    return calls
+
+
+def _late_rows(
+    run: Shapes, method: Method, train: TrainConfig, over: int, *, most: int | None
+) -> tuple[Any, tuple[int, int, int], packing.Layout]:
+    """A quarter of a batch (`grpojax.run.regroup.regroup`) at its longest, one prompt at a time where ``most`` says how
+    many tokens."""
+    group, parts = method.widest(run.sampling.group), sharding.lanes(run.mesh)
+    tokens = run.sampling.max_tokens
+    at_once = tokens_at_once(run.prompts * group * tokens, train, parts)
+    at_once = at_once if most is None else min(at_once, most)
+    tokens += over
+    filled, microbatches = part_sizes(run.prompts, group, tokens, parts, at_once, one_prompt=most is not None)
+    prompts, part = lanes.spread(longest_prompts(filled, run.prompt_tokens), group, parts)
+    shape = len(prompts.lengths), part
+    batch = TrainBatch(
+        prompts=prompts,
+        tokens=np.zeros((*shape, tokens), np.int32),
+        lengths=np.full(shape, tokens, np.int32),
+        per_token=PerToken(),
+    )
+    packed, layout = packing.pack(
+        batch, lanes=parts, microbatches=microbatches, seats=run.compute.needs_seats, few=True
+    )
+    return place(packed.rows, run.mesh, None), (filled, group, tokens), layout
+
+
+def _influence(run: Shapes, params: Any, method: Method, train: TrainConfig) -> Call:
+    rows, (filled, group, tokens), layout = _late_rows(run, method, train, 0, most=TOKENS)
+    parts, (spread, part, _) = sharding.lanes(run.mesh), layout.batch_shape
+    samples, weights = np.zeros(layout.index.shape, np.int32), np.zeros(layout.index.shape, np.float32)
+    width = influence.vocabulary_width(group * tokens, params["embed"].shape[0])
+    entries = np.zeros((spread // parts, parts, width), np.int32)
+    own = not method.variant.options["self_term"]
+    program = influence.make_influence(
+        run.graph, run.compute, temperature=run.sampling.temperature, copies=spread // filled, group=part if own else 0
+    )
+    args = params, rows, *(place(x, run.mesh, None) for x in (samples, weights, entries))
+    return Call(program, args, params, (filled, group, tokens))
+
+
+def at_least(
+    config: DecoderConfig, calls: Mapping[str, Call], run: Shapes, rate: float, bandwidth: float
+) -> dict[str, float]:
+    """Seconds of the calls that say what their work is, at FLOP/s and bytes/s of a chip that all share in."""
+    parts, out = sharding.lanes(run.mesh), {}
+    for name, call in calls.items():
+        if call.groups is None:
+            continue
+        count, group, tokens = call.groups
+        forward = flops.forward_flops(config, np.full(count, run.prompt_tokens), np.full((count, group), tokens))
+        seconds = forward / run.mesh.size / rate
+        if name.startswith(("rollout", "greedy", "evaluation")):
+            prompts, samples = lanes.spread_sizes(count, group, parts)
+            read = flops.decode_bytes(
+                config,
+                run.prompt_tokens,
+                tokens,
+                prompts=prompts // parts,
+                group=samples,
+                slots=min(run.sampling.slots, samples),
+            )
+            seconds = max(seconds, read / run.mesh.shape["tensor"] / bandwidth)
+        out[name] = seconds
+    return out
