@@ -63,7 +63,12 @@ def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe,
 
 
 def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
-    options = (f"data.eval={recipe.parent / 'sums.jsonl'}", "train.eval_every=2", "train.on_collapse=stop", "train.steps=8")
+    options = (
+        f"data.eval={recipe.parent / 'sums.jsonl'}",
+        "train.eval_every=2",
+        "train.on_collapse=stop",
+        "train.steps=8",
+    )
     trainer = trainer_of(load(recipe, tmp_path / "run", *options), at=7)
     found = {2: 0.5, 4: 0.6, 6: 0.55}
     trainer.held_out.evaluate = lambda number, params: {"eval/reward": found.get(number, 0.1)}
@@ -76,9 +81,44 @@ def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
 
 
 def follow(directory, *overrides):
-    """Trains the quickstart, evaluating as often as told; in order ``(metric, value)`` of alarms and evaluations."""
+    """Trains the quickstart until what is right held out has halved from its best, or to the end; in order the alarms
+    and that accuracy, as ``(metric, value)``."""
     recipe = config.load(QUICKSTART, [f"run.dir={directory}", "train.checkpoint_every=0", "train.eval_limit=128",
                                       "tracking.samples=false", *overrides])  # fmt: skip
-    assert runs.Trainer(recipe).run()
-    lines = numbers(directory)
-    return [(k, x) for line in lines for k, x in line.items() if k.startswith(KEY) or k == "eval/accuracy"]
+    trainer, found = runs.Trainer(recipe), []
+    plain = trainer.held_out.evaluate
+
+    def evaluate(number, params):
+        values = plain(number, params)
+        found.append(values["eval/accuracy"])
+        trainer.session._stop = found[-1] <= max(found) / 2
+        return values
+
+    trainer.held_out.evaluate = evaluate
+    trainer.run()
+    told = [(k, x) for line in numbers(directory) for k, x in line.items()]
+    return [(k, x) for k, x in told if k.startswith(KEY) or k == "eval/accuracy"], found[-1] <= max(found) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("overrides", "alarm"), [
+    (["optimizer.learning_rate=1.5e-2", "train.eval_every=1"], "entropy_jump"),  # 50 times as large
+    (["rewards=[{name: 'tiny_run:length'}, {name: answer, weight: 0}]", "optimizer.learning_rate=1.0e-3"],
+     "held_out_falling"),
+    (["variant={name: token_critic}", "critic={optimizer: {learning_rate: 1.0e-2}}", "optimizer.learning_rate=1.5e-3"],
+     "bias_growing"),
+], ids=["learning rate", "length", "critic"])  # fmt: skip
+def test_a_collapse_is_told_before_what_is_right_held_out_has_halved(tmp_path, overrides, alarm):
+    slow = ("optimizer.schedule=constant", "optimizer.final_fraction=0", "train.steps=40", "train.eval_every=2")
+    told, halved = follow(tmp_path / "run", *slow, *overrides)
+    assert halved, told
+    first = next(n for n, (name, _) in enumerate(told) if name.startswith(KEY))
+    accuracies = [x for name, x in told[:first] if name == "eval/accuracy"]
+    assert told[first][0] == f"{KEY}{alarm}" and accuracies[-1] > max(accuracies) / 2, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_healthy_run_rings_nothing(tmp_path, seed):
+    told, _ = follow(tmp_path / "run", "train.steps=24", "train.eval_every=8", f"train.seed={seed}")
+    assert [name for name, _ in told] == ["eval/accuracy"] * 4 and told[-1][1] > 0.9, told
