@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpojax import masked
 from grpojax.credit import influence
@@ -265,6 +266,26 @@ def effective_sample_size(ratio: Scalar, ratio_square: Scalar) -> Scalar:
     return ratio * ratio / (ratio_square + (ratio_square == 0))
 
 
+def repetition(tokens: Tokens, lengths: Samples, ngram: int = 4) -> Samples:
+    """Share of a sample's ``ngram`` tokens in a row that were in it before, ``[P, G]`` in numpy: near 1 in a loop.
+
+    NaN for a sample without any. N-grams are told apart by 64-bit codes.
+
+    Example:
+      >>> repetition(np.array([[[1, 2, 1, 2, 3]]]), np.array([[5]]), 2).tolist()
+      [[0.25]]
+    """
+    counts = np.maximum(np.asarray(lengths) - ngram + 1, 0)
+    again = np.zeros(counts.shape)
+    for p, ids in enumerate(np.asarray(tokens)):  # a group fits into a cache
+        codes = np.zeros(ids.shape, np.uint64)
+        for i in range(ngram):  # modulo 2^64
+            codes = codes * np.uint64(0x9E3779B97F4A7C15) + np.roll(ids, -i, -1).astype(np.uint64)
+        codes = np.sort(np.where(np.arange(ids.shape[-1]) < counts[p, :, None], codes, ~np.uint64(0)), -1)
+        again[p] = ((codes[:, 1:] == codes[:, :-1]) & (codes[:, 1:] < ~np.uint64(0))).sum(-1)
+    return np.where(counts > 0, again / np.maximum(counts, 1), np.nan)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollapseLimits:
     """When `collapse_alarm` rings.
@@ -333,9 +354,7 @@ def collapse_alarm(
 ) -> Alarm:
     """Whether recent metrics look like the start of a collapse: a pure function of their history.
 
-    Trends are least-squares lines over the newest ``limits.window`` steps; with fewer than two steps nothing falls. A
-    caller that gives just these, once there are as many, compiles one program.
-
+    Trends are least-squares lines over the newest ``limits.window`` steps; with fewer than two steps nothing falls.
     The rules are this package's own, as `Alarm` and `CollapseLimits` state them; Δ is that of arXiv 2505.18830.
 
     Args:

@@ -12,7 +12,7 @@ from tiny_run import make_teacher
 
 from grpojax import masked
 from grpojax.run import recipe as config
-from grpojax.run.learner import _whole
+from grpojax.run.minibatches import whole
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "variants"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -75,7 +75,8 @@ def load(name, model, directory, *overrides):
         f"run.dir={directory}", f"model={{path: {model}}}", f"data.train={model}/sums.jsonl", "data.eval=null",
         "data.max_prompt_tokens=8", f"rewards={REWARDS.get(name, '[{name: tiny_run:parity}]')}",
         f"variant={variant(name) | options}", "optimizer={learning_rate: 5.0e-3}",
-        "rollout.prompts=8", "rollout.group=4", "rollout.max_tokens=4", "train.tokens=null", f"train.steps={STEPS}", "train.eval_every=0",
+        "rollout.prompts=8", "rollout.group=4", "rollout.max_tokens=4", "train.tokens=null",
+        f"train.steps={STEPS}", "train.eval_every=0",
         "train.checkpoint_every=0", *overrides,
     ])  # fmt: skip
 
@@ -126,8 +127,8 @@ def _step(learner, minis, batch, dropped, signals):
         tokens=rollout.tokens,
         logps=rollout.logps,
         mask=mask,
-        advantages=_whole(minis, [m.packed.per_token.advantages for m in minis]),
-        weights=_whole(minis, [m.packed.per_token.weights for m in minis]),
+        advantages=whole(minis, [m.packed.per_token.advantages for m in minis]),
+        weights=whole(minis, [m.packed.per_token.weights for m in minis]),
         signals=signals,
         norms=[],
     )

@@ -137,6 +137,30 @@ def test_mismatch_is_constant_for_the_gradient():
     assert not np.asarray(jax.grad(total)(jnp.array([-1.0, -0.5, NAN]))).any()
 
 
+def repeated(ids, ngram):
+    """The share of n-grams that a plain walk through a sample has met before."""
+    grams = [tuple(ids[i : i + ngram]) for i in range(len(ids) - ngram + 1)]
+    return sum(gram in grams[:i] for i, gram in enumerate(grams)) / len(grams) if grams else NAN
+
+
+@pytest.mark.parametrize("ngram", [1, 2, 3, 4])
+def test_repetition_against_a_plain_walk(ngram):
+    """What stands behind a sample's end is not read, a token of id 0 is one like others."""
+    rng = np.random.default_rng(ngram)
+    tokens, lengths = rng.integers(0, 3, (3, 5, 11)).astype(np.int32), rng.integers(0, 12, (3, 5))
+    lengths[0, :3] = 0, 11, 2
+    want = [[repeated(ids[:n].tolist(), ngram) for ids, n in zip(*group, strict=True)]
+            for group in zip(tokens, lengths, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(D.repetition(tokens, lengths, ngram), want)
+
+
+def test_golden_repetition():
+    """Ids far apart, whose four-digit codes in base 2^17 would be the same modulo 2^64."""
+    loop, fresh, high = [7, 8] * 4, list(range(150000, 150008)), [2**13, 1, 2, 3, 2**14, 1, 2, 3]
+    got = D.repetition(np.array([[loop, fresh, high]]), np.full((1, 3), 8))
+    close(got, [[3 / 5, 0, 0]])
+
+
 LIMITS = D.CollapseLimits(window=10)
 STEPS = np.arange(30.0)
 

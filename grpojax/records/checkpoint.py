@@ -8,7 +8,7 @@ directory and renames it when all is there, so a save that was cut short is neve
 import dataclasses
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,25 +52,29 @@ class Checkpoints:
       keep: how many of the newest stay.
       best: name of a metric whose largest value's checkpoint stays as well; None for none.
       read_only: change nothing, not even what a save under way has left there.
+
+    Attributes:
+      held: a step whose checkpoint stays whatever comes; None for none.
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 2, best: str | None = None, read_only: bool = False):
         self.directory = Path(directory).absolute()
         self._keep, self._best, self._read_only = keep, best, read_only
+        self.held: int | None = None
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
         if self._read_only:
             options = ocp.CheckpointManagerOptions(read_only=True)
             return ocp.CheckpointManager(self.directory, options=options)
-        policy, best = ocp.checkpoint_managers.LatestN(self._keep), self._best
+        best, policies = self._best, list[Any]((ocp.checkpoint_managers.LatestN(self._keep), _Held(self)))
         if best is not None:
             best_one = ocp.checkpoint_managers.BestN(
                 get_metric_fn=lambda m: m.get(best, float("-inf")), n=1, keep_checkpoints_without_metrics=False
             )
-            policy = ocp.checkpoint_managers.AnyPreservationPolicy([policy, best_one])
+            policies.append(best_one)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy,
+            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
             # Without it metrics are not written, and a run that goes on would not know its best.
             best_fn=None if best is None else lambda m: m.get(best, float("-inf")),
             cleanup_tmp_directories=True,
@@ -86,6 +90,11 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, the oldest first."""
         return sorted(self._manager.all_steps())
+
+    def good(self) -> int | None:
+        """The step of the best checkpoint, or of the newest where nothing says which is best."""
+        best = None if self._best is None else self._manager.best_step()
+        return self.latest() if best is None else best
 
     def save(
         self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], metrics: dict[str, float] | None = None
@@ -194,6 +203,16 @@ class Checkpoints:
             self._manager.close()
         except Exception as e:
             raise SaveError(f"{self.directory}: {type(e).__name__}: {e}") from e
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held(ocp.checkpoint_managers.PreservationPolicy):
+    """Preserves `Checkpoints.held`."""
+
+    of: Checkpoints
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        return [c.step == self.of.held for c in checkpoints]
 
 
 def _existing(manager: ocp.CheckpointManager, step: int | None) -> int:

@@ -16,14 +16,12 @@ import optax
 from grpojax import data, masked
 from grpojax import losses as L
 from grpojax.advantages import Signals, Transform
-from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
 from grpojax.programs import lanes, packing, policy_update
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
 from grpojax.programs.update import Learns, make_joint_update, make_update
@@ -31,36 +29,10 @@ from grpojax.run.critic import RunCritic
 from grpojax.run.judged import Judged, Sampled
 from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
+from grpojax.run.minibatches import Minibatch, whole
 from grpojax.run.sections import TrainConfig
 from grpojax.run.teacher import RunTeacher
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
-
-
-@dataclasses.dataclass
-class Minibatch:
-    """One update's share of a step.
-
-    Attributes:
-      places: of its prompts in the batch, ``[p]``.
-      packed: its rows on the devices.
-      layout: where its tokens ``[p, G, T]`` stand in them.
-      live: whether any token of it weighs anything.
-    """
-
-    places: np.ndarray
-    packed: Packed
-    layout: Layout
-    live: bool = True
-
-    def add(self, policy: Policy, host: Mapping[str, Tokens]) -> None:
-        """Puts arrays ``[p, G, T]`` of the host into the rows."""
-        rows = {name: self.layout.pack(np.asarray(x)) for name, x in host.items()}
-        self.set(**place_rows(rows, policy.mesh))
-
-    def set(self, **rows: Any) -> None:
-        """Puts arrays ``[M, B, R, S]`` of the devices into the rows."""
-        per_token = dataclasses.replace(self.packed.per_token, **rows)
-        self.packed = dataclasses.replace(self.packed, per_token=per_token)
 
 
 class Weighed(NamedTuple):
@@ -235,7 +207,7 @@ class Learner:
             for mini, logps in zip(minis, ref, strict=True):
                 mini.set(ref_logps=logps)
             if self._kl_in_reward:
-                signals["ref_logps"] = _whole(minis, ref)
+                signals["ref_logps"] = whole(minis, ref)
         if self._scores_self:
             name = "score with entropy" if self._needs_entropy else "score"
             own = [programs(name, self._score_self, self.state["policy"].params, m.packed.rows) for m in minis]
@@ -243,17 +215,17 @@ class Learner:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(behavior_logps=scores.logps)
             if self._compares:
-                signals["behavior_logps"] = _whole(minis, [s.logps for s in own])
+                signals["behavior_logps"] = whole(minis, [s.logps for s in own])
             if self._needs_entropy:
-                signals["entropy"] = _whole(minis, [s.entropy for s in own])
+                signals["entropy"] = whole(minis, [s.entropy for s in own])
         if self.teacher is not None:
-            signals["ref_logps"] = _whole(minis, [self.teacher.logps(m.packed) for m in minis])
+            signals["ref_logps"] = whole(minis, [self.teacher.logps(m.packed) for m in minis])
         if self.critic is not None:
             said = [self.critic.outputs(self.state, m.packed) for m in minis]
             if self.critic.critic.loss.needs_outputs:
                 for mini, outputs in zip(minis, said, strict=True):
                     mini.set(critic_outputs=outputs)
-            signals[self.critic.critic.signal] = _whole(minis, said)
+            signals[self.critic.critic.signal] = whole(minis, said)
         if jax.default_backend() == "cpu":
             jax.block_until_ready([m.packed for m in minis])
         return signals
@@ -367,13 +339,6 @@ def _counted(batch: Judged, dropped: np.ndarray, truncated: str) -> tuple[Sample
     counted = np.where(dropped[:, None], np.nan, batch.total)
     cut = ~batch.rollout.stopped & (truncated != "train")
     return np.where(cut, np.nan, counted) if truncated == "drop" else counted, cut
-
-
-def _whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
-    """Rows of every minibatch back to ``[P, G, T]`` on the host."""
-    parts = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
-    whole = [lanes.gather_groups(part, len(m.places)) for m, part in zip(minis, parts, strict=True)]
-    return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
 
 
 def _advantages(

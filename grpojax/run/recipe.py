@@ -33,6 +33,7 @@ EXECUTION = (
     "train.keep",
     "train.log_every",
     "train.max_skipped",
+    "train.on_collapse",
     "rewards.workers",
     "rewards.timeout_s",
     "rewards.memory_mb",

@@ -143,9 +143,11 @@ class TrainConfig:
       eval_samples: completions of each; over 1, metrics have pass@n and maj@n too, and accuracy is that of all samples.
       eval_temperature: 0 is greedy.
       checkpoint_every: steps between saves; 0 saves only at the end.
-      keep: newest checkpoints kept (the best by held-out reward stays too).
+      keep: newest checkpoints kept (the best by held-out reward stays too, and one from before an alarm).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
+      on_collapse: what an alarm (`grpojax.run.watch`) does: "warn", or "stop" the run with its state saved. Either way
+        the last checkpoint from before it stays.
     """
 
     steps: int | None = None
@@ -165,6 +167,7 @@ class TrainConfig:
     keep: int = 2
     log_every: int = 1
     max_skipped: int = 5
+    on_collapse: Literal["warn", "stop"] = "warn"
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.tokens is None):

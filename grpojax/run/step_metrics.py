@@ -9,7 +9,7 @@ import numpy as np
 from grpojax import diagnostics, masked
 from grpojax.run.judged import Judged, Sampled
 from grpojax.run.method import Method
-from grpojax.types import Max, Mean, PerPrompt, Samples
+from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
 
 # What the update calls a mean over tokens, and the name that it is logged by.
 MEANS = {
@@ -76,6 +76,7 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
         "completions/max_length": float(lengths.max()),
         "completions/clipped_ratio": float(1 - stopped.mean()),
         "completions/mean_terminated_length": _mean(lengths[stopped]),
+        **of_samples(drawn, decides),
     }
     for name in drawn[0].by_name:
         each = np.concatenate([d.by_name[name] for d in drawn])
@@ -89,6 +90,28 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
         values["greedy_reward"] = _mean(np.concatenate(greedy)[np.isfinite(np.concatenate(greedy))])
     groups = diagnostics.group_statistics(decides) | {"invalid": 1 - np.isfinite(decides[there]).mean()}
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
+
+
+def of_samples(drawn: Sequence[Judged], decides: Samples, *, success: float = 1.0) -> dict[str, float]:
+    """How repetitive the samples are, and how likely the right ones were when they were drawn.
+
+    Args:
+      drawn: the rollouts of a step, P prompts in all.
+      decides: ``[P, G]`` the deciding reward.
+      success: the reward from which on a sample is right.
+
+    Returns:
+      ``completions/repetition``, the mean of `grpojax.diagnostics.repetition`; ``completions/right_logp``, the mean of
+      the right samples' log-probs a token, nats. NaN of nothing.
+    """
+    lengths = np.concatenate([d.rollout.lengths for d in drawn])
+    logps = np.concatenate([_totals(d.rollout) for d in drawn])
+    repeated = np.concatenate([diagnostics.repetition(d.rollout.tokens, d.rollout.lengths) for d in drawn])
+    right = (lengths > 0) & (decides >= success)  # NaN is no success
+    return {
+        "completions/repetition": _mean(repeated[np.isfinite(repeated)]),
+        "completions/right_logp": _mean(logps[right] / lengths[right]),
+    }
 
 
 def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
@@ -146,6 +169,12 @@ def _of_rewards(reward: Samples, total: Samples) -> dict[str, float]:
         "reward_std": _mean(std[finite.any(1)]),
         "frac_reward_zero_std": _mean(np.asarray(masked.all_equal(total, np.isfinite(total), 1))),
     }
+
+
+def _totals(rollout: Rollout) -> Samples:
+    """Log-probs of whole samples."""
+    there = np.arange(rollout.logps.shape[-1]) < rollout.lengths[..., None]
+    return np.where(there, rollout.logps, 0.0).sum(-1, dtype=np.float64)
 
 
 def _mean(x: np.ndarray) -> float:

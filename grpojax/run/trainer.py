@@ -23,7 +23,7 @@ from grpojax.programs import lanes, packing
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
-from grpojax.run import step_metrics
+from grpojax.run import step_metrics, watch
 from grpojax.run.critic import RunCritic, annotate
 from grpojax.run.held_out import HeldOut
 from grpojax.run.judged import Sampled, sample_rows
@@ -32,7 +32,6 @@ from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teacher import teacher_of
-from grpojax.run.watch import Watch
 from grpojax.run.work import step_flops
 from grpojax.types import Rollout
 
@@ -136,6 +135,7 @@ class Trainer:
         restored = self.session.restore(self.learner.abstract())
         if restored is not None:
             self.meta |= restored[1]
+            watch.resume(self.session, self.meta, config.train)
             self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
         self.learner.start(restored and restored[0])
         self.done = self.meta["step"]
@@ -157,7 +157,14 @@ class Trainer:
             truncated=config.train.truncated,
             state=self.meta,
         )
-        self.watch = Watch(self.session.directory)
+        self.watch = watch.Watch(
+            self.session.directory,
+            judge=self.held_out.evaluator.judge,
+            problems=len(self.held_out.problems),
+            comparable=config.method.retire is None,
+        )
+        if restored is not None:
+            self.watch.replay(x for x in metrics.read_metrics(self.session.directory) if x["step"] <= self.done)
         kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
         self.metrics = kind(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
@@ -218,7 +225,6 @@ class Trainer:
                 self._save(scores)
         if self.pending is not None:
             self._finish()
-        self.watch.look()
         if self.done != self._saved:
             self._save(None)
 
@@ -226,7 +232,6 @@ class Trainer:
         """Learns from a rollout; its updates are under way when this returns."""
         learner, number = self.learner, self.done + 1
         rolled = time.perf_counter()
-        self.watch.look()  # the rollout is done, and nothing else is under way
         sampled = learner.replace(sampled)
         minis = learner.prepare(sampled)
         signals = learner.score(minis)
@@ -310,16 +315,17 @@ class Trainer:
         values["tokens_per_s"] = pending.tokens / seconds
         if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
             values["utilisation"] = pending.flops / seconds / peak / (self.policy.mesh.size if self.policy.mesh else 1)
-        self.metrics.write(number, values)
+        self.metrics.write(number, values | self.watch.note(number, values))
         if number % train.log_every == 0:
             self.table.row(number, values, share=train.done(number, int(values["sampled_tokens"])))
-        self.watch.note(number, values)
         _check_finite(number, values, self.meta["skipped"], self.config)
+        watch.heed(self.watch, number, self.session, self.meta, train)
 
     def _evaluate(self, number: int) -> dict[str, float] | None:
         values = self.held_out.evaluate(number, self.policy.reshard(self.learner.state["policy"].params))
         if values is not None:
-            self.metrics.write(number, values)
+            self.metrics.write(number, values | self.watch.note(number, values))
+            watch.heed(self.watch, number, self.session, self.meta, self.config.train)
         return values
 
     def _save(self, scores: dict[str, float] | None) -> None:

@@ -1,28 +1,23 @@
-"""Looks at a run's metrics as they come, and says when they look like the start of a collapse."""
+"""Looks at a run's metrics as they come, warns, and by option stops the run.
 
-from collections import deque
-from collections.abc import Mapping
+An alarm rings once a run. The line of ``metrics.jsonl`` that it rings at has its name after `KEY`, with the value 1; no
+other line does.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-import jax
-import numpy as np
-
-from grpojax import diagnostics
+from grpojax.evaluation import Judge
 from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.run import alarms
+from grpojax.run.alarms import FAIL, READS, REWARD, RIGHT, SAID, SAME, Limits
+from grpojax.run.sections import TrainConfig
+from grpojax.run.session import Session
 
-# What each alarm of `grpojax.diagnostics.Alarm` tells the user, and the remedy.
-_MORE = "lower optimizer.learning_rate, or add variant.entropy_coef"
-SAID = {
-    "entropy_collapse": ("the policy hardly varies any more (entropy collapse)", _MORE),
-    "entropy_explosion": (
-        "the policy draws almost at random (entropy explosion)",
-        "lower optimizer.learning_rate or variant.entropy_coef",
-    ),
-    "entropy_falling": ("the entropy falls fast", _MORE),
-    "not_finite": ("the entropy is not a finite number", "lower optimizer.learning_rate"),
-}
-# Of a token critic's mean |b|: over 1 it is larger than the advantages' own deviation, and it has doubled in a window.
-BIAS, BIAS_LARGE, BIAS_GROWS = "critic/bias_abs", 1.0, 2.0
+KEY = "watch/"
 
 
 class Watch:
@@ -31,63 +26,111 @@ class Watch:
     Args:
       directory: of the run, for what to look at.
       limits: when it rings.
+      judge: says which reward is that for what is right; None where there is none.
+      problems: how many are held out.
+      comparable: whether the prompts of all steps are alike, so that their rewards can be compared.
+
+    Attributes:
+      rings: the alarms that the last values have set off, and what is said of each.
     """
 
-    def __init__(self, directory: Path, limits: diagnostics.CollapseLimits = diagnostics.CollapseLimits()):  # noqa: B008
-        self._directory, self._limits = directory, limits
-        self._entropy: deque[float] = deque(maxlen=limits.window)
-        self._bias: deque[float] = deque(maxlen=limits.window)
+    def __init__(
+        self,
+        directory: Path,
+        limits: Limits = Limits(),  # noqa: B008
+        *,
+        judge: Judge | None = None,
+        problems: int = 0,
+        comparable: bool = True,
+    ):
+        self._directory, self.limits, self._problems = directory, limits, problems
+        self._rewards = [REWARD, *([f"rewards/{judge.metric}/mean"] if judge else [])] if comparable else []
+        self._tracks = {name: alarms.Track(limits) for name in (*READS, *self._rewards)}
         self._rung: set[str] = set()
-        self._number = 0
+        self.rings: dict[str, str] = {}
 
-    def note(self, number: int, values: Mapping[str, float]) -> None:
-        """Takes a step's metrics in; asks the device for nothing."""
-        if "entropy" in values:  # else no update was taken
-            self._number = number
-            self._entropy.append(values["entropy"])
-        if BIAS in values:
-            self._bias.append(values[BIAS])
-            self._number = number
+    def replay(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Takes in the metrics of the steps before, so that a run that goes on rings as one that never stopped."""
+        for line in lines:
+            self._add(line)
+            self._rung |= {name.removeprefix(KEY) for name in line if name.startswith(KEY)}
 
-    def look(self) -> list[str]:
-        """The names of the alarms that ring for the first time. A small computation: for when the device is idle."""
-        return self._look_at_entropy() + self._look_at_bias()
+    def note(self, number: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Takes a step's metrics in, or those of an evaluation; the alarms that ring now, as metrics.
 
-    def _look_at_bias(self) -> list[str]:
-        bias = self._bias
-        if len(bias) < self._limits.window or "bias_growing" in self._rung:
-            return []
-        if not (bias[-1] > BIAS_LARGE and bias[-1] == max(bias) and bias[-1] >= BIAS_GROWS * bias[0]):
-            return []
-        self._rung.add("bias_growing")
-        log.warning(
-            "step %d: the critic's bias grows without bound: %.3g a token on average, %.3g %d steps before, more than "
-            "the advantages; set variant.bound or variant.l2, lower critic.optimizer.learning_rate, or look at the "
-            "samples: grpojax show %s --critic",
-            self._number,
-            bias[-1],
-            bias[0],
-            len(bias) - 1,
-            self._directory,
-        )
-        return ["bias_growing"]
+        Args:
+          number: the step.
+          values: its metrics.
+        """
+        self._add(values)
+        found = alarms.ringing(self._tracks, self.limits, values, rewards=self._rewards, problems=self._problems)
+        fresh = {name: figures for name, figures in found.items() if name not in self._rung}
+        self.rings = {name: f"{SAID[name][0]}: {x}; {SAID[name][1]}" for name, x in fresh.items()}
+        self._rung |= fresh.keys()
+        for name, said in self.rings.items():
+            log.warning("step %d: %s: %s, or look at the samples: grpojax show %s", number, name, said, self._directory)
+        return {f"{KEY}{name}": 1.0 for name in self.rings}
 
-    def _look_at_entropy(self) -> list[str]:
-        if len(self._entropy) < self._limits.window:
-            return []
-        alarm = diagnostics.collapse_alarm(np.asarray(self._entropy, np.float32), limits=self._limits)
-        alarm = jax.tree.map(bool, alarm)
-        fresh = [name for name in SAID if getattr(alarm, name) and name not in self._rung]
-        for name in fresh:
-            self._rung.add(name)
-            log.warning(
-                "step %d: %s: %.3g nats a token, %.3g %d steps before; %s, or look at the samples: grpojax show %s",
-                self._number,
-                SAID[name][0],
-                self._entropy[-1],
-                self._entropy[0],
-                len(self._entropy) - 1,
-                SAID[name][1],
-                self._directory,
-            )
-        return fresh
+    def _add(self, values: Mapping[str, Any]) -> None:
+        for name, track in self._tracks.items():
+            x = values.get(name)
+            if x is not None and name in (FAIL, RIGHT):  # a group whose rewards differ teaches something all the same
+                x = min(x, values.get(SAME) or 0.0)
+            if x is not None and math.isfinite(x):
+                track.add(float(x))
+
+
+def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], train: TrainConfig) -> None:
+    """What follows an alarm: the last checkpoint from before it stays, and by option the run stops.
+
+    Alarms within a window of each other are of one collapse, and share the first one's checkpoint.
+
+    Args:
+      watch: that has just noted something.
+      number: the step.
+      session: of the run.
+      meta: the record that is saved with the state; ``alarm`` in it says what rang.
+      train: what an alarm does; after the last step there is nothing to stop.
+
+    Raises:
+      UserError: an alarm rang, and the run is to stop.
+    """
+    if not watch.rings:
+        return
+    stop = train.on_collapse == "stop" and train.done(number, meta["sampled_tokens"]) < 1
+    before = meta.get("alarm")
+    if before is None or number - before["step"] > watch.limits.window:
+        session.wait()
+        before = {"step": number, "checkpoint": session.checkpoints.good()}
+        session.checkpoints.held = before["checkpoint"]
+    name, said = next(iter(watch.rings.items()))
+    meta["alarm"] = before | {"stopped": f"step {number}: {name}: {said}" if stop else None}
+    if stop:
+        raise UserError(_stopped(session, meta["alarm"]))
+
+
+def resume(session: Session, meta: dict[str, Any], train: TrainConfig) -> None:
+    """Holds on to what `heed` did, in a run that goes on.
+
+    Args:
+      session: of the run.
+      meta: the record of the newest checkpoint.
+      train: what an alarm does.
+
+    Raises:
+      UserError: an alarm has stopped it, and would again.
+    """
+    if (alarm := meta.get("alarm")) is None:
+        return
+    session.checkpoints.held = alarm["checkpoint"]
+    if alarm["stopped"] and train.on_collapse == "stop":
+        raise UserError(_stopped(session, alarm))
+    meta["alarm"] = alarm | {"stopped": None}
+
+
+def _stopped(session: Session, alarm: Mapping[str, Any]) -> str:
+    good, run = alarm["checkpoint"], session.directory
+    remedy = "no checkpoint is from before it: give a new run train.checkpoint_every"
+    if good is not None:
+        remedy = f"a new run can start from before it: grpojax export {run} --step {good} --to FOLDER"
+    return f"{run} stopped at {alarm['stopped']}\n{remedy}; train.on_collapse=warn goes on from here as it is"

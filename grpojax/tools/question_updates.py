@@ -21,7 +21,7 @@ from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
 from grpojax.run.influence import Influences
 from grpojax.run.judged import Judged, Sampled
-from grpojax.run.learner import Minibatch
+from grpojax.run.minibatches import Minibatch
 from grpojax.run.recipe import Config
 from grpojax.run.trainer import Trainer
 from grpojax.types import PerPrompt, Samples, Tokens, TrainState

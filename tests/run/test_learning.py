@@ -11,11 +11,11 @@ import runs
 from jax.extend.core import Primitive
 from runs import numbers
 
-from grpojax import diagnostics
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
+from grpojax.run.alarms import Limits
 from grpojax.types import Rollout
 
 
@@ -325,7 +325,7 @@ def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatc
     """The next rollout is under way by then: whatever is computed there waits for it, and its time is lost."""
     options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"
     trainer = Trainer(load(recipe, tmp_path / "run", options, "train.steps=4", "rollout.group=8"))
-    trainer.watch._limits = diagnostics.CollapseLimits(window=2)
+    trainer.watch.limits = Limits(jump=1.0, jump_nats=0.0)  # rings at the second step
     plain, asked, bind = trainer._finish, [], Primitive.bind
 
     def finish():
@@ -337,6 +337,7 @@ def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatc
 
     trainer._finish = finish
     assert trainer.run() and not asked
+    assert "watch/entropy_jump" in lines(tmp_path / "run")[1]
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ class Problem:
     ids = (1, 2, 3)
 
 
-def judged(total, lengths, stopped):
+def judged(total, lengths, stopped, width=4):
     shape = np.shape(total)
     rollout = Rollout(
-        tokens=np.zeros((*shape, 4), np.int32),
-        logps=np.zeros((*shape, 4), np.float32),
+        tokens=np.zeros((*shape, width), np.int32),
+        logps=np.zeros((*shape, width), np.float32),
         lengths=np.array(lengths),
         stopped=np.array(stopped),
     )
@@ -43,6 +43,20 @@ def test_golden_numbers_of_all_that_was_drawn():
     assert got["completions/mean_length"] == 3.0 and got["completions/mean_terminated_length"] == 2.0
     assert got["completions/clipped_ratio"] == 0.5 and got["rewards/invalid/acc/timeout"] == 2
     assert step_metrics.tokens(drawn) == (3 * 8, 24)
+
+
+def test_golden_numbers_of_repetition_and_of_the_likelihood_of_right_samples():
+    """Per token, of right samples alone: over all the sums of log-probs it would be -3.9 / 4."""
+    drawn = [judged([[1, 0], [1, NAN]], [[6, 4], [2, 0]], [[True, True], [True, False]], width=6)]
+    rollout = drawn[0].rollout
+    rollout.tokens[0, 0], rollout.tokens[0, 1, :4] = 5, [1, 2, 3, 4]
+    rollout.logps[0, 0], rollout.logps[0, 1], rollout.logps[1, 0, :2] = -0.5, -9.0, [-0.1, -0.3]
+    rollout.logps[1, :, 2:] = NAN
+    got = step_metrics.of_drawn(drawn, "acc")
+    assert got["completions/repetition"] == pytest.approx((2 / 3 + 0) / 2)  # two samples have four tokens
+    assert got["completions/right_logp"] == pytest.approx((-0.5 - 0.2) / 2)
+    wrong = step_metrics.of_drawn([judged([[0, 0]], [[1, 2]], [[True, True]])], "acc")
+    assert np.isnan(wrong["completions/right_logp"]) and np.isnan(wrong["completions/repetition"])
 
 
 def test_golden_numbers_of_what_was_kept():

@@ -1,57 +1,193 @@
 import logging
+import math
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from grpojax import diagnostics
+from grpojax.evaluation import Judge
 from grpojax.host.console import log
-from grpojax.run.watch import Watch
+from grpojax.run.alarms import SAID, Limits
+from grpojax.run.watch import KEY, Watch
 
-LIMITS = diagnostics.CollapseLimits(window=4)
-
-
-@pytest.mark.parametrize(
-    ("entropies", "alarms"),
-    [
-        ([1.0, 1.1, 0.9, 1.0, 1.1, 0.9], []),
-        ([1.0, 0.7, 0.4, 0.1, 0.1, 0.1], ["entropy_falling"]),
-        ([0.05, 0.05, 0.05, 0.01, 0.01], ["entropy_collapse"]),
-        ([1.0, 2.0, 4.0, 6.0, 7.0], ["entropy_explosion"]),
-    ],
-)
-def test_each_kind_of_trouble_is_named_once(entropies, alarms, caplog):
-    log.propagate = True
-    caplog.set_level(logging.WARNING, "grpojax")
-    watch = Watch(Path("runs/x"), LIMITS)
-    rung = []
-    for n, entropy in enumerate(entropies):
-        watch.note(n + 1, {"entropy": entropy})
-        rung += watch.look()
-    assert [name for name in rung if name in alarms] == alarms and len(rung) == len(set(rung)) == len(caplog.records)
-    assert bool(rung) == bool(alarms)
-    assert all("grpojax show runs/x" in r.message for r in caplog.records)
+LIMITS = Limits(window=4, recent=2, deviations=0.5)
+RUN = Path("runs/x")
+FAIL, RIGHT, SAME = "groups/all_fail", "groups/all_correct", "groups/zero_variance"
 
 
-@pytest.mark.parametrize(("biases", "rings"), [
-    ([0.1, 0.2, 0.4, 0.8, 1.6, 3.2], True),
-    ([0.1, 0.2, 0.4, 0.8, 0.9, 0.95], False),  # large, but less than the advantages
-    ([2.0, 2.5, 3.0, 3.2, 3.3, 3.5], False),  # has hardly grown
-    ([0.1, 4.0, 3.0, 2.0, 2.0, 2.0], False),  # comes back
-    ([1.0, 2.0, 4.0], False),  # too early to say
+def rung(watch, **histories):
+    """The alarms of a run with these metrics, step by step, each with its step; a / is written as __."""
+    found = []
+    for n, row in enumerate(zip(*histories.values(), strict=True), 1):
+        names = [name.replace("__", "/") for name in histories]
+        got = watch.note(n, {k: x for k, x in zip(names, row, strict=True) if x is not None})
+        assert set(got.values()) <= {1.0} and all(name.startswith(KEY) for name in got)
+        found += [(n, name.removeprefix(KEY)) for name in got]
+    return found
+
+
+@pytest.mark.parametrize(("metric", "values", "alarms"), [
+    ("entropy", [1.0, 1.1, 0.9, 1.0, 1.1, 0.9], []),
+    ("entropy", [1.0, 0.7, 0.4, 0.11, 0.1, 0.1], [(4, "entropy_falling")]),
+    ("entropy", [0.021, 0.022, 0.021, 0.022, 0.02, 0.019], [(6, "entropy_collapse")]),
+    ("entropy", [1.0, 2.0, 4.0, 6.0, 7.0], [(4, "entropy_explosion")]),
+    ("entropy", [0.5, 0.12], [(2, "entropy_jump")]),
+    ("entropy", [0.5, 0.13], []),  # less than fourfold
+    ("entropy", [0.1, 0.5], [(2, "entropy_jump")]),  # up as well
+    ("entropy", [0.004, 0.05], []),  # twelvefold of hardly anything
+    ("entropy", [math.nan], [(1, "not_finite")]),
+    ("groups__all_fail", [1.0, 1.0, 0.9, 0.9, 1.0, 1.0], []),  # the rewards are not said to be the same
+    ("completions__mean_length", [10, 10, 15, 16], [(4, "length_growing")]),
+    ("completions__mean_length", [10, 10, 15, 15], []),
+    ("completions__clipped_ratio", [0.0, 0.1, 0.2, 0.3], []),
+    ("completions__clipped_ratio", [0.0, 0.1, 0.2, 0.4], [(4, "truncation")]),
+    ("completions__clipped_ratio", [0.9, 0.9, 0.9, 0.9, 0.9], []),  # from the start: no trend
+    ("completions__repetition", [0.0, 0.1, 0.2, 0.4], [(4, "repetition")]),
+    ("completions__right_logp", [-0.1, -0.1, -0.3, -0.5], [(4, "displacement")]),
+    ("completions__right_logp", [-0.5, -0.3, -0.1, -0.1], []),
+    ("reward", [0.4, 0.4, 0.4, 0.3, 0.25], [(5, "reward_falling")]),
+    ("reward", [0.4, 0.4, 0.4, 0.32, 0.3], []),
+    ("reward", [-0.4, -0.4, -0.5, -0.6], [(4, "reward_falling")]),
+    ("rewards__answer__mean", [0.4, 0.4, 0.3, 0.2], [(4, "reward_falling")]),
+    ("rewards__format__mean", [0.4, 0.4, 0.3, 0.2], []),  # says nothing of what is right
+    ("eval__reward", [0.4, 0.5, 0.3], [(3, "held_out_falling")]),
+    ("eval__accuracy", [0.4, 0.5, 0.39], []),
+    ("critic__bias_abs", [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4], [(5, "bias_growing")]),
+    ("critic__bias_abs", [0.0, 1.2, 3.0], [(3, "bias_growing")]),
+    ("critic__bias_abs", [0.1, 0.2, 0.4, 0.8, 0.9, 0.95], []),  # less than the advantages
+    ("critic__bias_abs", [2.0, 2.5, 3.0, 3.2, 3.3, 3.5], []),  # has hardly grown
+    ("critic__bias_abs", [0.9, 5.0, 4.0, 3.0, 2.5], []),  # comes back
 ])  # fmt: skip
-def test_a_bias_that_grows_without_bound_is_named_once(biases, rings, caplog):
+def test_each_kind_of_trouble_is_named_once_with_its_remedy(metric, values, alarms, caplog):
     log.propagate = True
     caplog.set_level(logging.WARNING, "grpojax")
-    watch, rung = Watch(Path("runs/x"), LIMITS), []
-    for n, bias in enumerate([*biases, 2 * biases[-1]] if rings else biases):
-        watch.note(n + 1, {"critic/bias_abs": bias})
-        rung += watch.look()
-    assert rung == (["bias_growing"] if rings else [])
-    assert [("step 5" in r.message, "variant.bound" in r.message) for r in caplog.records] == [(True, True)] * rings
+    quiet = Watch(RUN, LIMITS, judge=Judge("answer", None), problems=1000)
+    assert rung(quiet, **{metric: [*values, values[-1]] if alarms else values}) == alarms
+    assert len(caplog.records) == len(alarms)
+    for (step, name), record in zip(alarms, caplog.records, strict=True):
+        what, remedy = SAID[name]
+        assert record.getMessage().startswith(f"step {step}: {name}: {what}: ")
+        assert record.getMessage().endswith(f"; {remedy}, or look at the samples: grpojax show runs/x")
+
+
+@pytest.mark.parametrize(("metrics", "alarms"), [
+    ({FAIL: [0.95] * 5, SAME: [1.0] * 5}, [(4, "groups_all_fail")]),
+    ({FAIL: [0.94] * 5, SAME: [1.0] * 5}, []),
+    ({FAIL: [1.0] * 5, SAME: [0.1] * 5}, []),  # rewards under 0 that differ
+    ({RIGHT: [0.95] * 5, SAME: [1.0] * 5}, [(4, "groups_all_right")]),
+    ({RIGHT: [1.0] * 5, SAME: [0.0] * 5}, []),  # rewards over 1 that differ
+    ({RIGHT: [0.5, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0], SAME: [1.0] * 7}, []),  # that was learned
+])  # fmt: skip
+def test_groups_that_teach_nothing_are_told_apart(metrics, alarms):
+    assert rung(Watch(RUN, LIMITS), **{k.replace("/", "__"): v for k, v in metrics.items()}) == alarms
+
+
+@pytest.mark.parametrize(("metric", "values"), [
+    ("entropy", [1.0, 0.7, 0.4, 0.1, 0.05, 0.01]),
+    ("completions__mean_length", [10, 10, 20, 30, 40, 50]),
+    ("completions__right_logp", [-0.1, -0.2, -0.4, -0.8, -1.6, -3.2]),
+])  # fmt: skip
+def test_while_the_reward_grows_that_is_what_learning_looks_like(metric, values):
+    grows = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert not rung(Watch(RUN, LIMITS), **{metric: values}, reward=grows)
+    assert rung(Watch(RUN, LIMITS), **{metric: values}, reward=[0.1] * 6)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.49])
+def test_a_policy_that_is_nearly_always_right_need_not_vary(share):
+    got = rung(Watch(RUN, LIMITS), entropy=[0.01] * 5, groups__all_correct=[share] * 5, groups__zero_variance=[1.0] * 5)
+    assert got == ([] if share == 0.5 else [(4, "entropy_collapse")])
+
+
+def test_where_the_problems_change_a_falling_reward_says_nothing():
+    falls = [0.8, 0.8, 0.8, 0.4, 0.2]
+    assert rung(Watch(RUN, LIMITS), reward=falls) == [(5, "reward_falling")]
+    assert not rung(Watch(RUN, LIMITS, comparable=False), reward=falls)
+
+
+@pytest.mark.parametrize(("problems", "rings"), [(8, False), (100, True)])
+def test_a_few_held_out_problems_are_told_from_chance(problems, rings):
+    got = rung(Watch(RUN, problems=problems), eval__accuracy=[0.625, 0.375])
+    assert got == ([(2, "held_out_falling")] if rings else [])
+
+
+@pytest.mark.parametrize(("metric", "values"), [
+    ("reward", [0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]),
+    ("completions__right_logp", [-0.1, -2.1, -0.1, -2.1, -0.7, -2.1, -0.1, -0.3, -2.1, -1.9]),
+])  # fmt: skip
+def test_a_fall_that_noise_can_make_is_none(metric, values):
+    assert rung(Watch(RUN, LIMITS), **{metric: values})
+    assert not rung(Watch(RUN, Limits(window=4, recent=2)), **{metric: values})
 
 
 def test_a_step_without_updates_says_nothing():
-    watch = Watch(Path("runs/x"), LIMITS)
-    for n in range(9):
-        watch.note(n, {"reward": 0.0})
-        assert watch.look() == []
+    assert not rung(Watch(RUN, LIMITS), entropy=[0.05, None, None, None, 0.05], reward=[0.0] * 5)
+
+
+def noisy_run(seed, steps):
+    """Metrics of a healthy run: it learns, more or less, in batches of 128 samples of 16 prompts."""
+    rng = np.random.default_rng(seed)
+    best = rng.uniform(0.2, 1.0)
+    solves = 0.1 + (best - 0.1) * (1 - np.exp(-np.arange(steps) / rng.uniform(5, 60)))
+    for n, p in enumerate(solves, 1):
+        each = rng.binomial(8, np.clip(rng.normal(p, 0.2, 16), 0, 1)) / 8
+        yield {
+            "step": n,
+            "reward": each.mean(),
+            "entropy": (0.02 + 0.5 * (1 - p)) * rng.lognormal(0, 0.15),
+            FAIL: (each == 0).mean(),
+            RIGHT: (each == 1).mean(),
+            SAME: ((each == 0) | (each == 1)).mean(),
+            "completions/mean_length": (100 + 60 * p) * rng.lognormal(0, 0.1),
+            "completions/clipped_ratio": rng.binomial(128, 0.05) / 128,
+            "completions/repetition": 0.1 * rng.lognormal(0, 0.2),
+            "completions/right_logp": -(0.02 + 0.5 * (1 - p)) * rng.lognormal(0, 0.15),
+        }
+        if n % 20 == 0:
+            yield {"step": n, "eval/accuracy": rng.binomial(128, p) / 128}
+
+
+def test_noise_alone_rings_nothing():
+    for seed in range(20):
+        quiet = Watch(RUN, problems=128)
+        for line in noisy_run(seed, 120):
+            assert not quiet.note(line["step"], line), (seed, line)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 8])
+def test_a_run_that_goes_on_rings_as_one_that_never_stopped(at):
+    entropy, reward = [1.0, 1.0, 1.0, 0.7, 0.3, 0.2, 0.1, 0.01, 0.01], [0.1, 0.8, 0.8, 0.8, 0.8, 0.7, 0.5, 0.3, 0.1]
+    whole, lines = Watch(RUN, LIMITS), []
+    for n, (e, r) in enumerate(zip(entropy, reward, strict=True), 1):
+        values = {"entropy": e, "reward": r, "critic/bias_abs": math.nan}
+        values |= whole.note(n, values)
+        lines.append({"step": n} | {k: None if math.isnan(x) else x for k, x in values.items()})
+    assert {k for line in lines for k in line if k.startswith(KEY)} == {
+        f"{KEY}{name}" for name in ("entropy_falling", "entropy_collapse", "reward_falling", "entropy_jump")
+    }
+    again = Watch(RUN, LIMITS)
+    again.replay(lines[:at])
+    for line in lines[at:]:
+        bare = {k: x for k, x in line.items() if not k.startswith(KEY) and x is not None}
+        assert again.note(line["step"], bare) == {k: x for k, x in line.items() if k.startswith(KEY)}
+
+
+def test_the_entropys_rules_are_those_of_collapse_alarm():
+    """Of runs whose reward does not grow: random ones, the same verdict from both."""
+    rng, n = np.random.default_rng(0), 101
+    slopes, starts = rng.uniform(-1.5, 1.5, (n, 1)), 10 ** rng.uniform(-2.5, 1, (n, 1))
+    entropy = starts * np.exp(slopes * np.linspace(0, 1, 20) + rng.normal(0, 0.1, (n, 20)))
+    want = jax.jit(jax.vmap(lambda e: diagnostics.collapse_alarm(e)))(jnp.asarray(entropy, jnp.float32))
+    got = [{name for _, name in rung(Watch(RUN), entropy=history)} for history in entropy]
+    for name in ("entropy_collapse", "entropy_explosion", "entropy_falling"):
+        rings = [name in alarms for alarms in got]
+        assert 10 < sum(rings) < n - 10 and rings == np.asarray(getattr(want, name)).tolist(), name
+
+
+@pytest.mark.parametrize("options", [{"recent": 1}, {"window": 9, "recent": 5}])
+def test_limits_that_compare_nothing_are_refused(options):
+    with pytest.raises(ValueError, match="recent=.*at most half of window="):
+        Limits(**options)

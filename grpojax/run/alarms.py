@@ -1,0 +1,289 @@
+"""What looks like the start of a collapse: rules on a run's metrics, each with a name and a remedy. Plain numbers.
+
+What a healthy run does as well is no alarm: while the reward grows, or most groups are all right, the entropy may fall
+and samples may get longer.
+"""
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from grpojax import diagnostics
+
+_SLOWER = "lower optimizer.learning_rate"
+
+# What each alarm tells the user, and the remedy.
+SAID = {
+    "not_finite": ("the entropy is not a finite number", _SLOWER),
+    "entropy_jump": (
+        "one step changed the policy's entropy a lot, in nats a token",
+        f"{_SLOWER} or optimizer.grad_clip, or raise optimizer.warmup_steps",
+    ),
+    "entropy_collapse": (
+        "the policy hardly varies any more (entropy collapse), in nats a token",
+        f"{_SLOWER}, or add variant.entropy_coef",
+    ),
+    "entropy_explosion": (
+        "the policy draws almost at random (entropy explosion), in nats a token",
+        f"{_SLOWER} or variant.entropy_coef",
+    ),
+    "entropy_falling": (
+        "the entropy falls fast and the reward does not grow, in nats a token",
+        f"{_SLOWER}, or add variant.entropy_coef",
+    ),
+    "displacement": (
+        "right answers get less likely and the reward does not grow (likelihood displacement), in nats a token",
+        f"{_SLOWER}, or take variant nthr, or llds with several updates a rollout",
+    ),
+    "groups_all_fail": (
+        "nearly all groups are all wrong and teach nothing, as a share",
+        "train on easier problems, or raise rollout.group",
+    ),
+    "groups_all_right": (
+        "nearly all groups have been all right from the start and teach nothing, as a share",
+        "train on harder problems",
+    ),
+    "length_growing": (
+        "samples get longer and the reward does not grow, in tokens",
+        "add the reward soft_overlong, or take variant dr_grpo",
+    ),
+    "truncation": (
+        "more and more samples are cut at rollout.max_tokens, as a share",
+        "raise rollout.max_tokens, or add the reward soft_overlong",
+    ),
+    "repetition": (
+        "the samples repeat themselves more and more, as a share of their 4-grams",
+        f"{_SLOWER}, or add the reward repetition",
+    ),
+    "bias_growing": (
+        "the critic's bias grows without bound and is more than the advantages, a token",
+        "set variant.bound or variant.l2, or lower critic.optimizer.learning_rate (grpojax show --critic has each)",
+    ),
+    "reward_falling": (
+        "the training reward has fallen from its best",
+        f"{_SLOWER}, or raise variant.kl_coef",
+    ),
+    "held_out_falling": (
+        "the held-out reward has fallen from its best",
+        f"{_SLOWER}, raise variant.kl_coef, or see to it that the reward asks for what is right",
+    ),
+}
+
+REWARD, ENTROPY, BIAS = "reward", "entropy", "critic/bias_abs"
+FAIL, RIGHT, SAME = "groups/all_fail", "groups/all_correct", "groups/zero_variance"
+LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
+REPEATS, RIGHT_LOGP = "completions/repetition", "completions/right_logp"
+HELD_OUT = ("eval/reward", "eval/accuracy")
+READS = (REWARD, ENTROPY, BIAS, FAIL, RIGHT, LENGTH, CUT, REPEATS, RIGHT_LOGP, *HELD_OUT)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits(diagnostics.CollapseLimits):
+    """When an alarm rings. A change is that of the mean of the ``recent`` newest steps.
+
+    Attributes:
+      window, entropy_low, entropy_high, entropy_drop: as in `grpojax.diagnostics.CollapseLimits`; the entropy's trend
+        waits for a whole window. ``displacement`` is not used: one Δ takes an update of its own.
+      recent: steps that are averaged, at least 2; what is not the entropy is compared from twice as many on.
+      solved: share of groups all right, over the window, from which on a low or falling entropy is what learning
+        looks like.
+      jump: factor between the entropies of two steps, up or down, ...
+      jump_nats: ... and difference in nats a token, that the policy is not to make at once.
+      right_logp: fall of the right samples' log-prob in a window, nats a token.
+      idle: share of groups that teach nothing: all wrong over a window, or all right over the run's first one.
+      longer: growth of the length in a window, as a share.
+      cut: rise of the share of truncated samples in a window.
+      repeated: rise of the share of repeated n-grams in a window.
+      bias: mean size of a critic's bias; the advantages' own deviation is 1.
+      bias_growth: its growth in a window, as a factor; known from the third step on.
+      fall: fall of a reward from its best, as a share; a training reward's best is that of ``recent`` steps.
+      deviations: standard errors by which a training reward and a log-prob must fall besides. So many, as what is
+        compared is picked out of many noisy values; for a held-out reward, of which there are few, half of it.
+
+    Example:
+      >>> Limits(window=8, recent=2).fall
+      0.25
+    """
+
+    recent: int = 5
+    solved: float = 0.5
+    jump: float = 4.0
+    jump_nats: float = 0.05
+    right_logp: float = 0.1
+    idle: float = 0.95
+    longer: float = 0.5
+    cut: float = 0.2
+    repeated: float = 0.2
+    bias: float = 1.0
+    bias_growth: float = 2.0
+    fall: float = 0.25
+    deviations: float = 6.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.recent <= self.window // 2:
+            raise ValueError(f"recent={self.recent}: must be at least 2 steps and at most half of window={self.window}")
+
+
+class Track:
+    """A metric's newest finite values, and what is kept of all before them."""
+
+    def __init__(self, limits: Limits):
+        self._recent = limits.recent
+        self.values: deque[float] = deque(maxlen=limits.window)
+        self.count = 0
+        self.most = -math.inf
+        self.best = -math.inf  # mean of ``recent`` steps
+        self._squares = 0.0
+
+    def add(self, x: float) -> None:
+        if self.values:
+            self._squares += (x - self.values[-1]) ** 2
+        self.values.append(x)
+        self.count += 1
+        self.most = max(self.most, x)
+        if self.count >= self._recent:
+            self.best = max(self.best, self.now())
+
+    def now(self) -> float:
+        """The mean of the newest steps."""
+        return _mean(list(self.values)[-self._recent :])
+
+    def before(self) -> float:
+        """The mean at the window's start; NaN as long as the two would overlap."""
+        n = self._recent
+        return _mean(list(self.values)[:n]) if len(self.values) >= 2 * n else math.nan
+
+    def mean(self) -> float:
+        """Over the whole window; NaN before there is one."""
+        return _mean(self.values) if len(self.values) == self.values.maxlen else math.nan
+
+    def error(self) -> float:
+        """Standard error of a difference of two such means, by what differs from step to step."""
+        return math.sqrt(self._squares / max(self.count - 1, 1) / self._recent)
+
+    def change(self) -> str:
+        return f"{self.now():.3g}, {self.before():.3g} {len(self.values) - self._recent} steps before"
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+Tracks = Mapping[str, Track]  # by metric
+
+
+def ringing(
+    tracks: Tracks, limits: Limits, values: Mapping[str, float], *, rewards: Sequence[str], problems: int
+) -> dict[str, str]:
+    """The alarms that ring, each with its figures.
+
+    Args:
+      tracks: of all metrics in `READS` and ``rewards``, with ``values`` already in them.
+      limits: when they ring.
+      values: of a step, or of an evaluation.
+      rewards: metrics that should not fall.
+      problems: held-out ones.
+    """
+    if any(name in values for name in HELD_OUT):
+        return _held_out(tracks, limits, problems)
+    found = _entropy(tracks, limits, values) | _samples(tracks, limits)
+    return found | _bias(tracks[BIAS], limits) | _rewards(tracks, limits, rewards)
+
+
+def _learns(tracks: Tracks) -> bool:
+    """Whether the reward has grown in the window, as far as noise lets one see: a standard error is let pass."""
+    reward = tracks[REWARD]
+    return reward.now() > reward.before() - reward.error()
+
+
+def _entropy(tracks: Tracks, limits: Limits, values: Mapping[str, float]) -> dict[str, str]:
+    if ENTROPY not in values:  # no update was taken
+        return {}
+    if not math.isfinite(values[ENTROPY]):
+        return {"not_finite": str(values[ENTROPY])}
+    y, found = list(tracks[ENTROPY].values), {}
+    if len(y) > 1:
+        low, high = sorted(y[-2:])
+        if high > limits.jump * low and high - low > limits.jump_nats:
+            found["entropy_jump"] = f"{y[-1]:.3g}, {y[-2]:.3g} the step before"
+    if len(y) < limits.window:
+        return found
+    figures = f"{y[-1]:.3g}, {y[0]:.3g} {len(y) - 1} steps before"
+    if y[-1] > limits.entropy_high:
+        found["entropy_explosion"] = figures
+    if _learns(tracks) or tracks[RIGHT].mean() >= limits.solved:
+        return found
+    if y[-1] < limits.entropy_low:
+        found["entropy_collapse"] = figures
+    start, fall = falls(y)
+    if fall > limits.entropy_drop * max(start, 1e-30):
+        found["entropy_falling"] = figures
+    return found
+
+
+def falls(y: Sequence[float]) -> tuple[float, float]:
+    """Where the least-squares line through ``y`` starts, and how far it falls.
+
+    Args:
+      y: two values at least.
+
+    Example:
+      >>> falls([3.0, 2.0, 1.0])
+      (3.0, 2.0)
+    """
+    x = np.arange(len(y)) - (len(y) - 1) / 2
+    slope = float(np.dot(x, y) / np.dot(x, x))
+    return float(np.mean(y)) - slope * (len(y) - 1) / 2, -slope * (len(y) - 1)
+
+
+def _samples(tracks: Tracks, limits: Limits) -> dict[str, str]:
+    found = {}
+    fail, right, length, logp = (tracks[name] for name in (FAIL, RIGHT, LENGTH, RIGHT_LOGP))
+    if fail.mean() >= limits.idle:
+        found["groups_all_fail"] = f"{fail.mean():.3g} over {limits.window} steps"
+    if right.count == limits.window and right.mean() >= limits.idle:
+        found["groups_all_right"] = f"{right.mean():.3g} over {limits.window} steps"
+    for name, track, rise in (
+        ("truncation", tracks[CUT], limits.cut),
+        ("repetition", tracks[REPEATS], limits.repeated),
+    ):
+        if track.now() - track.before() > rise:
+            found[name] = track.change()
+    if _learns(tracks):
+        return found
+    if length.now() > (1 + limits.longer) * length.before():
+        found["length_growing"] = length.change()
+    if logp.before() - logp.now() > max(limits.right_logp, limits.deviations * logp.error()):
+        found["displacement"] = logp.change()
+    return found
+
+
+def _bias(track: Track, limits: Limits) -> dict[str, str]:
+    y = list(track.values)
+    if len(y) < 3 or y[-1] < max(y) or y[-1] <= limits.bias or y[-1] < limits.bias_growth * y[0]:
+        return {}
+    return {"bias_growing": f"{y[-1]:.3g}, {y[0]:.3g} {len(y) - 1} steps before"}
+
+
+def _rewards(tracks: Tracks, limits: Limits, names: Sequence[str]) -> dict[str, str]:
+    for name in names:
+        now, best, error = tracks[name].now(), tracks[name].best, tracks[name].error()
+        if best - now > max(limits.fall * abs(best), limits.deviations * error):
+            return {"reward_falling": f"{name} {now:.3g}, {best:.3g} at its best, over {limits.recent} steps"}
+    return {}
+
+
+def _held_out(tracks: Tracks, limits: Limits, problems: int) -> dict[str, str]:
+    """What is right or wrong is told from chance by the number of problems."""
+    for name in HELD_OUT:
+        if y := tracks[name].values:
+            now, best = y[-1], tracks[name].most
+            spread = max(now * (1 - now), 0.0) + max(best * (1 - best), 0.0)
+            chance = limits.deviations / 2 * math.sqrt(spread / max(problems, 1))
+            if best - now > max(limits.fall * abs(best), chance):
+                return {"held_out_falling": f"{name} {now:.3g}, {best:.3g} at its best"}
+    return {}

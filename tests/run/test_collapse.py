@@ -1,0 +1,123 @@
+"""Runs that collapse are told in time, and by option stopped; healthy ones are left alone."""
+
+from pathlib import Path
+
+import pytest
+import runs
+from runs import numbers
+
+from grpojax.host.errors import UserError
+from grpojax.run import recipe as config
+from grpojax.run.alarms import Limits
+from grpojax.run.watch import KEY
+
+RINGS, ALARM = Limits(jump=1.0, jump_nats=0.0), f"{KEY}entropy_jump"
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+
+
+def load(recipe, directory, *overrides):
+    short = ("train.steps=7", "train.keep=1", "train.checkpoint_every=2", "data.eval=null", "variant.kl_coef=0",
+             "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4")  # fmt: skip
+    return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
+
+
+def trainer_of(recipe, at):
+    """A run whose entropy rings at a step, or later if it was over by then."""
+    trainer = runs.Trainer(recipe, eos_ids=())
+    quiet, plain = trainer.watch.limits, trainer.watch.note
+
+    def note(number, values):
+        trainer.watch.limits = RINGS if number >= at else quiet
+        return plain(number, values)
+
+    trainer.watch.note = note
+    return trainer
+
+
+def alarms(directory):
+    return [(line["step"], name) for line in numbers(directory) for name in line if name.startswith(KEY)]
+
+
+def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_run(recipe, tmp_path):
+    whole, folder = trainer_of(load(recipe, tmp_path / "whole"), at=5), tmp_path / "run"
+    assert whole.run() and alarms(tmp_path / "whole") == [(5, ALARM)]  # by default it goes on
+    assert whole.session.checkpoints.steps() == [4, 7]
+    trainer = trainer_of(load(recipe, folder, "train.on_collapse=stop"), at=5)
+    told = f"{folder} stopped at step 5: entropy_jump: .*\n.*grpojax export {folder} --step 4 --to FOLDER; train.on_c"
+    with pytest.raises(UserError, match=told):
+        trainer.run()
+    assert trainer.session.checkpoints.steps() == [4, 5] and trainer.done == 5
+    with pytest.raises(UserError, match=told):  # the same command says the same
+        trainer_of(load(recipe, folder, "train.on_collapse=stop"), at=5)
+    again = trainer_of(load(recipe, folder), at=5)
+    assert again.done == 5 and again.run()
+    assert numbers(folder) == numbers(tmp_path / "whole")
+    assert again.session.checkpoints.steps() == [4, 7]  # held on to by the run that went on
+
+
+def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe, tmp_path):
+    once = ("train.on_collapse=stop", "train.checkpoint_every=0")
+    with pytest.raises(UserError, match="stopped at step 3: .*\nno checkpoint is from before it.*checkpoint_every"):
+        trainer_of(load(recipe, tmp_path / "run", *once), at=3).run()
+    assert trainer_of(load(recipe, tmp_path / "last", *once, "train.steps=2"), at=2).run()  # nothing left to stop
+
+
+def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
+    options = (
+        f"data.eval={recipe.parent / 'sums.jsonl'}",
+        "train.eval_every=2",
+        "train.on_collapse=stop",
+        "train.steps=8",
+    )
+    trainer = trainer_of(load(recipe, tmp_path / "run", *options), at=7)
+    found = {2: 0.5, 4: 0.6, 6: 0.55}
+    trainer.held_out.evaluate = lambda number, params: {"eval/reward": found.get(number, 0.1)}
+    with pytest.raises(UserError, match="--step 4 "):
+        trainer.run()
+    assert trainer.session.checkpoints.steps() == [4, 7]
+
+
+# --- the built-in policy
+
+
+def follow(directory, *overrides):
+    """Trains the quickstart until what is right held out has halved from its best, or to the end; in order the alarms
+    and that accuracy, as ``(metric, value)``."""
+    recipe = config.load(QUICKSTART, [f"run.dir={directory}", "train.checkpoint_every=0", "train.eval_limit=128",
+                                      "tracking.samples=false", *overrides])  # fmt: skip
+    trainer, found = runs.Trainer(recipe), []
+    plain = trainer.held_out.evaluate
+
+    def evaluate(number, params):
+        values = plain(number, params)
+        found.append(values["eval/accuracy"])
+        trainer.session._stop = found[-1] <= max(found) / 2
+        return values
+
+    trainer.held_out.evaluate = evaluate
+    trainer.run()
+    told = [(k, x) for line in numbers(directory) for k, x in line.items()]
+    return [(k, x) for k, x in told if k.startswith(KEY) or k == "eval/accuracy"], found[-1] <= max(found) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("overrides", "alarm"), [
+    (["optimizer.learning_rate=1.5e-2", "train.eval_every=1", "train.steps=30"], "entropy_jump"),  # 50 times as large
+    (["rewards=[{name: 'tiny_run:length'}, {name: answer, weight: 0}]", "train.eval_every=3", "train.steps=30"],
+     "held_out_falling"),
+    (["variant={name: token_critic}", "critic={optimizer: {learning_rate: 1.0e-2}}", "optimizer.learning_rate=1.5e-3",
+      "train.eval_every=2", "train.steps=24"], "bias_growing"),
+], ids=["learning rate", "length", "critic"])  # fmt: skip
+def test_a_collapse_is_told_before_what_is_right_held_out_has_halved(tmp_path, overrides, alarm):
+    told, halved = follow(tmp_path / "run", *overrides)
+    assert halved, told
+    first = next(n for n, (name, _) in enumerate(told) if name.startswith(KEY))
+    accuracies = [x for name, x in told[:first] if name == "eval/accuracy"]
+    assert told[first][0] == f"{KEY}{alarm}" and accuracies[-1] > max(accuracies) / 2, told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_healthy_run_rings_nothing(tmp_path, seed):
+    told, _ = follow(tmp_path / "run", "train.steps=24", "train.eval_every=8", f"train.seed={seed}")
+    assert [name for name, _ in told] == ["eval/accuracy"] * 4 and told[-1][1] > 0.9, told
