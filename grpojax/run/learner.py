@@ -32,6 +32,7 @@ from grpojax.run.method import Method
 from grpojax.run.minibatches import Minibatch, whole
 from grpojax.run.sections import TrainConfig
 from grpojax.run.teacher import RunTeacher
+from grpojax.run.work import step_flops
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
 
 
@@ -92,6 +93,7 @@ class Learner:
     Attributes:
       state: by role. ``policy`` and ``critic`` are a `grpojax.types.TrainState`, ``reference`` and ``critic_trunk``
         plain weights.
+      scores_a_step: forwards of policy and reference beyond those of sampling and updates.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
     """
 
@@ -124,19 +126,24 @@ class Learner:
         # Advantages compare the policy with another: by the trainer's own numerics, not the sampler's.
         self._compares = self._kl_in_reward or teacher is not None
         self._scores_self = self._moves or self._needs_entropy or self._compares
+        picks = train.iterations * objective.needs_covariance_mask
+        self.scores_a_step = int(objective.needs_reference) + int(self._scores_self) + picks
         self.state: dict[str, Any] = {}
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
-    @property
-    def scores_a_step(self) -> int:
-        """Forwards beyond those of sampling and updates."""
-        picks = self.train.iterations * self.objective.needs_covariance_mask
-        return int(self.objective.needs_reference) + int(self._scores_self) + picks
-
-    @property
-    def late_flops(self) -> float:
-        """Useful FLOPs of the last step's signals that needed the rewards first."""
-        return self._late.flops
+    def work(self, drawn: Sequence[Judged], batch: Judged, *, warming_up: bool = False) -> dict[str, float]:
+        """Useful FLOPs of a step that has learned from ``batch`` (`grpojax.run.work.step_flops`)."""
+        return step_flops(
+            self.policy.config,
+            drawn,
+            batch,
+            scores=self.scores_a_step,
+            iterations=self.train.iterations,
+            late=self._late.flops,
+            critic=None if self.critic is None else self.critic.model,
+            teacher=None if self.teacher is None else self.teacher.config,
+            warming_up=warming_up,
+        )
 
     def abstract(self) -> dict[str, Any]:
         """Of what is saved: shapes, dtypes and shardings by role."""

@@ -32,7 +32,6 @@ from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teacher import teacher_of
-from grpojax.run.work import step_flops
 from grpojax.types import Rollout
 
 REMEDIES = (
@@ -183,17 +182,13 @@ class Trainer:
                     self._rescue()
                     raise
                 self.session.check_saved()
-            return self.share() >= 1
+            return _share(self) >= 1
         finally:
             self.close()
 
     def close(self) -> None:
         """Gives back what the run holds: worker processes, files, the directory's lock."""
         self._held.close()
-
-    def share(self) -> float:
-        """Of the whole run, what is behind it."""
-        return self.config.train.done(self.done, self.meta["sampled_tokens"])
 
     def _rescue(self) -> None:
         """A mistake that only shows in the middle of a run must not cost what was learned."""
@@ -207,7 +202,7 @@ class Trainer:
         train, session = self.config.train, self.session
         if self.done == 0:
             self._evaluate(0)
-        while self.share() < 1 and not session.stopping():
+        while _share(self) < 1 and not session.stopping():
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
             if self.pending is not None:
@@ -215,7 +210,7 @@ class Trainer:
                 started = time.perf_counter()  # the rollout was queued behind that update
             self.pending = self._step(collect(), started)
             self.done += 1
-            last = self.share() >= 1
+            last = _share(self) >= 1
             evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
             saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             if evaluates or saves:
@@ -241,7 +236,7 @@ class Trainer:
         advantages, told = learner.weigh(minis, batch, sampled.dropped, signals)
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
-        before = self.share()
+        before = _share(self)
         self.meta["num_tokens"] += prompt_tokens + sampled_tokens
         self.meta["sampled_tokens"] += sampled_tokens
         after = self.config.train.done(number, self.meta["sampled_tokens"])
@@ -269,17 +264,7 @@ class Trainer:
             if said is not None:
                 annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
             self.metrics.write_samples(number, rows)
-        self.work = step_flops(
-            self.policy.config,
-            drawn,
-            batch,
-            scores=learner.scores_a_step,
-            iterations=learner.train.iterations,
-            late=learner.late_flops,
-            critic=None if self.critic is None else self.critic.model,
-            teacher=None if learner.teacher is None else learner.teacher.config,
-            warming_up=warming_up,
-        )
+        self.work = learner.work(drawn, batch, warming_up=warming_up)
         if self.on_step is not None:
             self.on_step(sampled.problems, sampled.rollout)
         return _Pending(
@@ -380,6 +365,11 @@ def _check_finite(number: int, values: dict[str, float], in_a_row: int, config: 
             "are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the samples: grpojax show "
             f"{config.run.dir}"
         )
+
+
+def _share(trainer: Trainer) -> float:
+    """Of the whole run, what is behind it."""
+    return trainer.config.train.done(trainer.done, trainer.meta["sampled_tokens"])
 
 
 def _ready(policy: Policy, state: Any) -> None:

@@ -12,7 +12,7 @@ from grpojax.tools import cli
 
 
 @pytest.mark.parametrize(("override", "message"), [
-    ("train.stepz=3", "train.stepz: unknown key; did you mean 'steps'"),
+    ("train.stepz=3", "train.stepz (from the command line): unknown key; did you mean 'steps'"),
     ("train.steps=many", "train.steps='many' (from the command line): expected an integer"),
     ("train.steps=0", "steps=0: must be at least 1"),
     ("rollout.temperature=0", "temperature=0.0: greedy"),
@@ -51,10 +51,12 @@ from grpojax.tools import cli
     ("rewards={terms: [{name: answer}], workers: -1}", "workers=-1: must be at least 0"),
     ("rewards={terms: [{name: answer}], workers: all}",
      "rewards.workers='all' (from the command line): expected an integer"),
-    ("rewards={terms: [{name: answer}], worker: 1}", "rewards.worker: unknown key; did you mean 'workers'"),
+    ("rewards={terms: [{name: answer}], worker: 1}",
+     "rewards.worker (from the command line): unknown key; did you mean 'workers'"),
     ("rewards=[{name: answer}, {name: answer}]", "reward 'answer' is there twice; give one of them a label"),
     ("rewards=[{name: answer, label: 3}]", "rewards.0.label=3"),
-    ("rewards=[{name: answer, wieght: 3}]", "rewards.0.wieght: unknown key; did you mean 'weight'"),
+    ("rewards=[{name: answer, wieght: 3}]",
+     "rewards.0.wieght (from the command line): unknown key; did you mean 'weight'"),
     ("rewards=[{name: answer, options: {markr: x}}]", "rewards.0: options.markr: unknown key; did you mean 'marker'"),
     ("rewards=[{name: answer, options: {marker: 3}}]", "rewards.0: options.marker=3: expected a string"),
     ("rewards=[{name: answer, options: 3}]", "rewards.0.options=3 (from the command line): expected a mapping"),
