@@ -51,6 +51,11 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
     return build(cls, tree, {**origins, **overridden})
 
 
+def read(path: str | Path) -> dict[Any, Any]:
+    """A file merged over its bases, as plain data. Raises `UserError` for one that cannot be read."""
+    return _read(Path(path), ())[0]
+
+
 def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
     """A copy of ``tree`` with the overrides applied in order, and the origins of what they set, for `build`."""
     origins = {}

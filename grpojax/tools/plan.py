@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if own is not None and learned is not None:
         described = critic.critic_model(own, model, compute, learned)
         planned = planner.PlannedCritic(described, own.optimizer, own.warmup_steps > 0)
+    folder = config.method.variant.options.get("teacher")
     reports = planner.plan(
         model,
         prompts=config.rollout.prompts,
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
         optimizer=config.optimizer,
         critic=planned,
         method=config.method,
+        teacher=None if folder is None else hf.read_config(data.locate(folder)),
         train=config.train,
         evaluation=held_out.config_of(config) if config.data.eval else None,
     )
@@ -64,11 +66,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _has_rollout(path: str) -> bool:
     """Whether a recipe samples; what cannot be read is told of elsewhere."""
-    import yaml
+    from grpojax.host import settings
 
     try:
-        with open(path, encoding="utf-8") as file:
-            tree = yaml.safe_load(file)
-    except (OSError, ValueError, yaml.YAMLError):
+        return "rollout" in settings.read(path)
+    except UserError:
         return True
-    return not isinstance(tree, dict) or "rollout" in tree

@@ -11,7 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from grpojax.evaluation import EvalConfig
 from grpojax.models import Compute, DecoderConfig, flops, sharding
+from grpojax.models import critic as models
 from grpojax.programs import influence, lanes, packing, policy_update
+from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.run.influence import TOKENS
 from grpojax.run.late_signals import tokens_at_once
@@ -207,3 +209,41 @@ def at_least(
             seconds = max(seconds, read / run.mesh.shape["tensor"] / bandwidth)
         out[name] = seconds
     return out
+
+
+def limits(
+    config: DecoderConfig,
+    mesh: Mesh,
+    prompts: int,
+    prompt_tokens: int,
+    sampling: SamplerConfig,
+    minibatches: int,
+    *,
+    critic: CriticModel | None = None,
+    teacher: DecoderConfig | None = None,
+) -> dict[str, float]:
+    """Seconds of the programs on a step's samples if nothing but the data sheet held them up.
+
+    Every chip shares in all work.
+    """
+    chip = mesh.devices.flat[0].device_kind
+    if chip not in flops.PEAKS:
+        return {}
+    rate, _ = flops.PEAKS[chip]
+    completions = np.full((prompts, sampling.group), sampling.max_tokens)
+    sizes = np.full(prompts, prompt_tokens), completions
+    forward = flops.forward_flops(config, *sizes) / mesh.size / rate
+    said, learned, taught = 0.0, 0.0, 0.0
+    if teacher is not None:
+        taught = flops.forward_flops(teacher, *sizes) / mesh.size / rate
+    if critic is not None:
+        said = models.forward_flops(critic.config, *sizes) / mesh.size / rate
+        learned = said if critic.frozen else 3 * said
+    return {
+        "score": forward / minibatches,
+        "score with entropy": forward / minibatches,
+        "update": (3 * forward + learned) / minibatches,
+        "teacher": taught / minibatches,
+        "critic": said / minibatches,
+        "critic update": learned / minibatches,
+    }

@@ -8,10 +8,12 @@ from grpojax.tools.hlo import Traffic
 
 PROGRAMS = ("update", "score", "rollout", "reshard")
 CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: what it says, and an update of it alone
-# Of held-out problems, and what some variants need: XRPO's later phases, ReMax's baseline, entropies, the tokens of
-# Clip-Cov and KL-Cov, NTHR's scores and true answers' likelihoods of a quarter of the groups, a refreshed reference.
+# Of held-out problems, and what some variants need: a teacher's log-probs, XRPO's later phases, ReMax's baseline,
+# entropies, the tokens of Clip-Cov and KL-Cov, NTHR's scores and true answers' likelihoods of a quarter of the groups,
+# and a refreshed reference.
 VARIANT_PROGRAMS = (
     "evaluation",
+    "teacher",
     "rollout phase",
     "greedy",
     "score with entropy",

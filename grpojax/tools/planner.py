@@ -80,6 +80,7 @@ def plan(
     optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008
     critic: PlannedCritic | None = None,
     method: Method | None = None,
+    teacher: DecoderConfig | None = None,
     train: TrainConfig = TrainConfig(steps=1),  # noqa: B008
     evaluation: EvalConfig | None = None,
     programs: Sequence[str] | None = None,
@@ -98,6 +99,7 @@ def plan(
       optimizer: the optimiser.
       critic: with one, "update" is that of both networks; its mesh and platform are replaced too.
       method: what the run learns by, for the programs that its variant needs beside those of every run.
+      teacher: a frozen model whose weights lie beside the policy's, and which scores what it says.
       train: minibatches, micro-batches, and whether the reference is refreshed.
       evaluation: what is drawn of held-out problems; None without any.
       programs: which of `PROGRAMS`, `CRITIC_PROGRAMS` and `VARIANT_PROGRAMS` to compile; None for all that the run has.
@@ -124,7 +126,11 @@ def plan(
         evaluation=evaluation,
     )
     calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)
-    limits = _limits(config, devices, prompts, prompt_tokens, learned, train.minibatches, critic)
+    if teacher is not None:
+        run += _with_teacher(calls, teacher, shapes, packed)
+    beside = None if critic is None else critic.model
+    sizes = prompts, prompt_tokens, learned, train.minibatches
+    limits = plan_calls.limits(config, devices, *sizes, critic=beside, teacher=teacher)
     chip = devices.devices.flat[0].device_kind
     if chip in flops.PEAKS:
         limits |= plan_calls.at_least(config, calls, shapes, *flops.PEAKS[chip])
@@ -267,6 +273,15 @@ def _with_critic(
     return calls, beside
 
 
+def _with_teacher(calls: dict[str, Call], teacher: DecoderConfig, shapes: Shapes, packed: packing.Packed) -> int:
+    """Adds the program in which a teacher scores; the bytes of its weights on one chip."""
+    graph, network = decoder_network(teacher, None, shapes.mesh)
+    params = abstract_state({"teacher": network}, shapes.mesh)["teacher"]
+    score = policy_update.make_score(graph, shapes.compute, temperature=shapes.sampling.temperature)
+    calls["teacher"] = Call(score, (params, packed.rows), params)
+    return _per_chip(params)
+
+
 def _batch(
     mesh: Mesh,
     compute: Compute,
@@ -311,39 +326,6 @@ def _batch(
 
 
 # ------------------------------------------------------------------------------------------- time and compiling
-
-
-def _limits(
-    config: DecoderConfig,
-    mesh: Mesh,
-    prompts: int,
-    prompt_tokens: int,
-    sampling: SamplerConfig,
-    minibatches: int,
-    critic: PlannedCritic | None = None,
-) -> dict[str, float]:
-    """Seconds of the programs on a step's samples if nothing but the data sheet held them up.
-
-    Every chip shares in all work.
-    """
-    chip = mesh.devices.flat[0].device_kind
-    if chip not in flops.PEAKS:
-        return {}
-    rate, _ = flops.PEAKS[chip]
-    completions = np.full((prompts, sampling.group), sampling.max_tokens)
-    sizes = np.full(prompts, prompt_tokens), completions
-    forward = flops.forward_flops(config, *sizes) / mesh.size / rate
-    said, learned = 0.0, 0.0
-    if critic is not None:
-        said = models.forward_flops(critic.model.config, *sizes) / mesh.size / rate
-        learned = said if critic.model.frozen else 3 * said
-    return {
-        "score": forward / minibatches,
-        "score with entropy": forward / minibatches,
-        "update": (3 * forward + learned) / minibatches,
-        "critic": said / minibatches,
-        "critic update": learned / minibatches,
-    }
 
 
 def _per_chip(tree: Any) -> int:

@@ -28,7 +28,7 @@ from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
 from grpojax.run import finetune_recipe, held_out
 from grpojax.run import recipe as recipes
-from grpojax.tools import cli, plan_calls, plan_report, planner
+from grpojax.tools import cli, plan, plan_calls, plan_report, planner
 from grpojax.tools.hlo import Traffic
 from grpojax.types import PerToken, Prompts, TrainBatch
 
@@ -185,6 +185,18 @@ def test_a_variants_own_programs_are_those_that_its_run_calls(recipe, tmp_path, 
         calls[name].program.trace(*calls[name].args)
 
 
+def test_a_teacher_is_in_the_programs_and_the_memory():
+    mesh = sharding.make_mesh(sharding.MeshConfig())
+    compute, sampling = Compute(mesh=mesh, platform="cpu"), SamplerConfig(group=4, max_tokens=8)
+    run = shapes_of(compute, 8, 8, sampling)
+    packed = planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1)
+    calls, _ = planner._calls(CONFIG, run, Objective(), OptimizerConfig(), packed, None)
+    larger = dataclasses.replace(CONFIG, num_layers=2 * CONFIG.num_layers)
+    weights = planner._with_teacher(calls, larger, run, packed)
+    assert weights > 1.2 * planner._per_chip(calls["score"].own)
+    calls["teacher"].program.trace(*calls["teacher"].args)
+
+
 def wide(config):
     return dataclasses.replace(config.rollout, group=config.method.widest(config.rollout.group))
 
@@ -243,6 +255,12 @@ def test_plan_prints_the_critic():
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
     assert rows[1:8] == ["update", "score", "rollout", "evaluation", "reshard", "critic", "critic update"]
+
+
+def test_a_recipe_over_a_base_is_known_for_what_it_is():
+    folder = Path(__file__).parents[2] / "configs"
+    assert plan._has_rollout(folder / "variants" / "dapo.yaml")
+    assert not plan._has_rollout(folder / "supervised" / "sft.yaml")
 
 
 def test_a_supervised_recipe_without_its_command(capsys):
@@ -354,7 +372,7 @@ def test_the_least_time_is_that_of_flops_or_bytes():
         shape={"data": 1, "fsdp": 4, "tensor": 1}, empty=False,
     )  # fmt: skip
     sampling = SamplerConfig(group=6, max_tokens=10, slots=4)
-    got = planner._limits(c, mesh, 4, 32, sampling, 2)
+    got = plan_calls.limits(c, mesh, 4, 32, sampling, 2)
     run = types.SimpleNamespace(mesh=mesh, prompt_tokens=32, sampling=sampling)
     calls = {
         "rollout": plan_calls.Call(None, (), (), (4, 6, 10)),
@@ -364,10 +382,12 @@ def test_the_least_time_is_that_of_flops_or_bytes():
     assert "reshard" not in got and got["influence"] == pytest.approx(got["score"] * 2 / 4)
     forward = flops.forward_flops(c, [32] * 4, [[10] * 6] * 4)
     assert got["update"] == pytest.approx(3 * forward / 4 / 197e12 / 2)
-    assert got["score"] == pytest.approx(forward / 4 / 197e12 / 2)
+    assert got["score"] == pytest.approx(forward / 4 / 197e12 / 2) and got["teacher"] == 0
+    taught = plan_calls.limits(c, mesh, 4, 32, sampling, 2, teacher=c)
+    assert taught["teacher"] == got["score"] and taught["update"] == got["update"]
     weights = 2 * (flops.matmul_weights(c) + c.vocab_size * c.hidden_size)
     keys = 4 * c.num_layers * c.num_kv_heads * c.head_dim  # a token's, with its values, in bfloat16
     per_token = weights + (32 + 4 * 5.5) * keys  # one prompt a chip, four slots, half of their ten tokens on average
     assert got["rollout"] == pytest.approx(2 * 10 * per_token / 0.82e12)  # six samples in four slots: two rounds
     mesh.devices = np.array([types.SimpleNamespace(device_kind="cpu")])
-    assert planner._limits(c, mesh, 4, 32, sampling, 2) == {}
+    assert plan_calls.limits(c, mesh, 4, 32, sampling, 2) == {}
