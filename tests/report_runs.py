@@ -61,7 +61,7 @@ def write_run(
             lines.append({
                 "step": step, "reward": 0.1 * step + 0.01 * seed, "groups/all_fail": 1 - step / 10, "entropy": 1 / step,
                 "grad_norm": None if step == 2 else rng.random(), "completions/mean_length": 5.0 + step,
-                "num_tokens": 100.0 * step + seed, **(metrics or {}),
+                "sampled_tokens": 100.0 * step + seed, **(metrics or {}),
             })  # fmt: skip
         if data and step in (0, done):
             lines.append({"step": step, **_evaluate(path, step, skills * (step > 0), problems)})

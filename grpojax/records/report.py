@@ -164,7 +164,7 @@ def _unequal_cost(methods: Sequence[Method]) -> list[str]:
     """Says so where one method has drawn over a tenth more tokens than another by its end."""
     drawn = {}
     for method in methods:
-        if tokens := [x for run in method.runs if run.finished and (x := run.last("num_tokens")) is not None]:
+        if tokens := [x for run in method.runs if run.finished and (x := run.last("sampled_tokens")) is not None]:
             drawn[method.name] = sum(tokens) / len(tokens)
     if not drawn or max(drawn.values()) <= 1.1 * min(drawn.values()):
         return []

@@ -93,10 +93,10 @@ def _natural(name: str) -> tuple[str, int]:
 
 def _series(run: Run, name: str) -> list[tuple[int, float, float | None]]:
     """``(step, value, tokens drawn)`` where the metric has a value; a step that stands twice counts once, the later."""
-    tokens: float | None = 0.0 if any("num_tokens" in line for line in run.lines) else None
+    tokens: float | None = 0.0 if any("sampled_tokens" in line for line in run.lines) else None
     found = {}
     for line in run.lines:
-        tokens = line.get("num_tokens") or tokens
+        tokens = line.get("sampled_tokens") or tokens
         value = line.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
             found[line["step"]] = (line["step"], float(value), tokens)

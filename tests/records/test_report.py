@@ -175,10 +175,10 @@ def test_what_must_be_known_is_said(built):
 
 def test_unequal_cost_is_said(tmp_path):
     report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None)
-    more = {"num_tokens": 659.0}
+    more = {"sampled_tokens": 659.0}
     report_runs.write_run(tmp_path / "b", "dapo", 0, 0.5, data=None, metrics=more)
     assert "cost" not in "\n".join(report.build([tmp_path]).notes)
-    more["num_tokens"] = 661.0
+    more["sampled_tokens"] = 661.0
     report_runs.write_run(tmp_path / "c", "gspo", 0, 0.5, data=None, metrics=more)
     said = "see the curves by tokens drawn; each run's in all: grpo 600, dapo 659, gspo 661"
     assert said in "\n".join(report.build([tmp_path]).notes)

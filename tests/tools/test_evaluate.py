@@ -87,7 +87,7 @@ def test_half_way_the_same_command_goes_on_to_the_same_file(whole, tmp_path, kee
     (["rewards=[{name: answer_format}]"], "judge: 'math_answer' -> None"),
     (["rewards={terms: [{name: math_answer}], timeout_s: 5}"], "rewards.timeout_s: 10.0 -> 5.0"),
     (["evaluate.judge=mine"], "evaluate.judge='mine' is no reward of the run; they are math_answer"),
-    (["evaluate.juge=mine"], "evaluate.juge: unknown key; did you mean 'judge'"),
+    (["evaluate.juge=mine"], "evaluate.juge (from the command line): unknown key; did you mean 'judge'"),
     (["--samples", "0"], "--samples 0: must be at least 1"),
     (["--samples", "2000"], "samples=2000: must be at most 1000"),
     (["--k", "8"], "k=8: must be between 1 and samples=4"),
@@ -104,7 +104,7 @@ def test_half_way_the_same_command_goes_on_to_the_same_file(whole, tmp_path, kee
     (["train.steps=3"], "override 'train.steps=3' says nothing to an evaluation"),
     (["model.path=x"], "override 'model.path=x' says nothing"),
     (["model={path: x}"], "override 'model={path: x}' says nothing"),
-    (["data.promt=x"], "data.promt: unknown key; did you mean 'prompt'"),
+    (["data.promt=x"], "data.promt (from the command line): unknown key; did you mean 'prompt'"),
     (["data.answer=null"], "reward 'math_answer' needs gold answers: give data.answer their column"),
 ])  # fmt: skip
 def test_refusals(whole, options, message, capsys):
@@ -120,7 +120,8 @@ def test_refusals(whole, options, message, capsys):
     ("train.eval_samples=4", "eval_samples=4 would all be the same at eval_temperature=0"),
     ("train.eval_samples=few", "train.eval_samples='few'"),
     ("train.eval_temperature=-1", "eval_temperature=-1.0: must be at least 0"),
-    ("train.eval_temprature=1", "train.eval_temprature: unknown key; did you mean 'eval_temperature'"),
+    ("train.eval_temprature=1",
+     "train.eval_temprature (from the command line): unknown key; did you mean 'eval_temperature'"),
     ("evaluate.judge=math_answer", "evaluate.judge='math_answer' is no reward of the run; they are answer"),
     ("evaluate={judge: 3}", "evaluate.judge=3"),
 ])  # fmt: skip

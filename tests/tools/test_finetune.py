@@ -102,7 +102,7 @@ def test_a_run_s_answers_become_a_model(recipe, finished, tmp_path, capsys, monk
     assert cli.main(["sample", str(tmp_path / "model"), *prompt]) == 0
     assert capsys.readouterr().out.rstrip("\n") == first[1]["content"]
     assert cli.main(["sft", str(recipes["sft"]), "train.stepz=3"]) == 2
-    assert "train.stepz: unknown key; did you mean 'steps'" in capsys.readouterr().err
+    assert "train.stepz (from the command line): unknown key; did you mean 'steps'" in capsys.readouterr().err
     assert cli.main(["eval", str(tmp_path / "sft"), "--data", str(tmp_path / "one.jsonl")]) == 2
     assert "is a supervised run, which has no rewards: grpojax export" in capsys.readouterr().err
 
