@@ -90,8 +90,8 @@ class Limits(diagnostics.CollapseLimits):
       recent: steps that are averaged, at least 2; what is not the entropy is compared from twice as many on.
       solved: share of groups all right, over the window, from which on a low or falling entropy is what learning
         looks like.
-      jump: factor between the entropies of two steps, up or down, ...
-      jump_nats: ... and difference in nats a token, that the policy is not to make at once.
+      jump: factor by which a step's entropy is not to be over all, or under all, of the window before it, ...
+      jump_nats: ... if it is by so many nats a token, too.
       right_logp: fall of the right samples' log-prob in a window, nats a token.
       idle: share of groups that teach nothing: all wrong over a window, or all right over the run's first one.
       longer: growth of the length in a window, as a share.
@@ -207,9 +207,9 @@ def _entropy(tracks: Tracks, limits: Limits, values: Mapping[str, float]) -> dic
         return {"not_finite": str(values[ENTROPY])}
     y, found = list(tracks[ENTROPY].values), {}
     if len(y) > 1:
-        low, high = sorted(y[-2:])
-        if high > limits.jump * low and high - low > limits.jump_nats:
-            found["entropy_jump"] = f"{y[-1]:.3g}, {y[-2]:.3g} the step before"
+        for low, high in ((y[-1], min(y[:-1])), (max(y[:-1]), y[-1])):
+            if high > limits.jump * low and high - low > limits.jump_nats:
+                found["entropy_jump"] = f"{y[-1]:.3g}, {y[-2]:.3g} the step before"
     if len(y) < limits.window:
         return found
     figures = f"{y[-1]:.3g}, {y[0]:.3g} {len(y) - 1} steps before"

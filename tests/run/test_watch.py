@@ -37,6 +37,7 @@ def rung(watch, **histories):
     ("entropy", [0.5, 0.12], [(2, "entropy_jump")]),
     ("entropy", [0.5, 0.13], []),  # less than fourfold
     ("entropy", [0.1, 0.5], [(2, "entropy_jump")]),  # up as well
+    ("entropy", [0.06, 0.2, 0.04], []),  # not below all of the window
     ("entropy", [0.004, 0.05], []),  # twelvefold of hardly anything
     ("entropy", [math.nan], [(1, "not_finite")]),
     ("groups__all_fail", [1.0, 1.0, 0.9, 0.9, 1.0, 1.0], []),  # the rewards are not said to be the same
