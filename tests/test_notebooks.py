@@ -45,3 +45,11 @@ def test_pure_functions():
         rows["rloo"] == "0.67 0.67 -0.67 -0.67 0.00 0.00 0.00 0.00 0.00 0.00 0.00 0.00 1.00 -0.33 -0.33 -0.33".split()
     )
     assert rows["ngrpo"][4] == "-0.45"
+
+
+def test_experiments():
+    """Read from saved results: six claims, each with what was measured."""
+    printed = printed_by("experiments.ipynb")
+    assert printed.count("claimed: ") == printed.count("measured: ") == 6
+    assert printed.count("agrees") + printed.count("does not agree") == 6
+    assert "SmolLM2" not in printed and "smollm2_sums" in printed

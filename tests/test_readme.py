@@ -6,7 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
+import gguf_files
 import pytest
+import tiny_hf
 import yaml
 from tiny_run import make_run
 
@@ -25,6 +27,7 @@ PAGES = ("README.md", "CONTRIBUTING.md")
 # What makes a command of hours one of seconds.
 SHORT = {
     "train configs/quickstart.yaml": "train.steps=1 train.eval_limit=8",
+    "train configs/smollm2": "train.steps=1 rollout.prompts=4 rollout.group=2 rollout.max_tokens=4 train.eval_limit=8",
     "train configs/gsm8k": "train.steps=10 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
     "data.max_prompt_tokens=192",
     "sweep": "train.steps=1 train.eval_limit=8 rollout.prompts=4 rollout.group=2",
@@ -63,6 +66,8 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     for file in ("gsm8k/train.jsonl", "gsm8k/test.jsonl"):
         (tmp_path / file).write_text(rows)
     (tmp_path / "prompts.jsonl").write_text(rows)
+    llama = tiny_hf.model(tiny_hf.config("llama-tied"))
+    gguf_files.write_model(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf", llama)
 
     said = {}
     for line in COMMANDS:
@@ -80,7 +85,7 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     assert "--- best" in said["show runs/gsm8k_qwen2.5_0.5b"]
     assert "pass@8" in said["eval runs/gsm8k_qwen2.5_0.5b"]
     assert (tmp_path / "report.html").exists()
-    assert len(said) == 14 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
+    assert len(said) == 16 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
 
 
 @pytest.mark.parametrize("page", PAGES)

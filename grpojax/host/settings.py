@@ -57,7 +57,14 @@ def read(path: str | Path) -> dict[Any, Any]:
 
 
 def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
-    """A copy of ``tree`` with the overrides applied in order, and the origins of what they set, for `build`."""
+    """A copy of ``tree`` with the overrides applied in order, and the origins of what they set, for `build`.
+
+    A text at the top level is the name of a mapping to an override that goes on below it.
+
+    Example:
+      >>> override({"variant": "dapo"}, ["variant.clip_high=0.3"])[0]
+      {'variant': {'name': 'dapo', 'clip_high': 0.3}}
+    """
     origins = {}
     for text in overrides:
         dotted, equals, value = text.partition("=")
@@ -70,6 +77,8 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
         except UserError as e:
             hint = f"a text with such characters needs quotes: {dotted}='\"...\"'"
             raise UserError(_one_line(f"{e}; {hint}")) from None
+        if len(keys) > 1 and isinstance(tree, dict) and isinstance(named := tree.get(keys[0]), str):
+            tree = {**tree, keys[0]: {"name": named}}
         tree = _replace(tree, keys, read, where)
         origins[".".join(keys)] = "the command line"
     return tree, origins
@@ -138,7 +147,7 @@ def _merge(
     for key, value in over.items():
         old, path = merged.get(key), (*at, key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        if both and value.get("name", old.get("name")) == old.get("name"):
+        if both and value.get("name", old.get("name")) == old.get("name", value.get("name")):
             merged[key], origins = _merge(old, value, path, file, origins)
         else:
             merged[key], origins = value, {**_forget(origins, _dotted(path)), _dotted(path): file}

@@ -29,7 +29,7 @@ class Job:
       name: its directory's name.
       directory: ``run.dir``.
       command: what starts it, or goes on with it.
-      steps: of the whole run; None where it ends by tokens.
+      steps, tokens: of the whole run, which ends by one of them.
       config: its resolved recipe; a run that is done counts as done for this recipe alone.
     """
 

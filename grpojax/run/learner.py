@@ -126,8 +126,7 @@ class Learner:
         # Advantages compare the policy with another: by the trainer's own numerics, not the sampler's.
         self._compares = self._kl_in_reward or teacher is not None
         self._scores_self = self._moves or self._needs_entropy or self._compares
-        picks = train.iterations * objective.needs_covariance_mask
-        self.scores_a_step = int(objective.needs_reference) + int(self._scores_self) + picks
+        self.scores_a_step = int(objective.needs_reference) + int(self._scores_self)
         self.state: dict[str, Any] = {}
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
@@ -139,6 +138,7 @@ class Learner:
             batch,
             scores=self.scores_a_step,
             iterations=self.train.iterations,
+            picks=self.objective.needs_covariance_mask,
             late=self._late.flops,
             critic=None if self.critic is None else self.critic.model,
             teacher=None if self.teacher is None else self.teacher.config,

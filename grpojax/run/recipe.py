@@ -75,11 +75,12 @@ class Config:
         """Raises `UserError` where the critic's section says nothing, or leaves nothing to the policy."""
         if self.critic is not None and self.method.variant.critic is None:
             raise UserError(f"critic: variant {self.method.variant.name!r} has no critic; leave the section out")
-        steps = self.train.steps
+        steps, tokens = self.train.steps, self.train.tokens
+        said = f"train.steps={steps}"
+        if steps is None and tokens is not None:  # of a step that draws as little as there is
+            steps, said = -(-tokens // (self.rollout.prompts * self.rollout.group)), f"train.tokens={tokens}"
         if self.critic is not None and steps is not None and self.critic.warmup_steps >= steps:
-            raise UserError(
-                f"critic.warmup_steps={self.critic.warmup_steps} of train.steps={steps}: the policy would never learn"
-            )
+            raise UserError(f"critic.warmup_steps={self.critic.warmup_steps} of {said}: the policy would never learn")
 
     @property
     def own_critic(self) -> CriticConfig | None:
@@ -109,5 +110,13 @@ class Config:
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Reads a recipe; raises `UserError` for anything in it that is not right."""
-    return settings.load(Config, path, overrides)
+    """Reads a recipe; raises `UserError` for anything in it that is not right.
+
+    An override of ``train.steps`` stands in place of the file's ``train.tokens``, and the other way round.
+    """
+    given = list(overrides)
+    keys = {text.partition("=")[0].strip() for text in given}
+    for one, other in (("train.steps", "train.tokens"), ("train.tokens", "train.steps")):
+        if one in keys and other not in keys:
+            given.append(f"{other}=null")
+    return settings.load(Config, path, given)

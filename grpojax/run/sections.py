@@ -171,7 +171,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.tokens is None):
-            raise UserError(f"steps={self.steps}, tokens={self.tokens}: give one of them")
+            raise UserError(f"steps={self.steps}, tokens={self.tokens}: give one of them, and null for the other")
         length = "tokens" if self.steps is None else "steps"
         counts = (
             length,

@@ -89,16 +89,22 @@ class Sweep:
           rates: the learning rate of each method; those without one are left out. None takes the recipe's for all.
         """
         methods = self.methods()
-        return [
+        made = [
             self.job("runs", f"{name}_{seed}", value, f"train.seed={seed}", *_rate(rates, name))
             for seed in range(self.seeds)
             for name, value in methods.items()
             if rates is None or name in rates
         ]
+        asked = next((text for text in self.overrides if re.match(r"\s*critic\b", text)), None)
+        if asked is not None and all(job.config["critic"] is None for job in made):
+            raise UserError(f"{asked}: none of the methods has a critic; leave it out")
+        return made
 
     def rate_jobs(self) -> dict[str, dict[float, Job]]:
         """By method and rate, the runs that the choice is made by: shorter, and of a seed that no other run has."""
-        config = recipe.load(self.config, (*self.overrides, f"run.dir={json.dumps(str(self.folder))}", "critic=null"))
+        first = next(iter(self.methods().values()))
+        run_dir = f"run.dir={json.dumps(str(self.folder))}"
+        config = recipe.load(self.config, (*self.overrides, first, run_dir, "critic=null"))
         if not config.data.eval:
             raise UserError("--rates chooses by held-out reward: give the recipe data.eval")
         train, warmup = config.train, config.optimizer.warmup_steps

@@ -8,7 +8,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.host.errors import UserError
-from grpojax.models import hf
+from grpojax.models import DecoderConfig, hf
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_update, state
 from grpojax.programs.packing import Packed
@@ -36,9 +36,8 @@ class RunTeacher:
 
     def __init__(self, policy: Policy, path: str, *, temperature: float, longest: int):
         self.policy = policy
-        folder = str(data.locate(path))
-        self.config = hf.read_config(folder)
-        named = f"variant.teacher={path!r}"
+        named, folder = f"variant.teacher={path!r}", str(data.locate(path))
+        self.config = read_shape(path)
         if hf.load_tokenizer(folder).get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(
                 f"{named} has another tokenizer than the policy, {policy.folder}: take a teacher with its vocabulary"
@@ -69,6 +68,14 @@ class RunTeacher:
         """
         apart = (np.asarray(own, np.float64) - teacher)[live]
         return {"teacher/kl": float(apart.mean()) if apart.size else float("nan")}
+
+
+def read_shape(path: str) -> DecoderConfig:
+    """The shape of the model in a teacher's folder; raises `UserError` where there is none."""
+    try:
+        return hf.read_config(data.locate(path))
+    except UserError as e:
+        raise UserError(f"variant.teacher={path!r}: {e}") from None
 
 
 def teacher_of(policy: Policy, method: Method, *, temperature: float, longest: int) -> RunTeacher | None:

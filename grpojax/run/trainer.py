@@ -226,8 +226,8 @@ class Trainer:
     def _step(self, sampled: Sampled, started: float) -> _Pending:
         """Learns from a rollout; its updates are under way when this returns."""
         learner, number = self.learner, self.done + 1
-        rolled = time.perf_counter()
         sampled = learner.replace(sampled)
+        rolled = time.perf_counter()
         minis = learner.prepare(sampled)
         signals = learner.score(minis)
         scored_at = time.perf_counter()

@@ -15,6 +15,7 @@ def step_flops(
     *,
     scores: int,
     iterations: int,
+    picks: bool = False,
     late: float = 0.0,
     critic: CriticModel | None = None,
     teacher: DecoderConfig | None = None,
@@ -28,6 +29,7 @@ def step_flops(
       batch: what is learned from; less where a filter dropped groups.
       scores: how often the policy or the reference scores that before the update.
       iterations: passes over it.
+      picks: the policy scores it once more before each pass, to pick tokens by their covariance.
       late: FLOPs of the signals that need the rewards first (`grpojax.run.late_signals.Late`).
       critic: of a variant that has one: it says what it thinks of the batch and learns in each pass; a frozen trunk has
         no backward pass.
@@ -47,7 +49,12 @@ def step_flops(
         if judged.greedy_lengths is not None:
             sampled += flops.forward_flops(model, _prompts(judged), judged.greedy_lengths[:, None])
     learned = forward(batch)
-    counted = {"rollout": sampled, "score": learned * scores, "late": late, "update": 3 * learned * iterations}
+    counted = {
+        "rollout": sampled,
+        "score": learned * scores,
+        "late": late,
+        "update": (3 + picks) * learned * iterations,
+    }
     if teacher is not None:
         counted["score"] += flops.forward_flops(teacher, _prompts(batch), batch.rollout.lengths)
     if critic is None:

@@ -58,7 +58,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     rate = matmul_rate(model, min(width, 8192), config.model.dtype) * jax.device_count()
     figures = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
     passes = {
-        "score": trainer.learner.scores_a_step + (trainer.critic is not None),
+        "score": trainer.learner.scores_a_step + (trainer.critic is not None) + (trainer.teacher is not None),
         "update": config.train.iterations,
     }
     figures |= phase_figures(rows[WARM:], work[WARM:], tokens, rate, passes)
@@ -142,7 +142,7 @@ def _timed(config: Config, steps: int) -> Config:
     folder = next(f for n in itertools.count(1) if not (f := Path(config.run.dir) / str(n)).exists())
     return dataclasses.replace(
         config,
-        train=dataclasses.replace(config.train, steps=steps, checkpoint_every=0, eval_every=0),
+        train=dataclasses.replace(config.train, steps=steps, tokens=None, checkpoint_every=0, eval_every=0),
         data=dataclasses.replace(config.data, eval=None),
         run=dataclasses.replace(config.run, dir=str(folder)),
         critic=config.critic and dataclasses.replace(config.critic, warmup_steps=0),

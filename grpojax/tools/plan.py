@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
     from grpojax import data
     from grpojax.models import compute_of, hf
-    from grpojax.run import critic, finetune_recipe, held_out, recipe
+    from grpojax.run import critic, finetune_recipe, held_out, recipe, teacher
     from grpojax.tools import plan_report, planner
 
     loaders = {"train": recipe.load, "sft": finetune_recipe.load_sft, "dpo": finetune_recipe.load_dpo}
@@ -30,10 +30,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.config} has no rollout: for a supervised recipe give --recipe sft or --recipe dpo")
     config = loaders[args.recipe](args.config, args.overrides)
     model = hf.read_config(data.locate(config.model.path))
-    if args.layers is not None:
-        if args.layers < 1:
-            raise UserError(f"--layers {args.layers}: must be at least 1")
-        model = dataclasses.replace(model, num_layers=args.layers)
+    shorter = {} if args.layers is None else {"num_layers": args.layers}
+    if args.layers is not None and args.layers < 1:
+        raise UserError(f"--layers {args.layers}: must be at least 1")
+    model = dataclasses.replace(model, **shorter)
     if not isinstance(config, recipe.Config):
         compute = compute_of(config.model, platform="tpu")
         print(plan_report.format_table(planner.plan_supervised(model, config, compute, topology=args.topology)))
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if own is not None and learned is not None:
         described = critic.critic_model(own, model, compute, learned)
         planned = planner.PlannedCritic(described, own.optimizer, own.warmup_steps > 0)
-    folder = config.method.variant.options.get("teacher")
+    taught_by = config.method.variant.options.get("teacher")
     reports = planner.plan(
         model,
         prompts=config.rollout.prompts,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         optimizer=config.optimizer,
         critic=planned,
         method=config.method,
-        teacher=None if folder is None else hf.read_config(data.locate(folder)),
+        teacher=None if taught_by is None else dataclasses.replace(teacher.read_shape(taught_by), **shorter),
         train=config.train,
         evaluation=held_out.config_of(config) if config.data.eval else None,
     )

@@ -115,8 +115,9 @@ def plan(
     if critic is not None:
         critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
     learned = sampling if method is None else dataclasses.replace(sampling, group=method.widest(sampling.group))
-    parts = train.minibatches, train.microbatches
-    packed = _batch(devices, compute, objective, prompts, prompt_tokens, learned, *parts, critic)
+    if method is not None and method.replaces_samples:
+        learned = dataclasses.replace(learned, max_tokens=learned.max_tokens + plan_calls.ANSWER_TOKENS)
+    packed = _batch(devices, compute, objective, prompts, prompt_tokens, learned, train, critic, method)
     shapes = Shapes(
         graph=decoder.abstract(config)[0],
         compute=compute,
@@ -129,7 +130,7 @@ def plan(
     if teacher is not None:
         run += _with_teacher(calls, teacher, shapes, packed)
     beside = None if critic is None else critic.model
-    sizes = prompts, prompt_tokens, learned, train.minibatches
+    sizes = prompts, prompt_tokens, sampling, train.minibatches
     limits = plan_calls.limits(config, devices, *sizes, critic=beside, teacher=teacher)
     chip = devices.devices.flat[0].device_kind
     if chip in flops.PEAKS:
@@ -289,13 +290,16 @@ def _batch(
     prompts: int,
     prompt_tokens: int,
     sampling: SamplerConfig,
-    minibatches: int,
-    microbatches: int,
+    train: TrainConfig,
     critic: PlannedCritic | None = None,
+    method: Method | None = None,
 ) -> packing.Packed:
-    """What the trainer would feed, every prompt and completion at its longest."""
+    """What the trainer would feed, every prompt and completion at its longest.
+
+    Where a plan gives prompts different numbers of samples, each is taken to have the most: more than there ever are.
+    """
     parts = sharding.lanes(mesh)
-    part, part_group = lanes.spread(longest_prompts(prompts // minibatches, prompt_tokens), sampling.group, parts)
+    part, part_group = lanes.spread(longest_prompts(prompts // train.minibatches, prompt_tokens), sampling.group, parts)
     shape = (len(part.lengths), part_group, sampling.max_tokens)
     full = np.zeros(shape, np.float32)
 
@@ -310,8 +314,8 @@ def _batch(
         per_token=PerToken(
             advantages=full,
             weights=full,
-            sampler_logps=full,
-            behavior_logps=given(minibatches > 1 and objective.anchor == "trainer"),
+            sampler_logps=given(method is None or not method.replaces_samples),
+            behavior_logps=given(train.updates_a_rollout > 1 and objective.anchor == "trainer"),
             ref_logps=given(objective.needs_reference),
             displacement_weights=given(objective.needs_displacement_weights),
             covariance_mask=given(objective.needs_covariance_mask, bool),
@@ -320,7 +324,7 @@ def _batch(
             critic_weights=given(learned is not None and learned.own_weights),
         ),
     )
-    packed, _ = packing.pack(batch, lanes=parts, microbatches=microbatches, seats=compute.needs_seats)
+    packed, _ = packing.pack(batch, lanes=parts, microbatches=train.microbatches, seats=compute.needs_seats)
 
     return place(packed, mesh, None)
 

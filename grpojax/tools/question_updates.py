@@ -57,7 +57,8 @@ def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
     own = given.variant if isinstance(given.variant, dict) else {"name": given.variant}
     variant = own if own.get("name") == method else {"name": method}
     mix = type(given.train).reference_mix
-    train = dataclasses.replace(given.train, iterations=1, minibatches=1, steps=1, reference_every=0, reference_mix=mix)
+    one = {"iterations": 1, "minibatches": 1, "steps": 1, "tokens": None}
+    train = dataclasses.replace(given.train, **one, reference_every=0, reference_mix=mix)
     optimizer = dataclasses.replace(given.optimizer, schedule="constant", warmup_steps=0, final_fraction=0.0)
     critic, rollout, retire = given.critic, given.rollout, given.rollout.retire
     if variant is not own:

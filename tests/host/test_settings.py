@@ -183,6 +183,8 @@ def test_a_mapping_of_another_name_leaves_nothing_of_the_old_one(files):
     base = "model: {path: m}\noptions: {method: {name: a, limit: 3}}"
     renamed = files(base=base, top="base: base\noptions: {method: {name: b}}")
     assert settings.load(Config, renamed).options == {"method": {"name": "b"}}
+    named = files(low="options: {method: {limit: 3}}\nmodel: {path: m}", top="base: low\noptions: {method: {name: b}}")
+    assert settings.load(Config, named).options == {"method": {"limit": 3, "name": "b"}}  # the base named none
     same = files(top="base: base\noptions: {method: {name: a, depth: 1}}")
     assert settings.load(Config, same).options == {"method": {"name": "a", "limit": 3, "depth": 1}}
     unnamed = files(top="base: base\noptions: {method: {depth: 1}}")

@@ -53,9 +53,13 @@ def test_schedules_follow_the_share_that_is_used(recipe, tmp_path, monkeypatch):
 
 
 def test_steps_or_tokens(recipe):
-    for given in (("train.tokens=5",), ("train.steps=null",)):
-        with pytest.raises(UserError, match="give one of them"):
+    for given in (("train.tokens=5", "train.steps=3"), ("train.steps=null",)):
+        with pytest.raises(UserError, match="give one of them, and null for the other"):
             config.load(recipe, given)
+    budget = config.load(recipe, ("train.tokens=5",)).train
+    assert (budget.steps, budget.tokens) == (None, 5)  # an override takes the other's place
+    with pytest.raises(UserError, match="critic.warmup_steps=4 of train.tokens=100: the policy would never learn"):
+        config.load(recipe, ("train.tokens=100", "variant=token_critic", "critic.warmup_steps=4"))
     with pytest.raises(UserError, match="tokens=0: must be at least 1"):
         config.load(recipe, ("train.steps=null", "train.tokens=0"))
 

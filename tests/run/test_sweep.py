@@ -184,6 +184,8 @@ def test_a_critic_is_for_the_methods_that_have_one(tmp_path):
     jobs = asked.jobs()
     assert set(asked.rate_jobs()) == {"ppo", "grpo"}
     assert jobs[0].config["critic"]["warmup_steps"] == 3 and jobs[1].config["critic"] is None
+    with pytest.raises(UserError, match="critic.warmup_stepz=3: none of the methods has a critic"):
+        made(tmp_path, variants="grpo", overrides=("critic.warmup_stepz=3",)).jobs()
 
 
 def test_runs_of_equal_tokens(tmp_path):

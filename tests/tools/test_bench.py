@@ -33,7 +33,7 @@ class FakeTrainer:
         self.config, self.eos_ids, self.on_step = config, eos_ids, on_step
         self.policy = types.SimpleNamespace(config=hf.read_config(config.model.path))
         self.learner = types.SimpleNamespace(scores_a_step=2)
-        self.critic, self.work = config.own_critic, {}
+        self.critic, self.teacher, self.work = config.own_critic, None, {}
         self.made.append(self)
 
     def run(self):
@@ -68,6 +68,12 @@ def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
     assert not any(name.startswith("late") for name in figures)
     assert "late" not in benchmark.format_table(figures, "float32")
     assert trainers[0].config.train.eval_every == 0 and trainers[0].config.data.eval is None
+
+
+def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, trainers, tmp_path):
+    config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.tokens=100"])
+    benchmark.measure(config, steps=1)
+    assert trainers[0].config.train.tokens is None and trainers[0].config.train.steps == 3
 
 
 def test_each_run_has_a_folder_and_tokens_that_end_it_or_none(recipe, trainers, tmp_path):

@@ -51,10 +51,10 @@ def test_mistakes(recipe, capsys, arguments, message):
 
 
 def test_a_recipe_keeps_its_own_variants_options(recipe):
-    overrides = ["variant={name: nthr, beta: 0.5}", "train.iterations=2", "optimizer.warmup_steps=9"]
+    overrides = ["variant={name: nthr, beta: 0.5}", "train.iterations=2", "optimizer.warmup_steps=9", "train.tokens=9"]
     own, other = (question_updates.recipe_of(str(recipe), overrides, name) for name in ("nthr", "grpo"))
     assert own.method.variant.options["beta"] == 0.5 and other.method.variant.name == "grpo"
-    assert other.train.updates_a_rollout == 1 and other.optimizer.warmup_steps == 0
+    assert other.train.updates_a_rollout == other.train.steps == 1 and other.optimizer.warmup_steps == 0
 
 
 def test_sections_of_the_recipes_own_variant_go_with_it_alone(recipe):

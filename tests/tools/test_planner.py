@@ -28,6 +28,7 @@ from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
 from grpojax.run import finetune_recipe, held_out
 from grpojax.run import recipe as recipes
+from grpojax.run.sections import TrainConfig
 from grpojax.tools import cli, plan, plan_calls, plan_report, planner
 from grpojax.tools.hlo import Traffic
 from grpojax.types import PerToken, Prompts, TrainBatch
@@ -131,7 +132,10 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
     compute = Compute(mesh=mesh, platform="cpu")
     critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
     sampling = SamplerConfig(group=4, max_tokens=8)
-    batch = [planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1, beside) for beside in (None, critic)]
+    batch = [
+        planner._batch(mesh, compute, Objective(), 8, 8, sampling, TrainConfig(steps=1), beside)
+        for beside in (None, critic)
+    ]
     floats = [sum(x.dtype == np.float32 for x in jax.tree.leaves(b)) for b in batch]
     assert floats[1] - floats[0] == read  # what it learns from, and its values before or its own weights
     args = CONFIG, shapes_of(compute, 8, 8, sampling), Objective(), OptimizerConfig()
@@ -176,7 +180,9 @@ def test_a_variants_own_programs_are_those_that_its_run_calls(recipe, tmp_path, 
     mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:2])
     run = shapes_of(Compute(mesh=mesh), config.rollout.prompts, 8, config.rollout)
     run = dataclasses.replace(run, evaluation=held_out.config_of(config))
-    packed = planner._batch(mesh, run.compute, config.method.variant.objective, 8, 8, wide(config), 1, 1)
+    packed = planner._batch(
+        mesh, run.compute, config.method.variant.objective, 8, 8, wide(config), TrainConfig(steps=1)
+    )
     objective = config.method.variant.objective
     calls, _ = planner._calls(CONFIG, run, objective, OptimizerConfig(), packed, None, config.method, config.train)
     assert [name for name in calls if name not in ("update", "score", "reshard", "evaluation")] == names
@@ -189,7 +195,7 @@ def test_a_teacher_is_in_the_programs_and_the_memory():
     mesh = sharding.make_mesh(sharding.MeshConfig())
     compute, sampling = Compute(mesh=mesh, platform="cpu"), SamplerConfig(group=4, max_tokens=8)
     run = shapes_of(compute, 8, 8, sampling)
-    packed = planner._batch(mesh, compute, Objective(), 8, 8, sampling, 1, 1)
+    packed = planner._batch(mesh, compute, Objective(), 8, 8, sampling, TrainConfig(steps=1))
     calls, _ = planner._calls(CONFIG, run, Objective(), OptimizerConfig(), packed, None)
     larger = dataclasses.replace(CONFIG, num_layers=2 * CONFIG.num_layers)
     weights = planner._with_teacher(calls, larger, run, packed)
@@ -219,7 +225,9 @@ def test_late_programs_have_the_shapes_of_a_run(recipe, tmp_path):
     assert trainer.run()
     mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
     run = shapes_of(Compute(mesh=mesh), 8, 8, config.rollout)
-    packed = planner._batch(mesh, run.compute, config.method.variant.objective, 8, 8, config.rollout, 1, 1)
+    packed = planner._batch(
+        mesh, run.compute, config.method.variant.objective, 8, 8, config.rollout, TrainConfig(steps=1)
+    )
     args = CONFIG, run, config.method.variant.objective, OptimizerConfig(), packed, None, config.method, config.train
     call = planner._calls(*args)[0]["influence"]
     (got, *_) = (args for name, args in seen if name == "influence")
@@ -349,19 +357,21 @@ def test_the_batch_is_the_trainers():
     sampling = SamplerConfig(group=8, max_tokens=128)
     compute = Compute(dtype="bfloat16", mesh=mesh, platform="tpu")
     batch = functools.partial(planner._batch, mesh, compute, Objective(kl_coef=0.1))
-    packed = batch(4, 64, sampling, 1, 1)
+    packed = batch(4, 64, sampling, TrainConfig(steps=1))
     call = plan_calls.rollout(shapes_of(compute, 4, 64, sampling), {}, 4, sampling)
     assert call.args[1].tokens.shape == (8, 64) and call.program.__wrapped__.keywords["config"].group == 4
     assert packed.rows.tokens.shape == (1, 8, 4, 128)
     # advantages, weights, and the log-probs of reference and sampler
     assert [x.shape for x in jax.tree.leaves(packed) if x.dtype == np.float32] == 4 * [(1, 8, 4, 128)]
     assert packed.rows.prompts.sharding.shard_shape(packed.rows.prompts.shape) == (1, 1, 1, 64)
-    packed = batch(16, 64, sampling, 2, 4)
+    packed = batch(16, 64, sampling, TrainConfig(steps=1, minibatches=2, microbatches=4))
     assert packed.rows.tokens.shape == (4, 8, 2, 128)
     # with several updates also those of the policy before them
     assert sum(x.dtype == np.float32 for x in jax.tree.leaves(packed)) == 5
+    packed = batch(4, 64, sampling, TrainConfig(steps=1, iterations=2))
+    assert packed.per_token.behavior_logps is not None
     with pytest.raises(UserError, match="5 prompts of a batch"):
-        batch(16, 64, sampling, 3, 1)
+        batch(16, 64, sampling, TrainConfig(steps=1, minibatches=3))
 
 
 def test_the_least_time_is_that_of_flops_or_bytes():
