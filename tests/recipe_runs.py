@@ -111,6 +111,7 @@ def _watched(learner):
         steps[-1].norms = [float(x) for x in jax.device_get([o["grad_norm"] for o in owed if "grad_norm" in o])]
         return owed
 
+    compute_late.flops = 0.0
     learner.weigh, learner.update, learner._late = weigh, update, compute_late
     return steps
 

@@ -14,6 +14,7 @@ from grpojax.data.problems import (
     load_problems,
     read_questions,
     read_rows,
+    sources,
 )
 from grpojax.data.readers import BUILTIN, SourceConfig, locate
 from grpojax.data.tokenizing import Tokenize, chat_of
@@ -48,5 +49,6 @@ __all__ = [
     "read_questions",
     "read_rows",
     "shares",
+    "sources",
     "to_prompts",
 ]

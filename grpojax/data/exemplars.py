@@ -20,6 +20,12 @@ def similarity(one: Sequence[int], other: Sequence[int]) -> float:
     return len(a & b) / max(len(a | b), 1)
 
 
+def _turns(problem: Problem) -> int:
+    """How often the user speaks before an answer."""
+    chat = problem.chat
+    return 1 if chat is None or isinstance(chat, str) else sum(message["role"] == "user" for message in chat)
+
+
 class Exemplars:
     """Problems that were solved, each with a completion that was right, for in-context seeding.
 
@@ -40,6 +46,7 @@ class Exemplars:
         self._problems, self._by_uid = problems, {p.uid: p for p in problems}
         self._shown, self._size, self._longest = shown, size, longest
         self._pool: dict[int, str] = dict(state)
+        self.refused = ""
 
     def __len__(self) -> int:
         return len(self._pool)
@@ -49,8 +56,11 @@ class Exemplars:
         return list(self._pool.items())
 
     def add(self, uid: int, completion: str) -> None:
-        """Adds a right completion of a problem, in place of an older one; one without any text shows nothing."""
-        if not completion.strip():
+        """Adds a right completion of a problem, in place of an older one.
+
+        One without any text shows nothing, nor does one of a chat's later turn by itself.
+        """
+        if not completion.strip() or _turns(self._by_uid[uid]) > 1:
             return
         self._pool.pop(uid, None)
         self._pool[uid] = completion
@@ -72,7 +82,8 @@ class Exemplars:
             more = [Example(prompt=other.prompt, completion=self._pool[other.uid]), *chosen]
             try:
                 longer = self._problems.shown_after(more, problem)
-            except UserError:
+            except UserError as e:
+                self.refused = str(e)
                 continue
             if len(longer) <= self._longest:
                 chosen, ids = more, longer

@@ -122,9 +122,10 @@ def levels_of(problems: Sequence[Problem]) -> tuple[str, ...]:
 
 def _place(level: str) -> tuple[float, str]:
     try:
-        return float(level), level
+        size = float(level)
     except ValueError:
-        return math.inf, level
+        size = math.inf
+    return size if math.isfinite(size) else math.inf, level
 
 
 def check_levels(problems: Problems) -> None:

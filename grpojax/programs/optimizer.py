@@ -20,7 +20,8 @@ class OptimizerConfig:
       name: "adamw" or "sgd".
       learning_rate: the peak.
       schedule: after the warm-up, "constant", or "linear" or "cosine" down to ``final_fraction`` of the peak at the
-        last step. Of a run with a budget of tokens the whole of it, warm-up included, is what the rate falls over.
+        last step. Of a run with a budget of tokens the whole of it, warm-up of policy and critic included, is what
+        the rate falls over.
       warmup_steps: updates over which the rate rises from 0 (the first update has 1 / warmup_steps of it).
       b1, b2, eps: Adam's (b1 is SGD's momentum; 0 for none).
       weight_decay: decoupled, on matrices only: norms and biases are left alone. AdamW only.

@@ -52,6 +52,10 @@ class RunDirectory:
         before = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         return settings.diff(before, self._resolved)
 
+    def changed(self, names: tuple[str, ...]) -> bool:
+        """Whether a setting whose name begins so is another than when the run was last started."""
+        return any(line.startswith(names) for line in self._changes())
+
     def claim(self, held: contextlib.ExitStack) -> None:
         """Locks the directory until ``held`` lets go; from here on it is this run's."""
         lock = held.enter_context((self.path / "lock").open("a"))

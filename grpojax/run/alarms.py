@@ -76,7 +76,8 @@ REWARD, ENTROPY, BIAS = "reward", "entropy", "critic/bias_abs"
 FAIL, RIGHT, SAME = "groups/all_fail", "groups/all_correct", "groups/zero_variance"
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 REPEATS, RIGHT_LOGP = "completions/repetition", "completions/right_logp"
-HELD_OUT = ("eval/reward", "eval/accuracy")
+ACCURACY = "eval/accuracy"
+HELD_OUT = ("eval/reward", ACCURACY)
 READS = (REWARD, ENTROPY, BIAS, FAIL, RIGHT, LENGTH, CUT, REPEATS, RIGHT_LOGP, *HELD_OUT)
 
 
@@ -101,7 +102,7 @@ class Limits(diagnostics.CollapseLimits):
       bias_growth: its growth in a window, as a factor; known from the third step on.
       fall: fall of a reward from its best, as a share; a training reward's best is that of ``recent`` steps.
       deviations: standard errors by which a training reward and a log-prob must fall besides. So many, as what is
-        compared is picked out of many noisy values; for a held-out reward, of which there are few, half of it.
+        compared is picked out of many noisy values; for held-out accuracy, whose error is known, half of it.
 
     Example:
       >>> Limits(window=8, recent=2).fall
@@ -137,11 +138,12 @@ class Track:
         self.count = 0
         self.most = -math.inf
         self.best = -math.inf  # mean of ``recent`` steps
-        self._squares = 0.0
+        self._squares = self._last = 0.0
 
     def add(self, x: float) -> None:
         if self.values:
-            self._squares += (x - self.values[-1]) ** 2
+            self._last = (x - self.values[-1]) ** 2
+            self._squares += self._last
         self.values.append(x)
         self.count += 1
         self.most = max(self.most, x)
@@ -165,6 +167,10 @@ class Track:
         """Standard error of a difference of two such means, by what differs from step to step."""
         return math.sqrt(self._squares / max(self.count - 1, 1) / self._recent)
 
+    def scatter(self) -> float:
+        """Deviation of the values before the last, by what differs from one to the next; infinite while there are few."""
+        return math.sqrt((self._squares - self._last) / (2 * (self.count - 2))) if self.count > 3 else math.inf
+
     def change(self) -> str:
         return f"{self.now():.3g}, {self.before():.3g} {len(self.values) - self._recent} steps before"
 
@@ -177,7 +183,13 @@ Tracks = Mapping[str, Track]  # by metric
 
 
 def ringing(
-    tracks: Tracks, limits: Limits, values: Mapping[str, float], *, rewards: Sequence[str], problems: int
+    tracks: Tracks,
+    limits: Limits,
+    values: Mapping[str, float],
+    *,
+    rewards: Sequence[str],
+    problems: int,
+    uniform: bool = False,
 ) -> dict[str, str]:
     """The alarms that ring, each with its figures.
 
@@ -185,12 +197,15 @@ def ringing(
       tracks: of all metrics in `READS` and ``rewards``, with ``values`` already in them.
       limits: when they ring.
       values: of a step, or of an evaluation.
-      rewards: metrics that should not fall.
+      rewards: metrics that should not fall; none where the steps' prompts are not alike, so that nothing is told by
+        whether the reward grows either.
       problems: held-out ones.
+      uniform: groups with equal rewards teach something, too.
     """
     if any(name in values for name in HELD_OUT):
         return _held_out(tracks, limits, problems)
-    found = _entropy(tracks, limits, values) | _samples(tracks, limits)
+    learns = not rewards or _learns(tracks)
+    found = _entropy(tracks, limits, values, learns=learns) | _samples(tracks, limits, learns=learns, uniform=uniform)
     return found | _bias(tracks[BIAS], limits) | _rewards(tracks, limits, rewards)
 
 
@@ -200,7 +215,7 @@ def _learns(tracks: Tracks) -> bool:
     return reward.now() > reward.before() - reward.error()
 
 
-def _entropy(tracks: Tracks, limits: Limits, values: Mapping[str, float]) -> dict[str, str]:
+def _entropy(tracks: Tracks, limits: Limits, values: Mapping[str, float], *, learns: bool) -> dict[str, str]:
     if ENTROPY not in values:  # no update was taken
         return {}
     if not math.isfinite(values[ENTROPY]):
@@ -215,7 +230,7 @@ def _entropy(tracks: Tracks, limits: Limits, values: Mapping[str, float]) -> dic
     figures = f"{y[-1]:.3g}, {y[0]:.3g} {len(y) - 1} steps before"
     if y[-1] > limits.entropy_high:
         found["entropy_explosion"] = figures
-    if _learns(tracks) or tracks[RIGHT].mean() >= limits.solved:
+    if learns or tracks[RIGHT].mean() >= limits.solved:
         return found
     if y[-1] < limits.entropy_low:
         found["entropy_collapse"] = figures
@@ -240,12 +255,12 @@ def falls(y: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(y)) - slope * (len(y) - 1) / 2, -slope * (len(y) - 1)
 
 
-def _samples(tracks: Tracks, limits: Limits) -> dict[str, str]:
+def _samples(tracks: Tracks, limits: Limits, *, learns: bool, uniform: bool) -> dict[str, str]:
     found = {}
     fail, right, length, logp = (tracks[name] for name in (FAIL, RIGHT, LENGTH, RIGHT_LOGP))
-    if fail.mean() >= limits.idle:
+    if not uniform and fail.mean() >= limits.idle:
         found["groups_all_fail"] = f"{fail.mean():.3g} over {limits.window} steps"
-    if right.count == limits.window and right.mean() >= limits.idle:
+    if not uniform and right.count == limits.window and right.mean() >= limits.idle:
         found["groups_all_right"] = f"{right.mean():.3g} over {limits.window} steps"
     for name, track, rise in (
         ("truncation", tracks[CUT], limits.cut),
@@ -253,7 +268,7 @@ def _samples(tracks: Tracks, limits: Limits) -> dict[str, str]:
     ):
         if track.now() - track.before() > rise:
             found[name] = track.change()
-    if _learns(tracks):
+    if learns:
         return found
     if length.now() > (1 + limits.longer) * length.before():
         found["length_growing"] = length.change()
@@ -278,12 +293,13 @@ def _rewards(tracks: Tracks, limits: Limits, names: Sequence[str]) -> dict[str, 
 
 
 def _held_out(tracks: Tracks, limits: Limits, problems: int) -> dict[str, str]:
-    """What is right or wrong is told from chance by the number of problems."""
+    """What is right or wrong is told from chance by the number of problems, a reward by how it goes up and down."""
     for name in HELD_OUT:
         if y := tracks[name].values:
-            now, best = y[-1], tracks[name].most
-            spread = max(now * (1 - now), 0.0) + max(best * (1 - best), 0.0)
-            chance = limits.deviations / 2 * math.sqrt(spread / max(problems, 1))
+            now, best, chance = y[-1], tracks[name].most, limits.deviations * tracks[name].scatter()
+            if name == ACCURACY:
+                error = math.sqrt((now * (1 - now) + best * (1 - best)) / max(problems, 1))
+                chance = limits.deviations / 2 * error
             if best - now > max(limits.fall * abs(best), chance):
                 return {"held_out_falling": f"{name} {now:.3g}, {best:.3g} at its best"}
     return {}

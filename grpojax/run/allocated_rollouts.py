@@ -127,7 +127,8 @@ class PlannedGroups(Groups):
         fails = np.isfinite(judged.by_name[self.method.deciding]).any(1) & ~self._passes(judged).any(1)
         seeded = [self._exemplars.before(p) if f else None for p, f in zip(probed.problems, fails, strict=True)]
         if fails.any() and len(self._exemplars) > 1 and not any(seeded) and not self._warned:
-            log.warning("no exemplar fits before any of %d prompts: raise data.max_prompt_tokens", fails.sum())
+            why = self._exemplars.refused or "raise data.max_prompt_tokens"
+            log.warning("no exemplar can be put before any of %d prompts: %s", fails.sum(), why)
             self._warned = True
         return seeded
 

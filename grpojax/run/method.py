@@ -30,6 +30,21 @@ SUPPLIED = (
 )
 
 
+# Their advantages are not centred by the group alone: there is a teacher, another baseline, or a reward that still
+# differs.
+LEARN_FROM_EQUALS = (
+    "distill",
+    "grpo_process",
+    "gt_likelihood",
+    "negative_advantage",
+    "ngrpo",
+    "ppo",
+    "reinforce_pp",
+    "remax",
+    "token_critic",
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
     """How a run learns.
@@ -54,6 +69,11 @@ class Method:
     def replaces_samples(self) -> bool:
         """Whether samples are learned from as other text than was drawn (`grpojax.run.late_signals.Late.replace`)."""
         return self.variant.options.get("train_on") == "spliced"
+
+    @property
+    def learns_from_equals(self) -> bool:
+        """Whether groups whose rewards are all the same teach something, too."""
+        return self.variant.name in LEARN_FROM_EQUALS
 
     def widest(self, group: int) -> int:
         """Samples of a prompt at most, G of what a step learns from, where ``rollout.group`` is ``group``."""
@@ -148,10 +168,10 @@ def _filter(
     if given == "none" or (given == "auto" and not own):
         return None
     chosen = given if isinstance(given, FilterConfig) else FilterConfig()
-    if not own and variant.name in ("gt_likelihood", "negative_advantage"):
+    if not own and variant.name in ("distill", "gt_likelihood", "negative_advantage"):
         raise UserError(
-            f"filter: variant {variant.name!r} learns from groups that fail as a whole, and the filter drops them; "
-            "leave it out"
+            f"filter: variant {variant.name!r} learns from groups whose rewards are all the same, and the filter drops "
+            "them; leave it out"
         )
     if chosen.metric is not None and chosen.metric not in names:
         raise UserError(f"filter.metric={chosen.metric!r} is no reward of the run; they are {', '.join(names)}")

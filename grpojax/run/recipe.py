@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from grpojax.data import DataConfig
+from grpojax.data import DataConfig, sources
 from grpojax.evaluation import EvaluateConfig, judge_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
@@ -69,6 +69,8 @@ class Config:
                 f"rollout.curriculum: solved prompts are retired (by rollout.retire or variant "
                 f"{self.method.variant.name!r}), which it does not go with; leave one out"
             )
+        if self.rollout.curriculum is None and _names_levels(self.data):
+            raise UserError("data.level, or a source's level: is for rollout.curriculum; leave it out, or give that")
         self._check_critic()
 
     def _check_critic(self) -> None:
@@ -107,6 +109,11 @@ class Config:
         rules = [self.optimizer] if self.own_critic is None else [self.optimizer, self.own_critic.optimizer]
         constant = all(rule.schedule == "constant" for rule in rules)
         return name.startswith(EXECUTION) or (name in ("train.steps", "train.tokens") and constant)
+
+
+def _names_levels(config: DataConfig) -> bool:
+    """Whether a recipe says where the problems' levels are."""
+    return config.level != DataConfig.level or any(source.level is not None for source in sources(config.train))
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:

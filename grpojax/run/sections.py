@@ -147,7 +147,7 @@ class TrainConfig:
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
       on_collapse: what an alarm (`grpojax.run.watch`) does: "warn", or "stop" the run with its state saved. Either way
-        the last checkpoint from before it stays.
+        the best checkpoint from before it stays, or else the newest.
     """
 
     steps: int | None = None

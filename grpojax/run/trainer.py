@@ -138,10 +138,7 @@ class Trainer:
             self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
         self.learner.start(restored and restored[0])
         self.done = self.meta["step"]
-        if config.train.steps is not None and self.done > config.train.steps:
-            raise UserError(
-                f"train.steps={config.train.steps}: the run in {config.run.dir} is at step {self.done} already"
-            )
+        _check_length(config, self.done, self.meta)
         self._saved = self.done
         self.pending: _Pending | None = None
         self.rollouts = Rollouts(
@@ -160,10 +157,13 @@ class Trainer:
             self.session.directory,
             judge=self.held_out.evaluator.judge,
             problems=len(self.held_out.problems),
-            comparable=config.method.retire is None,
+            comparable=config.method.retire is None and config.rollout.curriculum is None,
+            uniform=config.method.learns_from_equals,
         )
-        if restored is not None:
-            self.watch.replay(x for x in metrics.read_metrics(self.session.directory) if x["step"] <= self.done)
+        lines = [x for x in metrics.read_metrics(self.session.directory) if x["step"] <= self.done]
+        asked = bool(lines) and self.session.record.changed(("train.eval_", "evaluate", "rewards"))
+        self.watch.replay(x for x in lines if not (asked and "eval/reward" in x))
+        self._evaluated = max((x["step"] for x in lines if "eval/reward" in x), default=-1)
         kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
         self.metrics = kind(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
@@ -182,6 +182,8 @@ class Trainer:
                     self._rescue()
                     raise
                 self.session.check_saved()
+            if self.critic is not None and self.done <= self.critic.config.warmup_steps and _share(self) >= 1:
+                log.warning("the run ended in critic.warmup_steps=%d: the policy has learned nothing", self.done)
             return _share(self) >= 1
         finally:
             self.close()
@@ -200,8 +202,9 @@ class Trainer:
 
     def _loop(self) -> None:
         train, session = self.config.train, self.session
-        if self.done == 0:
-            self._evaluate(0)
+        # Of a run that an alarm has stopped, the evaluation that was due after its last step.
+        if self.done == 0 or (self.held_out.problems and _evaluates(self) and self._evaluated < self.done):
+            self._evaluate(self.done)
         while _share(self) < 1 and not session.stopping():
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
@@ -211,7 +214,7 @@ class Trainer:
             self.pending = self._step(collect(), started)
             self.done += 1
             last = _share(self) >= 1
-            evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
+            evaluates = _evaluates(self)
             saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             if evaluates or saves:
                 self._finish()
@@ -365,6 +368,24 @@ def _check_finite(number: int, values: dict[str, float], in_a_row: int, config: 
             "are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the samples: grpojax show "
             f"{config.run.dir}"
         )
+
+
+def _check_length(config: Config, done: int, meta: dict[str, Any]) -> None:
+    """Raises `UserError` where a run has gone on beyond what is now its end; notes the end in ``meta``."""
+    steps, tokens = config.train.steps, config.train.tokens
+    if steps is not None and done > steps:
+        raise UserError(f"train.steps={steps}: the run in {config.run.dir} is at step {done} already")
+    if tokens is not None and meta["sampled_tokens"] >= tokens != meta.get("budget", tokens):
+        raise UserError(
+            f"train.tokens={tokens}: the run in {config.run.dir} has drawn {meta['sampled_tokens']} already"
+        )
+    meta["budget"] = tokens
+
+
+def _evaluates(trainer: Trainer) -> bool:
+    """Whether held-out problems are due after the step that was last done."""
+    every = trainer.config.train.eval_every
+    return _share(trainer) >= 1 or (every > 0 and trainer.done % every == 0)
 
 
 def _share(trainer: Trainer) -> float:

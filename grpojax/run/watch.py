@@ -29,6 +29,7 @@ class Watch:
       judge: says which reward is that for what is right; None where there is none.
       problems: how many are held out.
       comparable: whether the prompts of all steps are alike, so that their rewards can be compared.
+      uniform: whether groups with equal rewards teach something, too.
 
     Attributes:
       rings: the alarms that the last values have set off, and what is said of each.
@@ -42,8 +43,9 @@ class Watch:
         judge: Judge | None = None,
         problems: int = 0,
         comparable: bool = True,
+        uniform: bool = False,
     ):
-        self._directory, self.limits, self._problems = directory, limits, problems
+        self._directory, self.limits, self._problems, self._uniform = directory, limits, problems, uniform
         self._rewards = [REWARD, *([f"rewards/{judge.metric}/mean"] if judge else [])] if comparable else []
         self._tracks = {name: alarms.Track(limits) for name in (*READS, *self._rewards)}
         self._rung: set[str] = set()
@@ -63,7 +65,14 @@ class Watch:
           values: its metrics.
         """
         self._add(values)
-        found = alarms.ringing(self._tracks, self.limits, values, rewards=self._rewards, problems=self._problems)
+        found = alarms.ringing(
+            self._tracks,
+            self.limits,
+            values,
+            rewards=self._rewards,
+            problems=self._problems,
+            uniform=self._uniform,
+        )
         fresh = {name: figures for name, figures in found.items() if name not in self._rung}
         self.rings = {name: f"{SAID[name][0]}: {x}; {SAID[name][1]}" for name, x in fresh.items()}
         self._rung |= fresh.keys()
@@ -81,9 +90,9 @@ class Watch:
 
 
 def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], train: TrainConfig) -> None:
-    """What follows an alarm: the last checkpoint from before it stays, and by option the run stops.
+    """What follows an alarm: the best or else the newest checkpoint from before it stays, and by option the run stops.
 
-    Alarms within a window of each other are of one collapse, and share the first one's checkpoint.
+    Alarms within a window of the one before are of one collapse, and share the first one's checkpoint.
 
     Args:
       watch: that has just noted something.
@@ -101,10 +110,10 @@ def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], trai
     before = meta.get("alarm")
     if before is None or number - before["step"] > watch.limits.window:
         session.wait()
-        before = {"step": number, "checkpoint": session.checkpoints.good()}
+        before = {"checkpoint": session.checkpoints.good()}
         session.checkpoints.held = before["checkpoint"]
     name, said = next(iter(watch.rings.items()))
-    meta["alarm"] = before | {"stopped": f"step {number}: {name}: {said}" if stop else None}
+    meta["alarm"] = before | {"step": number, "stopped": f"step {number}: {name}: {said}" if stop else None}
     if stop:
         raise UserError(_stopped(session, meta["alarm"]))
 

@@ -93,5 +93,14 @@ def test_the_pool_keeps_the_newest_and_goes_on_from_its_state():
     assert again.state() == [(13, "4"), (12, "5")]
 
 
+def test_a_later_turn_of_a_chat_is_shown_to_nobody():
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    one, two = (Problem(uid, (1,), "c", None, {}, chat=chat) for uid, chat in enumerate((turns[2:], turns)))
+    pool = Exemplars([one, two], shown=1, size=3, longest=9)
+    pool.add(0, "right")
+    pool.add(1, "right")
+    assert [uid for uid, _ in pool.state()] == [0]
+
+
 def test_the_example():
     assert doctest.testmod(module).attempted and not doctest.testmod(module).failed

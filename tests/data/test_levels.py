@@ -127,6 +127,11 @@ def test_problems_that_cannot_be_drawn_by_level(write):
         LevelBatches(problems(a=2, b=3), 6, 0)
 
 
+def test_a_level_called_nan_has_its_place():
+    found = [Problem(i, (1,), "", None, {}, level=x) for i, x in enumerate(("3", "nan", "1", "inf", "2", "b"))]
+    assert levels.levels_of(found) == levels.levels_of(found[::-1]) == ("1", "2", "3", "b", "inf", "nan")
+
+
 @pytest.mark.parametrize("module", [levels, data.problems], ids=["levels", "problems"])
 def test_the_examples(module):
     assert doctest.testmod(module).attempted and not doctest.testmod(module).failed

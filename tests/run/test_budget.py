@@ -64,6 +64,14 @@ def test_steps_or_tokens(recipe):
         config.load(recipe, ("train.steps=null", "train.tokens=0"))
 
 
+def test_a_budget_that_is_spent_already_is_refused(recipe, tmp_path):
+    given = (*BUDGET, "optimizer.schedule=constant", "train.tokens=300", f"run.dir={tmp_path}")
+    assert Trainer(config.load(recipe, given)).run()
+    assert Trainer(config.load(recipe, given)).run()  # of its own budget it was over
+    with pytest.raises(UserError, match=r"train.tokens=100: the run in .* has drawn \d+ already"):
+        Trainer(config.load(recipe, (*given, "train.tokens=100")))
+
+
 def test_dropped_groups_and_greedy_completions_count(recipe, tmp_path):
     given = (*BUDGET, "train.tokens=200", "train.minibatches=1", f"run.dir={tmp_path}")
     one = dataclasses.replace(config.load(recipe, given), variant="remax")

@@ -11,7 +11,7 @@ from grpojax.run import recipe as config
 from grpojax.run.alarms import Limits
 from grpojax.run.watch import KEY
 
-RINGS, ALARM = Limits(jump=1.0, jump_nats=0.0), f"{KEY}entropy_jump"
+RINGS, ALARM = Limits(jump=0.0, jump_nats=-100.0), f"{KEY}entropy_jump"
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 

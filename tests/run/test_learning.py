@@ -325,7 +325,7 @@ def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatc
     """The next rollout is under way by then: whatever is computed there waits for it, and its time is lost."""
     options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"
     trainer = Trainer(load(recipe, tmp_path / "run", options, "train.steps=4", "rollout.group=8"))
-    trainer.watch.limits = Limits(jump=1.0, jump_nats=0.0)  # rings at the second step
+    trainer.watch.limits = Limits(jump=0.0, jump_nats=-100.0)  # rings at the second step
     plain, asked, bind = trainer._finish, [], Primitive.bind
 
     def finish():

@@ -162,6 +162,8 @@ def test_what_it_does_not_go_with(recipe, leveled, tmp_path):
     ):
         with pytest.raises(UserError, match=match):
             load(recipe, leveled, tmp_path / "run", *more)
+    with pytest.raises(UserError, match="data.level, or a source's level: is for rollout.curriculum"):
+        load(recipe, leveled, tmp_path / "run", "rollout.curriculum=null", "data.level=hardness")
     with pytest.raises(UserError, match="30 of 30 problems have no level, such as '0.0='"):
         Trainer(load(recipe, recipe.parent / "sums.jsonl", tmp_path / "run"))
     assert not (tmp_path / "run/config.json").exists()  # the same directory takes a recipe that is right

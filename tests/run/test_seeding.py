@@ -98,7 +98,7 @@ def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
     groups = seeded.rollouts.groups
     monkeypatch.setattr(groups._exemplars, "_longest", 10)
     judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3)().judged()
-    assert not judged.seeded.any() and "no exemplar fits before any of" in caplog.text
+    assert not judged.seeded.any() and "no exemplar can be put before any of 5 prompts: raise data.max" in caplog.text
 
 
 @pytest.fixture(scope="module")

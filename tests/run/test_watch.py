@@ -54,7 +54,8 @@ def rung(watch, **histories):
     ("reward", [-0.4, -0.4, -0.5, -0.6], [(4, "reward_falling")]),
     ("rewards__answer__mean", [0.4, 0.4, 0.3, 0.2], [(4, "reward_falling")]),
     ("rewards__format__mean", [0.4, 0.4, 0.3, 0.2], []),  # says nothing of what is right
-    ("eval__reward", [0.4, 0.5, 0.3], [(3, "held_out_falling")]),
+    ("eval__reward", [0.4, 0.5, 0.5, 0.5, 0.2], [(5, "held_out_falling")]),
+    ("eval__reward", [0.4, 0.5, 0.3], []),  # too few to know how it goes up and down
     ("eval__accuracy", [0.4, 0.5, 0.39], []),
     ("critic__bias_abs", [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4], [(5, "bias_growing")]),
     ("critic__bias_abs", [0.0, 1.2, 3.0], [(3, "bias_growing")]),
@@ -113,6 +114,20 @@ def test_where_the_problems_change_a_falling_reward_says_nothing():
 def test_a_few_held_out_problems_are_told_from_chance(problems, rings):
     got = rung(Watch(RUN, problems=problems), eval__accuracy=[0.625, 0.375])
     assert got == ([(2, "held_out_falling")] if rings else [])
+
+
+def test_a_held_out_reward_of_any_scale_is_told_from_how_it_goes_up_and_down():
+    steady = np.random.default_rng(0).normal(0.0, 0.06, 20)  # of rewards of 1 and -1, 256 at a time
+    assert not rung(Watch(RUN, problems=256), eval__reward=steady)
+    falls = [-0.1, 0.1, 0.2, 0.25, 0.28, 0.3, 0.29, -0.2]
+    assert rung(Watch(RUN, problems=256), eval__reward=falls) == [(8, "held_out_falling")]
+
+
+def test_where_groups_of_equal_rewards_teach_and_problems_change_less_is_said():
+    fails = {FAIL.replace("/", "__"): [1.0] * 5, SAME.replace("/", "__"): [1.0] * 5}
+    assert rung(Watch(RUN, LIMITS), **fails) and not rung(Watch(RUN, LIMITS, uniform=True), **fails)
+    longer = {"completions__mean_length": [10, 10, 20, 30, 40], "reward": [0.5] * 5}
+    assert rung(Watch(RUN, LIMITS), **longer) and not rung(Watch(RUN, LIMITS, comparable=False), **longer)
 
 
 @pytest.mark.parametrize(("metric", "values"), [
