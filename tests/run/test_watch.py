@@ -54,7 +54,7 @@ def rung(watch, **histories):
     ("reward", [-0.4, -0.4, -0.5, -0.6], [(4, "reward_falling")]),
     ("rewards__answer__mean", [0.4, 0.4, 0.3, 0.2], [(4, "reward_falling")]),
     ("rewards__format__mean", [0.4, 0.4, 0.3, 0.2], []),  # says nothing of what is right
-    ("eval__reward", [0.4, 0.5, 0.5, 0.5, 0.2], [(5, "held_out_falling")]),
+    ("eval__reward", [0.4, 0.5, 0.5, 0.5, 0.5, 0.5, 0.2], [(7, "held_out_falling")]),
     ("eval__reward", [0.4, 0.5, 0.3], []),  # too few to know how it goes up and down
     ("eval__accuracy", [0.4, 0.5, 0.39], []),
     ("critic__bias_abs", [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4], [(5, "bias_growing")]),
