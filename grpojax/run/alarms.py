@@ -168,8 +168,8 @@ class Track:
         return math.sqrt(self._squares / max(self.count - 1, 1) / self._recent)
 
     def scatter(self) -> float:
-        """Deviation of the values before the last, by how they differ from one to the next; infinite of under six."""
-        return math.sqrt((self._squares - self._last) / (2 * (self.count - 2))) if self.count > 6 else math.inf
+        """Deviation of a difference of two, by the values before the last; infinite of under six."""
+        return math.sqrt((self._squares - self._last) / (self.count - 2)) if self.count > 6 else math.inf
 
     def change(self) -> str:
         return f"{self.now():.3g}, {self.before():.3g} {len(self.values) - self._recent} steps before"

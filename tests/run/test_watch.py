@@ -119,7 +119,7 @@ def test_a_few_held_out_problems_are_told_from_chance(problems, rings):
 def test_a_held_out_reward_of_any_scale_is_told_from_how_it_goes_up_and_down():
     steady = np.random.default_rng(0).normal(0.0, 0.06, 20)  # of rewards of 1 and -1, 256 at a time
     assert not rung(Watch(RUN, problems=256), eval__reward=steady)
-    falls = [-0.1, 0.1, 0.2, 0.25, 0.28, 0.3, 0.29, -0.2]
+    falls = [-0.1, 0.1, 0.2, 0.25, 0.28, 0.3, 0.29, -0.4]
     assert rung(Watch(RUN, problems=256), eval__reward=falls) == [(8, "held_out_falling")]
 
 
