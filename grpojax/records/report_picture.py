@@ -19,7 +19,8 @@ def draw_report(report: Report, path: Path) -> None:
     colours = re.findall(r"--colour-\d: (#\w+)", style)  # the light ones stand first
     across = min(3, max(1, len(report.curves)))
     down = max(1, -(-len(report.curves) // across))
-    figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3 * down), dpi=120, squeeze=False)
+    size = 4.4 * across, 3 * down
+    figure, axes = plt.subplots(down, across, figsize=size, dpi=120, squeeze=False, layout="constrained")
     for curve, one in zip(report.curves, axes.flat, strict=False):
         for line in curve.lines:
             colour, dashes = look(line.method)
@@ -37,6 +38,5 @@ def draw_report(report: Report, path: Path) -> None:
     if report.curves:
         handles = {label: h for one in axes.flat for h, label in zip(*one.get_legend_handles_labels(), strict=True)}
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8)
-    figure.tight_layout(rect=(0, 0, 1, 0.95 if report.curves else 1))
     figure.savefig(path)
     plt.close(figure)
