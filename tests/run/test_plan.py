@@ -71,6 +71,7 @@ def test_it_draws_the_first_samples_of_a_larger_group(recipe, tmp_path, plain):
     assert len({tuple(x) for x in judged.rollout.tokens[1:3][there[1:3]].tolist()}) == there[1:3].sum()
 
 
+@pytest.mark.slow
 def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     """Rows of samples, metrics and tokens are of those there are; so are the updates, in any number of parts."""
     options = "rewards.0.name=tiny_run:parity", "rollout.prompts=6", "rollout.plan={probe: 1}", "rollout.group=4"
