@@ -130,6 +130,7 @@ def test_problems_that_cannot_be_drawn_by_level(write):
 def test_a_level_called_nan_has_its_place():
     found = [Problem(i, (1,), "", None, {}, level=x) for i, x in enumerate(("3", "nan", "1", "inf", "2", "b"))]
     assert levels.levels_of(found) == levels.levels_of(found[::-1]) == ("1", "2", "3", "b", "inf", "nan")
+    assert levels._place("nan") == levels._place("nan") > levels._place("9")  # NaN would be like nothing, not itself
 
 
 @pytest.mark.parametrize("module", [levels, data.problems], ids=["levels", "problems"])

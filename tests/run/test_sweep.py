@@ -204,6 +204,19 @@ def test_runs_of_equal_tokens(tmp_path):
     assert one.done() == (2, 0.999)
 
 
+def test_cores_and_memory_are_shared_evenly(tmp_path, monkeypatch):
+    given = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5, 6, 8, 9}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", given.__setitem__, raising=False)
+    for pid, slot, slots in ((1, 0, 2), (2, 1, 2), (3, 0, 1), (4, 6, 7)):
+        jobs_module._share_cores(pid, slot, slots)
+    assert given == {1: [3, 5], 2: [6, 8, 9], 4: [9]}  # alone, a run has all there are
+    alone = Queue(tmp_path, {}, ["0", "1"], at_once=3)._alone
+    assert {seen["XLA_PYTHON_CLIENT_MEM_FRACTION"] for seen in alone.values()} == {"0.300"}
+    kept = Queue(tmp_path, {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}, at_once=3)._alone
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in kept[None]
+
+
 def test_several_at_once_on_a_device_share_what_there_is(tmp_path):
     names = [job(tmp_path, name, how="wait") for name in "abc"]
     queue = Queue(tmp_path, os.environ, at_once=2)
