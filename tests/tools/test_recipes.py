@@ -75,6 +75,13 @@ def test_a_recipe_is_not_another_method_under_its_name(name):
         assert variants.twin_at_one_update(recipe.method.variant) is None
 
 
+def test_an_option_is_given_to_a_variant_that_a_recipe_only_names():
+    dapo = config.load(VARIANTS["dapo"], ["variant.clip_high=0.3"])
+    assert dapo.variant == {"name": "dapo", "clip_high": 0.3}
+    last = config.load(VARIANTS["dapo"], ["variant=gspo", "variant.clip_high=0.02"])
+    assert last.variant == {"name": "gspo", "clip_high": 0.02}
+
+
 def test_supervised_recipes_have_bases_too(tmp_path):
     (tmp_path / "mine.yaml").write_text(f"base: {CONFIGS / 'supervised/sft.yaml'}\ntrain: {{epochs: 3}}\n")
     loaded, base = load_sft(tmp_path / "mine.yaml"), load_sft(CONFIGS / "supervised/sft.yaml")
