@@ -133,7 +133,7 @@ class Queue:
                     said = True
                 for ended in [r for r in self._running if r.process.poll() is not None]:
                     self._end(ended, outcome, waiting, len(jobs))
-                if time.monotonic() - told >= self._tell_s:
+                if self._running and time.monotonic() - told >= self._tell_s:
                     told = time.monotonic()
                     self._tell(waiting)
                 time.sleep(_LOOK_S)
@@ -201,7 +201,7 @@ class Queue:
 
     def _tell(self, waiting: Sequence[Job]) -> None:
         each = "  ".join(f"{r.job.name} {min(1.0, r.job.done()[1]):.0%}" for r in self._running)
-        log.info("%s  %d waiting, left %s", each or "none runs", len(waiting), self._left(waiting))
+        log.info("%s  %d waiting, left %s", each, len(waiting), self._left(waiting))
 
     def _left(self, waiting: Sequence[Job]) -> str:
         """The time that is left at the pace so far."""
