@@ -28,14 +28,16 @@ def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1, env=
 
 def start_together(recipe: Path, directory: Path, *overrides: str, processes: int, devices: int):
     """The processes of one run, each with so many devices."""
+    return [start(recipe, directory, *overrides, devices=devices, env=env) for env in together(processes)]
+
+
+def together(processes: int) -> list[dict[str, str]]:
+    """What the environment of each of some processes says, so that they join."""
     with socket.socket() as s:
         s.bind(("localhost", 0))
         address = f"localhost:{s.getsockname()[1]}"
     group = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
-    return [
-        start(recipe, directory, *overrides, devices=devices, env=group | {"JAX_PROCESS_ID": str(i)})
-        for i in range(processes)
-    ]
+    return [group | {"JAX_PROCESS_ID": str(i)} for i in range(processes)]
 
 
 def environment(devices: int = 1) -> dict[str, str]:

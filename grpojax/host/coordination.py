@@ -1,0 +1,76 @@
+"""Short texts between the processes of a run, over the service that they joined by; no device takes part.
+
+A key is written once. With a single process everything here is a dictionary of its own.
+"""
+
+import threading
+from typing import Any
+
+import jax
+from jax._src import distributed
+
+_lock = threading.Lock()
+_alone: dict[str, str] = {}
+
+
+def post(key: str, text: str) -> None:
+    """Lets all processes know; raises `RuntimeError` where the service is gone."""
+    if (client := _client()) is not None:
+        client.key_value_set(f"grpojax/{key}", text, allow_overwrite=True)
+    else:
+        with _lock:
+            _alone[key] = text
+
+
+def posted(folder: str) -> dict[str, str]:
+    """What was posted under ``folder/`` so far, by the rest of the key; never waits for a process."""
+    if (client := _client()) is not None:
+        place = f"grpojax/{folder}/"
+        return {key.removeprefix(place): text for key, text in client.key_value_dir_get(place)}
+    with _lock:
+        return {k.removeprefix(f"{folder}/"): text for k, text in _alone.items() if k.startswith(f"{folder}/")}
+
+
+def forget(key: str) -> None:
+    """Takes back what was posted as ``key``, and all below it."""
+    if (client := _client()) is not None:
+        client.key_value_delete(f"grpojax/{key}")
+    else:
+        with _lock:
+            for name in [k for k in _alone if k == key or k.startswith(f"{key}/")]:
+                del _alone[name]
+
+
+def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
+    """What each process gave, in their order, on every process: all must come here, with the same new ``name``.
+
+    Args:
+      name: of this meeting; no other may have it.
+      text: this process's word.
+      seconds: how long to wait for the others.
+
+    Raises:
+      TimeoutError: a process did not come.
+
+    Example:
+      >>> exchange("example", "here")
+      ['here']
+    """
+    client = _client()
+    if client is None:
+        return [text]
+    post(f"{name}/{jax.process_index()}", text)
+    words = []
+    for index in range(jax.process_count()):
+        try:
+            words.append(client.blocking_key_value_get(f"grpojax/{name}/{index}", int(seconds * 1000)))
+        except jax.errors.JaxRuntimeError as e:
+            if "DEADLINE_EXCEEDED" not in str(e):
+                raise
+            raise TimeoutError(f"{name}: process {index} did not come within {seconds:g} s") from None
+    return words
+
+
+def _client() -> Any:
+    """The one door to jax's own client, which has no public name."""
+    return distributed.global_state.client
