@@ -133,6 +133,7 @@ def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
     after = weights(run.learner.state)
     assert int(after["critic"].step) == int(after["policy"].step) == 4
     assert moved(before["critic"].params, after["critic"].params) > 1e-3
+    assert ("critic_trunk" in before) == ("critic.trunk=frozen" in overrides)
     if "critic_trunk" in before:
         jax.tree.map(np.testing.assert_array_equal, before["critic_trunk"], after["critic_trunk"])
         jax.tree.map(np.testing.assert_array_equal, before["critic_trunk"], before["policy"].params)

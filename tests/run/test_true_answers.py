@@ -64,6 +64,21 @@ def test_a_marker_within_a_token_and_characters_of_several():
     assert made.decode(box.ids) == r"It's \boxed{7" and box.scored == 1
 
 
+def test_a_marker_that_begins_in_the_token_that_ends_a_character():
+    pieces = [b"a", "🙂".encode()[:3], "🙂".encode()[3:] + b"##", b"## 5"]
+
+    class Bytes:
+        def decode(self, ids, skip_special_tokens=True):
+            return b"".join(pieces[i] for i in ids).decode(errors="replace")
+
+        def encode(self, text, add_special_tokens=False):
+            pieces.append(text.encode())
+            return [len(pieces) - 1]
+
+    got = splice(range(4), "7", Bytes())
+    assert Bytes().decode(got.ids) == "a🙂#### 7" and got.ids[0] == 0 and 1 not in got.ids
+
+
 def test_likelihoods():
     """Golden; a mean over the wrong number of tokens would give 0.53."""
     logps = np.log([[[0.5, 0.2, 0.8, 0.5], [0.9, 0.9, 0.9, 1e-9]]])
