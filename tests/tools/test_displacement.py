@@ -129,14 +129,16 @@ SHORT = ["rewards.0.name=tiny_run:parity", "rollout.max_tokens=4", "optimizer.le
 
 
 @pytest.mark.slow
-def test_every_question_starts_from_the_same_weights(recipe):
+def test_every_question_starts_from_the_same_weights(recipe, monkeypatch):
     """What a question gives does not depend on those before it."""
     methods = {name: question_updates.recipe_of(str(recipe), SHORT, name) for name in ("grpo", "nthr")}
     two = question_updates.measure(methods, questions=2, rollouts=1, devices=jax.devices()[:1])
-    one = question_updates.measure(methods, questions=1, rollouts=1, devices=jax.devices()[:1])
-    assert one.uids == two.uids[:1] and len(two.uids) == 2
+    plain = question_updates._mixed
+    monkeypatch.setattr(question_updates, "_mixed", lambda *given: reversed(list(plain(*given))))
+    turned = question_updates.measure(methods, questions=2, rollouts=1, devices=jax.devices()[:1])
+    assert turned.uids == two.uids[::-1] and len(two.uids) == 2
     for name in methods:
-        np.testing.assert_allclose(one.displacement[name], two.displacement[name][:1], rtol=1e-4)
+        np.testing.assert_allclose(turned.displacement[name], two.displacement[name][::-1], rtol=1e-4)
     assert (two.displacement["grpo"] != 0).all() and np.isfinite(two.gwhes).all()
     assert ((two.right > 0) & (two.right < 1)).all()
 
