@@ -117,7 +117,7 @@ def _through_coordination() -> None:
         return _barrier
 
     multihost.get_barrier_sync_fn = barrier_of
-    multihost.EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_BARRIER = _Always()
+    multihost.EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_BARRIER = _Always()  # pyrefly: ignore
 
 
 class _Always:

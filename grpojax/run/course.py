@@ -100,4 +100,5 @@ class Course:
 
 
 def _ready(awaited: Any) -> bool:
-    return all(x.is_ready() for x in jax.tree.leaves(awaited) if isinstance(x, jax.Array))
+    arrays: list[Any] = [x for x in jax.tree.leaves(awaited) if isinstance(x, jax.Array)]
+    return all(x.is_ready() for x in arrays)

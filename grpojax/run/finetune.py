@@ -267,8 +267,7 @@ class FineTune:
         logps, lengths = self._sums(self.held_out.kept, self.state.params)
         values = self.teaching.held_out(logps, lengths, self.reference["eval"])
         self.metrics.write(self.done, values)
-        if self.done == self._saved:
-            self.session.score(self.done, {BEST: -values["eval/loss"]})
+        self.session.score(self.done, {BEST: -values["eval/loss"]})
         log.info("step %d  held-out loss %.4f of %d prompts", self.done, values["eval/loss"], len(logps))
 
     def _reference(self) -> dict[str, Samples]:

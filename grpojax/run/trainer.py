@@ -303,8 +303,7 @@ class Trainer:
         values = self.held_out.evaluate(number, self.policy.reshard(self.learner.state["policy"].params))
         if values is not None:
             self.metrics.write(number, values | self.watch.note(number, values))
-            if number == self._saved:
-                self.session.score(number, values)
+            self.session.score(number, values)
             watch.heed(self.watch, number, self.session, self.meta, self.config.train)
 
     def _save(self) -> None:
