@@ -31,6 +31,19 @@ def posted(folder: str) -> dict[str, str]:
         return {k.removeprefix(f"{folder}/"): text for k, text in _alone.items() if k.startswith(f"{folder}/")}
 
 
+def heard(key: str, seconds: float) -> str | None:
+    """What was posted as ``key``, waiting so long for it; None where nothing was. Others run meanwhile."""
+    if (client := _client()) is None:
+        with _lock:
+            return _alone.get(key)
+    try:
+        return client.blocking_key_value_get(f"grpojax/{key}", int(seconds * 1000))
+    except jax.errors.JaxRuntimeError as e:
+        if "DEADLINE_EXCEEDED" not in str(e):
+            raise
+        return None
+
+
 def forget(key: str) -> None:
     """Takes back what was posted as ``key``, and all below it."""
     if (client := _client()) is not None:
@@ -56,19 +69,20 @@ def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
       >>> exchange("example", "here")
       ['here']
     """
-    client = _client()
-    if client is None:
+    if _client() is None:
         return [text]
     post(f"{name}/{jax.process_index()}", text)
     words = []
     for index in range(jax.process_count()):
-        try:
-            words.append(client.blocking_key_value_get(f"grpojax/{name}/{index}", int(seconds * 1000)))
-        except jax.errors.JaxRuntimeError as e:
-            if "DEADLINE_EXCEEDED" not in str(e):
-                raise
-            raise TimeoutError(f"{name}: process {index} did not come within {seconds:g} s") from None
+        if (word := heard(f"{name}/{index}", seconds)) is None:
+            raise TimeoutError(f"{name}: process {index} did not come within {seconds:g} s")
+        words.append(word)
     return words
+
+
+def address() -> str:
+    """Where the service is, as ``host:port``; empty where there is none."""
+    return distributed.global_state.coordinator_address or ""
 
 
 def _client() -> Any:

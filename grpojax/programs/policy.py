@@ -1,7 +1,7 @@
 """A model on its devices with its tokenizer and its rollout program, and nothing of the run."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,10 @@ class Policy:
 
     Attributes:
       params: the weights as loaded; set to None by whoever takes them over.
+      turn: called with a rollout that is waited for; may raise, and the rollout is dropped.
     """
+
+    turn: Callable[[Rollout], None]
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Policy:
         self.graph, self.params = state.split(loaded)
         self.reshard = state.make_reshard(self.compute)
         self.programs = Programs()
+        self.turn = _no_turn
 
     def sample(self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig) -> Rollout:
         """Dispatches a rollout of host prompts; ``params`` are the rollout's (`state.make_reshard`)."""
@@ -69,8 +73,13 @@ class Policy:
 
     def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
         """A rollout on the host, ``[P, G, ...]``."""
+        self.turn(rollout)
         return jax.tree.map(lambda x: lanes.gather_groups(processes.fetch(x), n_prompts), rollout)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _no_turn(rollout: Rollout) -> None:
+    """Outside of a run nothing is agreed on."""

@@ -3,24 +3,33 @@
 Every role of the state is an item or two of its own: what learns has weights (``policy_params``) and the rest
 (``policy_opt_state``), what is frozen has weights alone; beside them is a JSON record. Orbax writes into a temporary
 directory and renames it when all is there, so a save that was cut short is never seen by a restore.
+
+Where there are several processes, each of them saves its part, and what fails on one has failed on all
+(`grpojax.records.meeting`). The scores by which the best checkpoint is told come after it, as an evaluation does, and
+stand in ``scores.json`` beside the checkpoints.
 """
 
+import contextlib
 import dataclasses
+import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 
-from grpojax.host import processes
+from grpojax.host import files, processes
 from grpojax.host.errors import UserError
+from grpojax.records import meeting
 from grpojax.types import TrainState
 
 logging.getLogger("absl").setLevel(logging.ERROR)
+
+T = TypeVar("T")
 
 # Of what a checkpoint holds. 1 had one network, without a role; its weights can still be read.
 FORMAT = 2
@@ -61,22 +70,22 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self._keep, self._best, self._read_only = keep, best, read_only
         self.held: int | None = None
+        self._scores_file = self.directory.parent / "scores.json"
+        self._scores: dict[int, dict[str, float]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            read = json.loads(self._scores_file.read_text(encoding="utf-8"))
+            self._scores = {int(step): scores for step, scores in read.items()}
+        self._meeting = meeting.Meeting()
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
         if self._read_only:
             options = ocp.CheckpointManagerOptions(read_only=True)
             return ocp.CheckpointManager(self.directory, options=options)
-        best, policies = self._best, list[Any]((ocp.checkpoint_managers.LatestN(self._keep), _Held(self)))
-        if best is not None:
-            best_one = ocp.checkpoint_managers.BestN(
-                get_metric_fn=lambda m: m.get(best, float("-inf")), n=1, keep_checkpoints_without_metrics=False
-            )
-            policies.append(best_one)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
-            # Without it metrics are not written, and a run that goes on would not know its best.
-            best_fn=None if best is None else lambda m: m.get(best, float("-inf")),
+            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(
+                [ocp.checkpoint_managers.LatestN(self._keep), _Chosen(self)]
+            ),
             cleanup_tmp_directories=True,
             # A directory that cannot be made must raise in the save; in orbax's threads it would leave others waiting.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
@@ -91,77 +100,108 @@ class Checkpoints:
         """The steps of all complete checkpoints, the oldest first."""
         return sorted(self._manager.all_steps())
 
-    def good(self) -> int | None:
-        """The step of the best checkpoint, or of the newest where nothing says which is best."""
-        best = None if self._best is None else self._manager.best_step()
-        return self.latest() if best is None else best
+    def good(self, before: int | None = None) -> int | None:
+        """The step of the best checkpoint, or of the newest where nothing says which is best.
 
-    def save(
-        self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], metrics: dict[str, float] | None = None
-    ) -> None:
+        Args:
+          before: of those of earlier steps alone.
+        """
+        steps = [step for step in self.steps() if before is None or step < before]
+        best = self._best_of(steps)
+        return max(steps, default=None) if best is None else best
+
+    def _best_of(self, steps: Sequence[int]) -> int | None:
+        scored = [(self._scores[n][self._best], n) for n in steps if self._best in self._scores.get(n, {})]
+        return max(scored)[1] if scored else None
+
+    def score(self, step: int, scores: Mapping[str, float]) -> None:
+        """Keeps what the best checkpoint is told by, of the one of that step, and forgets it of those that are gone.
+
+        Raises:
+          OSError: it is known to this run alone, as the first process could not write it.
+        """
+        there = {*self.steps(), step}
+        self._scores = {n: x for n, x in self._scores.items() if n in there} | {step: dict(scores)}
+        if processes.is_first():
+            files.write_json(self._scores_file, self._scores)
+
+    def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Starts a save of the state after ``step`` steps; the arrays are copied before it returns.
 
         Args:
           step: its number.
           state: by role, a `TrainState` or plain weights.
           meta: a JSON record.
-          metrics: what the best checkpoint is told by.
 
         Raises:
-          SaveError: this save, or the one before it that was still under way, could not be written.
+          SaveError: on all processes: one of them could not write this save, or the one before it that was still under
+            way.
         """
         items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
-        try:
+        record = ocp.args.JsonSave({**meta, "format": FORMAT})
+
+        def save() -> None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            record = ocp.args.JsonSave({**meta, "format": FORMAT})
-            self._manager.save(step, args=ocp.args.Composite(**items, meta=record), metrics=metrics)
-        except Exception as e:
-            self._recover(e)
+            self._manager.save(step, args=ocp.args.Composite(**items, meta=record))
+
+        self._or_recover(save)
 
     def wait(self) -> None:
-        """Until the save in flight is on disk; raises `SaveError` if it cannot get there."""
-        try:
-            self._manager.wait_until_finished()
-        except Exception as e:
-            self._recover(e)
+        """Until the save in flight is on disk; raises `SaveError` on all processes if one cannot get it there."""
+        self._or_recover(lambda: self._manager.wait_until_finished())
 
-    def _recover(self, error: Exception) -> NoReturn:
+    def _or_recover(self, act: Callable[[], None]) -> None:
         """A manager whose save failed is not used again: what comes next gets a new one."""
         try:
-            self._manager.close()
-        except Exception as e:
-            logging.getLogger("grpojax").debug("closing after a failed save: %s", e)
-        try:
-            self._manager = self._open()
-        except OSError as e:
-            raise SaveError(f"{self.directory}: {e}") from error
-        raise SaveError(f"{self.directory}: {type(error).__name__}: {error}") from error
+            self._meeting.together(act)
+        except Exception as error:
+            said = str(error) if isinstance(error, meeting.PeerError) else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(Exception):
+                self._manager.close()
+            self._meeting.anew()
 
-    def restore_newest(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
-        """The newest checkpoint that can be read, and the steps of those that could not.
+            def open_again() -> None:
+                self._manager = self._open()
 
-        They are moved aside, to ``broken/`` beside the checkpoints, so that their steps can be saved again.
+            try:
+                self._meeting.together(open_again)
+            except (OSError, meeting.PeerError) as e:
+                self._meeting.anew()
+                raise SaveError(f"{self.directory}: {e}") from error
+            raise SaveError(f"{self.directory}: {said}") from error
+
+    def restore_newest(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[int]] | None:
+        """The newest checkpoint that all processes can read, and the steps of those that one of them could not.
+
+        They are moved aside, to ``broken/`` beside the checkpoints, so that their steps can be saved again. None where
+        there is no checkpoint at all.
         """
         broken: list[int] = []
         first: Exception | None = None
-        for step in reversed(self.steps()):
+        for step in reversed(self._meeting.of_first(self.steps())):
             try:
-                state, meta = self.restore(abstract, step)
+                state, meta = self._meeting.together(lambda step=step: self.restore(abstract, step))
             except _OtherFormat:
                 raise
             except Exception as e:
                 first = first or e
                 broken.append(step)
+                self._meeting.anew()
                 continue
-            for bad in broken if processes.is_first() else ():
-                aside = self.directory.parent / "broken" / str(bad)
-                aside.parent.mkdir(exist_ok=True)
-                shutil.rmtree(aside, ignore_errors=True)
-                shutil.move(self.directory / str(bad), aside)
+            self._meeting.together(lambda: self._move_aside(broken))
             if broken:
                 self._manager.reload()
             return state, meta, broken
+        if first is None:
+            return None
         raise UserError(f"{self.directory}: no checkpoint can be read; the newest: {first}") from first
+
+    def _move_aside(self, broken: Sequence[int]) -> None:
+        for bad in broken if processes.is_first() else ():
+            aside = self.directory.parent / "broken" / str(bad)
+            aside.parent.mkdir(exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.move(self.directory / str(bad), aside)
 
     def restore(self, abstract: Mapping[str, Any], step: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state and its record, laid out as ``abstract`` says (any mesh).
@@ -206,13 +246,14 @@ class Checkpoints:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Held(ocp.checkpoint_managers.PreservationPolicy):
-    """Preserves `Checkpoints.held`."""
+class _Chosen(ocp.checkpoint_managers.PreservationPolicy):
+    """Preserves `Checkpoints.held`, and the best of those with a score."""
 
     of: Checkpoints
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        return [c.step == self.of.held for c in checkpoints]
+        best = self.of._best_of([c.step for c in checkpoints])
+        return [c.step in (self.of.held, best) for c in checkpoints]
 
 
 def _existing(manager: ocp.CheckpointManager, step: int | None) -> int:

@@ -29,7 +29,7 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, decoder_network, init_state, place_rows
 from grpojax.programs.update import make_update
 from grpojax.records import metrics
-from grpojax.run import step_metrics, teaching
+from grpojax.run import recorder, step_metrics, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teaching import Shapes
@@ -149,60 +149,64 @@ class FineTune:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
         self.pending: list[_Pending] = []
         self.ahead = int(jax.default_backend() != "cpu")  # a CPU has nothing to gain, and its times would mix
-        kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
-        self.metrics = kind(self.session.directory, self.done, config.tracking)
+        lines = metrics.read_metrics(self.session.directory)
+        at = [x["step"] for x in lines if x["step"] <= self.done and "eval/loss" in x]
+        self._evaluated = max(at, default=-1)
+        self.metrics = recorder.Recorder(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.since = time.perf_counter()
         self.table = metrics.Table(self.steps, columns=self.teaching.columns)
-        self.session.settle()
+        self.session.settle(finished=self.done == self.steps)
 
     # ------------------------------------------------------------------------------------------ the loop
 
     def run(self) -> bool:
-        """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
+        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         try:
-            with enough_memory(lambda: self.done, REMEDIES), self.session.signals():
-                try:
-                    self._loop()
-                except UserError:
-                    with contextlib.suppress(UserError):
-                        self._finish()
-                    if self.done != self._saved:  # what was learned is not lost
-                        self._save(None)
-                    self.session.wait()
-                    raise
-                self.session.check_saved()
-            return self.done == self.steps
+            with enough_memory(lambda: self.done, REMEDIES):
+                return self.session.conduct(self._loop, self._rescue)
         finally:
             self.close()
+
+    def _rescue(self) -> int:
+        """Whatever ends a run must not cost what was learned. The step that is saved."""
+        with contextlib.suppress(UserError):
+            while self.pending:
+                self._finish()
+        if self.done != self._saved:
+            self._save()
+        return self.done
 
     def close(self) -> None:
         """Gives back what the run holds: files, the directory's lock."""
         self._held.close()
 
     def _loop(self) -> None:
-        train, session = self.config.train, self.session
-        if self.done == 0:
+        train, course = self.config.train, self.session.course
+        # Of a run that was stopped, the evaluation that was due after its last step.
+        if self.done == 0 or (self.held_out is not None and self._evaluates() and self._evaluated < self.done):
             self._evaluate()
         self.since = time.perf_counter()
-        while self.done < self.steps and not session.stopping():
+        while self.done < self.steps:
+            course.turn()
             self.pending.append(self._step())
             self.done += 1
             if len(self.pending) > self.ahead:
                 self._finish()
-            last = self.done == self.steps
-            evaluates = last or (train.eval_every and self.done % train.eval_every == 0)
-            saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves = self.done == self.steps or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves, evaluates = saves or course.due, self._evaluates()
             if evaluates or saves:
                 self._finish()
-            scores = self._evaluate() if evaluates else None
-            if saves:
-                self._save(scores)
+            if saves:  # first, as an evaluation takes long and may fail
+                self._save()
+            if evaluates:
+                self._evaluate()
             if evaluates or saves:
                 self.since = time.perf_counter()
-        self._finish()
-        if self.done != self._saved:
-            self._save(None)
+
+    def _evaluates(self) -> bool:
+        every = self.config.train.eval_every
+        return self.done == self.steps or (every > 0 and self.done % every == 0)
 
     def _step(self) -> _Pending:
         """Dispatches the next update."""
@@ -250,21 +254,21 @@ class FineTune:
                 "weights before them are saved\nlower optimizer.learning_rate or optimizer.grad_clip"
             )
 
-    def _save(self, scores: dict[str, float] | None) -> None:
+    def _save(self) -> None:
         self.meta["step"] = self._saved = self.done
-        self.session.save({"policy": self.state}, self.meta, scores and {BEST: -scores["eval/loss"]})
+        self.session.save({"policy": self.state}, self.meta)
 
     # ------------------------------------------------------------------------------------------ scoring
 
-    def _evaluate(self) -> dict[str, float] | None:
-        """What the policy as it is makes of the held-out answers; None without any."""
+    def _evaluate(self) -> None:
+        """Records what the policy as it is makes of the held-out answers."""
         if self.held_out is None:
-            return None
+            return
         logps, lengths = self._sums(self.held_out.kept, self.state.params)
         values = self.teaching.held_out(logps, lengths, self.reference["eval"])
         self.metrics.write(self.done, values)
+        self.session.score(self.done, {BEST: -values["eval/loss"]})
         log.info("step %d  held-out loss %.4f of %d prompts", self.done, values["eval/loss"], len(logps))
-        return values
 
     def _reference(self) -> dict[str, Samples]:
         """Sums of log-probs ``[N, G]`` under the model that the run started from, scored once; 0 where not needed."""

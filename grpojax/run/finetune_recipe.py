@@ -24,7 +24,7 @@ EXECUTION = (
     "model.attention",
     "train.microbatches",
     "train.eval_every",
-    "train.checkpoint_every",
+    "train.checkpoint_",
     "train.keep",
     "train.log_every",
     "train.max_skipped",
@@ -42,7 +42,8 @@ class _LoopConfig:
       seed: of the data's order.
       microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
       eval_every: steps between evaluations on ``data.eval``; 0 evaluates only before and after.
-      checkpoint_every: steps between saves; 0 saves only at the end.
+      checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
+      checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
       keep: newest checkpoints kept (the one with the least held-out loss stays too).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
@@ -55,13 +56,15 @@ class _LoopConfig:
     microbatches: int = 1
     eval_every: int = 0
     checkpoint_every: int = 0
+    checkpoint_minutes: float = 10.0
     keep: int = 2
     log_every: int = 1
     max_skipped: int = 5
 
     def __post_init__(self) -> None:
         counts = ("batch_size", "steps", "epochs", "microbatches", "keep", "log_every", "max_skipped")
-        require(self, **dict.fromkeys(counts, "[1, inf)"), eval_every="[0, inf)", checkpoint_every="[0, inf)")
+        periods = ("eval_every", "checkpoint_every", "checkpoint_minutes")
+        require(self, **dict.fromkeys(counts, "[1, inf)"), **dict.fromkeys(periods, "[0, inf)"))
         require(self, seed="[0, 2147483647]")
         if (self.steps is None) == (self.epochs is None):
             raise UserError(f"steps={self.steps}, epochs={self.epochs}: give one of them")

@@ -10,6 +10,7 @@ from grpojax.host.console import log
 from grpojax.programs.policy import Policy
 from grpojax.records import evaluations
 from grpojax.rewards import Rewards
+from grpojax.run import recorder
 from grpojax.run.recipe import Config
 
 
@@ -63,7 +64,8 @@ class HeldOut:
         )
         self.attempts = [attempt for batch in batches for attempt in batch]
         if processes.is_first():
-            evaluations.write(self._folder / "eval" / f"step_{number}.jsonl", self.attempts)
+            with recorder.optional(f"the evaluation of step {number} is not kept"):
+                evaluations.write(self._folder / "eval" / f"step_{number}.jsonl", self.attempts)
         values = self.evaluator.metrics(self.attempts, self.config.ks)
         log.info("step %d  %s of %d", number, evaluation.headline(values, self.config), len(self.attempts))
         return values

@@ -29,7 +29,7 @@ EXECUTION = (
     "rollout.slots",
     "train.microbatches",
     "train.eval_",
-    "train.checkpoint_every",
+    "train.checkpoint_",
     "train.keep",
     "train.log_every",
     "train.max_skipped",

@@ -142,7 +142,8 @@ class TrainConfig:
       eval_limit: problems evaluated at most.
       eval_samples: completions of each; over 1, metrics have pass@n and maj@n too, and accuracy is that of all samples.
       eval_temperature: 0 is greedy.
-      checkpoint_every: steps between saves; 0 saves only at the end.
+      checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
+      checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
       keep: newest checkpoints kept (the best by held-out reward stays too, and one from before an alarm).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
@@ -164,6 +165,7 @@ class TrainConfig:
     eval_samples: int = 1
     eval_temperature: float = 0.0
     checkpoint_every: int = 0
+    checkpoint_minutes: float = 10.0
     keep: int = 2
     log_every: int = 1
     max_skipped: int = 5
@@ -183,7 +185,7 @@ class TrainConfig:
             "log_every",
             "max_skipped",
         )
-        periods = ("reference_every", "eval_every", "checkpoint_every", "eval_temperature")
+        periods = ("reference_every", "eval_every", "checkpoint_every", "checkpoint_minutes", "eval_temperature")
         require(self, **dict.fromkeys(counts, "[1, inf)"), **dict.fromkeys(periods, "[0, inf)"))
         require(self, seed="[0, 2147483647]", reference_mix="(0, 1]", eval_samples="[1, 1000]")
         if self.reference_mix != type(self).reference_mix and not self.reference_every:

@@ -1,4 +1,4 @@
-"""A run as something that lives on a disk and may be stopped: its directory, its saves, and the signals it obeys."""
+"""A run as something that lives on a disk and may be stopped: its directory, its saves, and the notices it obeys."""
 
 import contextlib
 import math
@@ -10,21 +10,27 @@ from typing import Any, Protocol
 
 import jax
 
-from grpojax.host import processes
+from grpojax.host import coordination, files, preemption, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
+from grpojax.run.course import Course, Stopped
 from grpojax.run.sections import RunConfig
 
+RESCUE_S = 20.0  # that a process with an error waits for the others to have one too
 
-class Keeps(Protocol):
-    """The section that says how many checkpoints stay."""
+
+class Saves(Protocol):
+    """The section that says when a run is saved, and how many checkpoints stay."""
 
     @property
     def keep(self) -> int: ...
+
+    @property
+    def checkpoint_minutes(self) -> float: ...
 
 
 class Recipe(Protocol):
@@ -34,7 +40,7 @@ class Recipe(Protocol):
     def run(self) -> RunConfig: ...
 
     @property
-    def train(self) -> Keeps: ...
+    def train(self) -> Saves: ...
 
     def resolved(self) -> dict[str, Any]: ...
 
@@ -44,11 +50,18 @@ class Recipe(Protocol):
 class Session:
     """The directory of a run with its checkpoints.
 
+    ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was told to
+    stop and has saved: the step, the notice, and the seconds from the notice to the end of the save.
+
     Args:
       config: the recipe.
 
     Raises:
       UserError: the directory holds something else than this run.
+
+    Attributes:
+      course: whether the run goes on.
+      save_s: seconds spent on saves since it was last set to 0.
     """
 
     def __init__(self, config: Recipe):
@@ -56,9 +69,11 @@ class Session:
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
             self.record.check()
-        self.save_s = 0.0  # seconds spent on saves since it was last set to 0
+        self.course = Course(config.train.checkpoint_minutes)
+        self.save_s = 0.0
         self._problem: str | None = None
-        self._stop = False
+        self._signalled = False
+        self._together = True  # whether all processes are known to be at the same place
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
@@ -68,21 +83,24 @@ class Session:
             if not self.record.started:
                 self.record.write()
 
-    def settle(self) -> None:
+    def settle(self, finished: bool) -> None:
         """Once nothing can be refused any more: says with which other settings the run goes on, and keeps them."""
         if processes.is_first():
             self.record.write()
+            for name in ("stopped",) if finished else ("stopped", "done"):
+                (self.directory / name).unlink(missing_ok=True)
 
     def open(self, held: contextlib.ExitStack, best: str | None) -> None:
         """Opens the checkpoints; ``best`` is the metric whose largest value's stays."""
         self.checkpoints = Checkpoints(self.directory / "checkpoints", keep=self.config.train.keep, best=best)
-        held.callback(_close, self)
+        held.callback(self._close)
 
     def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """State and record of the newest checkpoint that can be read; None in a new run."""
-        if self.checkpoints.latest() is None:
+        """State and record of the newest checkpoint that all processes can read; None in a new run."""
+        restored = self.checkpoints.restore_newest(abstract)
+        if restored is None:
             return None
-        state, meta, broken = self.checkpoints.restore_newest(abstract)
+        state, meta, broken = restored
         for number in broken:
             log.warning("the checkpoint of step %d cannot be read; moved to %s", number, self.directory / "broken")
         log.info("resumed %s at step %d", self.directory, meta["step"])
@@ -90,16 +108,23 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------- saves
 
-    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], metrics: dict[str, float] | None = None) -> None:
+    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again."""
         started = time.perf_counter()
         try:
-            finite = {name: x for name, x in (metrics or {}).items() if math.isfinite(x)}
-            self.checkpoints.save(meta["step"], state, dict(meta), finite or None)
+            self.checkpoints.save(meta["step"], state, dict(meta))
             self._problem = None
         except SaveError as e:
             self._note(e)
+        self.course.saved()
         self.save_s += time.perf_counter() - started
+
+    def score(self, step: int, scores: Mapping[str, float]) -> None:
+        """What the best checkpoint is told by, of the one of that step."""
+        try:
+            self.checkpoints.score(step, {name: x for name, x in scores.items() if math.isfinite(x)})
+        except OSError as e:
+            log.warning("the scores of step %d are not kept: %s", step, e)
 
     def wait(self) -> None:
         """Until what was saved last is on disk."""
@@ -112,36 +137,86 @@ class Session:
         self._problem = " ".join(str(error).split())[:300]
         log.warning("a save failed; the checkpoints before it are untouched: %s", self._problem)
 
-    def check_saved(self) -> None:
-        """Raises `UserError` where the last save failed."""
-        self.wait()
+    def _close(self) -> None:
+        if not self._together:
+            return  # it would wait for the others
+        try:
+            self.checkpoints.close()
+        except SaveError as e:
+            log.warning("%s", e)
+
+    # ------------------------------------------------------------------------------------------- the end
+
+    def conduct(self, loop: Callable[[], None], rescue: Callable[[], int]) -> bool:
+        """Runs a loop to its end, or until the run is to stop; the state is saved either way.
+
+        Args:
+          loop: the steps.
+          rescue: saves what was learned, where that is not done; the step.
+
+        Returns:
+          Whether the loop came to its end.
+
+        Raises:
+          UserError: of the loop, or the last save failed.
+        """
+        finished, self._together = True, jax.process_count() == 1
+        with self._notices():
+            try:
+                loop()
+            except Stopped:
+                finished = False
+            except UserError as e:
+                self._gather(str(e))
+                if self._together:
+                    rescue()
+                    self.wait()
+                raise
+            step = rescue()
+            self.wait()
+        self._together = True
         if self._problem:
             raise UserError(
                 f"the last save failed: {self._problem}\n"
                 f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
             )
+        self._mark(step, finished)
+        return finished
 
-    # -------------------------------------------------------------------------------------------- signals
+    def _gather(self, error: str) -> None:
+        """Finds out whether all processes have an error: one alone cannot save."""
+        with contextlib.suppress(TimeoutError):
+            coordination.exchange(f"{self.course.place}/rescue", error[:300], seconds=RESCUE_S)
+            self._together = True
+
+    def _mark(self, step: int, finished: bool) -> None:
+        if not processes.is_first():
+            return
+        if finished:
+            return files.write_json(self.directory / "done", {"step": step})
+        seconds = time.monotonic() - self.course.since
+        log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, self.course.reason)
+        said = {"step": step, "notice": self.course.reason, "seconds": round(seconds, 3)}
+        files.write_json(self.directory / "stopped", said)
 
     @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Inside, SIGTERM and SIGINT ask the run to stop after its step; a second one stops at once."""
+    def _notices(self) -> Iterator[None]:
+        """Inside, SIGTERM, SIGINT and a cloud's notice of preemption ask the run to stop; a second signal is obeyed at
+        once."""
         handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            yield
+            with preemption.watched(self.course.ask):
+                yield
         finally:
             for s, handler in handlers.items():
                 signal.signal(s, handler)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self._stop:
+        if self._signalled:
             raise KeyboardInterrupt
-        self._stop = True
-        log.info("%s: saving after this step; again to stop at once", signal.Signals(number).name)
-
-    def stopping(self) -> bool:
-        """Whether any process of the run was asked to stop; all of them must ask together."""
-        return processes.any_of(self._stop)
+        self._signalled = True
+        self.course.ask(signal.Signals(number).name)
+        log.info("%s: saving and stopping; again to stop at once", signal.Signals(number).name)
 
 
 @contextlib.contextmanager
@@ -153,13 +228,6 @@ def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
         if not isinstance(e, MemoryError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
         raise UserError(f"out of memory after step {done()}: {remedies}\n{' '.join(str(e).split())[:300]}") from e
-
-
-def _close(session: Session) -> None:
-    try:
-        session.checkpoints.close()
-    except SaveError as e:
-        log.warning("%s", e)
 
 
 def load_policy_params(policy: Policy, run_dir: str | Path, step: int | None = None) -> Any:

@@ -19,11 +19,10 @@ from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
-from grpojax.programs import lanes, packing
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
-from grpojax.run import step_metrics, watch
+from grpojax.run import checks, recorder, step_metrics, watch
 from grpojax.run.critic import RunCritic, annotate
 from grpojax.run.held_out import HeldOut
 from grpojax.run.judged import Sampled, sample_rows
@@ -96,7 +95,7 @@ class Trainer:
         config = self.config
         self.session = Session(config)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids)
-        _check_shapes(config, self.policy.lanes)
+        checks.shapes(config, self.policy.lanes)
         self.rewards = held.enter_context(Rewards(config.method.rewards))
         tokenize = data.Tokenize(self.policy.tokenizer, config.data)
         self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
@@ -107,7 +106,7 @@ class Trainer:
         if config.rollout.curriculum is not None:
             data.check_levels(self.problems)
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
-        _check_positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
+        checks.positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
         self.critic = _critic_of(config, self.policy)
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
         self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
@@ -138,7 +137,7 @@ class Trainer:
             self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
         self.learner.start(restored and restored[0])
         self.done = self.meta["step"]
-        _check_length(config, self.done, self.meta)
+        checks.length(config, self.done, self.meta)
         self._saved = self.done
         self.pending: _Pending | None = None
         self.rollouts = Rollouts(
@@ -164,27 +163,22 @@ class Trainer:
         asked = bool(lines) and self.session.record.changed(("train.eval_", "evaluate", "rewards"))
         self.watch.replay(x for x in lines if not (asked and "eval/reward" in x))
         self._evaluated = max((x["step"] for x in lines if "eval/reward" in x), default=-1)
-        kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
-        self.metrics = kind(self.session.directory, self.done, config.tracking)
+        self.metrics = recorder.Recorder(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.table = metrics.Table(config.train.steps)
-        self.session.settle()
+        self.session.settle(finished=_share(self) >= 1)
+        self.policy.turn = self.session.course.turn
 
     # ------------------------------------------------------------------------------------------ the loop
 
     def run(self) -> bool:
-        """Trains to the end; False if a SIGTERM or SIGINT asked to stop (the state is saved either way)."""
+        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         try:
-            with enough_memory(lambda: self.done, REMEDIES), self.session.signals():
-                try:
-                    self._loop()
-                except UserError:
-                    self._rescue()
-                    raise
-                self.session.check_saved()
-            if self.critic is not None and self.done <= self.critic.config.warmup_steps and _share(self) >= 1:
+            with enough_memory(lambda: self.done, REMEDIES):
+                finished = self.session.conduct(self._loop, self._rescue)
+            if self.critic is not None and self.done <= self.critic.config.warmup_steps and finished:
                 log.warning("the run ended in critic.warmup_steps=%d: the policy has learned nothing", self.done)
-            return _share(self) >= 1
+            return finished
         finally:
             self.close()
 
@@ -192,39 +186,35 @@ class Trainer:
         """Gives back what the run holds: worker processes, files, the directory's lock."""
         self._held.close()
 
-    def _rescue(self) -> None:
-        """A mistake that only shows in the middle of a run must not cost what was learned."""
+    def _rescue(self) -> int:
+        """Whatever ends a run must not cost what was learned. The step that is saved."""
         if self.pending is not None:
             self._finish()
         if self.done != self._saved:
-            self._save(None)
-        self.session.wait()
+            self._save()
+        return self.done
 
     def _loop(self) -> None:
         train, session = self.config.train, self.session
-        # Of a run that an alarm has stopped, the evaluation that was due after its last step.
+        # Of a run that was stopped, the evaluation that was due after its last step.
         if self.done == 0 or (self.held_out.problems and _evaluates(self) and self._evaluated < self.done):
             self._evaluate(self.done)
-        while _share(self) < 1 and not session.stopping():
+        while _share(self) < 1:
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
             if self.pending is not None:
                 self._finish()
                 started = time.perf_counter()  # the rollout was queued behind that update
-            self.pending = self._step(collect(), started)
+            self.pending = self._step(collect(), started)  # or `Stopped`, and the rollout is dropped
             self.done += 1
-            last = _share(self) >= 1
-            evaluates = _evaluates(self)
-            saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves = _share(self) >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves, evaluates = saves or session.course.due, _evaluates(self)
             if evaluates or saves:
                 self._finish()
-            scores = self._evaluate(self.done) if evaluates else None
-            if saves:
-                self._save(scores)
-        if self.pending is not None:
-            self._finish()
-        if self.done != self._saved:
-            self._save(None)
+            if saves:  # first, as an evaluation takes long and may fail
+                self._save()
+            if evaluates:
+                self._evaluate(self.done)
 
     def _step(self, sampled: Sampled, started: float) -> _Pending:
         """Learns from a rollout; its updates are under way when this returns."""
@@ -306,29 +296,30 @@ class Trainer:
         self.metrics.write(number, values | self.watch.note(number, values))
         if number % train.log_every == 0:
             self.table.row(number, values, share=train.done(number, int(values["sampled_tokens"])))
-        _check_finite(number, values, self.meta["skipped"], self.config)
+        checks.finite(number, values, self.meta["skipped"], self.config)
         watch.heed(self.watch, number, self.session, self.meta, train)
 
-    def _evaluate(self, number: int) -> dict[str, float] | None:
+    def _evaluate(self, number: int) -> None:
         values = self.held_out.evaluate(number, self.policy.reshard(self.learner.state["policy"].params))
         if values is not None:
             self.metrics.write(number, values | self.watch.note(number, values))
+            self.session.score(number, values)
             watch.heed(self.watch, number, self.session, self.meta, self.config.train)
-        return values
 
-    def _save(self, scores: dict[str, float] | None) -> None:
+    def _save(self) -> None:
         self.meta["step"] = self._saved = self.done
-        self.session.save(self.learner.saved(), self.meta, scores)
+        self.session.save(self.learner.saved(), self.meta)
 
     def report(self) -> None:
         """Held-out reward before and after, three samples, and ``curve.png`` in the run directory."""
         if not processes.is_first():
             return
-        lines = metrics.read_metrics(self.session.directory)
-        self.held_out.report(lines)
-        path = self.session.directory / "curve.png"
-        curve.draw_curve(lines, path)
-        log.info("reward curve: %s", path)
+        with recorder.optional("the report"):
+            lines = metrics.read_metrics(self.session.directory)
+            self.held_out.report(lines)
+            path = self.session.directory / "curve.png"
+            curve.draw_curve(lines, path)
+            log.info("reward curve: %s", path)
 
 
 def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
@@ -338,48 +329,6 @@ def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
         return None
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return RunCritic(policy, config.own_critic, own, updates=config.train.updates, longest=longest)
-
-
-def _check_shapes(config: Config, count: int) -> None:
-    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards."""
-    for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
-        rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
-    packing.check_cut(rows // count, group, config.train.microbatches)
-
-
-def _check_positions(problems: Sequence[data.Problem], longest: int, policy: Policy) -> None:
-    """Raises `UserError` where samples would go on beyond the positions that the model was made for."""
-    prompt, most = max(len(p.ids) for p in problems), policy.config.max_positions
-    if prompt + longest > most:
-        raise UserError(
-            f"rollout.max_tokens={longest} after a prompt of {prompt} tokens is over the model's "
-            f"max_position_embeddings={most}: lower it, or data.max_prompt_tokens"
-        )
-
-
-def _check_finite(number: int, values: dict[str, float], in_a_row: int, config: Config) -> None:
-    """Warns of updates that were skipped, and stops the run after too many in a row."""
-    if not values["skipped_updates"]:
-        return
-    log.warning("step %d: %d updates skipped, gradient not finite", number, values["skipped_updates"])
-    if in_a_row >= config.train.max_skipped:
-        raise UserError(
-            f"step {number}: {in_a_row} updates in a row had a gradient that is not finite; the weights before them "
-            "are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the samples: grpojax show "
-            f"{config.run.dir}"
-        )
-
-
-def _check_length(config: Config, done: int, meta: dict[str, Any]) -> None:
-    """Raises `UserError` where a run has gone on beyond what is now its end; notes the end in ``meta``."""
-    steps, tokens = config.train.steps, config.train.tokens
-    if steps is not None and done > steps:
-        raise UserError(f"train.steps={steps}: the run in {config.run.dir} is at step {done} already")
-    if tokens is not None and meta["sampled_tokens"] >= tokens != meta.get("budget", tokens):
-        raise UserError(
-            f"train.tokens={tokens}: the run in {config.run.dir} has drawn {meta['sampled_tokens']} already"
-        )
-    meta["budget"] = tokens
 
 
 def _evaluates(trainer: Trainer) -> bool:

@@ -110,7 +110,7 @@ def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], trai
     before = meta.get("alarm")
     if before is None or number - before["step"] > watch.limits.window:
         session.wait()
-        before = {"checkpoint": session.checkpoints.good()}
+        before = {"checkpoint": session.checkpoints.good(before=number)}
         session.checkpoints.held = before["checkpoint"]
     name, said = next(iter(watch.rings.items()))
     meta["alarm"] = before | {"step": number, "stopped": f"step {number}: {name}: {said}" if stop else None}

@@ -1,6 +1,7 @@
 """``grpojax sft`` and ``grpojax dpo``: supervised runs, on answers or on pairs of a better and a worse one."""
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run_sft(args: argparse.Namespace) -> int:
-    """Trains to the last step, or until it is told to stop."""
+    """Trains to the last step, or until it is told to stop: 0 for finished, 75 for stopped and saved."""
     from grpojax.run.finetune_recipe import load_sft
 
     return _run(args, load_sft)
@@ -26,14 +27,14 @@ def run_dpo(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, load: Callable[..., Any]) -> int:
-    from grpojax.host import processes
+    from grpojax.host import peers, processes
     from grpojax.host.console import log
 
     processes.start()
-    if not processes.is_first():
-        log.setLevel("WARNING")
-    config = load(args.config, args.overrides)
-    from grpojax.run.finetune import FineTune
+    with peers.watched():
+        if not processes.is_first():
+            log.setLevel("WARNING")
+        config = load(args.config, args.overrides)
+        from grpojax.run.finetune import FineTune
 
-    FineTune(config).run()
-    return 0
+        return 0 if FineTune(config).run() else os.EX_TEMPFAIL

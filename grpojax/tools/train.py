@@ -1,6 +1,7 @@
 """``grpojax train``: a run of a recipe, or more of one."""
 
 import argparse
+import os
 from collections.abc import Callable
 
 
@@ -10,18 +11,26 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains to the last step, or until it is told to stop."""
+    """Trains to the last step, or until it is told to stop: 0 for finished, 75 for stopped and saved."""
+    from grpojax.host import peers, processes
+
+    processes.start()
+    with peers.watched():
+        return _train(args)
+
+
+def _train(args: argparse.Namespace) -> int:
     from grpojax.host import processes
     from grpojax.host.console import log
     from grpojax.run import recipe
 
-    processes.start()
     if not processes.is_first():
         log.setLevel("WARNING")
     config = recipe.load(args.config, args.overrides)
     from grpojax.run.trainer import Trainer
 
     trainer = Trainer(config)
-    if trainer.run():
-        trainer.report()
+    if not trainer.run():
+        return os.EX_TEMPFAIL
+    trainer.report()
     return 0

@@ -1,0 +1,213 @@
+"""The other processes of a run: who has failed and who is gone, known to all of them within a minute.
+
+In a run of several processes a thread of each posts a beat every `BEAT_S` and reads those of the others. What fails
+says why before it leaves; what is silent for `SILENT_S` is gone. Either way each process says it and ends, even where
+its main thread waits for the devices. A process alone starts no thread.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from grpojax.host import coordination
+from grpojax.host.errors import UserError
+
+BEAT_S = 2.0
+SILENT_S = 30.0
+GRACE_S = 3.0  # for a main thread that finds out by itself, to end with its own words
+LEAVE_S = 10.0  # that the first process, who carries the coordination service, waits for the others to have read
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Inside, and until all processes have left it, the failure of one is the end of all.
+
+    The one that raised keeps its error and its status, 2 for a `UserError`; the others say whose it was and end with 1.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    peers = _Peers()
+    peers.start()
+    _on_abort(peers)
+    try:
+        yield
+        peers.finish()
+    except BaseException as error:
+        said = peers.leave(error)
+        status = 1 if said else _STATUS.get(type(error), 1)
+        # jax would wait at the end for processes that do not come any more.
+        atexit.register(_exit, status)
+        if said:
+            print(f"grpojax: {said}", file=sys.stderr, flush=True)
+            raise SystemExit(status) from None
+        raise
+
+
+_STATUS: dict[type, int] = {UserError: 2, KeyboardInterrupt: 130}
+
+
+class _Peers(threading.Thread):
+    """Posts this process's beats, and looks for what has become of the others."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="peers")
+        self.me, self.count = jax.process_index(), jax.process_count()
+        self._host = socket.gethostname()
+        self._names = {i: f"process {i}" for i in range(self.count)}
+        now = time.monotonic()
+        self._heard = dict.fromkeys(range(self.count), ("", now))  # the last beat, and when it was new
+        self._beats, self._finished = 0, False
+        self._verdict: str | None = None
+        self._known, self._leaving, self._all_done = threading.Event(), threading.Event(), threading.Event()
+
+    # ------------------------------------------------------------------------------------------ the thread
+
+    def run(self) -> None:
+        """Beats until all have finished, or until one has not."""
+        while not self._all_done.is_set():
+            try:
+                self._beat()
+                self._verdict = self._look()
+            except jax.errors.JaxRuntimeError:  # the service went with the process that carries it
+                self._verdict = f"{self._names[0]} is gone"
+            if self._verdict:
+                self._known.set()
+                if not self._leaving.wait(GRACE_S):
+                    self._leave(self._verdict)
+                return
+            self._leaving.wait(0.1 if self._finished else BEAT_S)
+
+    def _beat(self) -> None:
+        self._beats += 1
+        word = "finished" if self._finished else str(self._beats)
+        coordination.post(f"peers/beat/{self.me}", f"{word} {self._host}")
+
+    def _look(self) -> str | None:
+        """What is known to have gone wrong, in a line."""
+        now = time.monotonic()
+        for index, beat in coordination.posted("peers/beat").items():
+            if beat != self._heard[int(index)][0]:
+                self._heard[int(index)] = beat, now
+                self._names[int(index)] = f"process {index} ({beat.partition(' ')[2]})"
+        finished = {i for i, (beat, _) in self._heard.items() if beat.startswith("finished")}
+        if len(finished) == self.count:
+            self._all_done.set()
+        failed = coordination.posted("peers/failed")
+        for index, (_, since) in self._heard.items():
+            if not failed and index not in finished and index != self.me and now - since > SILENT_S:
+                failed = {str(index): "is gone"}
+                coordination.post(f"peers/failed/{index}", "is gone")
+        if not failed:
+            return None
+        index, what = min(failed.items())
+        return f"{self._names[int(index)]} {what}"
+
+    def _leave(self, said: str) -> None:
+        """Ends the process from here: its main thread waits for what will not come."""
+        print(f"grpojax: {said}", file=sys.stderr, flush=True)
+        self._farewell()
+        _exit(1)
+
+    def _farewell(self) -> None:
+        """Lets the first process go; it goes last, as all others would be aborted with it."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            coordination.post(f"peers/left/{self.me}", "")
+            until = time.monotonic() + LEAVE_S
+            while self.me == 0 and time.monotonic() < until:
+                gone = {i for i, (_, since) in self._heard.items() if time.monotonic() - since > SILENT_S}
+                if len(gone | set(map(int, coordination.posted("peers/left")))) == self.count:
+                    break
+                time.sleep(0.1)
+
+    # ----------------------------------------------------------------------------------------- the main thread
+
+    def finish(self) -> None:
+        """Until all processes have come here."""
+        self._finished = True
+        while not self._all_done.wait(0.1):
+            if self._known.is_set():
+                raise SystemExit(1)
+
+    def fail(self, reason: str) -> None:
+        """Posts this process's failure, and lets the others read it."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            coordination.post(f"peers/failed/{self.me}", f"failed: {reason}")
+        self._farewell()
+
+    def leave(self, error: BaseException) -> str | None:
+        """Says what was raised here to the others; or else who is to blame for it, for what is not this process's own.
+
+        A collective that breaks off, or a meeting that one missed, is a sign that another is gone.
+        """
+        said = self._verdict
+        if blameless := _of_a_peer(error):
+            self._known.wait(SILENT_S + 3 * BEAT_S)
+            said = self._verdict
+        self._leaving.set()
+        if said and blameless:
+            self._farewell()
+            return said
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        self.fail(" ".join(f"{kind}{error}".split())[:300])
+        return None
+
+    def gone(self) -> str:
+        """What is said when the service is out of reach."""
+        return f"grpojax: {self._names[0]} is gone"
+
+
+def _of_a_peer(error: BaseException | None) -> bool:
+    """Whether an error, or one behind it, is what the loss of another process looks like."""
+    if error is None:
+        return False
+    if isinstance(error, UserError | KeyboardInterrupt) or "RESOURCE_EXHAUSTED" in str(error):
+        return False
+    status = re.search(r"\b(UNKNOWN|UNAVAILABLE|ABORTED|CANCELLED|INTERNAL|DEADLINE_EXCEEDED): ", str(error))
+    runtime = isinstance(error, jax.errors.JaxRuntimeError | TimeoutError | SystemExit)
+    return runtime or status is not None or _of_a_peer(error.__cause__)
+
+
+def _exit(status: int) -> None:
+    """Ends the process at once, without what jax does at the end."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
+
+
+_kept: list[Any] = []
+
+
+def _on_abort(peers: _Peers) -> None:
+    """The first process carries jax's service, and jax aborts all others at once where that is gone: says so, status 1.
+
+    Any other abort stays one. The handler is C's own, as Python's would only run after the abort.
+    """
+    if peers.me == 0:
+        return
+    host, _, port = coordination.address().rpartition(":")
+
+    def handler(number: int) -> None:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError:
+            os.write(2, peers.gone().encode() + b"\n")
+            os._exit(1)
+        libc.signal(number, None)  # its own handling: the abort that called this goes on
+
+    libc = ctypes.CDLL(None)
+    kind: Callable[..., Any] = ctypes.CFUNCTYPE(None, ctypes.c_int)
+    _kept[:] = [kind(handler)]
+    libc.signal(int(signal.SIGABRT), _kept[0])

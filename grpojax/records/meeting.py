@@ -1,0 +1,130 @@
+"""What several processes do to the files that they share: on all of them, or on none.
+
+orbax meets at barriers within a save and a restore, by default on the devices, behind whatever they have to do. Here
+they go through the coordination service, and who waits at one is let go when another process has failed before it.
+"""
+
+import contextlib
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from orbax.checkpoint._src.futures import synchronization
+from orbax.checkpoint._src.multihost import multihost
+
+from grpojax.host import coordination
+
+T = TypeVar("T")
+WAIT_S = 1200.0  # for the others' part of a save; whoever is gone ends the run long before (`grpojax.host.peers`)
+_numbers = itertools.count()
+_current: list["Meeting"] = []
+
+
+class PeerError(Exception):
+    """Another process failed."""
+
+
+class Meeting:
+    """Where the processes of a run meet; all make and use it in the same order."""
+
+    def __init__(self) -> None:
+        self._alone = jax.process_count() == 1
+        if not self._alone:
+            _through_coordination()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._place, self._count = f"meeting/{next(_numbers)}", 0
+        self._barriers: Counter[str] = Counter()
+        _current[:] = [self]
+
+    def together(self, act: Callable[[], T]) -> T:
+        """What ``act`` returns, if it does so on all processes.
+
+        Raises:
+          PeerError: it failed on another process; on one where it fails, its own error is raised.
+        """
+        if self._alone:
+            return act()
+        error: Exception | None = None
+        result: Any = None
+        try:
+            result = act()
+        except Exception as e:
+            error = e
+            if not isinstance(e, PeerError) and not isinstance(e.__cause__, PeerError):
+                with contextlib.suppress(jax.errors.JaxRuntimeError):
+                    coordination.post(f"{self._place}/failed/{jax.process_index()}", _line(e))
+        self._count += 1
+        words = coordination.exchange(
+            f"{self._place}/{self._count}", "" if error is None else _line(error), seconds=WAIT_S
+        )
+        if error is not None and self._blamed() in (None, jax.process_index()):
+            raise error
+        if any(words):
+            blamed = self._blamed()
+            index = next(i for i, word in enumerate(words) if word) if blamed is None else blamed
+            raise PeerError(f"process {index}: {words[index]}") from error
+        return result
+
+    def _blamed(self) -> int | None:
+        """The first process that failed by itself."""
+        return min(map(int, coordination.posted(f"{self._place}/failed")), default=None)
+
+    def of_first(self, value: T) -> T:
+        """The first process's ``value``, JSON, on all of them."""
+        self._count += 1
+        return json.loads(coordination.exchange(f"{self._place}/{self._count}", json.dumps(value), seconds=WAIT_S)[0])
+
+    def anew(self) -> None:
+        """After a failure, on all processes: what some of them have counted and others not is levelled."""
+        if self._alone:
+            return
+        ids = synchronization.OperationIdGenerator
+        self._count += 1
+        name = f"{self._place}/{self._count}"
+        most = max(map(int, coordination.exchange(name, ids.get_current_operation_id(), seconds=WAIT_S)))
+        ids._operation_id_counter = itertools.count(most + 1)
+        ids._operation_id = most
+        self._begin()
+
+    def barrier(self, key: str, timeout_ms: int) -> None:
+        """Waits for all processes, or until one has failed."""
+        self._barriers[key] += 1
+        place, failed = f"{self._place}/barrier/{key}/{self._barriers[key]}", f"{self._place}/failed"
+        until = time.monotonic() + timeout_ms / 1000
+        coordination.post(f"{place}/{jax.process_index()}", "")
+        while len(coordination.posted(place)) < jax.process_count():
+            for index, what in coordination.posted(failed).items():
+                raise PeerError(f"process {index}: {what}")
+            if time.monotonic() > until:
+                raise TimeoutError(f"{key}: not all processes came within {timeout_ms / 1000:g} s")
+            time.sleep(0.01)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _through_coordination() -> None:
+    """Has orbax wait in `Meeting.barrier`; it has no public name for that."""
+
+    def barrier_of(*, processes: set[int] | None = None) -> Callable[..., None]:
+        return _barrier
+
+    multihost.get_barrier_sync_fn = barrier_of
+    multihost.EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_BARRIER = _Always()  # pyrefly: ignore
+
+
+class _Always:
+    """A flag that is on."""
+
+    value = True
+
+
+def _barrier(*, key: str, timeout_ms: int) -> None:
+    _current[0].barrier(key, timeout_ms)

@@ -1,0 +1,53 @@
+"""What a run refuses: sizes that do not go together, updates that teach nothing any more, an end that is past."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpojax import data
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.programs import lanes, packing
+from grpojax.programs.policy import Policy
+from grpojax.run.recipe import Config
+
+
+def shapes(config: Config, count: int) -> None:
+    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards."""
+    for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
+        rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
+    packing.check_cut(rows // count, group, config.train.microbatches)
+
+
+def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) -> None:
+    """Raises `UserError` where samples would go on beyond the positions that the model was made for."""
+    prompt, most = max(len(p.ids) for p in problems), policy.config.max_positions
+    if prompt + longest > most:
+        raise UserError(
+            f"rollout.max_tokens={longest} after a prompt of {prompt} tokens is over the model's "
+            f"max_position_embeddings={most}: lower it, or data.max_prompt_tokens"
+        )
+
+
+def finite(number: int, values: dict[str, float], in_a_row: int, config: Config) -> None:
+    """Warns of updates that were skipped, and stops the run after too many in a row."""
+    if not values["skipped_updates"]:
+        return
+    log.warning("step %d: %d updates skipped, gradient not finite", number, values["skipped_updates"])
+    if in_a_row >= config.train.max_skipped:
+        raise UserError(
+            f"step {number}: {in_a_row} updates in a row had a gradient that is not finite; the weights before them "
+            "are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the samples: grpojax show "
+            f"{config.run.dir}"
+        )
+
+
+def length(config: Config, done: int, meta: dict[str, Any]) -> None:
+    """Raises `UserError` where a run has gone on beyond what is now its end; notes the end in ``meta``."""
+    steps, tokens = config.train.steps, config.train.tokens
+    if steps is not None and done > steps:
+        raise UserError(f"train.steps={steps}: the run in {config.run.dir} is at step {done} already")
+    if tokens is not None and meta["sampled_tokens"] >= tokens != meta.get("budget", tokens):
+        raise UserError(
+            f"train.tokens={tokens}: the run in {config.run.dir} has drawn {meta['sampled_tokens']} already"
+        )
+    meta["budget"] = tokens

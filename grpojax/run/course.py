@@ -1,0 +1,104 @@
+"""Whether a run goes on, saves, or stops: one decision for all of its processes, and none of it on the devices.
+
+The processes of a run do the same things in the same order. Wherever they wait for a rollout they take a *turn*, and
+the turns are counted. At each the first process posts a word, and the others read the word of that turn, so that what
+one decides holds at the same place of the program for all. It posts "stop" as soon as it was asked to, and "go" or
+"save" once its own rollout is there; who waits for the word so waits for the rollout. Any process can ask, by a post
+of its own; the first looks for these while it waits.
+"""
+
+import itertools
+import time
+from typing import Any
+
+import jax
+
+from grpojax.host import coordination
+
+_LOOK_S = 0.002  # between two looks at what the devices have finished
+_ASK_S = 0.25  # between two looks at what other processes ask
+_KEPT = 64  # words that stay; no process is as far behind
+_numbers = itertools.count()
+
+
+class Stopped(Exception):
+    """The run is to stop here, on all processes: what is in flight is dropped, and what was learned is saved."""
+
+
+class Course:
+    """The turns of one run.
+
+    Args:
+      minutes: between two saves, by the clock of the first process; 0 for none.
+
+    Attributes:
+      place: where its words are posted; no other run of these processes has it.
+      reason: why this process knows that the run is to stop; None while it goes on.
+      since: when it learned that, on the monotonic clock.
+      due: whether the clock asks for a save after this step; the same on all processes.
+    """
+
+    def __init__(self, minutes: float = 0.0):
+        self.place = f"course/{next(_numbers)}"
+        self._me, self._alone = jax.process_index(), jax.process_count() == 1
+        self._every_s, self._saved, self._looked = 60 * minutes, time.monotonic(), 0.0
+        self._turns, self._asked = 0, False
+        self.reason: str | None = None
+        self.since = 0.0
+        self.due = False
+
+    def ask(self, reason: str) -> None:
+        """Wishes that the run stops; may be called by a signal's handler and by any thread."""
+        if self.reason is None:
+            self.since, self.reason = time.monotonic(), reason
+
+    def saved(self) -> None:
+        """A save was begun: the clock counts from here."""
+        self.due, self._saved = False, time.monotonic()
+
+    def turn(self, awaited: Any = ()) -> None:
+        """Waits for arrays of the devices, ``awaited``, unless the run is to stop.
+
+        All processes take the same turns.
+
+        Raises:
+          Stopped: on all of them or on none.
+        """
+        self._turns += 1
+        word = self._decide(awaited) if self._me == 0 else self._hear()
+        if word == "stop":
+            raise Stopped
+        self.due = self.due or word == "save"
+
+    def _decide(self, awaited: Any) -> str:
+        """The first process's word."""
+        self._looked = 0.0
+        while not (stop := self._is_asked()) and not _ready(awaited):
+            time.sleep(_LOOK_S)
+        late = self._every_s > 0 and not self.due and time.monotonic() - self._saved >= self._every_s
+        word = "stop" if stop else "save" if late else "go"
+        if not self._alone:
+            coordination.post(f"{self.place}/word/{self._turns}", word)
+            coordination.forget(f"{self.place}/word/{self._turns - _KEPT}")
+        return word
+
+    def _is_asked(self) -> bool:
+        if self.reason is None and not self._alone and time.monotonic() - self._looked > _ASK_S:
+            self._looked = time.monotonic()
+            for index, reason in coordination.posted(f"{self.place}/asked").items():
+                self.ask(f"{reason} of process {index}")
+        return self.reason is not None
+
+    def _hear(self) -> str:
+        """The first process's word on another one. Where the first is gone, `grpojax.host.peers` ends the wait."""
+        while True:
+            if self.reason is not None and not self._asked:
+                coordination.post(f"{self.place}/asked/{self._me}", self.reason)
+                self._asked = True
+            if (word := coordination.heard(f"{self.place}/word/{self._turns}", _ASK_S)) is not None:
+                return word
+
+
+def _ready(awaited: Any) -> bool:
+    arrays: list[Any] = [x for x in jax.tree.leaves(awaited) if isinstance(x, jax.Array)]
+    return all(x.is_ready() for x in arrays)

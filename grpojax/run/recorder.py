@@ -1,0 +1,67 @@
+"""What the first process of a run does alone: it warns where that fails, and the run goes on."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpojax.host import processes
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.records import metrics
+
+
+@contextlib.contextmanager
+def optional(what: str) -> Iterator[None]:
+    """Inside, what fails is said and costs nothing else; a `UserError` is one all the same.
+
+    Args:
+      what: it is of, for the warning.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:
+        log.warning("%s: %s: %s", what, type(e).__name__, e)
+
+
+class Recorder:
+    """A run's `grpojax.records.metrics.Metrics`, in the process that has them; a write that fails is counted.
+
+    Args:
+      directory: of the run.
+      resume_at: lines of later steps are dropped.
+      config: what is kept.
+    """
+
+    def __init__(self, directory: Path, resume_at: int, config: metrics.TrackingConfig):
+        kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
+        self._metrics = kind(directory, resume_at, config)
+        self.wants_samples = self._metrics.wants_samples
+        self._missing: dict[str, list[int]] = {}
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Records the values of a step."""
+        with self._counted("metrics", step):
+            self._metrics.write(step, values)
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Records the samples of a step."""
+        with self._counted("samples", step):
+            self._metrics.write_samples(step, samples)
+
+    def close(self) -> None:
+        """Ends the files, and says what they lack."""
+        with optional("the files of metrics"):
+            self._metrics.close()
+        for what, steps in self._missing.items():
+            log.warning("%s of %d steps may be missing, the first of step %d", what, len(steps), steps[0])
+
+    @contextlib.contextmanager
+    def _counted(self, what: str, step: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as e:
+            self._missing.setdefault(what, []).append(step)
+            log.warning("the %s of step %d are not kept: %s: %s", what, step, type(e).__name__, e)
