@@ -7,16 +7,15 @@ directory and renames it when all is there, so a save that was cut short is neve
 
 import dataclasses
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from flax import nnx
 
-from grpojax.host import processes
+from grpojax.host import files, processes
 from grpojax.host.errors import UserError
 from grpojax.types import TrainState
 
@@ -35,9 +34,9 @@ class SaveError(Exception):
     """A checkpoint could not be written; the ones before it are untouched."""
 
 
-def check_format(directory: str | Path) -> None:
+def check_format(directory: epath.PathLike) -> None:
     """Raises `UserError` for checkpoints of a format that a run cannot go on from."""
-    if any(Path(directory).glob(f"[0-9]*/{_OLD_PARAMS}")):
+    if any(files.path(directory).glob(f"[0-9]*/{_OLD_PARAMS}")):
         raise UserError(
             f"{directory}: checkpoints of format 1, which kept one network without a role; this version goes on with "
             f"format {FORMAT}\nexport its policy (grpojax export RUN --to FOLDER) and start a new run from that folder"
@@ -57,8 +56,8 @@ class Checkpoints:
       held: a step whose checkpoint stays whatever comes; None for none.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 2, best: str | None = None, read_only: bool = False):
-        self.directory = Path(directory).absolute()
+    def __init__(self, directory: epath.PathLike, *, keep: int = 2, best: str | None = None, read_only: bool = False):
+        self.directory = files.absolute(directory)
         self._keep, self._best, self._read_only = keep, best, read_only
         self.held: int | None = None
         self._manager = self._open()
@@ -112,7 +111,7 @@ class Checkpoints:
         """
         items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            files.make_folder(self.directory)
             record = ocp.args.JsonSave({**meta, "format": FORMAT})
             self._manager.save(step, args=ocp.args.Composite(**items, meta=record), metrics=metrics)
         except Exception as e:
@@ -155,9 +154,7 @@ class Checkpoints:
                 continue
             for bad in broken if processes.is_first() else ():
                 aside = self.directory.parent / "broken" / str(bad)
-                aside.parent.mkdir(exist_ok=True)
-                shutil.rmtree(aside, ignore_errors=True)
-                shutil.move(self.directory / str(bad), aside)
+                files.move(self.directory / str(bad), aside)
             if broken:
                 self._manager.reload()
             return state, meta, broken

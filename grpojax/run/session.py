@@ -5,12 +5,12 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+from etils import epath
 
-from grpojax.host import processes
+from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import Policy
@@ -46,13 +46,14 @@ class Session:
 
     Args:
       config: the recipe.
+      take_over: break another process's claim on a directory in a bucket.
 
     Raises:
       UserError: the directory holds something else than this run.
     """
 
-    def __init__(self, config: Recipe):
-        self.config, self.directory = config, Path(config.run.dir)
+    def __init__(self, config: Recipe, *, take_over: bool = False):
+        self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
             self.record.check()
@@ -63,7 +64,7 @@ class Session:
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
         if processes.is_first():
-            self.record.claim(held)
+            self.record.claim(held, take_over=self._take_over)
             self.record.check_data(fingerprints)
             if not self.record.started:
                 self.record.write()
@@ -162,11 +163,11 @@ def _close(session: Session) -> None:
         log.warning("%s", e)
 
 
-def load_policy_params(policy: Policy, run_dir: str | Path, step: int | None = None) -> Any:
+def load_policy_params(policy: Policy, run_dir: epath.PathLike, step: int | None = None) -> Any:
     """The policy's weights in a run's checkpoint (the newest, or the given step), laid out as ``policy`` is."""
     _, network = decoder_network(policy.config, None, policy.mesh)
     abstract = abstract_state({"policy": network}, policy.mesh)["policy"]
-    checkpoints = Checkpoints(Path(run_dir) / "checkpoints", read_only=True)
+    checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
     try:
         return checkpoints.restore_params(abstract, step)
     finally:
