@@ -2,15 +2,17 @@
 
 Every request is tried again by gcsfs while its error may pass (408, 429, 500 to 504, torn connections), six times in
 all with pauses of up to 16 s. What remains is an `OSError` that names the object. Nothing is remembered between
-requests: other processes write here as well.
+requests: other processes write here as well. What is written has its checksum compared.
 """
 
 import asyncio
 import errno
+import json
 import logging
 import os
 import re
 import urllib.parse
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp  # pyrefly: ignore
@@ -37,7 +39,7 @@ class Bucket(core.GCSFileSystem):
     """The plain file system, whose errors name the object, and whose folders are there once something is in them."""
 
     def __init__(self, **options: Any):
-        options.setdefault("use_listings_cache", False)
+        options |= {"use_listings_cache": False, "consistency": "md5"}
         if os.environ.get("STORAGE_EMULATOR_HOST"):
             options.setdefault("token", "anon")
         super().__init__(**options)
@@ -46,12 +48,12 @@ class Bucket(core.GCSFileSystem):
         try:
             return await super()._call(method, path, *args, **kwargs)
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), _place(path, args)) from None
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), _place(path, args, kwargs)) from None
         except FileExistsError:
             raise
         except _ERRORS as e:
             said = " ".join(str(e).split())[:300] or type(e).__name__
-            raise OSError(errno.EIO, said, _place(path, args)) from e
+            raise OSError(errno.EIO, said, _place(path, args, kwargs)) from e
 
     async def _isdir(self, path: str) -> bool:
         try:
@@ -66,12 +68,16 @@ class Bucket(core.GCSFileSystem):
         """Nothing."""
 
 
-def _place(path: str, args: tuple[Any, ...]) -> str:
-    """What a request was for."""
+def _place(path: str, args: tuple[Any, ...], asked: Mapping[str, Any]) -> str:
+    """What a request was for: that stands in its address, or for a new object in what is sent."""
     if args:
         return f"gs://{'/'.join(map(str, args[:2]))}"
-    found = re.search(r"/b/([^/?]+)/o/?([^?]*)", path)
-    return path if found is None else f"gs://{found[1]}/{urllib.parse.unquote(found[2])}"
+    if (found := re.search(r"/b/([^/?]+)/o(?:/|\?name=)?([^?]*)", path)) is None:
+        return path
+    name = urllib.parse.unquote(found[2])
+    if not name and (said := re.search(rb'"name": ("[^"]*")', bytes(asked.get("data") or b"")[:4096])):
+        name = json.loads(said[1])
+    return f"gs://{found[1]}/{name}"
 
 
 def register() -> None:
@@ -87,7 +93,10 @@ def _system() -> Any:
 
 def write(file: epath.Path, content: bytes) -> None:
     """One request, or one for every 50 MB."""
-    _system().pipe_file(str(file), content)
+    try:
+        _system().pipe_file(str(file), content)
+    except ChecksumError as e:
+        raise OSError(errno.EIO, f"arrived otherwise than it was sent: {e}", str(file)) from None
 
 
 def read(file: epath.Path) -> bytes:

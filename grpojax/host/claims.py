@@ -31,7 +31,7 @@ SILENT_S = 600.0
 
 def end(said: str) -> None:
     """Ends this process without another write."""
-    print(f"error: {said}", file=sys.stderr, flush=True)
+    print(f"grpojax: {said}", file=sys.stderr, flush=True)
     os._exit(2)
 
 
@@ -112,27 +112,28 @@ class _Claim:
             raise UserError(f"{place.parent} cannot be claimed: {' '.join(str(e).split())[:300]}") from None
 
     def _take(self, take_over: bool) -> int:
-        try:
-            return self._write(0)
-        except self._taken:
-            before, generation, silent = self._read()
-        if before.get("nonce") == self._nonce:  # the answer to an attempt before was lost
-            return generation
-        if generation and not take_over and silent < SILENT_S:
-            raise UserError(
-                f"{self._place.parent} is in use by {before.get('holder')}, heard of {silent:.0f} s ago; give this run "
-                "another run.dir\nif that process is dead for sure: --take-over; a claim is broken by itself after "
-                f"{SILENT_S / 60:g} minutes"
-            )
-        if generation:
-            log.warning("%s is taken over from %s", self._place.parent, before.get("holder"))
-        try:
-            return self._write(generation)
-        except self._taken:
-            now, generation, _ = self._read()
-            if now.get("nonce") == self._nonce:
+        before: dict[str, Any] = {}
+        generation = 0
+        for _ in range(5):
+            try:
+                return self._write(generation)
+            except self._taken:
+                first = before.get("nonce")
+                before, generation, silent = self._read()
+            holder = before.get("holder")
+            if before.get("nonce") == self._nonce:  # the answer to an attempt before was lost
                 return generation
-            raise UserError(f"{self._place.parent}: {now.get('holder')} was quicker; it is in use now") from None
+            if generation and not take_over and silent < SILENT_S:
+                raise UserError(
+                    f"{self._place.parent} is in use by {holder}, heard of {silent:.0f} s ago; give this run another "
+                    "run.dir\nif that process is dead for sure: --take-over; by itself a claim is broken after "
+                    f"{SILENT_S / 60:g} minutes"
+                )
+            if first is None and generation:
+                log.warning("%s is taken over from %s", self._place.parent, holder)
+            elif first not in (None, before.get("nonce")) and generation:
+                break
+        raise UserError(f"{self._place.parent}: {before.get('holder')} was quicker, and holds it now")
 
     def renew(self) -> str | None:
         """Says that the holder lives; whoever holds the claim instead, or None."""
@@ -148,7 +149,8 @@ class _Claim:
     def release(self) -> None:
         """Lets go; what cannot be removed falls to the next after its time."""
         try:
-            self._blob.delete(if_generation_match=self._generation, retry=self._retry)
+            if self.renew() is None:
+                self._blob.delete(if_generation_match=self._generation, retry=self._retry)
         except (self._absent, self._taken):
             pass
         except Exception as e:
