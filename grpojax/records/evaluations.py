@@ -37,9 +37,11 @@ def read(path: epath.PathLike) -> list[Attempt]:
     """
     file = files.path(path)
     try:
+        of_parts = False
         if file.is_dir():
             file = file / "problems.jsonl"
-        text = _of_parts(file) if files.in_bucket(file) and not file.exists() else files.read(file)
+            of_parts = files.in_bucket(file) and not file.exists()
+        text = _of_parts(file) if of_parts else files.read(file)
         lines = text.split(b"\n")[:-1]
     except OSError as e:
         raise UserError(f"{file}: {e.strerror}; give the file or the folder of an evaluation") from None

@@ -44,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
     policy = Policy(config.model, config.mesh)
     params = session.load_policy_params(policy, args.run_dir, args.step)
     beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, args.step)
-    hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
+    try:
+        hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
+    except OSError as e:
+        raise UserError(f"{e.filename or args.to}: {e.strerror or e}; give another --to") from None
     print(f"wrote {args.to}")
     if config.critic is not None and beside is not None:
         folder = str(files.path(args.to) / "critic")
