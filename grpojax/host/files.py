@@ -1,37 +1,162 @@
 """Places, local and in buckets, and files that appear whole or not at all."""
 
+import concurrent.futures
+import errno
+import functools
+import importlib.util
 import json
 import os
-from typing import Any
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
 
 from etils import epath
 
 from grpojax.host.errors import UserError
+
+# One way to a bucket on every machine (`grpojax.host.buckets`), whether tensorflow is installed there or not.
+os.environ.setdefault("EPATH_USE_TF", "false")
+
+T = TypeVar("T")
+_AT_ONCE = 32  # requests
 
 
 def path(place: str | os.PathLike[str]) -> epath.Path:
     """A file or folder: a local one, or one of a bucket (``gs://bucket/folder``).
 
     Raises:
-      UserError: a scheme that is neither.
+      UserError: a scheme that is neither, or what reads buckets is not installed.
 
     Example:
-      >>> str(path("gs://bucket/runs") / "first")
-      'gs://bucket/runs/first'
+      >>> str(path("runs") / "first")
+      'runs/first'
       >>> path("s3://bucket/runs")
       Traceback (most recent call last):
       grpojax.host.errors.UserError: s3://bucket/runs: s3:// is not read or written here; give a local path or gs://...
     """
     text = os.fspath(place)
-    scheme, colon, _ = text.partition("://")
+    scheme, colon, rest = text.partition("://")
     if colon and scheme != "gs":
         raise UserError(f"{text}: {scheme}:// is not read or written here; give a local path or gs://...")
+    if colon:
+        if not rest.strip("/"):
+            raise UserError(f"{text} names no bucket; give gs://bucket/folder")
+        _know_buckets(text)
+    elif re.match(r"gs:/", text):
+        raise UserError(f"{text}: gs:// has two slashes")
     return epath.Path(text)
 
 
-def write_json(file: epath.PathLike, value: Any) -> None:
-    """Writes a file whole or not at all."""
+def in_bucket(place: str | os.PathLike[str]) -> bool:
+    """Whether a place is one of a bucket."""
+    return os.fspath(place).startswith("gs://")
+
+
+def absolute(place: str | os.PathLike[str]) -> epath.Path:
+    """`path`, and a local one from the root on."""
+    return path(place) if in_bucket(place) else path(place).absolute()
+
+
+def local(place: str | os.PathLike[str], what: str) -> Path:
+    """A place for what is kept on this machine only; raises `UserError`, which names ``what``, for any other."""
+    if "://" in os.fspath(place):
+        raise UserError(f"{what}={os.fspath(place)!r}: give a local path here")
+    return Path(place)
+
+
+@functools.cache
+def _know_buckets(text: str) -> None:
+    try:
+        absent = [name for name in ("gcsfs", "google.cloud.storage") if importlib.util.find_spec(name) is None]
+    except ModuleNotFoundError:
+        absent = ["google.cloud.storage"]
+    if absent:
+        raise UserError(f"{text}: a bucket needs {' and '.join(absent)}: pip install 'grpojax[gcs]'")
+    from grpojax.host import buckets
+
+    buckets.register()
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def write(file: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file whole or not at all; raises `OSError`. The folder of a local one must be there."""
     file = path(file)
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    if in_bucket(file):  # an object is never seen before it is complete
+        from grpojax.host import buckets
+
+        return buckets.write(file, content)
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_bytes(content)
     temporary.replace(file)
+
+
+def write_json(file: str | os.PathLike[str], value: Any) -> None:
+    """Writes a file whole or not at all."""
+    write(file, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read(file: str | os.PathLike[str]) -> bytes:
+    """What is in a file; raises `OSError`."""
+    if in_bucket(file):
+        from grpojax.host import buckets
+
+        return buckets.read(path(file))
+    return Path(file).read_bytes()
+
+
+def read_all(found: Iterable[epath.Path]) -> list[bytes]:
+    """What is in several files; of a bucket many at a time."""
+    return _each(read, found)
+
+
+def remove_all(found: Iterable[epath.Path]) -> None:
+    """Removes files; of a bucket many at a time. One that is not there is no error."""
+    _each(lambda file: file.unlink(missing_ok=True), found)
+
+
+def _each(do: Callable[[epath.Path], T], found: Iterable[epath.Path]) -> list[T]:
+    these = list(found)
+    if len(these) < 2 or not in_bucket(these[0]):
+        return [do(file) for file in these]
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(do, these))
+
+
+# ---------------------------------------------------------------------------------------------- folders
+
+
+def make_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes a local folder and those above it; in a bucket there is nothing to make. Raises `OSError`."""
+    folder = path(folder)
+    if not in_bucket(folder):
+        return folder.mkdir(parents=True, exist_ok=True)
+    from grpojax.host import buckets
+
+    if not buckets.exists(folder):
+        raise FileNotFoundError(errno.ENOENT, "there is no such bucket", str(folder))
+
+
+def listing(folder: str | os.PathLike[str]) -> list[epath.Path]:
+    """What is in a folder, by name; nothing where there is no such folder."""
+    try:
+        return sorted(path(folder).iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def move(folder: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
+    """Gives a folder another place, in which nothing stays of what was there. In a bucket that takes a request a file.
+
+    Both are local, or both of the same bucket.
+    """
+    folder, to = path(folder), path(to)
+    to.rmtree(missing_ok=True)
+    if in_bucket(folder):
+        from grpojax.host import buckets
+
+        return buckets.move(folder, to)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(to)

@@ -12,10 +12,12 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models import flops, hf
@@ -119,4 +121,5 @@ def save(folder: str | os.PathLike, trunk: Decoder, head: Array, *, source: str,
     """Writes the trunk as `grpojax.models.hf.save` does, with tied embeddings, and the head beside it in float32."""
     hf.save(folder, trunk, source=source, dtype=dtype)
     if jax.process_index() == 0:
-        save_file({CRITIC["token_head"].name or "": np.asarray(head, np.float32)}, Path(folder) / HEAD_FILE)
+        content = safetensors.numpy.save({CRITIC["token_head"].name or "": np.asarray(head, np.float32)})
+        files.write(files.path(folder) / HEAD_FILE, content)

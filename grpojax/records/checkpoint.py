@@ -13,13 +13,12 @@ import contextlib
 import dataclasses
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from flax import nnx
 
 from grpojax.host import files, processes
@@ -44,9 +43,9 @@ class SaveError(Exception):
     """A checkpoint could not be written; the ones before it are untouched."""
 
 
-def check_format(directory: str | Path) -> None:
+def check_format(directory: epath.PathLike) -> None:
     """Raises `UserError` for checkpoints of a format that a run cannot go on from."""
-    if any(Path(directory).glob(f"[0-9]*/{_OLD_PARAMS}")):
+    if any(files.path(directory).glob(f"[0-9]*/{_OLD_PARAMS}")):
         raise UserError(
             f"{directory}: checkpoints of format 1, which kept one network without a role; this version goes on with "
             f"format {FORMAT}\nexport its policy (grpojax export RUN --to FOLDER) and start a new run from that folder"
@@ -66,8 +65,8 @@ class Checkpoints:
       held: a step whose checkpoint stays whatever comes; None for none.
     """
 
-    def __init__(self, directory: str | Path, *, keep: int = 2, best: str | None = None, read_only: bool = False):
-        self.directory = Path(directory).absolute()
+    def __init__(self, directory: epath.PathLike, *, keep: int = 2, best: str | None = None, read_only: bool = False):
+        self.directory = files.absolute(directory)
         self._keep, self._best, self._read_only = keep, best, read_only
         self.held: int | None = None
         self._scores_file = self.directory.parent / "scores.json"
@@ -141,7 +140,7 @@ class Checkpoints:
         record = ocp.args.JsonSave({**meta, "format": FORMAT})
 
         def save() -> None:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            files.make_folder(self.directory)
             self._manager.save(step, args=ocp.args.Composite(**items, meta=record))
 
         self._or_recover(save)
@@ -198,10 +197,7 @@ class Checkpoints:
 
     def _move_aside(self, broken: Sequence[int]) -> None:
         for bad in broken if processes.is_first() else ():
-            aside = self.directory.parent / "broken" / str(bad)
-            aside.parent.mkdir(exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.move(self.directory / str(bad), aside)
+            files.move(self.directory / str(bad), self.directory.parent / "broken" / str(bad))
 
     def restore(self, abstract: Mapping[str, Any], step: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state and its record, laid out as ``abstract`` says (any mesh).

@@ -1,11 +1,15 @@
 """A picture of a run."""
 
+import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from etils import epath
 
-def draw_curve(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+from grpojax.host import files
+
+
+def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> None:
     """Reward a step, and on held-out problems the reward and, where there is any, the accuracy, as a PNG."""
     import matplotlib
 
@@ -38,8 +42,10 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     if handles:
         axes.legend(handles, labels)
     figure.tight_layout()
-    figure.savefig(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
     plt.close(figure)
+    files.write(path, picture.getvalue())
 
 
 def _measured(lines: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:

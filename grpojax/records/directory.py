@@ -1,13 +1,13 @@
 """A run's directory: whose it is, and that what comes back to it is the same run."""
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from grpojax.host import files, settings
+from etils import epath
+
+from grpojax.host import claims, files, settings
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records import checkpoint
@@ -22,8 +22,8 @@ class RunDirectory:
       may_differ: whether a run may be resumed although the setting with this dotted name differs.
     """
 
-    def __init__(self, path: str | Path, resolved: Mapping[str, Any], may_differ: Callable[[str], bool]):
-        self.path = Path(path)
+    def __init__(self, path: epath.PathLike, resolved: Mapping[str, Any], may_differ: Callable[[str], bool]):
+        self.path = files.path(path)
         self._resolved, self._may_differ = dict(resolved), may_differ
 
     @property
@@ -34,11 +34,11 @@ class RunDirectory:
     def check(self) -> None:
         """Raises `UserError` for a directory that is neither new nor this recipe's run, or that cannot be one."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            files.make_folder(self.path)
         except OSError as e:
             raise UserError(f"run.dir={str(self.path)!r} cannot be made: {e.strerror}") from None
         if not self.started:
-            if any(file.name not in ("lock", "config.tmp") for file in self.path.iterdir()):
+            if any(file.name not in ("lock", "config.json.tmp") for file in files.listing(self.path)):
                 raise UserError(f"{self.path} exists and holds no run; give the run another run.dir")
             return
         checkpoint.check_format(self.path / "checkpoints")
@@ -49,20 +49,16 @@ class RunDirectory:
             )
 
     def _changes(self) -> list[str]:
-        before = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+        before = json.loads((self.path / "config.json").read_text())
         return settings.diff(before, self._resolved)
 
     def changed(self, names: tuple[str, ...]) -> bool:
         """Whether a setting whose name begins so is another than when the run was last started."""
         return any(line.startswith(names) for line in self._changes())
 
-    def claim(self, held: contextlib.ExitStack) -> None:
-        """Locks the directory until ``held`` lets go; from here on it is this run's."""
-        lock = held.enter_context((self.path / "lock").open("a"))
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{self.path} is in use by another process; give this run another run.dir") from None
+    def claim(self, held: contextlib.ExitStack, *, take_over: bool = False) -> None:
+        """Takes the directory until ``held`` lets go (`grpojax.host.claims`); from here on it is this run's."""
+        held.enter_context(claims.hold(self.path, take_over=take_over))
         self.check()  # again: another process may have been here
 
     def write(self) -> None:
@@ -76,7 +72,7 @@ class RunDirectory:
         file = self.path / "data.json"
         if not file.exists():
             return files.write_json(file, dict(fingerprints))
-        before = json.loads(file.read_text(encoding="utf-8"))
+        before = json.loads(file.read_text())
         if changed := [name for name in fingerprints if before.get(name) != fingerprints[name]]:
             raise UserError(
                 f"the rows of data.{' and data.'.join(changed)} have changed since {self.path} was started\n"

@@ -1,21 +1,21 @@
 """Evaluations on disk: a line a problem, the folder that a stopped one goes on from, and two of them compared."""
 
 import dataclasses
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 from pydantic import TypeAdapter
 
 from grpojax.data import Problem
 from grpojax.evaluation import Attempt, paired_test
-from grpojax.host import settings
+from grpojax.host import files, settings
 from grpojax.host.errors import UserError
-from grpojax.host.files import write_json
 
 
 def to_line(attempt: Attempt) -> str:
@@ -23,23 +23,26 @@ def to_line(attempt: Attempt) -> str:
     return json.dumps(dataclasses.asdict(attempt), ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write(path: Path, done: Sequence[Attempt]) -> None:
+def write(path: epath.PathLike, done: Sequence[Attempt]) -> None:
     """Writes a whole per-problem file at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(map(to_line, done)), encoding="utf-8")
-    os.replace(temporary, path)
+    files.make_folder(files.path(path).parent)
+    files.write(path, "".join(map(to_line, done)).encode())
 
 
-def read(path: str | Path) -> list[Attempt]:
+def read(path: epath.PathLike) -> list[Attempt]:
     """The attempts in a per-problem file, or in the folder of an evaluation; a torn last line is left out.
 
     Raises:
       UserError: no such file, or a line that is none of an evaluation's.
     """
-    file = Path(path) / "problems.jsonl" if Path(path).is_dir() else Path(path)
+    file = files.path(path)
     try:
-        lines = file.read_bytes().split(b"\n")[:-1]
+        of_parts = False
+        if file.is_dir():
+            file = file / "problems.jsonl"
+            of_parts = files.in_bucket(file) and not file.exists()
+        text = _of_parts(file) if of_parts else files.read(file)
+        lines = text.split(b"\n")[:-1]
     except OSError as e:
         raise UserError(f"{file}: {e.strerror}; give the file or the folder of an evaluation") from None
     line_type, done = TypeAdapter(Attempt), []
@@ -53,10 +56,26 @@ def read(path: str | Path) -> list[Attempt]:
     return done
 
 
+def _of_parts(file: epath.Path) -> bytes:
+    """The file of an evaluation that is not finished, in a bucket: ``problems/N.jsonl`` are the lines from the Nth on.
+
+    Two that write there at a time draw the same. A part that does not begin where those before it end is left out.
+    """
+    parts = [part for part in files.listing(file.parent / "problems") if part.stem.isdecimal()]
+    if not parts and not (file.parent / "settings.json").exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+    text = b""
+    for part, lines in zip(parts, files.read_all(parts), strict=True):
+        if int(part.stem) == text.count(b"\n"):
+            text += lines
+    return text
+
+
 class Record:
     """The folder of an evaluation: ``settings.json``, ``problems.jsonl`` with a line a problem, ``summary.json``.
 
-    For a ``with`` statement. Opening it again with the same settings goes on after the last whole line.
+    For a ``with`` statement. Opening it again with the same settings goes on after the last whole line. In a bucket
+    ``problems.jsonl`` is there when all is done, and until then an object a batch in its place.
 
     Args:
       directory: new, or of an evaluation with the same settings.
@@ -67,30 +86,31 @@ class Record:
       UserError: it holds something else, the settings differ, or another process writes there.
     """
 
-    def __init__(self, directory: str | Path, given: Mapping[str, Any], problems: Sequence[Problem]):
-        self.directory = Path(directory)
+    def __init__(self, directory: epath.PathLike, given: Mapping[str, Any], problems: Sequence[Problem]):
+        self.directory = files.path(directory)
         self._settings, self._file = dict(given), None
         self._check()
+        path = self.directory / "problems.jsonl"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            write_json(self.directory / "settings.json", self._settings)
-            path = self.directory / "problems.jsonl"
-            self._file = path.open("ab")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            whole = path.read_bytes().rfind(b"\n") + 1
-            self._file.truncate(whole)
+            files.make_folder(self.directory)
+            files.write_json(self.directory / "settings.json", self._settings)
+            if not files.in_bucket(path):
+                self._file = path.open("ab")
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                whole = path.read_bytes().rfind(b"\n") + 1
+                self._file.truncate(whole)
         except BlockingIOError:
             raise UserError(f"{self.directory}: another evaluation is writing there; wait for its end") from None
         except OSError as e:
             raise UserError(f"{self.directory}: {e.strerror}; give a folder that can be written as --out") from None
-        self.done = read(path)
+        self.done = read(self.directory)
         if [a.uid for a in self.done] != [p.uid for p in problems[: len(self.done)]]:
             raise UserError(f"{path}: its lines are not those of the first problems; give another --out")
 
     def _is_fresh(self) -> bool:
         """An empty folder, or one left by a kill before the settings were there."""
         folder = self.directory
-        return folder.is_dir() and all(file.name == "settings.json.tmp" for file in folder.iterdir())
+        return folder.is_dir() and all(file.name == "settings.json.tmp" for file in files.listing(folder))
 
     def _check(self) -> None:
         file = self.directory / "settings.json"
@@ -99,7 +119,7 @@ class Record:
                 raise UserError(f"{self.directory} exists and holds no evaluation; give another --out")
             return
         try:
-            before = json.loads(file.read_text(encoding="utf-8"))
+            before = json.loads(file.read_text())
         except (OSError, ValueError):
             raise UserError(f"{file} cannot be read; give another --out") from None
         if differ := settings.diff(before, self._settings):
@@ -110,19 +130,26 @@ class Record:
 
     def append(self, batch: Sequence[Attempt]) -> None:
         """Writes a batch's lines in one piece, and waits until they are on disk."""
-        assert self._file is not None
+        text = "".join(map(to_line, batch)).encode()
         try:
-            self._file.write("".join(map(to_line, batch)).encode())
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            if self._file is None:
+                files.write(self.directory / "problems" / f"{len(self.done):06d}.jsonl", text)
+            else:
+                self._file.write(text)
+                self._file.flush()
+                os.fsync(self._file.fileno())
         except OSError as e:
-            raise UserError(f"{self._file.name}: {e.strerror}; once that is mended, the same command goes on") from None
+            file = self.directory / "problems.jsonl"
+            raise UserError(f"{file}: {e.strerror}; once that is mended, the same command goes on") from None
         self.done.extend(batch)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Writes ``summary.json``."""
+        """Writes ``summary.json``, and in a bucket ``problems.jsonl``."""
+        if self._file is None:
+            write(self.directory / "problems.jsonl", self.done)
+            files.remove_all(files.listing(self.directory / "problems"))
         summary = {"problems": len(self.done), "metrics": metrics, "settings": self._settings}
-        write_json(self.directory / "summary.json", summary)
+        files.write_json(self.directory / "summary.json", summary)
 
     def __enter__(self) -> "Record":
         return self
@@ -132,7 +159,7 @@ class Record:
             self._file.close()
 
 
-def compare(a: str | Path, b: str | Path) -> str:
+def compare(a: epath.PathLike, b: epath.PathLike) -> str:
     """Compares two per-problem files of the same problems by a paired test; a small table.
 
     By the share of samples that are right where a judge said so in both, otherwise by mean reward.
@@ -165,16 +192,16 @@ def compare(a: str | Path, b: str | Path) -> str:
     return "\n".join(lines)
 
 
-def _alike(path: str | Path) -> str | None:
+def _alike(path: epath.PathLike) -> str | None:
     """What the method of an evaluated run equals (`grpojax.variants.twin_at_one_update`), where its folder says so."""
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    folder = files.path(path) if files.path(path).is_dir() else files.path(path).parent
     try:
-        return json.loads((folder / "settings.json").read_text(encoding="utf-8"))["model"].get("alike")
+        return json.loads((folder / "settings.json").read_text())["model"].get("alike")
     except (OSError, ValueError, KeyError, AttributeError):
         return None
 
 
-def _matching(a: str | Path, b: str | Path) -> tuple[dict[int, Attempt], dict[int, Attempt]]:
+def _matching(a: epath.PathLike, b: epath.PathLike) -> tuple[dict[int, Attempt], dict[int, Attempt]]:
     """Both files by problem; raises `UserError` where the problems are not the same."""
     read_a, read_b = read(a), read(b)
     first, second = ({x.uid: x for x in done} for done in (read_a, read_b))
@@ -196,8 +223,8 @@ def _matching(a: str | Path, b: str | Path) -> tuple[dict[int, Attempt], dict[in
 
 
 def _rewards(
-    a: str | Path,
-    b: str | Path,
+    a: epath.PathLike,
+    b: epath.PathLike,
     first: Mapping[int, Attempt],
     second: Mapping[int, Attempt],
     uids: Sequence[int],

@@ -1,21 +1,24 @@
 """What a run tells: ``metrics.jsonl``, tensorboard events, samples, console lines, and a reward curve."""
 
 import dataclasses
-import functools
 import gzip
 import hashlib
 import json
 import math
-import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
+from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError, require
+from grpojax.host.uploads import Uploads
+from grpojax.records import lines
+from grpojax.records.board import Board
 from grpojax.records.samples import ranked_samples, samples_path
 
 
@@ -41,33 +44,22 @@ class Metrics:
     """Everything that a run directory records of its steps.
 
     A line of ``metrics.jsonl`` is written whole and at once. Resuming at step n drops every line of a later step and
-    any torn last line, so the file reads like that of a run that never stopped.
+    any torn last line, so the file reads like that of a run that never stopped. In a bucket nothing can be appended to:
+    there a step's lines are an object of their own (`grpojax.records.lines`), written while the run goes on.
     """
 
-    def __init__(self, directory: Path, resume_at: int, config: TrackingConfig | None = None):
+    def __init__(self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None):
         self.config = config or TrackingConfig()
-        self._wandb = _start_wandb(self.config.wandb, directory) if self.config.wandb else None
-        self._path = directory / "metrics.jsonl"
-        kept = [line for line in _whole_lines(self._path) if line["step"] <= resume_at] if resume_at else []
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        os.replace(temporary, self._path)
-        self._file = self._path.open("a", encoding="utf-8")
-        self._resume_at = resume_at
-
-    @functools.cached_property
-    def _board(self):
-        from tensorboardX import SummaryWriter
-
-        return SummaryWriter(str(self._path.parent / "tensorboard"), purge_step=self._resume_at or None)
+        self._directory, self._uploads = files.path(directory), Uploads()
+        self._wandb = _start_wandb(self.config.wandb, self._directory) if self.config.wandb else None
+        self._lines = lines.Lines(self._directory, resume_at, self._uploads)
+        self._board = Board(self._directory / "tensorboard", resume_at or None, self._uploads)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Records the values of a step; one that is not finite, such as the mean of nothing, is null."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._file.write(json.dumps({"step": step, **dict.fromkeys(values), **finite}) + "\n")
-        self._file.flush()
-        for name, value in finite.items():
-            self._board.add_scalar(name, value, step)
+        self._lines.append({"step": step, **dict.fromkeys(values), **finite})
+        self._board.add(lambda board: _add_scalars(board, step, finite))
         if self._wandb is not None:
             self._wandb.log(finite, step=step)
 
@@ -81,34 +73,48 @@ class Metrics:
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Records the samples of a step: rows with at least ``prompt``, ``completion``, ``reward`` and ``length``."""
         if self.config.samples:
-            path = samples_path(self._path.parent, step)
-            path.parent.mkdir(exist_ok=True)
+            path = samples_path(self._directory, step)
+            if not files.in_bucket(path):
+                path.parent.mkdir(exist_ok=True)
             text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in samples)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(gzip.compress(text.encode(errors="replace"), 5, mtime=0))
-            os.replace(temporary, path)
-        if self._wants_texts(step):
-            ranked = [s for s in ranked_samples(samples) if s["reward"] is not None]
-            for name, row in (("best", ranked[0]), ("worst", ranked[-1])) if ranked else ():
-                text = f"**{row['prompt']}**\n\n{row['completion']}\n\nreward {row['reward']:g}"
-                self._board.add_text(f"samples/{name}", text, step)
-            if ranked:
-                self._board.add_histogram("reward", np.array([r["reward"] for r in ranked]), step)
-                self._board.add_histogram("completions/length", np.array([r["length"] for r in samples]), step)
+            self._uploads.write(path, gzip.compress(text.encode(errors="replace"), 5, mtime=0))
+        ranked = [s for s in ranked_samples(samples) if s["reward"] is not None] if self._wants_texts(step) else []
+        if ranked:
+            self._board.add(lambda board: _add_texts(board, step, ranked, samples))
+
+    def flush(self) -> None:
+        """Until all lines and samples so far are in their files: before the checkpoint that a resumed run reads."""
+        self._uploads.wait()
 
     def close(self) -> None:
         """Ends the files."""
-        self._file.close()
-        if "_board" in self.__dict__:
-            self._board.close()
+        self._lines.close()
+        self._board.close()
+        self._uploads.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _add_scalars(board: Any, step: int, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        board.add_scalar(name, value, step)
+
+
+def _add_texts(
+    board: Any, step: int, ranked: Sequence[Mapping[str, Any]], samples: Sequence[Mapping[str, Any]]
+) -> None:
+    """The best and the worst sample, and histograms."""
+    for name, row in (("best", ranked[0]), ("worst", ranked[-1])):
+        text = f"**{row['prompt']}**\n\n{row['completion']}\n\nreward {row['reward']:g}"
+        board.add_text(f"samples/{name}", text, step)
+    board.add_histogram("reward", np.array([r["reward"] for r in ranked]), step)
+    board.add_histogram("completions/length", np.array([r["length"] for r in samples]), step)
 
 
 class NoMetrics:
     """Stands in for `Metrics` in the processes that write no files."""
 
-    def __init__(self, directory: Path, resume_at: int, config: TrackingConfig | None = None):
+    def __init__(self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None):
         pass
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -120,20 +126,23 @@ class NoMetrics:
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         pass
 
+    def flush(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
-def _start_wandb(project: str, directory: Path):
+def _start_wandb(project: str, directory: epath.Path):
     try:
         import wandb  # pyrefly: ignore
     except ImportError:
         raise UserError(f"tracking.wandb={project!r} needs wandb: pip install wandb") from None
-    place = hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:8]
+    place = hashlib.sha256(str(files.absolute(directory)).encode()).hexdigest()[:8]
     return wandb.init(
         project=project,
         name=directory.name,
-        dir=str(directory),
+        dir=tempfile.gettempdir() if files.in_bucket(directory) else str(directory),
         resume="allow",
         id=f"{directory.name}-{place}",
     )
@@ -202,19 +211,6 @@ def _duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").split("\n"):
-            try:
-                read = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(read, dict) and isinstance(read.get("step"), int):
-                lines.append(read)
-    return lines
-
-
-def read_metrics(directory: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's ``metrics.jsonl``."""
-    return _whole_lines(Path(directory) / "metrics.jsonl")
+def read_metrics(directory: epath.PathLike) -> list[dict[str, Any]]:
+    """The lines of a run's ``metrics.jsonl``, or in a bucket of the objects that make it up."""
+    return lines.read(directory)

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from etils import epath
 
 from grpojax.evaluation import bootstrap
 from grpojax.host.errors import UserError
@@ -75,7 +75,7 @@ class Report:
 
 
 def build(
-    paths: Iterable[str | Path],
+    paths: Iterable[epath.PathLike],
     *,
     by: Sequence[str] = ("variant",),
     baseline: str | None = None,

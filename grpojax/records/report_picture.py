@@ -1,14 +1,17 @@
 """The curves of a report as one PNG."""
 
+import io
 import re
 from importlib import resources
-from pathlib import Path
 
+from etils import epath
+
+from grpojax.host import files
 from grpojax.records.report import Report
 from grpojax.records.report_charts import look
 
 
-def draw_report(report: Report, path: Path) -> None:
+def draw_report(report: Report, path: epath.PathLike) -> None:
     """Draws every curve by steps: means over seeds, from the lowest to the highest as a band."""
     import matplotlib
 
@@ -38,5 +41,7 @@ def draw_report(report: Report, path: Path) -> None:
     if report.curves:
         handles = {label: h for one in axes.flat for h, label in zip(*one.get_legend_handles_labels(), strict=True)}
         figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=4, fontsize=8)
-    figure.savefig(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
     plt.close(figure)
+    files.write(path, picture.getvalue())

@@ -6,12 +6,13 @@ import inspect
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from etils import epath
 
 from grpojax import variants
 from grpojax.evaluation import Attempt
-from grpojax.host import settings
+from grpojax.host import files, settings
 from grpojax.host.errors import UserError
 from grpojax.records import evaluations
 from grpojax.records.metrics import read_metrics
@@ -30,7 +31,7 @@ class Run:
       lines: of ``metrics.jsonl``.
     """
 
-    path: Path
+    path: epath.Path
     config: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
 
@@ -143,7 +144,7 @@ def differences(a: Run, b: Run) -> list[str]:
     return [line for line in settings.diff(a.config, b.config) if not line.startswith(_APART)]
 
 
-def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Iterable[epath.PathLike]) -> tuple[list[Run], list[str]]:
     """Reads run directories, folders of such, and the folders of sweeps, which have them in ``runs``.
 
     Returns:
@@ -155,7 +156,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     runs, notes = [], []
     for path in _folders(paths):
         try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            config = json.loads((path / "config.json").read_text())
             if not isinstance(config, dict):
                 raise ValueError("it is no recipe")
             if "rollout" not in config:
@@ -171,9 +172,9 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     return runs, notes
 
 
-def _folders(paths: Iterable[str | Path]) -> list[Path]:
+def _folders(paths: Iterable[epath.PathLike]) -> list[epath.Path]:
     found = []
-    for path in map(Path, paths):
+    for path in map(files.path, paths):
         if not path.is_dir():
             raise UserError(f"{path} is no directory; give the directory of a run, or a folder of runs")
         if (path / "config.json").exists():
@@ -183,8 +184,8 @@ def _folders(paths: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _inside(path: Path) -> list[Path]:
-    return sorted(p for p in path.iterdir() if (p / "config.json").exists()) if path.is_dir() else []
+def _inside(path: epath.Path) -> list[epath.Path]:
+    return sorted(p for p in files.listing(path) if (p / "config.json").exists()) if path.is_dir() else []
 
 
 def by_method(runs: Sequence[Run], by: Sequence[str] = ("variant",)) -> list[Method]:

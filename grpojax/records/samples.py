@@ -4,36 +4,38 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from etils import epath
+
+from grpojax.host import files
 from grpojax.host.errors import UserError
 
 
-def samples_path(directory: str | Path, step: int) -> Path:
+def samples_path(directory: epath.PathLike, step: int) -> epath.Path:
     """Where the samples of a step are."""
-    return Path(directory) / "samples" / f"step_{step:06d}.jsonl.gz"
+    return files.path(directory) / "samples" / f"step_{step:06d}.jsonl.gz"
 
 
-def sample_steps(directory: str | Path) -> list[int]:
+def sample_steps(directory: epath.PathLike) -> list[int]:
     """The steps that samples were kept of; raises `UserError` where there are none."""
-    folder = Path(directory) / "samples"
+    folder = files.path(directory) / "samples"
     steps = sorted(int(p.name[5:11]) for p in folder.glob("step_[0-9][0-9][0-9][0-9][0-9][0-9].jsonl.gz"))
     if not steps:
         raise UserError(f"{folder} holds no samples")
     return steps
 
 
-def read_samples(directory: str | Path, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+def read_samples(directory: epath.PathLike, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
     """The step (the newest if not given) and its samples; raises `UserError` where there are none."""
-    folder, steps = Path(directory) / "samples", sample_steps(directory)
+    folder, steps = files.path(directory) / "samples", sample_steps(directory)
     step = steps[-1] if step is None else step
     if step not in steps:
         raise UserError(f"{folder} has no samples of step {step}; it has {steps[0]} to {steps[-1]}")
     path = samples_path(directory, step)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            return step, [json.loads(line) for line in file]
+        text = gzip.decompress(files.read(path)).decode()
+        return step, [json.loads(line) for line in text.split("\n") if line]
     except (OSError, EOFError, ValueError, zlib.error) as e:
         raise UserError(f"{path} cannot be read: {e}") from None
 

@@ -3,15 +3,15 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import optax
+from etils import epath
 from flax import nnx
 
 from grpojax import data, variants
-from grpojax.host import processes
+from grpojax.host import files, processes
 from grpojax.host.errors import UserError
 from grpojax.models import critic as models
 from grpojax.models import hf, sharding
@@ -168,11 +168,11 @@ def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[An
     return models.from_decoder(trunk, params), head
 
 
-def load_critic(policy: Policy, config: CriticConfig, run_dir: str | Path, step: int | None) -> tuple[Any, Any]:
+def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int | None) -> tuple[Any, Any]:
     """Trunk (a `grpojax.models.Decoder`) and head of a run's checkpoint, the newest if ``step`` is None."""
     model = critic_model(config, policy.config, policy.compute)
     abstract = abstract_state({ROLE: model.networks(None)[ROLE]}, policy.mesh)[ROLE]
-    checkpoints = Checkpoints(Path(run_dir) / "checkpoints", read_only=True)
+    checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
     try:
         params = checkpoints.restore_params(abstract, step, role=ROLE)
     finally:

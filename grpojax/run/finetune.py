@@ -8,7 +8,7 @@ the next one has been dispatched, so that it always has work.
 import contextlib
 import dataclasses
 import functools
-import os
+import io
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from grpojax import data
-from grpojax.host import processes
+from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
@@ -78,6 +78,7 @@ class FineTune:
     Args:
       config: the recipe; its class says what is taught.
       devices: what to run on; None takes all there are.
+      take_over: break another process's claim on a run directory in a bucket.
 
     Raises:
       UserError: the directory holds a run of another config, or the data or the sizes do not go with it.
@@ -89,8 +90,10 @@ class FineTune:
       meta: the record beside its checkpoints.
     """
 
-    def __init__(self, config: SFTConfig | DPOConfig, devices: Sequence[jax.Device] | None = None):
-        self.config = config
+    def __init__(
+        self, config: SFTConfig | DPOConfig, devices: Sequence[jax.Device] | None = None, *, take_over: bool = False
+    ):
+        self.config, self._take_over = config, take_over
         self.teaching = teaching.teaching_of(config)
         self.done = 0
         with (
@@ -105,7 +108,7 @@ class FineTune:
     def _prepare(self, held: contextlib.ExitStack, devices: Sequence[jax.Device] | None) -> None:
         """All that one process does by itself."""
         config, train = self.config, self.config.train
-        self.session = Session(config)
+        self.session = Session(config, take_over=self._take_over)
         self.policy = policy = Policy(config.model, config.mesh, devices)
         tokenize = data.Tokenize(policy.tokenizer, config.data.questions())
         own = policy.tokenizer.eos_token_id  # of several that end a sample, the tokenizer's
@@ -256,6 +259,7 @@ class FineTune:
 
     def _save(self) -> None:
         self.meta["step"] = self._saved = self.done
+        self.metrics.flush()
         self.session.save({"policy": self.state}, self.meta)
 
     # ------------------------------------------------------------------------------------------ scoring
@@ -277,15 +281,14 @@ class FineTune:
             return {name: np.zeros((len(entries), self.shapes.group), np.float32) for name, entries in kept.items()}
         file = self.session.directory / "reference.npz"
         if not processes.any_of(not file.exists()):
-            with np.load(file) as saved:
+            with np.load(io.BytesIO(files.read(file))) as saved:
                 return {name: saved[name] for name in kept}
         log.info("scoring %d prompts under the reference, once", sum(map(len, kept.values())))
         scored = {name: self._sums(entries, self.policy.params)[0] for name, entries in kept.items()}
         if processes.is_first():
-            temporary = file.with_suffix(".tmp")
-            with temporary.open("wb") as out:
-                np.savez(out, **scored)  # pyrefly: ignore
-            os.replace(temporary, file)
+            out = io.BytesIO()
+            np.savez(out, **scored)  # pyrefly: ignore
+            files.write(file, out.getvalue())
         return scored
 
     def _sums(self, entries: Sequence[data.Answered], params: Any) -> tuple[Samples, Samples]:

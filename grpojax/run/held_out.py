@@ -1,11 +1,10 @@
 """The held-out problems of a run: what its own rewards say of the policy on them, on the run's schedule."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from grpojax import data, evaluation
-from grpojax.host import processes
+from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.programs.policy import Policy
 from grpojax.records import evaluations
@@ -32,7 +31,7 @@ class HeldOut:
 
     def __init__(self, config: Config, policy: Policy, rewards: Rewards, tokenize: data.Tokenize):
         self.policy = policy
-        self._folder = Path(config.run.dir)
+        self._folder = files.path(config.run.dir)
         self._max_prompt_tokens = config.data.max_prompt_tokens
         self.evaluator = evaluation.Evaluator(rewards, config.evaluate)
         self.config = config_of(config)

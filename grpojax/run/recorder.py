@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from etils import epath
 
 from grpojax.host import processes
 from grpojax.host.console import log
@@ -35,7 +36,7 @@ class Recorder:
       config: what is kept.
     """
 
-    def __init__(self, directory: Path, resume_at: int, config: metrics.TrackingConfig):
+    def __init__(self, directory: epath.Path, resume_at: int, config: metrics.TrackingConfig):
         kind = metrics.Metrics if processes.is_first() else metrics.NoMetrics
         self._metrics = kind(directory, resume_at, config)
         self.wants_samples = self._metrics.wants_samples
@@ -50,6 +51,11 @@ class Recorder:
         """Records the samples of a step."""
         with self._counted("samples", step):
             self._metrics.write_samples(step, samples)
+
+    def flush(self) -> None:
+        """Until what was written is in its files."""
+        with optional("the files of metrics"):
+            self._metrics.flush()
 
     def close(self) -> None:
         """Ends the files, and says what they lack."""

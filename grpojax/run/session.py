@@ -5,10 +5,10 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+from etils import epath
 
 from grpojax.host import coordination, files, preemption, processes
 from grpojax.host.console import log
@@ -55,6 +55,7 @@ class Session:
 
     Args:
       config: the recipe.
+      take_over: break another process's claim on a directory in a bucket.
 
     Raises:
       UserError: the directory holds something else than this run.
@@ -64,8 +65,8 @@ class Session:
       save_s: seconds spent on saves since it was last set to 0.
     """
 
-    def __init__(self, config: Recipe):
-        self.config, self.directory = config, Path(config.run.dir)
+    def __init__(self, config: Recipe, *, take_over: bool = False):
+        self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
             self.record.check()
@@ -78,7 +79,7 @@ class Session:
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
         if processes.is_first():
-            self.record.claim(held)
+            self.record.claim(held, take_over=self._take_over)
             self.record.check_data(fingerprints)
             if not self.record.started:
                 self.record.write()
@@ -230,11 +231,11 @@ def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
         raise UserError(f"out of memory after step {done()}: {remedies}\n{' '.join(str(e).split())[:300]}") from e
 
 
-def load_policy_params(policy: Policy, run_dir: str | Path, step: int | None = None) -> Any:
+def load_policy_params(policy: Policy, run_dir: epath.PathLike, step: int | None = None) -> Any:
     """The policy's weights in a run's checkpoint (the newest, or the given step), laid out as ``policy`` is."""
     _, network = decoder_network(policy.config, None, policy.mesh)
     abstract = abstract_state({"policy": network}, policy.mesh)["policy"]
-    checkpoints = Checkpoints(Path(run_dir) / "checkpoints", read_only=True)
+    checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
     try:
         return checkpoints.restore_params(abstract, step)
     finally:

@@ -62,6 +62,7 @@ class Trainer:
       devices: what to run on; None takes all there are.
       eos_ids: tokens that end a sample in place of the model's; none at all lets every sample run to the end.
       on_step: called once a step with the problems and the samples that it learns from.
+      take_over: break another process's claim on a run directory in a bucket.
 
     Attributes:
       done: steps behind the run.
@@ -76,8 +77,9 @@ class Trainer:
         *,
         eos_ids: tuple[int, ...] | None = None,
         on_step: Callable[[Sequence[data.Problem], Rollout], None] | None = None,
+        take_over: bool = False,
     ):
-        self.config, self.on_step = config, on_step
+        self.config, self.on_step, self._take_over = config, on_step, take_over
         self.done, self.work = 0, dict[str, float]()
         with (
             contextlib.ExitStack() as held,
@@ -93,7 +95,7 @@ class Trainer:
     ) -> None:
         """All that one process does by itself."""
         config = self.config
-        self.session = Session(config)
+        self.session = Session(config, take_over=self._take_over)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids)
         checks.shapes(config, self.policy.lanes)
         self.rewards = held.enter_context(Rewards(config.method.rewards))
@@ -308,6 +310,7 @@ class Trainer:
 
     def _save(self) -> None:
         self.meta["step"] = self._saved = self.done
+        self.metrics.flush()
         self.session.save(self.learner.saved(), self.meta)
 
     def report(self) -> None:

@@ -6,8 +6,9 @@ other line does.
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
+
+from etils import epath
 
 from grpojax.evaluation import Judge
 from grpojax.host.console import log
@@ -37,7 +38,7 @@ class Watch:
 
     def __init__(
         self,
-        directory: Path,
+        directory: epath.Path,
         limits: Limits = Limits(),  # noqa: B008
         *,
         judge: Judge | None = None,

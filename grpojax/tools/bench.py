@@ -16,11 +16,9 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table of `grpojax.tools.benchmark`, and writes its figures."""
-    import json
-    from pathlib import Path
-
     import jax
 
+    from grpojax.host import files
     from grpojax.host.console import log
     from grpojax.run import recipe
     from grpojax.tools import benchmark
@@ -32,6 +30,6 @@ def run(args: argparse.Namespace) -> int:
     print(benchmark.format_table(figures, config.model.dtype))
     if args.json:
         device = {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "jax": jax.__version__}
-        Path(args.json).write_text(json.dumps(device | figures, indent=2) + "\n", encoding="utf-8")
+        files.write_json(args.json, device | figures)
         log.info("wrote %s", args.json)
     return 0

@@ -6,13 +6,13 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from grpojax import data
+from grpojax.host import files
 from grpojax.models import DecoderConfig
 from grpojax.records.metrics import read_metrics
 from grpojax.run.recipe import Config
@@ -139,7 +139,7 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
 
 def _timed(config: Config, steps: int) -> Config:
     """The recipe for so many whole steps and nothing else, in a new folder of its own."""
-    folder = next(f for n in itertools.count(1) if not (f := Path(config.run.dir) / str(n)).exists())
+    folder = next(f for n in itertools.count(1) if not (f := files.path(config.run.dir) / str(n)).exists())
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, steps=steps, tokens=None, checkpoint_every=0, eval_every=0),

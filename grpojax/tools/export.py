@@ -18,12 +18,11 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the folder."""
     import dataclasses
-    from pathlib import Path
 
     from flax import nnx
 
     from grpojax import data
-    from grpojax.host import settings
+    from grpojax.host import files, settings
     from grpojax.models import ModelConfig, critic, hf
     from grpojax.models.hf.config_json import read_json
     from grpojax.models.sharding import MeshConfig
@@ -32,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.run.critic import load_critic
     from grpojax.run.sections import CriticConfig
 
-    file = Path(args.run_dir) / "config.json"
+    file = files.path(args.run_dir) / "config.json"
     if not file.is_file():
         raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
     tree = read_json(file)
@@ -45,10 +44,13 @@ def run(args: argparse.Namespace) -> int:
     policy = Policy(config.model, config.mesh)
     params = session.load_policy_params(policy, args.run_dir, args.step)
     beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, args.step)
-    hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
+    try:
+        hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
+    except OSError as e:
+        raise UserError(f"{e.filename or args.to}: {e.strerror or e}; give another --to") from None
     print(f"wrote {args.to}")
     if config.critic is not None and beside is not None:
-        folder = str(Path(args.to) / "critic")
+        folder = str(files.path(args.to) / "critic")
         source = policy.folder if config.critic.path is None else str(data.locate(config.critic.path))
         critic.save(folder, *beside, source=source, dtype=args.dtype)
         print(f"wrote {folder}")

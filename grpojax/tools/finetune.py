@@ -5,11 +5,15 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from grpojax.tools.train import TAKE_OVER
+
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Their arguments."""
-    command("sft", run_sft, "Trains on given answers, such as those of `grpojax traces`.", overrides=True)
-    command("dpo", run_dpo, "Trains on pairs of a chosen and a rejected answer.", overrides=True)
+    sft = command("sft", run_sft, "Trains on given answers, such as those of `grpojax traces`.", overrides=True)
+    dpo = command("dpo", run_dpo, "Trains on pairs of a chosen and a rejected answer.", overrides=True)
+    for parser in (sft, dpo):
+        parser.add_argument("--take-over", action="store_true", help=TAKE_OVER)
 
 
 def run_sft(args: argparse.Namespace) -> int:
@@ -37,4 +41,4 @@ def _run(args: argparse.Namespace, load: Callable[..., Any]) -> int:
         config = load(args.config, args.overrides)
         from grpojax.run.finetune import FineTune
 
-        return 0 if FineTune(config).run() else os.EX_TEMPFAIL
+        return 0 if FineTune(config, take_over=args.take_over).run() else os.EX_TEMPFAIL

@@ -21,24 +21,22 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page and the picture."""
-    from pathlib import Path
-
-    from grpojax.host.files import write_json
+    from grpojax.host import files
     from grpojax.records import report
     from grpojax.records.report_page import page
     from grpojax.records.report_picture import draw_report
 
-    file = Path(args.to)
+    file = files.path(args.to)
     if file.suffix not in (".html", ".htm"):
         raise UserError(f"--to {args.to}: give a name that ends in .html")
     built = report.build(args.runs, by=args.by or ("variant",), baseline=args.baseline, metric=args.metric)
     picture = file.with_suffix(".png")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(page(built), encoding="utf-8", errors="replace")
+        files.make_folder(file.parent)
+        files.write(file, page(built).encode(errors="replace"))
         draw_report(built, picture)
         if args.json:
-            write_json(Path(args.json), report.to_json(built))
+            files.write_json(args.json, report.to_json(built))
     except OSError as e:
         raise UserError(f"{e.filename}: {e.strerror}; give another --to or --json") from None
     for note in built.notes:

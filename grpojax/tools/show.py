@@ -94,14 +94,14 @@ def _text(row: Sample) -> str:
 def _decode(run_dir: str, samples: Sequence[Sample]) -> Callable[[int], str]:
     """A token's text, by the tokenizer of a run; raises `UserError` where its samples say nothing of a critic."""
     import json
-    from pathlib import Path
 
     from grpojax import data
+    from grpojax.host import files
     from grpojax.models import hf
 
     if not all("critic" in s for s in samples):
         raise UserError(f"--critic: the samples of {run_dir} are of a run without a critic")
-    config = json.loads((Path(run_dir) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads(files.read(files.path(run_dir) / "config.json"))
     tokenizer = hf.load_tokenizer(str(data.locate(config["model"]["path"])))
     return lambda token: tokenizer.decode([token])
 

@@ -29,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
     """Makes the runs; 1 if any failed, 130 if it was stopped."""
     import os
     import shlex
-    from pathlib import Path
 
     import jax
 
@@ -37,10 +36,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("JAX_COORDINATOR_ADDRESS is set: a sweep starts runs of one process; unset it")
     environment = dict(os.environ)
     jax.config.update("jax_platforms", "cpu")  # reading the recipes must not take an accelerator from the runs
+    from grpojax.host import files
     from grpojax.run import sweep
     from grpojax.run.jobs import Queue
 
-    folder = Path(args.to).absolute()
+    folder = files.local(args.to, "--to").absolute()
     asked = sweep.Sweep(
         config=args.config,
         overrides=tuple(args.overrides),

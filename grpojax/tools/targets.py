@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from grpojax import data, variants
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
-from grpojax.host import settings
+from grpojax.host import files, settings
 from grpojax.host.errors import UserError
 from grpojax.records import metrics
 from grpojax.records.checkpoint import Checkpoints
@@ -28,9 +30,9 @@ class Target:
     """
 
     recipe: Config
-    run: Path | None
+    run: epath.Path | None
     step: int | None
-    out: Path
+    out: epath.Path
 
     def settings(self, config: EvalConfig, evaluator: Evaluator, loaded: data.Problems) -> dict[str, Any]:
         """All that the results depend on, to within rounding; no paths, so that folders can be moved."""
@@ -100,9 +102,9 @@ def read_target(
                 f"override {text!r} says nothing to an evaluation; it takes options, model.*, data.*, rewards, "
                 "evaluate.*, mesh.*"
             )
-    folder = data.locate(target)
+    folder = files.path(target if files.in_bucket(target) else data.locate(target))
     try:
-        tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tree = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         tree = None
     if not isinstance(tree, dict):
@@ -124,13 +126,13 @@ def read_target(
     if run is None:
         if step is not None or best:
             raise UserError(f"--step and --best are for a run directory, and {target} is none")
-        name = Path(target.removeprefix(data.BUILTIN)).resolve().name
-        return Target(recipe=recipe, run=None, step=None, out=Path("evaluations") / name)
+        name = folder.name if files.in_bucket(folder) else Path(target.removeprefix(data.BUILTIN)).resolve().name
+        return Target(recipe=recipe, run=None, step=None, out=files.path("evaluations") / name)
     step = _pick_step(run, step, best)
     return Target(recipe=recipe, run=run, step=step, out=run / "eval" / f"step_{step}")
 
 
-def _pick_step(run: Path, step: int | None, best: bool) -> int:
+def _pick_step(run: epath.Path, step: int | None, best: bool) -> int:
     folder, steps = run / "checkpoints", []
     if folder.is_dir():
         checkpoints = Checkpoints(folder, read_only=True)

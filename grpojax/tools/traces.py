@@ -22,11 +22,9 @@ def run(args: argparse.Namespace) -> int:
     """Writes the file, and says what was left out."""
     import dataclasses
     import json
-    import os
-    from pathlib import Path
 
     from grpojax import data
-    from grpojax.host import settings
+    from grpojax.host import files, settings
     from grpojax.models import hf
     from grpojax.models.hf.config_json import read_json
     from grpojax.records.samples import read_samples, sample_steps
@@ -35,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     if wrong := [text for text in args.overrides if not text.startswith("data.train=")]:
         raise UserError(f"override {wrong[0]!r} says nothing to traces; it takes data.train, where the data has moved")
-    file = Path(args.run_dir) / "config.json"
+    file = files.path(args.run_dir) / "config.json"
     if not file.is_file():
         raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
     steps = sample_steps(args.run_dir)
@@ -65,12 +63,9 @@ def run(args: argparse.Namespace) -> int:
         messages = data.chat_of(question, asked)
         rows.append(trace_row(step, sample, messages, args.run_dir, recipe.model.path))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    target = Path(args.to)
-    temporary = target.with_name(target.name + ".tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(text.encode(errors="replace"))
-        os.replace(temporary, target)
+        files.make_folder(files.path(args.to).parent)
+        files.write(args.to, text.encode(errors="replace"))
     except OSError as e:
         raise UserError(f"--to {args.to}: {e.strerror}") from None
     prompts = len({sample["uid"] for _, sample in traces.samples})

@@ -4,10 +4,13 @@ import argparse
 import os
 from collections.abc import Callable
 
+TAKE_OVER = "break the claim of a process that is dead for sure on a run.dir in a bucket"
+
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    command("train", run, "Trains, or goes on with the run in run.dir.", overrides=True)
+    train = command("train", run, "Trains, or goes on with the run in run.dir.", overrides=True)
+    train.add_argument("--take-over", action="store_true", help=TAKE_OVER)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +32,7 @@ def _train(args: argparse.Namespace) -> int:
     config = recipe.load(args.config, args.overrides)
     from grpojax.run.trainer import Trainer
 
-    trainer = Trainer(config)
+    trainer = Trainer(config, take_over=args.take_over)
     if not trainer.run():
         return os.EX_TEMPFAIL
     trainer.report()

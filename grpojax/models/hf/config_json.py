@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig, RopeScaling
 
@@ -164,7 +166,7 @@ def model_folder(path: str | os.PathLike) -> Path:
     return path
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path | epath.Path) -> dict[str, Any]:
     """The JSON object in a file; raises `UserError` where there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -6,18 +6,21 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from flax import nnx
 from huggingface_hub import split_state_dict_into_shards_factory
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
+from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
@@ -51,7 +54,7 @@ def save(
     With several processes all of them call this, and process 0 writes.
 
     Args:
-      path: the new folder; it may exist if it is empty.
+      path: the new folder, local or in a bucket; it may exist if it is empty.
       tokenizer: saved with ``save_pretrained``; without one the tokenizer files of ``source`` are copied.
       source: the folder that the model came from. Fields of its ``config.json`` that we do not know are kept,
         and its ``generation_config.json`` is copied.
@@ -62,7 +65,7 @@ def save(
       UserError: ``path`` is not empty, ``source`` is no model folder, or the family's ``config.json`` cannot
         express the model's config.
     """
-    path = Path(path)
+    path = files.path(path)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     leaves, tensors = by_name(params), tensors_of(params)
     dtypes = {name: file_dtype(dtype or leaves[t.ours].dtype) for name, t in tensors.items()}
@@ -73,12 +76,13 @@ def save(
         max_shard_size=max_shard_bytes,
     )
     lead = jax.process_index() == 0
-    with _appearing(path) if lead else contextlib.nullcontext(Path(os.devnull)) as folder:
+    appearing = _appearing_in_bucket if files.in_bucket(path) else _appearing
+    with appearing(path) if lead else contextlib.nullcontext((Path(os.devnull), Path())) as (large, folder):
         if lead:
             config = _config_json(model.config, dtypes["model.embed_tokens.weight"].name, source, tokenizer)
             _write_small_files(folder, config, source, tokenizer)
         for file, names in shards.filename_to_tensors.items():
-            with open(folder / file if lead else folder, "wb") as f:
+            with (large / file if lead else large).open("wb") as f:
                 names = sorted(names, key=lambda n: -dtypes[n].itemsize)  # keeps every tensor aligned
                 f.write(_header({n: (dtypes[n], tensors[n].shape) for n in names}))
                 for name in names:
@@ -90,19 +94,47 @@ def save(
 
 
 @contextlib.contextmanager
-def _appearing(path: Path) -> Iterator[Path]:
-    """A folder beside ``path`` that takes its name when the block ends well and is removed otherwise."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise UserError(f"{path} already exists and is not an empty folder; export to another one")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.partial")
+def _appearing(path: epath.Path) -> Iterator[tuple[Path, Path]]:
+    """A folder beside ``path``, for large files and for small, that takes its name when the block ends well and is
+    removed otherwise."""
+    place = Path(path)
+    _check_free(place.exists() and not (place.is_dir() and not any(place.iterdir())), place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = place.with_name(f".{place.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
     draft.mkdir()
     try:
-        yield draft
-        draft.rename(path)
+        yield draft, draft
+        draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _appearing_in_bucket(path: epath.Path) -> Iterator[tuple[epath.Path, Path]]:
+    """``path`` itself for large files, and a local folder for small ones, whose files follow with ``config.json`` last:
+    without it a folder is no model's. Until then ``.partial`` says that an export is under way, or was killed."""
+    partial = path / ".partial"
+    if partial.exists():
+        path.rmtree()
+    _check_free(path.exists(), path)
+    files.make_folder(path)
+    files.write(partial, b"")
+    try:
+        with tempfile.TemporaryDirectory() as small:
+            yield path, Path(small)
+            for file in sorted(Path(small).iterdir(), key=lambda file: file.name == "config.json"):
+                files.write(path / file.name, file.read_bytes())
+        partial.unlink()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.rmtree(missing_ok=True)
+        raise
+
+
+def _check_free(taken: bool, path: Path | epath.Path) -> None:
+    if taken:
+        raise UserError(f"{path} already exists and is not an empty folder; export to another one")
 
 
 def _fetch(leaf: jax.Array, tensor: Tensor, dtype: np.dtype) -> np.ndarray:

@@ -1,0 +1,122 @@
+"""Google Cloud Storage as a file system, by gcsfs. `grpojax.host.files` imports this where a place is in a bucket.
+
+Every request is tried again by gcsfs while its error may pass (408, 429, 500 to 504, torn connections), six times in
+all with pauses of up to 16 s. What remains is an `OSError` that names the object. Nothing is remembered between
+requests: other processes write here as well. What is written has its checksum compared.
+"""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp  # pyrefly: ignore
+import fsspec
+import google.auth.exceptions  # pyrefly: ignore
+import requests
+from etils import epath
+from gcsfs import core  # pyrefly: ignore
+from gcsfs.retry import ChecksumError, HttpError  # pyrefly: ignore
+
+_ERRORS = (
+    HttpError,
+    ChecksumError,
+    ValueError,
+    OSError,
+    asyncio.TimeoutError,
+    aiohttp.ClientError,
+    requests.RequestException,
+    google.auth.exceptions.GoogleAuthError,
+)
+
+
+class Bucket(core.GCSFileSystem):
+    """The plain file system, whose errors name the object, and whose folders are there once something is in them."""
+
+    def __init__(self, **options: Any):
+        options |= {"use_listings_cache": False, "consistency": "md5"}
+        if os.environ.get("STORAGE_EMULATOR_HOST"):
+            options.setdefault("token", "anon")
+        super().__init__(**options)
+
+    async def _call(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super()._call(method, path, *args, **kwargs)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), _place(path, args, kwargs)) from None
+        except FileExistsError:
+            raise
+        except _ERRORS as e:
+            said = " ".join(str(e).split())[:300] or type(e).__name__
+            raise OSError(errno.EIO, said, _place(path, args, kwargs)) from e
+
+    async def _isdir(self, path: str) -> bool:
+        try:
+            return (await self._info(path))["type"] == "directory"
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    async def _mkdir(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Nothing: no bucket is made by the way."""
+
+    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Nothing."""
+
+
+def _place(path: str, args: tuple[Any, ...], asked: Mapping[str, Any]) -> str:
+    """What a request was for: that stands in its address, or for a new object in what is sent."""
+    if args:
+        return f"gs://{'/'.join(map(str, args[:2]))}"
+    if (found := re.search(r"/b/([^/?]+)/o(?:/|\?name=)?([^?]*)", path)) is None:
+        return path
+    name = urllib.parse.unquote(found[2])
+    if not name and (said := re.search(rb'"name": ("[^"]*")', bytes(asked.get("data") or b"")[:4096])):
+        name = json.loads(said[1])
+    return f"gs://{found[1]}/{name}"
+
+
+def register() -> None:
+    """From here on epath, and with it orbax, reads and writes ``gs://`` by this."""
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises
+    for name in ("gs", "gcs"):
+        fsspec.register_implementation(name, Bucket, clobber=True)
+
+
+def _system() -> Any:
+    return fsspec.filesystem("gcs", finalize_on_close=True)  # epath's own
+
+
+def write(file: epath.Path, content: bytes) -> None:
+    """One request, or one for every 50 MB."""
+    try:
+        _system().pipe_file(str(file), content)
+    except ChecksumError as e:
+        raise OSError(errno.EIO, f"arrived otherwise than it was sent: {e}", str(file)) from None
+
+
+def read(file: epath.Path) -> bytes:
+    """One request."""
+    return _system().cat_file(str(file))
+
+
+def move(folder: epath.Path, to: epath.Path) -> None:
+    """Every object below ``folder`` goes below ``to``."""
+    system, start, target = _system(), f"{folder}/".removeprefix("gs://"), f"{to}/".removeprefix("gs://")
+    old = [name for name in system.find(str(folder)) if name.startswith(start)]
+    for name in old:
+        system.mv_file(name, target + name.removeprefix(start))
+
+
+def exists(place: epath.Path) -> bool:
+    """Whether there is the bucket that a place is in."""
+    bucket = str(place).removeprefix("gs://").partition("/")[0]
+    try:
+        _system().call("GET", "b/{}/o", bucket, maxResults=1)
+    except FileNotFoundError:
+        return False
+    return True

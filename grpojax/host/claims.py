@@ -1,0 +1,178 @@
+"""Who may write in a folder: one process at a time, by a lock where it is local and by an object where it is not.
+
+The object ``lock`` in a bucket is made, renewed and removed on condition of its generation, so that of two processes
+one finds the other's. It names its holder, who renews it every minute. A holder that was silent for ten minutes is
+taken for dead; sooner than that the claim is broken by ``--take-over`` alone. A holder whose claim was taken ends at
+once, since what it would still write is not its own any more.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from etils import epath
+
+from grpojax.host import files
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+
+RENEW_S = 60.0
+SILENT_S = 600.0
+
+
+def end(said: str) -> None:
+    """Ends this process without another write."""
+    print(f"grpojax: {said}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+@contextlib.contextmanager
+def hold(folder: epath.PathLike, *, take_over: bool = False, lost: Callable[[str], None] = end) -> Iterator[None]:
+    """Inside, the folder is this process's.
+
+    Args:
+      folder: local, and there; or in a bucket.
+      take_over: break another's claim in a bucket. A local lock is never a dead process's, and is not broken.
+      lost: called in another thread when the claim was taken from this process.
+
+    Raises:
+      UserError: another process holds it.
+    """
+    place = files.path(folder) / "lock"
+    if files.in_bucket(place):
+        with _in_bucket(place, take_over, lost):
+            yield
+        return
+    with place.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder} is in use by another process; give this run another run.dir") from None
+        yield
+
+
+@contextlib.contextmanager
+def _in_bucket(place: epath.Path, take_over: bool, lost: Callable[[str], None]) -> Iterator[None]:
+    claim, done = _Claim(place, take_over), threading.Event()
+
+    def renew() -> None:
+        heard = time.monotonic()
+        while not done.wait(RENEW_S):
+            try:
+                if (taker := claim.renew()) is not None:
+                    if not done.is_set():
+                        lost(f"{place.parent} was taken over by {taker}; this process ends")
+                    return
+                heard = time.monotonic()
+            except Exception as e:  # storage is away; whoever comes first when it is back finds out
+                silent = time.monotonic() - heard
+                log.warning("the claim on %s was not renewed for %.0f s: %s", place.parent, silent, e)
+
+    thread = threading.Thread(target=renew, name="claim", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        claim.release()
+
+
+class _Claim:
+    """The object, and the generation of it that this process wrote last.
+
+    Raises:
+      UserError: another holds it, or the bucket cannot be written.
+    """
+
+    def __init__(self, place: epath.Path, take_over: bool):
+        from google.api_core import exceptions  # pyrefly: ignore
+        from google.auth.exceptions import DefaultCredentialsError  # pyrefly: ignore
+        from google.cloud import storage  # pyrefly: ignore
+        from google.cloud.storage.retry import DEFAULT_RETRY  # pyrefly: ignore
+
+        self._place, self._nonce, self._retry = place, secrets.token_hex(8), DEFAULT_RETRY
+        self._taken, self._absent = exceptions.PreconditionFailed, exceptions.NotFound
+        bucket, _, name = str(place).removeprefix("gs://").partition("/")
+        try:
+            self._blob: Any = storage.Client(project=None).bucket(bucket).blob(name)
+            self._generation = self._take(take_over)
+        except DefaultCredentialsError:
+            raise UserError(f"{place}: no credentials; gcloud auth application-default login gives some") from None
+        except (exceptions.GoogleAPIError, OSError) as e:
+            raise UserError(f"{place.parent} cannot be claimed: {' '.join(str(e).split())[:300]}") from None
+
+    def _take(self, take_over: bool) -> int:
+        before: dict[str, Any] = {}
+        generation = 0
+        for _ in range(5):
+            try:
+                return self._write(generation)
+            except self._taken:
+                first = before.get("nonce")
+                before, generation, silent = self._read()
+            holder = before.get("holder")
+            if before.get("nonce") == self._nonce:  # the answer to an attempt before was lost
+                return generation
+            if generation and not take_over and silent < SILENT_S:
+                raise UserError(
+                    f"{self._place.parent} is in use by {holder}, heard of {silent:.0f} s ago; give this run another "
+                    "run.dir\nif that process is dead for sure: --take-over; by itself a claim is broken after "
+                    f"{SILENT_S / 60:g} minutes"
+                )
+            if first is None and generation:
+                log.warning("%s is taken over from %s", self._place.parent, holder)
+            elif first not in (None, before.get("nonce")) and generation:
+                break
+        raise UserError(f"{self._place.parent}: {before.get('holder')} was quicker, and holds it now")
+
+    def renew(self) -> str | None:
+        """Says that the holder lives; whoever holds the claim instead, or None."""
+        try:
+            self._generation = self._write(self._generation)
+        except self._taken:
+            now, generation, _ = self._read()
+            if now.get("nonce") != self._nonce:
+                return str(now.get("holder", "another process, which has let go of it again"))
+            self._generation = generation
+        return None
+
+    def release(self) -> None:
+        """Lets go; what cannot be removed falls to the next after its time."""
+        try:
+            if self.renew() is None:
+                self._blob.delete(if_generation_match=self._generation, retry=self._retry)
+        except (self._absent, self._taken):
+            pass
+        except Exception as e:
+            log.warning("the claim on %s could not be let go of: %s", self._place.parent, e)
+
+    def _write(self, generation: int) -> int:
+        """Replaces the object if its generation is that (0: if there is none); the new one's."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        said = {"holder": f"{socket.gethostname()}:{os.getpid()}", "nonce": self._nonce, "renewed": now}
+        self._blob.upload_from_string(json.dumps(said) + "\n", if_generation_match=generation, retry=self._retry)
+        return int(self._blob.generation)
+
+    def _read(self) -> tuple[dict[str, Any], int, float]:
+        """What it says, its generation and age in seconds; generation 0 where there is none any more."""
+        blob = self._blob.bucket.get_blob(self._blob.name)
+        if blob is None:
+            return {}, 0, 0.0
+        try:
+            said = json.loads(blob.download_as_bytes(retry=self._retry))
+        except self._absent:
+            return {}, 0, 0.0
+        except ValueError:
+            said = {}
+        age = (datetime.datetime.now(datetime.UTC) - blob.updated).total_seconds()
+        return said if isinstance(said, dict) else {}, int(blob.generation), age

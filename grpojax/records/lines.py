@@ -1,0 +1,87 @@
+"""The lines of ``metrics.jsonl``: a local file that grows, or in a bucket, where none can, an object a step.
+
+In a bucket ``metrics.jsonl`` has the lines of the steps before the run was last started, and ``metrics/NNNNNN.jsonl``
+those of a step since. A step's own object stands in place of its lines in the file.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+
+from grpojax.host import files
+from grpojax.host.uploads import Uploads
+
+Line = dict[str, Any]
+
+
+def read(directory: epath.PathLike) -> list[Line]:
+    """All lines of a run, in the order of their steps; torn ones are left out."""
+    file = files.path(directory) / "metrics.jsonl"
+    if not files.in_bucket(file):
+        return _parsed(file.read_bytes()) if file.exists() else []
+    parts = _parts(directory)
+    there = ([file] if file.exists() else []) + parts
+    texts = files.read_all(there)
+    first = _parsed(texts.pop(0)) if len(texts) > len(parts) else []
+    apart = {int(part.stem) for part in parts}
+    return sorted(
+        [line for line in first if line["step"] not in apart] + [line for text in texts for line in _parsed(text)],
+        key=lambda line: line["step"],
+    )
+
+
+class Lines:
+    """Writes the lines of a run from a step on; those of later steps are dropped.
+
+    Args:
+      directory: of the run.
+      resume_at: the last step that stays; with 0 none does.
+      uploads: writes what goes to a bucket.
+    """
+
+    def __init__(self, directory: epath.PathLike, resume_at: int, uploads: Uploads):
+        self._directory, self._uploads, self._file = files.path(directory), uploads, None
+        kept = [line for line in read(directory) if line["step"] <= resume_at] if resume_at else []
+        file = self._directory / "metrics.jsonl"
+        files.write(file, _text(kept))
+        if files.in_bucket(file):
+            files.remove_all(_parts(directory))
+        else:
+            self._file = file.open("ab")
+        self._last = [line for line in kept if line["step"] == resume_at]
+
+    def append(self, line: Line) -> None:
+        """A line of a step, which is written whole and at once."""
+        if self._file is not None:
+            self._file.write(_text([line]))
+            self._file.flush()
+            return
+        self._last = [*(x for x in self._last if x["step"] == line["step"]), line]
+        self._uploads.write(self._directory / "metrics" / f"{line['step']:06d}.jsonl", _text(self._last))
+
+    def close(self) -> None:
+        """Ends the local file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _parts(directory: epath.PathLike) -> list[epath.Path]:
+    return [file for file in files.listing(files.path(directory) / "metrics") if file.stem.isdecimal()]
+
+
+def _text(lines: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def _parsed(text: bytes) -> list[Line]:
+    lines = []
+    for line in text.decode(errors="replace").split("\n"):
+        try:
+            read = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(read, dict) and isinstance(read.get("step"), int):
+            lines.append(read)
+    return lines
