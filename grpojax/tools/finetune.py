@@ -27,11 +27,8 @@ def run_dpo(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, load: Callable[..., Any]) -> int:
     from grpojax.host import processes
-    from grpojax.host.console import log
 
     processes.start()
-    if not processes.is_first():
-        log.setLevel("WARNING")
     config = load(args.config, args.overrides)
     from grpojax.run.finetune import FineTune
 

@@ -12,12 +12,9 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains to the last step, or until it is told to stop."""
     from grpojax.host import processes
-    from grpojax.host.console import log
     from grpojax.run import recipe
 
     processes.start()
-    if not processes.is_first():
-        log.setLevel("WARNING")
     config = recipe.load(args.config, args.overrides)
     from grpojax.run.trainer import Trainer
 
