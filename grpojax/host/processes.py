@@ -30,6 +30,13 @@ def start() -> None:
     Raises:
       UserError: this process should have company and is alone, or the others do not come.
     """
+    if not jax.distributed.is_initialized():
+        _join()
+    if not is_first():
+        log.setLevel("WARNING")
+
+
+def _join() -> None:
     tpu = joining.on_tpu()
     company = joining.find(os.environ, tpu=tpu)
     if company is not None:
@@ -44,8 +51,6 @@ def start() -> None:
             f"{jax.process_count()} processes have devices here, and {expected} were expected; start the same command "
             "on all hosts, once each"
         )
-    if not is_first():
-        log.setLevel("WARNING")
 
 
 def is_first() -> bool:

@@ -21,14 +21,18 @@ def run(args: argparse.Namespace) -> int:
 
     import jax
 
+    from grpojax.host import processes
     from grpojax.host.console import log
     from grpojax.run import recipe
     from grpojax.tools import benchmark
 
     if args.steps < 1:
         raise UserError(f"--steps {args.steps}: must be at least 1")
+    processes.start()
     config = recipe.load(args.config, args.overrides)
     figures = benchmark.measure(config, steps=args.steps, full_length=args.full_length)
+    if not processes.is_first():
+        return 0
     print(benchmark.format_table(figures, config.model.dtype))
     if args.json:
         device = {"device": jax.devices()[0].device_kind, "devices": jax.device_count(), "jax": jax.__version__}

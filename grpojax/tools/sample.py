@@ -24,14 +24,16 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the completions."""
+    """Prints the completions. Of several processes each draws them by itself, and the first prints."""
     import jax
     from flax import nnx
 
     from grpojax import data
+    from grpojax.host import processes
     from grpojax.models import Compute, hf
     from grpojax.programs.sampler import SamplerConfig, sample_groups
 
+    processes.start()
     config = SamplerConfig(
         group=args.n,
         max_tokens=args.max_tokens,
@@ -57,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         eos_ids=hf.eos_ids(folder, tokenizer),
         compute=Compute(dtype=args.dtype),
     )
-    for tokens, length in zip(rollout.tokens[0], rollout.lengths[0], strict=True):
+    rows = zip(rollout.tokens[0], rollout.lengths[0], strict=True)
+    for tokens, length in rows if processes.is_first() else ():
         print(tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
     return 0
