@@ -1,13 +1,12 @@
 """Evaluation and export with several processes, of a run that was trained on one device."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import runs
 from safetensors.numpy import load_file
+from several import together
 
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
@@ -20,38 +19,6 @@ def trained(recipe, tmp_path_factory):
     overrides = [f"run.dir={directory}", "train.steps=1", "train.eval_every=0", "train.eval_limit=1"]
     assert runs.Trainer(config.load(recipe, overrides)).run()
     return directory
-
-
-COMMANDS = """
-import json, sys
-from grpojax.host import startup
-from grpojax.tools import cli
-for arguments in json.loads(sys.argv[1]):
-    print("status", cli.main(arguments), flush=True)
-"""
-
-
-def together(*commands, processes=2, devices=2):
-    """What each process says of some commands, one after the other; a list of lines for each command."""
-    given = json.dumps([[str(x) for x in arguments] for arguments in commands])
-    group = [
-        subprocess.Popen(
-            [sys.executable, "-c", COMMANDS, given],
-            env=runs.environment(devices) | env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for env in runs.together(processes)
-    ]
-    said = []
-    for process in group:
-        words = process.communicate(timeout=300)[0]
-        lines = [line for line in words.splitlines() if not line.startswith("[Gloo]")]
-        ends = [n for n, line in enumerate(lines) if line.startswith("status ")]
-        assert process.returncode == 0 and len(ends) == len(commands), words
-        said.append([lines[i + 1 : j + 1] for i, j in zip([-1, *ends], ends, strict=False)])
-    return said
 
 
 def test_evaluation_and_export_of_any_run_by_any_processes(trained, tmp_path, capsys):
@@ -68,7 +35,7 @@ def test_evaluation_and_export_of_any_run_by_any_processes(trained, tmp_path, ca
         ["eval", trained, *options, "--out", parts, "mesh.fsdp=2", "mesh.tensor=2"],
         ["export", trained, "--to", tmp_path / "two", "mesh.fsdp=2", "mesh.tensor=2"],
     )
-    assert others == [["status 0"], ["status 0"]]
+    assert [[x for x in lines if x] for lines in others] == [["status 0"], ["status 0"]]
     assert any("going on after 3 of 9 problems" in line for line in evaluation)
     assert evaluation[-2:] == [f"wrote {parts}", "status 0"]
     got, want = ([json.loads(x) for x in (d / "problems.jsonl").open()] for d in (parts, whole))
@@ -101,7 +68,7 @@ def test_sample_and_bench_by_two_processes(recipe, tmp_path):
         ["sample", recipe.parent, "--prompt", "1+1=", "-n", 3, "--max-tokens", 5],
         ["bench", recipe, f"run.dir={tmp_path}", "--steps", 1, "--json", tmp_path / "f", "mesh.fsdp=4"],
     )
-    assert len(sampled) == 4 and others == [["status 0"], ["status 0"]]
+    assert len(sampled) == 4 and [[x for x in lines if x] for lines in others] == [["status 0"], ["status 0"]]
     assert any("matmul rate" in line for line in timed) and json.loads((tmp_path / "f").read_text())["devices"] == 4
 
 
