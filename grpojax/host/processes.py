@@ -4,8 +4,12 @@ Every process runs the same program in the same order; each reads the data and j
 alone, the first, writes the run's files. With a single process all of this does nothing.
 """
 
+import contextlib
+import itertools
+import json
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,29 +17,40 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
+from grpojax.host import coordination, joining
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
+
+_WAIT_S = 3600.0  # for one that reads a large model from a slow disk; one that is gone is noticed sooner
 
 
 def start() -> None:
-    """Joins the other processes, where the environment says that there are some.
+    """Joins the other processes, where there are some (`grpojax.host.joining.find`); all but the first then only warn.
 
-    On a TPU slice of several hosts they find each other. Elsewhere ``JAX_COORDINATOR_ADDRESS`` (``host:port`` of the
-    first), ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` say who they are.
+    Raises:
+      UserError: this process should have company and is alone, or the others do not come.
     """
-    if os.environ.get("JAX_COORDINATOR_ADDRESS"):
-        try:
-            count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
-        except (KeyError, ValueError):
-            raise UserError(
-                "JAX_COORDINATOR_ADDRESS is set; JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers beside it"
-            ) from None
+    if not jax.distributed.is_initialized():
+        _join()
+    if not is_first():
+        log.setLevel("WARNING")
+
+
+def _join() -> None:
+    tpu = joining.on_tpu()
+    company = joining.find(os.environ, tpu=tpu)
+    if company is not None:
         # On CPUs: programs in flight, and those that another process compiled, take each other's messages.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-        jax.distributed.initialize(num_processes=count, process_id=index)
+        joining.join(company)
         if jax.default_backend() == "cpu":
             jax.config.update("jax_enable_compilation_cache", False)
-    elif "," in os.environ.get("TPU_WORKER_HOSTNAMES", ""):
-        jax.distributed.initialize()
+    expected = 1 if company is None else company.count
+    if (tpu or company is not None) and jax.process_count() != expected:
+        raise UserError(
+            f"{jax.process_count()} processes have devices here, and {expected} were expected; start the same command "
+            "on all hosts, once each"
+        )
 
 
 def is_first() -> bool:
@@ -87,12 +102,46 @@ def any_of(flag: bool) -> bool:
     return total([int(flag)])[0] > 0
 
 
+_meetings = itertools.count()
+
+
+def meet(word: str = "") -> list[str]:
+    """A word of each process, in their order, on every process: all must come here. No device takes part.
+
+    Raises:
+      UserError: on all that came, where a process failed in `AllOrNone` on its way here, or is gone.
+    """
+    words = _exchange({"word": word})
+    if failed := [(i, w["failed"]) for i, w in enumerate(words) if "failed" in w]:
+        raise _Elsewhere("; ".join(f"process {i} could not go on, {said}" for i, said in failed))
+    return [w["word"] for w in words]
+
+
+def _exchange(word: Mapping[str, str]) -> list[dict[str, str]]:
+    try:
+        words = coordination.exchange(f"meeting/{next(_meetings)}", json.dumps(word), seconds=_WAIT_S)
+    except TimeoutError as e:
+        raise _Elsewhere(str(e)) from None
+    return [json.loads(text) for text in words]
+
+
+class _Elsewhere(UserError):
+    """Another process's failure, which all know of."""
+
+
 class AllOrNone:
-    """A part of the start in which no process waits for another: if one fails there, the others do not wait for it."""
+    """A part of a run in which a process may fail by itself: the others learn why, and nobody waits for it in vain.
+
+    Inside, processes may `meet`; other collective work has no place there.
+    """
 
     def __enter__(self) -> "AllOrNone":
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if any_of(error is not None) and error is None:
-            raise UserError("another process could not start; its own message says why")
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            meet()
+        elif not isinstance(error, _Elsewhere):
+            host = socket.gethostname()
+            with contextlib.suppress(Exception):  # its own error is what counts
+                _exchange({"failed": f"{host}: {' '.join(str(error).split())[:300] or type(error).__name__}"})

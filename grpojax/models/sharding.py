@@ -6,11 +6,13 @@ Three mesh axes: ``data`` (weights replicated), ``fsdp`` (weights cut, gathered 
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
@@ -56,19 +58,63 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Builds the mesh; raises `UserError` when the sizes do not multiply to the number of devices."""
+    """Builds the mesh. Of several TPU slices each has its part of ``data``; the other axes stay inside of a slice.
+
+    Args:
+      config: the sizes.
+      devices: what to lay out; None takes all there are.
+
+    Raises:
+      UserError: the sizes do not multiply to the number of devices, ``data`` does not divide over the slices, or the
+        chips' own wiring has no such mesh; it names meshes that are possible.
+    """
     devices = list(devices if devices is not None else jax.devices())
     sizes = [config.data, config.fsdp, config.tensor]
     known = math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
         sizes[sizes.index(-1)] = max(len(devices) // known, 1)
+    laid_out = _lay_out(sizes, devices)
+    if isinstance(laid_out, str):
+        raise UserError(f"mesh {_shown(sizes)} {laid_out}\npossible: {_possible(sizes, devices)}")
+    return Mesh(laid_out, AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray | str:
+    """The devices as ``sizes`` says, neighbours in the mesh close by each other; or why that cannot be."""
+    data, *inside = sizes
+    # Of GPUs a slice is a host: they need no more than the order of hosts, which the plain layout keeps.
+    slices = len({d.slice_index for d in devices}) if devices[0].platform == "tpu" else 1
     if math.prod(sizes) != len(devices):
-        shown = " x ".join(f"{a}={s}" for a, s in zip(AXES, sizes, strict=True))
-        raise UserError(f"mesh {shown} needs {math.prod(sizes)} devices, but there are {len(devices)}")
+        return f"needs {math.prod(sizes)} devices, but there are {len(devices)}"
+    if data % slices:
+        return f"does not divide data over the {slices} slices; fsdp and tensor stay inside of a slice"
+    make = functools.partial(mesh_utils.create_device_mesh, sizes)
+    if slices > 1:
+        make = functools.partial(mesh_utils.create_hybrid_device_mesh, (data // slices, *inside), (slices, 1, 1))
     try:
-        return jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
-    except (ValueError, NotImplementedError):  # a topology whose shape make_mesh cannot factor
-        return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+        return make(devices, allow_split_physical_axes=False)
+    except NotImplementedError:  # an axis of the chips must serve two of the mesh
+        pass
+    except ValueError as e:
+        return f"cannot be laid out: {e}"
+    try:
+        return make(devices, allow_split_physical_axes=True)
+    except (NotImplementedError, ValueError) as e:
+        return f"cannot be laid out over these chips: {e}"
+
+
+def _shown(sizes: Sequence[int]) -> str:
+    return " x ".join(f"{a}={s}" for a, s in zip(AXES, sizes, strict=True))
+
+
+def _possible(wanted: Sequence[int], devices: Sequence[jax.Device], most: int = 4) -> str:
+    """Meshes of these devices, the nearest to what was asked for first."""
+    n = len(devices)
+    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    every = [(data, fsdp, n // data // fsdp) for data in divisors for fsdp in divisors if n // data % fsdp == 0]
+    every.sort(key=lambda sizes: sum(abs(math.log(a / b)) for a, b in zip(sizes, wanted, strict=True)))
+    found = (sizes for sizes in every if not isinstance(_lay_out(sizes, devices), str))
+    return ", ".join("(" + _shown(sizes) + ")" for sizes in itertools.islice(found, most)) or "none"
 
 
 def spec(logical: Sequence[str | None], rules: Rules) -> PartitionSpec:

@@ -1,13 +1,14 @@
 """A model on its devices with its tokenizer and its rollout program, and nothing of the run."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from grpojax import data
-from grpojax.host import processes
+from grpojax.host import agreement, processes
 from grpojax.models import hf, sharding
 from grpojax.models.compute import ModelConfig, compute_of
 from grpojax.models.sharding import MeshConfig
@@ -15,6 +16,34 @@ from grpojax.programs import lanes, state
 from grpojax.programs.compiling import Programs
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.types import Prompts, Rollout
+
+
+def model_facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells the models of a recipe from others, for `grpojax.host.agreement.agree`.
+
+    Args:
+      recipe: as plain data.
+
+    Returns:
+      By name "weights" and "tokenizer"; each has a digest for every folder that the recipe names: the policy's, the
+      critic's, the teacher's.
+    """
+    variant = recipe.get("variant")
+    named = [recipe["model"].get("path"), (recipe.get("critic") or {}).get("path")]
+    named.append(variant.get("teacher") if isinstance(variant, Mapping) else None)
+    folders = {str(name): data.locate(str(name)) for name in named if name}
+    return {
+        "weights": {name: weights_digest(folder) for name, folder in folders.items()},
+        "tokenizer": {
+            name: agreement.digest_of_files(folder, "*.json", "*.jinja", "merges.txt", "tokenizer.model")
+            for name, folder in folders.items()
+        },
+    }
+
+
+def weights_digest(folder: Path) -> str:
+    """Tells a folder's weights from others without reading all of them."""
+    return agreement.digest_of_files(folder, "*.safetensors")
 
 
 class Policy:

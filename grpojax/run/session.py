@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import jax
 from etils import epath
 
-from grpojax.host import coordination, files, preemption, processes
+from grpojax.host import agreement, coordination, files, preemption, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.programs.policy import Policy
+from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
@@ -78,11 +78,13 @@ class Session:
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
+        agreement.agree(config=(given := self.config.resolved()), data=dict(fingerprints), **model_facts(given))
         if processes.is_first():
             self.record.claim(held, take_over=self._take_over)
             self.record.check_data(fingerprints)
             if not self.record.started:
                 self.record.write()
+        agreement.prove_shared(self.directory)
 
     def settle(self, finished: bool) -> None:
         """Once nothing can be refused any more: says with which other settings the run goes on, and keeps them."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpojax import data
-from grpojax.host import files
+from grpojax.host import files, processes
 from grpojax.models import DecoderConfig
 from grpojax.records.metrics import read_metrics
 from grpojax.run.recipe import Config
@@ -36,7 +36,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
       For each of `PHASES` that the run has, "PHASE_s" (seconds), "PHASE_tokens_per_s" (tokens of completions that it
       works through), "PHASE_gflop" and "PHASE_of_matmul_rate"; "late" are the signals that need the rewards first; and
       "steps", "tokens_per_step", "matmul_gflops" (a second), "useful_token_fraction", "first_step_s", "compile_s" and
-      "peak_memory_gib".
+      "peak_memory_gib". Of several processes the first has them, the others nothing.
     """
     config = _timed(config, WARM + steps)
     prompts: list[list[int]] = []  # tokens of each prompt, step by step
@@ -50,6 +50,8 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
 
     trainer = Trainer(config, eos_ids=() if full_length else None, on_step=note)
     trainer.run()
+    if not processes.is_first():
+        return {}
     rows = read_metrics(config.run.dir)
     model = trainer.policy.config
     shapes = list(zip(prompts, lengths, strict=True))[WARM:]
@@ -140,11 +142,12 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
 def _timed(config: Config, steps: int) -> Config:
     """The recipe for so many whole steps and nothing else, in a new folder of its own."""
     folder = next(f for n in itertools.count(1) if not (f := files.path(config.run.dir) / str(n)).exists())
+    folder = processes.meet(str(folder))[0]  # another process may be quick, and have made it already
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, steps=steps, tokens=None, checkpoint_every=0, eval_every=0),
         data=dataclasses.replace(config.data, eval=None),
-        run=dataclasses.replace(config.run, dir=str(folder)),
+        run=dataclasses.replace(config.run, dir=folder),
         critic=config.critic and dataclasses.replace(config.critic, warmup_steps=0),
     )
 

@@ -6,6 +6,7 @@ the arguments are known to be right: a command's file imports that in its functi
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import sys
@@ -74,11 +75,15 @@ def _parser() -> argparse.ArgumentParser:
         text: str,
         *,
         overrides: bool = False,
+        joins: bool = False,
         about: tuple[str, str] = ("config", "YAML recipe"),
     ) -> argparse.ArgumentParser:
-        """Adds a command that takes, with ``overrides``, what ``about`` names and settings for it."""
+        """Adds a command that takes, with ``overrides``, what ``about`` names and settings for it.
+
+        One that ``joins`` runs on every host of several, and its processes find each other before it begins.
+        """
         sub = commands.add_parser(name, help=text, description=text, formatter_class=layout)
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, joins=joins)
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if overrides:
             sub.add_argument(about[0], help=about[1])
@@ -88,6 +93,16 @@ def _parser() -> argparse.ArgumentParser:
     for module in COMMANDS:
         module.register(command)
     return parser
+
+
+def _company(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """The other processes of a command that joins them; the end of one is the end of all."""
+    if not args.joins:
+        return contextlib.nullcontext()
+    from grpojax.host import peers, processes
+
+    processes.start()
+    return peers.watched()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -111,7 +126,8 @@ def main(argv: list[str] | None = None) -> int:
 
     startup.prepare()
     try:
-        return args.run(args)
+        with _company(args):
+            return args.run(args)
     except UserError as e:
         if args.debug:
             raise

@@ -13,6 +13,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
         "eval",
         run,
         "Evaluates a model on held-out problems, or goes on with what is in --out.",
+        joins=True,
         overrides=True,
         about=("target", "run directory, Hugging Face folder, or builtin:tiny"),
     )
@@ -34,9 +35,12 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates, or goes on; writes the folder and prints the table."""
+    """Evaluates, or goes on. All processes draw and judge; the first writes the folder and prints the table."""
+    import contextlib
+
     from grpojax import data
     from grpojax.evaluation import Evaluator, summarize, table
+    from grpojax.host import agreement, processes
     from grpojax.host.console import log
     from grpojax.programs.policy import Policy
     from grpojax.records.evaluations import Record
@@ -44,28 +48,38 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.tools import targets
 
     ks = _ks(args)
-    target = targets.read_target(args.target, args.overrides, data_file=args.data, step=args.step, best=args.best)
-    recipe = target.recipe
-    config = _config(args, ks, recipe.rollout.max_tokens, recipe.rollout.cache_dtype)
-    with Rewards(recipe.method.rewards) as rewards:
-        evaluator = Evaluator(rewards, recipe.evaluate)
-        log.info("%s", evaluator.about())
-        policy = Policy(recipe.model, recipe.mesh)
-        tokenize = data.Tokenize(policy.tokenizer, recipe.data)
-        loaded = data.load_problems(recipe.data.eval or (), tokenize, recipe.data, rewards.check_gold)
-        for line in loaded.notes("eval", recipe.data):
-            log.info("%s", line)
-        problems = list(loaded[: config.limit or None])
-        out = args.out or target.out
-        with Record(out, target.settings(config, evaluator, loaded), problems) as record:
-            if record.done:
-                log.info("%s: going on after %d of %d problems", out, len(record.done), len(problems))
-            if len(record.done) < len(problems):
-                _go_on(record, policy, target, problems, config, evaluator)
+    with contextlib.ExitStack() as held:
+        with processes.AllOrNone():
+            target = targets.read_target(
+                args.target, args.overrides, data_file=args.data, step=args.step, best=args.best
+            )
+            recipe = target.recipe
+            config = _config(args, ks, recipe.rollout.max_tokens, recipe.rollout.cache_dtype)
+            rewards = held.enter_context(Rewards(recipe.method.rewards))
+            evaluator = Evaluator(rewards, recipe.evaluate)
+            log.info("%s", evaluator.about())
+            policy = Policy(recipe.model, recipe.mesh)
+            tokenize = data.Tokenize(policy.tokenizer, recipe.data)
+            loaded = data.load_problems(recipe.data.eval or (), tokenize, recipe.data, rewards.check_gold)
+            for line in loaded.notes("eval", recipe.data):
+                log.info("%s", line)
+            problems = list(loaded[: config.limit or None])
+            given = target.settings(config, evaluator, loaded)
+            agreement.agree(evaluation=given, batch=args.batch)
+            record, start, out = None, 0, args.out or target.out
+            if processes.is_first():
+                record = held.enter_context(Record(out, given, problems))
+                start = len(record.done)
+            start = int(processes.meet(str(start))[0])
+        if start:
+            log.info("%s: going on after %d of %d problems", out, start, len(problems))
+        if start < len(problems):
+            _go_on(record, policy, target, problems, config, evaluator, start)
+        if record is not None:
             metrics = summarize(record.done, config, evaluator.judge)
             record.finish(metrics)
-    print(table(metrics, config, len(problems)))
-    print(f"wrote {out}")
+            print(table(metrics, config, len(problems)))
+            print(f"wrote {out}")
     return 0
 
 
@@ -95,9 +109,10 @@ def _config(args: argparse.Namespace, ks: tuple[int, ...], max_tokens: int, cach
     return EvalConfig(sampler=sampler, ks=ks, limit=args.limit, seed=args.seed, batch=args.batch)
 
 
-def _go_on(record: Any, policy: Any, target: Any, problems: Any, config: Any, evaluator: Any) -> None:
-    """Evaluates what the record lacks, batch by batch."""
+def _go_on(record: Any, policy: Any, target: Any, problems: Any, config: Any, evaluator: Any, start: int) -> None:
+    """Evaluates the problems from ``start`` on, batch by batch; the first process has the record."""
     from grpojax.evaluation import evaluate, headline
+    from grpojax.host import processes
     from grpojax.host.console import log
     from grpojax.run import session
 
@@ -112,9 +127,11 @@ def _go_on(record: Any, policy: Any, target: Any, problems: Any, config: Any, ev
         config,
         evaluator,
         max_prompt_tokens=target.recipe.data.max_prompt_tokens,
-        start=len(record.done),
+        start=start,
     )
     for batch in batches:
-        record.append(batch)
-        so_far = headline(evaluator.metrics(record.done), config)
-        log.info("%d/%d problems, %s so far", len(record.done), len(problems), so_far)
+        with processes.AllOrNone():
+            if record is not None:
+                record.append(batch)
+                so_far = headline(evaluator.metrics(record.done), config)
+                log.info("%d/%d problems, %s so far", len(record.done), len(problems), so_far)

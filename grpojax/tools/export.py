@@ -1,57 +1,88 @@
 """``grpojax export``: a run's policy as a folder that transformers opens, and its critic in one beside it."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from grpojax.host.errors import UserError
 
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    export = command("export", run, "Writes a run's policy as a Hugging Face folder, a critic in FOLDER/critic.")
-    export.add_argument("run_dir", metavar="RUN", help="run directory")
+    export = command(
+        "export",
+        run,
+        "Writes a run's policy as a Hugging Face folder, a critic in FOLDER/critic.",
+        joins=True,
+        overrides=True,
+        about=("run_dir", "run directory"),
+    )
     export.add_argument("--to", required=True, help="folder to make")
     export.add_argument("--step", type=int, help="checkpoint to take; the newest if left out")
     export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the folder."""
-    import dataclasses
-
+    """Writes the folder; with several processes all of them read, and the first writes."""
     from flax import nnx
 
     from grpojax import data
-    from grpojax.host import files, settings
-    from grpojax.models import ModelConfig, critic, hf
-    from grpojax.models.hf.config_json import read_json
-    from grpojax.models.sharding import MeshConfig
-    from grpojax.programs.policy import Policy
+    from grpojax.host import agreement, files, processes
+    from grpojax.models import critic, hf
+    from grpojax.programs.policy import Policy, model_facts
     from grpojax.run import session
     from grpojax.run.critic import load_critic
-    from grpojax.run.sections import CriticConfig
 
-    file = files.path(args.run_dir) / "config.json"
-    if not file.is_file():
-        raise UserError(f"{args.run_dir} is no run directory: it has no config.json")
-    tree = read_json(file)
-    # Of what may be an older version's recipe, no more than it takes to read the weights.
-    fields = [("model", ModelConfig), ("mesh", MeshConfig), ("critic", CriticConfig | None)]
-    sections = dataclasses.make_dataclass("Sections", fields, frozen=True)
-    config = settings.build(
-        sections, {"model": tree.get("model", {}), "mesh": tree.get("mesh", {}), "critic": tree.get("critic")}
-    )
-    policy = Policy(config.model, config.mesh)
+    with processes.AllOrNone():
+        config, tree = _read(args.run_dir, args.overrides)
+        agreement.agree(config=tree, options=[args.to, args.step, args.dtype], **model_facts(tree))
+        if processes.is_first():
+            _check_new(args.to)
+        policy = Policy(config.model, config.mesh)
     params = session.load_policy_params(policy, args.run_dir, args.step)
     beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, args.step)
     try:
         hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
     except OSError as e:
         raise UserError(f"{e.filename or args.to}: {e.strerror or e}; give another --to") from None
-    print(f"wrote {args.to}")
+    folders = [args.to]
     if config.critic is not None and beside is not None:
-        folder = str(files.path(args.to) / "critic")
+        folders.append(str(files.path(args.to) / "critic"))
         source = policy.folder if config.critic.path is None else str(data.locate(config.critic.path))
-        critic.save(folder, *beside, source=source, dtype=args.dtype)
+        critic.save(folders[-1], *beside, source=source, dtype=args.dtype)
+    for folder in folders if processes.is_first() else ():
         print(f"wrote {folder}")
     return 0
+
+
+def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """Of what may be an older version's recipe, no more than it takes to read the weights; built, and as plain data."""
+    import dataclasses
+
+    from grpojax.host import files, settings
+    from grpojax.models import ModelConfig
+    from grpojax.models.hf.config_json import read_json
+    from grpojax.models.sharding import MeshConfig
+    from grpojax.run.sections import CriticConfig
+
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        if key.split(".")[0] != "mesh" and key != "model.path":
+            raise UserError(f"override {text!r} says nothing to an export; it takes options, mesh.* and model.path")
+    file = files.path(run_dir) / "config.json"
+    if not file.is_file():
+        raise UserError(f"{run_dir} is no run directory: it has no config.json")
+    tree, origins = settings.override(read_json(file), overrides)  # pyrefly: ignore
+    fields = [("model", ModelConfig), ("mesh", MeshConfig), ("critic", CriticConfig | None)]
+    sections = dataclasses.make_dataclass("Sections", fields, frozen=True)
+    tree = {"model": tree.get("model", {}), "mesh": tree.get("mesh", {}), "critic": tree.get("critic")}
+    return settings.build(sections, tree, origins), tree
+
+
+def _check_new(to: str) -> None:
+    """Before anything is read, while the others can still be told."""
+    from grpojax.host import files
+
+    folder = files.path(to)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} already exists and is not an empty folder; export to another one")

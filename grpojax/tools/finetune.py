@@ -10,8 +10,10 @@ from grpojax.tools.train import TAKE_OVER
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Their arguments."""
-    sft = command("sft", run_sft, "Trains on given answers, such as those of `grpojax traces`.", overrides=True)
-    dpo = command("dpo", run_dpo, "Trains on pairs of a chosen and a rejected answer.", overrides=True)
+    sft = command(
+        "sft", run_sft, "Trains on given answers, such as those of `grpojax traces`.", overrides=True, joins=True
+    )
+    dpo = command("dpo", run_dpo, "Trains on pairs of a chosen and a rejected answer.", overrides=True, joins=True)
     for parser in (sft, dpo):
         parser.add_argument("--take-over", action="store_true", help=TAKE_OVER)
 
@@ -31,14 +33,7 @@ def run_dpo(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, load: Callable[..., Any]) -> int:
-    from grpojax.host import peers, processes
-    from grpojax.host.console import log
+    config = load(args.config, args.overrides)
+    from grpojax.run.finetune import FineTune
 
-    processes.start()
-    with peers.watched():
-        if not processes.is_first():
-            log.setLevel("WARNING")
-        config = load(args.config, args.overrides)
-        from grpojax.run.finetune import FineTune
-
-        return 0 if FineTune(config, take_over=args.take_over).run() else os.EX_TEMPFAIL
+    return 0 if FineTune(config, take_over=args.take_over).run() else os.EX_TEMPFAIL

@@ -8,7 +8,7 @@ from grpojax.host.errors import UserError
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    sample = command("sample", run, "Samples completions of one prompt from a Hugging Face folder.")
+    sample = command("sample", run, "Samples completions of one prompt from a Hugging Face folder.", joins=True)
     sample.add_argument("model", help="Hugging Face folder, or builtin:tiny")
     sample.add_argument("--prompt", required=True)
     sample.add_argument("--system", help="system message")
@@ -24,11 +24,12 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the completions."""
+    """Prints the completions. Of several processes each draws them by itself, and the first prints."""
     import jax
     from flax import nnx
 
     from grpojax import data
+    from grpojax.host import processes
     from grpojax.models import Compute, hf
     from grpojax.programs.sampler import SamplerConfig, sample_groups
 
@@ -57,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
         eos_ids=hf.eos_ids(folder, tokenizer),
         compute=Compute(dtype=args.dtype),
     )
-    for tokens, length in zip(rollout.tokens[0], rollout.lengths[0], strict=True):
+    rows = zip(rollout.tokens[0], rollout.lengths[0], strict=True)
+    for tokens, length in rows if processes.is_first() else ():
         print(tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
     return 0

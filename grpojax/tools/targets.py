@@ -1,7 +1,6 @@
 """What `grpojax eval` evaluates: a run's checkpoint or a model's folder, with the recipe that goes with it."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,9 @@ from etils import epath
 
 from grpojax import data, variants
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
-from grpojax.host import files, settings
+from grpojax.host import agreement, files, settings
 from grpojax.host.errors import UserError
+from grpojax.programs.policy import weights_digest
 from grpojax.records import metrics
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run.recipe import Config
@@ -38,20 +38,20 @@ class Target:
         """All that the results depend on, to within rounding; no paths, so that folders can be moved."""
         recipe = self.recipe
         chosen = loaded[: config.limit or None]
-        model: dict[str, Any] = {"weights": _weights(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
+        model: dict[str, Any] = {"weights": weights_digest(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
         if self.run is not None:
             # What a run is known by; what only says how it is executed may change while it goes on.
             told: dict[str, Any] = {"variant": recipe.variant, "optimizer": recipe.optimizer, "seed": recipe.train.seed}
             if recipe.own_critic is not None:
                 told["critic"] = recipe.own_critic
             known = settings.to_dict(told)
-            model |= {"run": _digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
+            model |= {"run": agreement.digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
             if recipe.train.updates_a_rollout == 1:
                 model["alike"] = variants.twin_at_one_update(recipe.method.variant)
         given = _fields(recipe.data, "train", "eval") | {
             "fingerprint": loaded.fingerprint,
             "problems": len(chosen),
-            "tokens": _digest(*(repr(p.ids).encode() for p in chosen)),
+            "tokens": agreement.digest(*(repr(p.ids).encode() for p in chosen)),
         }
         return settings.to_dict(
             {
@@ -154,22 +154,3 @@ def _pick_step(run: epath.Path, step: int | None, best: bool) -> int:
 
 def _fields(config: Any, *but: str) -> dict[str, Any]:
     return {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in but}
-
-
-def _digest(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:32]
-
-
-def _weights(folder: Path) -> str:
-    """Tells a folder's weights from others: names, sizes and the two ends of its safetensors files."""
-    parts = []
-    for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
-        with file.open("rb") as f:
-            parts += [f"{file.name} {size}".encode(), f.read(1 << 20)]
-            f.seek(max(0, size - (1 << 20)))
-            parts.append(f.read(1 << 20))
-    return _digest(*parts)

@@ -9,26 +9,14 @@ TAKE_OVER = "break the claim of a process that is dead for sure on a run.dir in 
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    train = command("train", run, "Trains, or goes on with the run in run.dir.", overrides=True)
+    train = command("train", run, "Trains, or goes on with the run in run.dir.", overrides=True, joins=True)
     train.add_argument("--take-over", action="store_true", help=TAKE_OVER)
 
 
 def run(args: argparse.Namespace) -> int:
     """Trains to the last step, or until it is told to stop: 0 for finished, 75 for stopped and saved."""
-    from grpojax.host import peers, processes
-
-    processes.start()
-    with peers.watched():
-        return _train(args)
-
-
-def _train(args: argparse.Namespace) -> int:
-    from grpojax.host import processes
-    from grpojax.host.console import log
     from grpojax.run import recipe
 
-    if not processes.is_first():
-        log.setLevel("WARNING")
     config = recipe.load(args.config, args.overrides)
     from grpojax.run.trainer import Trainer
 

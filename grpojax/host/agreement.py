@@ -1,0 +1,123 @@
+"""That all processes start the same run: of the same settings, data and weights, in a folder that all of them see."""
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import socket
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from grpojax.host import files, processes, settings
+from grpojax.host.errors import UserError
+
+_PACKAGES = ("grpojax", "jax", "jaxlib", "libtpu")
+_END = 1 << 20
+
+
+def agree(**facts: Any) -> None:
+    """Raises `UserError` on all processes unless each came with the same facts. Every process must call it.
+
+    One digest a fact is exchanged; only where they differ are the facts themselves. The versions of Python and of the
+    packages that compute are among them.
+
+    Args:
+      facts: by name, plain data as JSON has it.
+
+    Example:
+      >>> agree(config={"train": {"steps": 3}}, data="5f1c")
+    """
+    facts |= {"versions": versions()}
+    digests = {name: digest(_text(fact).encode()) for name, fact in facts.items()}
+    word = _text({"host": socket.gethostname(), "digests": digests})
+    words = [json.loads(text) for text in processes.meet(word)]
+    first = words[0]["digests"]
+    odd = [i for i, w in enumerate(words) if w["digests"] != first]
+    if not odd:
+        return
+    every = [json.loads(text) for text in processes.meet(_text(facts))]
+    lines = []
+    for i in odd:
+        differ = [
+            line for name in every[0] | every[i] for line in _differences(name, every[0].get(name), every[i].get(name))
+        ]
+        more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+        lines.append(f"process {i} ({words[i]['host']}): {'; '.join(differ[:3])}{more}")
+    raise UserError(
+        f"the processes do not start the same run; process 0 ({words[0]['host']}) and others differ (0's -> theirs):\n"
+        + "\n".join(lines)
+    )
+
+
+def prove_shared(folder: epath.PathLike) -> None:
+    """Raises `UserError` on all processes unless all see the first one's ``folder``. Every process must call it."""
+    if jax.process_count() == 1:
+        return
+    # A name that nobody has asked for yet: network file systems remember for a while what was not there.
+    mark = files.path(folder) / f".shared-{processes.meet(uuid.uuid4().hex)[0]}.tmp"
+    try:
+        if processes.is_first():
+            mark.write_text("")
+        processes.meet()
+        words = processes.meet(_text([socket.gethostname(), mark.exists()]))
+    finally:
+        if processes.is_first():
+            mark.unlink(missing_ok=True)
+    hosts = [json.loads(text) for text in words]
+    if blind := [f"process {i} ({host})" for i, (host, seen) in enumerate(hosts) if not seen]:
+        raise UserError(
+            f"{folder} is not the same folder everywhere: {', '.join(blind)} cannot see what process 0 ({hosts[0][0]}) "
+            "writes there\ngive a run.dir on a file system that all hosts share, or in a bucket: run.dir=gs://BUCKET/RUN"
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that compute; those that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def digest_of_files(folder: epath.PathLike, *patterns: str) -> str:
+    """Tells a folder's files of some patterns from others: their names, sizes and first and last MiB."""
+    parts = []
+    for file in sorted(file for pattern in patterns for file in files.path(folder).glob(pattern)):
+        size = file.stat().length
+        with file.open("rb") as f:
+            parts += [f"{file.name} {size}".encode(), f.read(_END)]
+            f.seek(max(0, size - _END))
+            parts.append(f.read(_END))
+    return digest(*parts)
+
+
+def digest(*parts: bytes) -> str:
+    """Of bytes, as hexadecimal digits.
+
+    Example:
+      >>> digest(b"a", b"b") == digest(b"ab")
+      True
+    """
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    return whole.hexdigest()[:32]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _differences(name: str, first: Any, other: Any) -> list[str]:
+    if first == other:
+        return []
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        return [line if name == "config" else f"{name} {line}" for line in settings.diff(first, other)]
+    return [f"{name}: {first} -> {other}"]

@@ -1,0 +1,230 @@
+"""Which other processes a run has, by its environment and the metadata of its TPU VM, and the joining of them."""
+
+import dataclasses
+import math
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+
+import jax
+from jax._src import cloud_tpu_init, hardware_utils
+
+from grpojax.host.errors import UserError
+
+HEARTBEAT_S = 100  # after so many seconds without a word a process counts as gone
+JOIN_S = 300.0  # to wait for the others
+_PORT = "8482"  # of the first host of a TPU slice, as jax has it
+_ASK_S, _TRIES, _PAUSE_S = 1.0, 3, 0.3  # a metadata server stands in the same machine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Company:
+    """Processes that belong together.
+
+    Attributes:
+      count: how many they are.
+      index: which of them this one is.
+      address: ``host:port`` of the first; None where jax finds it by ``method``.
+      method: of jax to find it, by its name there.
+      told_by: what says so, for people.
+    """
+
+    count: int
+    index: int
+    address: str | None
+    method: str = "deactivate"
+    told_by: str
+
+    def __post_init__(self):
+        if not 0 <= self.index < self.count:
+            raise UserError(f"{self.told_by}: process {self.index} of {self.count}; they count from 0")
+
+
+def on_tpu() -> bool:
+    """Whether this is a TPU VM whose chips jax shall use. Asks nobody; raises `UserError` where libtpu is missing."""
+    platforms = jax.config.jax_platforms  # pyrefly: ignore
+    if platforms and "tpu" not in platforms:
+        return False
+    if cloud_tpu_init.running_in_cloud_tpu_vm:
+        return True
+    if hardware_utils.num_available_tpu_chips_and_device_id()[0] and not platforms:
+        raise UserError(
+            "this machine has TPU chips and no libtpu: pip install -e '.[tpu]', or set JAX_PLATFORMS=cpu to leave them"
+        )
+    return False
+
+
+def ask(key: str) -> str | None:
+    """An attribute of this machine from the metadata server of Google's cloud; None without one, or without the server.
+
+    Raises:
+      UserError: the server is there and does not answer.
+    """
+    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
+    request = urllib.request.Request(
+        f"http://{server}/computeMetadata/v1/instance/attributes/{key}", headers={"Metadata-Flavor": "Google"}
+    )
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    status = None
+    for attempt in range(_TRIES):
+        time.sleep(_PAUSE_S * attempt)
+        try:
+            with direct.open(request, timeout=_ASK_S) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as e:
+            if e.code == 404:
+                return None
+            status = e.code
+        except OSError:
+            pass
+    if status is not None:
+        raise UserError(f"the metadata server {server} answers {status} for {key}; start again, on all hosts")
+    return None
+
+
+def find(environment: Mapping[str, str], *, tpu: bool, ask: Callable[[str], str | None] = ask) -> Company | None:
+    """The processes that this one belongs to; None where it is alone.
+
+    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` come first. On a TPU VM the slice says
+    who belongs to it: by ``TPU_WORKER_HOSTNAMES`` and ``TPU_WORKER_ID`` (GKE), else by the metadata server; a host
+    that has neither is alone. ``MEGASCALE_*`` of either join several slices. Elsewhere SLURM and Open MPI, as jax
+    detects them.
+
+    Args:
+      environment: variables of the process.
+      tpu: whether TPU chips are to be used.
+      ask: gives an attribute of the machine's metadata, or None.
+
+    Raises:
+      UserError: something says that there are others, and nothing where they are.
+
+    Example:
+      >>> find({}, tpu=False) is None
+      True
+      >>> find({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}, tpu=True, ask=lambda key: None).address
+      'a:8482'
+    """
+    if address := environment.get("JAX_COORDINATOR_ADDRESS"):
+        try:
+            count, index = int(environment["JAX_NUM_PROCESSES"]), int(environment["JAX_PROCESS_ID"])
+        except (KeyError, ValueError):
+            raise UserError(
+                "JAX_COORDINATOR_ADDRESS is set; JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers beside it"
+            ) from None
+        return Company(count=count, index=index, address=address, told_by="JAX_NUM_PROCESSES")
+    if _number(environment, "JAX_NUM_PROCESSES") > 1:
+        raise _alone(environment, "JAX_NUM_PROCESSES", "set JAX_COORDINATOR_ADDRESS too, host:port of the first")
+    found = _slice(environment, ask) if tpu else _launched(environment)
+    return None if found is None or found.count == 1 else found
+
+
+def _slice(environment: Mapping[str, str], ask: Callable[[str], str | None]) -> Company | None:
+    """The hosts of a TPU slice, or of several."""
+    if _hosts(environment.get("TPU_PROCESS_BOUNDS")) == 1 and _number(environment, "MEGASCALE_NUM_SLICES") == 1:
+        return None  # one host taken out of its slice
+    told, hosts, index, told_by = dict(environment), list[str](), 0, "TPU_WORKER_HOSTNAMES"
+    if names := environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES"):
+        hosts = [name.strip() for name in names.split(",")]
+        index = _number(environment, "TPU_WORKER_ID", 0 if len(hosts) == 1 else None)
+    elif "TPU_SKIP_MDS_QUERY" not in environment and (worker := ask("agent-worker-number")) is not None:
+        told_by = "the metadata server"
+        index = _number({"agent-worker-number": worker}, "agent-worker-number")
+        # Addresses, or name:id:address of each.
+        hosts = [e.split(":")[-1].strip() for e in (ask("worker-network-endpoints") or "").split(",") if e.strip()]
+        told = _pairs(ask("tpu-env") or "") | told
+    slices = _number(told, "MEGASCALE_NUM_SLICES")
+    bounds = [n for n in ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS") if _hosts(told.get(n)) > 1]
+    if (len(hosts) <= 1 and bounds) or (not hosts and slices > 1):
+        raise _alone(
+            told,
+            bounds[0] if bounds else "MEGASCALE_NUM_SLICES",
+            "set TPU_WORKER_HOSTNAMES and TPU_WORKER_ID; TPU_PROCESS_BOUNDS=1,1,1 and TPU_CHIPS_PER_PROCESS_BOUNDS "
+            "take this host for itself",
+        )
+    if not hosts:
+        return None
+    first = told.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]
+    return Company(
+        count=len(hosts) * slices,
+        index=index + len(hosts) * _number(told, "MEGASCALE_SLICE_ID", 0 if slices == 1 else None),
+        address=f"{first.split(':')[0]}:{environment.get('JAX_COORDINATOR_PORT', _PORT)}",
+        told_by=told_by,
+    )
+
+
+def _launched(environment: Mapping[str, str]) -> Company | None:
+    """The tasks of SLURM or Open MPI."""
+    open_mpi = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_MCA_orte_hnp_uri")
+    slurm = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST")
+    for method, count, needs in (("ompi", "OMPI_COMM_WORLD_SIZE", open_mpi), ("slurm", "SLURM_NTASKS", slurm)):
+        if _number(environment, count) == 1:
+            continue
+        if missing := [name for name in needs if name not in environment]:
+            remedy = "srun starts all tasks" if method == "slurm" else "jax finds them by Open MPI 4"
+            raise _alone(
+                environment, count, f"{missing[0]} is not set ({remedy}); JAX_COORDINATOR_ADDRESS works everywhere"
+            )
+        size, rank = _number(environment, count), _number(environment, needs[0])
+        return Company(count=size, index=rank, address=None, method=method, told_by=count)
+    return None
+
+
+def join(company: Company) -> None:
+    """Joins the others; raises `UserError` where they do not come within `JOIN_S`."""
+    failed: list[BaseException] = []
+
+    def initialize() -> None:
+        try:
+            jax.distributed.initialize(
+                coordinator_address=company.address,
+                num_processes=company.count,
+                process_id=company.index,
+                cluster_detection_method=company.method,
+                initialization_timeout=int(JOIN_S) + 60,
+                heartbeat_timeout_seconds=HEARTBEAT_S,
+            )
+        except BaseException as e:
+            failed.append(e)
+
+    # In a thread: where time runs out inside, the whole process is aborted with a stack of C++.
+    thread = threading.Thread(target=initialize, daemon=True)
+    thread.start()
+    thread.join(JOIN_S)
+    who = f"process {company.index} of {company.count} (by {company.told_by})"
+    where = f" at {company.address}" if company.address else ""
+    if thread.is_alive():
+        raise UserError(
+            f"{who} waited {JOIN_S:g} s for the others{where} in vain\n"
+            "start the same command on all hosts; their ports must be open to each other"
+        )
+    if failed:
+        raise UserError(f"{who} cannot join the others{where}: {' '.join(str(failed[0]).split())[:200]}")
+
+
+def _alone(told: Mapping[str, str], name: str, remedy: str) -> UserError:
+    return UserError(f"{name}={told[name]}: this process should have company and is alone\n{remedy}")
+
+
+def _number(told: Mapping[str, str], name: str, usual: int | None = 1) -> int:
+    """A variable as a number; ``usual`` where it is not set, and an error where that is None."""
+    try:
+        return int(told[name]) if told.get(name) or usual is None else usual
+    except (KeyError, ValueError):
+        raise UserError(f"{name}={told.get(name)!r} must be a number for this process to find the others") from None
+
+
+def _hosts(bounds: str | None) -> int:
+    """Of bounds such as "2,2,1"; 0 where there are none."""
+    try:
+        return math.prod(int(n) for n in bounds.split(",")) if bounds else 0
+    except ValueError:
+        return 0
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """``NAME: 'value'`` by lines."""
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip().strip("'\"") for name, colon, value in lines if colon}

@@ -1,0 +1,81 @@
+"""Runs by several processes have the metrics of one process with as many devices.
+
+Sums over devices are added in another order across processes, so equality is to rounding: 1e-6 of each number. The
+optimiser's eps is large, since Adam makes of a gradient of nothing but rounding a full step.
+"""
+
+import jax
+import pytest
+from runs import Trainer, numbers
+from several import together
+
+from grpojax.run import finetune, finetune_recipe
+from grpojax.run import recipe as config
+
+SFT = """\
+model:     {{path: {folder}}}
+data:      {{train: {folder}/sums.jsonl, max_prompt_tokens: 8, max_tokens: 8}}
+train:     {{steps: 3, batch_size: 8}}
+run:       {{dir: {folder}/sft}}
+"""
+EVERY = ["optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", "train.checkpoint_every=0"]
+REINFORCED = ["rewards=[{name: 'tiny_run:parity'}]", "data.eval=null", "train.eval_every=0", "train.steps=3"]
+RECIPES = {
+    "grpo": ["variant={name: grpo, kl_coef: 0.01}", "train.minibatches=2"],
+    "dapo": ["variant=dapo", "rollout.group=2"],
+    "token_critic": ["variant=token_critic", "critic={optimizer: {learning_rate: 1.0e-3, eps: 1.0e-3}}"],
+    "xrpo": ["variant=xrpo"],
+    "culling": ["variant=culling"],
+    "sft": [],
+}
+MESHES = {4: ["mesh.data=2", "mesh.fsdp=2"], 8: ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]}
+
+
+def overrides(name, devices):
+    return [*EVERY, *(REINFORCED if name != "sft" else []), *RECIPES[name], *MESHES[devices]]
+
+
+def check(names, recipe, folder, processes):
+    devices = 2 * processes
+    sft = folder / "sft.yaml"
+    sft.write_text(SFT.format(folder=recipe.parent))
+    commands = [
+        ["sft" if name == "sft" else "train", sft if name == "sft" else recipe, f"run.dir={folder / 'several' / name}",
+         *overrides(name, devices)]
+        for name in names
+    ]  # fmt: skip
+    said = together(*commands, processes=processes)
+    assert all(lines[-1] == "status 0" for of_one in said for lines in of_one), said
+    assert all([x for x in lines if x] == ["status 0"] for of_one in said[1:] for lines in of_one), said[1:]
+    for name in names:
+        given = [f"run.dir={folder / 'one' / name}", *overrides(name, devices)]
+        if name == "sft":
+            assert finetune.FineTune(finetune_recipe.load_sft(sft, given), jax.devices()[:devices]).run()
+        else:
+            assert Trainer(config.load(recipe, given), devices=devices).run()
+        same(numbers(folder / "several" / name), numbers(folder / "one" / name), name)
+
+
+def same(several, one, name):
+    assert len(several) == len(one) >= 3
+    for got, want in zip(several, one, strict=True):
+        assert got.keys() == want.keys()
+        for metric, value in want.items():
+            assert got[metric] == value or got[metric] == pytest.approx(value, rel=1e-6, abs=1e-6), (
+                name, want["step"], metric,
+            )  # fmt: skip
+
+
+def test_two_processes_with_two_devices_each(recipe, tmp_path):
+    """With groups that are dropped and others drawn for them."""
+    check(["dapo"], recipe, tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_six_recipes_by_two_processes(recipe, tmp_path):
+    check(list(RECIPES), recipe, tmp_path, 2)
+
+
+@pytest.mark.slow
+def test_six_recipes_by_four_processes(recipe, tmp_path):
+    check(list(RECIPES), recipe, tmp_path, 4)
