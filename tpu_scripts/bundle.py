@@ -59,17 +59,21 @@ def make(settings: Settings, source: str, folder: Path, leave: Path) -> Bundle:
         requirement = f"grpojax{EXTRAS} @ {source}"
     else:
         raise Mistake(f"--from {source}: must be . (this folder), a wheel (FILE.whl) or git+URL@REF")
-    arguments = (requirement, PYTHON, UV, settings.packages_as_of)
     contents = {name: (path.read_bytes(), os.access(path, os.X_OK)) for name, path in sorted(files.items())}
     size = sum(len(data) for data, _ in contents.values())
     if size > MOST_BYTES:
         largest = max(contents, key=lambda name: len(contents[name][0]))
         raise Mistake(f"{folder}: {size >> 20} MiB to send, {largest} the largest; put data into the bucket instead")
-    digest = hashlib.sha256(repr((arguments, settings.forward)).encode())
+    digest = hashlib.sha256(repr((arguments(requirement, settings), settings.forward)).encode())
     for name, (data, executable) in contents.items():
         digest.update(f"{name} {executable} {len(data)}\n".encode() + data)
     contents["variables"] = (variables(settings), False)
-    return Bundle(digest.hexdigest()[:12], _pack(contents), arguments)
+    return Bundle(digest.hexdigest()[:12], _pack(contents), arguments(requirement, settings))
+
+
+def arguments(requirement: str, settings: Settings) -> tuple[str, ...]:
+    """Of ``setup.sh``, after the bundle's name."""
+    return requirement, PYTHON, UV, settings.packages_as_of
 
 
 def variables(settings: Settings) -> bytes:

@@ -44,7 +44,10 @@ start() { # NAME COMMAND...
         [ ! -e "$root/current/variables" ] || . "$root/current/variables"
         PATH=$root/venv/bin:$root/bin:$PATH
         export PATH
-        [ ! -d "$root/current/tree" ] || cd "$root/current/tree" || exit
+        case ${job##*/} in
+        setup-*) ;; # its paths are from the home folder
+        *) cd "$root/current/tree" || exit ;;
+        esac
         "$@"
         code=$?
         echo "$code" >"$job/exit.new" && mv "$job/exit.new" "$job/exit"

@@ -27,8 +27,13 @@ from workers import Fleet
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Status 0, or 2 for a mistake of the user's, 1 for what failed, 130 for Ctrl-C."""
-    args = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    args = parser().parse_args(words[:cut])
+    args.command = words[cut + 1 :]
     try:
+        if args.command and args.name != "launch":
+            raise Mistake(f"{args.name} takes no command; only launch does")
         settings = settings_module.load(args.env)
         secrets = [os.environ[n] for n in settings.forward.split() if len(os.environ.get(n, "")) >= 4]
         say = Speaker(secrets, args.dry_run)
@@ -71,8 +76,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="WHAT",
         help="grpojax of this folder (.), of FILE.whl or git+URL@REF",
     )
-    launch = commands.add_parser("launch", help="start a command on every worker, apart from this machine")
-    launch.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="as one would type it there")
+    usage = "tpu.py launch -- COMMAND [ARGUMENT...]"
+    commands.add_parser("launch", usage=usage, help="start a command on every worker, apart from this machine")
     commands.add_parser("watch", help="its logs and state; starts it again after preemptions, until it is finished")
     commands.add_parser("stop", help="have it save and end; watch would start it again")
     fetch = commands.add_parser("fetch", help="the run's folder, from the bucket")
@@ -128,7 +133,7 @@ class Commands:
         self.say(f"set up: {self.ledger.installed}, packages as of {self.settings.packages_as_of}")
 
     def _launch(self) -> None:
-        command = self.args.command[self.args.command[:1] == ["--"] :]
+        command = self.args.command
         if not command:
             raise Mistake("launch needs a command: launch -- grpojax train configs/... run.dir=gs://...")
         local = next((a for a in command if a.startswith("run.dir=") and not a.startswith("run.dir=gs://")), "")
@@ -186,9 +191,7 @@ class Commands:
 
     def _bundle(self) -> bundles.Bundle:
         if self.args.dry_run:
-            return bundles.Bundle(
-                "BUNDLE", b"", (f"./tree{bundles.EXTRAS}", bundles.PYTHON, bundles.UV, self.settings.packages_as_of)
-            )
+            return bundles.Bundle("BUNDLE", b"", bundles.arguments(f"./tree{bundles.EXTRAS}", self.settings))
         return bundles.make(self.settings, self.ledger.installed or ".", Path.cwd(), self.args.env.resolve())
 
 

@@ -181,20 +181,21 @@ class Watch:
         """How the command is. What is new in the logs is said line by line, and kept in a file for each worker."""
         ledger = self.keeper.ledger
         while True:
-            reports = fleet.poll(ledger.attempt, ledger.offsets)
+            reports, lines = fleet.poll(ledger.attempt, ledger.offsets), []
             for worker, report in reports.items():
                 data = report.log
                 if report.state == "running" and len(data) < MOST:
                     data = data[: data.rfind(b"\n") + 1]
                 if report.state == "lost":
-                    self.say(f"no answer: {report.why}")
+                    lines.append(f"no answer: {report.why}")
                 if data:
                     self.logs.mkdir(parents=True, exist_ok=True)
                     with (self.logs / f"{worker.name}.log").open("ab") as file:
                         file.write(data)
-                    for line in data.decode(errors="replace").splitlines():
-                        self.say(f"[{worker.name}] {line}")
+                    lines += [f"[{worker.name}] {line}" for line in data.decode(errors="replace").splitlines()]
                     ledger.offsets[worker.name] = ledger.offsets.get(worker.name, 0) + len(data)
             ledger.save()
+            for line in lines:
+                self.say(line)
             if all(len(report.log) < MOST for report in reports.values()):
                 return reports
