@@ -4,7 +4,7 @@
 keeps every call, ``workers/`` has the home of each worker. A scenario has
 
 - ``states``: for each creation, what the looks at it see, one after the other; the last stays. "ACTIVE/PREEMPTED" is an
-  active request with a VM that is taken; "ACTIVE*3" stays for three looks; "ACTIVE@FILE:5" until the file has five lines.
+  active request with a VM that is taken; "ACTIVE*3" stays for three looks, "ACTIVE@FILE:5" until FILE has five lines.
 - ``rules``: ``match`` (a pattern of the command line), ``skip``, ``times``, then ``code``, ``stderr``, ``stdout``,
   ``hang`` (seconds); with ``anyway`` the call does its work all the same.
 - ``hosts`` of a slice, ``env`` of the workers, ``deleting``: how many looks see a deletion, ``taken``: the signals that

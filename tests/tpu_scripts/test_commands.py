@@ -53,7 +53,7 @@ def test_no_quota_is_one_line_with_a_remedy(play):
     [
         "PERMISSION_DENIED: Permission denied",
         "You do not currently have an active account selected.",
-        "INVALID_ARGUMENT",
+        "INVALID_ARGUMENT: no",
     ],
 )
 def test_what_the_cloud_refuses_is_a_mistake(play, error):
