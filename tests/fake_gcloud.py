@@ -8,7 +8,7 @@ keeps every call, ``workers/`` has the home of each worker. A scenario has
 - ``rules``: ``match`` (a pattern of the command line), ``skip``, ``times``, then ``code``, ``stderr``, ``stdout``,
   ``hang`` (seconds); with ``anyway`` the call does its work all the same.
 - ``hosts`` of a slice, ``env`` of the workers, ``deleting``: how many looks see a deletion, ``taken``: the signals that
-  processes get when their VM goes.
+  processes get when their VM goes, ``notice`` (seconds) apart.
 """
 
 import fcntl
@@ -163,13 +163,16 @@ def delete(world, name):
 
 def take(request):
     """The VMs go, with all that runs and lies on them."""
+    for i, name in enumerate(SCENARIO.get("taken", ["KILL"])):
+        time.sleep(SCENARIO.get("notice", 0) if i else 0)
+        for pid in CLOUD.glob("workers/*/grpojax/jobs/*/pid"):
+            if (pid.parent / "exit").exists():
+                continue
+            try:
+                os.killpg(int(pid.read_text().split()[0]), signal.Signals[f"SIG{name}"])
+            except ProcessLookupError:
+                pass
     for home in (CLOUD / "workers").glob("*"):
-        for pid in home.glob("grpojax/jobs/*/pid"):
-            for name in SCENARIO.get("taken", ["KILL"]):
-                try:
-                    os.killpg(int(pid.read_text().split()[0]), signal.Signals[f"SIG{name}"])
-                except ProcessLookupError:
-                    pass
         home.rename(CLOUD / f"gone-{request['n']}-{home.name}")
 
 

@@ -11,7 +11,8 @@ import pytest
 from tpu_play import ROOT, SCRIPTS, program
 
 PAGE = (SCRIPTS / "README.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.M | re.S) for line in block.splitlines()]
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE + (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
 FILES = sorted(SCRIPTS.glob("*.py"))
 
 
@@ -40,7 +41,7 @@ def test_every_command_of_the_page_runs(play):
         "delete": "queued-resources delete grpo --force",
     }.items():
         assert calls in said[command], command
-    (train,) = [text for command, text in said.items() if "train" in command]
+    (train,) = {text for command, text in said.items() if "grpojax train" in command}
     for worker in range(4):
         assert f"--worker={worker} '--command=if [ -e grpojax/current ]" in train
     assert train.count("start 1 grpojax train configs/gsm8k_qwen2.5_0.5b.yaml model.path=gs://my-bucket/models/") == 4
