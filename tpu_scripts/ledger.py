@@ -1,0 +1,100 @@
+"""What must outlive a command: the launched command, how often it was started, and what was spent."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloud import Seen
+from errors import Failure, Mistake
+
+
+@dataclasses.dataclass
+class Ledger:
+    """A small file for a name.
+
+    Args:
+      file: where it is kept; None keeps nothing (a dry run).
+      chips: of all slices.
+      spent_seconds: chip-seconds of VMs that are gone.
+      since: since when the present VMs are paid for, seconds since 1970; None without any.
+      identity: of these VMs.
+      command: as launched last.
+      attempt: names its last start, over all commands.
+      relaunches, failures: starts of this command after the first, and those after it failed by itself.
+      installed: what `setup` was told to install.
+      packages: the one word for what it installed.
+      offsets: bytes of each worker's log that are here already.
+    """
+
+    file: Path | None
+    chips: int
+    spent_seconds: float = 0.0
+    since: float | None = None
+    identity: str = ""
+    command: list[str] = dataclasses.field(default_factory=list)
+    attempt: int = 0
+    relaunches: int = 0
+    failures: int = 0
+    installed: str = ""
+    packages: str = ""
+    offsets: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def save(self) -> None:
+        """Writes it whole or not at all."""
+        if self.file is None:
+            return
+        kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("file", "chips")}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.file.with_suffix(".new")
+        draft.write_text(json.dumps(kept, indent=2) + "\n")
+        os.replace(draft, self.file)
+
+    def note(self, seen: Seen, now: float) -> None:
+        """Counts the time of the VMs from their making, however long nobody looked, to when they are seen gone."""
+        if self.since is not None and (not seen.workers or seen.identity != self.identity):
+            if seen.kind == "pending" and seen.detail.startswith("ACTIVE"):
+                return  # A VM that is being repaired is there, and paid for.
+            self.spent_seconds += max(0.0, now - self.since) * self.chips
+            self.since = None
+        if seen.workers and self.since is None:
+            self.since, self.identity = min(now, seen.born or now), seen.identity
+        self.save()
+
+    def chip_hours(self, now: float) -> float:
+        """Under this name so far."""
+        running = 0.0 if self.since is None else max(0.0, now - self.since) * self.chips
+        return (self.spent_seconds + running) / 3600
+
+    def next_attempt(self) -> None:
+        """The command is to be started (again)."""
+        self.attempt += 1
+        self.offsets = {}
+        self.save()
+
+
+def load(file: Path, chips: int) -> Ledger:
+    """As it was saved, or a new one."""
+    if not file.exists():
+        return Ledger(file, chips)
+    try:
+        return Ledger(file, chips, **json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise Failure(f"{file}: cannot be read ({error}); move it away to count chip-hours from 0") from None
+
+
+@contextlib.contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """Inside, no other command of this machine works on the same name."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Mistake(f"another tpu.py works on {file.stem}; end it first (Ctrl-C leaves the run alone)") from None
+        yield
