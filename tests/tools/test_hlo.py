@@ -1,6 +1,6 @@
 """What moves between chips is read off the compiler's own text."""
 
-from grpojax.tools.hlo import Traffic, collectives
+from grpojax.tools.hlo import Traffic, analyse, by_kind
 
 GIB = 2**30
 
@@ -66,7 +66,7 @@ ENTRY %main (p: bf16[8], q: f32[4]) -> f32[4] {
 
 
 def test_collectives_are_counted_as_often_as_they_run():
-    once, each = collectives(HLO)
+    once, each = by_kind(analyse(HLO).collectives)
     assert once == {
         "all-gather": Traffic(1, 128 / GIB, 128 / GIB),  # in two fusions, to overlap with both
         "all-reduce": Traffic(2, (40 + 16) / GIB, 40 / GIB),
