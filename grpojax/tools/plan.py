@@ -85,7 +85,7 @@ def _searched(args: argparse.Namespace, config: Any, target: Any) -> int:
     print(found.candidate.overrides)
     if target.by_sheet:
         return _by_sheet(args, found.candidate.estimate)
-    return _compiled(args, found.candidate.config, target, found.reports)
+    return _compiled(args, config, target, found.reports)
 
 
 def _supervised(args: argparse.Namespace, config: Any) -> int:

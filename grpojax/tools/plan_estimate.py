@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -44,6 +45,37 @@ class Estimate:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How a recipe is executed: the settings that a search may change."""
+
+    data: int
+    fsdp: int
+    tensor: int
+    microbatches: int
+    remat: Literal["layer", "matmuls", "none"]
+    slots: int
+
+    @classmethod
+    def of(cls, config: Config, chips: int) -> "Execution":
+        """A recipe's own, on so many chips."""
+        sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+        known = math.prod(s for s in sizes.values() if s != -1)
+        whole = {axis: max(1, chips // known) if s == -1 else s for axis, s in sizes.items()}
+        train, model = config.train, config.model
+        return cls(**whole, microbatches=train.microbatches, remat=model.remat, slots=config.rollout.slots)
+
+    def applied(self, config: Config) -> Config:
+        """The recipe with it."""
+        return dataclasses.replace(
+            config,
+            mesh=dataclasses.replace(config.mesh, data=self.data, fsdp=self.fsdp, tensor=self.tensor),
+            model=dataclasses.replace(config.model, remat=self.remat),
+            train=dataclasses.replace(config.train, microbatches=self.microbatches),
+            rollout=dataclasses.replace(config.rollout, slots=self.slots),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class _Work:
     """A chip's part of a step; bytes and tokens."""
 
@@ -52,6 +84,9 @@ class _Work:
     data: int
     fsdp: int
     tensor: int
+    microbatches: int
+    remat: str
+    slots: int
 
     @property
     def lanes(self) -> int:
@@ -84,8 +119,8 @@ class _Work:
         prompts, group = self.sampled
         train = self.config.train
         prompts = prompts / train.minibatches
-        held = max(1.0, prompts / train.microbatches)
-        completions = prompts * group * self.config.rollout.max_tokens / train.microbatches
+        held = max(1.0, prompts / self.microbatches)
+        completions = prompts * group * self.config.rollout.max_tokens / self.microbatches
         return held * self.config.data.max_prompt_tokens, completions
 
 
@@ -105,12 +140,21 @@ def of_recipe(config: Config, target: Target, *, layers: int | None = None) -> E
     """
     model = shape_of(config.model.path)
     model = model if layers is None else dataclasses.replace(model, num_layers=layers)
-    return estimate(config, model, target)
+    return estimate(config, model, target, Execution.of(config, target.chips))
 
 
-def estimate(config: Config, model: DecoderConfig, target: Target) -> Estimate:
-    """As `of_recipe`, of this model."""
-    work = _Work(model=model, config=config, **_mesh(config, target))
+def estimate(
+    config: Config,
+    model: DecoderConfig,
+    target: Target,
+    execution: Execution,
+    counts: Mapping[str, int] | None = None,
+) -> Estimate:
+    """As `of_recipe`, of this model, and executed like this in place of what the recipe says.
+
+    ``counts`` is `plan_run.times_a_step` of the recipe, for a caller that asks often.
+    """
+    work = _Work(model=model, config=config, **vars(execution))
     programs = tuple(
         _report(name, work, target, *part) for name, part in {
             "rollout": _rollout(work, target),
@@ -119,13 +163,7 @@ def estimate(config: Config, model: DecoderConfig, target: Target) -> Estimate:
             "update": _update(work, target),
         }.items()
     )  # fmt: skip
-    return Estimate(programs=programs, run=plan_run.bound(config, programs, target.chips))
-
-
-def _mesh(config: Config, target: Target) -> dict[str, int]:
-    sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
-    known = math.prod(s for s in sizes.values() if s != -1)
-    return {axis: max(1, target.chips // known) if s == -1 else s for axis, s in sizes.items()}
+    return Estimate(programs=programs, run=plan_run.bound(config, programs, target.chips, counts))
 
 
 def _report(
@@ -165,7 +203,7 @@ def _between(work: _Work, target: Target, size: float) -> float:
 def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
     c, (prompts, group) = w.model, w.sampled
     rollout, length = w.config.rollout, w.config.data.max_prompt_tokens
-    slots = min(rollout.slots or group, group)
+    slots = min(w.slots or group, group)
     iterations = -(-group // slots) * (rollout.max_tokens - 1)
     read = flops.decode_bytes(c, length, rollout.max_tokens, prompts=prompts, slots=slots) / w.tensor
     logits = 4 * prompts * slots * c.vocab_size
@@ -210,7 +248,7 @@ def _passes(w: _Work, target: Target, layers: float, logits: float, gathers: int
     A forward pass of a layer moves about 8 bytes for each of a token's MLP activations and 24 for each of its hidden
     size in the programs that the TPU compiler makes of it.
     """
-    c, micro = w.model, w.config.train.microbatches
+    c, micro = w.model, w.microbatches
     before, completed = w.rows
     tokens = before + completed
     moved = layers * tokens * c.num_layers * (8 * c.intermediate_size / w.tensor + 24 * c.hidden_size)
@@ -231,8 +269,8 @@ def _score(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]
 
 
 def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
-    c, (before, completed), remat = w.model, w.rows, w.config.model.remat
-    tokens, shards, micro = before + completed, w.fsdp * w.tensor, w.config.train.microbatches
+    c, (before, completed), remat = w.model, w.rows, w.remat
+    tokens, shards, micro = before + completed, w.fsdp * w.tensor, w.microbatches
     inner = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim / w.tensor
     outputs = inner + c.hidden_size + 2 * c.intermediate_size / w.tensor
     kept = {"layer": 0.0, "matmuls": outputs, "none": 2 * outputs + 4 * c.hidden_size}[remat]

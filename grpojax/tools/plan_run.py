@@ -72,15 +72,18 @@ def times_a_step(config: Config) -> dict[str, int]:
     }
 
 
-def bound(config: Config, reports: Sequence[ProgramReport], chips: int) -> RunBound:
+def bound(
+    config: Config, reports: Sequence[ProgramReport], chips: int, counts: Mapping[str, int] | None = None
+) -> RunBound:
     """Sums the reports over a step and the run.
 
     Args:
       config: the recipe.
       reports: of its programs; one that was refused, or of a chip that is not known, makes the sum NaN.
       chips: of all slices.
+      counts: `times_a_step` where it is known.
     """
-    counts, by_name = times_a_step(config), {r.name: r for r in reports}
+    counts, by_name = counts or times_a_step(config), {r.name: r for r in reports}
     phases = {}
     for phase, names in PHASES.items():
         here = {n: counts.get(n, 0) * by_name[n].at_least for n in names if n in by_name and counts.get(n)}

@@ -11,46 +11,36 @@ from typing import Literal
 
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig
-from grpojax.programs import lanes, packing
+from grpojax.programs import lanes
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_estimate, plan_run, planner
 from grpojax.tools.plan_chips import Target
-from grpojax.tools.plan_estimate import Estimate
+from grpojax.tools.plan_estimate import Estimate, Execution
 from grpojax.tools.plan_report import ProgramReport
 
 _COMPILED = 3  # candidates that the compiler sees at most
 _MARGIN = 1.05  # by which an estimate of memory may be wrong and its candidate still be tried
 
-REMATS: tuple[Literal["none", "matmuls", "layer"], ...] = ("none", "matmuls", "layer")
+_REMATS: tuple[Literal["none", "matmuls", "layer"], ...] = ("none", "matmuls", "layer")
 
 Compile = Callable[[Config], Sequence[ProgramReport]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Settings of execution, and what they are thought to need.
+    """Settings of execution, and what a run is thought to need with them."""
 
-    Attributes:
-      config: the recipe with them.
-      estimate: from shapes.
-    """
-
-    config: Config
+    execution: Execution
     estimate: Estimate
 
     @property
     def overrides(self) -> str:
         """To paste behind a command."""
-        c = self.config
-        settings = {
-            "mesh.data": c.mesh.data,
-            "mesh.fsdp": c.mesh.fsdp,
-            "mesh.tensor": c.mesh.tensor,
-            "train.microbatches": c.train.microbatches,
-            "model.remat": c.model.remat,
-            "rollout.slots": c.rollout.slots,
-        }
-        return " ".join(f"{name}={value}" for name, value in settings.items())
+        e = self.execution
+        return (
+            f"mesh.data={e.data} mesh.fsdp={e.fsdp} mesh.tensor={e.tensor} train.microbatches={e.microbatches} "
+            f"model.remat={e.remat} rollout.slots={e.slots}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,27 +63,29 @@ class Found:
 def candidates(config: Config, model: DecoderConfig, target: Target) -> list[Candidate]:
     """All settings that divide, fastest estimate first; ties in the order of meshes, micro-batches, remat, slots."""
     out = []
+    rollout, counts = config.rollout, plan_run.times_a_step(config)
+    slots = (0, *(n for n in _divisors(rollout.group) if 1 < n < rollout.group))
     for data, tensor in _meshes(model, target):
         fsdp = target.chips // data // tensor
-        for microbatches, remat, slots in itertools.product(
-            _divisors(config.rollout.prompts * config.rollout.group),
-            REMATS,
-            (0, *(n for n in _divisors(config.rollout.group) if 1 < n < config.rollout.group)),
-        ):
-            try:
-                prompts, group = lanes.spread_sizes(config.rollout.prompts, config.rollout.group, data * fsdp)
-                packing.check_cut(prompts // (data * fsdp) // config.train.minibatches or 1, group, microbatches)
-                changed = dataclasses.replace(
-                    config,
-                    mesh=dataclasses.replace(config.mesh, data=data, fsdp=fsdp, tensor=tensor),
-                    model=dataclasses.replace(config.model, remat=remat),
-                    train=dataclasses.replace(config.train, microbatches=microbatches),
-                    rollout=dataclasses.replace(config.rollout, slots=slots),
+        for microbatches in _microbatches(config, data * fsdp):
+            for remat, held in itertools.product(_REMATS, slots):
+                execution = Execution(
+                    data=data, fsdp=fsdp, tensor=tensor, microbatches=microbatches, remat=remat, slots=held
                 )
-            except UserError:
-                continue
-            out.append(Candidate(config=changed, estimate=plan_estimate.estimate(changed, model, target)))
+                found = plan_estimate.estimate(config, model, target, execution, counts)
+                out.append(Candidate(execution=execution, estimate=found))
     return sorted(out, key=lambda c: c.estimate.run.step)
+
+
+def _microbatches(config: Config, parts: int) -> list[int]:
+    """Into how many micro-batches a minibatch of a batch shard may be cut."""
+    minibatches = config.train.minibatches
+    try:
+        prompts, group = lanes.spread_sizes(config.rollout.prompts // minibatches, config.rollout.group, parts)
+    except UserError:
+        return []
+    each = prompts // parts
+    return [m for m in _divisors(each * group) if each % m == 0 or m % each == 0 and group % (m // each) == 0]
 
 
 def _meshes(model: DecoderConfig, target: Target) -> Iterator[tuple[int, int]]:
@@ -137,8 +129,8 @@ def search(
         room = []
     for n, candidate in enumerate(room[:_COMPILED], 1):
         say(f"compiling {n} of at most {min(_COMPILED, len(room))}: {candidate.overrides}")
-        reports = compile_it(candidate.config)
-        run = plan_run.bound(candidate.config, reports, target.chips)
+        reports = compile_it(candidate.execution.applied(config))
+        run = plan_run.bound(config, reports, target.chips)
         if not all(r.fits for r in reports):
             say("does not fit")
         else:
