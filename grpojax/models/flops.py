@@ -1,18 +1,53 @@
 """Useful FLOPs of a group-native forward, counted from the shapes, and what devices can do at best."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.types import PerPrompt, Samples
 
-# Of one device as jax names its kind, from the makers' data sheets: dense bfloat16 FLOP/s, bytes/s of its memory.
-PEAKS = {
-    "TPU v4": (275e12, 1.2e12), "TPU v5 lite": (197e12, 0.82e12), "TPU v5": (459e12, 2.77e12),
-    "TPU v5p": (459e12, 2.77e12), "TPU v6 lite": (918e12, 1.64e12), "NVIDIA A100-SXM4-40GB": (312e12, 1.56e12),
-    "NVIDIA A100-SXM4-80GB": (312e12, 2.04e12), "NVIDIA H100 80GB HBM3": (989e12, 3.35e12),
-    "NVIDIA H200": (989e12, 4.8e12),
-}  # fmt: skip
-PEAK_FLOPS = {kind: flops for kind, (flops, _) in PEAKS.items()}
+
+class Chip(NamedTuple):
+    """What a maker's data sheet says of one device.
+
+    Attributes:
+      flops: dense bfloat16 FLOP/s.
+      bandwidth: bytes/s of its memory.
+      memory: bytes of it.
+      link: bytes/s that one of its links to neighbours carries one way. A GPU's is all of its NVLink together, or
+        PCIe where it has none; 0 where the sheet does not say.
+      network: bytes/s to devices of another slice or machine, a chip's share of its host's; 0 where it does not say.
+    """
+
+    flops: float
+    bandwidth: float
+    memory: float
+    link: float = 0.0
+    network: float = 0.0
+
+
+_GIB = 2**30
+
+# By the name that jax has for its kind. TPUs: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" at
+# docs.cloud.google.com/tpu/docs: peak compute, HBM, interconnect (2400, 1600, 4800, 3200 Gbps a chip over 6, 4, 6, 4
+# links), data center network (6.4 and 25.6 Tbps a pod of 256 v5e and v6e, 50 Gbps a chip of v5p; none given for v4).
+# GPUs: NVIDIA's data sheets "H100 Tensor Core GPU", "H200", "A100" (all SXM) and "L4", and the white paper "Ada GPU
+# Architecture" (RTX 4090): no sparsity, and of NVLink, whose figure counts both ways, half.
+CHIPS = {
+    "TPU v4": Chip(275e12, 1.228e12, 32 * _GIB, 50e9),
+    "TPU v5 lite": Chip(197e12, 0.819e12, 16 * _GIB, 50e9, 3.125e9),
+    "TPU v5": Chip(459e12, 2.765e12, 95 * _GIB, 100e9, 6.25e9),
+    "TPU v5p": Chip(459e12, 2.765e12, 95 * _GIB, 100e9, 6.25e9),
+    "TPU v6 lite": Chip(918e12, 1.64e12, 32 * _GIB, 100e9, 12.5e9),
+    "NVIDIA A100-SXM4-40GB": Chip(312e12, 1.555e12, 40 * _GIB, 300e9),
+    "NVIDIA A100-SXM4-80GB": Chip(312e12, 2.039e12, 80 * _GIB, 300e9),
+    "NVIDIA H100 80GB HBM3": Chip(989e12, 3.35e12, 80e9, 450e9),
+    "NVIDIA H200": Chip(989e12, 4.8e12, 141e9, 450e9),
+    "NVIDIA L4": Chip(121e12, 0.3e12, 24e9, 32e9),
+    "NVIDIA GeForce RTX 4090": Chip(165e12, 1.008e12, 24e9, 32e9),
+}
+PEAK_FLOPS = {kind: chip.flops for kind, chip in CHIPS.items()}
 
 
 def matmul_weights(c: DecoderConfig) -> int:
@@ -38,6 +73,22 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
+def update_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples, *, remat: str) -> float:
+    """FLOPs of a forward and a backward pass as they are computed, recomputation included.
+
+    The backward pass costs two forward passes. Logits are made again in it; with ``remat`` "layer" so is all else.
+
+    Args:
+      c: the decoder.
+      prompt_lengths: ``[P]`` tokens of each prompt.
+      lengths: ``[P, G]`` tokens of each completion.
+      remat: as in `grpojax.models.Compute`.
+    """
+    forward = forward_flops(c, prompt_lengths, lengths)
+    logits = 2 * float(np.asarray(lengths, np.float64).sum()) * c.vocab_size * c.hidden_size
+    return 3 * forward + (forward if remat == "layer" else logits)
+
+
 def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> float:
     """FLOPs of `grpojax.credit.influence` beyond the forward: logits of a group's tokens against its own vocabulary,
     the matrix ``M``, and its product with every token.
@@ -51,19 +102,27 @@ def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> f
     return 3 * 2 * float((tokens * np.asarray(entries)).sum()) * c.hidden_size
 
 
-def decode_bytes(c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, group: int, slots: int) -> float:
-    """Bytes of memory that sampling must read: weights once a token step, each prompt's keys and values once for all
-    of its slots, each slot's own. In bfloat16, every prompt and completion of full length, on a single device.
+def decode_bytes(c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, slots: int) -> float:
+    """Bytes of memory that the sampler reads for one token step: weights once, each prompt's keys and values once for
+    all of its slots, and every slot's whole ring, however much of it is filled. In bfloat16, on a single device.
 
     Args:
       c: the decoder.
       prompt_tokens: of each prompt.
-      tokens: of each completion.
+      tokens: of the longest completion, for which the rings have room.
       prompts: sampled at the same time.
-      group: completions of a prompt.
-      slots: of them sampled at the same time; 0 for all.
+      slots: completions of each that are sampled at the same time.
     """
-    slots = slots or group
-    per_token = 2 * 2 * c.num_layers * c.num_kv_heads * c.head_dim
-    seen = prompts * (prompt_tokens + slots * (tokens + 1) / 2) * per_token
-    return -(-group // slots) * tokens * (2 * (matmul_weights(c) + c.vocab_size * c.hidden_size) + seen)
+    per_token = 2 * kv_numbers(c)
+    weights = matmul_weights(c) + c.vocab_size * c.hidden_size
+    return 2 * weights + prompts * (prompt_tokens + slots * tokens) * per_token
+
+
+def kv_numbers(c: DecoderConfig) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * c.num_layers * c.num_kv_heads * c.head_dim
+
+
+def parameters(c: DecoderConfig) -> int:
+    """Weights of matrices: layers, embedding and, where it is one of its own, output projection."""
+    return matmul_weights(c) + (2 if c.own_head else 1) * c.vocab_size * c.hidden_size

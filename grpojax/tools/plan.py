@@ -1,67 +1,108 @@
-"""``grpojax plan``: what a recipe's programs need of a TPU slice that is not there."""
+"""``grpojax plan``: what a recipe's programs need of chips that are not there."""
 
 import argparse
+import functools
 import os
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from grpojax.host.errors import UserError
 
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    plan = command("plan", run, "Compiles a recipe's programs for a TPU slice that is not there.", overrides=True)
-    plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4 or v5p:2x2x4")
+    plan = command("plan", run, "Says what a recipe's programs need of chips that are not there.", overrides=True)
+    plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4, v5p:2x2x4, or h100:8 by its data sheet")
+    plan.add_argument("--slices", type=int, default=1, help="so many of them; the mesh's data axis goes across")
     plan.add_argument("--recipe", choices=("train", "sft", "dpo"), default="train", help="which command it is for")
     plan.add_argument("--layers", type=int, help="layers to compile; the model's own number if left out")
+    plan.add_argument("--price-per-hour", type=float, metavar="X", help="of one chip; the run's cost is told then")
+    plan.add_argument("--search", action="store_true", help="look for the fastest settings of execution that fit")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table of `grpojax.tools.planner`."""
+    """Prints the table of `grpojax.tools.planner`; 1 where a program does not fit."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles, and nothing runs
-    import dataclasses
-
-    from grpojax import data
-    from grpojax.models import compute_of, hf
-    from grpojax.run import critic, finetune_recipe, held_out, recipe, teacher
-    from grpojax.tools import plan_report, planner
+    from grpojax.run import finetune_recipe, recipe
+    from grpojax.tools import plan_chips, plan_estimate
 
     loaders = {"train": recipe.load, "sft": finetune_recipe.load_sft, "dpo": finetune_recipe.load_dpo}
     if args.recipe == "train" and not _has_rollout(args.config):
         raise UserError(f"{args.config} has no rollout: for a supervised recipe give --recipe sft or --recipe dpo")
+    for name, least in (("layers", 1), ("slices", 1), ("price_per_hour", 0)):
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     config = loaders[args.recipe](args.config, args.overrides)
-    model = hf.read_config(data.locate(config.model.path))
-    shorter = {} if args.layers is None else {"num_layers": args.layers}
-    if args.layers is not None and args.layers < 1:
-        raise UserError(f"--layers {args.layers}: must be at least 1")
-    model = dataclasses.replace(model, **shorter)
+    target = plan_chips.parse(args.topology, args.slices)
     if not isinstance(config, recipe.Config):
-        compute = compute_of(config.model, platform="tpu")
-        print(plan_report.format_table(planner.plan_supervised(model, config, compute, topology=args.topology)))
-        return 0
-    compute, own, learned = compute_of(config.model, platform="tpu"), config.own_critic, config.method.variant.critic
-    planned = None
-    if own is not None and learned is not None:
-        described = critic.critic_model(own, model, compute, learned)
-        planned = planner.PlannedCritic(described, own.optimizer, own.warmup_steps > 0)
-    taught_by = config.method.variant.options.get("teacher")
-    reports = planner.plan(
-        model,
-        prompts=config.rollout.prompts,
-        prompt_tokens=config.data.max_prompt_tokens,
-        sampling=config.rollout,
-        topology=args.topology,
-        mesh=config.mesh,
-        compute=compute,
-        objective=config.method.variant.objective,
-        optimizer=config.optimizer,
-        critic=planned,
-        method=config.method,
-        teacher=None if taught_by is None else dataclasses.replace(teacher.read_shape(taught_by), **shorter),
-        train=config.train,
-        evaluation=held_out.config_of(config) if config.data.eval else None,
-    )
+        if args.search or target.by_sheet:
+            raise UserError(f"--recipe {args.recipe}: is compiled for TPUs; --search and GPUs go with train")
+        return _supervised(args, config)
+    if args.search:
+        return _searched(args, config, target)
+    if target.by_sheet:
+        return _by_sheet(args, plan_estimate.of_recipe(config, target, layers=args.layers))
+    return _compiled(args, config, target, _compiler(args)(config))
+
+
+def _compiler(args: argparse.Namespace) -> Callable[[Any], Any]:
+    """Compiles a recipe for what the arguments name."""
+    from grpojax.tools import planner
+
+    return functools.partial(planner.plan_recipe, topology=args.topology, slices=args.slices, layers=args.layers)
+
+
+def _compiled(args: argparse.Namespace, config: Any, target: Any, reports: Any) -> int:
+    """What the compiler said, for a TPU."""
+    from grpojax.tools import plan_report, plan_run
+
     print(plan_report.format_table(reports))
+    if args.layers is not None:
+        print(f"all of this is of a model with {args.layers} layers")
+    if not all(r.fits for r in reports):
+        return 1
+    print(plan_run.format_bound(plan_run.bound(config, reports, target.chips), args.price_per_hour))
     return 0
+
+
+def _by_sheet(args: argparse.Namespace, estimate: Any) -> int:
+    """By data sheet and shapes alone, for a GPU."""
+    from grpojax.tools import plan_estimate, plan_run
+
+    print(plan_estimate.format_estimate(estimate))
+    if not estimate.fits:
+        return 1
+    print(plan_run.format_bound(estimate.run, args.price_per_hour))
+    return 0
+
+
+def _searched(args: argparse.Namespace, config: Any, target: Any) -> int:
+    """The best settings, to paste, and their plan."""
+    from grpojax.tools import plan_search
+
+    found = plan_search.search(config, target, compile_it=_compiler(args), say=_say, layers=args.layers)
+    print(found.candidate.overrides)
+    if target.by_sheet:
+        return _by_sheet(args, found.candidate.estimate)
+    return _compiled(args, config, target, found.reports)
+
+
+def _supervised(args: argparse.Namespace, config: Any) -> int:
+    """Of a recipe without rollouts."""
+    from grpojax.models import compute_of
+    from grpojax.tools import plan_report, planner
+
+    model = planner.shorter(config.model.path, args.layers)
+    compute = compute_of(config.model, platform="tpu")
+    reports = planner.plan_supervised(model, config, compute, topology=args.topology, slices=args.slices)
+    print(plan_report.format_table(reports))
+    return int(not all(r.fits for r in reports))
+
+
+def _say(text: str) -> None:
+    """Progress, apart from what is piped on."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _has_rollout(path: str) -> bool:

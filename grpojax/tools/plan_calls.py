@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -26,12 +27,18 @@ ANSWER_TOKENS = 16  # of `grpojax.run.true_answers.splice_groups`, at the least
 
 
 class Call(NamedTuple):
-    """A jitted program, its arguments, those of them that are the run's own, and the groups that its work is of."""
+    """A jitted program, its arguments, those of them that are the run's own, and the groups that its work is of.
+
+    Of a rollout also how often its loop runs where every sample is at its longest, and bytes of keys and values on a
+    chip.
+    """
 
     program: Any
     args: tuple[Any, ...]
     own: Any
     groups: tuple[int, int, int] | None = None  # prompts, samples of each, tokens of each
+    iterations: int = 0
+    cache: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,7 @@ class Shapes:
     """What all programs of a run have in common.
 
     Attributes:
+      config: the model.
       graph: the decoder's graph definition.
       compute: how to run it, mesh included.
       prompts, prompt_tokens: of a rollout, and of the longest prompt.
@@ -46,6 +54,7 @@ class Shapes:
       evaluation: what is drawn of held-out problems, where there are any.
     """
 
+    config: DecoderConfig
     graph: Any
     compute: Compute
     prompts: int
@@ -94,7 +103,12 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig) -> Cal
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(run.mesh, ()))
     program = jax.jit(functools.partial(sample_groups, run.graph, config=config, eos_ids=(0,), compute=run.compute))
     args = whole, place(prompts, run.mesh), key
-    return Call(program, args, (), (count, sampling.group, sampling.max_tokens))
+    slots, tokens = config.slots or group, sampling.max_tokens
+    dtype = run.compute.dtype if sampling.cache_dtype == "compute" else sampling.cache_dtype
+    kept = len(prompts.lengths) // parts * (run.prompt_tokens + slots * tokens) // run.mesh.shape["tensor"]
+    cache = kept * flops.kv_numbers(run.config) * jnp.dtype(dtype).itemsize
+    rounds = -(-group // slots)
+    return Call(program, args, (), (count, sampling.group, tokens), rounds * (tokens - 1), cache)
 
 
 def rollouts(run: Shapes, whole: Any, method: Method | None) -> dict[str, Call]:
@@ -185,29 +199,14 @@ def _influence(run: Shapes, params: Any, method: Method, train: TrainConfig) -> 
     return Call(program, args, params, (filled, group, tokens))
 
 
-def at_least(
-    config: DecoderConfig, calls: Mapping[str, Call], run: Shapes, rate: float, bandwidth: float
-) -> dict[str, float]:
-    """Seconds of the calls that say what their work is, at FLOP/s and bytes/s of a chip that all share in."""
-    parts, out = sharding.lanes(run.mesh), {}
+def at_least(config: DecoderConfig, calls: Mapping[str, Call], run: Shapes) -> dict[str, float]:
+    """Seconds of the FLOPs of those calls that say what their work is; every chip shares in it."""
+    chip, out = flops.CHIPS.get(run.mesh.devices.flat[0].device_kind), {}
     for name, call in calls.items():
-        if call.groups is None:
-            continue
-        count, group, tokens = call.groups
-        forward = flops.forward_flops(config, np.full(count, run.prompt_tokens), np.full((count, group), tokens))
-        seconds = forward / run.mesh.size / rate
-        if name.startswith(("rollout", "greedy", "evaluation")):
-            prompts, samples = lanes.spread_sizes(count, group, parts)
-            read = flops.decode_bytes(
-                config,
-                run.prompt_tokens,
-                tokens,
-                prompts=prompts // parts,
-                group=samples,
-                slots=min(run.sampling.slots, samples),
-            )
-            seconds = max(seconds, read / run.mesh.shape["tensor"] / bandwidth)
-        out[name] = seconds
+        if call.groups is not None and chip is not None:
+            count, group, tokens = call.groups
+            forward = flops.forward_flops(config, np.full(count, run.prompt_tokens), np.full((count, group), tokens))
+            out[name] = forward / run.mesh.size / chip.flops
     return out
 
 
@@ -221,15 +220,16 @@ def limits(
     *,
     critic: CriticModel | None = None,
     teacher: DecoderConfig | None = None,
+    remat: str = "layer",
 ) -> dict[str, float]:
-    """Seconds of the programs on a step's samples if nothing but the data sheet held them up.
+    """Seconds of the FLOPs of the programs on a step's samples, recomputation included, at the data sheet's rate.
 
     Every chip shares in all work.
     """
-    chip = mesh.devices.flat[0].device_kind
-    if chip not in flops.PEAKS:
+    chip = flops.CHIPS.get(mesh.devices.flat[0].device_kind)
+    if chip is None:
         return {}
-    rate, _ = flops.PEAKS[chip]
+    rate = chip.flops
     completions = np.full((prompts, sampling.group), sampling.max_tokens)
     sizes = np.full(prompts, prompt_tokens), completions
     forward = flops.forward_flops(config, *sizes) / mesh.size / rate
@@ -242,7 +242,7 @@ def limits(
     return {
         "score": forward / minibatches,
         "score with entropy": forward / minibatches,
-        "update": (3 * forward + learned) / minibatches,
+        "update": (flops.update_flops(config, *sizes, remat=remat) / mesh.size / rate + learned) / minibatches,
         "teacher": taught / minibatches,
         "critic": said / minibatches,
         "critic update": learned / minibatches,

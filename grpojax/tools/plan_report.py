@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from grpojax.tools.hlo import Traffic
+from grpojax.tools.plan_links import Load
 
 PROGRAMS = ("update", "score", "rollout", "reshard")
 CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: what it says, and an update of it alone
@@ -31,17 +32,23 @@ class ProgramReport:
     Attributes:
       name: one of `PROGRAMS`, `CRITIC_PROGRAMS` or `VARIANT_PROGRAMS`.
       compile_s: seconds that tracing and compiling took here.
-      error: why the compiler refused it, such as too little memory; then all that follows is empty or NaN.
+      error: why the compiler refused it, such as too little memory; then all that follows is empty or NaN but for
+        ``resident``, ``room`` and ``consumers``.
       argument: its inputs (weights, optimiser state, batch).
       temp: what it allocates while it runs.
       output: its results.
       alias: the part of its results that is written over donated inputs.
       resident: what else of the run lies on the chip meanwhile (optimiser state, reference, critic).
+      room: what a chip has for programs.
+      consumers: what takes the memory while it runs, by name.
+      seconds: that each of "compute", "HBM", "ICI" and "DCN" is busy with it at the data sheet's rates, every sample
+        at its longest. Bytes and collectives are those of the compiled program, FLOPs those of its shapes. Empty for a
+        chip that is not known.
       collectives: of one run, by kind; a loop's count as often as it iterates.
-      at_least: seconds that its useful FLOPs, or the bytes that it must read, take at the chip's data-sheet rates;
-        the real program takes longer. NaN for a chip that is not known.
       per_iteration: of one iteration of a loop whose length depends on the data, by kind: in "rollout", of the
         decoding of one token.
+      links, links_each: the same by the link they take, in what a chip receives.
+      read, read_each: what is read and written of a chip's memory, in a run outside of such a loop and in an iteration.
     """
 
     name: str
@@ -52,14 +59,35 @@ class ProgramReport:
     output: float = math.nan
     alias: float = math.nan
     resident: float = math.nan
-    at_least: float = math.nan
+    room: float = math.inf
+    consumers: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
     per_iteration: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
+    links: Mapping[str, Load] = dataclasses.field(default_factory=dict)
+    links_each: Mapping[str, Load] = dataclasses.field(default_factory=dict)
+    read: float = math.nan
+    read_each: float = math.nan
 
     @property
     def total(self) -> float:
         """GiB that the program itself needs on each chip."""
         return self.argument + self.temp + self.output - self.alias
+
+    @property
+    def fits(self) -> bool:
+        """Whether it has room beside the run's state."""
+        return not self.error and self.total + self.resident <= self.room
+
+    @property
+    def at_least(self) -> float:
+        """Seconds that no run of it on these chips is below; NaN where nothing is known."""
+        return max(self.seconds.values(), default=math.nan)
+
+    @property
+    def bound_by(self) -> str:
+        """What it takes them for."""
+        return max(self.seconds, key=lambda what: self.seconds[what], default="-")
 
 
 _SIZES = ("argument", "temp", "output", "alias", "total", "with the run's state")
@@ -67,28 +95,58 @@ _SIZES = ("argument", "temp", "output", "alias", "total", "with the run's state"
 
 def format_table(reports: Sequence[ProgramReport]) -> str:
     """The reports as text for people; sizes in the table are GiB a chip."""
-    head = ("program", "compile s", *_SIZES, "at least s")
+    head = ("program", "compile s", *_SIZES, "at least s", "for")
     rows: list[tuple[str, ...]] = [head]
     for r in reports:
         sizes = (r.argument, r.temp, r.output, r.alias, r.total, r.total + r.resident)
         cells = ("-" if math.isnan(s) else f"{s:.2f}" for s in (*sizes, r.at_least))
-        rows.append((r.name, f"{r.compile_s:.0f}", *cells))
+        rows.append((r.name, f"{r.compile_s:.0f}", *cells, r.bound_by))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for name, *cells in rows:
         numbers = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join((f"{name:<{widths[0]}}", *numbers)))
     for r in reports:
-        if r.error:
-            lines.append(f"{r.name}: does not fit: {r.error}")
+        lines += _misfit(r)
         for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
-            kinds = (f"{t.count} {kind} ({_human(t.gib)})" for kind, t in sorted(traffic.items()))
+            kinds = (f"{t.count} {kind} ({human(t.gib)})" for kind, t in sorted(traffic.items()))
             if traffic:
                 lines.append(f"{r.name} {what}: {', '.join(kinds)}")
+        lines += [
+            f"{r.name} receives{when} by {link}: {_kinds(load)}"
+            for when, links in (("", r.links), (" for each token", r.links_each))
+            for link, load in links.items()
+        ]
+        if r.read_each:
+            lines += [f"{r.name} reads and writes for each token: {human(r.read_each)}"] * (not math.isnan(r.read_each))
+        if len(r.seconds) > 1:
+            lines.append(f"{r.name} is busy: " + ", ".join(f"{what} {s:.3g} s" for what, s in r.seconds.items()))
     return "\n".join(lines)
 
 
-def _human(gib: float) -> str:
+def _misfit(r: ProgramReport) -> list[str]:
+    """Why a program does not fit, and the largest consumers."""
+    if r.fits or (not r.error and math.isnan(r.total)):
+        return []
+    why = r.error or f"{r.total + r.resident:.2f} GiB with the run's state, and a chip has {r.room:.2f}"
+    largest = sorted(r.consumers.items(), key=lambda part: -part[1])
+    lines = [f"{r.name}: does not fit: {why}"]
+    if largest:
+        lines.append(f"{r.name} needs GiB: " + ", ".join(f"{what} {size:.2f}" for what, size in largest))
+    return lines
+
+
+def _kinds(load: Load) -> str:
+    return ", ".join(f"{kind} {human(size / 2**30)}" for kind, size in sorted(load.received.items()))
+
+
+def human(gib: float) -> str:
+    """A size for people.
+
+    Example:
+      >>> human(0.25)
+      '256 MiB'
+    """
     for unit, size in (("GiB", gib), ("MiB", gib * 2**10), ("KiB", gib * 2**20)):
         if size >= 1:
             return f"{size:.3g} {unit}"

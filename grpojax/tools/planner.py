@@ -5,13 +5,7 @@ libtpu installed, and no TPU.
 """
 
 import dataclasses
-import math
-import os
-import re
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +15,7 @@ from jax.sharding import Mesh
 from grpojax.evaluation import EvalConfig
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
+from grpojax.models import Compute, DecoderConfig, compute_of, decoder, flops, sharding
 from grpojax.models import critic as models
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import shardings
@@ -33,17 +27,20 @@ from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network, make_reshard
 from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.run import teaching
+from grpojax.run.critic import critic_model
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.run.held_out import config_of
 from grpojax.run.learner import refreshed
 from grpojax.run.method import Method
+from grpojax.run.recipe import Config
 from grpojax.run.sections import TrainConfig
 from grpojax.tools import plan_calls
-from grpojax.tools.hlo import collectives
 from grpojax.tools.plan_calls import Call, Shapes, abstract, longest_prompts, place
+from grpojax.tools.plan_chips import topology_mesh
+from grpojax.tools.plan_compile import compile_program, per_chip
 from grpojax.tools.plan_report import ProgramReport
+from grpojax.tools.plan_shapes import shape_of
 from grpojax.types import PerToken, TrainBatch
-
-_GIB = 2**30
 
 
 class PlannedCritic(NamedTuple):
@@ -54,17 +51,53 @@ class PlannedCritic(NamedTuple):
     warms_up: bool = False
 
 
-def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
-    """The mesh of a slice such as "v5e:4x4" or "v5p:2x2x4"; raises `UserError` where libtpu does not know it."""
-    from jax.experimental import topologies
+def shorter(path: str, layers: int | None) -> DecoderConfig:
+    """The shape of a recipe's model, with so many layers; None leaves them."""
+    shape = shape_of(path)
+    return shape if layers is None else dataclasses.replace(shape, num_layers=layers)
 
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # off a TPU VM, asking for its metadata only waits
-    options = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
-    try:
-        devices = topologies.get_topology_desc(topology, platform="tpu", **options).devices
-    except Exception as e:  # libtpu raises whatever it likes
-        raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e
-    return sharding.make_mesh(mesh, devices)
+
+def plan_recipe(
+    config: Config,
+    *,
+    topology: str,
+    slices: int = 1,
+    layers: int | None = None,
+    programs: Sequence[str] | None = None,
+) -> list[ProgramReport]:
+    """As `plan`, of a recipe.
+
+    Args:
+      config: the recipe.
+      topology: the slice.
+      slices: how many of them.
+      layers: of model and teacher; None for all.
+      programs: as in `plan`.
+    """
+    model, compute = shorter(config.model.path, layers), compute_of(config.model, platform="tpu")
+    own, learned, planned = config.own_critic, config.method.variant.critic, None
+    if own is not None and learned is not None:
+        described = critic_model(own, model, compute, learned)
+        planned = PlannedCritic(described, own.optimizer, own.warmup_steps > 0)
+    taught_by = config.method.variant.options.get("teacher")
+    return plan(
+        model,
+        prompts=config.rollout.prompts,
+        prompt_tokens=config.data.max_prompt_tokens,
+        sampling=config.rollout,
+        topology=topology,
+        slices=slices,
+        mesh=config.mesh,
+        compute=compute,
+        objective=config.method.variant.objective,
+        optimizer=config.optimizer,
+        critic=planned,
+        method=config.method,
+        teacher=None if taught_by is None else shorter(taught_by, layers),
+        train=config.train,
+        evaluation=config_of(config) if config.data.eval else None,
+        programs=programs,
+    )
 
 
 def plan(
@@ -74,6 +107,7 @@ def plan(
     prompt_tokens: int,
     sampling: SamplerConfig,
     topology: str = "v5e:4x4",
+    slices: int = 1,
     mesh: MeshConfig = MeshConfig(),  # noqa: B008
     compute: Compute = Compute(dtype="bfloat16"),  # noqa: B008
     objective: Objective = Objective(),  # noqa: B008
@@ -93,6 +127,7 @@ def plan(
       prompt_tokens: longest prompt.
       sampling: group, longest completion, temperature, slots.
       topology: the slice, as libtpu calls it.
+      slices: how many of them.
       mesh: how its chips are laid out.
       compute: dtype, remat, attention; its mesh and platform are replaced.
       objective: the loss; one with a reference keeps its weights on the chips.
@@ -105,12 +140,12 @@ def plan(
       programs: which of `PROGRAMS`, `CRITIC_PROGRAMS` and `VARIANT_PROGRAMS` to compile; None for all that the run has.
 
     Returns:
-      A `ProgramReport` each. A program that does not fit the chip's memory has its ``error`` set.
+      A `ProgramReport` each. A program that the compiler refuses has its ``error`` set.
 
     Raises:
       UserError: an unknown topology, or sizes that do not divide over the mesh.
     """
-    devices = topology_mesh(topology, mesh)
+    devices = topology_mesh(topology, mesh, slices)
     compute = dataclasses.replace(compute, mesh=devices, platform="tpu")
     if critic is not None:
         critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
@@ -119,6 +154,7 @@ def plan(
         learned = dataclasses.replace(learned, max_tokens=learned.max_tokens + plan_calls.ANSWER_TOKENS)
     packed = _batch(devices, compute, objective, prompts, prompt_tokens, learned, train, critic, method)
     shapes = Shapes(
+        config=config,
         graph=decoder.abstract(config)[0],
         compute=compute,
         prompts=prompts,
@@ -128,18 +164,16 @@ def plan(
     )
     calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)
     if teacher is not None:
-        run += _with_teacher(calls, teacher, shapes, packed)
+        run["teacher"] = _with_teacher(calls, teacher, shapes, packed)
     beside = None if critic is None else critic.model
     sizes = prompts, prompt_tokens, sampling, train.minibatches
-    limits = plan_calls.limits(config, devices, *sizes, critic=beside, teacher=teacher)
-    chip = devices.devices.flat[0].device_kind
-    if chip in flops.PEAKS:
-        limits |= plan_calls.at_least(config, calls, shapes, *flops.PEAKS[chip])
-    return _reports(calls, run, limits, programs)
+    limits = plan_calls.limits(config, devices, *sizes, critic=beside, teacher=teacher, remat=compute.remat)
+    limits |= plan_calls.at_least(config, calls, shapes)
+    return _reports(calls, run, limits, devices, programs)
 
 
 def plan_supervised(
-    model: DecoderConfig, config: SFTConfig | DPOConfig, compute: Compute, *, topology: str = "v5e:4x4"
+    model: DecoderConfig, config: SFTConfig | DPOConfig, compute: Compute, *, topology: str = "v5e:4x4", slices: int = 1
 ) -> list[ProgramReport]:
     """As `plan`, of a supervised run: every prompt with as many answers as there may be, at their longest.
 
@@ -148,17 +182,18 @@ def plan_supervised(
       config: the recipe.
       compute: dtype, remat, attention; its mesh and platform are replaced.
       topology: the slice.
+      slices: how many of them.
     """
-    mesh = topology_mesh(topology, config.mesh)
+    mesh = topology_mesh(topology, config.mesh, slices)
     compute = dataclasses.replace(compute, mesh=mesh, platform="tpu")
     calls, run, limits = _supervised_calls(model, config, compute, mesh)
-    return _reports(calls, run, limits)
+    return _reports(calls, run, limits, mesh)
 
 
 def _supervised_calls(
     model: DecoderConfig, config: SFTConfig | DPOConfig, compute: Compute, mesh: Mesh
-) -> tuple[dict[str, Call], int, dict[str, float]]:
-    """The programs, bytes of all networks on one chip, and seconds that they take at least."""
+) -> tuple[dict[str, Call], dict[str, int], dict[str, float]]:
+    """The programs, bytes of all networks on one chip by what they are, and seconds that their FLOPs take."""
     kind, size = teaching.teaching_of(config), config.train.batch_size
     parts, microbatches = sharding.lanes(mesh), config.train.microbatches
     if size % (parts * microbatches):
@@ -189,26 +224,33 @@ def _supervised_calls(
     calls = {"update": Call(make_update(kind.objective(graph, compute), optimize, mesh), (state, None, part), state)}
     if config.data.eval is not None or kind.needs_reference:
         calls["score"] = Call(policy_update.make_score(graph, compute), (state.params, rows), state.params)
-    limits, chip = {}, mesh.devices.flat[0].device_kind
-    if chip in flops.PEAKS:
-        forward = flops.forward_flops(model, np.full(size, shapes.prompt), lengths) / mesh.size / flops.PEAKS[chip][0]
-        limits = {"update": 3 * forward, "score": forward}
-    return calls, _per_chip(state), limits
+    limits, chip = {}, flops.CHIPS.get(mesh.devices.flat[0].device_kind)
+    if chip is not None:
+        sizes = np.full(size, shapes.prompt), lengths
+        limits = {
+            "update": flops.update_flops(model, *sizes, remat=compute.remat) / mesh.size / chip.flops,
+            "score": flops.forward_flops(model, *sizes) / mesh.size / chip.flops,
+        }
+    return calls, _state_bytes(state), limits
 
 
 def _reports(
-    calls: Mapping[str, Call], run: int, limits: Mapping[str, float], programs: Sequence[str] | None = None
+    calls: Mapping[str, Call],
+    run: Mapping[str, int],
+    limits: Mapping[str, float],
+    mesh: Mesh,
+    programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
     return [
-        _compile(
-            name,
-            calls[name].program,
-            calls[name].args,
-            resident=run - _per_chip(calls[name].own),
-            at_least=limits.get(name, math.nan),
-        )
+        compile_program(name, calls[name], run=run, compute_s=limits.get(name), devices=list(mesh.devices.flat))
         for name in programs or calls
     ]
+
+
+def _state_bytes(state: Any) -> dict[str, int]:
+    """Bytes of a network's state on one chip: what it computes with, and what its optimiser keeps."""
+    weights = per_chip(state.params)
+    return {"weights": weights, "optimiser": per_chip(state) - weights}
 
 
 # ------------------------------------------------------------------------------- the trainer's programs and batch
@@ -223,8 +265,8 @@ def _calls(
     critic: PlannedCritic | None,
     method: Method | None = None,
     train: TrainConfig = TrainConfig(steps=1),  # noqa: B008
-) -> tuple[dict[str, Call], int]:
-    """The programs of a run by name, and the bytes of all its networks on one chip."""
+) -> tuple[dict[str, Call], dict[str, int]]:
+    """The programs of a run by name, and the bytes of all its networks on one chip by what they are."""
     compute, mesh, temperature = shapes.compute, shapes.mesh, shapes.sampling.temperature
     optimize = make_optimizer(optimizer, updates=1000)
     graph, network = decoder_network(config, optimize, mesh)
@@ -247,11 +289,12 @@ def _calls(
         calls |= plan_calls.scores(shapes, state.params, packed, method, train)
     if train.reference_every:
         calls["reference refresh"] = Call(refreshed, (reference, state.params, coef), (reference, state.params))
+    run = _state_bytes(state) | ({"reference": per_chip(reference)} if reference is not None else {})
     if critic is None:
-        return calls, _per_chip((state, reference))
+        return calls, run
     learns = Learns(loss=loss, optimizer=optimize)
     calls, beside = _with_critic(calls, critic, learns, state, frozen, packed)
-    return calls, _per_chip((state, reference, beside))
+    return calls, run | {"critic": per_chip(beside)}
 
 
 def _with_critic(
@@ -280,7 +323,7 @@ def _with_teacher(calls: dict[str, Call], teacher: DecoderConfig, shapes: Shapes
     params = abstract_state({"teacher": network}, shapes.mesh)["teacher"]
     score = policy_update.make_score(graph, shapes.compute, temperature=shapes.sampling.temperature)
     calls["teacher"] = Call(score, (params, packed.rows), params)
-    return _per_chip(params)
+    return per_chip(params)
 
 
 def _batch(
@@ -327,45 +370,3 @@ def _batch(
     packed, _ = packing.pack(batch, lanes=parts, microbatches=train.microbatches, seats=compute.needs_seats)
 
     return place(packed, mesh, None)
-
-
-# ------------------------------------------------------------------------------------------- time and compiling
-
-
-def _per_chip(tree: Any) -> int:
-    """Bytes of a tree of placed shapes on one chip."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _compile(name: str, program: Any, args: tuple[Any, ...], *, resident: int, at_least: float) -> ProgramReport:
-    started = time.perf_counter()
-    try:
-        compiled, hlo = _with_hlo(program.lower(*args))
-    except jax.errors.JaxRuntimeError as e:
-        if "RESOURCE_EXHAUSTED" not in str(e):
-            raise
-        sizes = re.search(r"[^.:]*\([\d.]+\w\)[^.]*\([\d.]+\w\)", str(e))
-        error = (sizes[0] if sizes else str(e).splitlines()[0]).strip()
-        return ProgramReport(name=name, compile_s=time.perf_counter() - started, error=error)
-    seconds = time.perf_counter() - started
-    memory = compiled.memory_analysis()
-    once, each = collectives(hlo)
-    return ProgramReport(
-        name=name,
-        compile_s=seconds,
-        argument=memory.argument_size_in_bytes / _GIB,
-        temp=memory.temp_size_in_bytes / _GIB,
-        output=memory.output_size_in_bytes / _GIB,
-        alias=memory.alias_size_in_bytes / _GIB,
-        resident=resident / _GIB,
-        at_least=at_least,
-        collectives=once,
-        per_iteration=each,
-    )
-
-
-def _with_hlo(lowered: jax.stages.Lowered) -> tuple[Any, str]:
-    """``(compiled, optimised HLO)``; as the compiler dumps it, since ``as_text`` cannot read all that libtpu makes."""
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        return compiled, next(Path(folder).glob("*.after_optimizations.txt")).read_text(encoding="utf-8")

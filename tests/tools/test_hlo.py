@@ -1,6 +1,8 @@
 """What moves between chips is read off the compiler's own text."""
 
-from grpojax.tools.hlo import Traffic, collectives
+import pytest
+
+from grpojax.tools.hlo import Collective, Traffic, analyse, by_kind
 
 GIB = 2**30
 
@@ -66,7 +68,7 @@ ENTRY %main (p: bf16[8], q: f32[4]) -> f32[4] {
 
 
 def test_collectives_are_counted_as_often_as_they_run():
-    once, each = collectives(HLO)
+    once, each = by_kind(analyse(HLO).collectives)
     assert once == {
         "all-gather": Traffic(1, 128 / GIB, 128 / GIB),  # in two fusions, to overlap with both
         "all-reduce": Traffic(2, (40 + 16) / GIB, 40 / GIB),
@@ -76,3 +78,114 @@ def test_collectives_are_counted_as_often_as_they_run():
         "all-reduce": Traffic(1, 1 / GIB, 1 / GIB),
         "collective-permute": Traffic(6, 6 * 16 / GIB, 16 / GIB),
     }
+
+
+MEMORY = """
+HloModule jit_g, num_partitions=4
+
+%layer (w: bf16[3,64,8], i: s32[]) -> bf16[64,8] {
+  %w = bf16[3,64,8]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %one = bf16[1,64,8]{2,1,0} dynamic-slice(%w, %i, %zero, %zero), dynamic_slice_sizes={1,64,8}
+  ROOT %flat = bf16[64,8]{1,0} bitcast(%one)
+}
+
+%product (x: bf16[4,64], w: bf16[3,64,8], i: s32[]) -> bf16[4,8] {
+  %x = bf16[4,64]{1,0:T(8,128)S(1)} parameter(0)
+  %w.1 = bf16[3,64,8]{2,1,0} parameter(1)
+  %i.1 = s32[] parameter(2)
+  %mine = bf16[64,8]{1,0} fusion(%w.1, %i.1), kind=kLoop, calls=%layer
+  ROOT %y = bf16[4,8]{1,0:S(1)} convolution(%x, %mine), dim_labels=bf_io->bf
+}
+
+%put (cache: bf16[3,4,16], new: bf16[1,4,1], i: s32[]) -> bf16[3,4,16] {
+  %cache = bf16[3,4,16]{2,1,0} parameter(0)
+  %new = bf16[1,4,1]{2,1,0:S(1)} parameter(1)
+  %i.2 = s32[] parameter(2)
+  ROOT %updated = bf16[3,4,16]{2,1,0} dynamic-update-slice(%cache, %new, %i.2, %i.2, %i.2)
+}
+
+%body (t: (s32[], bf16[3,4,16])) -> (s32[], bf16[3,4,16]) {
+  %t = (s32[], bf16[3,4,16]{2,1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%t), index=0
+  %c = bf16[3,4,16]{2,1,0} get-tuple-element(%t), index=1
+  %by = s32[] constant(1)
+  %next = s32[]{:S(6)} add(%n, %by)
+  %v = bf16[1,4,1]{2,1,0:S(1)} copy(%c2)
+  %c.1 = bf16[3,4,16]{2,1,0} fusion(%c, %v, %n), kind=kLoop, calls=%put
+  ROOT %out = (s32[], bf16[3,4,16]{2,1,0}) tuple(%next, %c.1)
+}
+
+%test (t: (s32[], bf16[3,4,16])) -> pred[] {
+  %t.2 = (s32[], bf16[3,4,16]{2,1,0}) parameter(0)
+  %n.2 = s32[] get-tuple-element(%t.2), index=0
+  %end = s32[] constant(5)
+  ROOT %less = pred[]{:S(6)} compare(%n.2, %end), direction=LT
+}
+
+ENTRY %main (x: bf16[4,64], w: bf16[3,64,8], cache: bf16[3,4,16]) -> bf16[4,8] {
+  %x.2 = bf16[4,64]{1,0:S(1)} parameter(0)
+  %w.2 = bf16[3,64,8]{2,1,0} parameter(1)
+  %k = bf16[3,4,16]{2,1,0} parameter(2)
+  %start = (s32[], bf16[3,4,16]{2,1,0}) tuple(%k, %k)
+  %loop = (s32[], bf16[3,4,16]{2,1,0}) while(%start), condition=%test, body=%body
+  %f = bf16[4,8]{1,0:S(1)} fusion(%x.2, %w.2, %k), kind=kOutput, calls=%product
+  %g = bf16[16,8]{1,0} all-gather(%f), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %h = bf16[4,8]{1,0:S(1)} copy(%f)
+}
+"""
+
+
+def test_memory_is_counted_by_what_is_read_and_written():
+    """A layer of stacked weights, one column of a cache that is updated in place, and nothing of fast memory."""
+    found = analyse(MEMORY)
+    layer, column, gathered, scalar = 64 * 8 * 2, 4 * 2, 16 * 8 * 2, 4
+    # In each of five iterations a column is written into the cache, whose place is read; the counter is added to, and
+    # compared with the end.
+    each = (column + scalar) + 2 * scalar + 2 * scalar
+    assert found.once == (layer + scalar) + gathered + 5 * each
+    assert found.each == 0
+
+
+GROUPS = {
+    "replica_groups={{0,2},{1,3}}": ((0, 2), (1, 3)),
+    "replica_groups=[2,3]<=[6]": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=[2,2]<=[2,2]T(1,0)": ((0, 2), (1, 3)),
+    "replica_groups=mesh['a'=2,'b'=3] {'a'}": ((0, 3), (1, 4), (2, 5)),
+    "replica_groups=mesh['a'=2,'b'=3] {'b'}": ((0, 1, 2), (3, 4, 5)),
+    "replica_groups=mesh['a'=8] {'a':(2)2}": ((0, 2), (1, 3), (4, 6), (5, 7)),
+    "replica_groups={}": (tuple(range(8)),),
+}
+
+
+@pytest.mark.parametrize("said", GROUPS)
+def test_who_takes_part_is_read_in_every_spelling(said):
+    line = f"  ROOT %r = f32[6]{{0}} all-reduce(%p), channel_id=1, {said}\n"
+    hlo = f"HloModule m, num_partitions=8\n\nENTRY %main (p: f32[6]) -> f32[6] {{\n{line}}}\n"
+    (one,) = analyse(hlo).collectives
+    n = len(one.groups[0])
+    assert one.groups == GROUPS[said] and one.size == 24 and one.wire == pytest.approx(2 * (n - 1) / n * 24)
+
+
+def test_what_each_chip_receives():
+    def wire(shape, opcode, more=""):
+        line = f"  ROOT %r = {shape} {opcode}(%p), replica_groups=[1,4]<=[4]{more}\n"
+        text = f"HloModule m, num_partitions=4\n\nENTRY %main (p: f32[6]) -> f32[6] {{\n{line}}}\n"
+        return analyse(text).collectives[0].wire
+
+    assert wire("f32[16]{0}", "all-gather") == 48  # of 64 bytes three quarters are others'
+    assert wire("f32[4]{0}", "reduce-scatter") == 48
+    assert wire("(f32[16]{0}, f32[4]{0})", "reduce-scatter-start") == 48
+    assert wire("f32[16]{0}", "all-to-all") == 48
+    assert wire("f32[16]{0}", "all-reduce") == 96
+
+
+def test_a_sum_between_slices_is_a_message_of_the_hosts():
+    line = (
+        "  ROOT %r = (f32[8,4]{1,0}, u32[]{:S(2)}, token[]) recv(%a), channel_id=1, is_host_transfer=true, "
+        'frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}\n'
+    )
+    hlo = f"HloModule m, num_partitions=4\n\nENTRY %main (p: f32[6]) -> f32[6] {{\n{line}}}\n"
+    found = analyse(hlo)
+    assert found.collectives == (Collective("all-reduce", 128, 128, (), 1, False),) and found.once == 0

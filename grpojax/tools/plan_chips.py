@@ -1,0 +1,108 @@
+"""What ``--topology`` names: a TPU slice that libtpu knows, or so many GPUs by their data sheet."""
+
+import dataclasses
+import math
+import os
+import re
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from grpojax.host.errors import UserError
+from grpojax.models import flops, sharding
+from grpojax.models.flops import Chip
+from grpojax.models.sharding import MeshConfig
+
+_TPUS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5p", "v6e": "TPU v6 lite"}
+_GPUS = {
+    "h100": "NVIDIA H100 80GB HBM3",
+    "h200": "NVIDIA H200",
+    "a100": "NVIDIA A100-SXM4-80GB",
+    "a100-40gb": "NVIDIA A100-SXM4-40GB",
+    "l4": "NVIDIA L4",
+    "rtx4090": "NVIDIA GeForce RTX 4090",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Chips that a run is planned for.
+
+    Attributes:
+      kind: as jax names them.
+      shape: chips along each axis of a slice.
+      slices: how many of them.
+      by_sheet: whether no compiler is at hand for them here.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    slices: int = 1
+    by_sheet: bool = False
+
+    @property
+    def chip(self) -> Chip:
+        """What the data sheet says."""
+        return flops.CHIPS[self.kind]
+
+    @property
+    def chips(self) -> int:
+        """Of all slices."""
+        return self.slices * math.prod(self.shape)
+
+
+def parse(topology: str, slices: int = 1) -> Target:
+    """Reads a topology.
+
+    Args:
+      topology: such as "v5e:4x4", or "h100:8".
+      slices: how many of them.
+
+    Raises:
+      UserError: no such chip, or a shape that is none.
+
+    Example:
+      >>> parse("v5p:2x2x4").chips, parse("h100:8").by_sheet
+      (16, True)
+    """
+    name, _, shape = topology.partition(":")
+    if name not in _TPUS and name not in _GPUS:
+        raise UserError(f"no topology {topology!r}: known are {', '.join((*_TPUS, *_GPUS))}; write v5e:4x4, or h100:8")
+    gpu = name in _GPUS
+    if not re.fullmatch(r"[1-9]\d*" if gpu else r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
+        how = f"{name}:8 for eight of them" if gpu else f"{name}:4x4" if "e" in name else f"{name}:2x2x4"
+        raise UserError(f"no topology {topology!r}: write {how}")
+    if gpu and slices > 1:
+        raise UserError(f"--slices {slices}: is for TPUs; a GPU's plan is of one machine")
+    return Target((_GPUS if gpu else _TPUS)[name], tuple(int(n) for n in shape.split("x")), slices, gpu)
+
+
+def topology_mesh(topology: str, mesh: MeshConfig, slices: int = 1) -> Mesh:
+    """The mesh of a slice such as "v5e:4x4" or "v5p:2x2x4", or of several of them with the data axis across.
+
+    Raises:
+      UserError: libtpu does not know the topology, or the mesh does not fit it.
+    """
+    from jax.experimental import topologies
+
+    for name in (
+        "TPU_SKIP_MDS_QUERY",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD",
+    ):  # no metadata off a TPU VM, and no device to share
+        os.environ.setdefault(name, "1")
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
+    options |= {"num_slices": slices} if slices > 1 else {}
+    try:
+        devices = topologies.get_topology_desc(topology, platform="tpu", **options).devices
+    except Exception as e:  # libtpu raises whatever it likes
+        raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e
+    if slices == 1:
+        return sharding.make_mesh(mesh, devices)
+    by_slice = [[d for d in devices if d.slice_index == n] for n in range(slices)]
+    each = MeshConfig(data=mesh.data // slices if mesh.data > 0 else mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor)
+    if mesh.data > 0 and mesh.data % slices:
+        raise UserError(f"mesh.data={mesh.data} is across {slices} slices: make it a multiple of {slices}")
+    parts = [sharding.make_mesh(each, mine).devices for mine in by_slice]
+    return Mesh(np.concatenate(parts), sharding.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)

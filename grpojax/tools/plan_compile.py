@@ -1,0 +1,130 @@
+"""One program of a plan, compiled: its memory, what it moves, and the seconds that each resource is busy with it."""
+
+import math
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from grpojax.models import flops
+from grpojax.tools import hlo, plan_links
+from grpojax.tools.plan_calls import Call
+from grpojax.tools.plan_report import ProgramReport
+
+_GIB = 2**30
+_KEPT_BACK = 1 / 64  # of a chip's memory; the compiler has 15.75 of the 16 GiB of a v5e
+
+
+def per_chip(tree: Any) -> int:
+    """Bytes of a tree of placed shapes on one chip."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def room(device_kind: str) -> float:
+    """GiB of a chip that programs may use; infinite for one that is not known."""
+    chip = flops.CHIPS.get(device_kind)
+    return math.inf if chip is None else chip.memory * (1 - _KEPT_BACK) / _GIB
+
+
+def compile_program(
+    name: str, call: Call, *, run: Mapping[str, int], compute_s: float | None, devices: Sequence[Any]
+) -> ProgramReport:
+    """Compiles a program of a run.
+
+    Args:
+      name: the program's.
+      call: the program and its arguments.
+      run: bytes of all that the run keeps on a chip, by what it is.
+      compute_s: seconds that its FLOPs take at the data sheet's rate; None where that is not known.
+      devices: of the mesh, in its order.
+
+    Raises:
+      JaxRuntimeError: the compiler refuses the program for anything but its memory.
+    """
+    kind, own = devices[0].device_kind, per_chip(call.own)
+    kept = {what: size / _GIB for what, size in run.items()}
+    resident = sum(kept.values()) - own / _GIB
+    started = time.perf_counter()
+    try:
+        compiled, text = _with_hlo(call.program.lower(*call.args))
+    except jax.errors.JaxRuntimeError as e:
+        if "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        sizes = re.search(r"[^.:]*\(([\d.]+)\w\)[^.]*\([\d.]+\w\)", str(e))
+        error = (sizes[0] if sizes else str(e).splitlines()[0]).strip()
+        consumers = kept | _of_call(name, call, own, float(sizes[1]) if sizes else math.nan)
+        seconds = time.perf_counter() - started
+        return ProgramReport(
+            name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)
+        )
+    seconds, memory, module = time.perf_counter() - started, compiled.memory_analysis(), hlo.analyse(text)
+    once, each = hlo.by_kind(module.collectives)
+    links = (
+        plan_links.loads(module.collectives, devices),
+        plan_links.loads(module.collectives, devices, unknown=True),
+    )
+    temp = memory.temp_size_in_bytes / _GIB
+    return ProgramReport(
+        name=name,
+        compile_s=seconds,
+        argument=memory.argument_size_in_bytes / _GIB,
+        temp=temp,
+        output=memory.output_size_in_bytes / _GIB,
+        alias=memory.alias_size_in_bytes / _GIB,
+        resident=resident,
+        room=room(kind),
+        consumers=kept | _of_call(name, call, own, temp),
+        seconds=_seconds(kind, compute_s, module, links, call.iterations),
+        collectives=once,
+        per_iteration=each,
+        links=links[0],
+        links_each=links[1],
+        read=module.once / _GIB,
+        read_each=module.each / _GIB,
+    )
+
+
+def _seconds(
+    kind: str,
+    compute_s: float | None,
+    module: hlo.Module,
+    links: tuple[Mapping[str, plan_links.Load], Mapping[str, plan_links.Load]],
+    iterations: int,
+) -> dict[str, float]:
+    """How long each resource is busy, with loops of unknown length at their longest."""
+    chip = flops.CHIPS.get(kind)
+    if chip is None:
+        return {}
+    busy = {} if compute_s is None else {"compute": compute_s}
+    busy["HBM"] = (module.once + iterations * module.each) / chip.bandwidth
+    for link in plan_links.LINKS:
+        once, each = (part[link].seconds if link in part else 0.0 for part in links)
+        if total := once + iterations * each:
+            busy[link] = total
+    return busy
+
+
+def _of_call(name: str, call: Call, own: int, temp: float) -> dict[str, float]:
+    """GiB of a program beside the run's own: its arguments, and what it allocates."""
+    given = (sum(per_chip(x) for x in call.args if x is not None) - own) / _GIB
+    rollout = name.startswith(("rollout", "greedy", "evaluation"))
+    cast = per_chip(call.args[0]) / _GIB if rollout else 0.0
+    cache = call.cache / _GIB
+    parts = {
+        "weights cast for the rollout": cast,
+        "keys and values": cache,
+        "batch": max(given - cast, 0.0),
+        "temporaries": temp - cache if temp > cache else temp,
+    }
+    return {what: size for what, size in parts.items() if size}
+
+
+def _with_hlo(lowered: jax.stages.Lowered) -> tuple[Any, str]:
+    """``(compiled, optimised HLO)``; as the compiler dumps it, since ``as_text`` cannot read all that libtpu makes."""
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        return compiled, next(Path(folder).glob("*.after_optimizations.txt")).read_text(encoding="utf-8")

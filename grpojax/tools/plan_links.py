@@ -1,0 +1,98 @@
+"""Which links a collective takes, and how long they are busy with it at the data sheet's rates."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from grpojax.models import flops
+from grpojax.models.flops import Chip
+from grpojax.tools.hlo import Collective
+
+LINKS = ("ICI", "DCN")
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What a link does in one run of a program, or one iteration of its loop.
+
+    Attributes:
+      seconds: that it is busy at least.
+      received: bytes that each chip receives over it, by kind of collective.
+    """
+
+    seconds: float = 0.0
+    received: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Bytes of all kinds."""
+        return sum(self.received.values())
+
+
+def loads(collectives: Iterable[Collective], devices: Sequence[Any], *, unknown: bool = False) -> dict[str, Load]:
+    """The load of each link by the collectives of a run, or with ``unknown`` of an iteration of the unknown loop.
+
+    Inside a slice a chip receives over the links along which its partners lie, a line being fed from one side and a
+    ring from both. Between slices every slice must receive what the others have, its chips share that, and each has its
+    part of the host's network.
+
+    Args:
+      collectives: of `grpojax.tools.hlo.analyse`.
+      devices: of the mesh, in its order.
+      unknown: which of them.
+    """
+    chip = flops.CHIPS.get(devices[0].device_kind)
+    seconds, received = dict.fromkeys(LINKS, 0.0), {link: {} for link in LINKS}
+    for c in collectives:
+        if c.unknown != unknown:
+            continue
+        for link, wire, rate in _parts(c, devices, chip):
+            seconds[link] += c.times * wire / rate if rate else 0.0
+            received[link][c.kind] = received[link].get(c.kind, 0.0) + c.times * wire
+    return {link: Load(seconds[link], received[link]) for link in LINKS if received[link]}
+
+
+def _parts(c: Collective, devices: Sequence[Any], chip: Chip | None) -> Iterable[tuple[str, float, float]]:
+    """``(link, bytes that a chip receives, bytes/s)`` of one collective; 0 bytes/s where no data sheet says it."""
+    link, network = (chip.link, chip.network) if chip else (0.0, 0.0)
+    if not c.groups:
+        share = 1 - 1 / len({_slice(d) for d in devices})
+        yield "DCN", c.wire * share * (2 if c.kind == "all-reduce" else 1), network
+        return
+    if c.kind == "collective-permute":
+        crossing = any(len({_slice(devices[d]) for d in pair}) > 1 for pair in c.groups)
+        yield ("DCN", c.wire, network) if crossing else ("ICI", c.wire, link)
+        return
+    group = [devices[d] for d in c.groups[0]]
+    n, slices = len(group), len({_slice(d) for d in group})
+    if n == 1:
+        return
+    here = n // slices
+    if here > 1:
+        one = [d for d in group if _slice(d) == _slice(group[0])]
+        yield "ICI", c.wire * (here - 1) / here * n / (n - 1), link * directions(one, devices)
+    if slices > 1:
+        yield "DCN", c.wire * (slices - 1) / slices * n / (n - 1) / here, network
+
+
+def directions(group: Sequence[Any], devices: Sequence[Any]) -> int:
+    """From how many sides the worst placed chip of a group is fed: one for each axis along which its partners lie, two
+    where that axis is closed to a ring.
+
+    TPU v4 and v5p close an axis of a slice that is made of whole cubes of 4x4x4, v5e and v6e one of 16 chips.
+    """
+    shape = _extent([d for d in devices if _slice(d) == _slice(group[0])])
+    mine = _extent(group)
+    flat = "lite" in devices[0].device_kind
+    rings = [size == 16 if flat else all(s % 4 == 0 for s in shape) for size in shape]
+    return max(1, sum((2 if ring else 1) for size, ring in zip(mine, rings, strict=True) if size > 1))
+
+
+def _extent(group: Sequence[Any]) -> list[int]:
+    """Chips of a group along each axis of the interconnect."""
+    axes = zip(*(getattr(d, "coords", (0,)) for d in group), strict=True)
+    return [len(set(axis)) for axis in axes]
+
+
+def _slice(device: Any) -> int:
+    return getattr(device, "slice_index", 0) or 0

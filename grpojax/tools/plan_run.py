@@ -1,0 +1,116 @@
+"""A whole run on paper: how often a step runs each program, what a step and the run take at least, what they cost."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from grpojax.run.recipe import Config
+from grpojax.tools.plan_report import ProgramReport
+
+# What a step does one after the other, and the programs of it; a recipe's own count says which of them run.
+PHASES = {
+    "rollout": ("reshard", "rollout", "rollout phase", "greedy"),
+    "scores": ("score", "score with entropy", "teacher", "critic", "influence", "true answers"),
+    "update": ("covariance mask", "update"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunBound:
+    """What a run takes at least.
+
+    Attributes:
+      phases: seconds of each of `PHASES`, and what binds most of them.
+      steps: of the run.
+      chips: that it holds all the time.
+      evaluations: seconds of all evaluations.
+    """
+
+    phases: Mapping[str, tuple[float, str]]
+    steps: int
+    chips: int
+    evaluations: float = 0.0
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, its phases one after the other."""
+        return math.fsum(seconds for seconds, _ in self.phases.values())
+
+    @property
+    def hours(self) -> float:
+        """Of the whole run, without compiling, judging and saving."""
+        return (self.steps * self.step + self.evaluations) / 3600
+
+
+def times_a_step(config: Config) -> dict[str, int]:
+    """How often a step runs each program.
+
+    As `grpojax.run.learner.Learner` does it: every minibatch is scored by the reference, and by the policy where it
+    moves before its last update or its log-probs are a signal; the update runs for each minibatch in each pass.
+    """
+    method, train = config.method, config.train
+    objective, needs = method.variant.objective, method.variant.needs
+    moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
+    compares = "ref_logps" in needs
+    own = moves or "entropy" in needs or compares
+    name = "score with entropy" if "entropy" in needs else "score"
+    per_mini = {"score": int(objective.needs_reference)}
+    per_mini[name] = per_mini.get(name, 0) + int(own)
+    critic = method.variant.critic is not None
+    per_mini |= {"teacher": int("teacher" in method.variant.options), "critic": int(critic)}
+    updates = train.updates_a_rollout
+    counts = {what: n * train.minibatches for what, n in per_mini.items()}
+    return counts | {
+        "reshard": 1,
+        "rollout": 1,
+        "rollout phase": 0 if method.plan is None else method.plan.phases,
+        "greedy": int("greedy" in needs),
+        "influence": 4 * int("hidden_states" in needs),  # the program is that of a quarter of the groups
+        "true answers": 4 * int("ground_truth" in needs),
+        "covariance mask": updates * int(objective.needs_covariance_mask),
+        "update": updates,
+    }
+
+
+def bound(
+    config: Config, reports: Sequence[ProgramReport], chips: int, counts: Mapping[str, int] | None = None
+) -> RunBound:
+    """Sums the reports over a step and the run.
+
+    Args:
+      config: the recipe.
+      reports: of its programs; one that was refused, or of a chip that is not known, makes the sum NaN.
+      chips: of all slices.
+      counts: `times_a_step` where it is known.
+    """
+    counts, by_name = counts or times_a_step(config), {r.name: r for r in reports}
+    phases = {}
+    for phase, names in PHASES.items():
+        here = {n: counts.get(n, 0) * by_name[n].at_least for n in names if n in by_name and counts.get(n)}
+        if here:
+            longest = max(here, key=lambda n: here[n])
+            phases[phase] = math.fsum(here.values()), by_name[longest].bound_by
+    train, rollout = config.train, config.rollout
+    tokens = rollout.prompts * rollout.group * rollout.max_tokens
+    steps = train.steps if train.steps is not None else -(-(train.tokens or 0) // tokens)
+    evaluated = 0.0
+    if "evaluation" in by_name and train.eval_every:
+        evaluated = steps // train.eval_every * by_name["evaluation"].at_least
+    return RunBound(phases=phases, steps=steps, chips=chips, evaluations=evaluated)
+
+
+def format_bound(run: RunBound, price: float | None = None) -> str:
+    """Two or three lines for people.
+
+    Args:
+      run: what `bound` found.
+      price: of an hour of one chip, in any currency; None for no cost.
+    """
+    parts = ", ".join(f"{phase} {seconds:.3g} s ({what})" for phase, (seconds, what) in run.phases.items())
+    lines = [f"a step takes at least {run.step:.3g} s: {parts}"]
+    chip_hours = run.hours * run.chips
+    what = "1 chip" if run.chips == 1 else f"{run.chips} chips"
+    lines.append(f"{run.steps} steps take at least {run.hours:.3g} h on {what}: {chip_hours:.3g} chip-hours")
+    if price is not None:
+        lines.append(f"at {price:g} an hour of a chip: {chip_hours * price:.2f} at least")
+    return "\n".join(lines)

@@ -1,0 +1,73 @@
+"""Shapes of published models, so that a plan needs no weights and no network."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from grpojax import data
+from grpojax.host.errors import UserError
+from grpojax.models import DecoderConfig, hf
+
+_log = logging.getLogger("grpojax")
+
+
+def _shape(
+    architecture: str, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: Any
+) -> DecoderConfig:
+    raw = {
+        "architectures": [architecture],
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": mlp,
+        "vocab_size": vocab,
+        "rope_theta": 1e6,
+    }
+    return hf.from_hf(raw | more)
+
+
+_QWEN, _TIED = "Qwen2ForCausalLM", {"tie_word_embeddings": True}
+_LLAMA_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+# As their makers' config.json has them.
+SHAPES = {
+    "qwen2.5-0.5b": _shape(_QWEN, 24, 896, 14, 2, 4864, 151936, **_TIED),
+    "qwen2.5-1.5b": _shape(_QWEN, 28, 1536, 12, 2, 8960, 151936, **_TIED),
+    "qwen2.5-3b": _shape(_QWEN, 36, 2048, 16, 2, 11008, 151936, **_TIED),
+    "qwen2.5-7b": _shape(_QWEN, 28, 3584, 28, 4, 18944, 152064),
+    "qwen3-8b": _shape("Qwen3ForCausalLM", 36, 4096, 32, 8, 12288, 151936, head_dim=128),
+    "llama-3.1-8b": _shape(
+        "LlamaForCausalLM", 32, 4096, 32, 8, 14336, 128256, rope_theta=5e5, rope_scaling=_LLAMA_ROPE
+    ),
+}
+
+
+def shape_of(path: str) -> DecoderConfig:
+    """The model that a recipe's ``model.path`` names: a folder's, or where there is none a published one's.
+
+    Args:
+      path: a folder, ``builtin:tiny``, or a path that ends in the name of one of `SHAPES`, with or without
+        ``-Instruct``.
+
+    Raises:
+      UserError: neither.
+
+    Example:
+      >>> shape_of("/nowhere/Qwen2.5-3B-Instruct").num_layers
+      36
+    """
+    name = Path(path).name.lower().removesuffix("-instruct")
+    try:
+        return hf.read_config(data.locate(path))
+    except UserError as e:
+        if name not in SHAPES or data.locate(path).exists():
+            raise UserError(f"{e}, or planned by the name of a published shape: {', '.join(SHAPES)}") from None
+    _log.info("no folder %s: planned with the published shape of %s", path, name)
+    return SHAPES[name]

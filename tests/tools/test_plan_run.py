@@ -1,0 +1,101 @@
+"""A step and a run on paper: how often each program runs, what they take, what they cost."""
+
+import collections
+import math
+
+import pytest
+from runs import Trainer
+
+from grpojax.run import recipe as recipes
+from grpojax.tools import plan_run
+from grpojax.tools.plan_report import ProgramReport
+
+
+def load(recipe, tmp_path, *more):
+    keep = [f"run.dir={tmp_path}", "data.eval=null", "rewards.0.name=tiny_run:parity", "train.steps=1"]
+    return recipes.load(recipe, [*keep, *more])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.iterations=2"],
+        ["variant=gtpo"],
+        ["variant={name: clip_cov, kl_coef: 0.1}", "train.iterations=2"],
+    ],
+    ids=["grpo", "gtpo", "clip_cov"],
+)
+def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_path, more):
+    config = load(recipe, tmp_path, *more)
+    trainer, seen = Trainer(config, eos_ids=()), collections.Counter()
+    plain = trainer.policy.programs
+
+    def counted(name, f, *args, **given):
+        seen[name] += 1
+        return plain(name, f, *args, **given)
+
+    trainer.policy.programs = counted
+    assert trainer.run()
+    counts = plan_run.times_a_step(config)
+    assert {name: seen[name] for name in counts if name not in plan_run.PHASES["rollout"]} == {
+        name: n for name, n in counts.items() if name not in plan_run.PHASES["rollout"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["variant={name: grpo, kl_coef: 0}"], {"update": 1}),
+        (["variant={name: grpo, kl_coef: 0.1}"], {"score": 1, "update": 1}),
+        (
+            ["variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.iterations=3"],
+            {"score": 4, "update": 6},
+        ),
+        (["variant=gtpo"], {"score with entropy": 1, "update": 1}),
+        (["variant=nthr"], {"influence": 4, "update": 1}),
+        (["variant=clip_cov", "train.iterations=2"], {"score": 1, "covariance mask": 2, "update": 2}),
+        (["variant=ppo"], {"critic": 1, "update": 1}),
+        (["variant=remax"], {"greedy": 1, "update": 1}),
+        (["variant=xrpo", "rollout.plan={probe: 1, phases: 3}"], {"rollout phase": 3, "update": 1}),
+    ],
+)
+def test_what_a_step_runs_is_what_its_variant_needs(recipe, tmp_path, more, expected):
+    counts = plan_run.times_a_step(load(recipe, tmp_path, *more))
+    assert {name: n for name, n in counts.items() if n} == expected | {"reshard": 1, "rollout": 1}
+
+
+def report(name, **seconds):
+    return ProgramReport(name=name, compile_s=1.0, seconds=seconds)
+
+
+def test_a_run_is_the_sum_of_its_phases(recipe, tmp_path):
+    config = load(recipe, tmp_path, "variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.steps=1800")
+    reports = [
+        report("update", compute=2.0, HBM=1.0, ICI=3.0),
+        report("score", compute=0.5, HBM=0.25),
+        report("rollout", compute=0.1, HBM=4.0),
+        report("reshard", HBM=0.1, ICI=0.5),
+    ]
+    run = plan_run.bound(config, reports, chips=8)
+    assert run.phases == {"rollout": (4.5, "HBM"), "scores": (2.0, "compute"), "update": (6.0, "ICI")}
+    assert run.step == 12.5 and run.hours == pytest.approx(1800 * 12.5 / 3600)
+    lines = plan_run.format_bound(run, price=1.5).splitlines()
+    assert lines == [
+        "a step takes at least 12.5 s: rollout 4.5 s (HBM), scores 2 s (compute), update 6 s (ICI)",
+        "1800 steps take at least 6.25 h on 8 chips: 50 chip-hours",
+        "at 1.5 an hour of a chip: 75.00 at least",
+    ]
+    assert "an hour" not in plan_run.format_bound(run)
+
+
+def test_a_run_by_tokens_has_as_many_steps_as_they_are_at_the_longest(recipe, tmp_path):
+    config = load(recipe, tmp_path, "train.steps=null", "train.tokens=1001")
+    each = config.rollout.prompts * config.rollout.group * config.rollout.max_tokens
+    assert plan_run.bound(config, [], chips=1).steps == math.ceil(1001 / each)
+
+
+def test_evaluations_are_part_of_the_run(recipe, tmp_path):
+    config = load(recipe, tmp_path, "train.steps=10", "train.eval_every=4")
+    run = plan_run.bound(config, [report("update", compute=1.0), report("evaluation", HBM=7.0)], chips=1)
+    assert run.evaluations == 14.0 and run.hours == pytest.approx((10 + 14) / 3600)

@@ -1,0 +1,123 @@
+"""A search tries settings by their estimate, compiles a few, and names those that a step is fastest with."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from grpojax.host.errors import UserError
+from grpojax.run import recipe as recipes
+from grpojax.tools import cli, plan_chips, plan_search
+from grpojax.tools.plan_report import ProgramReport
+from grpojax.tools.plan_shapes import SHAPES
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+GSM8K = CONFIGS / "gsm8k_qwen2.5_0.5b.yaml"
+
+
+def load(*overrides):
+    return recipes.load(GSM8K, ["model.path=Qwen2.5-1.5B-Instruct", "rollout.prompts=64", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("topology", "kind", "chips"),
+    [
+        ("v4:2x2x4", "TPU v4", 16),
+        ("v5e:4x4", "TPU v5 lite", 16),
+        ("v5p:2x2x1", "TPU v5p", 4),
+        ("v6e:2x4", "TPU v6 lite", 8),
+        ("a100:4", "NVIDIA A100-SXM4-80GB", 4),
+        ("rtx4090:1", "NVIDIA GeForce RTX 4090", 1),
+    ],
+)
+def test_a_topology_names_chips(topology, kind, chips):
+    target = plan_chips.parse(topology)
+    assert (target.kind, target.chips) == (kind, chips) and target.by_sheet == kind.startswith("NVIDIA")
+    assert target.chip.flops > 1e14 and target.chip.memory > 15e9
+
+
+@pytest.mark.parametrize(
+    ("topology", "slices", "said"),
+    [
+        ("v9:2x2", 1, "known are v4, v5e"),
+        ("v5e", 1, "write v5e:4x4"),
+        ("h100:2x2", 1, "write h100:8"),
+        ("h100:8", 2, "--slices 2: is for TPUs"),
+    ],
+)
+def test_a_topology_that_is_none_is_told(topology, slices, said):
+    with pytest.raises(UserError, match=said):
+        plan_chips.parse(topology, slices)
+
+
+def test_candidates_divide_and_come_fastest_first():
+    target = plan_chips.parse("v5e:4x4")
+    found = plan_search.candidates(load(), SHAPES["qwen2.5-1.5b"], target)
+    assert found == plan_search.candidates(load(), SHAPES["qwen2.5-1.5b"], target)
+    seconds = [c.estimate.run.step for c in found]
+    assert seconds == sorted(seconds) and len(found) > 100
+    meshes = {(c.execution.data, c.execution.fsdp, c.execution.tensor) for c in found}
+    assert all(data * fsdp * tensor == 16 and tensor <= 2 for data, fsdp, tensor in meshes)  # two heads of keys
+    assert (1, 16, 1) in meshes and (16, 1, 1) in meshes and (2, 4, 2) in meshes
+    assert len({c.overrides for c in found}) == len(found)
+    across = plan_search.candidates(load(), SHAPES["qwen2.5-1.5b"], plan_chips.parse("v5e:4x4", 2))
+    assert {c.execution.data % 2 for c in across} == {0}
+
+
+def compiled(target, seconds, fits):
+    """What a compiler might say of each candidate in turn: seconds of its update, and whether it has room."""
+    seen = []
+
+    def compile_it(config):
+        n = len(seen)
+        seen.append(config)
+        parts = {"argument": 1.0, "temp": 1.0 if fits[n] else 99.0, "output": 0.0, "alias": 0.0, "resident": 0.0}
+        return [ProgramReport(name="update", compile_s=1.0, seconds={"compute": seconds[n]}, room=15.75, **parts)]
+
+    return compile_it, seen
+
+
+def test_the_compiler_has_the_last_word():
+    target, said = plan_chips.parse("v5e:4x4"), []
+    compile_it, seen = compiled(target, [1.0, 3.0, 2.0], [False, True, True])
+    found = plan_search.search(load(), target, compile_it=compile_it, say=said.append)
+    assert len(seen) == 3 and found.candidate.execution.applied(load()) == seen[2] and found.run.step == 2.0
+    assert "have room by their estimate" in said[0] and "does not fit" in said
+    assert any(s.startswith("compiling 3 of at most 3: mesh.data=") for s in said)
+    again = recipes.load(GSM8K, ["model.path=Qwen2.5-1.5B-Instruct", "rollout.prompts=64",
+                                 *found.candidate.overrides.split()])  # fmt: skip
+    assert again.resolved() == seen[2].resolved()
+
+
+def test_nothing_that_fits_is_an_error():
+    target = plan_chips.parse("v5e:2x2")
+    compile_it, _ = compiled(target, [1.0] * 3, [False] * 3)
+    with pytest.raises(UserError, match="no settings fit 4 x TPU v5 lite.*take more chips"):
+        plan_search.search(load(), target, compile_it=compile_it, say=lambda _: None)
+    tiny = dataclasses.replace(target, shape=(1, 1))
+    with pytest.raises(UserError, match="no settings fit 1 x TPU v5 lite"):
+        plan_search.search(load("model.path=Qwen2.5-7B"), tiny, compile_it=compile_it, say=lambda _: None)
+
+
+def test_a_gpu_is_searched_and_planned_by_its_sheet(capsys):
+    command = ["plan", str(GSM8K), "--topology", "l4:1"]
+    assert cli.main([*command, "--search"]) == 0
+    out = capsys.readouterr()
+    first = next(line for line in out.out.splitlines() if line.startswith("mesh."))
+    assert first.startswith("mesh.data=1 mesh.fsdp=1 mesh.tensor=1 train.microbatches=")
+    assert "settings divide" in out.err
+    assert cli.main([*command, *first.split(), "--price-per-hour", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("at 2 an hour of a chip: ")
+
+
+def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
+    assert cli.main(["plan", str(GSM8K), "model.path=Qwen2.5-3B-Instruct", "--topology", "rtx4090:1"]) == 1
+    out = capsys.readouterr().out
+    assert "update: does not fit" in out and "a step takes" not in out
+    assert "optimiser 22.99" in out  # two float32 moments of 3.09 billion weights
+
+
+def test_a_shape_that_nobody_published_is_told(capsys):
+    assert cli.main(["plan", str(GSM8K), "model.path=/nowhere/Mine-9B", "--topology", "h100:1"]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert cli.main(["plan", str(GSM8K), "--slices", "0"]) == 2
