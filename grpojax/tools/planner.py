@@ -59,6 +59,8 @@ def topology_mesh(topology: str, mesh: MeshConfig) -> Mesh:
     from jax.experimental import topologies
 
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # off a TPU VM, asking for its metadata only waits
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")  # libtpu complains without these, and goes by neither
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
     options = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
     try:
         devices = topologies.get_topology_desc(topology, platform="tpu", **options).devices
