@@ -13,6 +13,7 @@ import jax
 from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
+from grpojax.programs.compiling import keep_compiled
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
@@ -36,13 +37,16 @@ class Recipe(Protocol):
     @property
     def train(self) -> Keeps: ...
 
+    @property
+    def compile_cache(self) -> str | None: ...
+
     def resolved(self) -> dict[str, Any]: ...
 
     def may_differ(self, name: str) -> bool: ...
 
 
 class Session:
-    """The directory of a run with its checkpoints.
+    """The directory of a run with its checkpoints, and what its process keeps of what it compiles.
 
     Args:
       config: the recipe.
@@ -56,6 +60,7 @@ class Session:
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
             self.record.check()
+        keep_compiled(config.compile_cache, config.run.dir)
         self.save_s = 0.0  # seconds spent on saves since it was last set to 0
         self._problem: str | None = None
         self._stop = False

@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax import data
     from grpojax.evaluation import Evaluator, summarize, table
     from grpojax.host.console import log
+    from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     ks = _ks(args)
     target = targets.read_target(args.target, args.overrides, data_file=args.data, step=args.step, best=args.best)
     recipe = target.recipe
+    keep_compiled(recipe.compile_cache, target.run)
     config = _config(args, ks, recipe.rollout.max_tokens, recipe.rollout.cache_dtype)
     with Rewards(recipe.method.rewards) as rewards:
         evaluator = Evaluator(rewards, recipe.evaluate)

@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.models import ModelConfig, critic, hf
     from grpojax.models.hf.config_json import read_json
     from grpojax.models.sharding import MeshConfig
+    from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy
     from grpojax.run import session
     from grpojax.run.critic import load_critic
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     config = settings.build(
         sections, {"model": tree.get("model", {}), "mesh": tree.get("mesh", {}), "critic": tree.get("critic")}
     )
+    keep_compiled(run_dir=args.run_dir)
     policy = Policy(config.model, config.mesh)
     params = session.load_policy_params(policy, args.run_dir, args.step)
     beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, args.step)
