@@ -1,9 +1,13 @@
 """What a process needs before jax or anything else heavy is imported."""
 
 import ctypes
+import importlib.metadata
+import importlib.util
 import os
 import platform
 import sys
+from collections.abc import MutableMapping
+from pathlib import Path
 
 from grpojax.host.console import setup_console
 
@@ -17,8 +21,53 @@ def prepare() -> None:
         sys.path.append(os.getcwd())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    spare_libtpu(os.environ)
     keep_memory()
     setup_console()
+
+
+def spare_libtpu(environ: MutableMapping[str, str], root: Path = Path("/")) -> None:
+    """Keeps jax from trying a TPU that is not there; call before jax is imported.
+
+    libtpu tells of every such try in several lines on standard error. So where it is installed, no TPU is in sight and
+    nothing is chosen yet, ``JAX_PLATFORMS`` is set to what there is: "cpu", or "cuda,cpu" beside an NVIDIA GPU.
+    Whatever might be a TPU leaves the choice, and all that libtpu says, to jax.
+
+    Args:
+      environ: the process's variables.
+      root: of the file system; ``/dev`` and ``/sys`` are read.
+    """
+    chosen = "JAX_PLATFORMS" in environ or "JAX_FORCE_TPU_INIT" in environ
+    if chosen or importlib.util.find_spec("libtpu") is None or _may_have_tpu(environ, root):
+        return
+    plugins = importlib.metadata.entry_points(group="jax_plugins").names
+    if any(not name.startswith("xla_cuda") for name in plugins):
+        return  # of an accelerator that is not known here
+    devices = (root / "dev/nvidia0", root / "dev/nvidiactl", root / "dev/dxg")
+    shown = environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
+    cuda = bool(plugins) and shown and any(device.exists() for device in devices)
+    environ["JAX_PLATFORMS"] = "cuda,cpu" if cuda else "cpu"
+
+
+_NO_SIGN = ("TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH")  # jax and libtpu set these wherever they are imported
+
+
+def _may_have_tpu(environ: MutableMapping[str, str], root: Path) -> bool:
+    """Whether there is a sign of a TPU: a device, or a variable that a TPU VM or GKE sets."""
+    if any(name.startswith("TPU_") and name not in _NO_SIGN for name in environ):
+        return True
+    if any((root / "dev").glob("accel*")) or any((root / "dev/vfio").glob("[0-9]*")):
+        return True
+    return any(_is_google_chip(device) for device in (root / "sys/bus/pci/devices").glob("*"))
+
+
+def _is_google_chip(device: Path) -> bool:
+    """Whether a PCI device is Google's and neither a disk (class 01) nor a network card (02), as any VM there has."""
+    try:
+        vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+    except OSError:
+        return False
+    return vendor == "0x1ae0" and kind[:4] not in ("0x01", "0x02")
 
 
 def keep_memory() -> None:

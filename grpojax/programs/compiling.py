@@ -1,12 +1,82 @@
-"""Says what compiles."""
+"""Says what compiles, and keeps what was compiled for the next start."""
 
+import os
 import time
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
+from grpojax.host import files
 from grpojax.host.console import log
+from grpojax.host.errors import UserError
+
+AUTO = "auto"
+
+# jax's settings: every program is worth a file, since a start has a hundred small ones. A variable in capitals wins.
+_KEEP_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
+
+_events: Counter[str] = Counter()  # that jax tells of its cache
+jax.monitoring.register_event_listener(lambda event, **_: _events.update([event.rpartition("/")[2]]))
+
+
+def cache_folder(place: str | None, run_dir: str | os.PathLike[str] | None = None) -> str | None:
+    """The folder that compiled programs are kept in; None for none.
+
+    Args:
+      place: "auto", a folder (local or ``gs://``), or None. "auto" is ``grpojax/compile`` in ``XDG_CACHE_HOME``, or in
+        ``~/.cache``; and ``compile_cache`` beside ``run_dir`` where that is in a bucket, or there are several
+        processes: of those only the first writes what it compiled.
+      run_dir: of the run, if it is one.
+
+    Example:
+      >>> cache_folder(None), cache_folder("/fast/cache"), cache_folder("auto", "gs://bucket/runs/first")
+      (None, '/fast/cache', 'gs://bucket/runs/compile_cache')
+    """
+    if place != AUTO:
+        return None if place is None else str(files.path(place).expanduser())
+    if run_dir is not None and (jax.process_count() > 1 or str(run_dir).startswith("gs://")):
+        return str(files.path(run_dir).parent / "compile_cache")
+    own = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return str(Path(own) / "grpojax" / "compile")
+
+
+def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | None = None) -> None:
+    """Has jax keep all that it compiles from here on, and take it from there at the next start.
+
+    ``JAX_COMPILATION_CACHE_DIR`` says where, if it is set, and ``place`` otherwise, as in `cache_folder`.
+
+    On CPUs several processes keep nothing (`grpojax.host.processes.start`); nor does one that can make no folder for
+    "auto".
+
+    Raises:
+      UserError: ``place`` is a folder that cannot be made.
+    """
+    if not jax.config.values["jax_enable_compilation_cache"]:
+        return
+    for name, value in _KEEP_ALL.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    folder = cache_folder(place, run_dir)
+    if folder is not None:
+        try:
+            files.path(folder).mkdir(parents=True, exist_ok=True)
+        except Exception as e:  # a bucket has errors of its own
+            why = f"{folder} cannot be made: {' '.join(str(getattr(e, 'strerror', None) or e).split())[:200]}"
+            if place != AUTO:
+                raise UserError(f"compile_cache={why}") from None
+            log.warning("nothing that is compiled is kept: %s; give compile_cache another folder, or null", why)
+            folder = None
+        if folder is not None and "://" in folder:  # XLA writes its own files to disks only
+            jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+    if folder != jax.config.values["jax_compilation_cache_dir"]:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # it stays with its first folder otherwise
 
 
 class Programs:
@@ -22,7 +92,9 @@ class Programs:
             return function(*args)
         self._seen.add((name, static, shapes))
         log.info("compiling %s %s", name, max(shapes, key=len, default=""))
-        start = time.perf_counter()
+        start, hits, misses = time.perf_counter(), _events["cache_hits"], _events["cache_misses"]
         out = jax.block_until_ready(function(*args))
-        log.info("compiled %s: first call %.1f s", name, time.perf_counter() - start)
+        kept = _events["cache_hits"] > hits and _events["cache_misses"] == misses
+        seconds = time.perf_counter() - start
+        log.info("%s %s: first call %.1f s", "read from the compile cache" if kept else "compiled", name, seconds)
         return out

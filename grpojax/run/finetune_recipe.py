@@ -20,6 +20,7 @@ EXECUTION = (
     "run.",
     "mesh.",
     "tracking.",
+    "compile_cache",
     "model.remat",
     "model.attention",
     "train.microbatches",
@@ -109,7 +110,7 @@ class DPOTrainConfig(_LoopConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Supervised:
-    """A whole supervised run, as one YAML file describes it."""
+    """A whole supervised run, as one YAML file describes it; ``compile_cache`` as in `grpojax.run.recipe.Config`."""
 
     model: ModelConfig
     data: AnsweredConfig
@@ -117,6 +118,7 @@ class _Supervised:
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
+    compile_cache: str | None = "auto"
 
     def resolved(self) -> dict[str, Any]:
         """The recipe as plain data."""

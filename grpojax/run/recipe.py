@@ -23,6 +23,7 @@ EXECUTION = (
     "run.",
     "mesh.",
     "tracking.",
+    "compile_cache",
     "evaluate",
     "model.remat",
     "model.attention",
@@ -42,7 +43,10 @@ EXECUTION = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run, as one YAML file describes it."""
+    """A whole run, as one YAML file describes it.
+
+    ``compile_cache`` is the folder of compiled programs, as in `grpojax.programs.compiling.cache_folder`.
+    """
 
     model: ModelConfig
     data: DataConfig
@@ -57,6 +61,7 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
+    compile_cache: str | None = "auto"
 
     def __post_init__(self) -> None:
         judge_of(self.method.rewards, self.evaluate.judge)

@@ -13,6 +13,7 @@ from etils import epath
 from grpojax.host import agreement, coordination, files, preemption, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
+from grpojax.programs.compiling import keep_compiled
 from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
@@ -42,13 +43,16 @@ class Recipe(Protocol):
     @property
     def train(self) -> Saves: ...
 
+    @property
+    def compile_cache(self) -> str | None: ...
+
     def resolved(self) -> dict[str, Any]: ...
 
     def may_differ(self, name: str) -> bool: ...
 
 
 class Session:
-    """The directory of a run with its checkpoints.
+    """The directory of a run with its checkpoints, and what its process keeps of what it compiles.
 
     ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was told to
     stop and has saved: the step, the notice, and the seconds from the notice to the end of the save.
@@ -70,6 +74,7 @@ class Session:
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
             self.record.check()
+        keep_compiled(config.compile_cache, config.run.dir)
         self.course = Course(config.train.checkpoint_minutes)
         self.save_s = 0.0
         self._problem: str | None = None

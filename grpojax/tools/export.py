@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax import data
     from grpojax.host import agreement, files, processes
     from grpojax.models import critic, hf
+    from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.run import session
     from grpojax.run.critic import load_critic
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         agreement.agree(config=tree, options=[args.to, args.step, args.dtype], **model_facts(tree))
         if processes.is_first():
             _check_new(args.to)
+        keep_compiled(run_dir=args.run_dir)
         policy = Policy(config.model, config.mesh)
     params = session.load_policy_params(policy, args.run_dir, args.step)
     beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, args.step)

@@ -31,8 +31,10 @@ def run(args: argparse.Namespace) -> int:
     from grpojax import data
     from grpojax.host import processes
     from grpojax.models import Compute, hf
+    from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.sampler import SamplerConfig, sample_groups
 
+    keep_compiled()
     config = SamplerConfig(
         group=args.n,
         max_tokens=args.max_tokens,

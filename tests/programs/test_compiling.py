@@ -1,0 +1,110 @@
+"""What was compiled once is read the next time, and where it is kept."""
+
+import doctest
+import logging
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from grpojax.host.errors import UserError
+from grpojax.programs import compiling
+from grpojax.programs.compiling import Programs, cache_folder, keep_compiled
+from grpojax.run import recipe as recipe_module
+from grpojax.run.trainer import Trainer
+
+SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+    "jax_persistent_cache_enable_xla_caches",
+)
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    """No cache chosen yet, and a home of the test's own; afterwards all is as it was."""
+    for name in ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    before = {name: jax.config.values[name] for name in SETTINGS}
+    yield tmp_path
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def chosen():
+    return jax.config.values["jax_compilation_cache_dir"]
+
+
+def test_examples():
+    assert doctest.testmod(compiling).failed == 0
+
+
+def test_the_folder_is_the_users_or_beside_what_several_hosts_share(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/mine")
+    assert cache_folder("auto", "runs/a") == cache_folder("auto") == "/var/mine/grpojax/compile"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cache_folder("auto", "runs/a") == "/home/me/.cache/grpojax/compile"
+    assert cache_folder("~/c", "runs/a") == "/home/me/c"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert cache_folder("auto", "/mnt/runs/a") == "/mnt/runs/compile_cache"
+    assert cache_folder("auto") == "/home/me/.cache/grpojax/compile"
+    with pytest.raises(UserError, match="s3:// is not read"):
+        cache_folder("s3://bucket/cache")
+
+
+def test_a_setting_names_the_folder_and_the_environment_another(own_cache, monkeypatch):
+    keep_compiled()
+    assert chosen() == str(own_cache / "home/grpojax/compile") and Path(chosen()).is_dir()
+    keep_compiled(str(own_cache / "given"))
+    assert chosen() == str(own_cache / "given")
+    keep_compiled(None)
+    assert chosen() is None
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/theirs")  # which jax reads when it is imported
+    keep_compiled(str(own_cache / "other"))
+    assert chosen() is None and not (own_cache / "other").exists()
+
+
+def test_a_folder_that_cannot_be_made(own_cache, monkeypatch, caplog):
+    (own_cache / "file").write_text("")
+    with pytest.raises(UserError, match="compile_cache=.*file/cache cannot be made: Not a directory"):
+        keep_compiled(str(own_cache / "file/cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / "file"))
+    with caplog.at_level(logging.WARNING):
+        keep_compiled()
+    assert chosen() is None and "nothing that is compiled is kept" in caplog.text
+
+
+def new_function():
+    def tripled_and_more(x, y):
+        return x * 3 + y
+
+    return jax.jit(tripled_and_more)
+
+
+def test_a_program_that_was_compiled_before_is_read(own_cache, caplog):
+    keep_compiled(str(own_cache / "cache"))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            Programs()("sum", new_function(), jnp.arange(5), jnp.arange(5))
+    words = [line.split()[:5] for line in caplog.messages]
+    assert words[1][:2] == ["compiled", "sum:"] and words[3] == "read from the compile cache".split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_second_start_of_a_run_compiles_nothing(own_cache, recipe, devices):
+    told = Counter()
+    jax.monitoring.register_event_listener(lambda event, **_: told.update([event.rpartition("/")[2]]))
+    for n in (1, 2):
+        jax.clear_caches()
+        told.clear()
+        changes = [f"run.dir={own_cache}/run{n}", f"compile_cache={own_cache}/cache", "train.steps=2"]
+        assert Trainer(recipe_module.load(recipe, changes), jax.devices()[:devices]).run()
+    assert told["cache_hits"] > 50 and told["cache_misses"] == 0
