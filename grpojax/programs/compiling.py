@@ -10,10 +10,15 @@ from grpojax.host.console import log
 
 
 class Programs:
-    """Calls jitted functions and says when one compiles: which, for what shapes, and how long its first call took."""
+    """Calls jitted functions and says when one compiles: which, for what shapes, and how long its first call took.
+
+    Attributes:
+      compiling: whether one does.
+    """
 
     def __init__(self):
         self._seen: set[Any] = set()
+        self.compiling = False
 
     def __call__(self, name: str, function: Callable[..., Any], *args, static: Any = None):
         """``function(*args)``; ``static`` is what it was made with beyond its arguments and compiles anew for."""
@@ -23,6 +28,10 @@ class Programs:
         self._seen.add((name, static, shapes))
         log.info("compiling %s %s", name, max(shapes, key=len, default=""))
         start = time.perf_counter()
-        out = jax.block_until_ready(function(*args))
+        self.compiling = True
+        try:
+            out = jax.block_until_ready(function(*args))
+        finally:
+            self.compiling = False
         log.info("compiled %s: first call %.1f s", name, time.perf_counter() - start)
         return out

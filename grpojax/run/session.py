@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 import jax
 
-from grpojax.host import coordination, files, preemption, processes
+from grpojax.host import coordination, files, peers, preemption, processes, watchdog
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
+from grpojax.programs.compiling import Programs
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
@@ -31,6 +32,9 @@ class Saves(Protocol):
 
     @property
     def checkpoint_minutes(self) -> float: ...
+
+    @property
+    def on_hang(self) -> str: ...
 
 
 class Recipe(Protocol):
@@ -61,6 +65,8 @@ class Session:
 
     Attributes:
       course: whether the run goes on.
+      watchdog: times its steps.
+      programs: what compiles in them.
       save_s: seconds spent on saves since it was last set to 0.
     """
 
@@ -70,6 +76,8 @@ class Session:
         if processes.is_first():
             self.record.check()
         self.course = Course(config.train.checkpoint_minutes)
+        self.programs: Programs | None = None
+        self.watchdog = watchdog.Watchdog(self._hang, lambda: self.programs is not None and self.programs.compiling)
         self.save_s = 0.0
         self._problem: str | None = None
         self._signalled = False
@@ -161,7 +169,7 @@ class Session:
           UserError: of the loop, or the last save failed.
         """
         finished, self._together = True, jax.process_count() == 1
-        with self._notices():
+        with self._notices(), self.watchdog:
             try:
                 loop()
             except Stopped:
@@ -198,6 +206,12 @@ class Session:
         log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, self.course.reason)
         said = {"step": step, "notice": self.course.reason, "seconds": round(seconds, 3)}
         files.write_json(self.directory / "stopped", said)
+
+    def _hang(self, said: str) -> None:
+        """Where a step takes far too long."""
+        if self.config.train.on_hang == "stop":
+            peers.end(f"{said}; train.on_hang=stop ends the run, which goes on from its last save")
+        log.warning("%s", said)
 
     @contextlib.contextmanager
     def _notices(self) -> Iterator[None]:
