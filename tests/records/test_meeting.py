@@ -46,8 +46,8 @@ with peers.watched():
         said(checkpoints.save, 2 * index + 1, state(1), {"step": 2 * index + 1})
         said(checkpoints.save, 2 * index + 2, state(2 * index + 2), {"step": 2 * index + 2})
         said(checkpoints.wait)
-    broken_on(checkpoints, 1, "wait_until_finished")
     said(checkpoints.save, 5, state(5), {"step": 5})
+    broken_on(checkpoints, 1, "wait_until_finished")
     said(checkpoints.wait)
     said(checkpoints.steps)
     # The newest cannot be read by one of them.

@@ -58,9 +58,8 @@ def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe,
 
 def test_a_report_that_fails_is_said(recipe, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("grpojax.records.curve.draw_curve", full)
-    assert (
-        cli.main(["train", str(recipe), f"run.dir={tmp_path / 'run'}", *SHORT, "train.steps=1", "data.eval=null"]) == 0
-    )
+    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "data.eval=null", "train.steps=1"]
+    assert cli.main(given) == 0
     assert "the report: OSError" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "done").read_text()) == {"step": 1}
 
