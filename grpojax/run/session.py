@@ -81,7 +81,7 @@ class Session:
         self.save_s = 0.0
         self._problem: str | None = None
         self._signalled = False
-        self._together = True  # whether all processes are known to be at the same place
+        self._together = jax.process_count() == 1  # whether all processes are known to be at the same place
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
@@ -168,7 +168,7 @@ class Session:
         Raises:
           UserError: of the loop, or the last save failed.
         """
-        finished, self._together = True, jax.process_count() == 1
+        finished = True
         with self._notices(), self.watchdog:
             try:
                 loop()
