@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -39,6 +39,7 @@ def watched() -> Iterator[None]:
         yield
         return
     peers = _Peers()
+    _here[:] = [peers]
     peers.start()
     _on_abort(peers)
     try:
@@ -56,6 +57,17 @@ def watched() -> Iterator[None]:
 
 
 _STATUS: dict[type, int] = {UserError: 2, KeyboardInterrupt: 130}
+
+
+def end(said: str) -> NoReturn:
+    """Ends the run for all of its processes, whatever the main thread of this one waits for; status 1."""
+    print(f"grpojax: {said}", file=sys.stderr, flush=True)
+    for peers in _here:
+        peers.fail(said)
+    _exit(1)
+
+
+_here: list["_Peers"] = []
 
 
 class _Peers(threading.Thread):
@@ -179,7 +191,7 @@ def _of_a_peer(error: BaseException | None) -> bool:
     return runtime or status is not None or _of_a_peer(error.__cause__)
 
 
-def _exit(status: int) -> None:
+def _exit(status: int) -> NoReturn:
     """Ends the process at once, without what jax does at the end."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

@@ -80,10 +80,15 @@ def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | No
 
 
 class Programs:
-    """Calls jitted functions and says when one compiles: which, for what shapes, and how long its first call took."""
+    """Calls jitted functions and says when one compiles: which, for what shapes, and how long its first call took.
+
+    Attributes:
+      compiling: whether one does.
+    """
 
     def __init__(self):
         self._seen: set[Any] = set()
+        self.compiling = False
 
     def __call__(self, name: str, function: Callable[..., Any], *args, static: Any = None):
         """``function(*args)``; ``static`` is what it was made with beyond its arguments and compiles anew for."""
@@ -93,7 +98,11 @@ class Programs:
         self._seen.add((name, static, shapes))
         log.info("compiling %s %s", name, max(shapes, key=len, default=""))
         start, hits, misses = time.perf_counter(), _events["cache_hits"], _events["cache_misses"]
-        out = jax.block_until_ready(function(*args))
+        self.compiling = True
+        try:
+            out = jax.block_until_ready(function(*args))
+        finally:
+            self.compiling = False
         kept = _events["cache_hits"] > hits and _events["cache_misses"] == misses
         seconds = time.perf_counter() - start
         log.info("%s %s: first call %.1f s", "read from the compile cache" if kept else "compiled", name, seconds)

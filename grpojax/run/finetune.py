@@ -159,6 +159,7 @@ class FineTune:
         held.callback(self.metrics.close)
         self.since = time.perf_counter()
         self.table = metrics.Table(self.steps, columns=self.teaching.columns)
+        self.session.programs = policy.programs
         self.session.settle(finished=self.done == self.steps)
 
     # ------------------------------------------------------------------------------------------ the loop
@@ -185,12 +186,13 @@ class FineTune:
         self._held.close()
 
     def _loop(self) -> None:
-        train, course = self.config.train, self.session.course
+        train, course, watchdog = self.config.train, self.session.course, self.session.watchdog
         # Of a run that was stopped, the evaluation that was due after its last step.
         if self.done == 0 or (self.held_out is not None and self._evaluates() and self._evaluated < self.done):
             self._evaluate()
         self.since = time.perf_counter()
         while self.done < self.steps:
+            watchdog.begin(self.done + 1)
             course.turn()
             self.pending.append(self._step())
             self.done += 1
@@ -200,6 +202,7 @@ class FineTune:
             saves, evaluates = saves or course.due, self._evaluates()
             if evaluates or saves:
                 self._finish()
+            watchdog.end()
             if saves:  # first, as an evaluation takes long and may fail
                 self._save()
             if evaluates:

@@ -26,6 +26,7 @@ EXECUTION = (
     "train.microbatches",
     "train.eval_every",
     "train.checkpoint_",
+    "train.on_hang",
     "train.keep",
     "train.log_every",
     "train.max_skipped",
@@ -45,6 +46,8 @@ class _LoopConfig:
       eval_every: steps between evaluations on ``data.eval``; 0 evaluates only before and after.
       checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
       checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
+      on_hang: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides telling what
+        each thread does: "warn", or "stop" the run, which goes on from its last save.
       keep: newest checkpoints kept (the one with the least held-out loss stays too).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
@@ -58,6 +61,7 @@ class _LoopConfig:
     eval_every: int = 0
     checkpoint_every: int = 0
     checkpoint_minutes: float = 10.0
+    on_hang: Literal["warn", "stop"] = "warn"
     keep: int = 2
     log_every: int = 1
     max_skipped: int = 5

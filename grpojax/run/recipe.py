@@ -35,6 +35,7 @@ EXECUTION = (
     "train.log_every",
     "train.max_skipped",
     "train.on_collapse",
+    "train.on_hang",
     "rewards.workers",
     "rewards.timeout_s",
     "rewards.memory_mb",

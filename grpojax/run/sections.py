@@ -144,6 +144,8 @@ class TrainConfig:
       eval_temperature: 0 is greedy.
       checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
       checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
+      on_hang: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides telling what
+        each thread does: "warn", or "stop" the run, which goes on from its last save.
       keep: newest checkpoints kept (the best by held-out reward stays too, and one from before an alarm).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
@@ -166,6 +168,7 @@ class TrainConfig:
     eval_temperature: float = 0.0
     checkpoint_every: int = 0
     checkpoint_minutes: float = 10.0
+    on_hang: Literal["warn", "stop"] = "warn"
     keep: int = 2
     log_every: int = 1
     max_skipped: int = 5

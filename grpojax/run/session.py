@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import jax
 from etils import epath
 
-from grpojax.host import agreement, coordination, files, preemption, processes
+from grpojax.host import agreement, coordination, files, peers, preemption, processes, watchdog
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.programs.compiling import keep_compiled
+from grpojax.programs.compiling import Programs, keep_compiled
 from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
@@ -32,6 +32,9 @@ class Saves(Protocol):
 
     @property
     def checkpoint_minutes(self) -> float: ...
+
+    @property
+    def on_hang(self) -> str: ...
 
 
 class Recipe(Protocol):
@@ -66,6 +69,8 @@ class Session:
 
     Attributes:
       course: whether the run goes on.
+      watchdog: times its steps.
+      programs: what compiles in them.
       save_s: seconds spent on saves since it was last set to 0.
     """
 
@@ -76,10 +81,12 @@ class Session:
             self.record.check()
         keep_compiled(config.compile_cache, config.run.dir)
         self.course = Course(config.train.checkpoint_minutes)
+        self.programs: Programs | None = None
+        self.watchdog = watchdog.Watchdog(self._hang, lambda: self.programs is not None and self.programs.compiling)
         self.save_s = 0.0
         self._problem: str | None = None
         self._signalled = False
-        self._together = True  # whether all processes are known to be at the same place
+        self._together = jax.process_count() == 1  # whether all processes are known to be at the same place
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
@@ -168,8 +175,8 @@ class Session:
         Raises:
           UserError: of the loop, or the last save failed.
         """
-        finished, self._together = True, jax.process_count() == 1
-        with self._notices():
+        finished = True
+        with self._notices(), self.watchdog:
             try:
                 loop()
             except Stopped:
@@ -206,6 +213,12 @@ class Session:
         log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, self.course.reason)
         said = {"step": step, "notice": self.course.reason, "seconds": round(seconds, 3)}
         files.write_json(self.directory / "stopped", said)
+
+    def _hang(self, said: str) -> None:
+        """Where a step takes far too long."""
+        if self.config.train.on_hang == "stop":
+            peers.end(f"{said}; train.on_hang=stop ends the run, which goes on from its last save")
+        log.warning("%s", said)
 
     @contextlib.contextmanager
     def _notices(self) -> Iterator[None]:

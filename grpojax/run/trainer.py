@@ -169,7 +169,7 @@ class Trainer:
         held.callback(self.metrics.close)
         self.table = metrics.Table(config.train.steps)
         self.session.settle(finished=_share(self) >= 1)
-        self.policy.turn = self.session.course.turn
+        self.policy.turn, self.session.programs = self.session.course.turn, self.policy.programs
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -202,6 +202,7 @@ class Trainer:
         if self.done == 0 or (self.held_out.problems and _evaluates(self) and self._evaluated < self.done):
             self._evaluate(self.done)
         while _share(self) < 1:
+            session.watchdog.begin(self.done + 1)
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
             if self.pending is not None:
@@ -213,6 +214,7 @@ class Trainer:
             saves, evaluates = saves or session.course.due, _evaluates(self)
             if evaluates or saves:
                 self._finish()
+            session.watchdog.end()
             if saves:  # first, as an evaluation takes long and may fail
                 self._save()
             if evaluates:

@@ -71,12 +71,14 @@ def test_items_are_named_by_role(recipe, tmp_path):
 def test_the_best_checkpoint_is_still_known_after_a_restart(tmp_path):
     state = {"reference": {"w": np.zeros(3, np.float32)}}
     for steps in ([1, 2], [3, 4, 5]):
-        checkpoints = Checkpoints(tmp_path, keep=1, best="eval/reward")
+        checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1, best="eval/reward")
         for step in steps:
-            checkpoints.save(step, state, {"step": step}, {"eval/reward": 1.0 if step == 1 else 0.5})
+            checkpoints.save(step, state, {"step": step})
+            checkpoints.score(step, {"eval/reward": 1.0 if step == 1 else 0.5})
             checkpoints.wait()
+        assert checkpoints.good() == 1 and checkpoints.good(before=1) is None
         checkpoints.close()
-    assert Checkpoints(tmp_path, read_only=True).steps() == [1, 5]
+    assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [1, 5]
 
 
 def test_a_reader_leaves_a_save_under_way_alone(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_kills_and_signals_change_nothing(recipes, tmp_path, kind):
     """Killed once and stopped once, with a save in flight after every step."""
     whole = command(recipes, kind, tmp_path / "unbroken")
     assert whole.communicate(timeout=300)[0] and whole.returncode == 0
-    for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
+    for number, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, os.EX_TEMPFAIL)):
         process = command(recipes, kind, tmp_path / "stopped", "train.checkpoint_every=1")
         for line in process.stdout:
             if f"step {2 if number == signal.SIGKILL else 4}/7" in line:

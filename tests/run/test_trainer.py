@@ -89,13 +89,13 @@ def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_exits_zero(recipe, unbroken, tmp_path):
+def test_sigterm_saves_and_exits_75(recipe, unbroken, tmp_path):
     directory = tmp_path / "stopped"
     process = start(recipe, directory)
     for line in process.stdout:
         if "step 2/12" in line:
             process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0
+    assert process.wait() == os.EX_TEMPFAIL
     process.stdout.close()
     last = numbers(directory)[-1]["step"]
     assert 2 <= last < 12
@@ -147,7 +147,7 @@ def test_several_processes_train_as_one_stop_as_one_and_go_on(recipe, meshed, tm
         if "step 2/12" in line:
             second.send_signal(signal.SIGTERM)
     said = second.communicate(timeout=300)[0]
-    assert (first.wait(), second.returncode) == (0, 0), said
+    assert (first.wait(), second.returncode) == (os.EX_TEMPFAIL, os.EX_TEMPFAIL), said
     first.stdout.close()
     assert "step" not in said and 2 <= numbers(directory)[-1]["step"] < 12
     for process in start_together(recipe, directory, *MESH, **pair):

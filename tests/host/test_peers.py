@@ -1,0 +1,115 @@
+"""The failure of one process is the end of all, within a minute and with its own words."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import runs
+
+from grpojax.host import peers
+
+TOGETHER = """
+import os, sys, time
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from grpojax.host import coordination, peers, processes
+from grpojax.host.errors import UserError
+from grpojax.tools import cli
+processes.start()
+me, (how, who) = jax.process_index(), sys.argv[1:]
+
+def work():
+    for n in range(10):
+        multihost_utils.process_allgather(np.ones(3))
+    if me == int(who):
+        if how == "raises":
+            raise ValueError("all is lost")
+        if how == "refuses":
+            raise UserError("no such thing")
+        if how == "dies":
+            os.kill(os.getpid(), 9)
+        if how == "lingers":
+            time.sleep(8)
+            return
+    if how == "lingers":
+        return
+    if me == (int(who) + 1) % 3:  # as in a collective that does not break off
+        coordination.heard("never", 300)
+    multihost_utils.process_allgather(np.ones(3))
+
+try:
+    with peers.watched():
+        work()
+except UserError as e:
+    print(f"refused: {e}", file=sys.stderr)
+    sys.exit(2)
+print("end")
+"""
+
+
+def play(how, who, count=3):
+    """What each of some processes said, its status, and the seconds from the first end to the last."""
+    group = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, how, str(who)],
+            env=runs.environment() | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for env in runs.together(count)
+    ]  # fmt: skip
+    said, ended = {}, {}
+
+    def read(index):
+        said[index] = group[index].communicate()[0]
+        ended[index] = time.monotonic()
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    for process in group:
+        process.kill()  # only where it hangs
+    return said, [process.returncode for process in group], max(ended.values()) - min(ended.values())
+
+
+def test_an_exception_ends_all_with_its_words():
+    said, status, seconds = play("raises", 0)  # the first is the one that carries the service
+    assert status == [1, 1, 1] and seconds < 60
+    assert said[0].rstrip().endswith("ValueError: all is lost")
+    for i in (1, 2):
+        assert f"grpojax: process 0 ({os.uname().nodename}) failed: ValueError: all is lost" in said[i], said[i]
+        assert "Traceback" not in said[i] and "end" not in said[i].splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 2])
+def test_a_users_mistake_keeps_its_status(who):
+    said, status, seconds = play("refuses", who)
+    assert status == [2 if i == who else 1 for i in range(3)] and seconds < 60
+    for i in set(range(3)) - {who}:
+        assert "failed: no such thing" in said[i]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_killed_process_is_named(who):
+    """The first takes jax's service with it, and jax aborts the others."""
+    said, status, seconds = play("dies", who, 4)
+    assert status == [-9 if i == who else 1 for i in range(4)] and seconds < 60
+    for i in set(range(4)) - {who}:
+        assert said[i].rstrip().endswith(f"grpojax: process {who} ({os.uname().nodename}) is gone"), said[i]
+
+
+@pytest.mark.slow
+def test_an_end_is_no_death(monkeypatch):
+    said, status, seconds = play("lingers", 1)
+    assert status == [0, 0, 0] and all(text.rstrip().endswith("end") for text in said.values())
+
+
+def test_alone_there_is_no_thread():
+    before = threading.active_count()
+    with peers.watched():
+        assert threading.active_count() == before

@@ -1,0 +1,174 @@
+"""What a run does when something fails that is none of its steps, and when it is told to stop."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from runs import Trainer, environment, numbers
+
+from grpojax.host import preemption
+from grpojax.host.console import log
+from grpojax.records import evaluations
+from grpojax.run import course
+from grpojax.run import recipe as config
+from grpojax.tools import cli
+
+SHORT = ("train.steps=4", "train.checkpoint_every=1")
+
+
+def load(recipe, directory, *overrides):
+    return config.load(recipe, [f"run.dir={directory}", *SHORT, *overrides])
+
+
+@pytest.fixture(scope="module")
+def unbroken(recipe, tmp_path_factory):
+    """The metrics of a run that nothing happened to."""
+    directory = tmp_path_factory.mktemp("runs") / "unbroken"
+    assert Trainer(load(recipe, directory, "train.eval_every=2")).run()
+    return numbers(directory)
+
+
+def full(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe, tmp_path, caplog, monkeypatch):
+    log.propagate = True
+    monkeypatch.setattr(evaluations, "write", full)
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.eval_every=2"))
+    plain, written = trainer.metrics._metrics, []
+    monkeypatch.setattr(plain, "write", lambda step, values: full() if step == 3 else written.append(step))
+    monkeypatch.setattr(plain, "write_samples", full)
+    assert trainer.run()
+    assert written == [0, 1, 2, 2, 4, 4]
+    for text in (
+        "the metrics of step 3 are not kept: OSError: [Errno 28]",
+        "metrics of 1 steps may be missing, the first of step 3",
+        "samples of 4 steps may be missing, the first of step 1",
+        "the evaluation of step 2 is not kept: OSError",
+    ):
+        assert text in caplog.text
+    assert trainer.session.checkpoints.steps()[-1] == 4
+
+
+def test_a_report_that_fails_is_said(recipe, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("grpojax.records.curve.draw_curve", full)
+    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "data.eval=null", "train.steps=1"]
+    assert cli.main(given) == 0
+    assert "the report: OSError" in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "done").read_text()) == {"step": 1}
+
+
+def test_an_evaluation_that_fails_costs_no_step(recipe, tmp_path, monkeypatch):
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.eval_every=2", "train.checkpoint_every=2"))
+    plain = trainer.held_out.evaluate
+    monkeypatch.setattr(trainer.held_out, "evaluate", lambda n, params: full() if n == 2 else plain(n, params))
+    with pytest.raises(OSError, match="No space left"):
+        trainer.run()
+    assert trainer.session.checkpoints.steps() == [2]
+
+
+def test_a_run_that_ends_is_marked_until_it_goes_on(recipe, tmp_path, monkeypatch):
+    """0 is finished, 75 stopped and saved; ``done`` is there exactly when it is finished."""
+    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", *SHORT, "data.eval=null"]
+
+    def interrupt(self, awaited=()):
+        self.ask("SIGTERM")
+        return plain(self, awaited)
+
+    plain = course.Course.turn
+    monkeypatch.setattr(course.Course, "turn", interrupt)
+    assert cli.main(given) == os.EX_TEMPFAIL == 75
+    assert not (tmp_path / "run" / "done").exists()
+    stopped = json.loads((tmp_path / "run" / "stopped").read_text())
+    assert stopped.pop("seconds") < 30 and stopped == {"step": 0, "notice": "SIGTERM"}
+    monkeypatch.undo()
+    assert cli.main(given) == 0
+    assert not (tmp_path / "run" / "stopped").exists()
+    assert json.loads((tmp_path / "run" / "done").read_text()) == {"step": 4}
+    assert cli.main(given) == 0 and (tmp_path / "run" / "done").exists()
+    more = Trainer(load(recipe, tmp_path / "run", "data.eval=null", "train.steps=5"))
+    assert not (tmp_path / "run" / "done").exists()
+    assert more.run() and json.loads((tmp_path / "run" / "done").read_text()) == {"step": 5}
+
+
+@pytest.mark.parametrize("where", ["rollout", "evaluation"])
+def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbroken, monkeypatch, where):
+    """The rollout in flight, or the evaluation, is dropped, and done again when the run goes on."""
+    told = threading.Event()
+    monkeypatch.setenv("GCE_METADATA_HOST", "stand-in")
+    monkeypatch.setattr(preemption, "POLL_S", 0.01)
+    monkeypatch.setattr(preemption, "said", lambda host: "preempted TRUE" if told.is_set() else None)
+    overrides = ("train.eval_every=2", "train.checkpoint_every=0")
+    trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
+    plain, at = trainer.session.course.turn, {"rollout": 3, "evaluation": 2}[where]
+
+    def turn(rollout):
+        if trainer.done == at:
+            told.set()
+            while trainer.session.course.reason is None:
+                time.sleep(0.01)
+        return plain(rollout)
+
+    trainer.policy.turn = turn
+    assert not trainer.run()
+    stopped = json.loads((tmp_path / "run" / "stopped").read_text())
+    assert stopped["notice"] == "preempted TRUE" and stopped["step"] == trainer.session.checkpoints.steps()[-1]
+    told.clear()
+    again = Trainer(load(recipe, tmp_path / "run", *overrides))
+    assert again.done == stopped["step"] and again.run()
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_saves_by_the_clock(recipe, tmp_path):
+    overrides = ("train.checkpoint_every=0", "train.keep=9", "data.eval=null")
+    for minutes, steps in ((1e-9, [1, 2, 3, 4]), (10, [4])):
+        trainer = Trainer(load(recipe, tmp_path / f"{minutes}", *overrides, f"train.checkpoint_minutes={minutes}"))
+        assert trainer.run() and trainer.session.checkpoints.steps() == steps
+
+
+def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, monkeypatch):
+    """Of steps 0, 2 and 4 the second is the best; a run that goes on still knows it."""
+    overrides = ("train.eval_every=2", "train.checkpoint_every=2", "train.keep=1")
+    scores = {0: 0.0, 2: 2.0, 4: 1.0, 6: 0.5}
+    for steps in (4, 6):
+        trainer = Trainer(load(recipe, tmp_path / "run", *overrides, f"train.steps={steps}"))
+        plain = trainer.held_out.evaluate
+        monkeypatch.setattr(
+            trainer.held_out, "evaluate", lambda n, x, plain=plain: plain(n, x) | {"eval/reward": scores[n]}
+        )
+        assert trainer.run()
+        assert trainer.session.checkpoints.steps() == [2, steps]
+    assert trainer.session.checkpoints.good() == 2 and trainer.session.checkpoints.good(before=2) is None
+
+
+HANGS = """
+import sys, time
+from grpojax.host import watchdog
+watchdog.FLOOR_S, watchdog.SEEN = 2.0, 2
+from grpojax.run.learner import Learner
+plain = Learner.replace
+def replace(self, sampled):
+    if int(self.state["policy"].step) == 4:
+        time.sleep(60)
+    return plain(self, sampled)
+Learner.replace = replace
+from grpojax.tools import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_ends_the_run_by_option(recipe, tmp_path):
+    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "train.steps=6", "data.eval=null",
+             "train.on_hang=stop"]  # fmt: skip
+    run = subprocess.run(
+        [sys.executable, "-c", HANGS, *given], env=environment(), capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 1
+    assert "step 5 has taken 2 s, over 10 times the median" in run.stderr and "in replace" in run.stderr
