@@ -44,7 +44,7 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
             raise UserError(f"{text} names no bucket; give gs://bucket/folder")
         _know_buckets(text)
     elif re.match(r"gs:/", text):
-        raise UserError(f"{text}: gs:// has two slashes")
+        raise UserError(f"{text}: give gs://bucket/folder, with two slashes")
     return epath.Path(text)
 
 
@@ -142,7 +142,7 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
 def listing(folder: str | os.PathLike[str]) -> list[epath.Path]:
     """What is in a folder, by name; nothing where there is no such folder."""
     try:
-        return sorted(path(folder).iterdir())
+        return sorted(place for place in path(folder).iterdir() if place != path(folder))  # a bucket's may name itself
     except FileNotFoundError:
         return []
 
