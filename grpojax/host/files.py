@@ -40,7 +40,7 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
     if colon and scheme != "gs":
         raise UserError(f"{text}: {scheme}:// is not read or written here; give a local path or gs://...")
     if colon:
-        if not rest.strip("/"):
+        if not rest.partition("/")[0]:
             raise UserError(f"{text} names no bucket; give gs://bucket/folder")
         _know_buckets(text)
     elif re.match(r"gs:/", text):
