@@ -15,7 +15,7 @@ from grpojax.run import trainer
 HERE = Path(__file__).parent
 
 
-def start(recipe: Path, directory: Path, *overrides: str, devices: int = 1, env=None) -> subprocess.Popen:
+def start(recipe: Path, directory: Path | str, *overrides: str, devices: int = 1, env=None) -> subprocess.Popen:
     """``grpojax train`` as a process of its own, with what it says on a pipe."""
     return subprocess.Popen(
         [sys.executable, "-m", "grpojax.tools.cli", "train", str(recipe), f"run.dir={directory}", *overrides],
@@ -59,7 +59,7 @@ def Trainer(recipe, devices=1, eos_ids=None):
     return trainer.Trainer(recipe, jax.devices()[:devices], eos_ids=eos_ids)
 
 
-def numbers(directory: Path) -> list[dict[str, float]]:
+def numbers(directory: Path | str) -> list[dict[str, float]]:
     """The metrics of a run without its times."""
     lines = tracking.read_metrics(directory)
     timed = ("time/", "tokens_per_s", "utilisation")

@@ -40,11 +40,11 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
     if colon and scheme != "gs":
         raise UserError(f"{text}: {scheme}:// is not read or written here; give a local path or gs://...")
     if colon:
-        if not rest.strip("/"):
+        if not rest.partition("/")[0]:
             raise UserError(f"{text} names no bucket; give gs://bucket/folder")
         _know_buckets(text)
     elif re.match(r"gs:/", text):
-        raise UserError(f"{text}: gs:// has two slashes")
+        raise UserError(f"{text}: give gs://bucket/folder, with two slashes")
     return epath.Path(text)
 
 
@@ -142,7 +142,7 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
 def listing(folder: str | os.PathLike[str]) -> list[epath.Path]:
     """What is in a folder, by name; nothing where there is no such folder."""
     try:
-        return sorted(path(folder).iterdir())
+        return sorted(place for place in path(folder).iterdir() if place != path(folder))  # a bucket's may name itself
     except FileNotFoundError:
         return []
 

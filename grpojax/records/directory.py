@@ -37,6 +37,12 @@ class RunDirectory:
             files.make_folder(self.path)
         except OSError as e:
             raise UserError(f"run.dir={str(self.path)!r} cannot be made: {e.strerror}") from None
+        try:
+            self._check()
+        except OSError as e:
+            raise UserError(f"run.dir={str(self.path)!r} cannot be read: {e.filename}: {e.strerror}") from None
+
+    def _check(self) -> None:
         if not self.started:
             if any(file.name not in ("lock", "config.json.tmp") for file in files.listing(self.path)):
                 raise UserError(f"{self.path} exists and holds no run; give the run another run.dir")

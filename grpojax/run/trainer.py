@@ -81,10 +81,8 @@ class Trainer:
     ):
         self.config, self.on_step, self._take_over = config, on_step, take_over
         self.done, self.work = 0, dict[str, float]()
-        with (
-            contextlib.ExitStack() as held,
-            enough_memory(lambda: self.done, REMEDIES),
-        ):  # let go of if what follows raises
+        # Let go of if what follows raises.
+        with contextlib.ExitStack() as held, enough_memory(lambda: self.done, REMEDIES):
             with processes.AllOrNone():
                 self._prepare(held, devices, eos_ids)
             self._open(held)

@@ -45,10 +45,11 @@ def test_files(place):
 def test_what_another_process_wrote_is_seen(place, proxy):
     import urllib.request
 
-    assert files.listing(place) == []
-    address = f"http://{proxy.address}/upload/storage/v1/b/{bucket.NAME}/o?uploadType=media&name={place.name}/new"
+    files.write(place / "a/old", b"")
+    assert [p.name for p in files.listing(place / "a")] == ["old"]
+    address = f"http://{proxy.address}/upload/storage/v1/b/{bucket.NAME}/o?uploadType=media&name={place.name}/a/new"
     urllib.request.urlopen(urllib.request.Request(address, data=b"there", method="POST")).close()
-    assert [p.name for p in files.listing(place)] == ["new"] and files.read(place / "new") == b"there"
+    assert [p.name for p in files.listing(place / "a")] == ["new", "old"] and files.read(place / "a/new") == b"there"
 
 
 def test_no_such_thing(place):

@@ -11,6 +11,33 @@ def test_places():
     for other in ("s3://b/x", "file:///x", "http://b/x"):
         with pytest.raises(UserError, match="not read or written here"):
             files.path(other)
+    for other in ("gs:/b/x", "gs://", "gs:///x"):
+        with pytest.raises(UserError, match="give gs://bucket/folder"):
+            files.path(other)
+    assert files.absolute("gs://b/x") == files.path("gs://b/x") and str(files.absolute("x")).startswith("/")
+    assert str(files.local("a/b", "--to")) == "a/b"
+    with pytest.raises(UserError, match="--to='gs://b/x': give a local path"):
+        files.local("gs://b/x", "--to")
+
+
+def test_what_a_bucket_needs_is_named(monkeypatch):
+    files._know_buckets.cache_clear()
+    monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"gs://b/x: a bucket needs gcsfs and google.*pip install 'grpojax\[gcs\]'"):
+        files.path("gs://b/x")
+    files.path("runs/x")
+
+
+def test_folders(tmp_path):
+    files.make_folder(tmp_path / "a/b")
+    for name in ("2", "1"):
+        files.write(tmp_path / "a/b" / name, name.encode())
+    assert files.read_all(files.listing(tmp_path / "a/b")) == [b"1", b"2"] and files.listing(tmp_path / "none") == []
+    files.make_folder(tmp_path / "c/d/old")
+    files.move(tmp_path / "a/b", tmp_path / "c/d")
+    assert [p.name for p in files.listing(tmp_path / "c/d")] == ["1", "2"] and files.listing(tmp_path / "a") == []
+    files.remove_all([*files.listing(tmp_path / "c/d"), files.path(tmp_path / "none")])
+    assert files.listing(tmp_path / "c/d") == []
 
 
 def test_a_file_appears_whole(tmp_path):
