@@ -6,7 +6,8 @@ optimiser's eps is large, since Adam makes of a gradient of nothing but rounding
 
 import jax
 import pytest
-from runs import Trainer, numbers
+import runs
+from runs import Trainer, numbers, start
 from several import together
 
 from grpojax.run import finetune, finetune_recipe
@@ -79,3 +80,15 @@ def test_six_recipes_by_two_processes(recipe, tmp_path):
 @pytest.mark.slow
 def test_six_recipes_by_four_processes(recipe, tmp_path):
     check(list(RECIPES), recipe, tmp_path, 4)
+
+
+@pytest.mark.slow
+def test_processes_that_disagree_start_nothing(recipe, tmp_path):
+    pair = [
+        start(recipe, tmp_path / "run", f"train.seed={i}", "mesh.fsdp=2", env=env)
+        for i, env in enumerate(runs.together(2))
+    ]
+    for process in pair:
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == 2 and "process 1" in said and "train.seed: 0 -> 1" in said, said
+    assert not (tmp_path / "run" / "config.json").exists()

@@ -127,16 +127,6 @@ def same_to_rounding(directory, other, *names, rel, abs):
             )
 
 
-def test_two_processes_train_as_one(recipe, tmp_path):
-    """The exhaustive form, with eight devices, signals and a resume, is below."""
-    short = ["train.steps=2", "data.eval=null", "mesh.fsdp=2"]
-    for process in start_together(recipe, tmp_path / "two", *short, processes=2, devices=1):
-        said = process.communicate(timeout=300)[0]
-        assert process.returncode == 0, said
-    assert Trainer(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *short]), devices=2).run()
-    same_to_rounding(tmp_path / "two", tmp_path / "one", rel=1e-3, abs=1e-4)
-
-
 @pytest.mark.slow
 def test_several_processes_train_as_one_stop_as_one_and_go_on(recipe, meshed, tmp_path):
     """A signal to the second of two stops both, and what the first refuses the second leaves too."""
