@@ -53,11 +53,11 @@ def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_pat
             {"score": 4, "update": 6},
         ),
         (["variant=gtpo"], {"score with entropy": 1, "update": 1}),
-        (["variant=nthr"], {"influence": 4, "update": 1}),
+        (["variant=nthr"], {"score": 1, "influence": 4, "update": 1}),
         (["variant=clip_cov", "train.iterations=2"], {"score": 1, "covariance mask": 2, "update": 2}),
         (["variant=ppo"], {"critic": 1, "update": 1}),
         (["variant=remax"], {"greedy": 1, "update": 1}),
-        (["variant=xrpo", "rollout.plan={probe: 1, phases: 3}"], {"rollout phase": 3, "update": 1}),
+        (["variant=xrpo", "rollout.plan={probe: 1, phases: 3}"], {"score": 1, "rollout phase": 3, "update": 1}),
     ],
 )
 def test_what_a_step_runs_is_what_its_variant_needs(recipe, tmp_path, more, expected):

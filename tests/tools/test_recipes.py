@@ -2,8 +2,12 @@
 
 import dataclasses
 import functools
+import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -20,6 +24,8 @@ from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
 from grpojax.run.finetune_recipe import load_sft
+from grpojax.tools import plan_chips, plan_estimate
+from grpojax.tools.plan_shapes import SHAPES
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = str(CONFIGS / "quickstart.yaml")
@@ -200,3 +206,67 @@ def test_a_variant_takes_what_it_lacks_from_the_run():
     twice = "rewards=[{name: answer}, {name: soft_overlong, options: {max_tokens: 40, buffer: 8}}]"
     with pytest.raises(UserError, match="and so does the reward soft_overlong"):
         load("variant=dapo", twice)
+
+
+PODS = {path.stem: path for path in sorted((CONFIGS / "pods").glob("*.yaml"))}
+
+
+def said_of(path):
+    """The head of a pod's recipe as one line, and the topology that it names."""
+    head = " ".join(line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("#"))
+    return head, re.search(r"--topology (\S+)", head)[1]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pods_recipe_says_what_its_plan_is(name):
+    """The commands, and figures that its settings still have: of GPUs all, of TPUs within what an estimate can."""
+    path = PODS[name]
+    head, topology = said_of(path)
+    recipe, target = config.load(path), plan_chips.parse(topology)
+    model = name.split("_")[1]
+    assert f"grpojax train configs/pods/{path.name}" in head and f"grpojax plan configs/pods/{path.name}" in head
+    assert recipe.run.dir == f"runs/pods/{name}" and recipe.model.path.lower().startswith(model)
+    estimate = plan_estimate.of_recipe(recipe, target)
+    assert estimate.fits and model in SHAPES
+    found = {p.name: p.total + p.resident for p in estimate.programs}
+    told = {n: float(re.search(rf"{n} ([\d.]+)", head)[1]) for n in ("update", "rollout", "reshard", "score")}
+    step = float(re.search(r"at least ([\d.]+) s:", head)[1])
+    by_sheet = "data sheet" in head
+    assert max(told.values()) == pytest.approx(max(found.values()), rel=0.01 if by_sheet else 0.25)
+    assert step == pytest.approx(estimate.run.step, rel=0.01 if by_sheet else 0.25)
+
+
+# In a process of its own: libtpu stays in the one that has loaded it.
+COMPILE = """
+import sys
+from grpojax.run import recipe
+from grpojax.tools import planner
+path, topology, programs = sys.argv[1:]
+reports = planner.plan_recipe(
+    recipe.load(path), topology=topology, layers=1, programs=programs.split(",") if programs else None
+)
+print(*(r.name for r in reports if r.fits))
+"""
+
+
+def compiled(path, programs=""):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    command = [sys.executable, "-c", COMPILE, str(path), said_of(path)[1], programs]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1].split()
+
+
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+@needs_libtpu
+def test_weights_of_a_pods_recipe_reach_its_rollout():
+    assert compiled(PODS["v5e-4x4_qwen2.5-1.5b"], "reshard") == ["reshard"]
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("name", [name for name in PODS if not name.startswith("gpu")])
+def test_a_pods_recipe_compiles(name):
+    assert sorted(compiled(PODS[name])) == ["reshard", "rollout", "score", "update"]

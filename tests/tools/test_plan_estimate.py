@@ -1,0 +1,81 @@
+"""What a run is thought to need from its shapes, beside what the TPU compiler said of the same programs."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpojax.models import flops
+from grpojax.run import recipe as recipes
+from grpojax.tools import plan_chips, plan_estimate
+from grpojax.tools.plan_shapes import SHAPES, shape_of
+
+PODS = Path(__file__).parents[2] / "configs" / "pods"
+
+# GiB a chip with the run's state, and seconds of the memory, by the compiler (jax 0.10.2, 2026-11-22).
+COMPILED = {
+    "v5e-1_qwen2.5-0.5b": ("v5e:1x1", {"update": (13.18, 1.89), "rollout": (10.45, 2.36)}),
+    "v5e-8_qwen2.5-0.5b": ("v5e:2x4", {"update": (3.45, 0.260), "rollout": (2.03, 0.744)}),
+    "v5e-4x4_qwen2.5-1.5b": ("v5e:4x4", {"update": (4.25, 0.584), "rollout": (4.78, 2.23)}),
+    "v4-2x2x1_qwen2.5-3b": ("v4:2x2x1", {"update": (20.63, 0.974), "rollout": (18.58, 3.15)}),
+    "v5p-2x2x2_qwen2.5-7b": ("v5p:2x2x2", {"update": (26.99, 0.633), "rollout": (32.49, 2.95)}),
+    "v5p-2x4x4_llama-3.1-8b": ("v5p:2x4x4", {"update": (10.52, 1.10), "rollout": (25.54, None)}),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_memory_is_within_a_quarter_of_the_compilers(name):
+    """And the bytes of decoding within a tenth, but where the compiler copies projections for every token (the last)."""
+    topology, programs = COMPILED[name]
+    found = plan_estimate.of_recipe(recipes.load(PODS / f"{name}.yaml"), plan_chips.parse(topology))
+    for program in found.programs:
+        if program.name in programs:
+            gib, seconds = programs[program.name]
+            assert program.total + program.resident == pytest.approx(gib, rel=0.25)
+            if program.name == "rollout" and seconds is not None:
+                assert program.seconds["HBM"] == pytest.approx(seconds, rel=0.1)
+
+
+def test_what_is_kept_is_counted_to_the_byte():
+    config = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml")
+    target = plan_chips.parse("v5e:1x1")
+    rollout = plan_estimate.of_recipe(config, target).programs[0]
+    c = SHAPES["qwen2.5-0.5b"]
+    weights = 4 * (24 * (896 * (2 * 896 + 2 * 128) + 3 * 896 * 4864) + 151936 * 896) / 2**30
+    kept = {"weights": weights, "optimiser": 2 * weights, "reference": weights}
+    assert {what: rollout.consumers[what] for what in kept} == pytest.approx(kept)
+    assert rollout.consumers["weights cast for the rollout"] == pytest.approx(weights / 2)
+    cache = 32 * (512 + 8 * 512) * 2 * 24 * 2 * 64 * 2 / 2**30
+    assert rollout.consumers["keys and values"] == pytest.approx(cache) and flops.kv_numbers(c) == 2 * 24 * 2 * 64
+    free = dataclasses.replace(config, variant={"name": "grpo", "kl_coef": 0.0})
+    assert "reference" not in plan_estimate.of_recipe(free, target).programs[0].consumers
+
+
+def test_more_chips_hold_and_do_less_each():
+    config = recipes.load(PODS / "v5e-8_qwen2.5-0.5b.yaml")
+    four, eight = (plan_estimate.of_recipe(config, plan_chips.parse(f"v5e:2x{n}")) for n in (2, 4))
+    assert four.peak > eight.peak and four.run.step > eight.run.step
+    for more, fewer in zip(four.programs, eight.programs, strict=True):
+        assert more.name == fewer.name and more.seconds["HBM"] > fewer.seconds["HBM"]
+
+
+def test_shapes_are_those_of_the_published_models():
+    """By their numbers of weights, as their makers give them (in billions, norms and biases aside)."""
+    billions = {
+        "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54, "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.61, "qwen3-8b": 8.19,
+        "llama-3.1-8b": 8.03,
+    }  # fmt: skip
+    found = {name: flops.parameters(shape) / 1e9 for name, shape in SHAPES.items()}
+    assert found == pytest.approx(billions, rel=0.01)
+    assert shape_of("hub/Qwen3-8B").qk_norm and shape_of("Llama-3.1-8B-Instruct").rope_scaling.factor == 8.0
+    assert shape_of("builtin:tiny").num_layers < 10
+
+
+def test_an_update_computes_again_what_it_did_not_keep():
+    c = SHAPES["qwen2.5-0.5b"]
+    sizes = np.array([5, 3]), np.array([[7, 2], [1, 4]])
+    forward = flops.forward_flops(c, *sizes)
+    assert flops.update_flops(c, *sizes, remat="layer") == 4 * forward
+    logits = 2 * 14 * c.vocab_size * c.hidden_size
+    assert flops.update_flops(c, *sizes, remat="none") == 3 * forward + logits
