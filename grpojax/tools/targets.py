@@ -100,7 +100,7 @@ def read_target(
                 f"override {text!r} says nothing to an evaluation; it takes options, model.*, data.*, rewards, "
                 "evaluate.*, mesh.*"
             )
-    folder = data.locate(target)
+    folder: Any = data.locate(target)
     try:
         tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -161,11 +161,11 @@ def _digest(*parts: bytes) -> str:
     return digest.hexdigest()[:32]
 
 
-def _weights(folder: Path) -> str:
+def _weights(folder: Any) -> str:
     """Tells a folder's weights from others: names, sizes and the two ends of its safetensors files."""
     parts = []
     for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
+        size = file.stat().length
         with file.open("rb") as f:
             parts += [f"{file.name} {size}".encode(), f.read(1 << 20)]
             f.seek(max(0, size - (1 << 20)))
