@@ -66,13 +66,15 @@ class Server:
         self._process.terminate()
         self._process.wait()
 
-    def answer(self, path: str, headers: dict[str, str]) -> tuple[int, list[tuple[str, str]], bytes]:
+    def answer(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, list[tuple[str, str]], bytes]:
         """To a request."""
         if self.faults:
             return self.faults.pop(0), [], b"{}"
         upstream = http.client.HTTPConnection("127.0.0.1", self._upstream, timeout=60)
         try:
-            upstream.request("GET", path, headers=headers | {"Host": self.address})
+            upstream.request(method, path, body=body or None, headers=headers | {"Host": self.address})
             got = upstream.getresponse()
             content = got.read()
         finally:
@@ -88,9 +90,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args) -> None:
         pass
 
-    def do_GET(self) -> None:
+    def pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         kept = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "connection", "accept-encoding")}
-        status, headers, content = self.server_of.answer(self.path, kept)
+        status, headers, content = self.server_of.answer(self.command, self.path, kept, body)
         self.send_response_only(status)
         for name, value in headers:
             if name.lower() not in ("content-length", "transfer-encoding", "connection"):
@@ -98,6 +101,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_DELETE = pass_on
 
 
 def _free_port() -> int:

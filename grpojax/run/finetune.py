@@ -186,8 +186,10 @@ class FineTune:
             self._evaluate()
         self.since = time.perf_counter()
         while self.done < self.steps and not session.stopping():
+            session.profile.begin(self.done + 1, self.state)
             self.pending.append(self._step())
             self.done += 1
+            session.profile.end(self.done, self.state)
             if len(self.pending) > self.ahead:
                 self._finish()
             last = self.done == self.steps

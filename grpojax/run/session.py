@@ -18,6 +18,7 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
+from grpojax.run.profiling import Profile, ProfileConfig
 from grpojax.run.sections import RunConfig
 
 
@@ -40,6 +41,9 @@ class Recipe(Protocol):
     @property
     def compile_cache(self) -> str | None: ...
 
+    @property
+    def profile(self) -> ProfileConfig: ...
+
     def resolved(self) -> dict[str, Any]: ...
 
     def may_differ(self, name: str) -> bool: ...
@@ -61,6 +65,7 @@ class Session:
         if processes.is_first():
             self.record.check()
         keep_compiled(config.compile_cache, config.run.dir)
+        self.profile = Profile(config.profile, config.run.dir)
         self.save_s = 0.0  # seconds spent on saves since it was last set to 0
         self._problem: str | None = None
         self._stop = False
@@ -161,6 +166,7 @@ def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
 
 
 def _close(session: Session) -> None:
+    session.profile.close()
     try:
         session.checkpoints.close()
     except SaveError as e:

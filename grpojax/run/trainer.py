@@ -206,6 +206,7 @@ class Trainer:
         if self.done == 0 or (self.held_out.problems and _evaluates(self) and self._evaluated < self.done):
             self._evaluate(self.done)
         while _share(self) < 1 and not session.stopping():
+            session.profile.begin(self.done + 1, self.learner.state)
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
             if self.pending is not None:
@@ -213,8 +214,8 @@ class Trainer:
                 started = time.perf_counter()  # the rollout was queued behind that update
             self.pending = self._step(collect(), started)
             self.done += 1
-            last = _share(self) >= 1
-            evaluates = _evaluates(self)
+            session.profile.end(self.done, self.learner.state)
+            last, evaluates = _share(self) >= 1, _evaluates(self)
             saves = last or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             if evaluates or saves:
                 self._finish()
