@@ -10,7 +10,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from etils import epath
+
 from grpojax.data.formats import READERS, Row, decompress
+from grpojax.host import files, ranges
 from grpojax.host.errors import UserError, require
 
 BUILTIN, HUB = "builtin:", "hub:"
@@ -71,11 +74,23 @@ class SourceConfig:
         return self.path.partition(":")[0] in GENERATED
 
 
-def locate(path: str) -> Path:
-    """A path as a user writes it; ``builtin:x`` is the package's own ``assets/x``."""
+def locate(path: str) -> epath.Path:
+    """A path as a user writes it, local or in a bucket.
+
+    ``builtin:x`` is the package's own ``assets/x``, ``hub:owner/name`` the model of that name where the Hugging Face
+    hub's cache has it. Raises `UserError` where it does not, and for schemes other than ``gs://``.
+    """
     if path.startswith(BUILTIN):
-        return Path(str(resources.files("grpojax") / "assets" / path.removeprefix(BUILTIN)))
-    return Path(path).expanduser()
+        return epath.Path(str(resources.files("grpojax") / "assets" / path.removeprefix(BUILTIN)))
+    if path.startswith(HUB):
+        import huggingface_hub
+
+        name = path.removeprefix(HUB)
+        try:
+            return epath.Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+        except (OSError, ValueError):  # it is not there; that is no name
+            raise UserError(f"{path}: the hub's cache does not have it; hf download {name}") from None
+    return files.path(path).expanduser()
 
 
 def open_source(source: SourceConfig) -> Iterator[tuple[str, Row]]:
@@ -131,25 +146,16 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _remote(path: str) -> Iterator[tuple[str, bytes]]:
-    scheme = path.partition("://")[0]
-    try:
-        import fsspec
-
-        system, inside = fsspec.core.url_to_fs(path)
+    files.path(path)  # refuses other schemes
+    with ranges.naming(path):
+        system, inside = ranges.system(), path.removeprefix("gs://")
         names = sorted(map(str, system.glob(inside))) if glob.has_magic(inside) else [inside]
         if not names:
             raise UserError(f"no data file matches {path!r}")
-        for name in names:
-            yield f"{scheme}://{name.lstrip('/')}", system.cat_file(name)
-    except UserError:
-        raise
-    except ImportError as e:
-        extra = "pip install 'grpojax[gcs]'" if scheme in ("gs", "gcs") else str(e)
-        raise UserError(f"{path}: reading {scheme}:// needs more: {extra}") from None
-    except FileNotFoundError:
-        raise UserError(f"data file {path!r} does not exist") from None
-    except Exception as e:  # each store has its own errors: credentials, network, permissions
-        raise UserError(f"{path}: cannot be read: {type(e).__name__}: {' '.join(str(e).split())[:200]}") from None
+    for name in names:
+        with ranges.naming(f"gs://{name}"):
+            content = system.cat_file(name)
+        yield f"gs://{name}", content
 
 
 def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:

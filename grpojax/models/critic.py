@@ -6,7 +6,6 @@ hidden states; the head starts at 0, and so does the output.
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -15,7 +14,6 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 from jax.sharding import Mesh
-from safetensors.numpy import load_file
 
 from grpojax.host import files
 from grpojax.host.errors import UserError
@@ -108,10 +106,10 @@ def forward_flops(config: DecoderConfig, prompt_lengths: PerPrompt, lengths: Sam
 
 def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
     """The head ``[D]`` beside a trunk's files, 0 where there is none; raises `UserError` for one of another size."""
-    file = Path(folder) / HEAD_FILE
+    file = hf.model_folder(folder) / HEAD_FILE
     if not file.exists():
         return np.zeros(config.hidden_size, np.float32)
-    head = load_file(file).get(CRITIC["token_head"].name or "")
+    head = safetensors.numpy.load(file.read_bytes()).get(CRITIC["token_head"].name or "")
     if head is None or head.shape != (config.hidden_size,):
         raise UserError(f"{file}: no head of {config.hidden_size} numbers; export the critic again, or remove the file")
     return head.astype(np.float32)

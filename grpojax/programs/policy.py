@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -41,7 +40,7 @@ def model_facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def weights_digest(folder: Path) -> str:
+def weights_digest(folder: epath.PathLike) -> str:
     """Tells a folder's weights from others without reading all of them."""
     return agreement.digest_of_files(folder, "*.safetensors")
 

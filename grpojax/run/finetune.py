@@ -194,8 +194,10 @@ class FineTune:
         while self.done < self.steps:
             watchdog.begin(self.done + 1)
             course.turn()
+            self.session.profile.begin(self.done + 1, self.state)
             self.pending.append(self._step())
             self.done += 1
+            self.session.profile.end(self.done, self.state)
             if len(self.pending) > self.ahead:
                 self._finish()
             saves = self.done == self.steps or (train.checkpoint_every and self.done % train.checkpoint_every == 0)

@@ -13,6 +13,7 @@ from grpojax.models.compute import ModelConfig
 from grpojax.models.sharding import MeshConfig
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
+from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import RunConfig
 
 # Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
@@ -21,6 +22,7 @@ EXECUTION = (
     "mesh.",
     "tracking.",
     "compile_cache",
+    "profile.",
     "model.remat",
     "model.attention",
     "train.microbatches",
@@ -122,6 +124,7 @@ class _Supervised:
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
+    profile: ProfileConfig = ProfileConfig()
     compile_cache: str | None = "auto"
 
     def resolved(self) -> dict[str, Any]:
@@ -138,6 +141,7 @@ class _Supervised:
         return name.startswith(EXECUTION) or lasts
 
     def _check(self, train: _LoopConfig) -> None:
+        self.profile.check(train.steps)
         for name in ("samples", "texts_every"):
             value = getattr(self.tracking, name)
             if value != getattr(TrackingConfig, name):

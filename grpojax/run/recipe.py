@@ -16,6 +16,7 @@ from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import method
+from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import CriticConfig, FilterConfig, RolloutConfig, RunConfig, TrainConfig
 
 # Settings, or beginnings of their names, that change how a run is executed and recorded but not what it computes.
@@ -24,6 +25,7 @@ EXECUTION = (
     "mesh.",
     "tracking.",
     "compile_cache",
+    "profile.",
     "evaluate",
     "model.remat",
     "model.attention",
@@ -62,6 +64,7 @@ class Config:
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()
     mesh: MeshConfig = MeshConfig()
+    profile: ProfileConfig = ProfileConfig()
     compile_cache: str | None = "auto"
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class Config:
         if self.rollout.curriculum is None and _names_levels(self.data):
             raise UserError("data.level, or a source's level: is for rollout.curriculum; leave it out, or give that")
         self._check_critic()
+        self.profile.check(self.train.steps)
 
     def _check_critic(self) -> None:
         """Raises `UserError` where the critic's section says nothing, or leaves nothing to the policy."""

@@ -19,6 +19,7 @@ from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
 from grpojax.run.course import Course, Stopped
+from grpojax.run.profiling import Profile, ProfileConfig
 from grpojax.run.sections import RunConfig
 
 RESCUE_S = 20.0  # that a process with an error waits for the others to have one too
@@ -48,6 +49,9 @@ class Recipe(Protocol):
 
     @property
     def compile_cache(self) -> str | None: ...
+
+    @property
+    def profile(self) -> ProfileConfig: ...
 
     def resolved(self) -> dict[str, Any]: ...
 
@@ -81,6 +85,7 @@ class Session:
             self.record.check()
         keep_compiled(config.compile_cache, config.run.dir)
         self.course = Course(config.train.checkpoint_minutes)
+        self.profile = Profile(config.profile, config.run.dir)
         self.programs: Programs | None = None
         self.watchdog = watchdog.Watchdog(self._hang, lambda: self.programs is not None and self.programs.compiling)
         self.save_s = 0.0
@@ -153,6 +158,7 @@ class Session:
         log.warning("a save failed; the checkpoints before it are untouched: %s", self._problem)
 
     def _close(self) -> None:
+        self.profile.close()
         if not self._together:
             return  # it would wait for the others
         try:

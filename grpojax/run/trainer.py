@@ -201,6 +201,7 @@ class Trainer:
             self._evaluate(self.done)
         while _share(self) < 1:
             session.watchdog.begin(self.done + 1)
+            session.profile.begin(self.done + 1, self.learner.state)
             started = time.perf_counter()
             collect = self.rollouts.draw(self.done + 1)
             if self.pending is not None:
@@ -208,6 +209,7 @@ class Trainer:
                 started = time.perf_counter()  # the rollout was queued behind that update
             self.pending = self._step(collect(), started)  # or `Stopped`, and the rollout is dropped
             self.done += 1
+            session.profile.end(self.done, self.learner.state)
             saves = _share(self) >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             saves, evaluates = saves or session.course.due, _evaluates(self)
             if evaluates or saves:

@@ -6,8 +6,6 @@ import os
 import re
 from typing import Any
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from grpojax.host.errors import UserError
@@ -87,22 +85,15 @@ def topology_mesh(topology: str, mesh: MeshConfig, slices: int = 1) -> Mesh:
     """
     from jax.experimental import topologies
 
-    for name in (
-        "TPU_SKIP_MDS_QUERY",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD",
-    ):  # no metadata off a TPU VM, and no device to share
-        os.environ.setdefault(name, "1")
+    # No metadata off a TPU VM, no device to share; and without the last two, which it goes by neither of, complaints.
+    variables = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    variables |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
     options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
     options |= {"num_slices": slices} if slices > 1 else {}
     try:
         devices = topologies.get_topology_desc(topology, platform="tpu", **options).devices
     except Exception as e:  # libtpu raises whatever it likes
         raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e
-    if slices == 1:
-        return sharding.make_mesh(mesh, devices)
-    by_slice = [[d for d in devices if d.slice_index == n] for n in range(slices)]
-    each = MeshConfig(data=mesh.data // slices if mesh.data > 0 else mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor)
-    if mesh.data > 0 and mesh.data % slices:
-        raise UserError(f"mesh.data={mesh.data} is across {slices} slices: make it a multiple of {slices}")
-    parts = [sharding.make_mesh(each, mine).devices for mine in by_slice]
-    return Mesh(np.concatenate(parts), sharding.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    return sharding.make_mesh(mesh, devices)

@@ -102,7 +102,7 @@ def read_target(
                 f"override {text!r} says nothing to an evaluation; it takes options, model.*, data.*, rewards, "
                 "evaluate.*, mesh.*"
             )
-    folder = files.path(target if "://" in target else data.locate(target))
+    folder = data.locate(target)
     try:
         tree = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):

@@ -2,9 +2,12 @@
 
 import gzip
 
+import loopback_bucket
+import pytest
 from data_files import ROWS, jsonl, load, refusal
 
-from grpojax.data import SourceConfig
+from grpojax.data import SourceConfig, locate
+from grpojax.host.errors import UserError
 
 
 def test_globs_go_by_name(write, tmp_path):
@@ -18,22 +21,50 @@ def test_globs_go_by_name(write, tmp_path):
     assert len(load(str(tmp_path / "a[1].jsonl"))) == 3
 
 
-def test_remote_files():
-    import fsspec
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    with loopback_bucket.serving(tmp_path_factory.mktemp("server") / "data") as server:
+        yield server
 
-    with fsspec.open("memory://bucket/d.jsonl.gz", "wb") as f:
-        f.write(gzip.compress(jsonl(ROWS).encode()))
-    assert len(load("memory://bucket/d.jsonl.gz")) == len(load("memory://bucket/*.gz")) == 3
-    assert "'memory://bucket/e.jsonl' does not exist" in refusal("memory://bucket/e.jsonl")
-    assert "no data file matches" in refusal("memory://bucket/*.csv")
-    assert "cannot be read: ValueError: Protocol not known" in refusal("nowhere://bucket/d.jsonl")
+
+def test_files_in_a_bucket(bucket):
+    bucket.put("data/d.jsonl.gz", gzip.compress(jsonl(ROWS).encode()))
+    bucket.put("data/e.jsonl", jsonl(ROWS[:1]).encode())
+    assert len(load("gs://models/data/d.jsonl.gz")) == len(load("gs://models/data/*.gz")) == 3
+    assert len(load("gs://models/data/*")) == 4
+    bucket.faults[:] = [503]
+    assert len(load("gs://models/data/e.jsonl")) == 1 and not bucket.faults
+    assert "gs://models/data/f.jsonl does not exist" in refusal("gs://models/data/f.jsonl")
+    assert "no data file matches" in refusal("gs://models/data/*.csv")
+    bucket.faults[:] = [403] * 3
+    assert "gs://models/data/e.jsonl cannot be read: " in refusal("gs://models/data/e.jsonl")
+    del bucket.faults[:]
+
+
+@pytest.mark.parametrize("scheme", ["memory", "s3", "nowhere", "http"])
+def test_other_places_are_refused(scheme):
+    assert f"{scheme}:// is not read or written here" in refusal(f"{scheme}://bucket/d.jsonl")
+
+
+def test_models_of_the_hub_are_taken_from_its_cache(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    snapshot = tmp_path / "models--me--small/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--me--small/refs").mkdir()
+    (tmp_path / "models--me--small/refs/main").write_text("abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub._snapshot_download.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert str(locate("hub:me/small")) == str(snapshot)
+    with pytest.raises(UserError, match="hub:me/other: the hub's cache does not have it; hf download me/other"):
+        locate("hub:me/other")
 
 
 def test_a_missing_extra_is_named(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    assert refusal("gs://bucket/d.jsonl").endswith("reading gs:// needs more: pip install 'grpojax[gcs]'")
+    assert refusal("gs://bucket/d.jsonl").endswith("pip install 'grpojax[gcs]'")
 
 
 def test_hub_datasets(write, tmp_path):

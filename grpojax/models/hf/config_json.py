@@ -8,6 +8,7 @@ from typing import Any
 
 from etils import epath
 
+from grpojax.host import files, ranges
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig, RopeScaling
 
@@ -156,10 +157,14 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
     return raw
 
 
-def model_folder(path: str | os.PathLike) -> Path:
-    """The folder; raises `UserError` where there is none."""
-    path = Path(path)
-    if not path.is_dir():
+def model_folder(path: str | os.PathLike) -> epath.Path:
+    """The folder, local or in a bucket; raises `UserError` where there is none."""
+    path = files.path(path)
+    if ranges.in_bucket(path):
+        with ranges.naming(path):
+            if not path.is_dir():
+                raise UserError(f"{path}: no such folder in the bucket")
+    elif not path.is_dir():
         raise UserError(
             f"{path}: no such folder; a model of the hub is downloaded first: hf download OWNER/NAME --local-dir FOLDER"
         )
@@ -169,11 +174,13 @@ def model_folder(path: str | os.PathLike) -> Path:
 def read_json(file: Path | epath.Path) -> dict[str, Any]:
     """The JSON object in a file; raises `UserError` where there is none."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{file.parent} has no {file.name}") from None
     except ValueError as e:
         raise UserError(f"{file} is damaged: {e}") from None
+    except OSError as e:
+        raise UserError(f"{file} cannot be read: {e}") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} is damaged: it holds no JSON object")
     return content

@@ -63,7 +63,7 @@ class GGUFFile:
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
         if not self.path.is_file():
-            raise UserError(f"{path}: no such file")
+            raise UserError(f"{path}: no such file" + " on a disk; copy it there first" * ("://" in str(path)))
         try:
             import gguf
         except ImportError:

@@ -1,13 +1,13 @@
 """Hugging Face folders in: safetensors straight into sharded arrays.
 
-Only the slices that this host's devices hold are read, one stacked weight at a time, so that the whole model never
-stands on the host.
+Only what this host's devices hold is read, one tensor of the files after the other, so that the whole model never
+stands on the host: nothing does but its own shards and, of a folder in a bucket, one tensor.
 """
 
 import contextlib
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -32,6 +32,8 @@ from grpojax.models.hf.weights import (
 from grpojax.models.sharding import named
 from grpojax.models.weight_table import DECODER, Weight, axes_of, check_mesh, leaf_name
 
+Bounds = tuple[tuple[int, int], ...]  # start and stop of each axis
+
 
 def load(path: str | os.PathLike, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None) -> Decoder:
     """Reads a Hugging Face folder (Qwen 2, Qwen 3 or Llama; bf16, f16 or f32 safetensors).
@@ -40,7 +42,7 @@ def load(path: str | os.PathLike, *, mesh: Mesh | None = None, dtype: DTypeLike 
     buffers.
 
     Args:
-      path: a local folder with ``config.json`` and ``model.safetensors``, or shards and their index.
+      path: a folder, local or in a bucket, with ``config.json`` and ``model.safetensors``, or shards and their index.
       mesh: cut the weights over it as `grpojax.models.sharding.TRAIN` says; None puts them on the default device.
       dtype: of the weights; float32 (master weights) unless given.
 
@@ -69,31 +71,35 @@ def _read(
 ) -> jax.Array:
     """One weight of ours, all its layers."""
     weight, names = DECODER[ours], names_of(ours, shape)
+    indices = [None] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
+    rows = -1 if weight.transposed else int(weight.stacked)  # the axis of ours that a file's rows are
+    # Devices that hold the same part share its buffer. In the order of a file's rows, each of them is fetched once.
+    bounds = sorted({_bounds(index, shape) for index in indices}, key=lambda b: (b[rows], b))
+    parts = {b: np.empty([stop - start for start, stop in b], dtype) for b in bounds}
     # Files are open for one weight only: what stays mapped counts as resident memory.
     with contextlib.ExitStack() as stack:
         opened = functools.cache(lambda file: stack.enter_context(open_file(file)))
-        tensors = [opened(found[name].file).get_slice(name) for name in names]
-
-        @functools.cache  # devices that hold the same part share the buffer
-        def part(bounds):
-            return _fill(tensors, weight, dtype, bounds)
-
-        def callback(index):
-            return part(tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True)))
-
+        for layer, name in enumerate(names):
+            _fill(parts, layer, opened(found[name].file).get_slice(name), weight)
         if sharding is None:
-            array = jax.device_put(callback((slice(None),) * len(shape)))
+            array = jax.device_put(parts[bounds[0]])
         else:
-            array = jax.make_array_from_callback(shape, sharding, callback)
+            array = jax.make_array_from_callback(shape, sharding, lambda index: parts[_bounds(index, shape)])
         # A transfer that still runs would keep its host buffers while the next weight is read.
         return array.block_until_ready()
 
 
-def _fill(tensors: Sequence[Any], weight: Weight, dtype: np.dtype, bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
-    """A part of a weight: ``bounds`` are start and stop of each of our axes; ``tensors`` are on disk."""
-    out = np.empty([stop - start for start, stop in bounds], dtype)
-    (first, last), *within = bounds if weight.stacked else ((0, 1), *bounds)
-    index = tuple(slice(*b) for b in (reversed(within) if weight.transposed else within))
-    for row, tensor in zip(out if weight.stacked else [out], tensors[first:last], strict=True):
-        row[...] = tensor[index].T if weight.transposed else tensor[index]
-    return out
+def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
+    """What a device holds; None is all."""
+    index = index or (slice(None),) * len(shape)
+    return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
+
+
+def _fill(parts: Mapping[Bounds, np.ndarray], layer: int, tensor: Any, weight: Weight) -> None:
+    """The parts of one layer, each from start to stop of each of our axes, out of its tensor on disk."""
+    for bounds, part in parts.items():
+        (first, last), *within = bounds if weight.stacked else ((0, 1), *bounds)
+        if not first <= layer < last:
+            continue
+        values = tensor[tuple(slice(*b) for b in (reversed(within) if weight.transposed else within))]
+        (part[layer - first] if weight.stacked else part)[...] = values.T if weight.transposed else values

@@ -1,10 +1,13 @@
 """The tokenizer of a Hugging Face folder, and the tokens that end a completion."""
 
 import os
+from pathlib import Path
 from typing import Any
 
+from grpojax.host import ranges
 from grpojax.host.errors import UserError
 from grpojax.models.hf.config_json import model_folder, read_json
+from grpojax.models.hf.in_bucket import small_files
 
 # Words, digits, spaces, punctuation, code and several scripts: what tokenizers split differently.
 _PROBE = (
@@ -25,24 +28,25 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     """
     import transformers  # slow to import
 
-    path = model_folder(path)
+    named = model_folder(path)
+    path = small_files(named) if ranges.in_bucket(named) else Path(named)
     file = path / "tokenizer.json"
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        raise UserError(f"{path} holds no tokenizer (no tokenizer.json)")
+        raise UserError(f"{named} holds no tokenizer (no tokenizer.json)")
     if not file.exists():
         try:
             return transformers.AutoTokenizer.from_pretrained(path)
         except Exception as e:  # whatever the tokenizers of transformers raise
-            raise UserError(f"{path}: the tokenizer cannot be read: {' '.join(str(e).split())[:200]}") from None
+            raise UserError(f"{named}: the tokenizer cannot be read: {' '.join(str(e).split())[:200]}") from None
     import tokenizers
 
     try:
         saved = tokenizers.Tokenizer.from_file(str(file))
     except Exception as e:  # tokenizers raises nothing narrower
-        raise UserError(f"{file} is damaged: {e}") from None
+        raise UserError(f"{named / file.name} is damaged: {e}") from None
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
     if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
-        raise UserError(f"{path}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
+        raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
     return tokenizer
 
 

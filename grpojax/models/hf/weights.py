@@ -2,18 +2,20 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
+from grpojax.host import ranges
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import read_json
+from grpojax.models.hf.in_bucket import TensorFile
 from grpojax.models.weight_table import DECODER, axes_of, leaf_name
 
 # What a safetensors header calls the dtypes that weights may have.
@@ -25,7 +27,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 class OnDisk(NamedTuple):
     """Where a tensor is, from the header of its file."""
 
-    file: Path
+    file: epath.Path
     shape: tuple[int, ...]
     dtype: str
 
@@ -76,17 +78,20 @@ def names_of(ours: str, shape: tuple[int, ...]) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_file(file: Path) -> Iterator[Any]:
+def open_file(file: epath.Path) -> Iterator[Any]:
     """A safetensors file, open for reading; raises `UserError` where it is damaged."""
+    if ranges.in_bucket(file):
+        yield TensorFile(file)
+        return
     try:
-        handle = safe_open(file, framework="np")
+        handle = safe_open(str(file), framework="np")
     except SafetensorError as e:
         raise UserError(f"{file} is truncated or damaged: {e}") from None
     with handle:
         yield handle
 
 
-def weights_on_disk(path: Path) -> dict[str, OnDisk]:
+def weights_on_disk(path: epath.Path) -> dict[str, OnDisk]:
     """Every tensor in the folder, by name, from the files' headers."""
     if (path / SINGLE).exists():
         files = [path / SINGLE]
@@ -113,7 +118,7 @@ def weights_on_disk(path: Path) -> dict[str, OnDisk]:
     return found
 
 
-def check_weights(path: Path, config: DecoderConfig, wanted: dict[str, Tensor], found: dict[str, OnDisk]) -> None:
+def check_weights(path: epath.Path, config: DecoderConfig, wanted: dict[str, Tensor], found: dict[str, OnDisk]) -> None:
     """Raises `UserError` unless the tensors on disk are those, of those shapes, that the config calls for."""
     ignored = {"lm_head.weight"} if config.tie_embeddings else set()
     both = [(name, found[name], wanted[name]) for name in wanted if name in found]

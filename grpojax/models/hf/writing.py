@@ -186,5 +186,5 @@ def _write_small_files(folder: Path, config: dict[str, Any], source: str | os.Pa
     if source is None:
         return
     for name in ("generation_config.json", *(_TOKENIZER_FILES if tokenizer is None else ())):
-        if (file := Path(source) / name).exists():
-            shutil.copyfile(file, folder / name)
+        if (file := model_folder(source) / name).exists():
+            (folder / name).write_bytes(file.read_bytes())

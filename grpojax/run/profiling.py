@@ -1,0 +1,105 @@
+"""A trace of chosen steps, for TensorBoard's profile page."""
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from grpojax.host import files, ranges
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """What is traced of a run.
+
+    Attributes:
+      steps: first and last step of the trace, which goes to ``profile`` in the run directory; None traces nothing.
+        Step 1 compiles. From the third on a step is like those after it.
+    """
+
+    steps: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and not 1 <= self.steps[0] <= self.steps[1]:
+            raise UserError(f"steps={list(self.steps)}: give the first and the last step, such as [5, 8]")
+
+    def check(self, steps: int | None) -> None:
+        """Raises `UserError` where the run ends before; None is not known."""
+        if self.steps is not None and steps is not None and self.steps[1] > steps:
+            raise UserError(f"profile.steps={list(self.steps)}: the run has {steps} steps")
+
+
+class Profile:
+    """Starts and stops the trace so that it holds its steps whole: at its edges the loop waits for the devices.
+
+    A trace that fails costs nothing but itself.
+
+    Args:
+      config: which steps.
+      run_dir: the run's directory, local or in a bucket. Of several processes each writes ``profile/process_N`` there.
+    """
+
+    def __init__(self, config: ProfileConfig, run_dir: str | os.PathLike[str]):
+        several = f"process_{jax.process_index()}" * (jax.process_count() > 1)
+        self._steps, self._to = config.steps, files.path(run_dir) / "profile" / several
+        self._here: Path | None = None  # where the trace under way is written
+        self._step: Any = None
+
+    def begin(self, number: int, state: Any) -> None:
+        """Before anything of a step is dispatched; ``state`` is what the steps before it still work on."""
+        if self._steps is None:
+            return
+        first, last = self._steps
+        if number > last:
+            log.warning("profile.steps=%s are behind the run, at step %d: nothing is traced", [first, last], number)
+            self._steps = None
+        elif number >= first:
+            if self._here is None:
+                jax.block_until_ready(state)
+                self._start()
+            self._step = jax.profiler.StepTraceAnnotation("step", step_num=number)
+            self._step.__enter__()
+
+    def end(self, number: int, state: Any) -> None:
+        """When all of a step is dispatched."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+        if self._steps is not None and number >= self._steps[1]:
+            jax.block_until_ready(state)
+            self.close()
+
+    def close(self) -> None:
+        """Writes what was traced, also of a run that ends before the last of the steps."""
+        here, self._here = self._here, None
+        if here is None:
+            return
+        self._steps = None
+        try:
+            jax.profiler.stop_trace()
+            if here != Path(self._to):
+                for file in (f for f in sorted(here.rglob("*")) if f.is_file()):
+                    place = self._to / file.relative_to(here).as_posix()
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_bytes(file.read_bytes())
+                shutil.rmtree(here, ignore_errors=True)
+            log.info("wrote the trace to %s: tensorboard --logdir %s", self._to, self._to)
+        except Exception as e:  # disk full, storage away, whatever the profiler has
+            log.warning("the trace could not be written: %s", " ".join(str(e).split())[:300])
+
+    def _start(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # every call of the interpreter would drown the rest
+        try:
+            remote = ranges.in_bucket(self._to)
+            self._here = Path(tempfile.mkdtemp(prefix="grpojax-profile-") if remote else self._to)
+            jax.profiler.start_trace(self._here, profiler_options=options)
+        except Exception as e:  # another trace is under way
+            self._here = self._steps = None
+            log.warning("nothing is traced: %s", " ".join(str(e).split())[:300])
