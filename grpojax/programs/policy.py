@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from etils import epath
 
 from grpojax import data
 from grpojax.host import agreement, processes
