@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 import time
@@ -95,7 +96,12 @@ class Fleet:
 
     def signal(self, attempt: int, name: str) -> None:
         """Sends TERM or KILL to the command on every worker that can be reached."""
-        self._map(self.workers, lambda w: self._try(w, "signal", str(attempt), name))
+
+        def told(worker: Worker) -> None:
+            with contextlib.suppress(Passing):
+                self._tell(worker, "signal", str(attempt), name)
+
+        self._map(self.workers, told)
 
     def _install(self, bundle: Bundle, todo: list[Worker]) -> None:
         place, job = f"grpojax/bundles/{bundle.name}", f"setup-{int(time.time())}"
@@ -162,12 +168,6 @@ class Fleet:
             if last:
                 raise Passing(f"{worker.name}: {answer.said}")
         raise AssertionError
-
-    def _try(self, worker: Worker, *arguments: str) -> str | Passing:
-        try:
-            return self._tell(worker, *arguments)[0]
-        except Passing as error:
-            return error
 
     def _report(self, worker: Worker, attempt: int, offsets: dict[str, int]) -> Report:
         try:

@@ -40,6 +40,16 @@ def test_what_finishes(play):
     assert (play.folder / ".tpu/grpo/worker1.log").read_text() == "one\ntwo\nno newline 1"
 
 
+def test_several_slices_are_one_run(play):
+    play.env(type="v5e-4", slices=2)
+    play.scenario(hosts=1)
+    play.runs('#!/bin/sh\necho "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES on $(basename "$HOME")"\n')
+    play.ready("grpojax")
+    said = play.tpu("watch")
+    assert "[slice0-worker0] 0 of 2 on grpo-0-0" in said and "[slice1-worker0] 1 of 2 on grpo-1-0" in said
+    assert (play.folder / ".tpu/grpo/slice1-worker0.log").exists()
+
+
 def test_a_mistake_is_not_repeated(play):
     play.runs('#!/bin/sh\necho "learning_rat: unknown"; exit "$((2 - JAX_PROCESS_ID))"\n')
     play.ready("grpojax")
@@ -67,7 +77,7 @@ def test_a_preempted_run_on_vms_that_stay_goes_on_there(play):
     assert not play.calls("queued-resources delete")
 
 
-@pytest.mark.parametrize("taken", [["KILL"], ["TERM"]])
+@pytest.mark.parametrize("taken", [["KILL"], pytest.param(["TERM"], marks=pytest.mark.slow)])
 def test_vms_that_are_taken_are_asked_for_again(play, taken):
     """While it runs, and twice before it runs again: once while they are made, once while they are set up."""
     step = f"{play.cloud}/bucket/metrics:2"
