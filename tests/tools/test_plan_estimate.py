@@ -26,7 +26,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_memory_is_within_a_quarter_of_the_compilers(name):
-    """And the bytes of decoding within a tenth, but where the compiler copies projections for every token."""
+    """And the bytes of decoding within a tenth, but where it copies projections for every token (the last)."""
     topology, programs = COMPILED[name]
     found = plan_estimate.of_recipe(recipes.load(PODS / f"{name}.yaml"), plan_chips.parse(topology))
     for program in found.programs:

@@ -290,6 +290,22 @@ def test_a_v4_chip_is_one_device():
     assert "('fsdp', 16)" in done.stdout, done.stderr[-3000:]
 
 
+SLICES = """
+from grpojax.models import sharding
+from grpojax.tools import planner
+mesh = planner.topology_mesh("v5e:2x2", sharding.MeshConfig(data=2), 2)
+print(mesh.shape, [[d.slice_index for d in row.flat] for row in mesh.devices])
+"""
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_the_data_axis_goes_across_slices():
+    done = python(SLICES)
+    assert "('data', 2), ('fsdp', 4)" in done.stdout, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("[[0, 0, 0, 0], [1, 1, 1, 1]]")
+
+
 def test_compiled_update_holds_no_logits():
     """Compiled for the CPU, the temporaries of an update are smaller than its float32 logits."""
     config = dataclasses.replace(CONFIG, vocab_size=65536, hidden_size=32, intermediate_size=32, head_dim=8)

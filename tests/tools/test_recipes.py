@@ -270,3 +270,28 @@ def test_weights_of_a_pods_recipe_reach_its_rollout():
 @pytest.mark.parametrize("name", [name for name in PODS if not name.startswith("gpu")])
 def test_a_pods_recipe_compiles(name):
     assert sorted(compiled(PODS[name])) == ["reshard", "rollout", "score", "update"]
+
+
+RECEIVED = """
+import sys
+from grpojax.run import recipe
+from grpojax.tools import planner
+path, topology, *overrides = sys.argv[1:]
+(update,) = planner.plan_recipe(recipe.load(path, overrides), topology=topology, layers=2, programs=["update"])
+print(update.links["ICI"].total)
+"""
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_chip_receives_as_much_however_many_there_are():
+    """Prompts grow with the chips, and every 16 of them hold a copy of the weights."""
+    found = []
+    for topology, chips in (("v5e:4x4", 16), ("v5e:8x8", 64), ("v5e:16x16", 256)):
+        more = [f"rollout.prompts={4 * chips}", f"mesh.data={chips // 16}", "mesh.fsdp=16"]
+        command = [sys.executable, "-c", RECEIVED, str(PODS["v5e-4x4_qwen2.5-1.5b"]), topology, *more]
+        done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, capture_output=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(float(done.stdout.split()[-1]))
+    middle = (max(found) + min(found)) / 2
+    assert max(found) < 1.15 * middle and min(found) > 0.85 * middle
