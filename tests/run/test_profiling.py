@@ -35,6 +35,7 @@ def steps_of(folder):
     return sorted(dict(e.stats)["step_num"] for e in events if e.name == "step"), {e.name for e in events}
 
 
+@pytest.mark.slow
 def test_chosen_steps_are_traced_and_no_number_changes(recipe, tmp_path, caplog):
     plain = train(recipe, tmp_path / "plain")
     with caplog.at_level(logging.INFO):
