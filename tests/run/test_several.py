@@ -15,7 +15,7 @@ from grpojax.run import recipe as config
 
 SFT = """\
 model:     {{path: {folder}}}
-data:      {{train: {folder}/sums.jsonl, max_prompt_tokens: 8, max_tokens: 8}}
+data:      {{train: {folder}/sums.jsonl, prompt: question, answer: answer, max_prompt_tokens: 8, max_tokens: 8}}
 train:     {{steps: 3, batch_size: 8}}
 run:       {{dir: {folder}/sft}}
 """
