@@ -4,6 +4,7 @@ import functools
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_chat_template(tok):
 
 
 def test_policy_is_a_small_qwen3(tok):
-    assert sum(f.stat().st_size for f in TINY.rglob("*") if f.is_file()) <= 4 * 2**20
+    assert sum(f.stat().st_size for f in Path(TINY).rglob("*") if f.is_file()) <= 4 * 2**20
     raw = json.loads((TINY / "config.json").read_text(encoding="utf-8"))
     assert raw["architectures"] == ["Qwen3ForCausalLM"]
     assert from_hf(raw) == make_tiny.config(len(tok))
