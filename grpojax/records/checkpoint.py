@@ -94,13 +94,14 @@ class Checkpoints:
         """
         self.keeping.score(step, scores, there=self.steps())
 
-    def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], *, judged: bool = False) -> None:
         """Starts a save of the state after ``step`` steps; the arrays are copied before it returns.
 
         Args:
           step: its number.
           state: by role, a `TrainState` or plain weights.
           meta: a JSON record.
+          judged: whether an evaluation of it follows; till the next save, the one to go back to stays.
 
         Raises:
           SaveError: on all processes: one of them could not write this save, or the one before it that was still under
@@ -108,6 +109,7 @@ class Checkpoints:
         """
         items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
         record = ocp.args.JsonSave({**meta, "format": FORMAT})
+        self.keeping.awaited = step if judged else None
 
         def save() -> None:
             files.make_folder(self.directory)

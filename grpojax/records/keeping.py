@@ -23,11 +23,13 @@ class Keeping:
 
     Attributes:
       held: a step whose checkpoint stays whatever comes; None for none.
+      awaited: a step that is to be judged yet: while it is the newest, the one to go back to stays. None for none.
     """
 
     def __init__(self, file: epath.Path, *, keep: int, best: str | None):
         self._file, self._keep, self._best = file, keep, best
         self.held: int | None = None
+        self.awaited: int | None = None
         self._scores: dict[int, dict[str, float]] = {}
         with contextlib.suppress(FileNotFoundError):
             read = json.loads(file.read_text(encoding="utf-8"))
@@ -50,7 +52,9 @@ class Keeping:
 
     def staying(self, steps: Sequence[int]) -> set[int]:
         """Those of all steps that stay."""
-        chosen = (self.held, self._best_of(steps))
+        newest = max(steps, default=None)
+        before = self.good([n for n in steps if n != newest]) if newest == self.awaited else None
+        chosen = (self.held, self._best_of(steps), before)
         return {*sorted(steps)[-self._keep :], *(step for step in chosen if step is not None)}
 
     def _best_of(self, steps: Sequence[int]) -> int | None:

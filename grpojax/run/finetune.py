@@ -276,7 +276,8 @@ class FineTune:
         """Records what the policy as it is makes of the held-out answers."""
         if self.held_out is None:
             return
-        logps, lengths = self.scorer.sums(self.held_out.kept, self.state.params)
+        # Or `Stopped`, and this one is made up for when the run goes on.
+        logps, lengths = self.scorer.sums(self.held_out.kept, self.state.params, self.session.course.turn)
         values = self.teaching.held_out(logps, lengths, self.reference["eval"])
         self.metrics.write(self.done, values)
         self.session.score(self.done, {BEST: -values["eval/loss"]})
