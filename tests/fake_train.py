@@ -1,8 +1,8 @@
 """Stands in for ``grpojax train``: writes the metrics of a run, a step at a time, and goes on where it was stopped.
 
-``DIR STEPS REWARD [fail | die | wait | preempted]``: "fail" ends with an error, "die" is killed after the second step the
-first time, "wait" goes no further than step 1 until it is told to stop, which it is in an orderly way, as "preempted" is
-by itself.
+``DIR STEPS REWARD [fail | die | wait | preempted]``: "fail" ends with an error, "die" is killed after the second step
+the first time, "wait" goes no further than step 1 until it is told to stop, which it is in an orderly way, as
+"preempted" is by itself.
 """
 
 import fcntl
