@@ -114,8 +114,9 @@ class _Peers(threading.Thread):
     def _look(self) -> str | None:
         """What is known to have gone wrong, in a line."""
         now = time.monotonic()
-        if now - self._looked > 3 * BEAT_S:  # this process was held up, stopped or asleep: it has heard nobody
-            self._heard = {i: (beat, since + now - self._looked) for i, (beat, since) in self._heard.items()}
+        # Time in which this process was held up, stopped or asleep is not theirs: it has heard nobody.
+        if (lost := now - self._looked - 3 * BEAT_S) > 0:
+            self._heard = {i: (beat, since + lost) for i, (beat, since) in self._heard.items()}
         self._looked = now
         for index, beat in coordination.posted(f"{self._place}/beat").items():
             if beat != self._heard[int(index)][0]:

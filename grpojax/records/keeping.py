@@ -54,8 +54,8 @@ class Keeping:
         """Those of all steps that stay."""
         newest = max(steps, default=None)
         before = self.good([n for n in steps if n != newest]) if newest == self.awaited else None
-        chosen = (self.held, self._best_of(steps), before)
-        return {*sorted(steps)[-self._keep :], *(step for step in chosen if step is not None)}
+        chosen = {*sorted(steps)[-self._keep :], self.held, self._best_of(steps), before}
+        return {n for n in steps if n in chosen}
 
     def _best_of(self, steps: Sequence[int]) -> int | None:
         scored = [(self._scores[n][self._best], n) for n in steps if self._best in self._scores.get(n, {})]

@@ -91,12 +91,14 @@ class Meeting:
         place, failed = f"{self._place}/barrier/{key}/{self._barriers[key]}", f"{self._place}/failed"
         until = time.monotonic() + timeout_ms / 1000
         coordination.post(f"{place}/{jax.process_index()}", "")
+        pause = 0.01
         while len(coordination.posted(place)) < jax.process_count():
             for index, what in coordination.posted(failed).items():
                 raise PeerError(f"process {index}: {what}")
             if time.monotonic() > until:
                 raise TimeoutError(f"{key}: not all processes came within {timeout_ms / 1000:g} s")
-            time.sleep(0.01)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.2)  # of hundreds of processes, each asks the first
 
 
 def _line(error: Exception) -> str:

@@ -126,10 +126,10 @@ def test_who_was_held_up_itself_takes_nobody_for_dead(monkeypatch):
     assert one._look() is None
     now[0] += 300
     assert one._look() is None
-    while now[0] < 1300 + peers.SILENT_S - peers.BEAT_S:
+    while now[0] < 1300 + peers.SILENT_S - 4 * peers.BEAT_S:
         now[0] += peers.BEAT_S
         assert one._look() is None
-    now[0] += 2 * peers.BEAT_S
+    now[0] += 3 * peers.BEAT_S
     assert one._look() == "process 1 (other) is gone"
 
 

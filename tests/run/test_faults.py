@@ -113,8 +113,10 @@ def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(r
     trainer.session.checkpoints._manager = Full(trainer.session.checkpoints._manager, {4})
     with pytest.raises(UserError, match="the last save failed.*No space left.*\n.*goes on from step 3"):
         trainer.run()
+    assert not (tmp_path / "run" / "done").exists()
     again = Trainer(load(recipe, tmp_path / "run"))
     assert again.done == 3 and again.run()
+    assert (tmp_path / "run" / "done").exists()
     assert numbers(tmp_path / "run") == unbroken
 
 
