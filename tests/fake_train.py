@@ -1,7 +1,8 @@
 """Stands in for ``grpojax train``: writes the metrics of a run, a step at a time, and goes on where it was stopped.
 
-``DIR STEPS REWARD [fail | die | wait]``: "fail" ends with an error, "die" is killed after the second step the first
-time, "wait" goes no further than step 1 until it is told to stop, which it is in an orderly way.
+``DIR STEPS REWARD [fail | die | wait | preempted]``: "fail" ends with an error, "die" is killed after the second step
+the first time, "wait" goes no further than step 1 until it is told to stop, which it is in an orderly way, as
+"preempted" is by itself.
 """
 
 import fcntl
@@ -32,6 +33,8 @@ with metrics.open("a") as file:
             os.kill(os.getpid(), signal.SIGKILL)
         while how == "wait" and not told:
             time.sleep(0.01)
+        if how == "preempted" and done == 0:
+            sys.exit(os.EX_TEMPFAIL)
         if told:
             break
 with (folder / "starts").open("a") as file:

@@ -4,11 +4,13 @@ A key is written once. With a single process everything here is a dictionary of 
 """
 
 import threading
+import time
 from typing import Any
 
 import jax
 from jax._src import distributed
 
+_SLICE_S = 1.0  # of a wait: a signal's handler comes between two
 _lock = threading.Lock()
 _alone: dict[str, str] = {}
 
@@ -32,16 +34,20 @@ def posted(folder: str) -> dict[str, str]:
 
 
 def heard(key: str, seconds: float) -> str | None:
-    """What was posted as ``key``, waiting so long for it; None where nothing was. Others run meanwhile."""
+    """What was posted as ``key``, waiting so long for it; None where nothing was. Others run meanwhile, and signals."""
     if (client := _client()) is None:
         with _lock:
             return _alone.get(key)
-    try:
-        return client.blocking_key_value_get(f"grpojax/{key}", int(seconds * 1000))
-    except jax.errors.JaxRuntimeError as e:
-        if "DEADLINE_EXCEEDED" not in str(e):
-            raise
-        return None
+    until = time.monotonic() + seconds
+    while True:
+        left = until - time.monotonic()
+        try:
+            return client.blocking_key_value_get(f"grpojax/{key}", max(1, int(1000 * min(left, _SLICE_S))))
+        except jax.errors.JaxRuntimeError as e:
+            if "DEADLINE_EXCEEDED" not in str(e):
+                raise
+        if left <= _SLICE_S:
+            return None
 
 
 def forget(key: str) -> None:

@@ -8,6 +8,7 @@ its main thread waits for the devices. A process alone starts no thread.
 import atexit
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -68,6 +69,7 @@ def end(said: str) -> NoReturn:
 
 
 _here: list["_Peers"] = []
+_numbers = itertools.count()
 
 
 class _Peers(threading.Thread):
@@ -76,10 +78,11 @@ class _Peers(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True, name="peers")
         self.me, self.count = jax.process_index(), jax.process_count()
-        self._host = socket.gethostname()
+        self._host, self._place = socket.gethostname(), f"peers/{next(_numbers)}"
         self._names = {i: f"process {i}" for i in range(self.count)}
         now = time.monotonic()
         self._heard = dict.fromkeys(range(self.count), ("", now))  # the last beat, and when it was new
+        self._looked = self._answered = now
         self._beats, self._finished = 0, False
         self._verdict: str | None = None
         self._known, self._leaving, self._all_done = threading.Event(), threading.Event(), threading.Event()
@@ -92,8 +95,10 @@ class _Peers(threading.Thread):
             try:
                 self._beat()
                 self._verdict = self._look()
-            except jax.errors.JaxRuntimeError:  # the service went with the process that carries it
-                self._verdict = f"{self._names[0]} is gone"
+                self._answered = time.monotonic()
+            except jax.errors.JaxRuntimeError:  # the service, which goes with the process that carries it
+                if time.monotonic() - self._answered > SILENT_S:
+                    self._verdict = f"{self._names[0]} is gone"
             if self._verdict:
                 self._known.set()
                 if not self._leaving.wait(GRACE_S):
@@ -104,23 +109,27 @@ class _Peers(threading.Thread):
     def _beat(self) -> None:
         self._beats += 1
         word = "finished" if self._finished else str(self._beats)
-        coordination.post(f"peers/beat/{self.me}", f"{word} {self._host}")
+        coordination.post(f"{self._place}/beat/{self.me}", f"{word} {self._host}")
 
     def _look(self) -> str | None:
         """What is known to have gone wrong, in a line."""
         now = time.monotonic()
-        for index, beat in coordination.posted("peers/beat").items():
+        # Time in which this process was held up, stopped or asleep is not theirs: it has heard nobody.
+        if (lost := now - self._looked - 3 * BEAT_S) > 0:
+            self._heard = {i: (beat, since + lost) for i, (beat, since) in self._heard.items()}
+        self._looked = now
+        for index, beat in coordination.posted(f"{self._place}/beat").items():
             if beat != self._heard[int(index)][0]:
                 self._heard[int(index)] = beat, now
                 self._names[int(index)] = f"process {index} ({beat.partition(' ')[2]})"
         finished = {i for i, (beat, _) in self._heard.items() if beat.startswith("finished")}
         if len(finished) == self.count:
             self._all_done.set()
-        failed = coordination.posted("peers/failed")
+        failed = coordination.posted(f"{self._place}/failed")
         for index, (_, since) in self._heard.items():
             if not failed and index not in finished and index != self.me and now - since > SILENT_S:
                 failed = {str(index): "is gone"}
-                coordination.post(f"peers/failed/{index}", "is gone")
+                coordination.post(f"{self._place}/failed/{index}", "is gone")
         if not failed:
             return None
         index, what = min(failed.items())
@@ -135,11 +144,11 @@ class _Peers(threading.Thread):
     def _farewell(self) -> None:
         """Lets the first process go; it goes last, as all others would be aborted with it."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            coordination.post(f"peers/left/{self.me}", "")
+            coordination.post(f"{self._place}/left/{self.me}", "")
             until = time.monotonic() + LEAVE_S
             while self.me == 0 and time.monotonic() < until:
                 gone = {i for i, (_, since) in self._heard.items() if time.monotonic() - since > SILENT_S}
-                if len(gone | set(map(int, coordination.posted("peers/left")))) == self.count:
+                if len(gone | set(map(int, coordination.posted(f"{self._place}/left")))) == self.count:
                     break
                 time.sleep(0.1)
 
@@ -155,7 +164,7 @@ class _Peers(threading.Thread):
     def fail(self, reason: str) -> None:
         """Posts this process's failure, and lets the others read it."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            coordination.post(f"peers/failed/{self.me}", f"failed: {reason}")
+            coordination.post(f"{self._place}/failed/{self.me}", f"failed: {reason}")
         self._farewell()
 
     def leave(self, error: BaseException) -> str | None:

@@ -1,4 +1,4 @@
-"""The notice that a cloud gives before it takes a machine away.
+"""The notices by which a run is told to stop: a signal, or what a cloud says before it takes a machine away.
 
 On Google's machines the metadata server tells it (``instance/preempted``, ``instance/maintenance-event``), often before
 SIGTERM comes. ``GCE_METADATA_HOST`` names another server, as in Google's own libraries.
@@ -6,15 +6,43 @@ SIGTERM comes. ``GCE_METADATA_HOST`` names another server, as in Google's own li
 
 import contextlib
 import os
+import signal
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+from grpojax.host.console import log
 
 POLL_S = 2.0
 _HOST = "metadata.google.internal"
 _PRODUCT = Path("/sys/class/dmi/id/product_name")  # says what machine this is, without the network
+
+
+@contextlib.contextmanager
+def notices(notice: Callable[[str], None]) -> Iterator[None]:
+    """Inside, SIGTERM, SIGINT and what `watched` hears are given to ``notice``; a second signal is obeyed at once.
+
+    For the main thread. ``notice`` may be called more than once, by a signal's handler and by another thread.
+    """
+    came: list[int] = []
+
+    def on_signal(number: int, frame: Any) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(number)
+        notice(signal.Signals(number).name)
+        log.info("%s: saving and stopping; again to stop at once", signal.Signals(number).name)
+
+    handlers = {s: signal.signal(s, on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with watched(notice):
+            yield
+    finally:
+        for s, handler in handlers.items():
+            signal.signal(s, handler)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from grpojax.host import coordination, joining
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
+_LEAVE_S = 20.0  # that one that failed waits for the others, so that all of them can say so
 _WAIT_S = 3600.0  # for one that reads a large model from a slow disk; one that is gone is noticed sooner
 
 
@@ -117,9 +118,9 @@ def meet(word: str = "") -> list[str]:
     return [w["word"] for w in words]
 
 
-def _exchange(word: Mapping[str, str]) -> list[dict[str, str]]:
+def _exchange(word: Mapping[str, str], seconds: float = _WAIT_S) -> list[dict[str, str]]:
     try:
-        words = coordination.exchange(f"meeting/{next(_meetings)}", json.dumps(word), seconds=_WAIT_S)
+        words = coordination.exchange(f"meeting/{next(_meetings)}", json.dumps(word), seconds=seconds)
     except TimeoutError as e:
         raise _Elsewhere(str(e)) from None
     return [json.loads(text) for text in words]
@@ -144,4 +145,5 @@ class AllOrNone:
         elif not isinstance(error, _Elsewhere):
             host = socket.gethostname()
             with contextlib.suppress(Exception):  # its own error is what counts
-                _exchange({"failed": f"{host}: {' '.join(str(error).split())[:300] or type(error).__name__}"})
+                said = " ".join(str(error).split())[:300] or type(error).__name__
+                _exchange({"failed": f"{host}: {said}"}, _LEAVE_S)

@@ -5,13 +5,11 @@ Every role of the state is an item or two of its own: what learns has weights (`
 directory and renames it when all is there, so a save that was cut short is never seen by a restore.
 
 Where there are several processes, each of them saves its part, and what fails on one has failed on all
-(`grpojax.records.meeting`). The scores by which the best checkpoint is told come after it, as an evaluation does, and
-stand in ``scores.json`` beside the checkpoints.
+(`grpojax.records.meeting`). Which of them stay is said by `grpojax.records.keeping`.
 """
 
 import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -24,6 +22,7 @@ from flax import nnx
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError
 from grpojax.records import meeting
+from grpojax.records.keeping import Keeping
 from grpojax.types import TrainState
 
 logging.getLogger("absl").setLevel(logging.ERROR)
@@ -62,34 +61,14 @@ class Checkpoints:
       read_only: change nothing, not even what a save under way has left there.
 
     Attributes:
-      held: a step whose checkpoint stays whatever comes; None for none.
+      keeping: which of them stay, and which is the best.
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 2, best: str | None = None, read_only: bool = False):
         self.directory = files.absolute(directory)
-        self._keep, self._best, self._read_only = keep, best, read_only
-        self.held: int | None = None
-        self._scores_file = self.directory.parent / "scores.json"
-        self._scores: dict[int, dict[str, float]] = {}
-        with contextlib.suppress(FileNotFoundError):
-            read = json.loads(self._scores_file.read_text(encoding="utf-8"))
-            self._scores = {int(step): scores for step, scores in read.items()}
+        self.keeping = Keeping(self.directory.parent / "scores.json", keep=keep, best=best)
         self._meeting = meeting.Meeting()
-        self._manager = self._open()
-
-    def _open(self) -> ocp.CheckpointManager:
-        if self._read_only:
-            options = ocp.CheckpointManagerOptions(read_only=True)
-            return ocp.CheckpointManager(self.directory, options=options)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(
-                [ocp.checkpoint_managers.LatestN(self._keep), _Chosen(self)]
-            ),
-            cleanup_tmp_directories=True,
-            # A directory that cannot be made must raise in the save; in orbax's threads it would leave others waiting.
-            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-        )
-        return ocp.CheckpointManager(self.directory, options=options)
+        self._manager = _manager_of(self.directory, None if read_only else self.keeping)
 
     def latest(self) -> int | None:
         """The newest complete checkpoint's step."""
@@ -105,13 +84,7 @@ class Checkpoints:
         Args:
           before: of those of earlier steps alone.
         """
-        steps = [step for step in self.steps() if before is None or step < before]
-        best = self._best_of(steps)
-        return max(steps, default=None) if best is None else best
-
-    def _best_of(self, steps: Sequence[int]) -> int | None:
-        scored = [(self._scores[n][self._best], n) for n in steps if self._best in self._scores.get(n, {})]
-        return max(scored)[1] if scored else None
+        return self.keeping.good([step for step in self.steps() if before is None or step < before])
 
     def score(self, step: int, scores: Mapping[str, float]) -> None:
         """Keeps what the best checkpoint is told by, of the one of that step, and forgets it of those that are gone.
@@ -119,18 +92,16 @@ class Checkpoints:
         Raises:
           OSError: it is known to this run alone, as the first process could not write it.
         """
-        there = {*self.steps(), step}
-        self._scores = {n: x for n, x in self._scores.items() if n in there} | {step: dict(scores)}
-        if processes.is_first():
-            files.write_json(self._scores_file, self._scores)
+        self.keeping.score(step, scores, there=self.steps())
 
-    def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], *, judged: bool = False) -> None:
         """Starts a save of the state after ``step`` steps; the arrays are copied before it returns.
 
         Args:
           step: its number.
           state: by role, a `TrainState` or plain weights.
           meta: a JSON record.
+          judged: whether an evaluation of it follows; till the next save, the one to go back to stays.
 
         Raises:
           SaveError: on all processes: one of them could not write this save, or the one before it that was still under
@@ -138,6 +109,7 @@ class Checkpoints:
         """
         items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
         record = ocp.args.JsonSave({**meta, "format": FORMAT})
+        self.keeping.awaited = step if judged else None
 
         def save() -> None:
             files.make_folder(self.directory)
@@ -160,7 +132,7 @@ class Checkpoints:
             self._meeting.anew()
 
             def open_again() -> None:
-                self._manager = self._open()
+                self._manager = _manager_of(self.directory, self.keeping)
 
             try:
                 self._meeting.together(open_again)
@@ -177,6 +149,11 @@ class Checkpoints:
         """
         broken: list[int] = []
         first: Exception | None = None
+
+        def move_aside() -> None:
+            for step in broken if processes.is_first() else ():
+                files.move(self.directory / str(step), self.directory.parent / "broken" / str(step))
+
         for step in reversed(self._meeting.of_first(self.steps())):
             try:
                 state, meta = self._meeting.together(lambda step=step: self.restore(abstract, step))
@@ -187,17 +164,13 @@ class Checkpoints:
                 broken.append(step)
                 self._meeting.anew()
                 continue
-            self._meeting.together(lambda: self._move_aside(broken))
+            self._meeting.together(move_aside)
             if broken:
                 self._manager.reload()
             return state, meta, broken
         if first is None:
             return None
         raise UserError(f"{self.directory}: no checkpoint can be read; the newest: {first}") from first
-
-    def _move_aside(self, broken: Sequence[int]) -> None:
-        for bad in broken if processes.is_first() else ():
-            files.move(self.directory / str(bad), self.directory.parent / "broken" / str(bad))
 
     def restore(self, abstract: Mapping[str, Any], step: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """The state and its record, laid out as ``abstract`` says (any mesh).
@@ -241,15 +214,28 @@ class Checkpoints:
             raise SaveError(f"{self.directory}: {type(e).__name__}: {e}") from e
 
 
-@dataclasses.dataclass(frozen=True)
-class _Chosen(ocp.checkpoint_managers.PreservationPolicy):
-    """Preserves `Checkpoints.held`, and the best of those with a score."""
+def _manager_of(directory: epath.Path, keeping: Keeping | None) -> ocp.CheckpointManager:
+    """Orbax's, for a run's checkpoints; with None it changes nothing."""
+    if keeping is None:
+        return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(read_only=True))
+    options = ocp.CheckpointManagerOptions(
+        preservation_policy=_Staying(keeping),
+        cleanup_tmp_directories=True,
+        # A directory that cannot be made must raise in the save; in orbax's threads it would leave others waiting.
+        async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+    )
+    return ocp.CheckpointManager(directory, options=options)
 
-    of: Checkpoints
+
+@dataclasses.dataclass(frozen=True)
+class _Staying(ocp.checkpoint_managers.PreservationPolicy):
+    """`Keeping.staying`, as orbax asks for it."""
+
+    keeping: Keeping
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        best = self.of._best_of([c.step for c in checkpoints])
-        return [c.step in (self.of.held, best) for c in checkpoints]
+        staying = self.keeping.staying([c.step for c in checkpoints])
+        return [c.step in staying for c in checkpoints]
 
 
 def _existing(manager: ocp.CheckpointManager, step: int | None) -> int:

@@ -16,6 +16,9 @@ from grpojax.records import checkpoint
 class RunDirectory:
     """The directory of one run.
 
+    ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was told to
+    stop and has saved: the step, the notice, and the seconds from the notice to the end of the save.
+
     Args:
       path: where it is, or will be.
       resolved: the whole recipe as plain data.
@@ -84,3 +87,17 @@ class RunDirectory:
                 f"the rows of data.{' and data.'.join(changed)} have changed since {self.path} was started\n"
                 "restore the file, or give the run another run.dir"
             )
+
+    def goes_on(self, *, finished: bool) -> None:
+        """Takes back what says how the run ended, but for ``done`` where it still is ``finished``."""
+        for name in ("stopped",) if finished else ("stopped", "done"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def finished(self, step: int) -> None:
+        """Says that the run is finished."""
+        files.write_json(self.path / "done", {"step": step})
+
+    def stopped(self, step: int, *, notice: str | None, seconds: float) -> None:
+        """Says that the run was told to stop, and has saved."""
+        log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, notice)
+        files.write_json(self.path / "stopped", {"step": step, "notice": notice, "seconds": round(seconds, 3)})

@@ -16,10 +16,9 @@ import jax
 from orbax.checkpoint._src.futures import synchronization
 from orbax.checkpoint._src.multihost import multihost
 
-from grpojax.host import coordination
+from grpojax.host import coordination, processes
 
 T = TypeVar("T")
-WAIT_S = 1200.0  # for the others' part of a save; whoever is gone ends the run long before (`grpojax.host.peers`)
 _numbers = itertools.count()
 _current: list["Meeting"] = []
 
@@ -38,7 +37,7 @@ class Meeting:
         self._begin()
 
     def _begin(self) -> None:
-        self._place, self._count = f"meeting/{next(_numbers)}", 0
+        self._place = f"saves/{next(_numbers)}"
         self._barriers: Counter[str] = Counter()
         _current[:] = [self]
 
@@ -59,10 +58,7 @@ class Meeting:
             if not isinstance(e, PeerError) and not isinstance(e.__cause__, PeerError):
                 with contextlib.suppress(jax.errors.JaxRuntimeError):
                     coordination.post(f"{self._place}/failed/{jax.process_index()}", _line(e))
-        self._count += 1
-        words = coordination.exchange(
-            f"{self._place}/{self._count}", "" if error is None else _line(error), seconds=WAIT_S
-        )
+        words = processes.meet("" if error is None else _line(error))
         if error is not None and self._blamed() in (None, jax.process_index()):
             raise error
         if any(words):
@@ -77,17 +73,14 @@ class Meeting:
 
     def of_first(self, value: T) -> T:
         """The first process's ``value``, JSON, on all of them."""
-        self._count += 1
-        return json.loads(coordination.exchange(f"{self._place}/{self._count}", json.dumps(value), seconds=WAIT_S)[0])
+        return json.loads(processes.meet(json.dumps(value))[0])
 
     def anew(self) -> None:
         """After a failure, on all processes: what some of them have counted and others not is levelled."""
         if self._alone:
             return
         ids = synchronization.OperationIdGenerator
-        self._count += 1
-        name = f"{self._place}/{self._count}"
-        most = max(map(int, coordination.exchange(name, ids.get_current_operation_id(), seconds=WAIT_S)))
+        most = max(map(int, processes.meet(ids.get_current_operation_id())))
         ids._operation_id_counter = itertools.count(most + 1)
         ids._operation_id = most
         self._begin()
@@ -98,12 +91,14 @@ class Meeting:
         place, failed = f"{self._place}/barrier/{key}/{self._barriers[key]}", f"{self._place}/failed"
         until = time.monotonic() + timeout_ms / 1000
         coordination.post(f"{place}/{jax.process_index()}", "")
+        pause = 0.01
         while len(coordination.posted(place)) < jax.process_count():
             for index, what in coordination.posted(failed).items():
                 raise PeerError(f"process {index}: {what}")
             if time.monotonic() > until:
                 raise TimeoutError(f"{key}: not all processes came within {timeout_ms / 1000:g} s")
-            time.sleep(0.01)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.2)  # of hundreds of processes, each asks the first
 
 
 def _line(error: Exception) -> str:

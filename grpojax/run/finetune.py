@@ -8,7 +8,6 @@ the next one has been dispatched, so that it always has work.
 import contextlib
 import dataclasses
 import functools
-import io
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import numpy as np
 import optax
 
 from grpojax import data
-from grpojax.host import files, processes
+from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
@@ -29,11 +28,10 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, decoder_network, init_state, place_rows
 from grpojax.programs.update import make_update
 from grpojax.records import metrics
-from grpojax.run import recorder, step_metrics, teaching
+from grpojax.run import recorder, scoring, step_metrics, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teaching import Shapes
-from grpojax.types import Samples, TrainBatch
 
 BEST = "-eval/loss"  # what the best checkpoint is told by: the largest
 
@@ -49,7 +47,7 @@ class _Programs(NamedTuple):
 
     optimizer: optax.GradientTransformation
     update: Callable[..., Any]
-    score: Callable[..., Any]
+    score: scoring.Program
 
 
 @functools.lru_cache(maxsize=4)  # a second run of the same recipe in a process compiles nothing again
@@ -137,8 +135,13 @@ class FineTune:
         config, policy = self.config, self.policy
         self.session.open(held, BEST if self.held_out else None)
         made = _programs(policy.graph, self.teaching, policy.compute, config.optimizer, self.steps)
-        self.optimizer, self.update, self.score = made
-        self.reference = self._reference()
+        self.optimizer, self.update, score = made
+        self.scorer = scoring.Scorer(policy, score, self.shapes, config.train.batch_size)
+        kept = {"train": self.answers.kept, "eval": self.held_out.kept if self.held_out else ()}
+        if self.teaching.needs_reference:
+            self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz")
+        else:
+            self.reference = {x: np.zeros((len(entries), self.shapes.group), np.float32) for x, entries in kept.items()}
         self.meta: dict[str, Any] = {"step": 0, "num_tokens": 0, "skipped": 0}
         _, network = decoder_network(policy.config, self.optimizer, policy.mesh)
         restored = self.session.restore(abstract_state({"policy": network}, policy.mesh))
@@ -273,41 +276,12 @@ class FineTune:
         """Records what the policy as it is makes of the held-out answers."""
         if self.held_out is None:
             return
-        logps, lengths = self._sums(self.held_out.kept, self.state.params)
+        # Or `Stopped`, and this one is made up for when the run goes on.
+        logps, lengths = self.scorer.sums(self.held_out.kept, self.state.params, self.session.course.turn)
         values = self.teaching.held_out(logps, lengths, self.reference["eval"])
         self.metrics.write(self.done, values)
         self.session.score(self.done, {BEST: -values["eval/loss"]})
         log.info("step %d  held-out loss %.4f of %d prompts", self.done, values["eval/loss"], len(logps))
-
-    def _reference(self) -> dict[str, Samples]:
-        """Sums of log-probs ``[N, G]`` under the model that the run started from, scored once; 0 where not needed."""
-        kept = {"train": self.answers.kept, "eval": self.held_out.kept if self.held_out else ()}
-        if not self.teaching.needs_reference:
-            return {name: np.zeros((len(entries), self.shapes.group), np.float32) for name, entries in kept.items()}
-        file = self.session.directory / "reference.npz"
-        if not processes.any_of(not file.exists()):
-            with np.load(io.BytesIO(files.read(file))) as saved:
-                return {name: saved[name] for name in kept}
-        log.info("scoring %d prompts under the reference, once", sum(map(len, kept.values())))
-        scored = {name: self._sums(entries, self.policy.params)[0] for name, entries in kept.items()}
-        if processes.is_first():
-            out = io.BytesIO()
-            np.savez(out, **scored)  # pyrefly: ignore
-            files.write(file, out.getvalue())
-        return scored
-
-    def _sums(self, entries: Sequence[data.Answered], params: Any) -> tuple[Samples, Samples]:
-        """Sums of each completion's log-probs ``[N, G]``, and their lengths."""
-        sums, lengths = [np.zeros((0, self.shapes.group), np.float32)], [np.zeros((0, self.shapes.group), np.int32)]
-        many: Any = list(entries)
-        for chunk, real in data.in_order(many, self.config.train.batch_size):
-            batch: TrainBatch = teaching.to_batch(chunk, self.shapes)  # pyrefly: ignore
-            packed, layout = teaching.pack(batch, self.shapes)
-            rows = place_rows(packed.rows, self.policy.mesh)
-            logps = self.policy.programs("score", self.score, params, rows).logps
-            sums.append(layout.unpack(processes.fetch(logps)).sum(-1)[:real])
-            lengths.append(np.asarray(batch.lengths)[:real])
-        return np.concatenate(sums), np.concatenate(lengths)
 
 
 def _ready(policy: Policy, state: Any) -> None:

@@ -116,7 +116,8 @@ class Queue:
         self._made, self._seconds = 0.0, 0.0  # of the runs that ended: shares of a whole one, and time
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
-        """Runs what is not done yet; a run that fails costs itself alone. SIGINT and SIGTERM stop after a step each."""
+        """Runs what is not done yet; a run that fails costs itself alone. SIGINT and SIGTERM stop after a step each,
+        and so does a run that was told to stop by itself, as by a cloud's notice."""
         outcome, waiting = Outcome(), []
         (self.folder / "state").mkdir(parents=True, exist_ok=True)
         for job in jobs:
@@ -190,8 +191,10 @@ class Queue:
             outcome.done.append(job)
             through = f"{len(outcome.done) + len(outcome.failed)}/{count}"
             log.info("%s: done in %s  (%s, left %s)", job.name, _duration(seconds), through, self._left(waiting))
-        elif self._stopping:
+        elif self._stopping or ended.process.returncode == os.EX_TEMPFAIL:
             log.info("%s: stopped at step %d", job.name, steps)
+            if not self._stopping:  # its machine goes away, from under all of them
+                self._stop(signal.SIGTERM)
         else:
             text = self._file(job, ".log").read_text(encoding="utf-8", errors="replace")
             outcome.failed[job.name] = text.splitlines()[-LAST_LINES:] or ["it said nothing"]
@@ -226,6 +229,9 @@ class Queue:
     def _on_signal(self, number: int, frame: Any) -> None:
         if not self._stopping:
             log.info("%s: each run stops after its step; again to stop at once", signal.Signals(number).name)
+        self._stop(number)
+
+    def _stop(self, number: int) -> None:
         self._stopping = number
         for r in self._running:
             if r.process.poll() is None:

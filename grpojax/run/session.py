@@ -1,8 +1,8 @@
 """A run as something that lives on a disk and may be stopped: its directory, its saves, and the notices it obeys."""
 
 import contextlib
+import functools
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -61,9 +61,6 @@ class Recipe(Protocol):
 class Session:
     """The directory of a run with its checkpoints, and what its process keeps of what it compiles.
 
-    ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was told to
-    stop and has saved: the step, the notice, and the seconds from the notice to the end of the save.
-
     Args:
       config: the recipe.
       take_over: break another process's claim on a directory in a bucket.
@@ -79,18 +76,21 @@ class Session:
     """
 
     def __init__(self, config: Recipe, *, take_over: bool = False):
+        # First: its words are posted by how many there were before it, the same number on all processes.
+        self.course = Course(config.train.checkpoint_minutes)
         self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
             self.record.check()
         keep_compiled(config.compile_cache, config.run.dir)
-        self.course = Course(config.train.checkpoint_minutes)
         self.profile = Profile(config.profile, config.run.dir)
         self.programs: Programs | None = None
-        self.watchdog = watchdog.Watchdog(self._hang, lambda: self.programs is not None and self.programs.compiling)
+        self.watchdog = watchdog.Watchdog(
+            functools.partial(_hang, config.train.on_hang),
+            lambda: self.programs is not None and self.programs.compiling,
+        )
         self.save_s = 0.0
         self._problem: str | None = None
-        self._signalled = False
         self._together = jax.process_count() == 1  # whether all processes are known to be at the same place
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
@@ -107,8 +107,7 @@ class Session:
         """Once nothing can be refused any more: says with which other settings the run goes on, and keeps them."""
         if processes.is_first():
             self.record.write()
-            for name in ("stopped",) if finished else ("stopped", "done"):
-                (self.directory / name).unlink(missing_ok=True)
+            self.record.goes_on(finished=finished)
 
     def open(self, held: contextlib.ExitStack, best: str | None) -> None:
         """Opens the checkpoints; ``best`` is the metric whose largest value's stays."""
@@ -128,11 +127,17 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------- saves
 
-    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again."""
+    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, judged: bool = False) -> None:
+        """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again.
+
+        Args:
+          state, meta: what is saved.
+          judged: whether an evaluation of it follows, which may say that it is no good.
+        """
         started = time.perf_counter()
+        self.wait()  # for the one before: where that fails, it is not this one that did
         try:
-            self.checkpoints.save(meta["step"], state, dict(meta))
+            self.checkpoints.save(meta["step"], state, dict(meta), judged=judged)
             self._problem = None
         except SaveError as e:
             self._note(e)
@@ -182,18 +187,19 @@ class Session:
           UserError: of the loop, or the last save failed.
         """
         finished = True
-        with self._notices(), self.watchdog:
+        with preemption.notices(self.course.ask), self.watchdog:
             try:
-                loop()
-            except Stopped:
-                finished = False
+                try:
+                    loop()
+                except Stopped:
+                    finished = False
+                step = rescue()
             except UserError as e:
                 self._gather(str(e))
                 if self._together:
                     rescue()
                     self.wait()
                 raise
-            step = rescue()
             self.wait()
         self._together = True
         if self._problem:
@@ -201,7 +207,10 @@ class Session:
                 f"the last save failed: {self._problem}\n"
                 f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
             )
-        self._mark(step, finished)
+        if processes.is_first() and finished:
+            self.record.finished(step)
+        elif processes.is_first():
+            self.record.stopped(step, notice=self.course.reason, seconds=time.monotonic() - self.course.since)
         return finished
 
     def _gather(self, error: str) -> None:
@@ -210,40 +219,12 @@ class Session:
             coordination.exchange(f"{self.course.place}/rescue", error[:300], seconds=RESCUE_S)
             self._together = True
 
-    def _mark(self, step: int, finished: bool) -> None:
-        if not processes.is_first():
-            return
-        if finished:
-            return files.write_json(self.directory / "done", {"step": step})
-        seconds = time.monotonic() - self.course.since
-        log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, self.course.reason)
-        said = {"step": step, "notice": self.course.reason, "seconds": round(seconds, 3)}
-        files.write_json(self.directory / "stopped", said)
 
-    def _hang(self, said: str) -> None:
-        """Where a step takes far too long."""
-        if self.config.train.on_hang == "stop":
-            peers.end(f"{said}; train.on_hang=stop ends the run, which goes on from its last save")
-        log.warning("%s", said)
-
-    @contextlib.contextmanager
-    def _notices(self) -> Iterator[None]:
-        """Inside, SIGTERM, SIGINT and a cloud's notice of preemption ask the run to stop; a second signal is obeyed at
-        once."""
-        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            with preemption.watched(self.course.ask):
-                yield
-        finally:
-            for s, handler in handlers.items():
-                signal.signal(s, handler)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self._signalled:
-            raise KeyboardInterrupt
-        self._signalled = True
-        self.course.ask(signal.Signals(number).name)
-        log.info("%s: saving and stopping; again to stop at once", signal.Signals(number).name)
+def _hang(option: str, said: str) -> None:
+    """Where a step takes far too long."""
+    if option == "stop":
+        peers.end(f"{said}; train.on_hang=stop ends the run, which goes on from its last save")
+    log.warning("%s", said)
 
 
 @contextlib.contextmanager

@@ -216,7 +216,7 @@ class Trainer:
                 self._finish()
             session.watchdog.end()
             if saves:  # first, as an evaluation takes long and may fail
-                self._save()
+                self._save(judged=evaluates and bool(self.held_out.problems))
             if evaluates:
                 self._evaluate(self.done)
 
@@ -310,10 +310,10 @@ class Trainer:
             self.session.score(number, values)
             watch.heed(self.watch, number, self.session, self.meta, self.config.train)
 
-    def _save(self) -> None:
+    def _save(self, *, judged: bool = False) -> None:
         self.meta["step"] = self._saved = self.done
         self.metrics.flush()
-        self.session.save(self.learner.saved(), self.meta)
+        self.session.save(self.learner.saved(), self.meta, judged=judged)
 
     def report(self) -> None:
         """Held-out reward before and after, three samples, and ``curve.png`` in the run directory."""

@@ -112,7 +112,7 @@ def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], trai
     if before is None or number - before["step"] > watch.limits.window:
         session.wait()
         before = {"checkpoint": session.checkpoints.good(before=number)}
-        session.checkpoints.held = before["checkpoint"]
+        session.checkpoints.keeping.held = before["checkpoint"]
     name, said = next(iter(watch.rings.items()))
     meta["alarm"] = before | {"step": number, "stopped": f"step {number}: {name}: {said}" if stop else None}
     if stop:
@@ -132,7 +132,7 @@ def resume(session: Session, meta: dict[str, Any], train: TrainConfig) -> None:
     """
     if (alarm := meta.get("alarm")) is None:
         return
-    session.checkpoints.held = alarm["checkpoint"]
+    session.checkpoints.keeping.held = alarm["checkpoint"]
     if alarm["stopped"] and train.on_collapse == "stop":
         raise UserError(_stopped(session, alarm))
     meta["alarm"] = alarm | {"stopped": None}

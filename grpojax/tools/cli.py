@@ -112,8 +112,9 @@ def main(argv: list[str] | None = None) -> int:
       argv: the arguments; those of the process if left out.
 
     Returns:
-      The exit status: 0 for finished, 75 for a run that was told to stop and has saved, 2 for a user's mistake, 130
-      when interrupted at once, 1 when nobody reads what it prints, a run of a sweep failed, or for any other failure.
+      The exit status: 0 for finished, 75 for a run or a sweep that was told to stop and has saved, 2 for a user's
+      mistake, 130 when interrupted at once, 1 when nobody reads what it prints, a run of a sweep failed, or for any
+      other failure.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)

@@ -26,7 +26,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the runs; 1 if any failed, 130 if it was stopped."""
+    """Makes the runs; 1 if any failed, 75 if it was stopped."""
     import os
     import shlex
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{e.filename}: {e.strerror}; give another --to") from None
     if outcome.stopped:
         print("stopped; the same command goes on")
-        return 130
+        return os.EX_TEMPFAIL
     for name, lines in outcome.failed.items():
         print(f"{name}: {lines[-1]}" if name in asked.methods() else f"{name} failed; the same command tries it again")
     if outcome.done:

@@ -9,7 +9,7 @@ import sys
 import pytest
 import runs
 
-from grpojax.host import agreement, processes
+from grpojax.host import agreement, coordination, processes
 from grpojax.host.errors import UserError
 
 PAIR = """
@@ -113,3 +113,11 @@ def test_versions_are_those_that_compute():
 
 def test_examples():
     assert doctest.testmod(agreement).failed == 0
+
+
+def test_who_failed_waits_for_the_others_no_longer_than_they_may_take_to_end(monkeypatch):
+    waits = []
+    monkeypatch.setattr(coordination, "exchange", lambda name, text, seconds: waits.append(seconds) or [text])
+    with pytest.raises(UserError, match="mine"), processes.AllOrNone():
+        raise UserError("mine")
+    assert waits == [20.0]

@@ -1,7 +1,9 @@
 import doctest
 import subprocess
 import sys
+import time
 
+import jax
 import runs
 
 from grpojax.host import coordination
@@ -47,3 +49,20 @@ def test_three_processes():
 
 def test_examples():
     assert doctest.testmod(coordination).failed == 0
+
+
+def test_a_signal_comes_between_the_parts_of_a_wait(monkeypatch):
+    """jax's call cannot be interrupted: Ctrl-C would wait for as long as it does."""
+    waits = []
+
+    class Client:
+        def blocking_key_value_get(self, key, milliseconds):
+            waits.append(milliseconds)
+            time.sleep(milliseconds / 1e5)
+            if len(waits) == 4:
+                return "there"
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: in vain")
+
+    monkeypatch.setattr(coordination, "_client", Client)
+    assert coordination.heard("key", 3600) == "there" and waits == [1000] * 4
+    assert coordination.heard("key", 0.25) is None and waits[4:] == [249] or waits[4:] == [250]

@@ -6,10 +6,11 @@ import sys
 import threading
 import time
 
+import jax
 import pytest
 import runs
 
-from grpojax.host import peers
+from grpojax.host import coordination, peers
 
 TOGETHER = """
 import os, sys, time
@@ -113,3 +114,39 @@ def test_alone_there_is_no_thread():
     before = threading.active_count()
     with peers.watched():
         assert threading.active_count() == before
+
+
+def test_who_was_held_up_itself_takes_nobody_for_dead(monkeypatch):
+    """As all processes of a machine that was asleep, or that compile the same program."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    one = peers._Peers()
+    coordination.post(f"{one._place}/beat/1", "1 other")
+    assert one._look() is None
+    now[0] += 300
+    assert one._look() is None
+    while now[0] < 1300 + peers.SILENT_S - 4 * peers.BEAT_S:
+        now[0] += peers.BEAT_S
+        assert one._look() is None
+    now[0] += 3 * peers.BEAT_S
+    assert one._look() == "process 1 (other) is gone"
+
+
+def test_a_word_that_is_lost_is_not_the_end(monkeypatch):
+    """One call to the service that fails; none that comes through for `SILENT_S` is the end of the first process."""
+    monkeypatch.setattr(peers, "BEAT_S", 0.01)
+    monkeypatch.setattr(peers, "SILENT_S", 0.3)
+    one, calls = peers._Peers(), []
+
+    def look():
+        calls.append(1)
+        if len(calls) > 3 or len(calls) == 2:
+            raise jax.errors.JaxRuntimeError("UNAVAILABLE: failed to connect")
+
+    monkeypatch.setattr(one, "_look", look)
+    left = []
+    monkeypatch.setattr(one, "_leave", left.append)
+    monkeypatch.setattr(peers, "GRACE_S", 0.0)
+    one.run()
+    assert left == ["process 0 is gone"] and len(calls) > 5

@@ -77,6 +77,22 @@ def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
     assert trainer.session.checkpoints.steps() == [4, 7]
 
 
+def test_an_alarm_in_an_evaluation_finds_the_checkpoint_before_it(recipe, tmp_path):
+    """The save comes before its evaluation, and may take what it keeps from the one before."""
+    options = (f"data.eval={recipe.parent / 'sums.jsonl'}", "train.eval_every=4", "train.on_collapse=stop")
+    trainer = runs.Trainer(load(recipe, tmp_path / "run", *options))
+    trainer.held_out.evaluate = lambda number, params: {"eval/reward": float("nan")}  # which is best is not known
+
+    def note(number, values):
+        trainer.watch.rings = {"held_out_falling": "it fell; stop"} if number == 4 and "eval/reward" in values else {}
+        return {}
+
+    trainer.watch.note = note
+    with pytest.raises(UserError, match="stopped at step 4: held_out_falling: it fell.*\n.*--step 2 "):
+        trainer.run()
+    assert trainer.session.checkpoints.steps() == [2, 4]
+
+
 # --- the built-in policy
 
 
@@ -91,7 +107,8 @@ def follow(directory, *overrides):
     def evaluate(number, params):
         values = plain(number, params)
         found.append(values["eval/accuracy"])
-        trainer.session._stop = found[-1] <= max(found) / 2
+        if found[-1] <= max(found) / 2:
+            trainer.session.course.ask("it has halved")
         return values
 
     trainer.held_out.evaluate = evaluate

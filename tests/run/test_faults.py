@@ -113,9 +113,60 @@ def test_a_disk_full_to_the_end_is_said_and_the_run_goes_on_from_the_last_save(r
     trainer.session.checkpoints._manager = Full(trainer.session.checkpoints._manager, {4})
     with pytest.raises(UserError, match="the last save failed.*No space left.*\n.*goes on from step 3"):
         trainer.run()
+    assert not (tmp_path / "run" / "done").exists()
     again = Trainer(load(recipe, tmp_path / "run"))
     assert again.done == 3 and again.run()
+    assert (tmp_path / "run" / "done").exists()
     assert numbers(tmp_path / "run") == unbroken
+
+
+class Late(Full):
+    """A file system on which some saves fail after they were begun, which the next wait or save finds out."""
+
+    def _fail(self):
+        if self._count in self._saves:
+            raise OSError(errno.EIO, "Input/output error")
+
+    def save(self, *args, **kwargs):
+        self._fail()
+        self._count += 1
+        return self._manager.save(*args, **kwargs)
+
+    def wait_until_finished(self):
+        self._fail()
+        return self._manager.wait_until_finished()
+
+
+def test_a_save_that_failed_late_does_not_cost_the_next_one(recipe, tmp_path, unbroken, caplog):
+    trainer = Trainer(load(recipe, tmp_path / "run"))
+    trainer.session.checkpoints._manager = Late(trainer.session.checkpoints._manager, {3})
+    log.propagate = True
+    assert trainer.run()
+    assert caplog.text.count("a save failed") == 1 and "Input/output error" in caplog.text
+    assert trainer.session.checkpoints.steps()[-1] == 4
+    assert numbers(tmp_path / "run") == unbroken
+
+
+def test_a_stop_with_an_error_behind_it_is_saved(recipe, tmp_path):
+    """What the metrics of the last step say is found out after the loop."""
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=0"))
+    plain, loop = trainer._rescue, trainer._loop
+    told = []
+
+    def stopped():
+        trainer.on_step = lambda *_: trainer.done + 1 == 2 and trainer.session.course.ask("SIGTERM")
+        loop()
+
+    def rescue():
+        if not told:
+            told.append(1)
+            raise UserError("too many updates in a row")
+        return plain()
+
+    trainer._loop, trainer._rescue = stopped, rescue
+    with pytest.raises(UserError, match="too many updates"):
+        trainer.run()
+    assert trainer.session.checkpoints.steps() == [2]
 
 
 def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplog, monkeypatch):

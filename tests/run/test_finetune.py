@@ -95,6 +95,23 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkey
         assert (tmp_path / "run" / "reference.npz").read_bytes() == before
 
 
+def test_a_stop_in_an_evaluation_drops_it_and_it_is_made_up_for(recipes, unbroken, tmp_path):
+    first = run_of(recipes, "sft", tmp_path / "run")
+    plain = first.scorer.sums
+
+    def sums(entries, params, turn):
+        if first.done == 3:
+            first.session.course.ask("SIGTERM")
+        return plain(entries, params, turn)
+
+    first.scorer.sums = sums
+    assert not first.run() and first.done == 3
+    assert "eval/loss" not in numbers(tmp_path / "run")[-1]
+    second = run_of(recipes, "sft", tmp_path / "run")
+    assert second.done == 3 and second.run()
+    assert numbers(tmp_path / "run") == numbers(unbroken / "sft")
+
+
 def command(recipes, kind, directory, *overrides):
     arguments = [kind, str(recipes[kind]), f"run.dir={directory}", *overrides]
     return subprocess.Popen(
@@ -146,7 +163,7 @@ def test_epochs_are_passes_over_the_data(recipes, tmp_path):
 def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, tmp_path):
     """Evaluation fills its last batch up; what fills it counts in nothing."""
     by_tokens = run_of(recipes, "sft", tmp_path / "a", "data.train=" + str(recipes["sft"].parent / "sft.jsonl"))
-    logps, lengths = by_tokens._sums(by_tokens.held_out.kept, by_tokens.state.params)
+    logps, lengths = by_tokens.scorer.sums(by_tokens.held_out.kept, by_tokens.state.params)
     by_tokens.close()
     assert len(logps) == 18 and len(logps) % 8  # prompts
     before = numbers(unbroken / "sft")[0]

@@ -115,6 +115,16 @@ def test_an_interrupt_stops_what_runs_and_starts_nothing_more(tmp_path, said):
     assert Queue(tmp_path, os.environ).run([job(tmp_path, "a"), b]).done[1] == b
 
 
+def test_a_run_that_is_told_to_stop_by_itself_stops_the_sweep(tmp_path, said):
+    """As by a cloud's notice: it has not failed, and what would be started next would be stopped as well."""
+    a, b, c = job(tmp_path, "a", how="preempted"), job(tmp_path, "b", how="wait"), job(tmp_path, "c")
+    environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    assert Queue(tmp_path, environment, ["0", "1"]).run([a, b, c]) == Outcome(stopped=True)
+    assert "a: stopped at step 1" in said() and not c.directory.exists()
+    again = Queue(tmp_path, os.environ).run([a, job(tmp_path, "b"), c])
+    assert len(again.done) == 3 and not again.stopped
+
+
 def test_an_interrupt_while_a_process_is_made_reaches_it(tmp_path, monkeypatch):
     a, b = job(tmp_path, "a", how="wait"), job(tmp_path, "b", how="wait")
     real = jobs_module.subprocess.Popen

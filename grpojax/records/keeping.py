@@ -1,0 +1,62 @@
+"""Which checkpoints of a run stay, and which of them is the best.
+
+The scores by which the best is told come after it is saved, as an evaluation does, and stand in ``scores.json`` beside
+the checkpoints.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+
+from etils import epath
+
+from grpojax.host import files, processes
+
+
+class Keeping:
+    """What is known of a run's checkpoints by their steps; it touches none of them.
+
+    Args:
+      file: where the scores are kept.
+      keep: how many of the newest stay.
+      best: name of a metric whose largest value's checkpoint stays as well; None for none.
+
+    Attributes:
+      held: a step whose checkpoint stays whatever comes; None for none.
+      awaited: a step that is to be judged yet: while it is the newest, the one to go back to stays. None for none.
+    """
+
+    def __init__(self, file: epath.Path, *, keep: int, best: str | None):
+        self._file, self._keep, self._best = file, keep, best
+        self.held: int | None = None
+        self.awaited: int | None = None
+        self._scores: dict[int, dict[str, float]] = {}
+        with contextlib.suppress(FileNotFoundError):
+            read = json.loads(file.read_text(encoding="utf-8"))
+            self._scores = {int(step): scores for step, scores in read.items()}
+
+    def score(self, step: int, scores: Mapping[str, float], *, there: Collection[int]) -> None:
+        """Keeps the scores of a step, and forgets those of steps that are not ``there``.
+
+        Raises:
+          OSError: they are known to this process alone, as the first could not write them.
+        """
+        self._scores = {n: x for n, x in self._scores.items() if n in there} | {step: dict(scores)}
+        if processes.is_first():
+            files.write_json(self._file, self._scores)
+
+    def good(self, steps: Sequence[int]) -> int | None:
+        """The best of some steps, or the newest where nothing says which is best; None of none."""
+        best = self._best_of(steps)
+        return max(steps, default=None) if best is None else best
+
+    def staying(self, steps: Sequence[int]) -> set[int]:
+        """Those of all steps that stay."""
+        newest = max(steps, default=None)
+        before = self.good([n for n in steps if n != newest]) if newest == self.awaited else None
+        chosen = {*sorted(steps)[-self._keep :], self.held, self._best_of(steps), before}
+        return {n for n in steps if n in chosen}
+
+    def _best_of(self, steps: Sequence[int]) -> int | None:
+        scored = [(self._scores[n][self._best], n) for n in steps if self._best in self._scores.get(n, {})]
+        return max(scored)[1] if scored else None
