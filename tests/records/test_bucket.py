@@ -22,7 +22,7 @@ from grpojax.records.runs import read_runs
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory):
-    with bucket.behind_proxy(tmp_path_factory.mktemp("server")) as proxy, bucket.environment(proxy.address):
+    with bucket.clients(tmp_path_factory.mktemp("server")) as proxy:
         yield proxy
 
 
