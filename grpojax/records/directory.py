@@ -38,6 +38,8 @@ class RunDirectory:
         claims.check(self.path, take_over=take_over)
 
     def _check_place(self) -> None:
+        if str(self.path.parent) == "gs://":
+            raise UserError(f"run.dir={str(self.path)!r} is a whole bucket; give a folder in it: {self.path}/RUN")
         try:
             files.make_folder(self.path)
         except OSError as e:
