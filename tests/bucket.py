@@ -65,12 +65,15 @@ class Proxy:
       latency: seconds added to each.
       only: what a request's first line must have in it to be faulty.
       met: how many requests had a fault.
+      asked: how many there were.
+      sent: bytes of the answers.
     """
 
     def __init__(self):
         self.faults: Iterator[str | int | None] = iter(())
         self.always: str | int | None = None
-        self.latency, self.only, self.met, self.asked = 0.0, "", 0, 0
+        self.latency, self.only = 0.0, ""
+        self.met, self.asked, self.sent = 0, 0, 0
         self.upstream = ""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -87,6 +90,10 @@ class Proxy:
             found = next(self.faults, None) or self.always if self.only in line else None
             self.met += found is not None
             return found
+
+    def send(self, size: int) -> None:
+        with self._lock:
+            self.sent += size
 
     def __enter__(self) -> "Proxy":
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -129,6 +136,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             upstream.request(self.command, self.path, body=body or None, headers=headers | {"Host": proxy.address})
             got = upstream.getresponse()
             content = got.read()
+            proxy.send(len(content))
             self._answer(got.status, got.getheaders(), content, torn=fault == "torn")
         finally:
             upstream.close()
@@ -169,9 +177,6 @@ def environment(address: str) -> Iterator[None]:
 
     import gcsfs.retry
     from google.cloud.storage import retry
-    from orbax.checkpoint._src.path import gcs_utils
-
-    from grpojax.host import buckets
 
     async def soon(seconds: float) -> None:
         await asyncio.sleep(0.01 * seconds)
@@ -181,10 +186,37 @@ def environment(address: str) -> Iterator[None]:
             patch.setenv(name, value)
         patch.setattr(gcsfs.retry, "asyncio", types.SimpleNamespace(sleep=soon))
         patch.setattr(retry, "DEFAULT_RETRY", retry.DEFAULT_RETRY.with_delay(0.01, 0.1))
-        buckets.Bucket.clear_instance_cache()
-        gcs_utils.get_bucket.cache_clear()
+        _forget()
         yield
+    _forget()
+
+
+def _forget() -> None:
+    """Clients keep the address that they were made with."""
+    from etils.epath import backend
+    from orbax.checkpoint._src.path import gcs_utils
+
+    from grpojax.host import buckets
+
     buckets.Bucket.clear_instance_cache()
+    backend._FileSystemSpecBackend._get_filesystem.cache_clear()
+    gcs_utils.get_bucket.cache_clear()
+
+
+@contextlib.contextmanager
+def clients(folder: Path) -> Iterator[Proxy]:
+    """`behind_proxy`, which this process and those that it starts read and write ``gs://`` by."""
+    with behind_proxy(folder) as proxy, environment(proxy.address):
+        yield proxy
+
+
+def put_folder(folder: Path, name: str) -> str:
+    """Copies the files of a local folder; where to."""
+    from grpojax.host import files
+
+    for file in sorted(folder.iterdir()):
+        files.write(f"{URL}/{name}/{file.name}", file.read_bytes())
+    return f"{URL}/{name}"
 
 
 def objects(folder: str) -> list[str]:
@@ -192,4 +224,4 @@ def objects(folder: str) -> list[str]:
     from grpojax.host import buckets
 
     start = folder.removeprefix("gs://") + "/"
-    return [name.removeprefix(start) for name in buckets._system().find(folder) if name.startswith(start)]
+    return [name.removeprefix(start) for name in buckets.system().find(folder) if name.startswith(start)]

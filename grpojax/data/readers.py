@@ -90,7 +90,7 @@ def locate(path: str) -> epath.Path:
             return epath.Path(huggingface_hub.snapshot_download(name, local_files_only=True))
         except (OSError, ValueError):  # it is not there; that is no name
             raise UserError(f"{path}: the hub's cache does not have it; hf download {name}") from None
-    return files.path(path).expanduser()
+    return files.path(path)
 
 
 def open_source(source: SourceConfig) -> Iterator[tuple[str, Row]]:
@@ -146,16 +146,14 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _remote(path: str) -> Iterator[tuple[str, bytes]]:
-    files.path(path)  # refuses other schemes
     with ranges.naming(path):
-        system, inside = ranges.system(), path.removeprefix("gs://")
-        names = sorted(map(str, system.glob(inside))) if glob.has_magic(inside) else [inside]
-        if not names:
-            raise UserError(f"no data file matches {path!r}")
+        names = files.matches(path) if glob.has_magic(path) else [path]
+    if not names:
+        raise UserError(f"no data file matches {path!r}")
     for name in names:
-        with ranges.naming(f"gs://{name}"):
-            content = system.cat_file(name)
-        yield f"gs://{name}", content
+        with ranges.naming(name):
+            content = files.read(name)
+        yield name, content
 
 
 def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:

@@ -1,5 +1,6 @@
 """That all processes start the same run: of the same settings, data and weights, in a folder that all of them see."""
 
+import fnmatch
 import hashlib
 import importlib.metadata
 import json
@@ -89,7 +90,9 @@ def versions() -> dict[str, str]:
 def digest_of_files(folder: epath.PathLike, *patterns: str) -> str:
     """Tells a folder's files of some patterns from others: their names, sizes and first and last MiB."""
     parts = []
-    for file in sorted(file for pattern in patterns for file in files.path(folder).glob(pattern)):
+    # No `glob`: to epath's, a local folder's own name is a pattern too.
+    named = [f for f in files.listing(folder) if not f.name.startswith(".")]
+    for file in [f for f in named if any(fnmatch.fnmatchcase(f.name, pattern) for pattern in patterns)]:
         size = file.stat().length
         with file.open("rb") as f:
             parts += [f"{file.name} {size}".encode(), f.read(_END)]

@@ -87,36 +87,42 @@ def register() -> None:
         fsspec.register_implementation(name, Bucket, clobber=True)
 
 
-def _system() -> Any:
-    return fsspec.filesystem("gcs", finalize_on_close=True)  # epath's own
+def system() -> Any:
+    """The file system: the one that epath, and with it orbax, has too."""
+    return fsspec.filesystem("gcs", finalize_on_close=True)
 
 
 def write(file: epath.Path, content: bytes) -> None:
     """One request, or one for every 50 MB."""
     try:
-        _system().pipe_file(str(file), content)
+        system().pipe_file(str(file), content)
     except ChecksumError as e:
         raise OSError(errno.EIO, f"arrived otherwise than it was sent: {e}", str(file)) from None
 
 
 def read(file: epath.Path) -> bytes:
     """One request."""
-    return _system().cat_file(str(file))
+    return system().cat_file(str(file))
 
 
 def move(folder: epath.Path, to: epath.Path) -> None:
     """Every object below ``folder`` goes below ``to``."""
-    system, start, target = _system(), f"{folder}/".removeprefix("gs://"), f"{to}/".removeprefix("gs://")
-    old = [name for name in system.find(str(folder)) if name.startswith(start)]
+    bucket, start, target = system(), f"{folder}/".removeprefix("gs://"), f"{to}/".removeprefix("gs://")
+    old = [name for name in bucket.find(str(folder)) if name.startswith(start)]
     for name in old:
-        system.mv_file(name, target + name.removeprefix(start))
+        bucket.mv_file(name, target + name.removeprefix(start))
+
+
+def matches(pattern: str) -> list[str]:
+    """The objects that a glob fits, by name."""
+    return sorted(f"gs://{name}" for name in system().glob(pattern.removeprefix("gs://")))
 
 
 def exists(place: epath.Path) -> bool:
     """Whether there is the bucket that a place is in."""
     bucket = str(place).removeprefix("gs://").partition("/")[0]
     try:
-        _system().call("GET", "b/{}/o", bucket, maxResults=1)
+        system().call("GET", "b/{}/o", bucket, maxResults=1)
     except FileNotFoundError:
         return False
     return True

@@ -8,6 +8,7 @@ once, since what it would still write is not its own any more.
 
 import contextlib
 import datetime
+import email.utils
 import fcntl
 import json
 import os
@@ -16,8 +17,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 from etils import epath
 
@@ -52,17 +53,39 @@ def hold(folder: epath.PathLike, *, take_over: bool = False, lost: Callable[[str
         with _in_bucket(place, take_over, lost):
             yield
         return
-    with place.open("a") as lock:
+    with _locked(place, "a", fcntl.LOCK_EX):
+        yield
+
+
+def check(folder: epath.PathLike, *, take_over: bool = False) -> None:
+    """Raises `UserError` where `hold` would now, and holds nothing: to be refused before there is work."""
+    place = files.path(folder) / "lock"
+    if not files.in_bucket(place):
+        if place.exists():
+            with _locked(place, "r", fcntl.LOCK_SH):
+                return
+    elif not take_over:
+        _Claim(place).check()
+
+
+@contextlib.contextmanager
+def _locked(place: epath.Path, mode: Literal["a", "r"], kind: int) -> Iterator[None]:
+    try:
+        lock = place.open(mode)
+    except OSError as e:
+        raise UserError(f"{place} cannot be opened: {e.strerror}; give this run another run.dir") from None
+    with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{folder} is in use by another process; give this run another run.dir") from None
+            raise UserError(f"{place.parent} is in use by another process; give this run another run.dir") from None
         yield
 
 
 @contextlib.contextmanager
 def _in_bucket(place: epath.Path, take_over: bool, lost: Callable[[str], None]) -> Iterator[None]:
-    claim, done = _Claim(place, take_over), threading.Event()
+    claim, done = _Claim(place), threading.Event()
+    claim.take(take_over)
 
     def renew() -> None:
         heard = time.monotonic()
@@ -88,13 +111,9 @@ def _in_bucket(place: epath.Path, take_over: bool, lost: Callable[[str], None]) 
 
 
 class _Claim:
-    """The object, and the generation of it that this process wrote last.
+    """The object, and the generation of it that this process wrote last."""
 
-    Raises:
-      UserError: another holds it, or the bucket cannot be written.
-    """
-
-    def __init__(self, place: epath.Path, take_over: bool):
+    def __init__(self, place: epath.Path):
         from google.api_core import exceptions  # pyrefly: ignore
         from google.auth.exceptions import DefaultCredentialsError  # pyrefly: ignore
         from google.cloud import storage  # pyrefly: ignore
@@ -102,14 +121,39 @@ class _Claim:
 
         self._place, self._nonce, self._retry = place, secrets.token_hex(8), DEFAULT_RETRY
         self._taken, self._absent = exceptions.PreconditionFailed, exceptions.NotFound
+        self._failed, self._generation = (exceptions.GoogleAPIError, OSError), 0
         bucket, _, name = str(place).removeprefix("gs://").partition("/")
         try:
             self._blob: Any = storage.Client(project=None).bucket(bucket).blob(name)
-            self._generation = self._take(take_over)
         except DefaultCredentialsError:
             raise UserError(f"{place}: no credentials; gcloud auth application-default login gives some") from None
-        except (exceptions.GoogleAPIError, OSError) as e:
-            raise UserError(f"{place.parent} cannot be claimed: {' '.join(str(e).split())[:300]}") from None
+
+    def take(self, take_over: bool) -> None:
+        """Writes it; raises `UserError` where another holds it, or the bucket cannot be written."""
+        with self._told():
+            self._generation = self._take(take_over)
+
+    def check(self) -> None:
+        """Raises `UserError` where another holds it, or the bucket cannot be read."""
+        with self._told():
+            before, generation, silent = self._read(datetime.datetime.now(datetime.UTC))
+            if generation:
+                self._refuse(before, silent)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failed as e:
+            raise UserError(f"{self._place.parent} cannot be claimed: {' '.join(str(e).split())[:300]}") from None
+
+    def _refuse(self, before: Mapping[str, Any], silent: float) -> None:
+        if silent < SILENT_S:
+            raise UserError(
+                f"{self._place.parent} is in use by {before.get('holder')}, heard of {silent:.0f} s ago; give this run "
+                "another run.dir\nif that process is dead for sure: --take-over; by itself a claim is broken after "
+                f"{SILENT_S / 60:g} minutes"
+            )
 
     def _take(self, take_over: bool) -> int:
         before: dict[str, Any] = {}
@@ -117,18 +161,14 @@ class _Claim:
         for _ in range(5):
             try:
                 return self._write(generation)
-            except self._taken:
+            except self._taken as e:
                 first = before.get("nonce")
-                before, generation, silent = self._read()
+                before, generation, silent = self._read(_time_of(e))
             holder = before.get("holder")
             if before.get("nonce") == self._nonce:  # the answer to an attempt before was lost
                 return generation
-            if generation and not take_over and silent < SILENT_S:
-                raise UserError(
-                    f"{self._place.parent} is in use by {holder}, heard of {silent:.0f} s ago; give this run another "
-                    "run.dir\nif that process is dead for sure: --take-over; by itself a claim is broken after "
-                    f"{SILENT_S / 60:g} minutes"
-                )
+            if generation and not take_over:
+                self._refuse(before, silent)
             if first is None and generation:
                 log.warning("%s is taken over from %s", self._place.parent, holder)
             elif first not in (None, before.get("nonce")) and generation:
@@ -139,8 +179,8 @@ class _Claim:
         """Says that the holder lives; whoever holds the claim instead, or None."""
         try:
             self._generation = self._write(self._generation)
-        except self._taken:
-            now, generation, _ = self._read()
+        except self._taken as e:
+            now, generation, _ = self._read(_time_of(e))
             if now.get("nonce") != self._nonce:
                 return str(now.get("holder", "another process, which has let go of it again"))
             self._generation = generation
@@ -163,7 +203,7 @@ class _Claim:
         self._blob.upload_from_string(json.dumps(said) + "\n", if_generation_match=generation, retry=self._retry)
         return int(self._blob.generation)
 
-    def _read(self) -> tuple[dict[str, Any], int, float]:
+    def _read(self, now: datetime.datetime) -> tuple[dict[str, Any], int, float]:
         """What it says, its generation and age in seconds; generation 0 where there is none any more."""
         blob = self._blob.bucket.get_blob(self._blob.name)
         if blob is None:
@@ -174,5 +214,11 @@ class _Claim:
             return {}, 0, 0.0
         except ValueError:
             said = {}
-        age = (datetime.datetime.now(datetime.UTC) - blob.updated).total_seconds()
-        return said if isinstance(said, dict) else {}, int(blob.generation), age
+        age = (now - blob.updated).total_seconds()
+        return said if isinstance(said, dict) else {}, int(blob.generation), max(0.0, age)
+
+
+def _time_of(error: Any) -> datetime.datetime:
+    """When storage refused, by its own clock: this machine's may be wrong, and a claim is not broken by that."""
+    date = getattr(error.response, "headers", {}).get("Date")
+    return email.utils.parsedate_to_datetime(date) if date else datetime.datetime.now(datetime.UTC)

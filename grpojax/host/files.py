@@ -23,7 +23,7 @@ _AT_ONCE = 32  # requests
 
 
 def path(place: str | os.PathLike[str]) -> epath.Path:
-    """A file or folder: a local one, or one of a bucket (``gs://bucket/folder``).
+    """A file or folder: a local one (``~`` is the user's home), or one of a bucket (``gs://bucket/folder``).
 
     Raises:
       UserError: a scheme that is neither, or what reads buckets is not installed.
@@ -42,10 +42,13 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
     if colon:
         if not rest.partition("/")[0]:
             raise UserError(f"{text} names no bucket; give gs://bucket/folder")
-        _know_buckets(text)
+        try:
+            _know_buckets()
+        except ImportError as e:
+            raise UserError(f"{text}: a bucket needs {e}: pip install 'grpojax[gcs]'") from None
     elif re.match(r"gs:/", text):
         raise UserError(f"{text}: give gs://bucket/folder, with two slashes")
-    return epath.Path(text)
+    return epath.Path(text if colon else os.path.expanduser(text))
 
 
 def in_bucket(place: str | os.PathLike[str]) -> bool:
@@ -62,17 +65,18 @@ def local(place: str | os.PathLike[str], what: str) -> Path:
     """A place for what is kept on this machine only; raises `UserError`, which names ``what``, for any other."""
     if "://" in os.fspath(place):
         raise UserError(f"{what}={os.fspath(place)!r}: give a local path here")
-    return Path(place)
+    return Path(path(place))
 
 
 @functools.cache
-def _know_buckets(text: str) -> None:
+def _know_buckets() -> None:
+    """From here on ``gs://`` is read and written; raises `ImportError` with the packages that lack."""
     try:
         absent = [name for name in ("gcsfs", "google.cloud.storage") if importlib.util.find_spec(name) is None]
     except ModuleNotFoundError:
         absent = ["google.cloud.storage"]
     if absent:
-        raise UserError(f"{text}: a bucket needs {' and '.join(absent)}: pip install 'grpojax[gcs]'")
+        raise ImportError(" and ".join(absent))
     from grpojax.host import buckets
 
     buckets.register()
@@ -104,7 +108,7 @@ def read(file: str | os.PathLike[str]) -> bytes:
         from grpojax.host import buckets
 
         return buckets.read(path(file))
-    return Path(file).read_bytes()
+    return Path(path(file)).read_bytes()
 
 
 def read_all(found: Iterable[epath.Path]) -> list[bytes]:
@@ -145,6 +149,14 @@ def listing(folder: str | os.PathLike[str]) -> list[epath.Path]:
         return sorted(place for place in path(folder).iterdir() if place != path(folder))  # a bucket's may name itself
     except FileNotFoundError:
         return []
+
+
+def matches(pattern: str) -> list[str]:
+    """The files of a bucket that a glob fits, by name."""
+    path(pattern)
+    from grpojax.host import buckets
+
+    return buckets.matches(pattern)
 
 
 def move(folder: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:

@@ -19,23 +19,6 @@ AT_ONCE = 8  # requests
 _SHORT = 3  # times that an answer may be shorter than it says it is
 
 
-def in_bucket(place: str | os.PathLike[str]) -> bool:
-    """Whether a place is one of a bucket."""
-    return os.fspath(place).startswith("gs://")
-
-
-def system() -> Any:
-    """The file system that epath reads ``gs://`` by; raises `UserError` where it is not installed."""
-    try:
-        import fsspec
-        import gcsfs  # noqa: F401  # pyrefly: ignore
-
-        files.path("gs://any/place")
-        return fsspec.filesystem("gcs", finalize_on_close=True)
-    except ImportError:
-        raise UserError("reading gs:// needs more: pip install 'grpojax[gcs]'") from None
-
-
 @contextlib.contextmanager
 def naming(place: str | os.PathLike[str]) -> Iterator[None]:
     """Inside, whatever storage raises is a `UserError` that names the place."""
@@ -45,20 +28,27 @@ def naming(place: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{os.fspath(place)} does not exist") from None
-    except Exception as e:  # credentials, network, permissions: each has errors of its own
-        said = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
+    except Exception as e:  # what is not an `OSError` comes from below gcsfs
+        said = " ".join(str(getattr(e, "strerror", None) or e or type(e).__name__).split())[:200]
         raise UserError(f"{os.fspath(place)} cannot be read: {said}") from e
 
 
 def size(file: str | os.PathLike[str]) -> int:
     """Of a file in a bucket, in bytes."""
     with naming(file):
-        return int(system().info(os.fspath(file))["size"])
+        return int(_system(file).info(os.fspath(file))["size"])
+
+
+def _system(file: str | os.PathLike[str]) -> Any:
+    files.path(file)  # knows buckets from here on
+    from grpojax.host import buckets
+
+    return buckets.system()
 
 
 def read(file: str | os.PathLike[str], start: int, stop: int) -> np.ndarray:
     """The bytes ``[start, stop)`` of a file in a bucket, as uint8; many parts of `PART` bytes at a time."""
-    whole, source = np.empty(stop - start, np.uint8), system()
+    whole, source = np.empty(stop - start, np.uint8), _system(file)
 
     def part(at: int) -> None:
         end = min(at + PART, stop)

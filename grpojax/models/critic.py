@@ -109,7 +109,7 @@ def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
     file = hf.model_folder(folder) / HEAD_FILE
     if not file.exists():
         return np.zeros(config.hidden_size, np.float32)
-    head = safetensors.numpy.load(file.read_bytes()).get(CRITIC["token_head"].name or "")
+    head = safetensors.numpy.load(files.read(file)).get(CRITIC["token_head"].name or "")
     if head is None or head.shape != (config.hidden_size,):
         raise UserError(f"{file}: no head of {config.hidden_size} numbers; export the critic again, or remove the file")
     return head.astype(np.float32)

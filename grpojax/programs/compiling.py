@@ -1,5 +1,7 @@
 """Says what compiles, and keeps what was compiled for the next start."""
 
+import contextlib
+import errno
 import os
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
 AUTO = "auto"
+OWN_BYTES = 8 * 2**30  # that the user's own folder may have when a process starts
 
 # jax's settings: every program is worth a file, since a start has a hundred small ones. A variable in capitals wins.
 _KEEP_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
@@ -37,7 +40,7 @@ def cache_folder(place: str | None, run_dir: str | os.PathLike[str] | None = Non
       (None, '/fast/cache', 'gs://bucket/runs/compile_cache')
     """
     if place != AUTO:
-        return None if place is None else str(files.path(place).expanduser())
+        return None if place is None else str(files.path(place))
     if run_dir is not None and (jax.process_count() > 1 or str(run_dir).startswith("gs://")):
         return str(files.path(run_dir).parent / "compile_cache")
     own = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
@@ -50,10 +53,10 @@ def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | No
     ``JAX_COMPILATION_CACHE_DIR`` says where, if it is set, and ``place`` otherwise, as in `cache_folder`.
 
     On CPUs several processes keep nothing (`grpojax.host.processes.start`); nor does one that can make no folder for
-    "auto".
+    "auto". The user's own folder is cut back where it has grown over `OWN_BYTES`; other folders are left as they are.
 
     Raises:
-      UserError: ``place`` is a folder that cannot be made.
+      UserError: ``place`` is a folder that cannot be made or written.
     """
     if not jax.config.values["jax_enable_compilation_cache"]:
         return
@@ -65,18 +68,46 @@ def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | No
     folder = cache_folder(place, run_dir)
     if folder is not None:
         try:
-            files.path(folder).mkdir(parents=True, exist_ok=True)
-        except Exception as e:  # a bucket has errors of its own
-            why = f"{folder} cannot be made: {' '.join(str(getattr(e, 'strerror', None) or e).split())[:200]}"
+            files.make_folder(folder)
+            if not files.in_bucket(folder) and not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as e:
+            why = f"{folder} cannot be made or written: {' '.join(str(e.strerror or e).split())[:200]}"
             if place != AUTO:
                 raise UserError(f"compile_cache={why}") from None
             log.warning("nothing that is compiled is kept: %s; give compile_cache another folder, or null", why)
             folder = None
-        if folder is not None and "://" in folder:  # XLA writes its own files to disks only
+        if folder is not None and folder == cache_folder(AUTO):
+            _trim(Path(folder))
+        if folder is not None and files.in_bucket(folder):  # XLA writes its own files to disks only
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     if folder != jax.config.values["jax_compilation_cache_dir"]:
         jax.config.update("jax_compilation_cache_dir", folder)
         compilation_cache.reset_cache()  # it stays with its first folder otherwise
+
+
+def _trim(folder: Path) -> None:
+    """Where a folder holds more than `OWN_BYTES`, removes what was longest not used, down to half of that.
+
+    jax has a limit of its own, which reads every entry's dates for each that it writes, and writes no more once one
+    has none.
+    """
+    programs = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith("-cache"):
+                with contextlib.suppress(FileNotFoundError):  # another process trims as well
+                    found = entry.stat()
+                    programs.append((max(found.st_atime, found.st_mtime), found.st_size, entry.path))
+    left = sum(size for _, size, _ in programs)
+    if left <= OWN_BYTES:
+        return
+    for _, size, path in sorted(programs):
+        if left <= OWN_BYTES // 2:
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+            left -= size
 
 
 class Programs:

@@ -34,8 +34,15 @@ class RunDirectory:
         """Whether the recipe stands in it."""
         return (self.path / "config.json").exists()
 
-    def check(self) -> None:
-        """Raises `UserError` for a directory that is neither new nor this recipe's run, or that cannot be one."""
+    def check(self, *, take_over: bool = False) -> None:
+        """Raises `UserError` for a directory that is neither new nor this recipe's run, that cannot be one, or that
+        another process holds."""
+        self._check_place()
+        claims.check(self.path, take_over=take_over)
+
+    def _check_place(self) -> None:
+        if str(self.path.parent) == "gs://":
+            raise UserError(f"run.dir={str(self.path)!r} is a whole bucket; give a folder in it: {self.path}/RUN")
         try:
             files.make_folder(self.path)
         except OSError as e:
@@ -68,7 +75,7 @@ class RunDirectory:
     def claim(self, held: contextlib.ExitStack, *, take_over: bool = False) -> None:
         """Takes the directory until ``held`` lets go (`grpojax.host.claims`); from here on it is this run's."""
         held.enter_context(claims.hold(self.path, take_over=take_over))
-        self.check()  # again: another process may have been here
+        self._check_place()  # again: another process may have been here
 
     def write(self) -> None:
         """Writes the recipe; what has changed since the run was last started is said."""

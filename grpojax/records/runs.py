@@ -18,7 +18,7 @@ from grpojax.records import evaluations
 from grpojax.records.metrics import read_metrics
 
 # What tells apart the runs of one method.
-_APART = ("train.seed", "run.", "tracking.")
+_APART = ("train.seed", "run.", "tracking.", "compile_cache", "profile.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

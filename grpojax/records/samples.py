@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,8 @@ def samples_path(directory: epath.PathLike, step: int) -> epath.Path:
 def sample_steps(directory: epath.PathLike) -> list[int]:
     """The steps that samples were kept of; raises `UserError` where there are none."""
     folder = files.path(directory) / "samples"
-    steps = sorted(int(p.name[5:11]) for p in folder.glob("step_[0-9][0-9][0-9][0-9][0-9][0-9].jsonl.gz"))
+    names = [re.fullmatch(r"step_([0-9]{6})\.jsonl\.gz", file.name) for file in files.listing(folder)]
+    steps = sorted(int(name[1]) for name in names if name)
     if not steps:
         raise UserError(f"{folder} holds no samples")
     return steps

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from grpojax.host import files, ranges
+from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
@@ -85,9 +85,7 @@ class Profile:
             jax.profiler.stop_trace()
             if here != Path(self._to):
                 for file in (f for f in sorted(here.rglob("*")) if f.is_file()):
-                    place = self._to / file.relative_to(here).as_posix()
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(file.read_bytes())
+                    files.write(self._to / file.relative_to(here).as_posix(), file.read_bytes())
                 shutil.rmtree(here, ignore_errors=True)
             log.info("wrote the trace to %s: tensorboard --logdir %s", self._to, self._to)
         except Exception as e:  # disk full, storage away, whatever the profiler has
@@ -97,7 +95,7 @@ class Profile:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # every call of the interpreter would drown the rest
         try:
-            remote = ranges.in_bucket(self._to)
+            remote = files.in_bucket(self._to)
             self._here = Path(tempfile.mkdtemp(prefix="grpojax-profile-") if remote else self._to)
             jax.profiler.start_trace(self._here, profiler_options=options)
         except Exception as e:  # another trace is under way

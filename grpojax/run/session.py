@@ -81,7 +81,7 @@ class Session:
         self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
         self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
         if processes.is_first():
-            self.record.check()
+            self.record.check(take_over=take_over)
         keep_compiled(config.compile_cache, config.run.dir)
         self.profile = Profile(config.profile, config.run.dir)
         self.programs: Programs | None = None
@@ -98,9 +98,9 @@ class Session:
         agreement.agree(config=(given := self.config.resolved()), data=dict(fingerprints), **model_facts(given))
         if processes.is_first():
             self.record.claim(held, take_over=self._take_over)
-            self.record.check_data(fingerprints)
             if not self.record.started:
-                self.record.write()
+                self.record.write()  # first: by it a later start knows the folder for a run
+            self.record.check_data(fingerprints)
         agreement.prove_shared(self.directory)
 
     def settle(self, finished: bool) -> None:

@@ -118,7 +118,7 @@ class Sweep:
                     f"--rate-share {self.rate_share:g}: {steps} steps end before optimizer.warmup_steps={warmup}; give "
                     "more, or a shorter warmup"
                 )
-        extra = (f"train.seed={self.seeds}", length)
+        extra = (f"train.seed={self.seeds}", length, "profile.steps=null")
         return {
             name: {
                 x: self.job("rates", f"{name}_{x:g}", value, *extra, f"optimizer.learning_rate={x!r}")

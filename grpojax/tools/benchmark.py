@@ -15,6 +15,7 @@ from grpojax import data
 from grpojax.host import files, processes
 from grpojax.models import DecoderConfig
 from grpojax.records.metrics import read_metrics
+from grpojax.run.profiling import ProfileConfig
 from grpojax.run.recipe import Config
 from grpojax.run.trainer import Trainer
 from grpojax.types import Rollout
@@ -28,7 +29,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     """Trains ``WARM + steps`` steps in a new folder of ``run.dir``; medians of the last ``steps``.
 
     Args:
-      config: the recipe; its evaluation and checkpoints are left out.
+      config: the recipe; its evaluation, checkpoints and profile are left out.
       steps: timed steps.
       full_length: let no token end a sample.
 
@@ -148,6 +149,7 @@ def _timed(config: Config, steps: int) -> Config:
         train=dataclasses.replace(config.train, steps=steps, tokens=None, checkpoint_every=0, eval_every=0),
         data=dataclasses.replace(config.data, eval=None),
         run=dataclasses.replace(config.run, dir=folder),
+        profile=ProfileConfig(),
         critic=config.critic and dataclasses.replace(config.critic, warmup_steps=0),
     )
 

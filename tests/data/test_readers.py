@@ -1,12 +1,14 @@
 """Files by name, by glob and from afar, datasets of the hub, and names that no file can have."""
 
 import gzip
+import sys
 
-import loopback_bucket
+import bucket
 import pytest
 from data_files import ROWS, jsonl, load, refusal
 
 from grpojax.data import SourceConfig, locate
+from grpojax.host import files
 from grpojax.host.errors import UserError
 
 
@@ -21,24 +23,19 @@ def test_globs_go_by_name(write, tmp_path):
     assert len(load(str(tmp_path / "a[1].jsonl"))) == 3
 
 
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    with loopback_bucket.serving(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
-def test_files_in_a_bucket(bucket):
-    bucket.put("data/d.jsonl.gz", gzip.compress(jsonl(ROWS).encode()))
-    bucket.put("data/e.jsonl", jsonl(ROWS[:1]).encode())
-    assert len(load("gs://models/data/d.jsonl.gz")) == len(load("gs://models/data/*.gz")) == 3
-    assert len(load("gs://models/data/*")) == 4
-    bucket.faults[:] = [503]
-    assert len(load("gs://models/data/e.jsonl")) == 1 and not bucket.faults
-    assert "gs://models/data/f.jsonl does not exist" in refusal("gs://models/data/f.jsonl")
-    assert "no data file matches" in refusal("gs://models/data/*.csv")
-    bucket.faults[:] = [403] * 3
-    assert "gs://models/data/e.jsonl cannot be read: " in refusal("gs://models/data/e.jsonl")
-    del bucket.faults[:]
+def test_files_in_a_bucket(tmp_path):
+    folder = f"{bucket.URL}/data"
+    with bucket.clients(tmp_path) as proxy:
+        files.write(f"{folder}/d.jsonl.gz", gzip.compress(jsonl(ROWS).encode()))
+        files.write(f"{folder}/e.jsonl", jsonl(ROWS[:1]).encode())
+        assert len(load(f"{folder}/d.jsonl.gz")) == len(load(f"{folder}/*.gz")) == 3
+        assert len(load(f"{folder}/*")) == 4
+        proxy.faults = iter([503])
+        assert len(load(f"{folder}/e.jsonl")) == 1 and proxy.met == 1
+        assert f"{folder}/f.jsonl does not exist" in refusal(f"{folder}/f.jsonl")
+        assert f"no data file matches '{folder}/*.csv'" in refusal(f"{folder}/*.csv")
+        proxy.always = 403
+        assert f"{folder}/e.jsonl cannot be read: " in refusal(f"{folder}/e.jsonl")
 
 
 @pytest.mark.parametrize("scheme", ["memory", "s3", "nowhere", "http"])
@@ -61,10 +58,9 @@ def test_models_of_the_hub_are_taken_from_its_cache(tmp_path, monkeypatch):
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    assert refusal("gs://bucket/d.jsonl").endswith("pip install 'grpojax[gcs]'")
+    files._know_buckets.cache_clear()
+    assert refusal("gs://bucket/d.jsonl").endswith("d.jsonl: a bucket needs gcsfs: pip install 'grpojax[gcs]'")
 
 
 def test_hub_datasets(write, tmp_path):

@@ -105,6 +105,9 @@ def test_files_are_told_apart(tmp_path):
         f.seek((3 << 20) - 1)
         f.write(b"1")
     assert both != agreement.digest_of_files(tmp_path, "*.json", "*.bin")
+    (tmp_path / "lr=[1]").mkdir()
+    (tmp_path / "lr=[1]/a.bin").write_bytes(b"")
+    assert agreement.digest_of_files(tmp_path / "lr=[1]", "*.bin") != agreement.digest()
 
 
 def test_versions_are_those_that_compute():

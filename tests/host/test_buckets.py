@@ -1,10 +1,13 @@
 """Places in a bucket and claims on them, by a real storage server on loopback."""
 
+import datetime
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import bucket
@@ -16,7 +19,7 @@ from grpojax.host.errors import UserError
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory):
-    with bucket.behind_proxy(tmp_path_factory.mktemp("server")) as proxy, bucket.environment(proxy.address):
+    with bucket.clients(tmp_path_factory.mktemp("server")) as proxy:
         yield proxy
 
 
@@ -128,6 +131,18 @@ def test_uploads_of_local_files_are_done_at_once(tmp_path):
 # ---------------------------------------------------------------------------------------------- claims
 
 
+def claim(place, take_over):
+    made = claims._Claim(place)
+    made.take(take_over)
+    return made
+
+
+@pytest.fixture
+def fine_clock(monkeypatch):
+    """An answer's date has whole seconds only."""
+    monkeypatch.setattr(claims, "_time_of", lambda error: datetime.datetime.now(datetime.UTC))
+
+
 def test_one_holder(place):
     with claims.hold(place):
         with pytest.raises(UserError, match=r"in use by \S+:\d+, heard of 0 s ago(.|\n)*--take-over"):
@@ -138,13 +153,34 @@ def test_one_holder(place):
         pass
 
 
+@pytest.mark.parametrize("where", ["bucket", "disk"])
+def test_who_would_be_refused_learns_it_at_once(place, tmp_path, where):
+    folder = place if where == "bucket" else tmp_path
+    claims.check(folder)
+    with claims.hold(folder):
+        with pytest.raises(UserError, match=re.escape(f"{folder} is in use by")):
+            claims.check(folder)
+        if where == "bucket":
+            claims.check(folder, take_over=True)
+    claims.check(folder)
+    with claims.hold(folder):
+        pass
+
+
+def test_a_lock_that_cannot_be_opened(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(UserError, match="lock cannot be opened: Is a directory"):
+        with claims.hold(tmp_path):
+            pass
+
+
 def test_of_those_who_race_one_wins(place):
     together, won, refused = threading.Barrier(6), [], []
 
     def race():
         together.wait()
         try:
-            won.append(claims._Claim(place / "lock", False))
+            won.append(claim(place / "lock", False))
         except UserError as e:
             refused.append(str(e))
 
@@ -157,11 +193,11 @@ def test_of_those_who_race_one_wins(place):
 
 
 def test_of_those_who_take_over_at_once_one_wins(place, monkeypatch):
-    claims._Claim(place / "lock", False)
+    claim(place / "lock", False)
     together, read = threading.Barrier(3), claims._Claim._read
 
-    def all_read_then_write(self):
-        found = read(self)
+    def all_read_then_write(self, now):
+        found = read(self, now)
         if found[0].get("nonce") == first:
             together.wait()
         return found
@@ -172,7 +208,7 @@ def test_of_those_who_take_over_at_once_one_wins(place, monkeypatch):
 
     def race():
         try:
-            won.append(claims._Claim(place / "lock", True))
+            won.append(claim(place / "lock", True))
         except UserError as e:
             refused.append(str(e))
 
@@ -185,24 +221,36 @@ def test_of_those_who_take_over_at_once_one_wins(place, monkeypatch):
     assert json.loads(files.read(place / "lock"))["nonce"] == won[0]._nonce
 
 
-def test_a_silent_holder_is_taken_for_dead(place, monkeypatch):
-    claims._Claim(place / "lock", False)
+def test_a_silent_holder_is_taken_for_dead(place, monkeypatch, fine_clock):
+    claim(place / "lock", False)
     monkeypatch.setattr(claims, "SILENT_S", 0.3)
     with pytest.raises(UserError, match="in use"):
-        claims._Claim(place / "lock", False)
+        claim(place / "lock", False)
     threading.Event().wait(0.4)
-    claims._Claim(place / "lock", False)
+    claim(place / "lock", False)
 
 
-def test_a_holder_lives_while_it_renews(place, monkeypatch):
+def test_a_holder_lives_while_it_renews(place, monkeypatch, fine_clock):
     monkeypatch.setattr(claims, "RENEW_S", 0.05)
     lost = []
     with claims.hold(place, lost=lost.append):
         monkeypatch.setattr(claims, "SILENT_S", 0.4)
         threading.Event().wait(0.6)
         with pytest.raises(UserError, match="in use"):
-            claims._Claim(place / "lock", False)
+            claim(place / "lock", False)
     assert not lost
+
+
+def test_a_clock_that_is_wrong_breaks_no_claim(place, monkeypatch):
+    class Late(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + datetime.timedelta(hours=1)
+
+    claim(place / "lock", False)
+    monkeypatch.setattr(claims, "datetime", types.SimpleNamespace(datetime=Late, UTC=datetime.UTC))
+    with pytest.raises(UserError, match="in use by .*, heard of [0-5] s ago"):
+        claim(place / "lock", False)
 
 
 def test_a_holder_finds_its_claim_taken(place, monkeypatch):
@@ -216,8 +264,8 @@ def test_a_holder_finds_its_claim_taken(place, monkeypatch):
 
 
 def test_letting_go_leaves_anothers_claim(place):
-    first = claims._Claim(place / "lock", False)
-    claims._Claim(place / "lock", True)
+    first = claim(place / "lock", False)
+    claim(place / "lock", True)
     first.release()
     assert first.renew() is not None and (place / "lock").exists()
 
@@ -225,20 +273,20 @@ def test_letting_go_leaves_anothers_claim(place):
 def test_lost_answers_are_no_other_holder(place, proxy):
     """The write was done, and its second attempt finds the first one's object."""
     proxy.only, proxy.faults = "POST", iter(["torn"])
-    claim = claims._Claim(place / "lock", False)
+    mine = claim(place / "lock", False)
     proxy.faults = iter([503, "torn", "torn"])
-    assert claim.renew() is None and claim.renew() is None
+    assert mine.renew() is None and mine.renew() is None
     proxy.only, proxy.faults = "DELETE", iter(["torn"])
-    claim.release()
+    mine.release()
     assert not (place / "lock").exists() and proxy.met >= 5
 
 
 def test_a_claim_that_cannot_be_made(place, proxy):
     with pytest.raises(UserError, match="gs://other/x cannot be claimed"):
-        claims._Claim(files.path("gs://other/x/lock"), False)
+        claim(files.path("gs://other/x/lock"), False)
     proxy.always = 403
     with pytest.raises(UserError, match="cannot be claimed"):
-        claims._Claim(place / "lock", False)
+        claim(place / "lock", False)
 
 
 def test_who_loses_its_claim_ends(place):

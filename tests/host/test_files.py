@@ -20,6 +20,13 @@ def test_places():
         files.local("gs://b/x", "--to")
 
 
+def test_the_home_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    files.write("~/a b=c.txt", b"x")
+    assert (tmp_path / "a b=c.txt").read_bytes() == files.read("~/a b=c.txt") == b"x"
+    assert files.local("~/a", "--to") == tmp_path / "a"
+
+
 def test_what_a_bucket_needs_is_named(monkeypatch):
     files._know_buckets.cache_clear()
     monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)

@@ -2,6 +2,7 @@
 
 import doctest
 import logging
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -73,12 +74,36 @@ def test_a_setting_names_the_folder_and_the_environment_another(own_cache, monke
 
 def test_a_folder_that_cannot_be_made(own_cache, monkeypatch, caplog):
     (own_cache / "file").write_text("")
-    with pytest.raises(UserError, match="compile_cache=.*file/cache cannot be made: Not a directory"):
+    with pytest.raises(UserError, match="compile_cache=.*file/cache cannot be made or written: Not a directory"):
         keep_compiled(str(own_cache / "file/cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache / "file"))
     with caplog.at_level(logging.WARNING):
         keep_compiled()
     assert chosen() is None and "nothing that is compiled is kept" in caplog.text
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own_cache))
+    monkeypatch.setattr(compiling.os, "access", lambda place, mode: False)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        keep_compiled()
+    assert chosen() is None and "grpojax/compile cannot be made or written: Permission denied" in caplog.text
+
+
+def test_the_users_folder_does_not_grow_for_ever(own_cache, monkeypatch):
+    monkeypatch.setattr(compiling, "OWN_BYTES", 100)
+    own, given = own_cache / "home/grpojax/compile", own_cache / "given"
+    for folder in (own, given):
+        folder.mkdir(parents=True)
+        (folder / "other").write_bytes(bytes(1000))
+        for n, (written, read) in enumerate([(5, 5), (1, 9), (2, 2), (7, 7), (3, 4)]):
+            (folder / f"jit_{n}-cache").write_bytes(bytes(20))
+            os.utime(folder / f"jit_{n}-cache", (read, written))
+    keep_compiled()
+    assert len(list(own.iterdir())) == 6  # no more than it may have
+    (own / "jit_5-cache").write_bytes(b"1")
+    keep_compiled()
+    keep_compiled(str(given))
+    assert sorted(f.name for f in own.iterdir()) == ["jit_1-cache", "jit_3-cache", "jit_5-cache", "other"]
+    assert len(list(given.iterdir())) == 6
 
 
 def new_function():

@@ -22,7 +22,7 @@ from grpojax.records.runs import read_runs
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory):
-    with bucket.behind_proxy(tmp_path_factory.mktemp("server")) as proxy, bucket.environment(proxy.address):
+    with bucket.clients(tmp_path_factory.mktemp("server")) as proxy:
         yield proxy
 
 
@@ -104,7 +104,9 @@ def test_a_directory_is_one_runs(place):
         first.check_data({"train": "x"})
         first.write()
         second = RunDirectory(place, {"a": 1}, lambda name: False)
-        second.check()
+        with pytest.raises(UserError, match="is in use by"):
+            second.check()
+        second.check(take_over=True)
         with pytest.raises(UserError, match="is in use by"):
             second.claim(contextlib.ExitStack())
     with pytest.raises(UserError, match="another config: a: 1 -> 2"):
@@ -113,6 +115,8 @@ def test_a_directory_is_one_runs(place):
         first.check_data({"train": "y"})
     with pytest.raises(UserError, match="gs://other/run.*no such bucket"):
         RunDirectory("gs://other/run", {}, lambda name: False).check()
+    with pytest.raises(UserError, match="gs://bucket' is a whole bucket; give a folder in it: gs://bucket/RUN"):
+        RunDirectory(bucket.URL, {}, lambda name: False).check()
     files.write(place / "mine/file", b"")
     with pytest.raises(UserError, match="holds no run"):
         RunDirectory(place / "mine", {}, lambda name: False).check()

@@ -1,5 +1,6 @@
 """What a run writes, and what it shows."""
 
+import contextlib
 import json
 import struct
 import sys
@@ -9,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs.compiling import Programs
 from grpojax.records import metrics as tracking
+from grpojax.records import samples
 
 NAN = float("nan")
 ROW = {"prompt": "1+1=", "completion": "2", "reward": 1.0, "length": 3}
@@ -67,6 +70,15 @@ def test_resuming_leaves_out_later_and_torn_lines(tmp_path):
     tracking.Metrics(tmp_path, 2).close()
     assert [line["step"] for line in tracking.read_metrics(tmp_path)] == [1, 2]
     assert file.read_text().endswith("}\n")
+
+
+def test_samples_are_found_whatever_a_folder_is_called(tmp_path):
+    folder = tmp_path / "lr=[1] *"
+    folder.mkdir()
+    with contextlib.closing(tracking.Metrics(files.path(folder), 0)) as metrics:
+        metrics.write_samples(3, [{"prompt": "p", "completion": "c", "reward": 1.0, "length": 1}])
+    (folder / "samples/step_000004.jsonl.gz.tmp").write_bytes(b"")
+    assert samples.read_samples(folder)[0] == 3 and samples.sample_steps(folder) == [3]
 
 
 def test_wandb_gets_the_same(tmp_path, monkeypatch):

@@ -1,69 +1,92 @@
-"""The quickstart with its directory in a bucket, behind a network with faults: as on a disk, also after a kill."""
+"""Model, data, run, compiled programs and trace in a bucket, behind a network with faults: as on a disk, also after a
+kill."""
 
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import bucket
 import pytest
 import runs
 
+from grpojax import data
 from grpojax.host import files
 from grpojax.records import samples
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
-SHORT = ("train.steps=6", "train.checkpoint_every=2", "train.eval_every=3", "train.eval_limit=16",
-         "rollout.prompts=4", "rollout.group=4")  # fmt: skip
-RUN = f"{bucket.URL}/run"
+SHORT = ("train.steps=4", "train.checkpoint_every=2", "train.eval_every=0", "train.eval_limit=4",
+         "rollout.prompts=2", "rollout.group=4", "rollout.max_tokens=12", "profile.steps=[4, 4]")  # fmt: skip
+RUN = f"{bucket.URL}/runs/first"
+COMMANDS = "import json, sys; from grpojax.tools.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
 
 
-def grpojax(*args: str, env=None) -> str:
-    command = [sys.executable, "-m", "grpojax.tools.cli", *args]
-    done = subprocess.run(command, env=runs.environment() | (env or {}), capture_output=True, text=True, timeout=1800)
+def commands(*each: list[str], env: dict[str, str]) -> None:
+    """Several commands in one process, which imports and compiles once."""
+    process = [sys.executable, "-c", COMMANDS, json.dumps(each)]
+    done = subprocess.run(process, env=runs.environment() | env, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+
+
+def after(run: str, place: str) -> list[list[str]]:
+    """What is done with a run, all of it beside the run's folder."""
+    evaluation = ["--limit", "4", "--samples", "2", "--batch", "4", "--max-tokens", "12"]
+    return [
+        ["eval", run, *evaluation],
+        ["export", run, "--to", f"{place}/policy"],
+        ["report", run, "--to", f"{place}/report.html"],
+    ]
 
 
 @pytest.mark.slow
-def test_the_quickstart(tmp_path):
-    with bucket.behind_proxy(tmp_path / "server") as proxy:
-        proxy.latency = 0.01
+def test_a_life_in_a_bucket(tmp_path):
+    with bucket.clients(tmp_path / "server") as proxy:
+        inputs = {
+            "model.path": bucket.put_folder(Path(data.locate("builtin:tiny")), "tiny"),
+            "data.train": f"{bucket.URL}/data/train.jsonl",
+            "data.eval": f"{bucket.URL}/data/test.jsonl",
+        }
+        bucket.put_folder(Path(data.locate("builtin:arithmetic")), "data")
+        given = [f"{name}={place}" for name, place in inputs.items()]
         proxy.every(30, 503, "torn", 429)
         env = bucket.variables(proxy.address)
-        killed = runs.start(QUICKSTART, RUN, *SHORT, env=env)
+        own = env | {"JAX_COMPILATION_CACHE_DIR": ""}  # beside run.dir
+        killed = runs.start(QUICKSTART, RUN, *SHORT, *given, env=own)
         assert killed.stdout is not None
         said = ""
-        while "step 5/6" not in said:
+        while "step 3/4" not in said:
             said += (line := killed.stdout.readline())
             assert line, said
         killed.kill()
         killed.wait()
-        refused = runs.start(QUICKSTART, RUN, *SHORT, env=env)
-        assert "--take-over" in refused.communicate(timeout=1800)[0] and refused.returncode == 2
-        resumed = runs.start(QUICKSTART, RUN, *SHORT, "--take-over", env=env)
+        assert "compiled update" in said, said
+        begun = time.monotonic()
+        refused = runs.start(QUICKSTART, RUN, *SHORT, *given, env=own)
+        said = refused.communicate(timeout=1800)[0]
+        assert refused.returncode == 2 and "--take-over" in said and "prompts" not in said, said
+        print(f"refused after {time.monotonic() - begun:.1f} s")
+        resumed = runs.start(QUICKSTART, RUN, *SHORT, *given, "--take-over", env=own)
         said = resumed.communicate(timeout=1800)[0]
-        assert resumed.returncode == 0 and f"resumed {RUN} at step" in said, said
+        assert resumed.returncode == 0 and f"resumed {RUN} at step 2" in said, said
         assert "could not be" not in said and "failed" not in said, said
+        assert "read from the compile cache update" in said and "compiled update" not in said, said
+        commands(*after(RUN, bucket.URL), env=env)
 
-        local = tmp_path / "run"
-        runs.train(QUICKSTART, local, *SHORT)
-        evaluation = ("--limit", "16", "--samples", "2", "--batch", "8")
-        for folder, place, given in ((str(local), str(tmp_path), {}), (RUN, bucket.URL, env)):
-            grpojax("eval", folder, *evaluation, env=given)
-            grpojax("export", folder, "--to", f"{place}/policy", env=given)
-            grpojax("report", folder, "--to", f"{place}/report.html", env=given)
+        local = tmp_path / "runs/first"
+        commands(["train", str(QUICKSTART), f"run.dir={local}", *SHORT], *after(str(local), str(tmp_path)), env={})
         assert proxy.met > 10
         proxy.faults = iter(())
-        with bucket.environment(proxy.address):
-            assert runs.numbers(RUN) == runs.numbers(local)
-            for step in range(1, 7):
-                assert samples.read_samples(RUN, step) == samples.read_samples(local, step)
-            same = ["data.json", *(f"eval/step_{n}.jsonl" for n in (0, 3, 6)),
-                    "eval/step_6/problems.jsonl", "eval/step_6/summary.json", "curve.png"]  # fmt: skip
-            for name in same:
-                assert files.read(f"{RUN}/{name}") == (local / name).read_bytes(), name
-            policy = tmp_path / "policy"
-            assert bucket.objects(f"{bucket.URL}/policy") == sorted(p.name for p in policy.iterdir())
-            for file in policy.iterdir():
-                assert files.read(f"{bucket.URL}/policy/{file.name}") == file.read_bytes(), file.name
-            assert files.listing(bucket.URL) and not (files.path(RUN) / "lock").exists()
+        assert runs.numbers(RUN) == runs.numbers(local)
+        for step in range(1, 5):
+            assert samples.read_samples(RUN, step) == samples.read_samples(local, step)
+        for name in ("data.json", "eval/step_4/problems.jsonl", "curve.png", "done"):
+            assert files.read(f"{RUN}/{name}") == (local / name).read_bytes(), name
+        policy = tmp_path / "policy"
+        assert bucket.objects(f"{bucket.URL}/policy") == sorted(p.name for p in policy.iterdir())
+        for file in policy.iterdir():
+            assert files.read(f"{bucket.URL}/policy/{file.name}") == file.read_bytes(), file.name
+        trace = [name.rpartition(".")[2] for name in bucket.objects(f"{RUN}/profile")]
+        assert "pb" in trace and files.path(f"{bucket.URL}/report.html").exists()
+        kept = bucket.objects(f"{bucket.URL}/runs/compile_cache")
+        assert any(name.startswith("jit_update") for name in kept) and not (files.path(RUN) / "lock").exists()

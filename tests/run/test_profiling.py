@@ -3,8 +3,8 @@
 import logging
 from pathlib import Path
 
+import bucket
 import jax
-import loopback_bucket
 import pytest
 
 from grpojax.host import files
@@ -101,9 +101,9 @@ def test_several_processes_and_a_bucket(tmp_path, calls, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 3)
     walk(Profile(ProfileConfig(steps=(1, 1)), tmp_path), [1], calls)
     assert (tmp_path / "profile/process_3/plugins/a.xplane.pb").read_bytes() == b"trace"
-    with loopback_bucket.serving(tmp_path / "server"):
-        walk(Profile(ProfileConfig(steps=(1, 1)), "gs://models/run"), [1], calls)
-        assert files.path("gs://models/run/profile/process_3/plugins/a.xplane.pb").read_bytes() == b"trace"
+    with bucket.clients(tmp_path / "server"):
+        walk(Profile(ProfileConfig(steps=(1, 1)), f"{bucket.URL}/run"), [1], calls)
+        assert files.read(f"{bucket.URL}/run/profile/process_3/plugins/a.xplane.pb") == b"trace"
 
 
 @pytest.mark.parametrize("steps", ["[0, 3]", "[5, 4]", "[3, 13]"])

@@ -198,6 +198,12 @@ def test_a_critic_is_for_the_methods_that_have_one(tmp_path):
         made(tmp_path, variants="grpo", overrides=("critic.warmup_stepz=3",)).jobs()
 
 
+def test_shorter_runs_trace_nothing(tmp_path):
+    asked = made(tmp_path, overrides=("train.steps=12", "profile.steps=[9, 12]"), rates=(1e-4,))
+    assert asked.jobs()[0].config["profile"] == {"steps": [9, 12]}
+    assert asked.rate_jobs()["grpo"][1e-4].config["profile"] == {"steps": None}
+
+
 def test_runs_of_equal_tokens(tmp_path):
     given = ("train.steps=null", "train.tokens=1000")
     asked = made(tmp_path, overrides=given, rates=(1e-4, 3e-4), rate_share=0.3)

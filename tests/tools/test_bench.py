@@ -58,7 +58,7 @@ def trainers(monkeypatch):
 
 
 def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
-    config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.iterations=2", "mesh.data=8"])
+    config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.iterations=2", "mesh.data=8", "profile.steps=[9, 12]"])
     figures = benchmark.measure(config, steps=3)  # steps 3, 4 and 5
     assert figures["tokens_per_step"] == 9
     assert (figures["first_step_s"], figures["step_s"]) == (1, 4)
@@ -67,7 +67,8 @@ def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
     assert figures["score_tokens_per_s"] == figures["update_tokens_per_s"] == 2 * 9 / 4
     assert not any(name.startswith("late") for name in figures)
     assert "late" not in benchmark.format_table(figures, "float32")
-    assert trainers[0].config.train.eval_every == 0 and trainers[0].config.data.eval is None
+    timed = trainers[0].config
+    assert timed.train.eval_every == 0 and timed.data.eval is timed.profile.steps is None
 
 
 def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, trainers, tmp_path):

@@ -160,7 +160,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
 def model_folder(path: str | os.PathLike) -> epath.Path:
     """The folder, local or in a bucket; raises `UserError` where there is none."""
     path = files.path(path)
-    if ranges.in_bucket(path):
+    if files.in_bucket(path):
         with ranges.naming(path):
             if not path.is_dir():
                 raise UserError(f"{path}: no such folder in the bucket")
@@ -174,7 +174,7 @@ def model_folder(path: str | os.PathLike) -> epath.Path:
 def read_json(file: Path | epath.Path) -> dict[str, Any]:
     """The JSON object in a file; raises `UserError` where there is none."""
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(files.read(file))
     except FileNotFoundError:
         raise UserError(f"{file.parent} has no {file.name}") from None
     except ValueError as e:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from grpojax.host import ranges
+from grpojax.host import files, ranges
 from grpojax.host.errors import UserError
 
 _DTYPES = {"F32": np.dtype(np.float32), "BF16": jnp.dtype(jnp.bfloat16), "F16": np.dtype(np.float16)}
@@ -40,6 +40,11 @@ class TensorFile:
             self._start, self._tensors = 8 + head, described
             if self._start + max((t["data_offsets"][1] for t in described.values()), default=0) != length:
                 raise ValueError("its tensors are not all there")
+            for name, tensor in described.items():
+                start, stop = tensor["data_offsets"]
+                known = _DTYPES.get(tensor["dtype"])
+                if start < 0 or (known and stop - start != math.prod(tensor["shape"]) * known.itemsize):
+                    raise ValueError(f"{name} is not of the size of its shape")
         except UserError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as e:
@@ -93,7 +98,7 @@ def small_files(folder: epath.Path) -> Path:
     here = Path(tempfile.mkdtemp(prefix="grpojax-model-"))
     atexit.register(shutil.rmtree, here, ignore_errors=True)
     with ranges.naming(folder):
-        for file in folder.iterdir():
-            if file.name.endswith(_SMALL):
-                (here / file.name).write_bytes(file.read_bytes())
+        small = [file for file in files.listing(folder) if file.name.endswith(_SMALL)]
+        for file, content in zip(small, files.read_all(small), strict=True):
+            (here / file.name).write_bytes(content)
     return here

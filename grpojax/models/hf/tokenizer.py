@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from grpojax.host import ranges
+from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.hf.config_json import model_folder, read_json
 from grpojax.models.hf.in_bucket import small_files
@@ -29,7 +29,7 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     import transformers  # slow to import
 
     named = model_folder(path)
-    path = small_files(named) if ranges.in_bucket(named) else Path(named)
+    path = small_files(named) if files.in_bucket(named) else Path(named)
     file = path / "tokenizer.json"
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"{named} holds no tokenizer (no tokenizer.json)")

@@ -11,7 +11,7 @@ from etils import epath
 from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 
-from grpojax.host import ranges
+from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import read_json
@@ -80,7 +80,7 @@ def names_of(ours: str, shape: tuple[int, ...]) -> list[str]:
 @contextlib.contextmanager
 def open_file(file: epath.Path) -> Iterator[Any]:
     """A safetensors file, open for reading; raises `UserError` where it is damaged."""
-    if ranges.in_bucket(file):
+    if files.in_bucket(file):
         yield TensorFile(file)
         return
     try:
@@ -94,15 +94,15 @@ def open_file(file: epath.Path) -> Iterator[Any]:
 def weights_on_disk(path: epath.Path) -> dict[str, OnDisk]:
     """Every tensor in the folder, by name, from the files' headers."""
     if (path / SINGLE).exists():
-        files = [path / SINGLE]
+        shards = [path / SINGLE]
     elif (path / INDEX).exists():
         listed = read_json(path / INDEX).get("weight_map")
         if not isinstance(listed, dict):
             raise UserError(f"{path / INDEX} is damaged: it has no 'weight_map'")
-        files = [path / name for name in sorted(set(listed.values()))]
-        if absent := [f.name for f in files if not f.exists()]:
+        shards = [path / name for name in sorted(set(listed.values()))]
+        if absent := [f.name for f in shards if not f.exists()]:
             raise UserError(f"{path}: {_some(absent)} named in {INDEX} but not there; download the folder again")
-    elif pickles := sorted(f.name for pattern in ("*.bin", "*.pt", "*.pth") for f in path.glob(pattern)):
+    elif pickles := [f.name for f in files.listing(path) if f.suffix in (".bin", ".pt", ".pth")]:
         raise UserError(
             f"{path} holds pickled weights ({_some(pickles)}), which can run code and are not read; convert:"
             "\ntransformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
@@ -110,7 +110,7 @@ def weights_on_disk(path: epath.Path) -> dict[str, OnDisk]:
     else:
         raise UserError(f"{path} has neither {SINGLE} nor {INDEX}")
     found = {}
-    for file in files:
+    for file in shards:
         with open_file(file) as f:
             for name in f.keys():
                 tensor = f.get_slice(name)

@@ -185,6 +185,7 @@ def _write_small_files(folder: Path, config: dict[str, Any], source: str | os.Pa
             write_json(folder / "tokenizer_config.json", described | {"tokenizer_class": "PreTrainedTokenizerFast"})
     if source is None:
         return
+    there = model_folder(source)
     for name in ("generation_config.json", *(_TOKENIZER_FILES if tokenizer is None else ())):
-        if (file := model_folder(source) / name).exists():
-            (folder / name).write_bytes(file.read_bytes())
+        if (there / name).exists():
+            (folder / name).write_bytes(files.read(there / name))

@@ -1,7 +1,7 @@
 """Model folders in a bucket: the same model as from a disk, each byte read once, and what a fault says."""
 
+import bucket
 import jax
-import loopback_bucket
 import numpy as np
 import pytest
 import tiny_hf
@@ -16,13 +16,13 @@ from grpojax.models.sharding import MeshConfig, make_mesh
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    with loopback_bucket.serving(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
+def proxy(tmp_path_factory):
+    with bucket.clients(tmp_path_factory.mktemp("server")) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="module")
-def folders(bucket, tmp_path_factory):
+def folders(proxy, tmp_path_factory):
     """The same model on a disk and in the bucket, in three shards."""
     local = tmp_path_factory.mktemp("qwen3")
     tiny_hf.save(local, "qwen3", max_shard_size="60KB")
@@ -76,16 +76,16 @@ def test_of_a_tensor_no_more_is_read_than_the_rows_asked_for(folders, read):
         assert [stop - start for _, start, stop in read] == [11 * 24 * 4, 24 * 24 * 4]
 
 
-def test_large_reads_come_in_parts(bucket, read, monkeypatch):
+def test_large_reads_come_in_parts(proxy, read, monkeypatch):
     content = bytes(range(251)) * 40
-    bucket.put("large", content)
+    files.write(f"{bucket.URL}/large", content)
     monkeypatch.setattr(ranges, "PART", 997)
-    assert ranges.read("gs://models/large", 13, 10_001).tobytes() == content[13:10_001]
-    assert len(read) == 11 and ranges.read("gs://models/large", 7, 7).size == 0
-    assert ranges.size("gs://models/large") == len(content)
+    assert ranges.read(f"{bucket.URL}/large", 13, 10_001).tobytes() == content[13:10_001]
+    assert len(read) == 11 and ranges.read(f"{bucket.URL}/large", 7, 7).size == 0
+    assert ranges.size(f"{bucket.URL}/large") == len(content)
 
 
-def test_tokenizer_config_and_head_come_along(folders, bucket):
+def test_tokenizer_config_and_head_come_along(folders):
     local, remote = folders
     tokenizer = models.load_tokenizer(remote)
     assert_same_tokenizer(tokenizer, models.load_tokenizer(local))
@@ -100,18 +100,18 @@ def test_an_export_takes_what_it_needs_from_a_bucket(folders, tmp_path):
     assert_same_tokenizer(models.load_tokenizer(tmp_path / "out"), models.load_tokenizer(local))
 
 
-def test_a_fault_that_passes_costs_nothing(folders, bucket):
-    bucket.faults[:] = [503, 429]
+def test_a_fault_that_passes_costs_nothing(folders, proxy):
+    proxy.faults, met = iter([503, 429, "torn"]), proxy.met
     assert_same_weights(models.load(folders[1]), models.load(folders[0]))
-    assert not bucket.faults
+    assert proxy.met == met + 3
 
 
-def damaged(bucket, local, name, change):
+def damaged(local, name, change):
     for file in sorted(local.iterdir()):
         content = change(file.name, file.read_bytes())
         if content is not None:
-            bucket.put(f"{name}/{file.name}", content)
-    return f"gs://models/{name}"
+            files.write(f"{bucket.URL}/{name}/{file.name}", content)
+    return f"{bucket.URL}/{name}"
 
 
 def first(change):
@@ -128,25 +128,25 @@ CUT = {
     "empty": (first(lambda c: b""), "model-00001.*its header is not all there"),
     "head": (first(lambda c: b"\xff" * 99), "model-00001.*its header is not all"),
     "json": (first(lambda c: c[:8] + b"[" * (len(c) - 8)), "model-00001.*damaged"),
+    "size": (first(lambda c: c.replace(b'"shape":[24]', b'"shape":[23]', 1)), "model-00001.*not of the size of its"),
     "config": (lambda n, c: None if n == "config.json" else c, "has no config.json"),
 }
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_a_damaged_folder_is_told(folders, bucket, name):
+def test_a_damaged_folder_is_told(folders, name):
     change, message = CUT[name]
-    with pytest.raises(UserError, match=f"gs://models/{name}.*{message}"):
-        models.load(damaged(bucket, folders[0], name, change))
+    with pytest.raises(UserError, match=f"{bucket.URL}/{name}.*{message}"):
+        models.load(damaged(folders[0], name, change))
 
 
-def test_what_is_not_there_or_not_allowed_is_named(folders, bucket):
-    with pytest.raises(UserError, match="gs://models/nothing: no such folder in the bucket"):
-        models.load("gs://models/nothing")
+def test_what_is_not_there_or_not_allowed_is_named(folders, proxy):
+    with pytest.raises(UserError, match="gs://bucket/nothing: no such folder in the bucket"):
+        models.load(f"{bucket.URL}/nothing")
     with pytest.raises(UserError, match="s3://models/a: s3:// is not read"):
         models.load("s3://models/a")
     with open_file(next(files.path(folders[1]).glob("*.safetensors"))) as file:
         tensor = file.get_slice("model.layers.0.mlp.gate_proj.weight")
-        bucket.faults[:] = [403] * 4
-        with pytest.raises(UserError, match=r"gs://models/qwen3/model-0000.*cannot be read: "):
+        proxy.faults = iter([403])
+        with pytest.raises(UserError, match=r"gs://bucket/qwen3/model-0000.*cannot be read: "):
             tensor[0:3, 0:3]
-    del bucket.faults[:]

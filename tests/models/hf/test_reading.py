@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bucket
 import jax
-import loopback_bucket
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -144,7 +144,7 @@ def test_loading_never_holds_the_model_twice(tmp_path, where):
         assert extra("ours") < 0.4
         assert extra("naive") > 0.8
         return
-    with loopback_bucket.serving(tmp_path / "bucket") as bucket:
+    with bucket.clients(tmp_path / "server"):
         places = [bucket.put_folder(Path(place), Path(place).name) for place in places]
         assert extra("ours") < 0.4
 
