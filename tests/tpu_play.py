@@ -1,6 +1,8 @@
 """A cloud to play with: ``gcloud`` and, on the workers, ``curl`` and ``uv`` are stand-ins; all the rest is as it is."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import signal
@@ -8,9 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fake_gcloud
+import pytest
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 SCRIPTS = ROOT / "tpu_scripts"
+sys.path.append(str(SCRIPTS))
+
+import cloud as cloud_module  # noqa: E402
+import tpu  # noqa: E402
 
 ENV = """
 PROJECT=my-project
@@ -82,7 +91,23 @@ class Play:
         return subprocess.Popen(command, cwd=self.folder, env=place | (env or {}), **out)
 
     def tpu(self, *words, status=0, env=None) -> str:
-        """``tpu.py`` to its end; what it said."""
+        """``tpu.py`` to its end, and `gcloud` with it, in this process; what it said."""
+
+        def call(command, stdin, seconds):
+            return cloud_module.Answer(*fake_gcloud.Call(self.cloud, command[1:]).run(stdin, seconds))
+
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            patch.setattr(cloud_module, "call", call)
+            patch.chdir(self.folder)
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            ended = tpu.main(words)
+        assert ended == status, said.getvalue()
+        return said.getvalue()
+
+    def outside(self, *words, status=0, env=None) -> str:
+        """The same by processes of their own."""
         process = self.start(*words, env=env)
         said, _ = process.communicate(timeout=600)
         assert process.returncode == status, said
@@ -110,7 +135,7 @@ class Play:
 
     def clear(self):
         """Ends what runs on the workers."""
-        for pid in self.cloud.glob("*/*/grpojax/jobs/*/pid"):
+        for pid in self.cloud.glob("**/grpojax/jobs/*/pid"):
             if not (pid.parent / "exit").exists():
                 try:
                     os.killpg(int(pid.read_text().split()[0]), signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -192,6 +193,16 @@ class Cloud:
         return call(command, stdin, seconds or self.settings.call_seconds)
 
 
+_calls: set[subprocess.Popen[bytes]] = set()
+
+
+def end_calls() -> None:
+    """Ends those under way in any thread."""
+    for process in list(_calls):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def call(command: list[str], stdin: bytes, seconds: float) -> Answer:
     """Runs a command with all that it starts, and ends them if they take too long."""
     try:
@@ -204,6 +215,7 @@ def call(command: list[str], stdin: bytes, seconds: float) -> Answer:
         )
     except FileNotFoundError:
         raise Mistake("gcloud is not on PATH; install the Google Cloud CLI: https://cloud.google.com/sdk") from None
+    _calls.add(process)
     try:
         out, err = process.communicate(stdin, timeout=seconds)
         return Answer(process.returncode, out, err.decode(errors="replace"))
@@ -213,6 +225,7 @@ def call(command: list[str], stdin: bytes, seconds: float) -> Answer:
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+        _calls.discard(process)
 
 
 def _with_nodes(seen: Seen, names: list[str], nodes: list[dict[str, Any] | None]) -> Seen:

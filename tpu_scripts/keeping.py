@@ -91,25 +91,32 @@ class Keeper:
             if seen.kind == ACTIVE:
                 return seen
             if seen.kind == MISSING:
-                raise Mistake(f"{self.settings.name}: no such request; run create")
-            if seen.kind == GONE:
+                raise Mistake(f"{self.settings.name}: no such request; run create, and what was launched can go on")
+            # One that somebody deletes is not asked for again.
+            if seen.kind == GONE and not seen.detail.startswith("DELETING"):
                 self.replace(seen.detail)
             self.pause(growing=True)
 
     def replace(self, why: str) -> None:
         """Deletes the request, which keeps its quota till then, and asks once more."""
-        self.count(f"{self.settings.name} is gone ({why})")
+        said = f"{self.settings.name} is gone ({why})"
+        self.check_relaunches(said)
         self.delete()
+        self.count(said)  # not before: what is counted starts anew
         self.ask()
 
     def count(self, why: str) -> None:
         """Counts a request after the first, or a start of the command after the first; over the cap it is a Failure."""
+        self.check_relaunches(why)
+        self.ledger.relaunches += 1
+        self.ledger.next_attempt()
+        self.say(f"{why}: once more, {self.ledger.relaunches} of at most {self.settings.max_relaunches} times")
+
+    def check_relaunches(self, why: str) -> None:
+        """Raises Failure where none is left."""
         most = self.settings.max_relaunches
         if self.ledger.relaunches >= most:
             raise Failure(f"{why}, and MAX_RELAUNCHES={most} are used up; {self.spent()}; run delete, or launch again")
-        self.ledger.relaunches += 1
-        self.ledger.next_attempt()
-        self.say(f"{why}: once more, {self.ledger.relaunches} of at most {most} times")
 
     def ask(self) -> None:
         """Asks for the VMs. What was deleted just before may count against the quota for a while."""

@@ -7,8 +7,9 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 
 from cloud import Seen
 from errors import Failure, Mistake
@@ -26,6 +27,8 @@ class Ledger:
       identity: of these VMs.
       command: as launched last.
       attempt: names its last start, over all commands.
+      started: whether any process of this command may have been started.
+      take_over: whether this start may break the claim on run.dir that the one before has left.
       relaunches, failures: starts of this command after the first, and those after it failed by itself.
       installed: what `setup` was told to install.
       packages: the one word for what it installed.
@@ -39,6 +42,8 @@ class Ledger:
     identity: str = ""
     command: list[str] = dataclasses.field(default_factory=list)
     attempt: int = 0
+    started: bool = False
+    take_over: bool = False
     relaunches: int = 0
     failures: int = 0
     installed: str = ""
@@ -72,10 +77,17 @@ class Ledger:
         return (self.spent_seconds + running) / 3600
 
     def next_attempt(self) -> None:
-        """The command is to be started (again)."""
+        """The command is to be started (again); of the start before no process is left anywhere."""
         self.attempt += 1
         self.offsets = {}
+        self.take_over = self.started
         self.save()
+
+    def starting(self) -> list[str]:
+        """The words to start it with now."""
+        self.started = True
+        self.save()
+        return taking_over(self.command) if self.take_over else self.command
 
 
 def load(file: Path, chips: int) -> Ledger:
@@ -86,6 +98,31 @@ def load(file: Path, chips: int) -> Ledger:
         return Ledger(file, chips, **json.loads(file.read_text()))
     except (ValueError, TypeError) as error:
         raise Failure(f"{file}: cannot be read ({error}); move it away to count chip-hours from 0") from None
+
+
+def taking_over(command: Sequence[str]) -> list[str]:
+    """The same, allowed to break a claim: one that was killed has left it, and it would stand for ten minutes.
+
+    grpojax's own commands that hold one get their option. Whatever else, such as a script, finds it in TAKE_OVER.
+
+    Example:
+      >>> taking_over(["env", "A=b", "grpojax", "train", "c.yaml"])
+      ['env', 'A=b', 'grpojax', 'train', '--take-over', 'c.yaml']
+      >>> taking_over(["sh", "train.sh"])
+      ['env', 'TAKE_OVER=--take-over', 'sh', 'train.sh']
+    """
+    words, at = list(command), 0
+    while at < len(words) and (words[at] == "env" or re.match(r"\w+=", words[at])):
+        at += 1
+    name = PurePosixPath(words[at]).name if at < len(words) else ""
+    if re.fullmatch(r"python[\d.]*", name) and words[at + 1 : at + 3] == ["-m", "grpojax.tools.cli"]:
+        at += 2
+    elif name != "grpojax":
+        return ["env", "TAKE_OVER=--take-over", *words]
+    at += 2 if words[at + 1 : at + 2] == ["--debug"] else 1
+    if words[at : at + 1] in (["train"], ["sft"], ["dpo"]) and "--take-over" not in words:
+        words.insert(at + 1, "--take-over")
+    return words
 
 
 @contextlib.contextmanager

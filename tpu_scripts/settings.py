@@ -105,7 +105,7 @@ def load(file: Path) -> Settings:
         raise Mistake(f"{file}: no such file; copy tpu_scripts/example.env there and fill it in, or give --env FILE")
     kinds = {field.name: field for field in dataclasses.fields(Settings)}
     given: dict[str, Any] = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
         key, equals, rest = line.strip().partition("=")
         if not key or key.startswith("#"):
             continue

@@ -18,7 +18,7 @@ from pathlib import Path
 import bundle as bundles
 import ledger as ledgers
 import settings as settings_module
-from cloud import MISSING, Cloud
+from cloud import MISSING, Cloud, end_calls
 from errors import Failure, Mistake, Passing
 from keeping import Keeper
 from watching import Watch
@@ -94,12 +94,12 @@ class Speaker:
     def __init__(self, secrets: Sequence[str], dry: bool):
         self.secrets, self.dry = secrets, dry
 
-    def __call__(self, line: str) -> None:
-        """Prints one."""
+    def __call__(self, text: str) -> None:
+        """Prints some, all at once."""
         for secret in self.secrets:
-            line = line.replace(secret, "***")
+            text = text.replace(secret, "***")
         stamp = "#" if self.dry else time.strftime("%H:%M:%S")
-        print(f"{stamp} {line}", flush=True)
+        print("\n".join(f"{stamp} {line}" for line in text.splitlines()), flush=True)
 
 
 class Commands:
@@ -139,15 +139,21 @@ class Commands:
         local = next((a for a in command if a.startswith("run.dir=") and not a.startswith("run.dir=gs://")), "")
         if local and self.settings.accelerator.hosts * self.settings.slices > 1:
             raise Mistake(f"{local}: workers share no folder; give run.dir=gs://{self.settings.bucket}/...")
+        if len(command) == 1 and " " in command[0]:
+            raise Mistake(f"launch -- {command[0]!r}: no program has that name; take the quotes away, or write sh -c")
         fleet = self._fleet()
-        running = {r.state for r in fleet.poll(self.ledger.attempt, {}).values()} & {"running"}
+        reports = fleet.poll(self.ledger.attempt, {}).values()
+        running, lost = any(r.state == "running" for r in reports), [r.why for r in reports if r.state == "lost"]
+        if lost:
+            raise Passing("; ".join(lost))
         if running and command != self.ledger.command and not self.args.dry_run:
             raise Mistake("another command is running; see it to its end with watch, or run stop")
         self.ledger.command = command
         if not running:
             self.ledger.relaunches = self.ledger.failures = 0
+            self.ledger.started = False
             self.ledger.next_attempt()
-        fleet.start(self.ledger.attempt, command)
+        fleet.start(self.ledger.attempt, self.ledger.starting())
         self.say(f"launched on {len(fleet.workers)} workers; now watch")
 
     def _watch(self) -> int:
@@ -163,7 +169,8 @@ class Commands:
         return 0
 
     def _stop(self) -> None:
-        self.watcher.end(self._fleet())
+        if not self.watcher.end(self._fleet()):
+            raise Failure("there are processes that cannot be killed; run delete to be rid of their VMs")
 
     def _fetch(self) -> None:
         found = [a[len("run.dir=") :] for a in self.ledger.command if a.startswith("run.dir=gs://")]
@@ -196,4 +203,7 @@ class Commands:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    end_calls()
+    os._exit(status)  # after Ctrl-C calls may hang in other threads

@@ -30,15 +30,15 @@ def judge(reports: dict[Worker, Report], since_exit: float, since_heard: float, 
     codes = {r.code for r in reports.values() if r.state == "exited"}
     if "lost" in states and since_heard > settings.lost_seconds:
         return "replace"
-    if "unprepared" in states:
-        return "setup"
+    if "unprepared" in states:  # beside one that runs it is a VM that was made anew; what runs has lost it
+        return "stop" if "running" in states else "setup"
     if "absent" in states and not codes:
         return "start"
     if "running" in states:
         return "stop" if codes and since_exit > settings.grace_seconds else "wait"
     if "lost" in states:
         return "wait"
-    if MISTAKEN in codes:
+    if MISTAKEN in codes and "absent" not in states:  # `grpojax` exits so, too, where its company does not come
         return "mistake"
     if codes == {FINISHED} and "absent" not in states:
         return "finished"
@@ -86,16 +86,21 @@ class Watch:
         ledger.packages = packages or ledger.packages
         ledger.save()
 
-    def end(self, fleet: Fleet) -> None:
-        """Has the command save and end on every worker; what does not end within GRACE_SECONDS is killed."""
+    def end(self, fleet: Fleet) -> bool:
+        """Has the command save and end on every worker; what does not end within GRACE_SECONDS is killed.
+
+        Returns:
+          Whether it has ended wherever that can be asked.
+        """
         settings = self.keeper.settings
         for name in ("TERM", "KILL"):
             fleet.signal(self.keeper.ledger.attempt, name)
             until = time.monotonic() + settings.grace_seconds
             while time.monotonic() < until:
                 if all(r.state != "running" for r in self._poll(fleet).values()):
-                    return
+                    return True
                 time.sleep(settings.poll_seconds / 10)
+        return False
 
     def _see_out(self) -> int | None:
         """One start of the command, to its end: its status if that was the last, None if there is to be another."""
@@ -122,7 +127,9 @@ class Watch:
                 self.keeper.replace(f"workers out of reach for {settings.lost_seconds:g} s")
                 return None
             if deed == "stop":
-                self.end(fleet)
+                if not self.end(fleet):
+                    self.keeper.replace("processes that cannot be killed")
+                    return None
             elif deed in ("finished", "mistake", "preempted", "failed"):
                 return self._over(deed, reports)
             self.keeper.pause()
@@ -132,7 +139,7 @@ class Watch:
         try:
             if setup:
                 self.setup(fleet)
-            fleet.start(ledger.attempt, ledger.command)
+            fleet.start(ledger.attempt, ledger.starting())
         except Failure as error:
             self.say(str(error))
             self._again("setup failed")
@@ -195,7 +202,7 @@ class Watch:
                     lines += [f"[{worker.name}] {line}" for line in data.decode(errors="replace").splitlines()]
                     ledger.offsets[worker.name] = ledger.offsets.get(worker.name, 0) + len(data)
             ledger.save()
-            for line in lines:
-                self.say(line)
+            if lines:
+                self.say("\n".join(lines))  # at once: Ctrl-C in between would lose the rest
             if all(len(report.log) < MOST for report in reports.values()):
                 return reports

@@ -104,7 +104,7 @@ class Fleet:
         self._map(self.workers, told)
 
     def _install(self, bundle: Bundle, todo: list[Worker]) -> None:
-        place, job = f"grpojax/bundles/{bundle.name}", f"setup-{int(time.time())}"
+        place, job = f"grpojax/bundles/{bundle.name}", f"setup-{time.time_ns()}"
         self.say(f"sending {len(bundle.packed) / 2**20:.1f} MiB to {_names(todo)}, and installing")
         self._all(todo, lambda w: self._send(w, place, bundle.packed))
         script = ["sh", f"{place}/setup.sh", bundle.name, *bundle.arguments]
@@ -178,8 +178,11 @@ class Fleet:
         return Report("exited", 137, log) if state == "died" else Report(state, int(code or 0), log)
 
     def _map(self, workers: Sequence[Worker], function: Callable[[Worker], Any]) -> list[Any]:
-        with ThreadPoolExecutor(1 if self.cloud.dry else _AT_ONCE) as pool:
+        pool = ThreadPoolExecutor(1 if self.cloud.dry else _AT_ONCE)
+        try:
             return list(pool.map(function, workers))
+        finally:
+            pool.shutdown(wait=False)  # after Ctrl-C nobody waits for what hangs
 
     def _all(self, workers: Sequence[Worker], function: Callable[[Worker], Any]) -> dict[Worker, Any]:
         """Of each worker, tried on all before the first that is out of reach is told."""

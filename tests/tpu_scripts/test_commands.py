@@ -76,7 +76,7 @@ def test_a_call_that_hangs_is_given_up(play):
     play.env(call_seconds=0.7)
     play.scenario(rules=[{"match": "describe", "times": 1, "hang": 60}])
     began = time.monotonic()
-    assert "no answer in 0.7 s" in play.tpu("wait")
+    assert "no answer in 0.7 s" in play.outside("wait")
     assert time.monotonic() - began < 20
 
 
@@ -178,8 +178,9 @@ def test_a_worker_out_of_reach_is_named(play):
 def test_the_command_arrives_as_it_was_typed(play):
     words = ["grpojax", "a b", "it's", '"$HOME"', "`id`", "$(id)", "*", "new\nline", "\\", "", "  two", "é;|&<>"]
     play.runs('#!/bin/sh\nfor word; do printf \'%s\\0\' "$word"; done >"$HOME/words"\npwd >"$HOME/folder"\n')
-    play.ready(*words)
-    play.tpu("watch")
+    play.ready()
+    play.outside("launch", "--", *words)
+    play.outside("watch")
     for index in (0, 1):
         assert (play.home(index) / "words").read_text().split("\0")[:-1] == words[1:]
         assert (play.home(index) / "folder").read_text().rstrip().endswith("tree")
@@ -193,7 +194,7 @@ def test_secrets_reach_the_run_and_nothing_else(play):
     assert "HF_TOKEN, which is not set" in play.tpu("setup", status=2)
     said = ""
     for words in (["setup"], ["launch", "--", "grpojax"], ["watch"]):
-        said += play.tpu(*words, env={"HF_TOKEN": secret})
+        said += play.outside(*words, env={"HF_TOKEN": secret})
     assert (play.home() / "token").read_text() == secret
     assert secret not in said and "the token is ***" in said
     assert not play.calls("se cr") and secret not in json.dumps(play.ledger())
@@ -214,8 +215,23 @@ def test_launch_twice_runs_once(play):
 
 def test_launch_wants_a_command_and_a_shared_folder(play):
     assert "launch needs a command" in play.tpu("launch", status=2)
+    assert "take the quotes away" in play.tpu("launch", "--", "grpojax train c.yaml", status=2)
     assert "workers share no folder" in play.tpu("launch", "--", "grpojax", "train", "run.dir=runs/x", status=2)
     assert "takes no command" in play.tpu("watch", "--", "x", status=2)
+
+
+def test_ctrl_c_does_not_wait_for_calls_that_hang(play):
+    play.runs("#!/bin/sh\nexec sleep 60\n")
+    play.ready("grpojax")
+    play.scenario(rules=[{"match": "ssh", "hang": 60}])
+    before = len(play.calls("ssh"))
+    watch = play.start("watch")
+    while len(play.calls("ssh")) < before + 2:
+        time.sleep(0.02)
+    watch.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    assert "runs on" in watch.communicate(timeout=60)[0] and watch.returncode == 130
+    assert time.monotonic() - began < 5
 
 
 def test_fetch_takes_the_run_without_its_checkpoints(play):

@@ -10,6 +10,9 @@ import sys
 import pytest
 from tpu_play import ROOT, SCRIPTS, program
 
+from grpojax.run import recipe
+from grpojax.tools import cli
+
 PAGE = (SCRIPTS / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE + (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
@@ -48,6 +51,16 @@ def test_every_command_of_the_page_runs(play):
     assert not (play.folder / ".tpu").exists()
 
 
+def test_grpojax_takes_what_is_launched():
+    launched = [shlex.split(line.partition("launch -- ")[2]) for line in COMMANDS if "launch -- " in line]
+    assert {words[1] for words in launched} == {"train", "eval", "export"}
+    for name, *words in launched:
+        args = cli._parser().parse_args(words)
+        assert name == "grpojax" and args.joins
+        if words[0] == "train":
+            assert recipe.load(ROOT / args.config, args.overrides).run.dir.startswith("gs://my-bucket/")
+
+
 def test_every_command_is_on_the_page():
     listed = re.findall(r'add_parser\("(\w+)"', (SCRIPTS / "tpu.py").read_text())
     assert len(listed) == 8
@@ -58,7 +71,7 @@ def test_every_command_is_on_the_page():
 def test_every_named_file_and_key_exists():
     for path in set(re.findall(r"\b(?:configs|tpu_scripts)/[\w./-]*\w", PAGE)):
         assert (ROOT / path).exists(), path
-    keys = set(re.findall(r"`([A-Z_]{4,})[=`]", PAGE)) - {"FAILED", "SUSPENDED"}
+    keys = set(re.findall(r"`([A-Z_]{4,})[=`]", PAGE)) - {"FAILED", "SUSPENDED", "TAKE_OVER"}
     settings = (SCRIPTS / "settings.py").read_text()
     for key in keys:
         assert f"    {key.lower()}: " in settings, key

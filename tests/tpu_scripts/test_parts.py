@@ -1,19 +1,17 @@
 """The parts that need no cloud: the env file, the names of slices, what is decided, what is counted."""
 
-import sys
+import shlex
 
 import pytest
-from tpu_play import ENV, SCRIPTS
+from tpu_play import ENV  # isort: split
 
-sys.path.append(str(SCRIPTS))
-
-import accelerators  # noqa: E402
-import cloud  # noqa: E402
-import errors  # noqa: E402
-import ledger  # noqa: E402
-import settings  # noqa: E402
-import watching  # noqa: E402
-import workers  # noqa: E402
+import accelerators
+import cloud
+import errors
+import ledger
+import settings
+import watching
+import workers
 
 
 @pytest.mark.parametrize(
@@ -70,6 +68,8 @@ def test_mistakes_in_the_env_file(tmp_path, changes, says):
 def test_the_env_file(tmp_path):
     found = loaded(tmp_path, FORWARD="'A B' # both", TYPE="v4-32", SLICES="2")
     assert found.forward == "A B" and found.chips == 32 and found.spot and found.poll_seconds == 0.02
+    (tmp_path / "tpu.env").write_bytes(("\ufeff" + ENV.strip().replace("\n", "\r\n")).encode())
+    assert settings.load(tmp_path / "tpu.env").call_seconds == 20
     with pytest.raises(errors.Mistake, match="copy tpu_scripts/example.env"):
         settings.load(tmp_path / "none.env")
 
@@ -80,7 +80,7 @@ def test_the_env_file(tmp_path):
         ("running running", 0, 0, "wait"),
         ("absent absent", 0, 0, "start"),
         ("running absent", 0, 0, "start"),
-        ("unprepared running", 0, 0, "setup"),
+        ("unprepared running", 0, 0, "stop"),
         ("running lost", 0, 899, "wait"),
         ("running lost", 0, 901, "replace"),
         ("0 lost", 0, 100, "wait"),
@@ -89,6 +89,8 @@ def test_the_env_file(tmp_path):
         ("0 0", 0, 0, "finished"),
         ("0 absent", 0, 0, "failed"),
         ("1 2", 0, 0, "mistake"),
+        ("2 absent", 0, 0, "failed"),
+        ("absent unprepared", 0, 0, "setup"),
         ("1 75", 0, 0, "preempted"),
         ("0 75", 0, 0, "preempted"),
         ("0 1", 0, 0, "failed"),
@@ -125,6 +127,27 @@ def test_chip_hours_are_counted_over_re_creations_and_between_watches(tmp_path):
     file.write_text("{")
     with pytest.raises(errors.Failure, match="cannot be read"):
         ledger.load(file, 16)
+
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        ("grpojax train c.yaml a=b", "grpojax train --take-over c.yaml a=b"),
+        ("env A=b C= grpojax --debug sft c.yaml", "env A=b C= grpojax --debug sft --take-over c.yaml"),
+        ("/opt/bin/grpojax dpo c.yaml --take-over", "/opt/bin/grpojax dpo c.yaml --take-over"),
+        ("python3.12 -m grpojax.tools.cli train c.yaml", "python3.12 -m grpojax.tools.cli train --take-over c.yaml"),
+        ("grpojax eval gs://b/train", "grpojax eval gs://b/train"),
+        ("grpojax", "grpojax"),
+        ("python train.py", "env TAKE_OVER=--take-over python train.py"),
+        ("env A=b", "env TAKE_OVER=--take-over env A=b"),
+        (
+            "sh -c 'grpojax train $TAKE_OVER'",
+            "env TAKE_OVER=--take-over sh -c 'grpojax train $TAKE_OVER'",
+        ),
+    ],
+)
+def test_which_words_break_a_claim(command, again):
+    assert ledger.taking_over(shlex.split(command)) == shlex.split(again)
 
 
 def test_words_for_a_shell():

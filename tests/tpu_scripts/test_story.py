@@ -7,8 +7,8 @@ import quick_xla
 import runs
 from tpu_play import ROOT
 
-SHORT = ["train.steps=6", "train.checkpoint_every=2", "train.eval_every=0", "data.eval=null", "mesh.fsdp=4"]
-SHORT += ["rollout.prompts=8", "rollout.group=4", "rollout.max_tokens=12"]
+SHORT = ["train.steps=5", "train.checkpoint_every=1", "train.eval_every=0", "data.eval=null", "mesh.fsdp=4"]
+SHORT += ["rollout.prompts=4", "rollout.group=4", "rollout.max_tokens=8"]
 
 # The bucket is a folder, which this program finds where the command says gs://.
 GRPOJAX = f"""#!/bin/sh
@@ -20,38 +20,36 @@ exec {sys.executable} -P -m grpojax.tools.cli "$@"
 """
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """The metrics of four processes that nothing happens to."""
-    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+@pytest.mark.slow
+def test_created_preempted_resumed_finished_and_fetched(play, tmp_path):
+    """Taken twice: with time to save, and without. The metrics are those of four processes that nothing happens to."""
     recipe = ROOT / "configs/quickstart.yaml"
-    for process in runs.start_together(recipe, directory, *SHORT, processes=4, devices=1):
+    for process in runs.start_together(recipe, tmp_path / "undisturbed", *SHORT, processes=4, devices=1):
         said = process.communicate(timeout=900)[0]
         assert process.returncode == 0, said
-    return runs.numbers(directory)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("taken", [["TERM", "KILL"], ["KILL"]], ids=["with notice", "without"])
-def test_created_preempted_resumed_finished_and_fetched(play, undisturbed, taken):
     run = "my-bucket/runs/story"
     env = {"PYTHONPATH": f"{ROOT}:{ROOT}/tests", "XLA_FLAGS": quick_xla.flags(1), "JAX_PLATFORMS": "cpu"}
-    states = [[f"ACTIVE@{play.cloud}/bucket/{run}/metrics.jsonl:3", "SUSPENDED"], ["PROVISIONING", "ACTIVE"]]
-    play.scenario(hosts=4, env=env, states=states, taken=taken, notice=10, deleting=2)
+    metrics = play.cloud / "bucket" / run / "metrics.jsonl"
+    states = [[f"ACTIVE@{metrics}:1", "SUSPENDED"], [f"ACTIVE@{metrics}:3", "SUSPENDED"], ["PROVISIONING", "ACTIVE"]]
+    play.scenario(hosts=4, env=env, states=states, taken=[["TERM", "KILL"], ["KILL"]], notice=30, deleting=2)
     play.env(grace_seconds=120, poll_seconds=0.2, lost_seconds=60, call_seconds=60)
     play.runs(GRPOJAX)
     (play.folder / "configs").mkdir()
-    (play.folder / "configs/quickstart.yaml").write_text((ROOT / "configs/quickstart.yaml").read_text())
-    (play.cloud / "bucket" / run).parent.mkdir(parents=True)
+    (play.folder / "configs/quickstart.yaml").write_text(recipe.read_text())
+    metrics.parents[1].mkdir(parents=True)
 
-    play.tpu("create")
-    play.tpu("wait")
-    play.tpu("setup")
-    play.tpu("launch", "--", "grpojax", "train", "configs/quickstart.yaml", f"run.dir=gs://{run}", *SHORT)
-    said = play.tpu("watch")
-    assert "grpo is gone (SUSPENDED): once more, 1 of at most 50 times" in said and "finished" in said
+    for command in ("create", "wait", "setup"):
+        play.outside(command)
+    play.outside("launch", "--", "grpojax", "train", "configs/quickstart.yaml", f"run.dir=gs://{run}", *SHORT)
+    said = play.outside("watch")
+    assert said.count("grpo is gone (SUSPENDED): once more") == 2 and "finished" in said
     assert "exit status: worker0 0, worker1 0, worker2 0, worker3 0" in said
-    assert play.ledger()["failures"] == 0 and len(play.calls("queued-resources create")) == 2
-    play.tpu("fetch")
-    play.tpu("delete")
-    assert runs.numbers(play.folder / "runs/story") == undisturbed
+    assert said.count("resumed") == 2
+    for worker in range(4):  # its VM was gone before anybody could ask
+        assert (play.cloud / f"gone-0-grpo-{worker}/grpojax/jobs/2/exit").read_text() == "75\n"
+    assert play.ledger()["failures"] == 0 and len(play.calls("queued-resources create")) == 3
+    assert play.calls("start 3 grpojax train --take-over")
+    play.outside("fetch")
+    play.outside("delete")
+    assert runs.numbers(play.folder / "runs/story") == runs.numbers(tmp_path / "undisturbed")

@@ -2,6 +2,7 @@
 
 import signal
 
+import fake_gcloud
 import pytest
 
 LOST = "ssh: connect to host 1.2.3.4 port 22: Connection timed out"
@@ -77,6 +78,78 @@ def test_a_preempted_run_on_vms_that_stay_goes_on_there(play):
     assert not play.calls("queued-resources delete")
 
 
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["grpojax", "train", "c.yaml", "a=b c"], "train --take-over c.yaml a=b c"),
+        (["sh", "-c", 'grpojax train "c.yaml" $TAKE_OVER'], "train c.yaml --take-over"),
+    ],
+)
+def test_the_claim_of_what_has_ended_is_taken_over(play, words, again):
+    """By a start after another, on the same VMs and on new ones; never by the first."""
+    play.scenario(hosts=1, states=[["ACTIVE*8", "SUSPENDED"], ["ACTIVE"]])
+    play.runs('#!/bin/sh\necho "$@" >>"$FAKE_RUN.args"; [ -e "$FAKE_RUN.over" ] || exit 1\n')
+    play.env(max_failures=50)
+    play.ready(*words)
+    play.env(max_relaunches=3)
+    play.tpu("watch", status=1)
+    first, *rest = (play.cloud / "run.args").read_text().splitlines()
+    assert first == again.replace(" --take-over", "")
+    assert rest == [again] * len(rest) and len(play.calls("queued-resources create")) == 2 and len(rest) >= 2
+    (play.cloud / "run.over").touch()
+    play.tpu("launch", "--", *words)
+    play.tpu("watch")
+    assert (play.cloud / "run.args").read_text().splitlines()[-1] == first
+
+
+def test_what_never_started_takes_over_nothing(play):
+    """The claim is another's then."""
+    play.scenario(hosts=1, states=[["ACTIVE*2", "SUSPENDED"], ["ACTIVE"]])
+    play.runs('#!/bin/sh\necho "$@" >>"$FAKE_RUN.args"\n')
+    play.ready()
+    play.scenario(hosts=1, states=[["ACTIVE*2", "SUSPENDED"], ["ACTIVE"]],
+                  rules=[{"match": "ssh.*poll", "code": 255, "stderr": LOST}])  # fmt: skip
+    assert "run wait, then" in play.tpu("launch", "--", "grpojax", "train", status=1)
+    play.scenario(hosts=1)
+    play.tpu("wait")
+    play.tpu("setup")
+    play.tpu("launch", "--", "grpojax", "train")
+    play.tpu("watch")
+    assert (play.cloud / "run.args").read_text() == "train\n"
+
+
+def test_a_request_that_somebody_deletes_stays_deleted(play):
+    play.scenario(deleting=5)
+    play.runs("#!/bin/sh\nexec sleep 60\n")
+    play.ready("grpojax", "train")
+    where = ["--zone", "z", "--project", "p", "--force", "--quiet"]
+    assert fake_gcloud.Call(play.cloud, "compute tpus queued-resources delete grpo".split() + where).run(b"")[0] == 0
+    assert "no such request; run create" in play.tpu("watch", status=2)
+    assert len(play.calls("queued-resources create")) == 1
+
+
+def test_processes_that_cannot_be_killed_cost_their_vms(play):
+    play.env(grace_seconds=0.1)
+    play.runs('#!/bin/sh\n[ -e "$FAKE_RUN.once" ] && exit 0\ntouch "$FAKE_RUN.once"\nexit 1\n')
+    play.ready("grpojax")
+    play.scenario(rules=[{"match": "ssh.*--worker=1.*poll 2", "stdout": "grpojax: running\n"}])
+    said = play.tpu("watch")
+    assert "processes that cannot be killed" in said and "finished" in said
+    play.runs("#!/bin/sh\nexec sleep 60\n")
+    play.tpu("launch", "--", "grpojax")
+    play.scenario(rules=[{"match": "ssh.*poll", "stdout": "grpojax: running\n"}])
+    assert "cannot be killed; run delete" in play.tpu("stop", status=1)
+
+
+def test_a_vm_that_was_made_anew_ends_the_run_that_lost_it(play):
+    play.runs('#!/bin/sh\n[ -e "$FAKE_RUN.over" ] && exit 0\ntrap "exit 75" TERM\nwhile :; do sleep 0.1; done\n')
+    play.ready("grpojax", "train")
+    play.home(1).rename(play.cloud / "lost")
+    (play.cloud / "run.over").touch()
+    said = play.tpu("watch")
+    assert "sending" in said and "finished" in said and len(play.calls("queued-resources create")) == 1
+
+
 @pytest.mark.parametrize("taken", [["KILL"], pytest.param(["TERM"], marks=pytest.mark.slow)])
 def test_vms_that_are_taken_are_asked_for_again(play, taken):
     """While it runs, and twice before it runs again: once while they are made, once while they are set up."""
@@ -88,7 +161,7 @@ def test_vms_that_are_taken_are_asked_for_again(play, taken):
         ["ACTIVE"],
     ]
     no_ssh = {"match": "ssh.*start setup", "skip": 2, "times": 4, "code": 1, "stderr": "TPU is in state PREEMPTED"}
-    play.scenario(states=states, taken=taken, deleting=1, rules=[no_ssh])
+    play.scenario(states=states, taken=[taken], deleting=1, rules=[no_ssh])
     play.runs(TRAIN)
     play.ready("grpojax", "6", "0.1", "2")
     said = play.tpu("watch")
@@ -142,7 +215,7 @@ def test_a_worker_that_stays_out_of_reach_costs_its_vms(play):
 
 def test_one_process_that_ends_ends_the_others(play):
     """The others do not even listen to being told."""
-    play.env(max_failures=0, grace_seconds=0.3)
+    play.env(max_failures=0, grace_seconds=4, poll_seconds=1)  # there are systems that bury the dead once a second
     play.runs("#!/bin/sh\n[ \"$JAX_PROCESS_ID\" = 0 ] && exit 1\ntrap '' TERM\nwhile :; do sleep 0.1; done\n")
     play.ready("grpojax")
     said = play.tpu("watch", status=1)
