@@ -96,7 +96,7 @@ def _seconds(
     iterations: int,
 ) -> dict[str, float]:
     """How long each resource is busy, with loops of unknown length at their longest."""
-    chip = flops.CHIPS.get(kind)
+    chip, iterations = flops.CHIPS.get(kind), max(iterations, 1)
     if chip is None:
         return {}
     busy = {} if compute_s is None else {"compute": compute_s}
