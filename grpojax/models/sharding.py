@@ -83,7 +83,7 @@ def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray 
     """The devices as ``sizes`` says, neighbours in the mesh close by each other; or why that cannot be."""
     data, *inside = sizes
     # Of GPUs a slice is a host: they need no more than the order of hosts, which the plain layout keeps.
-    slices = len({d.slice_index for d in devices}) if devices[0].platform == "tpu" else 1
+    slices = len({getattr(d, "slice_index", 0) for d in devices}) if devices[0].platform == "tpu" else 1
     if math.prod(sizes) != len(devices):
         return f"needs {math.prod(sizes)} devices, but there are {len(devices)}"
     if data % slices:

@@ -16,7 +16,9 @@ from grpojax.tools.plan_calls import Call
 from grpojax.tools.plan_report import ProgramReport
 
 _GIB = 2**30
-_KEPT_BACK = 1 / 64  # of a chip's memory; the compiler has 15.75 of the 16 GiB of a v5e
+# GiB that the TPU compiler has for a program, as it says where one does not fit (libtpu 0.0.52).
+_ROOM = {"TPU v4": 30.75, "TPU v5 lite": 15.75, "TPU v5": 95.73, "TPU v5p": 95.73, "TPU v6 lite": 31.24}
+_KEPT_BACK = 1 / 64  # of a GPU's memory, taken to be as a v5e's
 
 
 def per_chip(tree: Any) -> int:
@@ -27,7 +29,7 @@ def per_chip(tree: Any) -> int:
 def room(device_kind: str) -> float:
     """GiB of a chip that programs may use; infinite for one that is not known."""
     chip = flops.CHIPS.get(device_kind)
-    return math.inf if chip is None else chip.memory * (1 - _KEPT_BACK) / _GIB
+    return _ROOM.get(device_kind, math.inf if chip is None else chip.memory * (1 - _KEPT_BACK) / _GIB)
 
 
 def compile_program(

@@ -373,6 +373,7 @@ def test_a_program_must_have_room_beside_the_runs_state():
     assert lines[0] == "update: does not fit: 16.00 GiB with the run's state, and a chip has 15.75"
     assert lines[1] == "update needs GiB: temporaries 5.00, reference 4.00"
     assert plan_compile.room("TPU v5 lite") == 15.75 and plan_compile.room("cpu") == np.inf
+    assert plan_compile.room("NVIDIA L4") == pytest.approx(24e9 / GIB * 63 / 64)
 
 
 def test_table_tells_sizes_and_traffic():
