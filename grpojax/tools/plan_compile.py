@@ -18,6 +18,7 @@ from grpojax.tools.plan_report import ProgramReport
 _GIB = 2**30
 # GiB that the TPU compiler has for a program, as it says where one does not fit (libtpu 0.0.52).
 _ROOM = {"TPU v4": 30.75, "TPU v5 lite": 15.75, "TPU v5": 95.73, "TPU v5p": 95.73, "TPU v6 lite": 31.24}
+_UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0, "T": 2.0**10}  # in which it does; in GiB
 _KEPT_BACK = 1 / 64  # of a GPU's memory, taken to be as a v5e's
 
 
@@ -56,9 +57,10 @@ def compile_program(
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        sizes = re.search(r"[^.:]*\(([\d.]+)\w\)[^.]*\([\d.]+\w\)", str(e))
+        sizes = re.search(r"[^.:]*\(([\d.]+)(\w)\)[^.]*\([\d.]+\w\)", str(e))
         error = (sizes[0] if sizes else str(e).splitlines()[0]).strip()
-        consumers = kept | _of_call(name, call, own, float(sizes[1]) if sizes else math.nan)
+        temp = float(sizes[1]) * _UNITS.get(sizes[2], math.nan) if sizes else math.nan
+        consumers = kept | _of_call(name, call, own, temp)
         seconds = time.perf_counter() - started
         return ProgramReport(
             name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)

@@ -355,6 +355,7 @@ def test_a_program_that_does_not_fit_is_reported():
     assert "22.69G" in report.error and "15.75G" in report.error and "https" not in report.error
     assert np.isnan(report.total) and not report.fits
     assert report.consumers == {"weights": 2.0, "optimiser": 4.0, "temporaries": 22.69}
+    assert compile_it(message.replace("22.69G", "2.5T")).consumers["temporaries"] == 2560
     table = plan_report.format_table([report])
     assert f"update: does not fit: {report.error}" in table
     assert "update needs GiB: temporaries 22.69, optimiser 4.00, weights 2.00" in table
