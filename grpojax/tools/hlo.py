@@ -168,7 +168,7 @@ def _arrays(shape: str, *, slow_only: bool = False) -> list[int]:
 
 def _collective(i: _Instruction, kind: str, times: int, unknown: bool, everyone: tuple[int, ...]) -> Collective:
     sizes = _arrays(i.shape)
-    if i.opcode.endswith("-start"):  # its tuple holds the operand as well
+    if i.opcode.endswith("-start") and kind != "all-reduce":  # its tuple holds the operand as well
         sizes = [min(s for s in sizes if s > 4) if kind == "reduce-scatter" else max(sizes)]
     size, groups = sum(sizes), _groups(i.rest, everyone)
     n = max(len(g) for g in groups)
@@ -232,7 +232,7 @@ def _moved(computations: _Computations, table: Mapping[str, _Instruction], i: _I
         new = operands[_PUTS[i.opcode]] if len(operands) > _PUTS[i.opcode] else i
         here = bool(sum(written))
         return sum(_arrays(new.shape, slow_only=True)) + here * sum(_arrays(new.shape))
-    if i.opcode.endswith("-start"):
+    if i.opcode.endswith("-start") and i.opcode != "all-reduce-start":
         written = written[:1] if i.opcode == "copy-start" else [max(written, default=0)]
     if i.opcode in _SLICES:
         slow = operands and sum(_arrays(operands[0].shape, slow_only=True))

@@ -36,8 +36,10 @@ def run(args: argparse.Namespace) -> int:
     config = loaders[args.recipe](args.config, args.overrides)
     target = plan_chips.parse(args.topology, args.slices)
     if not isinstance(config, recipe.Config):
-        if args.search or target.by_sheet:
-            raise UserError(f"--recipe {args.recipe}: is compiled for TPUs; --search and GPUs go with train")
+        if args.search or target.by_sheet or args.price_per_hour is not None:
+            raise UserError(
+                f"--recipe {args.recipe}: is compiled for TPUs; --search, --price-per-hour and GPUs go with train"
+            )
         return _supervised(args, config)
     if args.search:
         return _searched(args, config, target)
@@ -58,8 +60,7 @@ def _compiled(args: argparse.Namespace, config: Any, target: Any, reports: Any) 
     from grpojax.tools import plan_report, plan_run
 
     print(plan_report.format_table(reports))
-    if args.layers is not None:
-        print(f"all of this is of a model with {args.layers} layers")
+    _tell_layers(args)
     if not all(r.fits for r in reports):
         return 1
     print(plan_run.format_bound(plan_run.bound(config, reports, target.chips), args.price_per_hour))
@@ -71,6 +72,7 @@ def _by_sheet(args: argparse.Namespace, estimate: Any) -> int:
     from grpojax.tools import plan_estimate, plan_run
 
     print(plan_estimate.format_estimate(estimate))
+    _tell_layers(args)
     if not estimate.fits:
         return 1
     print(plan_run.format_bound(estimate.run, args.price_per_hour))
@@ -97,7 +99,13 @@ def _supervised(args: argparse.Namespace, config: Any) -> int:
     compute = compute_of(config.model, platform="tpu")
     reports = planner.plan_supervised(model, config, compute, topology=args.topology, slices=args.slices)
     print(plan_report.format_table(reports))
+    _tell_layers(args)
     return int(not all(r.fits for r in reports))
+
+
+def _tell_layers(args: argparse.Namespace) -> None:
+    if args.layers is not None:
+        print(f"all of this is of a model with {args.layers} layers")
 
 
 def _say(text: str) -> None:

@@ -27,7 +27,8 @@ ANSWER_TOKENS = 16  # of `grpojax.run.true_answers.splice_groups`, at the least
 
 
 class Call(NamedTuple):
-    """A jitted program, its arguments, those of them that are the run's own, and the groups that its work is of.
+    """A jitted program, its arguments, those of them that are the run's own, and the groups that its work is of, a
+    prompt that stands in several lanes as often as it does.
 
     Of a rollout also how often its loop runs where every sample is at its longest, and bytes of keys and values on a
     chip.
@@ -103,12 +104,12 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig) -> Cal
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(run.mesh, ()))
     program = jax.jit(functools.partial(sample_groups, run.graph, config=config, eos_ids=(0,), compute=run.compute))
     args = whole, place(prompts, run.mesh), key
-    slots, tokens = config.slots or group, sampling.max_tokens
+    shape, slots, tokens = (len(prompts.lengths), group), config.slots or group, sampling.max_tokens
     dtype = run.compute.dtype if sampling.cache_dtype == "compute" else sampling.cache_dtype
     kept = len(prompts.lengths) // parts * (run.prompt_tokens + slots * tokens) // run.mesh.shape["tensor"]
     cache = kept * flops.kv_numbers(run.config) * jnp.dtype(dtype).itemsize
     rounds = -(-group // slots)
-    return Call(program, args, (), (count, sampling.group, tokens), rounds * (tokens - 1), cache)
+    return Call(program, args, (), (*shape, tokens), rounds * (tokens - 1), cache)
 
 
 def rollouts(run: Shapes, whole: Any, method: Method | None) -> dict[str, Call]:
@@ -154,7 +155,7 @@ def scores(run: Shapes, params: Any, packed: packing.Packed, method: Method, tra
     if "hidden_states" in needs:
         calls["influence"] = _influence(run, params, method, train)
     if "ground_truth" in needs:
-        rows, groups, _ = _late_rows(run, method, train, ANSWER_TOKENS, most=None)
+        rows, groups, _, _ = _late_rows(run, method, train, ANSWER_TOKENS, most=None)
         score = policy_update.make_score(run.graph, run.compute, temperature=temperature)
         calls["true answers"] = Call(score, (params, rows), params, groups)
     return calls
@@ -162,9 +163,9 @@ def scores(run: Shapes, params: Any, packed: packing.Packed, method: Method, tra
 
 def _late_rows(
     run: Shapes, method: Method, train: TrainConfig, over: int, *, most: int | None
-) -> tuple[Any, tuple[int, int, int], packing.Layout]:
+) -> tuple[Any, tuple[int, int, int], int, packing.Layout]:
     """A quarter of a batch (`grpojax.run.regroup.regroup`) at its longest, one prompt at a time where ``most`` says how
-    many tokens."""
+    many tokens: its rows, what they are of, how many groups, and their layout."""
     group, parts = method.widest(run.sampling.group), sharding.lanes(run.mesh)
     tokens = run.sampling.max_tokens
     at_once = tokens_at_once(run.prompts * group * tokens, train, parts)
@@ -182,12 +183,12 @@ def _late_rows(
     packed, layout = packing.pack(
         batch, lanes=parts, microbatches=microbatches, seats=run.compute.needs_seats, few=True
     )
-    return place(packed.rows, run.mesh, None), (filled, group, tokens), layout
+    return place(packed.rows, run.mesh, None), (*shape, tokens), filled, layout
 
 
 def _influence(run: Shapes, params: Any, method: Method, train: TrainConfig) -> Call:
-    rows, (filled, group, tokens), layout = _late_rows(run, method, train, 0, most=TOKENS)
-    parts, (spread, part, _) = sharding.lanes(run.mesh), layout.batch_shape
+    rows, (spread, part, tokens), filled, layout = _late_rows(run, method, train, 0, most=TOKENS)
+    parts, group = sharding.lanes(run.mesh), spread * part // filled
     samples, weights = np.zeros(layout.index.shape, np.int32), np.zeros(layout.index.shape, np.float32)
     width = influence.vocabulary_width(group * tokens, params["embed"].shape[0])
     entries = np.zeros((spread // parts, parts, width), np.int32)
@@ -196,7 +197,7 @@ def _influence(run: Shapes, params: Any, method: Method, train: TrainConfig) -> 
         run.graph, run.compute, temperature=run.sampling.temperature, copies=spread // filled, group=part if own else 0
     )
     args = params, rows, *(place(x, run.mesh, None) for x in (samples, weights, entries))
-    return Call(program, args, params, (filled, group, tokens))
+    return Call(program, args, params, (spread, part, tokens))
 
 
 def at_least(config: DecoderConfig, calls: Mapping[str, Call], run: Shapes) -> dict[str, float]:
@@ -222,16 +223,18 @@ def limits(
     teacher: DecoderConfig | None = None,
     remat: str = "layer",
 ) -> dict[str, float]:
-    """Seconds of the FLOPs of the programs on a step's samples, recomputation included, at the data sheet's rate.
+    """Seconds of the FLOPs of the programs on a minibatch, recomputation included, at the data sheet's rate.
 
-    Every chip shares in all work.
+    Every chip shares in all work; a prompt that stands in several lanes is computed in each of them.
     """
     chip = flops.CHIPS.get(mesh.devices.flat[0].device_kind)
     if chip is None:
         return {}
     rate = chip.flops
-    completions = np.full((prompts, sampling.group), sampling.max_tokens)
-    sizes = np.full(prompts, prompt_tokens), completions
+    each = prompts // minibatches
+    copies = max(1, sharding.lanes(mesh) // each)
+    completions = np.full((each * copies, max(1, sampling.group // copies)), sampling.max_tokens)
+    sizes = np.full(each * copies, prompt_tokens), completions
     forward = flops.forward_flops(config, *sizes) / mesh.size / rate
     said, learned, taught = 0.0, 0.0, 0.0
     if teacher is not None:
@@ -240,10 +243,10 @@ def limits(
         said = models.forward_flops(critic.config, *sizes) / mesh.size / rate
         learned = said if critic.frozen else 3 * said
     return {
-        "score": forward / minibatches,
-        "score with entropy": forward / minibatches,
-        "update": (flops.update_flops(config, *sizes, remat=remat) / mesh.size / rate + learned) / minibatches,
-        "teacher": taught / minibatches,
-        "critic": said / minibatches,
-        "critic update": learned / minibatches,
+        "score": forward,
+        "score with entropy": forward,
+        "update": flops.update_flops(config, *sizes, remat=remat) / mesh.size / rate + learned,
+        "teacher": taught,
+        "critic": said,
+        "critic update": learned,
     }

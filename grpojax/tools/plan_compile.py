@@ -16,7 +16,10 @@ from grpojax.tools.plan_calls import Call
 from grpojax.tools.plan_report import ProgramReport
 
 _GIB = 2**30
-_KEPT_BACK = 1 / 64  # of a chip's memory; the compiler has 15.75 of the 16 GiB of a v5e
+# GiB that the TPU compiler has for a program, as it says where one does not fit (libtpu 0.0.52).
+_ROOM = {"TPU v4": 30.75, "TPU v5 lite": 15.75, "TPU v5": 95.73, "TPU v5p": 95.73, "TPU v6 lite": 31.24}
+_UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0, "T": 2.0**10}  # in which it does; in GiB
+_KEPT_BACK = 1 / 64  # of a GPU's memory, taken to be as a v5e's
 
 
 def per_chip(tree: Any) -> int:
@@ -27,7 +30,7 @@ def per_chip(tree: Any) -> int:
 def room(device_kind: str) -> float:
     """GiB of a chip that programs may use; infinite for one that is not known."""
     chip = flops.CHIPS.get(device_kind)
-    return math.inf if chip is None else chip.memory * (1 - _KEPT_BACK) / _GIB
+    return _ROOM.get(device_kind, math.inf if chip is None else chip.memory * (1 - _KEPT_BACK) / _GIB)
 
 
 def compile_program(
@@ -54,9 +57,10 @@ def compile_program(
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise
-        sizes = re.search(r"[^.:]*\(([\d.]+)\w\)[^.]*\([\d.]+\w\)", str(e))
+        sizes = re.search(r"[^.:]*\(([\d.]+)(\w)\)[^.]*\([\d.]+\w\)", str(e))
         error = (sizes[0] if sizes else str(e).splitlines()[0]).strip()
-        consumers = kept | _of_call(name, call, own, float(sizes[1]) if sizes else math.nan)
+        temp = float(sizes[1]) * _UNITS.get(sizes[2], math.nan) if sizes else math.nan
+        consumers = kept | _of_call(name, call, own, temp)
         seconds = time.perf_counter() - started
         return ProgramReport(
             name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)
@@ -96,7 +100,7 @@ def _seconds(
     iterations: int,
 ) -> dict[str, float]:
     """How long each resource is busy, with loops of unknown length at their longest."""
-    chip = flops.CHIPS.get(kind)
+    chip, iterations = flops.CHIPS.get(kind), max(iterations, 1)
     if chip is None:
         return {}
     busy = {} if compute_s is None else {"compute": compute_s}

@@ -7,8 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, flops
 from grpojax.programs import lanes as cut
+from grpojax.programs import packing
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_run
 from grpojax.tools.plan_chips import Target
@@ -26,7 +28,8 @@ class Estimate:
     """What a run is thought to need.
 
     Attributes:
-      programs: reports of "rollout", "reshard", "score" and "update" with sizes in GiB a chip and seconds by resource.
+      programs: reports of "rollout", "reshard", "score" (or "score with entropy", or both) and "update" with sizes in
+        GiB a chip and seconds by resource.
       run: its step and its whole.
     """
 
@@ -136,11 +139,41 @@ def of_recipe(config: Config, target: Target, *, layers: int | None = None) -> E
       layers: of the model; None for all.
 
     Raises:
-      UserError: sizes that do not divide over the mesh.
+      UserError: sizes that do not divide over the mesh, or a variant with programs of its own.
     """
     model = shape_of(config.model.path)
     model = model if layers is None else dataclasses.replace(model, num_layers=layers)
-    return estimate(config, model, target, Execution.of(config, target.chips))
+    execution = Execution.of(config, target.chips)
+    check_known(config)
+    _check_divides(config, model, execution, target.chips)
+    return estimate(config, model, target, execution)
+
+
+def check_known(config: Config) -> None:
+    """Raises `UserError` where a recipe has programs, and maybe networks, that no estimate has."""
+    counts = plan_run.times_a_step(config)
+    if more := [name for name, n in counts.items() if n and name not in PROGRAMS]:
+        raise UserError(
+            f"variant {config.method.variant.name!r} runs {', '.join(more)}, which no plan by data sheet knows: plan "
+            "it for a TPU, such as --topology v5e:4x4"
+        )
+
+
+def _check_divides(config: Config, model: DecoderConfig, e: Execution, chips: int) -> None:
+    if e.data * e.fsdp * e.tensor != chips:
+        raise UserError(f"mesh data={e.data} x fsdp={e.fsdp} x tensor={e.tensor} does not make {chips} chips")
+    if bad := indivisible(model, e.fsdp, e.tensor):
+        raise UserError(f"{model.family} with {bad} does not divide over mesh.fsdp={e.fsdp} and mesh.tensor={e.tensor}")
+    rollout, parts = config.rollout, e.data * e.fsdp
+    prompts, group = cut.spread_sizes(rollout.prompts // config.train.minibatches, rollout.group, parts)
+    packing.check_cut(prompts // parts, group, e.microbatches)
+
+
+def indivisible(model: DecoderConfig, fsdp: int, tensor: int) -> str:
+    """The first size of a model that these mesh axes do not divide; empty where there is none."""
+    cut_by = {"num_heads": tensor, "num_kv_heads": tensor, "intermediate_size": tensor, "vocab_size": tensor}
+    sizes = cut_by | {"hidden_size": fsdp}
+    return next((f"{name}={getattr(model, name)}" for name, n in sizes.items() if getattr(model, name) % n), "")
 
 
 def estimate(
@@ -155,14 +188,12 @@ def estimate(
     ``counts`` is `plan_run.times_a_step` of the recipe, for a caller that asks often.
     """
     work = _Work(model=model, config=config, **vars(execution))
+    counts = plan_run.times_a_step(config) if counts is None else counts
     programs = tuple(
-        _report(name, work, target, *part) for name, part in {
-            "rollout": _rollout(work, target),
-            "reshard": _reshard(work, target),
-            "score": _score(work, target),
-            "update": _update(work, target),
-        }.items()
-    )  # fmt: skip
+        _report(name, work, target, *make(work, target))
+        for name, make in PROGRAMS.items()
+        if name != "score with entropy" or counts.get(name)
+    )
     return Estimate(programs=programs, run=plan_run.bound(config, programs, target.chips, counts))
 
 
@@ -290,6 +321,15 @@ def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float
     reduced = micro * 2 * w.parameters / w.tensor * (w.fsdp - 1) / w.fsdp + 2 * gradients * (inside - 1) / inside
     busy["ICI"] += reduced / _link(target)
     return consumers, {"compute": computed, **busy, "DCN": _between(w, target, gradients)}
+
+
+PROGRAMS = {
+    "rollout": _rollout,
+    "reshard": _reshard,
+    "score": _score,
+    "score with entropy": _score,
+    "update": _update,
+}
 
 
 def format_estimate(found: Estimate) -> str:

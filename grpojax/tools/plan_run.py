@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from grpojax.run.held_out import config_of
 from grpojax.run.recipe import Config
 from grpojax.tools.plan_report import ProgramReport
 
@@ -23,13 +24,15 @@ class RunBound:
       phases: seconds of each of `PHASES`, and what binds most of them.
       steps: of the run.
       chips: that it holds all the time.
-      evaluations: seconds of all evaluations.
+      beside: seconds of all evaluations and refreshed references, less what steps that train the critic alone save.
+      left_out: what is in none of it.
     """
 
     phases: Mapping[str, tuple[float, str]]
     steps: int
     chips: int
-    evaluations: float = 0.0
+    beside: float = 0.0
+    left_out: tuple[str, ...] = ()
 
     @property
     def step(self) -> float:
@@ -38,8 +41,8 @@ class RunBound:
 
     @property
     def hours(self) -> float:
-        """Of the whole run, without compiling, judging and saving."""
-        return (self.steps * self.step + self.evaluations) / 3600
+        """Of the whole run but for what is left out."""
+        return (self.steps * self.step + self.beside) / 3600
 
 
 def times_a_step(config: Config) -> dict[str, int]:
@@ -51,15 +54,16 @@ def times_a_step(config: Config) -> dict[str, int]:
     method, train = config.method, config.train
     objective, needs = method.variant.objective, method.variant.needs
     moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
-    compares = "ref_logps" in needs
+    compares = "teacher" in needs or (objective.needs_reference and objective.kl_in != "loss")
     own = moves or "entropy" in needs or compares
     name = "score with entropy" if "entropy" in needs else "score"
     per_mini = {"score": int(objective.needs_reference)}
     per_mini[name] = per_mini.get(name, 0) + int(own)
     critic = method.variant.critic is not None
-    per_mini |= {"teacher": int("teacher" in method.variant.options), "critic": int(critic)}
-    updates = train.updates_a_rollout
+    per_mini |= {"teacher": int("teacher" in needs), "critic": int(critic)}
+    updates, masks = train.updates_a_rollout, int(objective.needs_covariance_mask)
     counts = {what: n * train.minibatches for what, n in per_mini.items()}
+    counts["score"] += updates * masks  # the mask is of the policy as it is before each update
     return counts | {
         "reshard": 1,
         "rollout": 1,
@@ -67,7 +71,7 @@ def times_a_step(config: Config) -> dict[str, int]:
         "greedy": int("greedy" in needs),
         "influence": 4 * int("hidden_states" in needs),  # the program is that of a quarter of the groups
         "true answers": 4 * int("ground_truth" in needs),
-        "covariance mask": updates * int(objective.needs_covariance_mask),
+        "covariance mask": updates * masks,
         "update": updates,
     }
 
@@ -93,10 +97,38 @@ def bound(
     train, rollout = config.train, config.rollout
     tokens = rollout.prompts * rollout.group * rollout.max_tokens
     steps = train.steps if train.steps is not None else -(-(train.tokens or 0) // tokens)
-    evaluated = 0.0
-    if "evaluation" in by_name and train.eval_every:
-        evaluated = steps // train.eval_every * by_name["evaluation"].at_least
-    return RunBound(phases=phases, steps=steps, chips=chips, evaluations=evaluated)
+    left_out = ("compiling", "judging", "saving")
+    if config.data.eval and "evaluation" not in by_name:
+        left_out = ("evaluations", *left_out)
+    beside = _beside(config, by_name, steps, chips)
+    return RunBound(phases=phases, steps=steps, chips=chips, beside=beside, left_out=left_out)
+
+
+def _beside(config: Config, by_name: Mapping[str, ProgramReport], steps: int, chips: int) -> float:
+    """Seconds of a run outside of its steps: evaluations before, after and on schedule, and what else is not of every
+    step."""
+
+    def seconds(name: str) -> float:
+        return by_name[name].at_least if name in by_name else 0.0
+
+    train, total = config.train, 0.0
+    if "evaluation" in by_name:
+        times = 2 + ((steps - 1) // train.eval_every if train.eval_every else 0)
+        total += times * (seconds("reshard") + batches(config, chips) * seconds("evaluation"))
+    if train.reference_every:
+        total += steps // train.reference_every * seconds("reference refresh")
+    if config.own_critic is not None:
+        alone = config.own_critic.warmup_steps * train.updates_a_rollout
+        total += alone * (seconds("critic update") - seconds("update"))
+    return total
+
+
+def batches(config: Config, chips: int) -> int:
+    """Into how many batches an evaluation is cut where there are as many problems as it takes."""
+    drawn, mesh = config_of(config), config.mesh
+    lanes = mesh.data * mesh.fsdp if mesh.tensor == -1 else chips // mesh.tensor
+    size = min(max(1, drawn.batch // drawn.sampler.group), drawn.limit)
+    return -(-drawn.limit // (-(-size // lanes) * lanes))
 
 
 def format_bound(run: RunBound, price: float | None = None) -> str:
@@ -111,6 +143,8 @@ def format_bound(run: RunBound, price: float | None = None) -> str:
     chip_hours = run.hours * run.chips
     what = "1 chip" if run.chips == 1 else f"{run.chips} chips"
     lines.append(f"{run.steps} steps take at least {run.hours:.3g} h on {what}: {chip_hours:.3g} chip-hours")
+    if run.left_out:
+        lines[-1] += f", without {', '.join(run.left_out)}"
     if price is not None:
         lines.append(f"at {price:g} an hour of a chip: {chip_hours * price:.2f} at least")
     return "\n".join(lines)

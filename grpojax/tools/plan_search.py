@@ -81,6 +81,7 @@ def _microbatches(config: Config, parts: int) -> list[int]:
     """Into how many micro-batches a minibatch of a batch shard may be cut."""
     minibatches = config.train.minibatches
     try:
+        lanes.spread_sizes(config.rollout.prompts, config.rollout.group, parts)
         prompts, group = lanes.spread_sizes(config.rollout.prompts // minibatches, config.rollout.group, parts)
     except UserError:
         return []
@@ -90,12 +91,10 @@ def _microbatches(config: Config, parts: int) -> list[int]:
 
 def _meshes(model: DecoderConfig, target: Target) -> Iterator[tuple[int, int]]:
     """``(data, tensor)`` of every mesh that the model divides over."""
-    sizes = (model.num_heads, model.num_kv_heads, model.intermediate_size, model.vocab_size)
     for tensor in _divisors(target.chips // target.slices):
-        if any(size % tensor for size in sizes):
-            continue
         for data in _divisors(target.chips // tensor):
-            if data % target.slices == 0 and model.hidden_size % (target.chips // tensor // data) == 0:
+            fsdp = target.chips // tensor // data
+            if data % target.slices == 0 and not plan_estimate.indivisible(model, fsdp, tensor):
                 yield data, tensor
 
 
@@ -116,8 +115,11 @@ def search(
       layers: of the model; None for all.
 
     Raises:
-      UserError: nothing fits, by the estimate or by the compiler.
+      UserError: nothing fits, by the estimate or by the compiler; or a target without a compiler, and a variant with
+        programs of its own.
     """
+    if target.by_sheet:
+        plan_estimate.check_known(config)
     model = planner.shorter(config.model.path, layers)
     every = candidates(config, model, target)
     room = [c for c in every if c.estimate.peak <= _MARGIN * c.estimate.programs[0].room]

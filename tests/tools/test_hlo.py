@@ -179,6 +179,7 @@ def test_what_each_chip_receives():
     assert wire("(f32[16]{0}, f32[4]{0})", "reduce-scatter-start") == 48
     assert wire("f32[16]{0}", "all-to-all") == 48
     assert wire("f32[16]{0}", "all-reduce") == 96
+    assert wire("(f32[16]{0}, f32[8]{0})", "all-reduce-start") == 144  # of several: its tuple has results alone
 
 
 def test_a_sum_between_slices_is_a_message_of_the_hosts():

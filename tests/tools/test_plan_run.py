@@ -23,8 +23,9 @@ def load(recipe, tmp_path, *more):
         ["variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.iterations=2"],
         ["variant=gtpo"],
         ["variant={name: clip_cov, kl_coef: 0.1}", "train.iterations=2"],
+        ["variant={name: rloo, kl_coef: 0.1}"],
     ],
-    ids=["grpo", "gtpo", "clip_cov"],
+    ids=["grpo", "gtpo", "clip_cov", "rloo"],
 )
 def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_path, more):
     config = load(recipe, tmp_path, *more)
@@ -37,10 +38,9 @@ def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_pat
 
     trainer.policy.programs = counted
     assert trainer.run()
-    counts = plan_run.times_a_step(config)
-    assert {name: seen[name] for name in counts if name not in plan_run.PHASES["rollout"]} == {
-        name: n for name, n in counts.items() if name not in plan_run.PHASES["rollout"]
-    }
+    elsewhere = (*plan_run.PHASES["rollout"], "covariance mask")  # not run by this name
+    counts = {name: n for name, n in plan_run.times_a_step(config).items() if name not in elsewhere}
+    assert {name: seen[name] for name in counts} == counts
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,10 @@ def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_pat
         ),
         (["variant=gtpo"], {"score with entropy": 1, "update": 1}),
         (["variant=nthr"], {"score": 1, "influence": 4, "update": 1}),
-        (["variant=clip_cov", "train.iterations=2"], {"score": 1, "covariance mask": 2, "update": 2}),
+        # by the policy as it was before the first update, and for its mask as it is before each
+        (["variant=clip_cov", "train.iterations=2"], {"score": 3, "covariance mask": 2, "update": 2}),
+        (["variant={name: rloo, kl_coef: 0.1}"], {"score": 2, "update": 1}),  # the reward has the KL
+        (["variant={name: distill, teacher: t}"], {"score": 1, "teacher": 1, "update": 1}),
         (["variant=ppo"], {"critic": 1, "update": 1}),
         (["variant=remax"], {"greedy": 1, "update": 1}),
         (["variant=xrpo", "rollout.plan={probe: 1, phases: 3}"], {"score": 1, "rollout phase": 3, "update": 1}),
@@ -83,7 +86,7 @@ def test_a_run_is_the_sum_of_its_phases(recipe, tmp_path):
     lines = plan_run.format_bound(run, price=1.5).splitlines()
     assert lines == [
         "a step takes at least 12.5 s: rollout 4.5 s (HBM), scores 2 s (compute), update 6 s (ICI)",
-        "1800 steps take at least 6.25 h on 8 chips: 50 chip-hours",
+        "1800 steps take at least 6.25 h on 8 chips: 50 chip-hours, without compiling, judging, saving",
         "at 1.5 an hour of a chip: 75.00 at least",
     ]
     assert "an hour" not in plan_run.format_bound(run)
@@ -96,6 +99,25 @@ def test_a_run_by_tokens_has_as_many_steps_as_they_are_at_the_longest(recipe, tm
 
 
 def test_evaluations_are_part_of_the_run(recipe, tmp_path):
-    config = load(recipe, tmp_path, "train.steps=10", "train.eval_every=4")
-    run = plan_run.bound(config, [report("update", compute=1.0), report("evaluation", HBM=7.0)], chips=1)
-    assert run.evaluations == 14.0 and run.hours == pytest.approx((10 + 14) / 3600)
+    """Before, after, and after steps 4 and 8; 300 problems are three batches of 128, or two on 256 chips."""
+    more = ["train.steps=10", "train.eval_every=4", "train.eval_limit=300"]
+    config = load(recipe, tmp_path, *more)
+    reports = [report("update", compute=1.0), report("evaluation", HBM=7.0), report("reshard", HBM=0.5)]
+    run = plan_run.bound(config, reports, chips=1)
+    assert run.beside == 4 * (3 * 7 + 0.5) and run.hours == pytest.approx((10 * 1.5 + 86) / 3600)
+    assert plan_run.batches(config, 256) == 2
+    assert plan_run.bound(load(recipe, tmp_path, *more, "train.eval_every=0"), reports, chips=1).beside == 43
+    held_out = load(recipe, tmp_path, f"data.eval={config.data.train}")
+    assert plan_run.bound(held_out, reports[:1], chips=1).left_out[0] == "evaluations"
+    assert "evaluations" not in plan_run.bound(held_out, reports, chips=1).left_out
+
+
+def test_what_is_not_of_every_step_counts_as_often_as_it_runs(recipe, tmp_path):
+    """In warm-up the critic learns alone; a reference is refreshed now and then."""
+    critic = ["variant=ppo", "critic.warmup_steps=3", "train.steps=10", "train.minibatches=2"]
+    reports = [report("update", compute=5.0), report("critic update", compute=1.0), report("critic", compute=0.5)]
+    run = plan_run.bound(load(recipe, tmp_path, *critic), reports, chips=1)
+    assert run.step == 2 * 5.5 and run.beside == 3 * 2 * (1 - 5)
+    refreshed = ["variant={name: grpo, kl_coef: 0.1}", "train.steps=10", "train.reference_every=4"]
+    again = [report("update", compute=1.0), report("reference refresh", HBM=0.25)]
+    assert plan_run.bound(load(recipe, tmp_path, *refreshed), again, chips=1).beside == 0.5

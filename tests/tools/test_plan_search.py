@@ -7,7 +7,7 @@ import pytest
 
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as recipes
-from grpojax.tools import cli, plan_chips, plan_search
+from grpojax.tools import cli, plan_chips, plan_estimate, plan_search
 from grpojax.tools.plan_report import ProgramReport
 from grpojax.tools.plan_shapes import SHAPES
 
@@ -53,15 +53,18 @@ def test_a_topology_that_is_none_is_told(topology, slices, said):
 def test_candidates_divide_and_come_fastest_first():
     target = plan_chips.parse("v5e:4x4")
     found = plan_search.candidates(load(), SHAPES["qwen2.5-1.5b"], target)
-    assert found == plan_search.candidates(load(), SHAPES["qwen2.5-1.5b"], target)
     seconds = [c.estimate.run.step for c in found]
     assert seconds == sorted(seconds) and len(found) > 100
     meshes = {(c.execution.data, c.execution.fsdp, c.execution.tensor) for c in found}
     assert all(data * fsdp * tensor == 16 and tensor <= 2 for data, fsdp, tensor in meshes)  # two heads of keys
     assert (1, 16, 1) in meshes and (16, 1, 1) in meshes and (2, 4, 2) in meshes
     assert len({c.overrides for c in found}) == len(found)
-    across = plan_search.candidates(load(), SHAPES["qwen2.5-1.5b"], plan_chips.parse("v5e:4x4", 2))
+    across = plan_search.candidates(load("rollout.group=2"), SHAPES["qwen2.5-1.5b"], plan_chips.parse("v5e:2x2", 2))
     assert {c.execution.data % 2 for c in across} == {0}
+    # 4 prompts of a minibatch would stand in 8 lanes twice, but the 12 of the rollout would not
+    few = load("rollout.prompts=12", "train.minibatches=3", "train.microbatches=1", "rollout.group=2")
+    some = plan_search.candidates(few, SHAPES["qwen2.5-1.5b"], plan_chips.parse("v5e:2x4"))
+    assert {c.execution.data * c.execution.fsdp for c in some} == {4}  # and tensor=2
 
 
 def compiled(target, seconds, fits):
@@ -108,6 +111,8 @@ def test_a_gpu_is_searched_and_planned_by_its_sheet(capsys):
     assert "settings divide" in out.err
     assert cli.main([*command, *first.split(), "--price-per-hour", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("at 2 an hour of a chip: ")
+    assert cli.main([*command, "--layers", "3"]) == 0
+    assert "all of this is of a model with 3 layers" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
@@ -121,3 +126,32 @@ def test_a_shape_that_nobody_published_is_told(capsys):
     assert cli.main(["plan", str(GSM8K), "model.path=/nowhere/Mine-9B", "--topology", "h100:1"]) == 2
     assert "no such folder" in capsys.readouterr().err
     assert cli.main(["plan", str(GSM8K), "--slices", "0"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["variant=ppo"], "variant 'ppo' runs critic, which no plan by data sheet knows"),
+        (["variant=ppo", "--search"], "variant 'ppo' runs critic, which no plan by data sheet knows"),
+        (["variant=remax"], "variant 'remax' runs greedy"),
+        (["mesh.fsdp=16"], "mesh data=1 x fsdp=16 x tensor=1 does not make 8 chips"),
+        (["mesh.tensor=8"], "with num_heads=14 does not divide over mesh.fsdp=1 and mesh.tensor=8"),
+        (["train.microbatches=3"], "train.microbatches=3 splits neither 4 prompts"),
+        (["rollout.prompts=20"], "20 prompts of a batch"),
+    ],
+)
+def test_what_no_data_sheet_knows_or_does_not_divide_is_told(capsys, more, said):
+    assert cli.main(["plan", str(GSM8K), "--topology", "h100:8", *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_variant_with_entropies_scores_with_them():
+    config = load("variant=gtpo", "rollout.prompts=32")
+    by_name = {p.name: p for p in plan_estimate.of_recipe(config, plan_chips.parse("h100:8")).programs}
+    assert by_name["score with entropy"].seconds == by_name["score"].seconds
+
+
+def test_a_price_of_a_supervised_recipe_is_refused(capsys):
+    sft = str(CONFIGS / "supervised" / "sft.yaml")
+    assert cli.main(["plan", sft, "--recipe", "sft", "--price-per-hour", "2"]) == 2
+    assert "--price-per-hour and GPUs go with train" in capsys.readouterr().err

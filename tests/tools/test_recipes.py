@@ -232,6 +232,7 @@ def test_a_pods_recipe_says_what_its_plan_is(name):
     told = {n: float(re.search(rf"{n} ([\d.]+)", head)[1]) for n in ("update", "rollout", "reshard", "score")}
     step = float(re.search(r"at least ([\d.]+) s:", head)[1])
     by_sheet = "data sheet" in head
+    assert sum(how in head for how in ("compiled in full", "by the compiler's report", "by shapes alone", "sheet")) == 1
     assert max(told.values()) == pytest.approx(max(found.values()), rel=0.01 if by_sheet else 0.25)
     assert step == pytest.approx(estimate.run.step, rel=0.01 if by_sheet else 0.25)
 
@@ -260,11 +261,6 @@ def compiled(path, programs=""):
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
 
-@needs_libtpu
-def test_weights_of_a_pods_recipe_reach_its_rollout():
-    assert compiled(PODS["v5e-4x4_qwen2.5-1.5b"], "reshard") == ["reshard"]
-
-
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize("name", [name for name in PODS if not name.startswith("gpu")])
@@ -284,14 +280,15 @@ print(update.links["ICI"].total)
 
 @pytest.mark.slow
 @needs_libtpu
-def test_a_chip_receives_as_much_however_many_there_are():
-    """Prompts grow with the chips, and every 16 of them hold a copy of the weights."""
+def test_from_32_chips_on_a_chip_receives_as_much_however_many_there_are():
+    """Prompts grow with the chips, and every 16 of them hold a copy of the weights. Of 16 alone it is more."""
     found = []
-    for topology, chips in (("v5e:4x4", 16), ("v5e:8x8", 64), ("v5e:16x16", 256)):
+    for topology, chips in (("v5e:4x4", 16), ("v5e:4x8", 32), ("v5e:16x16", 256)):
         more = [f"rollout.prompts={4 * chips}", f"mesh.data={chips // 16}", "mesh.fsdp=16"]
         command = [sys.executable, "-c", RECEIVED, str(PODS["v5e-4x4_qwen2.5-1.5b"]), topology, *more]
         done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, capture_output=True)
         assert done.returncode == 0, done.stderr[-3000:]
         found.append(float(done.stdout.split()[-1]))
-    middle = (max(found) + min(found)) / 2
-    assert max(found) < 1.15 * middle and min(found) > 0.85 * middle
+    sixteen, fewest, most = found
+    assert fewest == pytest.approx(most, rel=0.05)
+    assert max(fewest, most) < sixteen
