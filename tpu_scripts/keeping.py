@@ -6,14 +6,18 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from cloud import ACTIVE, GONE, MISSING, Cloud, Seen
+from cloud import ACTIVE, GONE, MISSING, Cloud, Seen, Worker
 from errors import Failure, Mistake, Passing
 from ledger import Ledger
 from settings import Settings
 
 
 class Spent(Failure):
-    """The budget is; the VMs are still there."""
+    """The budget is; these workers are still there."""
+
+    def __init__(self, said: str, workers: tuple[Worker, ...]):
+        super().__init__(said)
+        self.workers = workers
 
 
 @dataclasses.dataclass
@@ -61,7 +65,7 @@ class Keeper:
     def check_budget(self, seen: Seen) -> None:
         """Raises Spent if there are VMs for which nothing is left."""
         if seen.workers and self.ledger.chip_hours(time.time()) > self.settings.max_chip_hours:
-            raise Spent(f"the budget is spent: {self.spent()}; run delete, or raise MAX_CHIP_HOURS")
+            raise Spent(f"the budget is spent: {self.spent()}; run delete, or raise MAX_CHIP_HOURS", seen.workers)
 
     def create(self) -> None:
         """Asks for the VMs, unless they are asked for already; a request that is gone is deleted first.

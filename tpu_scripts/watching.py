@@ -70,8 +70,8 @@ class Watch:
                 status = self._see_out()
                 if status is not None:
                     return status
-        except Spent:
-            self._end_at_budget()
+        except Spent as spent:
+            self._end_at_budget(spent.workers)
             raise AssertionError from None
 
     def fleet(self) -> Fleet:
@@ -176,9 +176,9 @@ class Watch:
                 )
         keeper.count(deed)
 
-    def _end_at_budget(self) -> None:
+    def _end_at_budget(self, workers: tuple[Worker, ...]) -> None:
         self.say(f"the budget is spent: {self.keeper.spent()}; telling the run to save")
-        self.end(Fleet(self.keeper.cloud, self.keeper.cloud.look().workers, self.say))
+        self.end(Fleet(self.keeper.cloud, workers, self.say))
         self.keeper.delete()
         raise Failure(
             f"stopped and deleted: {self.keeper.spent()}; to go on raise MAX_CHIP_HOURS, then create, wait and watch"

@@ -206,4 +206,4 @@ def quoted(arguments: Sequence[str]) -> str:
 
 
 def _names(workers: Sequence[Worker]) -> str:
-    return ", ".join(w.name for w in workers)
+    return ", ".join(w.name for w in sorted(workers))

@@ -120,7 +120,7 @@ def test_what_never_started_takes_over_nothing(play):
 
 def test_a_request_that_somebody_deletes_stays_deleted(play):
     play.scenario(deleting=5)
-    play.runs("#!/bin/sh\nexec sleep 60\n")
+    play.runs('#!/bin/sh\n[ -e "${FAKE_RUN%run}gone-0-grpo-0" ] || exec sleep 60\n')
     play.ready("grpojax", "train")
     where = ["--zone", "z", "--project", "p", "--force", "--quiet"]
     assert fake_gcloud.Call(play.cloud, "compute tpus queued-resources delete grpo".split() + where).run(b"")[0] == 0
@@ -256,6 +256,9 @@ def test_the_budget_ends_the_run_after_a_save(play):
     ledger.write_text(ledger.read_text().replace(f'"since": {born}', f'"since": {born - 3500}'))
     play.tpu("launch", "--", "grpojax", "1000", "0.1")
     ledger.write_text(ledger.read_text().replace(f'"since": {born - 3500}', f'"since": {born - 3900}'))
+    # Nor does it go on because the cloud is busy just then.
+    busy = "ERROR: (gcloud) UNAVAILABLE: The service is currently unavailable."
+    play.scenario(rules=[{"match": "describe", "skip": 2, "times": 1, "code": 1, "stderr": busy}])
     said = play.tpu("watch", status=1)
     assert "telling the run to save" in said and "[worker1] saved at" in said and "stopped and deleted: 17." in said
     assert len(play.calls("queued-resources delete")) == 1
