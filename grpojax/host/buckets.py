@@ -89,7 +89,7 @@ def register() -> None:
 
 def system() -> Any:
     """The file system: the one that epath, and with it orbax, has too."""
-    return fsspec.filesystem("gcs", finalize_on_close=True)
+    return Bucket(finalize_on_close=True)
 
 
 def write(file: epath.Path, content: bytes) -> None:

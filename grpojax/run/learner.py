@@ -166,6 +166,8 @@ class Learner:
             self.state["policy"] = init_state(params, self.optimizer, self.policy.mesh)
         else:
             self.state |= restored
+        if self.policy.mesh is None:  # what a checkpoint gives back is bound to its device, and compiles otherwise
+            self.state = jax.device_put(self.state, jax.tree.leaves(params)[0].device)
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint has of the state: what never changes is read from the model again."""

@@ -4,7 +4,6 @@ kill."""
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import bucket
@@ -61,11 +60,9 @@ def test_a_life_in_a_bucket(tmp_path):
         killed.kill()
         killed.wait()
         assert "compiled update" in said, said
-        begun = time.monotonic()
         refused = runs.start(QUICKSTART, RUN, *SHORT, *given, env=own)
         said = refused.communicate(timeout=1800)[0]
         assert refused.returncode == 2 and "--take-over" in said and "prompts" not in said, said
-        print(f"refused after {time.monotonic() - begun:.1f} s")
         resumed = runs.start(QUICKSTART, RUN, *SHORT, *given, "--take-over", env=own)
         said = resumed.communicate(timeout=1800)[0]
         assert resumed.returncode == 0 and f"resumed {RUN} at step 2" in said, said

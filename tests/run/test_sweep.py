@@ -199,7 +199,7 @@ def test_a_critic_is_for_the_methods_that_have_one(tmp_path):
 
 
 def test_shorter_runs_trace_nothing(tmp_path):
-    asked = made(tmp_path, overrides=("train.steps=12", "profile.steps=[9, 12]"), rates=(1e-4,))
+    asked = made(tmp_path, overrides=("train.steps=24", "profile.steps=[9, 12]"), rates=(1e-4,))
     assert asked.jobs()[0].config["profile"] == {"steps": [9, 12]}
     assert asked.rate_jobs()["grpo"][1e-4].config["profile"] == {"steps": None}
 
