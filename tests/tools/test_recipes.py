@@ -244,13 +244,13 @@ from grpojax.run import recipe
 from grpojax.tools import planner
 path, topology, programs = sys.argv[1:]
 reports = planner.plan_recipe(
-    recipe.load(path), topology=topology, layers=1, programs=programs.split(",") if programs else None
+    recipe.load(path), topology=topology, layers=1, programs=programs.split(",")
 )
 print(*(r.name for r in reports if r.fits))
 """
 
 
-def compiled(path, programs=""):
+def compiled(path, programs):
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, "-c", COMPILE, str(path), said_of(path)[1], programs]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -265,7 +265,10 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 @needs_libtpu
 @pytest.mark.parametrize("name", [name for name in PODS if not name.startswith("gpu")])
 def test_a_pods_recipe_compiles(name):
-    assert sorted(compiled(PODS[name])) == ["reshard", "rollout", "score", "update"]
+    """All of it for the first model of a slice, of the others the update."""
+    first = min(other for other in PODS if other.split("_")[0] == name.split("_")[0])
+    programs = ["reshard", "rollout", "score", "update"] if name == first else ["update"]
+    assert compiled(PODS[name], ",".join(programs)) == programs
 
 
 RECEIVED = """
