@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -37,20 +37,10 @@ class RunDirectory:
     def check(self, *, take_over: bool = False) -> None:
         """Raises `UserError` for a directory that is neither new nor this recipe's run, that cannot be one, or that
         another process holds."""
-        self._check_place()
-        claims.check(self.path, take_over=take_over)
-
-    def _check_place(self) -> None:
-        if str(self.path.parent) == "gs://":
-            raise UserError(f"run.dir={str(self.path)!r} is a whole bucket; give a folder in it: {self.path}/RUN")
-        try:
-            files.make_folder(self.path)
-        except OSError as e:
-            raise UserError(f"run.dir={str(self.path)!r} cannot be made: {e.strerror}") from None
-        try:
+        _make(self.path)
+        with _read(self.path):
             self._check()
-        except OSError as e:
-            raise UserError(f"run.dir={str(self.path)!r} cannot be read: {e.filename}: {e.strerror}") from None
+        claims.check(self.path, take_over=take_over)
 
     def _check(self) -> None:
         if not self.started:
@@ -75,7 +65,8 @@ class RunDirectory:
     def claim(self, held: contextlib.ExitStack, *, take_over: bool = False) -> None:
         """Takes the directory until ``held`` lets go (`grpojax.host.claims`); from here on it is this run's."""
         held.enter_context(claims.hold(self.path, take_over=take_over))
-        self._check_place()  # again: another process may have been here
+        with _read(self.path):
+            self._check()  # again: another process may have been here
 
     def write(self) -> None:
         """Writes the recipe; what has changed since the run was last started is said."""
@@ -108,3 +99,20 @@ class RunDirectory:
         """Says that the run was told to stop, and has saved."""
         log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, notice)
         files.write_json(self.path / "stopped", {"step": step, "notice": notice, "seconds": round(seconds, 3)})
+
+
+def _make(path: epath.Path) -> None:
+    if str(path.parent) == "gs://":
+        raise UserError(f"run.dir={str(path)!r} is a whole bucket; give a folder in it: {path}/RUN")
+    try:
+        files.make_folder(path)
+    except OSError as e:
+        raise UserError(f"run.dir={str(path)!r} cannot be made: {e.strerror}") from None
+
+
+@contextlib.contextmanager
+def _read(path: epath.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise UserError(f"run.dir={str(path)!r} cannot be read: {e.filename}: {e.strerror}") from None
