@@ -76,6 +76,14 @@ def _abstract(network: Network, mesh: Mesh | None) -> Any:
     )
 
 
+def beside(state: Any, params: Any, mesh: Mesh | None) -> Any:
+    """A state on the one device of ``params``, bound to it; on a mesh as it is.
+
+    What a checkpoint gives back is bound to its device and new weights are not; programs would be compiled for both.
+    """
+    return state if mesh is not None else jax.device_put(state, jax.tree.leaves(params)[0].device)
+
+
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, table: WeightTable = DECODER
 ) -> TrainState:

@@ -44,7 +44,8 @@ class SaveError(Exception):
 
 def check_format(directory: epath.PathLike) -> None:
     """Raises `UserError` for checkpoints of a format that a run cannot go on from."""
-    if any(files.path(directory).glob(f"[0-9]*/{_OLD_PARAMS}")):
+    steps = (folder for folder in files.listing(directory) if folder.name.isdigit())
+    if any((folder / _OLD_PARAMS).exists() for folder in steps):
         raise UserError(
             f"{directory}: checkpoints of format 1, which kept one network without a role; this version goes on with "
             f"format {FORMAT}\nexport its policy (grpojax export RUN --to FOLDER) and start a new run from that folder"

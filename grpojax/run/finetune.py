@@ -25,7 +25,7 @@ from grpojax.models.compute import Compute
 from grpojax.programs import policy_update
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import abstract_state, decoder_network, init_state, place_rows
+from grpojax.programs.state import abstract_state, beside, decoder_network, init_state, place_rows
 from grpojax.programs.update import make_update
 from grpojax.records import metrics
 from grpojax.run import recorder, scoring, step_metrics, teaching
@@ -150,6 +150,7 @@ class FineTune:
             self.state = init_state(params, self.optimizer, policy.mesh)
         else:
             self.state, self.meta = restored[0]["policy"], restored[1]
+        self.state = beside(self.state, params, policy.mesh)
         self.done = self._saved = self.meta["step"]
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")

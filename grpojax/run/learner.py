@@ -23,7 +23,7 @@ from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
+from grpojax.programs.state import Network, abstract_state, beside, decoder_network, init_state, place_rows
 from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.run.critic import RunCritic
 from grpojax.run.judged import Judged, Sampled
@@ -166,8 +166,7 @@ class Learner:
             self.state["policy"] = init_state(params, self.optimizer, self.policy.mesh)
         else:
             self.state |= restored
-        if self.policy.mesh is None:  # what a checkpoint gives back is bound to its device, and compiles otherwise
-            self.state = jax.device_put(self.state, jax.tree.leaves(params)[0].device)
+        self.state = beside(self.state, params, self.policy.mesh)
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint has of the state: what never changes is read from the model again."""
