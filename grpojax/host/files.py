@@ -38,7 +38,8 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
     text = os.fspath(place)
     scheme, colon, rest = text.partition("://")
     if colon and scheme != "gs":
-        raise UserError(f"{text}: {scheme}:// is not read or written here; give a local path or gs://...")
+        shown = f"{text}: {scheme}" if text.isprintable() else f"{text!r}: {scheme!r}"
+        raise UserError(f"{shown}:// is not read or written here; give a local path or gs://...")
     if colon:
         if not rest.partition("/")[0]:
             raise UserError(f"{text} names no bucket; give gs://bucket/folder")

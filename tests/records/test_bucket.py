@@ -174,6 +174,7 @@ def test_two_that_write_batches_of_different_sizes_leave_whole_lines(place):
 # ---------------------------------------------------------------------------------------------- weights
 
 
+@pytest.mark.slow
 def test_checkpoints(place, proxy):
     met = proxy.met
     state = {"policy": {"w": np.arange(5, dtype=np.float32), "b": np.ones((3, 2), np.float32)}}

@@ -32,7 +32,7 @@ def test_it_ends_with_the_step_that_reaches_the_budget(run):
 
 def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
     trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
-    trainer.on_step = lambda *_: trainer.session._on_signal(15, None) if trainer.done == 2 else None
+    trainer.on_step = lambda *_: trainer.done == 2 and trainer.session.course.ask("SIGTERM")
     assert not trainer.run() and trainer.done == 3
     assert not read_runs([tmp_path])[0][0].finished
     assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}"))).run()

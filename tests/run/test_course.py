@@ -36,6 +36,7 @@ with peers.watched():
 """
 
 
+@pytest.mark.slow
 def test_three_processes_stop_and_save_at_the_same_turn():
     """Whoever asks, and however far one is ahead: without collectives nothing else holds them together."""
     group = [

@@ -56,6 +56,7 @@ def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe,
     assert trainer.session.checkpoints.steps()[-1] == 4
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_is_said(recipe, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("grpojax.records.curve.draw_curve", full)
     given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "data.eval=null", "train.steps=1"]

@@ -67,6 +67,7 @@ def same(several, one, name):
             )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_processes_with_two_devices_each(recipe, tmp_path):
     """With groups that are dropped and others drawn for them."""
     check(["dapo"], recipe, tmp_path, 2)

@@ -21,6 +21,7 @@ def trained(recipe, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_evaluation_and_export_of_any_run_by_any_processes(trained, tmp_path, capsys):
     """Half of an evaluation by one process, the rest by two: as all of it by one, on a mesh that the run never had."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -213,6 +213,7 @@ def test_a_worker_that_stays_out_of_reach_costs_its_vms(play):
     assert said.count("] resumed") == 2 and len(play.calls("queued-resources create")) == 2
 
 
+@pytest.mark.slow
 def test_one_process_that_ends_ends_the_others(play):
     """The others do not even listen to being told."""
     play.env(max_failures=0, grace_seconds=4, poll_seconds=1)  # there are systems that bury the dead once a second
