@@ -32,6 +32,7 @@ def together(*commands, processes=2, devices=2):
         words = process.communicate(timeout=900)[0]
         lines = [line for line in words.splitlines() if not line.startswith("[Gloo]")]
         ends = [n for n, line in enumerate(lines) if line.startswith("status ")]
-        assert process.returncode == 0 and len(ends) == len(commands), words
+        # One of several processes leaves with 2 where it was refused, and with 1 where another was.
+        assert process.returncode in (0, 1, 2) and len(ends) == len(commands), words
         said.append([lines[i + 1 : j + 1] for i, j in zip([-1, *ends], ends, strict=False)])
     return said
