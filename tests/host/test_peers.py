@@ -1,6 +1,7 @@
 """The failure of one process is the end of all, within a minute and with its own words."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -101,7 +102,8 @@ def test_a_killed_process_is_named(who):
     said, status, seconds = play("dies", who, 4)
     assert status == [-9 if i == who else 1 for i in range(4)] and seconds < 60
     for i in set(range(4)) - {who}:
-        assert said[i].rstrip().endswith(f"grpojax: process {who} ({os.uname().nodename}) is gone"), said[i]
+        # Of the first the name may not be known yet.
+        assert re.search(rf"grpojax: process {who}( \({os.uname().nodename}\))? is gone$", said[i].rstrip()), said[i]
 
 
 @pytest.mark.slow

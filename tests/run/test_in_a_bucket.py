@@ -2,6 +2,7 @@
 kill."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from grpojax.host import files
 from grpojax.records import samples
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
-SHORT = ("train.steps=4", "train.checkpoint_every=2", "train.eval_every=0", "train.eval_limit=4",
+SHORT = ("train.steps=4", "train.checkpoint_every=1", "train.eval_every=0", "train.eval_limit=4",
          "rollout.prompts=2", "rollout.group=4", "rollout.max_tokens=12", "profile.steps=[4, 4]")  # fmt: skip
 RUN = f"{bucket.URL}/runs/first"
 COMMANDS = "import json, sys; from grpojax.tools.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
@@ -65,7 +66,7 @@ def test_a_life_in_a_bucket(tmp_path):
         assert refused.returncode == 2 and "--take-over" in said and "prompts" not in said, said
         resumed = runs.start(QUICKSTART, RUN, *SHORT, *given, "--take-over", env=own)
         said = resumed.communicate(timeout=1800)[0]
-        assert resumed.returncode == 0 and f"resumed {RUN} at step 2" in said, said
+        assert resumed.returncode == 0 and re.search(f"resumed {RUN} at step [123]", said), said
         assert "could not be" not in said and "failed" not in said, said
         assert "read from the compile cache update" in said and "compiled update" not in said, said
         commands(*after(RUN, bucket.URL), env=env)

@@ -4,6 +4,8 @@ Sums over devices are added in another order across processes, so equality is to
 optimiser's eps is large, since Adam makes of a gradient of nothing but rounding a full step.
 """
 
+import json
+
 import jax
 import pytest
 import runs
@@ -15,7 +17,7 @@ from grpojax.run import recipe as config
 
 SFT = """\
 model:     {{path: {folder}}}
-data:      {{train: {folder}/sums.jsonl, prompt: question, answer: answer, max_prompt_tokens: 8, max_tokens: 8}}
+data:      {{train: {folder}/sft.jsonl, max_prompt_tokens: 8, max_tokens: 8}}
 train:     {{steps: 3, batch_size: 8}}
 run:       {{dir: {folder}/sft}}
 """
@@ -40,6 +42,8 @@ def check(names, recipe, folder, processes):
     devices = 2 * processes
     sft = folder / "sft.yaml"
     sft.write_text(SFT.format(folder=recipe.parent))
+    rows = [{"prompt": f"{n}+{m}=", "completion": str(n + m)} for n in range(5) for m in range(5)]
+    (recipe.parent / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     commands = [
         ["sft" if name == "sft" else "train", sft if name == "sft" else recipe, f"run.dir={folder / 'several' / name}",
          *overrides(name, devices)]
@@ -68,19 +72,13 @@ def same(several, one, name):
 
 
 @pytest.mark.slow
-def test_two_processes_with_two_devices_each(recipe, tmp_path):
-    """With groups that are dropped and others drawn for them."""
-    check(["dapo"], recipe, tmp_path, 2)
-
-
-@pytest.mark.slow
 def test_six_recipes_by_two_processes(recipe, tmp_path):
     check(list(RECIPES), recipe, tmp_path, 2)
 
 
 @pytest.mark.slow
-def test_six_recipes_by_four_processes(recipe, tmp_path):
-    check(list(RECIPES), recipe, tmp_path, 4)
+def test_recipes_by_four_processes(recipe, tmp_path):
+    check(["token_critic", "sft"], recipe, tmp_path, 4)
 
 
 @pytest.mark.slow

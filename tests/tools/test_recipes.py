@@ -265,9 +265,8 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 @needs_libtpu
 @pytest.mark.parametrize("name", [name for name in PODS if not name.startswith("gpu")])
 def test_a_pods_recipe_compiles(name):
-    """All of it for the first model of a slice, of the others the update."""
-    first = min(other for other in PODS if other.split("_")[0] == name.split("_")[0])
-    programs = ["reshard", "rollout", "score", "update"] if name == first else ["update"]
+    """All of it on the smallest slice; of the others what takes the most memory and compiles soonest."""
+    programs = ["reshard", "rollout", "score", "update"] if name.startswith("v5e-1_") else ["reshard"]
     assert compiled(PODS[name], ",".join(programs)) == programs
 
 
