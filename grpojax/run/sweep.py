@@ -31,7 +31,7 @@ class Sweep:
       config: path of the recipe.
       overrides: settings that replace its own in every run.
       variants: names, or mappings with a name and options, as ``variant`` of a recipe.
-      seeds: how many; 0 to ``seeds - 1``.
+      seeds: of the runs.
       folder: where everything goes: ``runs/METHOD_SEED``, ``rates/METHOD_RATE``, ``state/`` and ``cache/``.
       rates: learning rates to choose from, for each method by itself; none takes the recipe's.
       rate_share: of the recipe's steps or tokens, what the runs that the choice is made by have.
@@ -40,13 +40,13 @@ class Sweep:
     config: str
     overrides: tuple[str, ...] = ()
     variants: tuple[str | dict[str, Any], ...]
-    seeds: int
+    seeds: Sequence[int]
     folder: Path
     rates: tuple[float, ...] = ()
     rate_share: float = 0.25
 
     def __post_init__(self) -> None:
-        require(self, seeds="[1, inf)", rate_share="(0, 1]")
+        require(self, rate_share="(0, 1]")
         if self.rate_share != type(self).rate_share and not self.rates:
             raise UserError(f"--rate-share {self.rate_share:g}: goes with --rates")
         if not self.variants:
@@ -58,6 +58,11 @@ class Sweep:
                 raise UserError(f"{text}: the sweep sets {taken} itself; leave it out")
         if len(set(self.rates)) < len(self.rates) or any(not (0 < x < math.inf) for x in self.rates):
             raise UserError(f"--rates {','.join(f'{x:g}' for x in self.rates)}: give different numbers over 0")
+
+    @property
+    def rates_seed(self) -> int:
+        """Of the runs that learning rates are chosen by: no other run has it."""
+        return max(self.seeds) + 1
 
     def methods(self) -> dict[str, str]:
         """The name of each method's directories, and the override that makes it; raises for one that is there twice."""
@@ -91,7 +96,7 @@ class Sweep:
         methods = self.methods()
         made = [
             self.job("runs", f"{name}_{seed}", value, f"train.seed={seed}", *_rate(rates, name))
-            for seed in range(self.seeds)
+            for seed in self.seeds
             for name, value in methods.items()
             if rates is None or name in rates
         ]
@@ -118,7 +123,7 @@ class Sweep:
                     f"--rate-share {self.rate_share:g}: {steps} steps end before optimizer.warmup_steps={warmup}; give "
                     "more, or a shorter warmup"
                 )
-        extra = (f"train.seed={self.seeds}", length, "profile.steps=null")
+        extra = (f"train.seed={self.rates_seed}", length, "profile.steps=null")
         return {
             name: {
                 x: self.job("rates", f"{name}_{x:g}", value, *extra, f"optimizer.learning_rate={x!r}")
@@ -144,6 +149,22 @@ def read_variants(text: str) -> tuple[str | dict[str, Any], ...]:
         if not isinstance(variant, str) and not (isinstance(variant, dict) and isinstance(variant.get("name"), str)):
             raise UserError(f"--variants: {variant!r} is neither a name nor a mapping such as {{name: dapo, k: 1}}")
     return tuple(tree["variants"])
+
+
+def read_seeds(text: str) -> tuple[int, ...]:
+    """What ``--seeds`` says: how many, from 0 on, or the first and the last.
+
+    Example:
+      >>> read_seeds("3"), read_seeds("6-8")
+      ((0, 1, 2), (6, 7, 8))
+    """
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+        raise UserError(f"--seeds {text}: give how many, such as 5, or the first and the last, such as 5-9")
+    found = tuple(range(int(first), int(last) + 1) if dash else range(int(first)))
+    if not found:
+        raise UserError(f"--seeds {text}: there are none; give how many, such as 5, or the first and the last")
+    return found
 
 
 def label(variant: str | Mapping[str, Any]) -> str:
@@ -187,7 +208,8 @@ def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]
     kept_in = sweep.folder / "rates.json"
     kept, unkept = _read(kept_in), {}
     asked = {
-        name: {"seed": sweep.seeds, "runs": [job.config for job in jobs.values()]} for name, jobs in by_method.items()
+        name: {"seed": sweep.rates_seed, "runs": [job.config for job in jobs.values()]}
+        for name, jobs in by_method.items()
     }
     asked = json.loads(json.dumps(asked))
     open_ones = [name for name in by_method if kept.get(name, {}).get("asked") != asked[name]]
@@ -220,7 +242,7 @@ def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]
             name,
             rate,
             100 * sweep.rate_share,
-            sweep.seeds,
+            sweep.rates_seed,
             each,
             edge,
         )

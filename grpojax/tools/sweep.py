@@ -13,7 +13,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     sweep.add_argument(
         "--variants", required=True, metavar="A,B", help="names, or YAML such as '{name: dapo, clip_high: 0.3}'"
     )
-    sweep.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N-1; 3 if left out")
+    sweep.add_argument("--seeds", default="3", metavar="N", help="how many, from 0 on, or such as 5-9; 3 if left out")
     sweep.add_argument("--to", required=True, metavar="DIR", help="folder; the runs go to DIR/runs")
     sweep.add_argument("--devices", metavar="0,1", help="a run at a time on each of these; all for one if left out")
     sweep.add_argument(
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         config=args.config,
         overrides=tuple(args.overrides),
         variants=sweep.read_variants(args.variants),
-        seeds=args.seeds,
+        seeds=sweep.read_seeds(args.seeds),
         folder=folder,
         rates=_numbers(args.rates),
         rate_share=args.rate_share,

@@ -175,7 +175,7 @@ def test_progress_is_told(tmp_path, said):
 def made(tmp_path, **given):
     text = given.pop("variants", "grpo,{name: dapo, clip_high: 0.3}")
     return sweep.Sweep(config=QUICKSTART, variants=sweep.read_variants(text), folder=tmp_path,
-                       **{"seeds": 2, **given})  # fmt: skip
+                       **{"seeds": (0, 1), **given})  # fmt: skip
 
 
 def test_every_method_with_every_seed(tmp_path):
@@ -252,7 +252,6 @@ def test_several_at_once_on_a_device_share_what_there_is(tmp_path):
     ({"variants": "grpo,{clip_high: 3}"}, "neither a name nor a mapping"),
     ({"variants": "{name: dapo"}, "invalid YAML"),
     ({"variants": ""}, "give one at least"),
-    ({"seeds": 0}, "seeds=0: must be at least 1"),
     ({"overrides": ("train.seed=3",)}, "train.seed=3: the sweep sets train.seed itself"),
     ({"overrides": ("variant.clip_high=3",)}, "the sweep sets variant itself"),
     ({"overrides": ("optimizer.learning_rate=1",), "rates": (1e-4,)}, "sets optimizer.learning_rate itself"),
@@ -266,6 +265,19 @@ def test_mistakes_are_told_before_anything_starts(tmp_path, given, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         sweep.run(made(tmp_path, **given), Queue(tmp_path, {}))
     assert not list(tmp_path.iterdir())
+
+
+def test_fresh_seeds_are_the_ones_that_are_asked_for(tmp_path):
+    asked = made(tmp_path, seeds=sweep.read_seeds("5-7"))
+    assert [job.name for job in asked.jobs()] == [f"{name}_{seed}" for seed in (5, 6, 7) for name in asked.methods()]
+    assert [job.config["train"]["seed"] for job in asked.jobs()] == [5, 5, 6, 6, 7, 7]
+    assert asked.rates_seed == 8
+    for text in ("0", "7-5"):
+        with pytest.raises(UserError, match=f"--seeds {text}: there are none"):
+            sweep.read_seeds(text)
+    for text in ("", "x", "-3", "3-", "1-2-3"):
+        with pytest.raises(UserError, match="give how many, such as 5, or the first and the last, such as 5-9"):
+            sweep.read_seeds(text)
 
 
 class FakeQueue:
