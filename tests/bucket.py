@@ -210,6 +210,22 @@ def clients(folder: Path) -> Iterator[Proxy]:
         yield proxy
 
 
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory):
+    """`clients` of all tests of a module, which takes it up by ``proxy = bucket.proxy``."""
+    with clients(tmp_path_factory.mktemp("server")) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def place(proxy, request):
+    """A folder of the bucket for this test alone; afterwards nothing is faulty any more."""
+    from grpojax.host import files
+
+    yield files.path(f"{URL}/{request.node.name}")
+    proxy.faults, proxy.always, proxy.only, proxy.latency = iter(()), None, "", 0.0
+
+
 def put_folder(folder: Path, name: str) -> str:
     """Copies the files of a local folder; where to."""
     from grpojax.host import files

@@ -38,7 +38,7 @@ def judge(reports: dict[Worker, Report], since_exit: float, since_heard: float, 
         return "stop" if codes and since_exit > settings.grace_seconds else "wait"
     if "lost" in states:
         return "wait"
-    if MISTAKEN in codes and "absent" not in states:  # `grpojax` exits so, too, where its company does not come
+    if MISTAKEN in codes:
         return "mistake"
     if codes == {FINISHED} and "absent" not in states:
         return "finished"

@@ -1,13 +1,22 @@
-"""The one exception that a user's mistake raises, and the one way to say which numbers a setting takes."""
+"""The exceptions whose message is for the user, and the one way to say which numbers a setting takes."""
 
 import re
+from typing import ClassVar
 
 
 class UserError(ValueError):
     """A mistake that the user can mend. Its message is one or two lines: the value it got and the remedy.
 
-    The command line prints it without a traceback and exits with status 2.
+    The command line prints it without a traceback and exits with its status, 2.
     """
+
+    status: ClassVar[int] = 2
+
+
+class PassingError(UserError):
+    """One that is not the command's: started again it may go well. Status 1, as any other failure."""
+
+    status: ClassVar[int] = 1
 
 
 def require(config: object, **ranges: str) -> None:

@@ -2,17 +2,16 @@
 
 import dataclasses
 import math
-import os
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 
 import jax
 from jax._src import cloud_tpu_init, hardware_utils
 
-from grpojax.host.errors import UserError
+from grpojax.host import metadata
+from grpojax.host.errors import PassingError, UserError
 
 HEARTBEAT_S = 100  # after so many seconds without a word a process counts as gone
 JOIN_S = 300.0  # to wait for the others
@@ -61,19 +60,13 @@ def ask(key: str) -> str | None:
     """An attribute of this machine from the metadata server of Google's cloud; None without one, or without the server.
 
     Raises:
-      UserError: the server is there and does not answer.
+      PassingError: the server is there and does not answer.
     """
-    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
-    request = urllib.request.Request(
-        f"http://{server}/computeMetadata/v1/instance/attributes/{key}", headers={"Metadata-Flavor": "Google"}
-    )
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     status = None
     for attempt in range(_TRIES):
         time.sleep(_PAUSE_S * attempt)
         try:
-            with direct.open(request, timeout=_ASK_S) as answer:
-                return answer.read().decode()
+            return metadata.get(f"attributes/{key}", _ASK_S)
         except urllib.error.HTTPError as e:
             if e.code == 404:
                 return None
@@ -81,7 +74,8 @@ def ask(key: str) -> str | None:
         except OSError:
             pass
     if status is not None:
-        raise UserError(f"the metadata server {server} answers {status} for {key}; start again, on all hosts")
+        said = f"the metadata server {metadata.server()} answers {status} for {key}"
+        raise PassingError(f"{said}; start again, on all hosts")
     return None
 
 
@@ -173,7 +167,7 @@ def _launched(environment: Mapping[str, str]) -> Company | None:
 
 
 def join(company: Company) -> None:
-    """Joins the others; raises `UserError` where they do not come within `JOIN_S`."""
+    """Joins the others; raises `PassingError` where they do not come within `JOIN_S`."""
     failed: list[BaseException] = []
 
     def initialize() -> None:
@@ -196,12 +190,12 @@ def join(company: Company) -> None:
     who = f"process {company.index} of {company.count} (by {company.told_by})"
     where = f" at {company.address}" if company.address else ""
     if thread.is_alive():
-        raise UserError(
+        raise PassingError(
             f"{who} waited {JOIN_S:g} s for the others{where} in vain\n"
             "start the same command on all hosts; their ports must be open to each other"
         )
     if failed:
-        raise UserError(f"{who} cannot join the others{where}: {' '.join(str(failed[0]).split())[:200]}")
+        raise PassingError(f"{who} cannot join the others{where}: {' '.join(str(failed[0]).split())[:200]}")
 
 
 def _alone(told: Mapping[str, str], name: str, remedy: str) -> UserError:

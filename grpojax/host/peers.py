@@ -21,10 +21,12 @@ from typing import Any, NoReturn
 
 import jax
 
-from grpojax.host import coordination
+from grpojax.host import coordination, preemption
 from grpojax.host.errors import UserError
 
 BEAT_S = 2.0
+# Python's lock is let go of while XLA compiles: in compiles of 35 s for CPU and TPU, and in writing and reading jax's
+# cache, a thread paused for 0.5 s at most, on a machine with eight times the work that it has cores for.
 SILENT_S = 30.0
 GRACE_S = 3.0  # for a main thread that finds out by itself, to end with its own words
 LEAVE_S = 10.0  # that the first process, who carries the coordination service, waits for the others to have read
@@ -35,6 +37,7 @@ def watched() -> Iterator[None]:
     """Inside, and until all processes have left it, the failure of one is the end of all.
 
     The one that raised keeps its error and its status, 2 for a `UserError`; the others say whose it was and end with 1.
+    Where one was told to stop (`preemption.Told`) all end with 75.
     """
     if jax.process_count() == 1:
         yield
@@ -48,8 +51,9 @@ def watched() -> Iterator[None]:
         peers.finish()
     except BaseException as error:
         said = peers.leave(error)
-        status = 1 if said else _STATUS.get(type(error), 1)
-        # jax would wait at the end for processes that do not come any more.
+        status = _status(said) if said else _status_of(error)
+        # At the end Python would wait for threads, and jax for processes, that wait for who does not come any more.
+        threading.Thread(target=_exit_after_main, args=(status,), daemon=True).start()
         atexit.register(_exit, status)
         if said:
             print(f"grpojax: {said}", file=sys.stderr, flush=True)
@@ -57,14 +61,26 @@ def watched() -> Iterator[None]:
         raise
 
 
-_STATUS: dict[type, int] = {UserError: 2, KeyboardInterrupt: 130}
+_TOLD = "was told to stop"
+
+
+def _status(said: str) -> int:
+    """Of a process that ends because of another one."""
+    return os.EX_TEMPFAIL if said.endswith(_TOLD) else 1
+
+
+def _status_of(error: BaseException) -> int:
+    """Of a process that ends because of its own error."""
+    if isinstance(error, preemption.Told):
+        return os.EX_TEMPFAIL
+    return error.status if isinstance(error, UserError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def end(said: str) -> NoReturn:
     """Ends the run for all of its processes, whatever the main thread of this one waits for; status 1."""
     print(f"grpojax: {said}", file=sys.stderr, flush=True)
     for peers in _here:
-        peers.fail(said)
+        peers.fail(f"failed: {said}")
     _exit(1)
 
 
@@ -139,7 +155,7 @@ class _Peers(threading.Thread):
         """Ends the process from here: its main thread waits for what will not come."""
         print(f"grpojax: {said}", file=sys.stderr, flush=True)
         self._farewell()
-        _exit(1)
+        _exit(_status(said))
 
     def _farewell(self) -> None:
         """Lets the first process go; it goes last, as all others would be aborted with it."""
@@ -159,12 +175,12 @@ class _Peers(threading.Thread):
         self._finished = True
         while not self._all_done.wait(0.1):
             if self._known.is_set():
-                raise SystemExit(1)
+                raise SystemExit(_status(str(self._verdict)))
 
-    def fail(self, reason: str) -> None:
-        """Posts this process's failure, and lets the others read it."""
+    def fail(self, what: str) -> None:
+        """Posts what became of this process, and lets the others read it."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            coordination.post(f"{self._place}/failed/{self.me}", f"failed: {reason}")
+            coordination.post(f"{self._place}/failed/{self.me}", what)
         self._farewell()
 
     def leave(self, error: BaseException) -> str | None:
@@ -181,7 +197,8 @@ class _Peers(threading.Thread):
             self._farewell()
             return said
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        self.fail(" ".join(f"{kind}{error}".split())[:300])
+        told = isinstance(error, preemption.Told)
+        self.fail(_TOLD if told else "failed: " + " ".join(f"{kind}{error}".split())[:300])
         return None
 
     def gone(self) -> str:
@@ -193,7 +210,7 @@ def _of_a_peer(error: BaseException | None) -> bool:
     """Whether an error, or one behind it, is what the loss of another process looks like."""
     if error is None:
         return False
-    if isinstance(error, UserError | KeyboardInterrupt) or "RESOURCE_EXHAUSTED" in str(error):
+    if isinstance(error, UserError | KeyboardInterrupt | preemption.Told) or "RESOURCE_EXHAUSTED" in str(error):
         return False
     status = re.search(r"\b(UNKNOWN|UNAVAILABLE|ABORTED|CANCELLED|INTERNAL|DEADLINE_EXCEEDED): ", str(error))
     runtime = isinstance(error, jax.errors.JaxRuntimeError | TimeoutError | SystemExit)
@@ -206,6 +223,12 @@ def _exit(status: int) -> NoReturn:
         with contextlib.suppress(Exception):
             stream.flush()
     os._exit(status)
+
+
+def _exit_after_main(status: int) -> None:
+    """Ends the process as soon as its main thread has nothing more to do or to say."""
+    threading.main_thread().join()
+    _exit(status)
 
 
 _kept: list[Any] = []

@@ -1,24 +1,48 @@
 """The notices by which a run is told to stop: a signal, or what a cloud says before it takes a machine away.
 
 On Google's machines the metadata server tells it (``instance/preempted``, ``instance/maintenance-event``), often before
-SIGTERM comes. ``GCE_METADATA_HOST`` names another server, as in Google's own libraries.
+SIGTERM comes.
 """
 
 import contextlib
 import os
 import signal
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+from grpojax.host import metadata
 from grpojax.host.console import log
 
 POLL_S = 2.0
-_HOST = "metadata.google.internal"
-_PRODUCT = Path("/sys/class/dmi/id/product_name")  # says what machine this is, without the network
+_came: list[int] = []
+
+
+class Told(SystemExit):
+    """Told to stop where there is nothing to save. Ends a process with status 75: start it again."""
+
+    def __init__(self) -> None:
+        super().__init__(os.EX_TEMPFAIL)
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Inside, and outside of `notices`, SIGTERM raises `Told` in the main thread, as soon as that runs Python."""
+    _came.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: Any) -> None:
+        _came.append(number)
+        log.info("SIGTERM: stopping; there is nothing to save yet")
+        raise Told
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -28,6 +52,8 @@ def notices(notice: Callable[[str], None]) -> Iterator[None]:
     For the main thread. ``notice`` may be called more than once, by a signal's handler and by another thread.
     """
     came: list[int] = []
+    if _came:  # raised in a place that lets nothing through, such as a callback
+        notice(signal.Signals(_came[0]).name)
 
     def on_signal(number: int, frame: Any) -> None:
         if came:
@@ -48,12 +74,11 @@ def notices(notice: Callable[[str], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def watched(notice: Callable[[str], None]) -> Iterator[None]:
     """Inside, ``notice`` is called once with what the metadata server says, by a thread; elsewhere there is none."""
-    host = server()
-    if host is None:
+    if not metadata.likely():
         yield
         return
     ended = threading.Event()
-    thread = threading.Thread(target=_poll, args=(host, notice, ended), daemon=True, name="preemption")
+    thread = threading.Thread(target=_poll, args=(notice, ended), daemon=True, name="preemption")
     thread.start()
     try:
         yield
@@ -61,30 +86,17 @@ def watched(notice: Callable[[str], None]) -> Iterator[None]:
         ended.set()
 
 
-def server() -> str | None:
-    """The metadata server's host; None where there is none."""
-    if host := os.environ.get("GCE_METADATA_HOST"):
-        return host
-    with contextlib.suppress(OSError):
-        if "Google" in _PRODUCT.read_text(encoding="utf-8"):
-            return _HOST
-    return None
-
-
-def said(host: str) -> str | None:
+def said() -> str | None:
     """What the server says of an end that is near; None for nothing, or where it does not answer."""
     for name, nothing in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
-        url = f"http://{host}/computeMetadata/v1/instance/{name}"
-        request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=POLL_S) as answer:
-                value = answer.read(100).decode(errors="replace").strip()
+        with contextlib.suppress(OSError):
+            value = metadata.get(name, POLL_S).strip()[:100]
             if value and value != nothing and not value.startswith("MIGRATE"):
                 return f"{name} {value}"
     return None
 
 
-def _poll(host: str, notice: Callable[[str], None], ended: threading.Event) -> None:
+def _poll(notice: Callable[[str], None], ended: threading.Event) -> None:
     while not ended.wait(POLL_S):
-        if (value := said(host)) is not None:
+        if (value := said()) is not None:
             return notice(value)

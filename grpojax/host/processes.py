@@ -4,11 +4,14 @@ Every process runs the same program in the same order; each reads the data and j
 alone, the first, writes the run's files. With a single process all of this does nothing.
 """
 
+import base64
 import contextlib
 import itertools
 import json
+import math
 import os
 import socket
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +22,7 @@ from jax.sharding import NamedSharding
 
 from grpojax.host import coordination, joining
 from grpojax.host.console import log
-from grpojax.host.errors import UserError
+from grpojax.host.errors import PassingError, UserError
 
 _LEAVE_S = 20.0  # that one that failed waits for the others, so that all of them can say so
 _WAIT_S = 3600.0  # for one that reads a large model from a slow disk; one that is gone is noticed sooner
@@ -80,22 +83,34 @@ def rows(n: int) -> np.ndarray:
 
 
 def gather_rows(mine: np.ndarray, n: int) -> np.ndarray:
-    """Each process's `rows` ``[r, ...]`` as the whole batch ``[n, ...]``, on every process."""
+    """Each process's `rows` ``[r, ...]`` as the whole batch ``[n, ...]``, on every process; no device takes part."""
     count = jax.process_count()
     if count == 1:
         return mine
-    most = -(-n // count)
-    padded = np.zeros((most, *mine.shape[1:]), mine.dtype)
-    padded[: len(mine)] = mine
-    together = np.asarray(multihost_utils.process_allgather(padded))  # [processes, most, ...]
-    return np.swapaxes(together, 0, 1).reshape(most * count, *mine.shape[1:])[:n]
+    whole = np.zeros((n, *mine.shape[1:]), mine.dtype)
+    packed = base64.b64encode(zlib.compress(np.ascontiguousarray(mine).tobytes(), 1)).decode()
+    for i, text in enumerate(_gather(packed)):
+        values = np.frombuffer(zlib.decompress(base64.b64decode(text)), mine.dtype)
+        whole[i::count] = values.reshape(-1, *mine.shape[1:])
+    return whole
 
 
 def total(counts: Sequence[int]) -> list[int]:
-    """The sum of each number over the processes."""
+    """The sum of each number over the processes; no device takes part."""
     if jax.process_count() == 1:
         return list(counts)
-    return np.asarray(multihost_utils.process_allgather(np.asarray(counts, np.int32))).sum(0).tolist()
+    return [sum(of_one) for of_one in zip(*map(json.loads, _gather(json.dumps(list(counts)))), strict=True)]
+
+
+_gathers = itertools.count()
+
+
+def _gather(text: str) -> list[str]:
+    """A text of each process, in their order; the one before, which all have read by then, is taken back."""
+    number = next(_gathers)
+    texts = coordination.exchange(f"gather/{number}", text, seconds=math.inf)
+    coordination.forget(f"gather/{number - 1}/{jax.process_index()}")
+    return texts
 
 
 def any_of(flag: bool) -> bool:
@@ -110,7 +125,7 @@ def meet(word: str = "") -> list[str]:
     """A word of each process, in their order, on every process: all must come here. No device takes part.
 
     Raises:
-      UserError: on all that came, where a process failed in `AllOrNone` on its way here, or is gone.
+      PassingError: on all that came, where a process failed in `AllOrNone` on its way here, or is gone.
     """
     words = _exchange({"word": word})
     if failed := [(i, w["failed"]) for i, w in enumerate(words) if "failed" in w]:
@@ -126,7 +141,7 @@ def _exchange(word: Mapping[str, str], seconds: float = _WAIT_S) -> list[dict[st
     return [json.loads(text) for text in words]
 
 
-class _Elsewhere(UserError):
+class _Elsewhere(PassingError):
     """Another process's failure, which all know of."""
 
 
@@ -142,7 +157,7 @@ class AllOrNone:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             meet()
-        elif not isinstance(error, _Elsewhere):
+        elif isinstance(error, Exception) and not isinstance(error, _Elsewhere):
             host = socket.gethostname()
             with contextlib.suppress(Exception):  # its own error is what counts
                 said = " ".join(str(error).split())[:300] or type(error).__name__

@@ -2,6 +2,7 @@
 
 import itertools
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,14 +30,16 @@ class Board:
         self._draft: tempfile.TemporaryDirectory[str] | None = None  # of what goes to a bucket
         self._writer: Any = None
         self._begun, self._numbers = 0.0, itertools.count()
+        self._lock = threading.RLock()  # samples come from a thread of their own
 
     def add(self, write: Callable[[Any], None]) -> None:
         """Calls ``write`` with a ``SummaryWriter``."""
-        if self._draft is not None and time.monotonic() - self._begun > EVERY_S:
-            self.close()
-        if self._writer is None:
-            self._begin()
-        write(self._writer)
+        with self._lock:
+            if self._draft is not None and time.monotonic() - self._begun > EVERY_S:
+                self.close()
+            if self._writer is None:
+                self._begin()
+            write(self._writer)
 
     def _begin(self) -> None:
         from tensorboardX import SummaryWriter

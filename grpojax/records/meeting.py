@@ -7,6 +7,7 @@ they go through the coordination service, and who waits at one is let go when an
 import contextlib
 import itertools
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class Meeting:
 
     def _begin(self) -> None:
         self._place = f"saves/{next(_numbers)}"
+        self._behind: set[threading.Thread] = set()  # of saves that have failed, which others wait for no more
         self._barriers: Counter[str] = Counter()
         _current[:] = [self]
 
@@ -84,16 +86,22 @@ class Meeting:
         ids._operation_id_counter = itertools.count(most + 1)
         ids._operation_id = most
         self._begin()
+        self._behind = set(threading.enumerate()) - {threading.current_thread(), threading.main_thread()}
 
     def barrier(self, key: str, timeout_ms: int) -> None:
         """Waits for all processes, or until one has failed."""
+        if threading.current_thread() in self._behind:
+            raise PeerError(f"{key}: the save that this belongs to has failed")
         self._barriers[key] += 1
         place, failed = f"{self._place}/barrier/{key}/{self._barriers[key]}", f"{self._place}/failed"
         until = time.monotonic() + timeout_ms / 1000
         coordination.post(f"{place}/{jax.process_index()}", "")
         pause = 0.01
         while len(coordination.posted(place)) < jax.process_count():
-            for index, what in coordination.posted(failed).items():
+            if fallen := coordination.posted(failed):
+                if len(coordination.posted(place)) == jax.process_count():
+                    break  # it came, left and failed between the two questions
+                index, what = min(fallen.items())
                 raise PeerError(f"process {index}: {what}")
             if time.monotonic() > until:
                 raise TimeoutError(f"{key}: not all processes came within {timeout_ms / 1000:g} s")

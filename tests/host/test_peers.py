@@ -14,10 +14,10 @@ import runs
 from grpojax.host import coordination, peers
 
 TOGETHER = """
-import os, sys, time
+import os, sys, threading, time
 import jax, numpy as np
 from jax.experimental import multihost_utils
-from grpojax.host import coordination, peers, processes
+from grpojax.host import coordination, peers, preemption, processes
 from grpojax.host.errors import UserError
 from grpojax.tools import cli
 processes.start()
@@ -28,11 +28,14 @@ def work():
         multihost_utils.process_allgather(np.ones(3))
     if me == int(who):
         if how == "raises":
+            threading.Thread(target=time.sleep, args=(70,)).start()  # as a save that waits for the others
             raise ValueError("all is lost")
         if how == "refuses":
             raise UserError("no such thing")
         if how == "dies":
             os.kill(os.getpid(), 9)
+        if how == "told":
+            os.kill(os.getpid(), 15)
         if how == "lingers":
             time.sleep(8)
             return
@@ -43,7 +46,7 @@ def work():
     multihost_utils.process_allgather(np.ones(3))
 
 try:
-    with peers.watched():
+    with preemption.ending(), peers.watched():
         work()
 except UserError as e:
     print(f"refused: {e}", file=sys.stderr)
@@ -93,6 +96,15 @@ def test_a_users_mistake_keeps_its_status(who):
     assert status == [2 if i == who else 1 for i in range(3)] and seconds < 60
     for i in set(range(3)) - {who}:
         assert "failed: no such thing" in said[i]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_when_one_is_told_to_stop_all_end_with_75(who):
+    said, status, seconds = play("told", who)
+    assert status == [os.EX_TEMPFAIL] * 3 and seconds < 60
+    for i in set(range(3)) - {who}:
+        assert said[i].rstrip().endswith(f"grpojax: process {who} ({os.uname().nodename}) was told to stop"), said[i]
 
 
 @pytest.mark.slow

@@ -19,18 +19,7 @@ from grpojax.records.checkpoint import Checkpoints
 from grpojax.records.directory import RunDirectory
 from grpojax.records.runs import read_runs
 
-
-@pytest.fixture(scope="module")
-def proxy(tmp_path_factory):
-    with bucket.clients(tmp_path_factory.mktemp("server")) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def place(proxy, request):
-    """A folder of the bucket for this test alone; afterwards nothing is faulty any more."""
-    yield files.path(f"{bucket.URL}/{request.node.name}")
-    proxy.faults, proxy.always, proxy.only = iter(()), None, ""
+proxy, place = bucket.proxy, bucket.place
 
 
 def record(folder, resume_at, steps, extra=()):

@@ -7,11 +7,13 @@ import pytest
 import runs
 
 TWO = """
-import sys, time
+import sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from grpojax.host import peers, processes
+from grpojax.records import meeting
 from grpojax.records.checkpoint import Checkpoints, SaveError
 processes.start()
 me, folder = jax.process_index(), Path(sys.argv[1])
@@ -48,7 +50,16 @@ with peers.watched():
         said(checkpoints.wait)
     said(checkpoints.save, 5, state(5), {"step": 5})
     broken_on(checkpoints, 1, "wait_until_finished")
+    failed = threading.Event()
+
+    def late():  # a thread of the save, which comes to its barrier when the others have gone
+        failed.wait()
+        meeting._barrier(key="late", timeout_ms=60_000)
+
+    behind = ThreadPoolExecutor(1).submit(late)
     said(checkpoints.wait)
+    failed.set()
+    said(lambda: type(behind.exception(timeout=90)).__name__)
     said(checkpoints.steps)
     # The newest cannot be read by one of them.
     plain = checkpoints.restore
@@ -81,6 +92,7 @@ def test_one_process_alone_fails(tmp_path):
     assert first[3] == others.format(1) and second[3] == own
     assert [*first[1:3], *second[1:3], *first[4:6], *second[4:6]] == ["said: ok "] * 8
     assert first[7] == others.format(1) and second[7] == own
-    assert first[8:] == second[8:] and first[8].startswith("said: [2, 4")
-    step = 4 if "5" in first[8] else 2
-    assert first[9].startswith(f"said: {step} [{step + 1 if step == 4 else 4}] {step}.0")
+    assert first[8:] == second[8:] and first[8] == "said: PeerError "
+    assert first[9].startswith("said: [2, 4")
+    step = 4 if "5" in first[9] else 2
+    assert first[10].startswith(f"said: {step} [{step + 1 if step == 4 else 4}] {step}.0")

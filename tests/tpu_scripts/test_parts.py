@@ -89,7 +89,7 @@ def test_the_env_file(tmp_path):
         ("0 0", 0, 0, "finished"),
         ("0 absent", 0, 0, "failed"),
         ("1 2", 0, 0, "mistake"),
-        ("2 absent", 0, 0, "failed"),
+        ("2 absent", 0, 0, "mistake"),
         ("absent unprepared", 0, 0, "setup"),
         ("1 75", 0, 0, "preempted"),
         ("0 75", 0, 0, "preempted"),

@@ -1,0 +1,39 @@
+"""The server that tells a machine of Google's cloud about itself.
+
+``GCE_METADATA_HOST`` names another one, as in Google's own libraries, or else ``GCE_METADATA_IP``, which jax reads.
+"""
+
+import os
+import urllib.request
+from pathlib import Path
+
+_HOST = "metadata.google.internal"
+_PRODUCT = Path("/sys/class/dmi/id/product_name")  # says what machine this is, without the network
+
+
+def server() -> str:
+    """Its host, wherever this machine is."""
+    return os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or _HOST
+
+
+def likely() -> bool:
+    """Whether there is one, by what the environment and the machine say; asks nobody."""
+    if server() != _HOST:
+        return True
+    try:
+        return "Google" in _PRODUCT.read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def get(name: str, seconds: float) -> str:
+    """A value of ``instance/``.
+
+    Raises:
+      OSError: there is none (`urllib.error.HTTPError` with its code 404), or no answer within so many seconds.
+    """
+    url = f"http://{server()}/computeMetadata/v1/instance/{name}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=seconds) as answer:
+        return answer.read().decode(errors="replace")
