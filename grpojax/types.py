@@ -91,6 +91,8 @@ class Rows:
       row_prompt: ``[B, R]`` int32 in ``[0, K)``, the prompt that a row continues.
       seats: None, or, for attention that takes one completion a row, ``[B, C, S]`` int32: where in its lane
         (``r * S + s``) each token of each of the lane's C completions stands, -1 on padding.
+      live: None, or of rows in micro-batches ``[M, B]`` int32, 1 where a lane's rows hold a token; those behind the
+        last that does are left out (`grpojax.programs.blocks`).
     """
 
     prompts: Array
@@ -100,6 +102,7 @@ class Rows:
     offsets: Array
     row_prompt: Array
     seats: Array | None = None
+    live: Array | None = None
 
 
 @pytree

@@ -10,6 +10,7 @@ from grpojax.losses.ratios import LOG_RATIO_LIMIT
 from grpojax.types import AnyTokens
 
 Importance = Literal["none", "truncate", "mask"]
+IMPORTANCE_CAP = 2.0  # TIS's
 ImportanceLevel = Literal["token", "sequence", "geometric"]
 
 
@@ -21,7 +22,7 @@ def importance_correction(
     *,
     level: ImportanceLevel = "token",
     low: float | None = None,
-    high: float = 2.0,
+    high: float = IMPORTANCE_CAP,
     segments: AnyTokens | None = None,
 ) -> AnyTokens:
     """Weights for what the sampler's numerics did to the samples: ``w = π_train / π_sampler``, constant, ``[..., T]``.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.losses.corrections import importance_correction, off_policy_mask
+from grpojax.losses.corrections import IMPORTANCE_CAP, importance_correction, off_policy_mask
 from grpojax.losses.covariance_masks import kl_cov_penalty
 from grpojax.losses.divergence import kl
 from grpojax.losses.llds import displacement
@@ -52,8 +52,9 @@ def policy_loss(
 
     Returns:
       ``(loss [] float32, metrics)``: `grpojax.types.Mean` over tokens (``ratio``, ``kl``, ``entropy``, ``clip_low``,
-      ``clip_high``, ``dual_clip``, ``cap_hit``, ``clip_cov``, ``kl_cov``, ``importance``, ``off_policy``), and ``[]``
-      for the loss and its terms (``loss``, ``policy_loss``, ``kl_loss``, ``llds_loss``); those that there are.
+      ``clip_high``, ``dual_clip``, ``cap_hit``, ``clip_cov``, ``kl_cov``, ``importance``,
+      ``importance_clipped``, ``off_policy``), and ``[]`` for the loss and its terms (``loss``, ``policy_loss``,
+      ``kl_loss``, ``llds_loss``); those that there are.
 
     Example:
       >>> from types import SimpleNamespace
@@ -139,7 +140,8 @@ def _corrections(
     if objective.importance != "none":
         sampler = need(batch, "sampler_logps", f"importance={objective.importance!r}")
         train = logps if batch.behavior_logps is None else batch.behavior_logps
-        bounds = {"low": objective.importance_low, "high": objective.importance_high}
+        given = {"low": objective.importance_low, "high": objective.importance_high}
+        bounds = {name: x for name, x in given.items() if x is not None}
         correction = importance_correction(
             train,
             sampler,
@@ -147,10 +149,13 @@ def _corrections(
             objective.importance,
             level=objective.importance_level,
             segments=segments,
-            **{name: x for name, x in bounds.items() if x is not None},
+            **bounds,
         )
         factors.append(correction)
         sums["importance"] = correction.sum()
+        cap = bounds.get("high", IMPORTANCE_CAP)
+        clipped = correction >= cap if objective.importance == "truncate" else correction == 0
+        sums["importance_clipped"] = (mask & clipped).sum().astype(jnp.float32)
     if objective.off_policy_limit is not None:
         sampler = need(batch, "sampler_logps", f"off_policy_limit={objective.off_policy_limit}")
         kept = off_policy_mask(logps, sampler, advantages, mask, objective.off_policy_limit, segments=segments)

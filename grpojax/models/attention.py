@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from grpojax.models.blocked_attention import blocked
 from grpojax.types import Array
 
 Attend = Callable[..., Array]
@@ -48,13 +49,26 @@ def _visible(segments):
     return same & jnp.tri(s, dtype=bool)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scores(formula, q, k):
+    """Float32 scores. Their gradient multiplies in the dtype of q and k, as the kernels' does, not in float32."""
+    return jnp.einsum(formula, q, k, preferred_element_type=jnp.float32)
+
+
+def _scores_backward(formula, saved, g):
+    _, back = jax.vjp(functools.partial(jnp.einsum, formula), *saved)
+    return back(g.astype(saved[0].dtype))
+
+
+_scores.defvjp(lambda formula, q, k: (_scores(formula, q, k), (q, k)), _scores_backward)
+
+
 def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
     """Plain jax. Scores of the prompt and of the row are two blocks of one float32 softmax, never concatenated."""
     b, r, s, h, d = q.shape
     kv = k.shape[-2]
     q = (q * d**-0.5).reshape(b, r, s, kv, h // kv, d)
-    f32 = jnp.float32
-    own = jnp.einsum("brskgd,brtkd->brkgst", q, k, preferred_element_type=f32)
+    own = _scores("brskgd,brtkd->brkgst", q, k)
     own = jnp.where(_visible(segments)[:, :, None, None], own, _MASKED)
     if prefix is None:
         out = jnp.einsum("brkgst,brtkd->brskgd", jax.nn.softmax(own, -1).astype(v.dtype), v)
@@ -64,7 +78,7 @@ def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = N
     if pk.shape[1] == 1:
         one, pk, pv = "blkd", pk[:, 0], pv[:, 0]
     length = of_rows(prefix.lengths, prefix.row_prompt)[:, :, None, None, None, None]
-    pre = jnp.einsum(f"brskgd,{one}->brkgsl", q, pk, preferred_element_type=f32)
+    pre = _scores(f"brskgd,{one}->brkgsl", q, pk)
     pre = jnp.where(jnp.arange(pre.shape[-1]) < length, pre, _MASKED)
     top = jax.lax.stop_gradient(jnp.maximum(own.max(-1, keepdims=True), pre.max(-1, keepdims=True)))
     own, pre = jnp.exp(own - top), jnp.exp(pre - top)
@@ -165,7 +179,10 @@ def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None =
 
 
 def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str | None = None) -> Attend:
-    """The implementation called ``name``; ``"auto"``: splash on TPU, cuDNN on GPU in 16 bit, otherwise XLA."""
+    """The implementation called ``name``; ``"auto"``: splash on TPU, cuDNN on GPU in 16 bit, otherwise XLA.
+
+    What XLA compiles is `blocked` on CPU and `xla` elsewhere: a loop of blocks leaves much of an accelerator idle.
+    """
     platform = platform or jax.default_backend()
     half = jnp.dtype(dtype).itemsize == 2
     if name == "auto":
@@ -174,7 +191,7 @@ def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str
         raise ValueError(f"attention 'cudnn' needs bfloat16 or float16, not {jnp.dtype(dtype).name}")
     if name == "splash":
         return functools.partial(splash, mesh=mesh, interpret=platform == "cpu")
-    return {"xla": xla, "cudnn": cudnn}[name]
+    return {"xla": blocked if platform == "cpu" else xla, "cudnn": cudnn}[name]
 
 
 def needs_seats(name: str, platform: str | None = None) -> bool:

@@ -16,8 +16,8 @@ class ModelConfig:
     Attributes:
       path: a Hugging Face folder; ``builtin:tiny`` is the one in the package.
       dtype: of activations and of the weights while they multiply. Master weights are always float32.
-      remat: "layer" recomputes each layer in the backward pass, "matmuls" all of it but the products with weights,
-        "none" keeps its activations.
+      remat: "layer" recomputes each layer in the backward pass, "matmuls" all of it but the products with weights and,
+        on CPU, what attention gave; "none" keeps its activations.
       attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16).
     """
 
@@ -37,8 +37,8 @@ class Compute:
 
     Attributes:
       dtype: of activations and of the weights while they multiply; norms, softmax and log-probs are float32.
-      remat: what a layer keeps for the backward pass: "layer" its input only, "matmuls" also what its weights gave,
-        so that only attention and element-wise work are done again, "none" everything.
+      remat: what a layer keeps for the backward pass: "layer" its input only, "matmuls" also what its weights gave
+        and, on CPU, attention, so that the rest is done again, "none" everything.
       attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
       vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
       mesh: None on one device.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from grpojax.models import attention as att
+from grpojax.models import blocked_attention, quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layers import Block, layer, rms_norm, rope_tables
@@ -61,9 +62,9 @@ class Decoder(nnx.Module):
             self.head = nnx.Param(initial(DECODER["head"], config, rngs))
 
     @property
-    def unembed(self) -> Array:
-        """The output projection ``[V, D]``."""
-        return (self.head if self.config.own_head else self.embed)[...]
+    def unembed(self) -> Any:
+        """The output projection ``[V, D]``: an array, or of a rollout an `Int8`."""
+        return (self.head if self.config.own_head else self.embed).get_value()
 
 
 def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
@@ -77,29 +78,37 @@ def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool
     On a mesh the tokens travel, not the table: each fsdp shard looks up its columns for all lanes of its group.
     ``whole`` says that the table lies whole on every fsdp shard, as in a rollout; then nothing moves.
     """
-    table, mesh, dtype = model.embed[...], compute.mesh, jnp.dtype(compute.dtype)
+    table, mesh, dtype = model.embed.get_value(), compute.mesh, jnp.dtype(compute.dtype)
     if mesh is None:
-        return jnp.take(table, tokens, axis=0).astype(dtype)
+        return quantised.take_rows(table, tokens, dtype)
 
     def look_up(table, tokens):
         return rows_of_shards(table, tokens, dtype, whole=whole)
 
     rules = ROLLOUT if whole else TRAIN
     lanes = spec(("lane",), rules)
-    return jax.shard_map(look_up, mesh=mesh, in_specs=(spec(DECODER["embed"].axes, rules), lanes), out_specs=lanes)(
-        table, tokens
-    )
+    cut: Any = spec(DECODER["embed"].axes, rules)
+    if isinstance(table, quantised.Int8):
+        cut = quantised.Int8(cut, spec(DECODER["embed"].axes[:1], rules))
+    return jax.shard_map(look_up, mesh=mesh, in_specs=(cut, lanes), out_specs=lanes)(table, tokens)
 
 
-def rows_of_shards(table: Array, tokens: Array, dtype: Any, *, whole: bool = False) -> Array:
+def rows_of_shards(table: Any, tokens: Array, dtype: Any, *, whole: bool = False) -> Array:
     """`embed_tokens` from inside a shard_map: a device's part of the table, and the tokens of its lanes."""
     if not whole:
         tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
-    row = tokens - jax.lax.axis_index("tensor") * table.shape[0]
-    here = (row >= 0) & (row < table.shape[0])
-    x = jnp.where(here[..., None], jnp.take(table, row, axis=0, mode="clip").astype(dtype), jnp.zeros((), dtype))
+    count = jax.tree.leaves(table)[0].shape[0]
+    row = tokens - jax.lax.axis_index("tensor") * count
+    here = (row >= 0) & (row < count)
+    x = jnp.where(here[..., None], quantised.take_rows(table, row, dtype, mode="clip"), jnp.zeros((), dtype))
     x = jax.lax.psum(x, "tensor")
     return x if whole else jax.lax.all_to_all(x, "fsdp", 0, x.ndim - 1, tiled=True)
+
+
+_KEPT = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(blocked_attention.SAVED),
+)
 
 
 def scan_layers(
@@ -118,8 +127,7 @@ def scan_layers(
         return body(carry, (nnx.merge(graph, state), x))
 
     if remat != "none":
-        keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "matmuls" else None
-        step = jax.checkpoint(step, prevent_cse=False, policy=keep)
+        step = jax.checkpoint(step, prevent_cse=False, policy=_KEPT if remat == "matmuls" else None)
     return jax.lax.scan(step, carry, (state, xs))
 
 
@@ -232,5 +240,7 @@ def score(
 
 def logits(model: Decoder, hidden: Array, compute: Compute) -> Array:
     """Float32 logits ``[..., V]`` of normed hidden states, for the sampler."""
-    w = gather_weight(model.unembed, compute.mesh, jnp.dtype(compute.dtype), *DECODER["embed"].axes)
-    return jnp.einsum("...d,vd->...v", hidden, w, preferred_element_type=jnp.float32)
+    w = model.unembed
+    if not isinstance(w, quantised.Int8):
+        w = gather_weight(w, compute.mesh, jnp.dtype(compute.dtype), *DECODER["embed"].axes)
+    return quantised.unembed(hidden, w)

@@ -102,20 +102,23 @@ def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> f
     return 3 * 2 * float((tokens * np.asarray(entries)).sum()) * c.hidden_size
 
 
-def decode_bytes(c: DecoderConfig, prompt_tokens: int, tokens: int, *, prompts: int, slots: int) -> float:
-    """Bytes of memory that the sampler reads for one token step: weights once, each prompt's keys and values once for
-    all of its slots, and every slot's whole ring, however much of it is filled. In bfloat16, on a single device.
+def decode_bytes(
+    c: DecoderConfig, prompt_tokens: int, tokens: float, *, prompts: int, slots: int, block: int = 1
+) -> float:
+    """Bytes of memory that the sampler reads for one token step: weights once, a prompt's keys and values once for all
+    slots of its row, and of every slot the blocks of the cache in which any has a token. In bfloat16, on one device.
 
     Args:
       c: the decoder.
       prompt_tokens: of each prompt.
-      tokens: of the longest completion, for which the rings have room.
-      prompts: sampled at the same time.
+      tokens: drawn so far of the longest sample; on the average over a rollout a fraction.
+      prompts: sampled at the same time: rows of slots.
       slots: completions of each that are sampled at the same time.
+      block: positions that are read together (`grpojax.programs.slot_cache.ring`).
     """
     per_token = 2 * kv_numbers(c)
     weights = matmul_weights(c) + c.vocab_size * c.hidden_size
-    return 2 * weights + prompts * (prompt_tokens + slots * tokens) * per_token
+    return 2 * weights + prompts * (prompt_tokens + slots * -(-tokens // block) * block) * per_token
 
 
 def kv_numbers(c: DecoderConfig) -> int:

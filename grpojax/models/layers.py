@@ -1,14 +1,16 @@
 """One layer of a decoder and its pieces: norm, rotary positions, the block's weights and what they do."""
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from grpojax.models import kv_heads, quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, RopeScaling
-from grpojax.models.sharding import gather_weight
+from grpojax.models.sharding import ROLLOUT, constrain, gather_weight
 from grpojax.models.weight_table import DECODER, initial, present
 from grpojax.types import Array
 
@@ -22,11 +24,32 @@ class Block(nnx.Module):
                 setattr(self, name, nnx.Param(initial(weight, config, rngs)))
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
-    """``x / sqrt(mean(x²) + eps) * scale`` over the last axis, in float32, returned in ``x``'s dtype."""
+    """``x / sqrt(mean(x²) + eps) * scale`` over the last axis, in float32, returned in ``x``'s dtype.
+
+    Its gradient is written out: of what jax derives, XLA:CPU sums that of ``scale`` in a slow loop.
+    """
+    return (_normed(x, eps)[0] * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def _normed(x, eps):
+    """``x`` in float32 over its root mean square, and one over that."""
     y = x.astype(jnp.float32)
-    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
-    return (y * scale.astype(jnp.float32)).astype(x.dtype)
+    over = jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
+    return y * over, over
+
+
+def _rms_norm_backward(eps, saved, g):
+    x, scale = saved
+    y, over = _normed(x, eps)
+    g = g.astype(jnp.float32)
+    dy = g * scale.astype(jnp.float32)
+    dx = over * (dy - y * (dy * y).mean(-1, keepdims=True))
+    return dx.astype(x.dtype), (g * y).sum(tuple(range(x.ndim - 1))).astype(scale.dtype)
+
+
+rms_norm.defvjp(lambda x, scale, eps: (rms_norm(x, scale, eps), (x, scale)), _rms_norm_backward)
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Array:
@@ -47,11 +70,36 @@ def rope_tables(config: DecoderConfig, positions: Array) -> tuple[Array, Array]:
     return jnp.cos(angle), jnp.sin(angle)
 
 
+@jax.custom_vjp
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
-    """Rotary embedding of ``x [..., heads, head_dim]``; the two halves of a head form the pairs."""
+    """Rotary embedding of ``x [..., heads, head_dim]``; the two halves of a head form the pairs.
+
+    The gradient turns back; the tables have none.
+    """
     cos, sin = tables
     a, b = jnp.split(x.astype(jnp.float32), 2, -1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+rotate.defvjp(
+    lambda x, tables: (rotate(x, tables), tables),
+    lambda tables, g: (rotate(g, (tables[0], -tables[1])), None),
+)
+
+
+@jax.custom_vjp
+def gated(gate: Array, up: Array) -> Array:
+    """``silu(gate) * up``; its gradient makes one sigmoid, and keeps the two arguments only."""
+    return jax.nn.silu(gate) * up
+
+
+def _gated_backward(saved, g):
+    gate, up = saved
+    s = jax.nn.sigmoid(gate)
+    return g * up * (s * (1 + gate * (1 - s))), g * (gate * s)
+
+
+gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
 
 
 _MLP_TOKENS = 1024  # of a lane at once, where memory is short (`Compute.lean`)
@@ -64,33 +112,51 @@ class Layer:
       block, config, compute: the layer, and how to run it.
       one: for `Compute.lean`, the number 1 as the compiler cannot know it: it casts what is multiplied with it when it
         is needed, and not the weights of all layers before the first.
+      apart: multiply with one weight after the other. Of two products that share a factor XLA:GPU makes one, and copies
+        both weights into one for it: of a decode step more bytes than the products themselves move.
     """
 
-    def __init__(self, block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None):
-        self.config = config
+    def __init__(
+        self, block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, apart: bool = False
+    ):
+        self.config, self.apart = config, apart
         self.mesh, self.lean = compute.mesh, compute.lean
         dtype = jnp.dtype(compute.dtype)
 
-        def gather(name: str, w: Array) -> Array:
+        def gather(name: str, w: quantised.Matrix) -> quantised.Matrix:
+            if isinstance(w, quantised.Int8):  # of a rollout, whole already
+                return w
             if compute.lean and w.ndim == 2 and w.dtype != dtype:
                 assert one is not None
                 w = w * one.astype(w.dtype)
-            return gather_weight(w, compute.mesh, dtype, *DECODER[name].axes[1:])
+            axes = DECODER[name].axes[1:]
+            w = gather_weight(w, compute.mesh, dtype, *axes)
+            if axes[-1] == "kv_heads" and kv_heads.on_mesh(config, compute.mesh) > config.num_kv_heads:
+                w = constrain(kv_heads.repeated(w, config, compute.mesh), compute.mesh, *axes, rules=ROLLOUT)
+            return w
 
         self.w = {name: gather(name, w) for name, w in nnx.to_pure_dict(nnx.state(block)).items()}
 
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
-        y = x.reshape(-1, x.shape[-1]) @ self.w[name]
+        y = quantised.matmul(x.reshape(-1, x.shape[-1]), self.w[name])
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
         return y.reshape(*x.shape[:-1], -1)
+
+    def _linears(self, x: Array, *names: str) -> list[Array]:
+        made = []
+        for name in names:
+            if self.apart and made:
+                x, made[-1] = jax.lax.optimization_barrier((x, made[-1]))
+            made.append(self._linear(x, name))
+        return made
 
     def qkv(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         """``x [..., D]`` to rotated q ``[..., H, d]`` and k, v ``[..., Hkv, d]``."""
         c, w = self.config, self.w
         with jax.named_scope("qkv"):
             h = rms_norm(x, w["attn_norm"], c.norm_eps)
-            q, k, v = (self._linear(h, n).reshape(*h.shape[:-1], -1, c.head_dim) for n in "qkv")
+            q, k, v = (x.reshape(*h.shape[:-1], -1, c.head_dim) for x in self._linears(h, "q", "k", "v"))
             if c.qk_norm:
                 q, k = rms_norm(q, w["q_norm"], c.norm_eps), rms_norm(k, w["k_norm"], c.norm_eps)
             return rotate(q, tables), rotate(k, tables), v
@@ -106,7 +172,7 @@ class Layer:
 
     def _mlp(self, x: Array) -> Array:
         h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
-        h = jax.nn.silu(self._linear(h, "gate")) * self._linear(h, "up")
+        h = gated(*self._linears(h, "gate", "up"))
         return x + self._linear(h, "down")
 
     def _mlp_in_parts(self, x: Array) -> Array:
@@ -119,6 +185,8 @@ class Layer:
         return jnp.concatenate(done, 1)
 
 
-def layer(block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None) -> Layer:
+def layer(
+    block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, apart: bool = False
+) -> Layer:
     """The block's weights, gathered and cast: a `Layer`."""
-    return Layer(block, config, compute, one)
+    return Layer(block, config, compute, one, apart=apart)

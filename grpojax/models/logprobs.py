@@ -155,7 +155,9 @@ def _scores_bwd(inverse_temperature, chunk, with_entropy, mesh, saved, cotangent
                 dz = dz - g_entropy[..., None] * p * (logp + entropy[..., None])
             dz = (dz * inverse_temperature).astype(hidden.dtype)
             dh += jnp.einsum("bnv,vd->bnd", dz, w, preferred_element_type=jnp.float32)
-            dw = jnp.einsum("bnv,bnd->vd", dz, hidden, preferred_element_type=jnp.float32)
+            # Two-dimensional, as a layer's products (`grpojax.models.layers`): else XLA:CPU writes dz out transposed.
+            flat = [x.reshape(-1, x.shape[-1]) for x in (dz, hidden)]
+            dw = jnp.einsum("nv,nd->vd", *flat, preferred_element_type=jnp.float32)
             if mesh is not None:
                 dw = jax.lax.psum(jax.lax.psum_scatter(dw, "fsdp", scatter_dimension=1, tiled=True), "data")
             return dh, dw.astype(weight.dtype)

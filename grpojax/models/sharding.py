@@ -42,13 +42,20 @@ ROLLOUT: Rules = {**TRAIN, "embed": ()}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Devices along each mesh axis; one of them may be -1: all that remain."""
+    """Devices along each mesh axis; one of them may be -1: all that remain.
+
+    ``rollout`` sets so many devices, the last ones, apart for sampling; the axes are then those of the others, which
+    learn. Weights are cut over them by ``tensor`` as over the others, and whole otherwise. 0 samples and learns on all.
+    """
 
     data: int = 1
     fsdp: int = -1
     tensor: int = 1
+    rollout: int = 0
 
     def __post_init__(self):
+        if self.rollout < 0 or (self.tensor > 0 and self.rollout % self.tensor):
+            raise UserError(f"rollout={self.rollout}: must be 0, or a multiple of tensor={self.tensor}")
         sizes = (self.data, self.fsdp, self.tensor)
         if any(s < 1 and s != -1 for s in sizes) or sizes.count(-1) > 1:
             raise UserError(
@@ -57,12 +64,34 @@ class MeshConfig:
             )
 
 
+def apart(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.Device], list[jax.Device]]:
+    """``(learning, sampling)`` devices; the second are none where ``config.rollout`` is 0.
+
+    Raises:
+      UserError: none are left to learn, or there are several processes: each has devices of its own, and weights go
+        from one set to the other without a network.
+
+    Example:
+      >>> apart(MeshConfig(rollout=3), "abcdefgh")
+      (['a', 'b', 'c', 'd', 'e'], ['f', 'g', 'h'])
+    """
+    learning, sampling = list(devices[: len(devices) - config.rollout]), list(devices[len(devices) - config.rollout :])
+    if config.rollout >= len(devices):
+        raise UserError(f"mesh.rollout={config.rollout} of {len(devices)} devices leaves none to learn on; lower it")
+    if sampling and jax.process_count() > 1:
+        raise UserError(
+            f"mesh.rollout={config.rollout} with {jax.process_count()} processes: devices are set apart for sampling "
+            "on one machine only; set it to 0"
+        )
+    return learning, sampling
+
+
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Builds the mesh. Of several TPU slices each has its part of ``data``; the other axes stay inside of a slice.
 
     Args:
       config: the sizes.
-      devices: what to lay out; None takes all there are.
+      devices: what to lay out, without those that are set `apart`; None takes all there are.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices, ``data`` does not divide over the slices, or the
@@ -97,6 +126,8 @@ def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray 
         pass
     except ValueError as e:
         return f"cannot be laid out: {e}"
+    except AssertionError:  # jax's, which names them all
+        return f"cannot be laid out: these {len(devices)} chips make no rectangle"
     try:
         return make(devices, allow_split_physical_axes=True)
     except (NotImplementedError, ValueError) as e:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from grpojax.models import quantised
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.sharding import TRAIN, Rules, check_divides, named
 from grpojax.types import Array
@@ -142,7 +143,8 @@ def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
 def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> tuple[str, ...]:
     """Logical axes of a leaf of a tree of weights or of their moments; none of a scalar, such as a counter.
 
-    For ``jax.tree_util.tree_map_with_path``. What the leaf is called is the last dictionary key of its path.
+    For ``jax.tree_util.tree_map_with_path``. What the leaf is called is the last dictionary key of its path. Products
+    sum over the second axis of every matrix, which the scale of one in eight bits is without.
 
     Raises:
       ValueError: the table has no weight of that name, or one with another number of axes.
@@ -157,9 +159,12 @@ def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> t
     name, what = leaf_name(path), f"{jax.tree_util.keystr(path)} {list(leaf.shape)}"
     if name not in table:
         raise ValueError(f"{what} is no weight that the table knows; give it a line there")
-    if len(table[name].axes) != leaf.ndim:
-        raise ValueError(f"{what} is not the table's {name!r} with axes {table[name].axes}")
-    return table[name].axes
+    axes = table[name].axes
+    if quantised.is_scale(path):
+        axes = axes[:1] + axes[2:]
+    if len(axes) != leaf.ndim:
+        raise ValueError(f"{what} is not the table's {name!r} with axes {axes}")
+    return axes
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
@@ -182,10 +187,11 @@ def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightT
 
 
 def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
-    """Raises `UserError` when a decoder's weights do not divide over the mesh; heads are never cut."""
+    """Raises `UserError` when a decoder's weights do not divide over the mesh; a query's heads are never cut, those
+    of keys and values may be (`grpojax.models.kv_heads`)."""
     for what, size, axis in (
         ("num_attention_heads", config.num_heads, "heads"),
-        ("num_key_value_heads", config.num_kv_heads, "kv_heads"),
+        ("num_key_value_heads x head_dim", config.num_kv_heads * config.head_dim, "kv_heads"),
         ("intermediate_size", config.intermediate_size, "mlp"),
         ("vocab_size", config.vocab_size, "vocab"),
         ("hidden_size", config.hidden_size, "embed"),

@@ -1,11 +1,12 @@
 """Says what compiles, and keeps what was compiled for the next start."""
 
+import concurrent.futures
 import contextlib
 import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,26 +116,47 @@ class Programs:
 
     Attributes:
       compiling: whether one does.
+      others: from the arguments of a call to those, or their shapes, with which the same function will be called later;
+        it is compiled for all of them at once.
     """
 
     def __init__(self):
         self._seen: set[Any] = set()
         self.compiling = False
+        self.others: Callable[[tuple[Any, ...]], Sequence[tuple[Any, ...]]] = _no_others
 
     def __call__(self, name: str, function: Callable[..., Any], *args, static: Any = None):
         """``function(*args)``; ``static`` is what it was made with beyond its arguments and compiles anew for."""
-        shapes = tuple(str(getattr(x, "shape", x)) for x in jax.tree.leaves(args[1:]))
-        if (name, static, shapes) in self._seen:
+        key = name, static, _shapes(args)
+        if key in self._seen:
             return function(*args)
-        self._seen.add((name, static, shapes))
-        log.info("compiling %s %s", name, max(shapes, key=len, default=""))
+        self._seen.add(key)
+        others = [other for other in self.others(args) if (name, static, _shapes(other)) not in self._seen]
+        self._seen |= {(name, static, _shapes(other)) for other in others}
+        for each in (args, *others):
+            log.info("compiling %s %s", name, max(_shapes(each), key=len, default=""))
         start, hits, misses = time.perf_counter(), _events["cache_hits"], _events["cache_misses"]
         self.compiling = True
         try:
-            out = jax.block_until_ready(function(*args))
+            # The compiler leaves Python alone, so that a thread for each program is a core for each.
+            with concurrent.futures.ThreadPoolExecutor(max(1, len(others))) as pool:
+                beside = [pool.submit(function.lower(*other).compile) for other in others]  # type: ignore[attr-defined]
+                out = jax.block_until_ready(function(*args))
+                for compiled in beside:
+                    compiled.result()
         finally:
             self.compiling = False
         kept = _events["cache_hits"] > hits and _events["cache_misses"] == misses
         seconds = time.perf_counter() - start
         log.info("%s %s: first call %.1f s", "read from the compile cache" if kept else "compiled", name, seconds)
         return out
+
+
+def _shapes(args: tuple[Any, ...]) -> tuple[str, ...]:
+    """Of all but a function's first argument, which are the weights."""
+    return tuple(str(getattr(x, "shape", x)) for x in jax.tree.leaves(args[1:]))
+
+
+def _no_others(args: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
+    """Whatever a program is called with later has these shapes."""
+    return ()

@@ -15,6 +15,7 @@ from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import check_mesh
+from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
 from grpojax.programs.state import Network
 from grpojax.programs.update import Learns, Metrics
@@ -89,6 +90,6 @@ def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:
 
     @jax.jit
     def score(params: Any, frozen: Any, rows: Any) -> Any:
-        return jax.lax.map(functools.partial(model.outputs, params, frozen), rows)
+        return blocks.each(functools.partial(model.outputs, params, frozen), rows)
 
     return score

@@ -1,11 +1,15 @@
 """Drawing a token: a distribution cut off as configured, one uniform number, and the token that it falls on."""
 
 import dataclasses
+import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from grpojax.host.errors import require
+from grpojax.models.sharding import ROLLOUT, spec
 from grpojax.types import Array, Scalar
 
 _BLOCK = 128
@@ -38,13 +42,30 @@ class DrawConfig:
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
-def draw(logits: Array, keys: Array, config: DrawConfig) -> tuple[Array, Array]:
+class _Parts(NamedTuple):
+    """Into how many parts the vocabulary is cut, one a device along ``tensor``, and which of them is here."""
+
+    count: int = 1
+    here: Scalar | int = 0
+
+    def total(self, x: Array) -> Array:
+        """The sum over the parts."""
+        return jax.lax.psum(x, "tensor") if self.count > 1 else x
+
+    def each(self, x: Array) -> Array:
+        """``[..., count]``: of all parts."""
+        return jax.lax.all_gather(x, "tensor", axis=x.ndim) if self.count > 1 else x[..., None]
+
+
+def draw(logits: Array, keys: Array, config: DrawConfig, mesh: Mesh | None = None) -> tuple[Array, Array]:
     """Draws a token a key.
 
     Args:
       logits: ``[P, n, V]`` float32; n is the number of keys, or 1 for all of a prompt's keys.
       keys: ``[P, n]`` keys.
       config: temperature and truncation.
+      mesh: the devices. Where the vocabulary is cut over ``tensor``, a device draws from its own part: maxima, sums and
+        the likeliest k move between them, logits do not.
 
     Returns:
       ``(tokens [P, n] int32, logps [P, n] float32)``. The log-probability is that of the distribution drawn
@@ -57,44 +78,82 @@ def draw(logits: Array, keys: Array, config: DrawConfig) -> tuple[Array, Array]:
       >>> {int(t): round(float(jnp.exp(p)), 3) for t, p in zip(tokens[0, :20], logps[0, :20])} == {0: 0.625, 1: 0.375}
       True
     """
-    if config.temperature == 0:
-        tokens = jnp.argmax(logits, -1).astype(jnp.int32)
-        tokens = jnp.broadcast_to(tokens, keys.shape)
-        logps = jnp.max(logits, -1) - jax.nn.logsumexp(logits, -1)
-        return tokens, jnp.broadcast_to(logps, keys.shape)
+    greedy = config.temperature == 0
+    u = jnp.zeros(keys.shape) if greedy else jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    choose = functools.partial(_greedy if greedy else _sampled, config)
+    count = 1 if mesh is None else mesh.shape["tensor"]
+    if mesh is None or count == 1:
+        return choose(logits, u, _Parts())
+
+    def part(logits: Array, u: Array) -> tuple[Array, Array]:
+        return choose(logits, u, _Parts(count, jax.lax.axis_index("tensor")))
+
+    rows, cut = spec(("lane", None), ROLLOUT), spec(("lane", None, "vocab"), ROLLOUT)
+    return jax.shard_map(part, mesh=mesh, in_specs=(cut, rows), out_specs=(rows, rows), check_vma=False)(logits, u)
+
+
+def _greedy(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tuple[Array, Array]:
+    """The likeliest token, of several the first."""
+    tops = parts.each(logits.max(-1))
+    tokens = parts.each(parts.here * logits.shape[-1] + jnp.argmax(logits, -1).astype(jnp.int32))
+    tokens = jnp.take_along_axis(tokens, tops.argmax(-1, keepdims=True), -1)[..., 0]
+    top = tops.max(-1)
+    logps = top - (jnp.log(parts.total(jnp.exp(logits - top[..., None]).sum(-1))) + top)
+    return jnp.broadcast_to(tokens, u.shape), jnp.broadcast_to(logps, u.shape)
+
+
+def _sampled(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tuple[Array, Array]:
+    """A token for each uniform number ``[P, n]``: the one at which the running sum passes that share of it."""
     z = logits / config.temperature
-    e = _keep(z, config)
-    u = jax.vmap(jax.vmap(jax.random.uniform))(keys)
-    shared = logits.shape[1] == 1 and keys.shape[1] > 1
-    pick = jax.vmap(_invert, in_axes=(None, 0)) if shared else jax.vmap(_invert)
-    tokens = jax.vmap(pick)(e[:, 0] if shared else e, u)
-    chosen = jnp.take_along_axis(jnp.broadcast_to(z, (*keys.shape, z.shape[-1])), tokens[..., None], -1)[..., 0]
-    return tokens, chosen - z.max(-1) - jnp.log(e.sum(-1))
+    top = parts.each(z.max(-1)).max(-1)
+    e = _keep(z, top[..., None], config, parts)
+    blocks = jnp.pad(e, ((0, 0), (0, 0), (0, -e.shape[-1] % _BLOCK))).reshape(*e.shape[:2], -1, _BLOCK)
+    mass = blocks.sum(-1)
+    upto = jnp.cumsum(mass, -1)
+    masses = parts.each(upto[..., -1])
+    ends = jnp.cumsum(masses, -1)
+    target = u * ends[..., -1]
+    part = jnp.minimum((ends <= target[..., None]).sum(-1), jax.vmap(jax.vmap(_last))(masses))
+    before = jnp.take_along_axis(jnp.broadcast_to(ends - masses, (*u.shape, parts.count)), part[..., None], -1)[..., 0]
+    shared = z.shape[1] == 1 and u.shape[1] > 1
+    invert = jax.vmap(_invert, in_axes=(None, None, None, 0) if shared else 0)
+    if shared:
+        blocks, mass, upto = blocks[:, 0], mass[:, 0], upto[:, 0]
+    tokens = jax.vmap(invert)(blocks, mass, upto, jnp.maximum(target - before, 0.0))
+    chosen = jnp.take_along_axis(jnp.broadcast_to(z, (*u.shape, z.shape[-1])), tokens[..., None], -1)[..., 0]
+    if parts.count > 1:
+        mine = part == parts.here
+        tokens = parts.total(jnp.where(mine, tokens + parts.here * z.shape[-1], 0))
+        chosen = parts.total(jnp.where(mine, chosen, 0.0))
+    return tokens, chosen - top - jnp.log(parts.total(e.sum(-1)))
 
 
-def _keep(z: Array, config: DrawConfig) -> Array:
-    """``exp(z - max z)`` with the cut-off tokens at 0: unnormalised probabilities in [0, 1]."""
-    e = jnp.exp(z - z.max(-1, keepdims=True))
-    if 0 < config.top_k < z.shape[-1]:
-        e = jnp.where(z >= jax.lax.top_k(z, config.top_k)[0][..., -1:], e, 0.0)
+def _keep(z: Array, top: Array, config: DrawConfig, parts: _Parts) -> Array:
+    """``exp(z - top)``, with the cut-off tokens at 0: unnormalised probabilities in [0, 1]."""
+    e = jnp.exp(z - top)
+    if 0 < config.top_k < z.shape[-1] * parts.count:
+        likeliest = jax.lax.top_k(z, min(config.top_k, z.shape[-1]))[0]
+        if parts.count > 1:
+            likeliest = jax.lax.top_k(parts.each(likeliest).reshape(*z.shape[:-1], -1), config.top_k)[0]
+        e = jnp.where(z >= likeliest[..., -1:], e, 0.0)
     if config.top_p < 1:
-        e = jnp.where(e >= _nucleus_threshold(e, config.top_p), e, 0.0)
+        e = jnp.where(e >= _nucleus_threshold(e, config.top_p, parts), e, 0.0)
     if config.min_p > 0:
         e = jnp.where(e >= config.min_p, e, 0.0)
     return e
 
 
-def _nucleus_threshold(e: Array, top_p: float) -> Array:
+def _nucleus_threshold(e: Array, top_p: float, parts: _Parts) -> Array:
     """The largest t such that entries of ``e`` that are at least t hold ``top_p`` of its sum.
 
     Bisects the bit patterns of the floats, which are ordered as the floats are: exact, and no sort.
     """
-    need = top_p * e.sum(-1, keepdims=True)
+    need = top_p * parts.total(e.sum(-1, keepdims=True))
 
     def halve(_, bounds):
         low, high = bounds
         mid = low + (high - low) // 2
-        enough = jnp.where(e >= _as_float(mid), e, 0.0).sum(-1, keepdims=True) >= need
+        enough = parts.total(jnp.where(e >= _as_float(mid), e, 0.0).sum(-1, keepdims=True)) >= need
         return jnp.where(enough, mid, low), jnp.where(enough, high, mid)
 
     one = jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)
@@ -107,12 +166,11 @@ def _as_float(bits: Array) -> Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _invert(e: Array, u: Scalar) -> Scalar:
-    """The index at which the running sum of ``e [V]`` passes ``u * sum(e)``: one uniform number a draw."""
-    blocks = jnp.pad(e, (0, -e.shape[0] % _BLOCK)).reshape(-1, _BLOCK)
-    mass = blocks.sum(-1)
-    upto = jnp.cumsum(mass)
-    target = u * upto[-1]
+def _invert(blocks: Array, mass: Array, upto: Array, target: Scalar) -> Scalar:
+    """The index at which the running sum of ``blocks [B, 128]`` passes ``target``.
+
+    ``mass [B]`` has the blocks' sums, ``upto [B]`` the running sum of these.
+    """
     block = jnp.minimum((upto <= target).sum(), _last(mass))
     inside = blocks[block]
     rest = jnp.maximum(target - (upto[block] - mass[block]), 0.0)

@@ -30,10 +30,14 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where each token of a batch ``[P, G, T]`` went: ``index [M, B, R, S]`` into the flat batch, -1 on padding."""
+    """Where each token of a batch ``[P, G, T]`` went: ``index [M, B, R, S]`` into the flat batch, -1 on padding.
+
+    ``blocks`` says that micro-batches behind the last that holds a token are left out.
+    """
 
     index: np.ndarray
     batch_shape: tuple[int, int, int]
+    blocks: bool = False
 
     def pack(self, x: Tokens, fill: float = 0) -> np.ndarray:
         """``[P, G, T]`` to ``[M, B, R, S]``."""
@@ -50,11 +54,13 @@ class Layout:
 
     @property
     def useful(self) -> float:
-        """Share of the rows' positions that hold a token."""
-        return float((self.index >= 0).mean())
+        """Share of the rows' positions that hold a token; of rows that are left out there is nothing to count."""
+        used = self.index >= 0
+        last = int(np.flatnonzero(used.any((1, 2, 3))).max(initial=0)) if self.blocks else len(used)
+        return float(used[: last + 1].mean())
 
 
-def bucket(n: int, most: int, parts: int = 4, multiple: int = 8) -> int:
+def bucket(n: int, most: int, parts: int = 1, multiple: int = 8) -> int:
     """The smallest of ``parts`` evenly spaced sizes up to ``most`` (multiples of ``multiple``) that holds ``n``."""
     step = -(-max(1, -(-most // parts)) // multiple) * multiple
     return min(-(-max(n, 1) // step) * step, max(most, n))
@@ -76,12 +82,19 @@ def first_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
     return bins
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A row: the prompt's number in its lane and in the batch, and which of its samples stand in the row."""
 
     k: int
     prompt: int
     samples: list[int]
+
+
+class Part(NamedTuple):
+    """What a lane has of a micro-batch: the prompts' numbers in the batch, and the rows."""
+
+    prompts: np.ndarray
+    rows: list[Row]
 
 
 class _Cut(NamedTuple):
@@ -101,10 +114,11 @@ class _Cut(NamedTuple):
 
 def check_cut(per_lane: int, group: int, microbatches: int) -> None:
     """Raises `UserError` where a lane's prompts, or their groups, do not divide into the micro-batches."""
-    _cut(per_lane, group, microbatches)
+    cut(per_lane, group, microbatches)
 
 
-def _cut(per_lane: int, group: int, microbatches: int) -> _Cut:
+def cut(per_lane: int, group: int, microbatches: int) -> _Cut:
+    """How a lane's prompts are cut into equal micro-batches; raises as `check_cut`."""
     if per_lane % microbatches == 0:
         return _Cut(per_lane, per_lane // microbatches, group, 1)
     if microbatches % per_lane == 0 and group % (microbatches // per_lane) == 0:
@@ -116,15 +130,15 @@ def _cut(per_lane: int, group: int, microbatches: int) -> _Cut:
     )
 
 
-def _assign(lengths: np.ndarray, size: int, cut: _Cut, lane: int, m: int) -> list[_Row]:
-    """The rows of one lane in one micro-batch."""
-    rows = []
+def _assign(lengths: np.ndarray, size: int, cut: _Cut, lane: int, m: int) -> Part:
+    """What one lane has in one micro-batch."""
+    rows: list[Row] = []
     for k in range(cut.prompts):
         p, start = cut.first_prompt(lane, m) + k, cut.first_sample(m)
         mine = [int(n) for n in lengths[p, start : start + cut.samples]]
         live = [i for i, n in enumerate(mine) if n > 0]
-        rows += [_Row(k, p, [start + live[i] for i in b]) for b in first_fit([mine[i] for i in live], size)]
-    return rows
+        rows += [Row(k, p, [start + live[i] for i in b]) for b in first_fit([mine[i] for i in live], size)]
+    return Part(cut.first_prompt(lane, m) + np.arange(cut.prompts), rows)
 
 
 class _Sizes(NamedTuple):
@@ -144,9 +158,15 @@ def _few_sizes(cut: _Cut, most: int) -> list[_Sizes]:
 
 
 def pack(
-    batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, seats: bool = False, few: bool = False
+    batch: TrainBatch,
+    *,
+    lanes: int = 1,
+    microbatches: int = 1,
+    seats: bool = False,
+    few: bool = False,
+    full: bool = False,
 ) -> tuple[Packed, Layout]:
-    """Lays a batch out in rows.
+    """Lays a batch out in rows; each prompt has its place in a micro-batch, whatever the lengths.
 
     Args:
       batch: numpy arrays, already `grpojax.programs.lanes.spread` over the lanes.
@@ -154,6 +174,7 @@ def pack(
       microbatches: parts that an update takes one after the other.
       seats: say where each completion stands, unless every row holds just one (`Compute.needs_seats`).
       few: the rows have one of three sizes in place of sixteen, the smallest that holds the batch.
+      full: each completion has a row of its own, of the longest size.
 
     Returns:
       The batch in rows, and the `Layout` that maps rows to the batch.
@@ -165,26 +186,50 @@ def pack(
         raise ValueError(
             f"{n_prompts} prompts over {lanes} lanes, lengths up to {lengths.max()} of {most}: spread them first"
         )
-    cut = _cut(n_prompts // lanes, group, microbatches)
+    parts = cut(n_prompts // lanes, group, microbatches)
     longest = int(lengths.max())
 
-    def assign(size: int) -> tuple[list[list[list[_Row]]], int]:
-        rows = [[_assign(lengths, size, cut, lane, m) for lane in range(lanes)] for m in range(microbatches)]
-        return rows, max(1, *(len(mine) for of_lanes in rows for mine in of_lanes))
+    def assign(size: int) -> tuple[list[list[Part]], int]:
+        rows = [[_assign(lengths, size, parts, lane, m) for lane in range(lanes)] for m in range(microbatches)]
+        return rows, max(1, *(len(mine.rows) for of_lanes in rows for mine in of_lanes))
 
-    if few:
-        for sizes in _few_sizes(cut, most):
+    if full or few:
+        whole = _Sizes(parts.prompts * parts.samples, most, False)
+        for sizes in [whole] if full else _few_sizes(parts, most):
             assigned, fullest = assign(sizes.row if sizes.shared else 0)
             if longest <= sizes.row and fullest <= sizes.rows:
                 break
     else:
         row = bucket(longest, most, parts=2)
         assigned, fullest = assign(row)
-        n_rows = bucket(fullest, cut.prompts * cut.samples, parts=8, multiple=1)
-        sizes = _Sizes(n_rows, row, any(len(r.samples) > 1 for of_lanes in assigned for rs in of_lanes for r in rs))
-    layout, rows = _fill(batch, lengths, assigned, cut, (microbatches, lanes, sizes.rows, sizes.row))
-    if not (seats and sizes.shared):
-        rows = dataclasses.replace(rows, seats=None)
+        n_rows = bucket(fullest, parts.prompts * parts.samples, parts=8, multiple=1)
+        shared = any(len(r.samples) > 1 for of_lanes in assigned for mine in of_lanes for r in mine.rows)
+        sizes = _Sizes(n_rows, row, shared)
+    places = parts.prompts * parts.samples if seats and sizes.shared else 0
+    return lay_out(batch, assigned, (sizes.rows, sizes.row), seats=places)
+
+
+def lay_out(
+    batch: TrainBatch,
+    assigned: Sequence[Sequence[Part]],
+    shape: tuple[int, int],
+    *,
+    seats: int = 0,
+    blocks: bool = False,
+) -> tuple[Packed, Layout]:
+    """The rows' arrays.
+
+    Args:
+      batch: as in `pack`.
+      assigned: ``[M][lanes]``, with as many prompts in each.
+      shape: ``(R, S)``, rows of a lane in a micro-batch and their positions.
+      seats: of a lane in a micro-batch; 0 for none.
+      blocks: leave out the micro-batches behind the last that holds a token.
+    """
+    layout, rows = _fill(batch, assigned, (len(assigned), len(assigned[0]), *shape), seats)
+    if blocks:
+        layout = dataclasses.replace(layout, blocks=True)
+        rows = dataclasses.replace(rows, live=(rows.segments > 0).any((2, 3)).astype(np.int32))
     return Packed(rows=rows, per_token=jax.tree.map(lambda x: layout.pack(_single(x)), batch.per_token)), layout
 
 
@@ -195,20 +240,20 @@ def _single(x: Array) -> np.ndarray:
 
 
 def _fill(
-    batch: TrainBatch, lengths: np.ndarray, assigned: list[list[list[_Row]]], cut: _Cut, shape: tuple[int, ...]
+    batch: TrainBatch, assigned: Sequence[Sequence[Part]], shape: tuple[int, int, int, int], seats: int
 ) -> tuple[Layout, Rows]:
-    """The rows' arrays, seats included."""
+    """Where each token goes, and the rows."""
+    lengths = np.asarray(batch.lengths)
     n_prompts, group = lengths.shape
     most, (microbatches, lanes, _, size) = np.asarray(batch.tokens).shape[2], shape
     index = np.full(shape, -1, np.int32)
     segments, offsets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     row_prompt = np.zeros(shape[:3], np.int32)
-    prompt_index = np.zeros((microbatches, lanes, cut.prompts), np.int32)
-    seat = np.full((microbatches, lanes, cut.prompts * cut.samples, size), -1, np.int32)
-    for m, lane_rows in enumerate(assigned):
-        for lane, rows in enumerate(lane_rows):
-            prompt_index[m, lane] = cut.first_prompt(lane, m) + np.arange(cut.prompts)
-            completions = iter(seat[m, lane])
+    prompt_index = np.array([[part.prompts for part in of_lanes] for of_lanes in assigned], np.int32)
+    seat = np.full((microbatches, lanes, seats, size), -1, np.int32)
+    for m, of_lanes in enumerate(assigned):
+        for lane, (_, rows) in enumerate(of_lanes):
+            place = 0
             for r, row in enumerate(rows):
                 row_prompt[m, lane, r] = row.k
                 at = 0
@@ -218,7 +263,9 @@ def _fill(
                     index[where] = (row.prompt * group + g) * most + np.arange(n)
                     segments[where] = segment + 1
                     offsets[where] = np.arange(n)
-                    next(completions)[:n] = r * size + at + np.arange(n)
+                    if seats:
+                        seat[m, lane, place, :n] = r * size + at + np.arange(n)
+                        place += 1
                     at += n
     layout = Layout(index, (n_prompts, group, most))
     return layout, Rows(
@@ -228,5 +275,5 @@ def _fill(
         segments=segments,
         offsets=offsets,
         row_prompt=row_prompt,
-        seats=seat,
+        seats=seat if seats else None,
     )

@@ -2,18 +2,20 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
 from etils import epath
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from grpojax import data
 from grpojax.host import agreement, processes
 from grpojax.models import hf, sharding
-from grpojax.models.compute import ModelConfig, compute_of
+from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.sharding import MeshConfig
+from grpojax.models.weight_table import axes_of
 from grpojax.programs import lanes, state
-from grpojax.programs.compiling import Programs
+from grpojax.programs.idle import Clocked, Idle
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.types import Prompts, Rollout
 
@@ -46,21 +48,38 @@ def weights_digest(folder: epath.PathLike) -> str:
     return agreement.digest_of_files(folder, "*.safetensors")
 
 
+class Sampling(NamedTuple):
+    """The devices that sample: their mesh, None for one, how the decoder runs on them, and how long they wait."""
+
+    mesh: Mesh | None
+    compute: Compute
+    idle: Idle
+
+    @property
+    def lanes(self) -> int:
+        """Equal parts that a batch of prompts is cut into."""
+        return sharding.lanes(self.mesh)
+
+
 class Policy:
     """A decoder with the programs that cast it for sampling and sample from it.
 
     Args:
       model: where it is, and how to run it.
-      mesh: how the devices are laid out.
+      mesh: how the devices are laid out, and which of them sample.
       devices: what to run on; None takes all there are.
       eos_ids: tokens that end a sample; None takes the model's own, and none at all lets every sample run to the end.
 
     Attributes:
       params: the weights as loaded; set to None by whoever takes them over.
+      count: of all devices.
+      mesh, lanes, compute: of the devices that learn.
+      sampling: of those that sample, the same where none are set apart (``mesh.rollout``).
+      reshard: training weights to the rollout's, on the devices that sample.
       turn: called with a rollout that is waited for; may raise, and the rollout is dropped.
     """
 
-    turn: Callable[[Rollout], None]
+    turn: Callable[[Any], None]
 
     def __init__(
         self,
@@ -71,8 +90,10 @@ class Policy:
         eos_ids: tuple[int, ...] | None = None,
     ):
         devices = devices or jax.devices()
-        laid_out = sharding.make_mesh(mesh, devices)  # refuses sizes that one device cannot have, too
-        self.mesh = None if len(devices) == 1 else laid_out
+        self.count = len(devices)
+        learning, others = sharding.apart(mesh, devices)
+        laid_out = sharding.make_mesh(mesh, learning)  # refuses sizes that one device cannot have, too
+        self.mesh = None if len(learning) == 1 else laid_out
         self.lanes = sharding.lanes(self.mesh)
         self.folder = str(data.locate(model.path))
         self.compute = compute_of(model, self.mesh)
@@ -81,34 +102,86 @@ class Policy:
         loaded = hf.load(self.folder, mesh=self.mesh)
         self.config = loaded.config
         self.graph, self.params = state.split(loaded)
-        self.reshard = state.make_reshard(self.compute)
-        self.programs = Programs()
+        self._reshards: dict[str, Callable[[Any], Any]] = {}
+        self.programs = Clocked()
+        self.sampling, self._others = Sampling(self.mesh, self.compute, self.programs.idle), others
+        if others:
+            self.sampling = _set_apart(others, laid_out.shape["tensor"], self.compute)
         self.turn = _no_turn
 
+    def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
+        """Training weights to those that `sample` takes (`state.make_reshard`)."""
+        if weights not in self._reshards:
+            made = state.make_reshard(self.config, self.compute, weights)
+            self._reshards[weights] = _sender(made, self.sampling.mesh, self._others) if self._others else made
+        return self._reshards[weights](params)
+
     def sample(self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig) -> Rollout:
-        """Dispatches a rollout of host prompts; ``params`` are the rollout's (`state.make_reshard`)."""
-        spread, group = lanes.spread(prompts, config.group, self.lanes)
+        """Dispatches a rollout of host prompts; ``params`` are those of `reshard`."""
+        mesh, compute = self.sampling.mesh, self.sampling.compute
+        spread, group = lanes.spread(prompts, config.group, self.sampling.lanes)
         config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
         if group != config.group:
             config = dataclasses.replace(config, group=group, slots=min(config.slots, group))
         placed = jax.tree.map(
-            lambda x: processes.place(x, sharding.named(self.mesh, ("lane",) + (None,) * (x.ndim - 1))), spread
+            lambda x: processes.place(x, sharding.named(mesh, ("lane",) + (None,) * (x.ndim - 1))), spread
         )
 
         def run(params: Any, prompts: Prompts, key: Any) -> Rollout:
-            return sample_groups(self.graph, params, prompts, key, config, eos_ids=self.eos_ids, compute=self.compute)
+            return sample_groups(self.graph, params, prompts, key, config, eos_ids=self.eos_ids, compute=compute)
 
-        return self.programs(f"rollout ({config.group} a prompt)", run, params, placed, key, static=config)
+        name, idle = f"rollout ({config.group} a prompt)", self.sampling.idle
+        return self.programs(name, run, params, placed, key, static=config, idle=idle)
 
-    def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
-        """A rollout on the host, ``[P, G, ...]``."""
-        self.turn(rollout)
+    def fetch(self, rollout: Rollout, n_prompts: int, *, turn: bool = True) -> Rollout:
+        """A rollout on the host, ``[P, G, ...]``; without ``turn`` it is waited for whatever comes."""
+        if turn:
+            self.turn(rollout)
         return jax.tree.map(lambda x: lanes.gather_groups(processes.fetch(x), n_prompts), rollout)
+
+    def alone(self, outputs: Any) -> None:
+        """Before another program is dispatched: on several CPU devices, those in flight take each other's messages."""
+        if jax.default_backend() == "cpu" and (self.mesh or self.sampling.mesh) is not None:
+            jax.block_until_ready(outputs)
+
+    def idle(self) -> dict[str, float]:
+        """Seconds since it was asked last in which devices had nothing to do, as metrics (`grpojax.programs.idle`)."""
+        seconds = {"time/idle_s": self.programs.idle.take()}
+        if self.apart:
+            seconds["time/idle_rollout_s"] = self.sampling.idle.take()
+        return seconds
+
+    @property
+    def apart(self) -> bool:
+        """Whether it samples on devices of their own."""
+        return self.sampling.idle is not self.programs.idle
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def _no_turn(rollout: Rollout) -> None:
+def _set_apart(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> Sampling:
+    """Devices that sample only, prompts over as many of them as ``tensor`` leaves."""
+    config = MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor)
+    mesh = None if len(devices) == 1 else sharding.make_mesh(config, devices)
+    return Sampling(mesh, dataclasses.replace(compute, mesh=mesh), Idle())
+
+
+def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[jax.Device]) -> Callable[[Any], Any]:
+    """A reshard whose weights go on to other devices; a device's part of a weight is the same there, and is copied."""
+
+    def place(path: Any, x: Any) -> Any:
+        if mesh is None:
+            return SingleDeviceSharding(devices[0])
+        return sharding.named(mesh, axes_of(path, x), sharding.ROLLOUT)
+
+    def send(params: Any) -> Any:
+        whole = reshard(params)
+        return jax.device_put(whole, jax.tree_util.tree_map_with_path(place, whole))
+
+    return send
+
+
+def _no_turn(rollout: Any) -> None:
     """Outside of a run nothing is agreed on."""

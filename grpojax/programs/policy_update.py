@@ -9,6 +9,7 @@ from grpojax import diagnostics
 from grpojax import losses as L
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
+from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
 from grpojax.programs.update import Loss, Metrics
 from grpojax.types import Scalar
@@ -64,12 +65,11 @@ def make_score(
 
     @jax.jit
     def score(params: Any, rows: Any) -> dec.Scores:
-        return jax.lax.map(
-            lambda part: dec.score(
-                graph, params, part, compute, temperature=temperature, entropy="value" if entropy else False
-            ),
-            rows,
-        )
+        def of_block(part: Any) -> dec.Scores:
+            wanted = "value" if entropy else False
+            return dec.score(graph, params, part, compute, temperature=temperature, entropy=wanted)
+
+        return blocks.each(of_block, rows)
 
     return score
 

@@ -1,9 +1,10 @@
 """Groups of samples from one jitted program.
 
-Prompts are prefilled once each. Every prompt has a row of *slots*; a decode step advances all slots by one
-token, and a slot whose sample ended takes the next waiting sample of its prompt in the same program. Because
-slots are laid out by prompt, the prompt's keys and values are read in place, once for its whole row of slots.
-The loop ends when nothing is left to draw.
+Prompts are prefilled once each. Slots stand in rows, each of which reads one prompt; a decode step advances all slots
+by one token, and a slot whose sample ended takes the next waiting sample of its row's prompt in the same program.
+Because slots are laid out by prompt, the prompt's keys and values are read in place, once for its whole row of slots.
+With ``SamplerConfig.rows``, a row that has nothing left to draw takes over another prompt of its lane, whose keys and
+values are moved in once. The loop ends when nothing is left to draw.
 
 A draw's random key is ``fold_in(key, uid, sample, position)``: it depends neither on slots nor on the order of
 prompts nor on the mesh.
@@ -21,10 +22,11 @@ from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
-from grpojax.models.sharding import constrain
+from grpojax.models.sharding import TRAIN, constrain, lanes, spec
 from grpojax.programs import slot_cache
 from grpojax.programs.drawing import DrawConfig, draw
-from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, pytree
+from grpojax.programs.slot_rows import Slots, Waiting, by_lane, record, refill, take_prompt, wants
+from grpojax.types import Array, Prompts, Rollout, Samples, Scalar, pytree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,19 +38,47 @@ class SamplerConfig(DrawConfig):
       max_tokens: longest completion, T.
       slots: samples of one prompt that are decoded at a time; 0 takes all of them. Fewer slots than samples
         pay when lengths differ much: a slot that ends early is used again.
+      rows: rows of ``slots`` slots that a batch shard has; one that has nothing left to draw takes over another prompt.
+        0 gives each prompt a row of its own, which it keeps. ``slots: 1`` fills every row to the last, but reads a
+        prompt once for each.
+      block: positions of the cache that are read or left out together; 0 takes about an eighth of ``max_tokens``, or
+        all of it where leaving some out does not pay, and 64 on a GPU (`grpojax.programs.slot_cache.ring`).
       cache_dtype: of keys and values.
     """
 
     group: int = 8
     max_tokens: int = 256
     slots: int = 0
+    rows: int = 0
+    block: int = 0
     cache_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
 
     def __post_init__(self):
         super().__post_init__()
-        require(self, group="[1, inf)", max_tokens="[1, inf)")
+        require(self, group="[1, inf)", max_tokens="[1, inf)", rows="[0, inf)")
         if not 0 <= self.slots <= self.group:
             raise UserError(f"slots={self.slots!r}: must be between 0 (all) and group={self.group}")
+        if not 0 <= self.block <= self.max_tokens:
+            raise UserError(f"block={self.block!r}: must be between 0 (by platform) and max_tokens={self.max_tokens}")
+
+
+def rows_of(config: SamplerConfig, prompts: int, lanes: int) -> int:
+    """Rows of slots of all lanes: no more than the samples of a lane can fill.
+
+    Args:
+      config: slots and rows.
+      prompts: of all lanes.
+      lanes: batch shards.
+
+    Example:
+      >>> rows_of(SamplerConfig(group=8, slots=3, rows=4), prompts=16, lanes=2)
+      8
+      >>> rows_of(SamplerConfig(group=8, slots=3, rows=99), prompts=16, lanes=2)
+      48
+    """
+    if not config.rows:
+        return prompts
+    return min(config.rows, prompts // lanes * -(-config.group // (config.slots or config.group))) * lanes
 
 
 # -------------------------------------------------------------------------------- what a rollout holds
@@ -65,54 +95,51 @@ class _Fixed:
     Attributes:
       config: group size, lengths, temperature, truncation, slots.
       compute: how to run the decoder.
+      ring: of the slots' caches.
+      rows: of slots in all lanes; as many as prompts where each keeps its own.
+      shared: whether rows take over prompts.
       model: the decoder, for its embeddings and its last norm.
       graph: structure of one of its blocks.
       blocks: weights of its blocks, stacked or a list (`slot_cache.unrolls`).
       eos: ``[n]`` int32, tokens that end a sample.
-      lengths: ``[P]`` int32, of the prompts.
-      prompt_mask: ``[P, L]`` bool, where a prompt has tokens.
+      prompt_tokens: L.
       prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
         or a list.
-      keys: ``[P, G]`` random keys, one a sample.
-      first: ``[P, G]`` int32, the first token of each sample.
-      ended: ``[P, G]`` bool, whether that token ends it.
+      known: what is known of the samples.
     """
 
     config: SamplerConfig
     compute: Compute
+    ring: slot_cache.Ring
+    rows: int
+    shared: bool
     model: Decoder
     graph: nnx.GraphDef
     blocks: Any
     eos: Array
-    lengths: PerPrompt
-    prompt_mask: Array
+    prompt_tokens: int
     prompt_kv: tuple[Any, Any]
-    keys: Samples
-    first: Samples
-    ended: Samples
+    known: Waiting
 
 
 @pytree
 class _Loop:
-    """What a decode step carries; slots ``[P, g]``.
+    """What a decode step carries.
 
     Attributes:
-      step: [] int32, decode steps done. All slots write their keys and values at ring position ``step % T``.
-      sample: ``[P, g]`` int32, sample in the slot; G when none is.
-      count: ``[P, g]`` int32, tokens drawn so far of that sample; the last of them is not yet in the cache.
-      token: ``[P, g]`` int32, the last of them.
-      active: ``[P, g]`` bool, the sample wants another token.
-      waiting: ``[P]`` int32, the next sample of each prompt to start.
-      keys, values: slot caches, per layer ``[P, g, Hkv, d, T]`` and ``[P, g, Hkv, T, d]``; stacked or a list.
+      step: [] int32, decode steps done. All slots write their keys and values at this position of the ring.
+      longest: [] int32, tokens of the longest sample that wants another, at least 1 while any is left to draw; 0 when
+        none is, ``max_tokens + 1`` when a row is to take over another prompt.
+      slots: the rows of slots, lanes in front.
+      prompt_kv: keys and values of each row's prompt, as `_Fixed` has those of all; None where rows keep their prompts.
+      keys, values: the slots' caches (`slot_cache.empty`).
       out: the rollout so far.
     """
 
     step: Scalar
-    sample: Array
-    count: Array
-    token: Array
-    active: Array
-    waiting: PerPrompt
+    longest: Scalar
+    slots: Slots
+    prompt_kv: Any
     keys: Any
     values: Any
     out: Rollout
@@ -140,12 +167,6 @@ def _ends(token: Array, eos: Array) -> Array:
     return (token[..., None] == eos).any(-1)
 
 
-@jax.vmap
-def _put(array: Array, value: Array, *at: Array) -> Array:
-    """Writes ``value [n]`` into a prompt's ``array`` at indices ``[n]``; those out of range are left out."""
-    return array.at[at].set(value, mode="drop")
-
-
 def prefill(
     model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
 ) -> tuple[_Fixed, Rollout]:
@@ -162,7 +183,7 @@ def prefill(
         prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
         keys = _keys_of_samples(key, prompts, config.group)
         zero = jnp.zeros((n_prompts, config.group), jnp.int32)
-        first, first_logp = draw(dec.logits(model, hidden, compute), _at_position(keys, zero), config)
+        first, first_logp = draw(dec.logits(model, hidden, compute), _at_position(keys, zero), config, compute.mesh)
 
     def start(x, dtype):
         empty = jnp.zeros((n_prompts, config.group, config.max_tokens), dtype)
@@ -175,111 +196,134 @@ def prefill(
         stopped=_ends(first, eos),
     )
     graph, blocks = nnx.split(model.layers)
+    ended = out.stopped | (config.max_tokens == 1)
     fixed = _Fixed(
         config=config,
         compute=compute,
+        ring=slot_cache.ring(config.max_tokens, config.block, compute),
+        rows=rows_of(config, n_prompts, lanes(compute.mesh)),
+        shared=config.rows > 0,
         model=model,
         graph=graph,
         blocks=slot_cache.per_layer(blocks, unroll),
         eos=eos,
-        lengths=prompts.lengths,
+        prompt_tokens=length,
         prompt_kv=slot_cache.per_layer(prompt_kv, unroll),
-        prompt_mask=jnp.arange(length) < prompts.lengths[:, None],
-        keys=keys,
-        first=first,
-        ended=out.stopped,
+        known=Waiting(keys=keys, first=first, ended=ended, lengths=prompts.lengths),
     )
     return fixed, out
 
 
 def _before_decoding(fixed: _Fixed, out: Rollout) -> _Loop:
-    """All slots free, all samples waiting, caches empty."""
-    config, c = fixed.config, fixed.model.config
-    n_prompts, slots = fixed.lengths.shape[0], config.slots or config.group
-    cache_dtype = _cache_dtype(config, fixed.compute)
-
-    def empty(*last):
-        x = jnp.zeros((c.num_layers, n_prompts, slots, c.num_kv_heads, *last), cache_dtype)
-        x = constrain(x, fixed.compute.mesh, None, "lane", None, "kv_heads", None, None)
-        return slot_cache.per_layer(x, slot_cache.unrolls(fixed.compute))
-
-    idle = jnp.zeros((n_prompts, slots), jnp.int32)
-    return _Loop(
-        step=jnp.int32(0),
+    """Caches empty, all samples waiting; rows that keep their prompts have theirs, the others none."""
+    config, mesh, known = fixed.config, fixed.compute.mesh, fixed.known
+    n_prompts, slots = known.lengths.shape[0], config.slots or config.group
+    parts, rows = lanes(mesh), fixed.rows
+    idle = jnp.zeros((rows, slots), jnp.int32)
+    own = jnp.arange(rows, dtype=jnp.int32) % (rows // parts)
+    start = Slots(
+        prompt=jnp.full(rows, n_prompts // parts, jnp.int32) if fixed.shared else own,
+        length=jnp.ones(rows, jnp.int32) if fixed.shared else known.lengths,
+        waiting=jnp.zeros(n_prompts, jnp.int32),
         sample=idle + config.group,
         count=idle,
         token=idle,
+        key=jnp.broadcast_to(known.keys[:1, :1], idle.shape),
         active=idle > 0,
-        waiting=jnp.zeros(n_prompts, jnp.int32),
-        keys=empty(c.head_dim, config.max_tokens),
-        values=empty(config.max_tokens, c.head_dim),
+    )
+    dtype = _cache_dtype(config, fixed.compute)
+    keys, values = slot_cache.empty(fixed.model.config, rows, slots, fixed.ring, dtype, fixed.compute)
+    return _Loop(
+        step=jnp.int32(0),
+        longest=_longest(fixed, start),
+        slots=start,
+        prompt_kv=slot_cache.no_prompts(fixed.prompt_kv, rows, fixed.compute) if fixed.shared else None,
+        keys=keys,
+        values=values,
         out=out,
     )
 
 
-def refill(fixed: _Fixed, s: _Loop) -> _Loop:
-    """Gives each free slot the next waiting sample of its prompt, whose first token is known."""
-    group = fixed.config.group
-    free = ~s.active
-    take = s.waiting[:, None] + jnp.cumsum(free, 1) - 1
-    taken = free & (take < group)
-    clipped = jnp.minimum(take, group - 1)
-    done = jnp.take_along_axis(fixed.ended, clipped, 1) | (fixed.config.max_tokens == 1)
-    return dataclasses.replace(
-        s,
-        sample=jnp.where(taken, take, jnp.where(s.active, s.sample, group)),
-        count=jnp.where(taken, 1, s.count),
-        token=jnp.where(taken, jnp.take_along_axis(fixed.first, clipped, 1), s.token),
-        active=jnp.where(taken, ~done, s.active),
-        waiting=s.waiting + taken.sum(1, dtype=jnp.int32),
-    )
+def _longest(fixed: _Fixed, slots: Slots) -> Scalar:
+    """`_Loop.longest`: all that the lanes of a mesh tell each other for a token."""
+    group, most = fixed.config.group, fixed.config.max_tokens
+    return by_lane(lambda s: wants(s, group, most, shared=fixed.shared), fixed.compute.mesh)(slots).max()
+
+
+def take_prompts(fixed: _Fixed, s: _Loop) -> _Loop:
+    """In every lane has one row that is free take over another prompt, if any does."""
+    mesh, most = fixed.compute.mesh, fixed.config.max_tokens
+    stacked = 0 if slot_cache.unrolls(fixed.compute) else 1
+
+    def of_lane(known, slots, held, prompts):
+        front = jax.tree.map(lambda x: jnp.moveaxis(x, stacked, 0), (held, prompts))
+        slots, held = take_prompt(known, slots, most, *front)
+        return slots, jax.tree.map(lambda x: jnp.moveaxis(x, 0, stacked), held)
+
+    if mesh is not None:
+        lane, kv = spec(("lane",), TRAIN), spec((*(None,) * stacked, "lane", "kv_heads"), TRAIN)
+        of_lane = jax.shard_map(of_lane, mesh=mesh, in_specs=(lane, lane, kv, kv), out_specs=(lane, kv))
+    with jax.named_scope("take_prompts"):
+        slots, held = of_lane(fixed.known, s.slots, s.prompt_kv, fixed.prompt_kv)
+    return dataclasses.replace(s, slots=slots, prompt_kv=held, longest=_longest(fixed, slots))
 
 
 def decode_token(fixed: _Fixed, s: _Loop) -> _Loop:
     """Fills the free slots, then draws the next token of every slot."""
     config, compute, model, c = fixed.config, fixed.compute, fixed.model, fixed.model.config
-    group, most, cache_dtype = config.group, config.max_tokens, _cache_dtype(config, compute)
-    s = refill(fixed, s)
-    position = s.step % most
-    cache_mask = (position - jnp.arange(most)) % most < s.count[..., None]
-    tables = dec.rope_tables(c, fixed.lengths[:, None] + s.count - 1)
-    x = dec.embed_tokens(model, s.token, compute, whole=True)
+    most, cache_dtype = config.max_tokens, _cache_dtype(config, compute)
+    slots = by_lane(refill, compute.mesh)(fixed.known, s.slots)
+    ring, position = fixed.ring, s.step % fixed.ring.size
+    cache_mask = (position - jnp.arange(ring.size)) % ring.size < slots.count[..., None]
+    prompt_mask = jnp.arange(fixed.prompt_tokens) < slots.length[:, None]
+    seen = slot_cache.Seen(
+        mask=cache_mask,
+        live=ring.live(position, s.longest),
+        counts=jnp.where(slots.active, slots.count, 0),
+        position=position,
+        ring=ring,
+    )
+    tables = dec.rope_tables(c, slots.length[:, None] + slots.count - 1)
+    x = dec.embed_tokens(model, slots.token, compute, whole=True)
 
     def body(x, layer, write):
         block, prompt = layer
-        one = dec.layer(nnx.merge(fixed.graph, block), c, compute)
+        one = dec.layer(nnx.merge(fixed.graph, block), c, compute, apart=slot_cache.on_gpu(compute))
         q, k, v = one.qkv(x, tables)
         cached = write(k.astype(cache_dtype), v.astype(cache_dtype))
-        grouped = q.reshape(*q.shape[:2], c.num_kv_heads, -1, c.head_dim)
-        o = slot_cache.decode_attention(grouped, cached, prompt, fixed.prompt_mask, cache_mask)
+        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
+        o = slot_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
         return one.finish(x, o.astype(x.dtype))
 
-    unroll = slot_cache.unrolls(compute)
-    layers = fixed.blocks, fixed.prompt_kv
-    layers = list(zip(*layers, strict=True)) if unroll else layers
-    x, (keys, values) = slot_cache.over_layers(body, x, layers, (s.keys, s.values), position, unroll)
+    layers = fixed.blocks, s.prompt_kv if fixed.shared else fixed.prompt_kv
+    layers = list(zip(*layers, strict=True)) if slot_cache.unrolls(compute) else layers
+    x, (keys, values) = slot_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
 
     with jax.named_scope("draw"):
         x = dec.rms_norm(x, model.norm[...], c.norm_eps)
-        mine = jnp.take_along_axis(fixed.keys, jnp.minimum(s.sample, group - 1), 1)
-        token, logp = draw(dec.logits(model, x, compute), _at_position(mine, s.count), config)
+        token, logp = draw(dec.logits(model, x, compute), _at_position(slots.key, slots.count), config, compute.mesh)
     stop = _ends(token, fixed.eos)
-    sample = jnp.where(s.active, s.sample, group)  # out of range: not written
+
+    def write(slots, out, token, logp, stop):
+        at = slots.prompt, jnp.where(slots.active, slots.sample, config.group)  # out of range: not written
+        return Rollout(
+            tokens=record(out.tokens, token, *at, slots.count),
+            logps=record(out.logps, logp, *at, slots.count),
+            lengths=record(out.lengths, slots.count + 1, *at),
+            stopped=record(out.stopped, stop, *at),
+        )
+
+    out = by_lane(write, compute.mesh)(slots, s.out, token, logp, stop)
+    active = slots.active & ~stop & (slots.count + 1 < most)
+    slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
     return _Loop(
         step=s.step + 1,
-        sample=s.sample,
-        count=s.count + 1,
-        token=token,
-        active=s.active & ~stop & (s.count + 1 < most),
-        waiting=s.waiting,
+        longest=_longest(fixed, slots),
+        slots=slots,
+        prompt_kv=s.prompt_kv,
         keys=keys,
         values=values,
-        out=Rollout(
-            tokens=_put(s.out.tokens, token, sample, s.count),
-            logps=_put(s.out.logps, logp, sample, s.count),
-            lengths=_put(s.out.lengths, s.count + 1, sample),
-            stopped=_put(s.out.stopped, stop, sample),
-        ),
+        out=out,
     )
 
 
@@ -295,12 +339,16 @@ def _sample(
 ) -> Rollout:
     fixed, out = prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
 
-    def unfinished(s: _Loop):
-        return s.active.any() | (s.waiting < config.group).any()
+    step = functools.partial(decode_token, fixed)
+
+    def decode(s: _Loop) -> _Loop:
+        return jax.lax.while_loop(lambda s: (s.longest > 0) & (s.longest <= config.max_tokens), step, s)
 
     start = _before_decoding(fixed, out)
     with jax.named_scope("decode"):
-        return jax.lax.while_loop(unfinished, functools.partial(decode_token, fixed), start).out
+        if not fixed.shared:
+            return decode(start).out
+        return jax.lax.while_loop(lambda s: s.longest > 0, lambda s: decode(take_prompts(fixed, s)), start).out
 
 
 def sample_groups(

@@ -5,7 +5,7 @@ One description of it (`Network`) serves init, restore, sharding and ahead-of-ti
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 
 from grpojax.host import processes
 from grpojax.models import decoder as dec
-from grpojax.models import sharding
+from grpojax.models import kv_heads, quantised, sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, shardings
+from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, is_matrix, leaf_name, shardings
 from grpojax.types import TrainState
 
 
@@ -101,31 +101,68 @@ def place_rows(tree: Any, mesh: Mesh | None) -> Any:
     )
 
 
-def make_reshard(compute: Compute) -> Callable[[Any], Any]:
+def make_reshard(
+    config: DecoderConfig, compute: Compute, weights: Literal["compute", "int8"] = "compute"
+) -> Callable[[Any], Any]:
     """Training weights to the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp shard.
 
     One jitted program a rollout; decoding then moves no weight between devices. On one device in float32 there is
     nothing to do, and the weights are handed through.
+
+    With ``weights="int8"`` every matrix becomes a `grpojax.models.quantised.Int8`, embeddings and the output projection
+    too, before it is gathered: the wire carries a byte a weight. Norms and biases are cast.
     """
-    dtype = jnp.dtype(compute.dtype)
-    if compute.mesh is None and dtype == jnp.float32:
+    dtype, mesh = jnp.dtype(compute.dtype), compute.mesh
+    if mesh is None and dtype == jnp.float32 and weights == "compute":
         return lambda params: params
 
-    def whole(w: Any, axes: tuple[str | None, ...]) -> Any:
-        return sharding.constrain(w.astype(dtype), compute.mesh, *axes, rules=sharding.ROLLOUT)
+    def gathered(w: Any, *axes: str) -> Any:
+        if axes[-1] == "kv_heads":
+            w = kv_heads.repeated(w, config, mesh)
+        return sharding.constrain(w, mesh, *axes, rules=sharding.ROLLOUT)
+
+    def eight_bits(w: Any, axes: tuple[str, ...], summed: int) -> Any:
+        made = quantised.quantise(w, summed)
+        values = sharding.constrain(made.values, mesh, *axes)  # cut as the weight is: quantised where it lies
+        return quantised.Int8(gathered(values, *axes), gathered(made.scale, *axes[:summed], *axes[summed + 1 :]))
 
     def place(path: Any, x: Any) -> Any:
-        axes = axes_of(path, x)
-        if compute.mesh is None or axes[0] != "layers":
-            return whole(x, axes)
+        axes, eight = axes_of(path, x), weights == "int8" and is_matrix(path, x)
+        if axes[0] != "layers":
+            return eight_bits(x, axes, 1) if eight else gathered(x.astype(dtype), *axes)
+
+        def whole(w: Any) -> Any:
+            return eight_bits(w, axes[1:], 0) if eight else gathered(w.astype(dtype), *axes[1:])
+
         # One layer after the other: to gather all at once takes their size again in temporaries.
-        return jax.lax.map(lambda w: whole(w, axes[1:]), x)
+        return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)
 
     @jax.jit
     def reshard(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(place, params)
 
     return reshard
+
+
+def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any:
+    """A decoder's weights to score with, of their own: in the compute dtype, which loses nothing.
+
+    A forward casts each weight so before it reads it, but for the last norm, which stays in float32 here as well.
+
+    Args:
+      params: the weights.
+      compute: the dtype.
+      averaged: other weights will be averaged in, which 16 bits would swallow; keeps float32.
+    """
+    dtype = jnp.dtype(jnp.float32 if averaged else compute.dtype)
+
+    @jax.jit
+    def copy(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: jnp.copy(x) if leaf_name(path) == "norm" else jnp.copy(x).astype(dtype), params
+        )
+
+    return copy(params)
 
 
 def split(model: nnx.Module) -> tuple[Any, Any]:

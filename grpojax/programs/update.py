@@ -17,6 +17,8 @@ import optax
 from jax.sharding import Mesh
 
 from grpojax.models.weight_table import DECODER, WeightTable, shardings
+from grpojax.programs import blocks
+from grpojax.programs.packing import Packed
 from grpojax.types import Max, Scalar, TrainState
 
 Metrics = dict[str, Any]
@@ -52,7 +54,8 @@ def make_update(
       table: of the weights (`grpojax.programs.state.Network`).
 
     Returns:
-      The jitted function; ``parts`` has the micro-batches ``M`` in front of every array. Where the gradient is not
+      The jitted function; ``parts`` has the micro-batches ``M`` in front of every array. Of blocks, those behind
+      the last that holds a token are left out (`grpojax.programs.blocks.taken`). Where the gradient is not
       finite it changes nothing. To the loss's metrics it adds ``grad_norm`` (before clipping) and ``skipped``, 1 if it
       changed nothing.
 
@@ -126,19 +129,20 @@ def _update(
 
 
 def _accumulate(loss: Loss, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
-    """Gradient and metrics, summed over the micro-batches."""
+    """Gradient and metrics, summed over the micro-batches: of blocks, over those that are taken."""
     grad = jax.grad(loss, has_aux=True)
     first = jax.tree.map(lambda x: x[0], parts)
-    if jax.tree.leaves(parts)[0].shape[0] == 1:
+    count = jax.tree.leaves(parts)[0].shape[0]
+    if count == 1:
         return grad(params, frozen, first)
 
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-        grads, metrics = grad(params, frozen, part)
-        return (jax.tree.map(jnp.add, total[0], grads), {k: total[1][k] + v for k, v in metrics.items()}), None
+    def add(i: Any, total: Any) -> Any:
+        grads, metrics = grad(params, frozen, jax.tree.map(lambda x: x[i], parts))
+        return jax.tree.map(jnp.add, total[0], grads), {k: total[1][k] + v for k, v in metrics.items()}
 
     shapes = jax.eval_shape(lambda: grad(params, frozen, first))
     nothing = jax.tree.map(_nothing, shapes, is_leaf=lambda x: isinstance(x, Max))
-    return jax.lax.scan(add, nothing, parts)[0]
+    return jax.lax.fori_loop(0, blocks.taken(parts.rows) if isinstance(parts, Packed) else count, add, nothing)
 
 
 def _nothing(x: Any) -> Any:

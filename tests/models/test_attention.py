@@ -1,12 +1,15 @@
 """Every implementation of attention against the plain one, values and gradients."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpojax.models import attention as att
-from grpojax.models import sharding
+from grpojax.models import blocked_attention, sharding
 
 
 def ragged(*, b=1, k=1, r=2, s=5, l=0, heads=2, kv_heads=1, dim=8, dtype=jnp.float32, seed=0):
@@ -99,6 +102,55 @@ def test_completions_taken_apart_equal_packed_rows(attend):
     assert_same(got, value_and_grads(att.xla, *case), 2e-5)
 
 
+def packed(**kw):
+    """`ragged` with rows of 3 + 2 and 1 + 4 tokens among those of one completion."""
+    arrays, segments, *rest = ragged(**kw)
+    s = segments.shape[2]
+    rows = [[1] * 3 + [2] * 2 + [0] * (s - 5), [1] + [2] * 4 + [0] * (s - 5)]
+    return arrays, segments.at[:, :2].set(jnp.array(rows)), *rest
+
+
+@pytest.mark.parametrize(
+    ("shape", "room", "cut"),
+    [
+        (dict(r=4, s=7, heads=4, kv_heads=2), 3, (1, 3)),
+        (dict(b=2, r=5, s=7, l=5, k=3, heads=4, kv_heads=2), 1000, (5, 7)),
+        (dict(r=6, s=7, l=5, heads=3, kv_heads=1), 15, (2, 7)),
+    ],
+    ids=["queries", "all at once", "two rows"],
+)
+def test_blocked_equals_xla(shape, room, cut, monkeypatch):
+    """Some queries of a row, whole rows, all there are: completions share rows, and rows share prompts."""
+    keys = shape["s"] + shape.get("l", 0)
+    monkeypatch.setattr(blocked_attention, "_SCORES_BYTES", room * 4 * shape["heads"] * keys)
+    assert blocked_attention._cut(shape["r"], shape["s"], shape["heads"], keys) == cut
+    case = packed(**shape)
+    assert_same(value_and_grads(att.blocked, *case), value_and_grads(att.xla, *case), 2e-5)
+
+
+def test_blocked_on_a_mesh_equals_xla():
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
+    arrays, *rest = packed(b=4, r=3, s=6, l=5, k=2, heads=4, kv_heads=2)
+    placed = {
+        name: jax.device_put(x, jax.NamedSharding(mesh, jax.P(("data", "fsdp"), None, None, "tensor")))
+        for name, x in arrays.items()
+    }
+    assert_same(value_and_grads(att.blocked, placed, *rest), value_and_grads(att.xla, arrays, *rest), 2e-5)
+
+
+def test_blocked_never_holds_the_scores(monkeypatch):
+    """Neither forward nor backward has an array larger than the inputs or a block; plain attention has."""
+    monkeypatch.setattr(blocked_attention, "_SCORES_BYTES", 4 * 2 * 16 * 96)
+    arrays, *rest = ragged(r=11, s=64, l=32, k=2)
+
+    def largest(attend):
+        text = str(jax.make_jaxpr(lambda arrays: value_and_grads(attend, arrays, *rest))(arrays))
+        return max(math.prod(map(int, x.split(","))) for x in re.findall(r"\w\[([\d,]+)\]", text))
+
+    assert largest(att.blocked) <= 11 * 64 * 2 * 8
+    assert largest(att.xla) >= 11 * 2 * 64 * 64
+
+
 @pytest.mark.parametrize("n", [1, 128, 129, 512, 640, 1408, 1536])
 def test_splash_blocks_waste_at_most_a_quarter(n):
     block = att._block(n)
@@ -140,7 +192,13 @@ def test_cudnn_needs_16_bits():
     [("cpu", "float32", False), ("gpu", "bfloat16", False), ("tpu", "bfloat16", True)],
 )
 def test_auto_picks_by_platform(platform, dtype, apart):
-    name = {"cpu": "xla", "gpu": "cudnn", "tpu": "splash"}[platform]
+    name = {"cpu": "blocked", "gpu": "cudnn", "tpu": "splash"}[platform]
     picked = att.pick("auto", dtype=dtype, platform=platform)
     assert getattr(picked, "func", picked) is getattr(att, name)
-    assert att.needs_seats("auto", platform) == att.needs_seats(name, platform) == apart
+    assert att.needs_seats("auto", platform) == apart
+
+
+def test_xla_is_blocked_on_cpu_alone():
+    assert att.pick("xla", dtype="float32", platform="cpu") is att.blocked
+    for platform in ("gpu", "tpu"):
+        assert att.pick("xla", dtype="float32", platform=platform) is att.xla

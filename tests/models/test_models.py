@@ -82,7 +82,7 @@ def test_padding_changes_nothing_even_when_pad_is_a_real_token():
         got = np.where(np.arange(most) < wide.lengths[..., None], got, 0.0)[:, :, : batch.tokens.shape[2]]
         if reference is None:
             reference = got
-        np.testing.assert_allclose(got, reference, atol=2e-6)
+        np.testing.assert_allclose(got, reference, atol=5e-6)  # more padding, other sums
 
 
 @pytest.mark.parametrize("with_entropy", [False, True, "value"])

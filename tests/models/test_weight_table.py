@@ -1,5 +1,6 @@
 """Everything about a weight comes from its line in the table, and a weight without one is an error."""
 
+import dataclasses
 import hashlib
 
 import jax
@@ -115,7 +116,10 @@ def test_another_network_brings_its_table():
 
 def test_a_mesh_that_does_not_divide_a_decoder():
     check_mesh(FAMILIES["qwen2"], None)
-    with pytest.raises(UserError, match="num_key_value_heads 2 does not divide over 4 shards .mesh axes tensor"):
-        check_mesh(FAMILIES["qwen2"], make_mesh(MeshConfig(data=2, tensor=4)))
+    with pytest.raises(UserError, match="num_attention_heads 4 does not divide over 8 shards .mesh axes tensor"):
+        check_mesh(FAMILIES["qwen2"], make_mesh(MeshConfig(tensor=8)))
+    odd = dataclasses.replace(FAMILIES["qwen2"], num_kv_heads=1, head_dim=6, vocab_size=56)
+    with pytest.raises(UserError, match="num_key_value_heads x head_dim 6 does not divide over 4 shards"):
+        check_mesh(odd, make_mesh(MeshConfig(fsdp=2, tensor=4)))
     with pytest.raises(UserError, match="vocab_size 53 does not divide over 2 shards"):
         check_mesh(FAMILIES["qwen2"], make_mesh(MeshConfig(data=4, tensor=2)))

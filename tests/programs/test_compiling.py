@@ -133,3 +133,47 @@ def test_a_second_start_of_a_run_compiles_nothing(own_cache, recipe, devices):
         changes = [f"run.dir={own_cache}/run{n}", f"compile_cache={own_cache}/cache", "train.steps=2"]
         assert Trainer(recipe_module.load(recipe, changes), jax.devices()[:devices]).run()
     assert told["cache_hits"] > 50 and told["cache_misses"] == 0
+
+
+@pytest.fixture
+def compiles():
+    """The programs that jax compiles, as they come: a list that grows."""
+    seen = []
+
+    def note(event, seconds, **_):
+        if event.endswith("backend_compile_duration"):
+            seen.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_what_is_called_later_is_compiled_beside_the_first(compiles, caplog):
+    """And once only: the call finds the program of the thread."""
+    programs, function = Programs(), new_function()
+    first, later = (jax.device_put(jnp.ones(n)) for n in (5, 7))
+    programs.others = lambda args: [(args[0], jax.ShapeDtypeStruct((n,), jnp.float32)) for n in (5, 7)]
+    with caplog.at_level(logging.INFO):
+        compiles.clear()
+        programs("sum", function, 1.0, first)
+        assert len(compiles) == 2
+        assert programs("sum", function, 1.0, later).shape == later.shape
+        assert len(compiles) == 2
+    assert [line for line in caplog.messages if line.startswith("compiling")] == [
+        "compiling sum (5,)",
+        "compiling sum (7,)",
+    ]
+
+
+@pytest.mark.slow
+def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, compiles):
+    """Its samples are 1 to 24 tokens long; of rows and prompts in sizes it met new ones for a dozen steps."""
+    sizes = ["rollout.prompts=12", "rollout.group=8", "rollout.max_tokens=24", "train.eval_every=0"]
+    trainer = Trainer(
+        recipe_module.load(recipe, [f"run.dir={tmp_path}/run", "train.steps=50", *sizes]), jax.devices()[:1]
+    )
+    begin, at = trainer.session.profile.begin, []
+    trainer.session.profile.begin = lambda number, state: (at.append(len(compiles)), begin(number, state))
+    assert trainer.run()
+    assert len(at) == 50 and at[3] == len(compiles)

@@ -86,6 +86,7 @@ def check(got, want, lengths):
     return total, n, means_of_others, scale
 
 
+@pytest.mark.slow
 def test_streamed_scores_are_the_pure_functions(one, monkeypatch):
     """Blocks of the vocabulary, parts of a group, groups that fill up, a sample without a token."""
     monkeypatch.setattr(influence, "_BLOCK", 8)

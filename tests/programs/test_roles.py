@@ -19,7 +19,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, score, sharding
 from grpojax.models.weight_table import Weight, shardings, zeros
 from grpojax.programs import packing, policy_update
-from grpojax.programs.state import Network, abstract_state, decoder_network, init_state, place_rows
+from grpojax.programs.state import Network, abstract_state, decoder_network, frozen_copy, init_state, place_rows
 from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.types import Mean
@@ -130,6 +130,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_two_networks_goes_on_on_another_mesh(tmp_path):
     here = os.path.dirname(__file__)
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), here], env=environment(8), capture_output=True)
@@ -181,3 +182,18 @@ def test_frozen_roles_are_saved_without_an_optimiser(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, got["reference"], params)
     with pytest.raises(UserError, match="no policy_opt_state, policy_params"):
         checkpoints.restore(abstract | abstract_state({"policy": decoder_network(CONFIG, POLICY)[1]}))
+
+
+def test_a_frozen_copy_scores_the_same_to_the_bit_at_half_the_size():
+    """Even of weights that 16 bits do not hold; one that is averaged, or of a float32 run, stays as it is."""
+    compute = Compute(dtype="bfloat16")
+    graph, params = random_decoder(CONFIG)
+    params = jax.tree.map(lambda x: x * np.float32(1.1) + np.float32(1e-3), params)
+    kept = frozen_copy(params, compute)
+    assert sum(x.nbytes for x in jax.tree.leaves(kept)) == sum(x.nbytes for x in jax.tree.leaves(params)) / 2 + 2 * 16
+    scores = policy_update.make_score(graph, compute)
+    want, got = (scores(x, packing.pack(batch())[0].rows).logps for x in (params, kept))
+    np.testing.assert_array_equal(got, want)
+    for copy in (frozen_copy(params, compute, averaged=True), frozen_copy(params, Compute())):
+        jax.tree.map(np.testing.assert_array_equal, copy, params)
+        assert copy["norm"].unsafe_buffer_pointer() != params["norm"].unsafe_buffer_pointer()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from grpojax.models.weight_table import shardings
 from grpojax.programs import drawing, lanes, packing, sampler, state
 from grpojax.programs.drawing import DrawConfig, draw
 from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.tools import hlo
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 EOS = tuple(range(6))
@@ -62,9 +64,40 @@ def test_lengths_stops_and_padding(decoder):
     assert len(set(out.lengths.ravel().tolist())) > 3
 
 
-@pytest.mark.parametrize("slots", [1, 3])
-def test_draws_do_not_depend_on_slots(decoder, slots):
-    want, got = (run(decoder, some_prompts(), dataclasses.replace(CONFIG, slots=s)) for s in (0, slots))
+@pytest.mark.parametrize(
+    "cells",
+    [{"slots": 3}, {"slots": 2, "rows": 2, "block": 4}, {"slots": 1, "rows": 7, "block": 3}],
+    ids=["slots", "rows", "a slot a row"],
+)
+def test_draws_do_not_depend_on_slots_rows_or_blocks(decoder, cells):
+    want, got = (run(decoder, some_prompts(), dataclasses.replace(CONFIG, **c)) for c in ({}, cells))
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.lengths, want.lengths)
+    np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
+
+
+TPU = Compute(platform="tpu", attention="xla")  # its program, run here
+
+
+@pytest.mark.parametrize(
+    "cells", [{"block": 4}, {"slots": 2, "rows": 2, "block": 3}, {"slots": 3, "block": 11}], ids=["own", "rows", "one"]
+)
+def test_a_loop_over_blocks_draws_the_same(decoder, cells):
+    want = run(decoder, some_prompts(), CONFIG)
+    got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, **cells), compute=TPU)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.lengths, want.lengths)
+    np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
+
+
+GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpreted
+
+
+@pytest.mark.parametrize("cells", [{"block": 16}, {"slots": 2, "rows": 2}], ids=["blocks", "rows"])
+def test_a_kernel_draws_the_same(decoder, cells):
+    long = dataclasses.replace(CONFIG, max_tokens=19)  # two blocks of 16, or one of 32 that goes round
+    want = run(decoder, some_prompts(), long)
+    got = run(decoder, some_prompts(), dataclasses.replace(long, **cells), compute=GPU)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.lengths, want.lengths)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -94,8 +127,12 @@ def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
     np.testing.assert_array_equal(lanes.gather_groups(got.tokens, 3), want.tokens)
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (8, 1, 1), (1, 8, 1)])
-def test_draws_do_not_depend_on_the_mesh(decoder, sizes):
+@pytest.mark.parametrize(
+    ("sizes", "of"),
+    [((2, 2, 2), Compute()), ((8, 1, 1), Compute()), ((1, 8, 1), TPU), ((2, 2, 2), GPU)],
+    ids=["both", "lanes", "tpu", "gpu"],
+)
+def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
     prompts = some_prompts(8)
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     graph, params = decoder
@@ -103,9 +140,10 @@ def test_draws_do_not_depend_on_the_mesh(decoder, sizes):
     graph, params = random_decoder(config)
     want = run((graph, params), prompts, CONFIG)
     placed = jax.device_put(params, shardings(params, mesh))
-    compute = Compute(mesh=mesh)
-    rollout_params = state.make_reshard(compute)(placed)
-    got = run((graph, rollout_params), prompts, CONFIG, compute=compute)
+    compute = dataclasses.replace(of, mesh=mesh)
+    rollout_params = state.make_reshard(config, compute)(placed)
+    two_a_lane = {"rows": 1, "slots": 2, "block": 0 if of is GPU else 4} if sizes != (8, 1, 1) else {}
+    got = run((graph, rollout_params), prompts, dataclasses.replace(CONFIG, **two_a_lane), compute=compute)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
 
@@ -123,7 +161,7 @@ def test_log_probs_equal_the_trainers(decoder, temperature):
     """Also with a pad id (0) that is an end-of-sequence id."""
     graph, params = decoder
     prompts = some_prompts()
-    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, slots=2))
+    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, slots=2, rows=2, block=4))
     zeros = np.zeros(out.logps.shape, np.float32)
     per_token = PerToken(advantages=zeros, weights=zeros)
     packed, layout = packing.pack(
@@ -230,6 +268,64 @@ def test_draws_follow_the_distribution_and_report_it(options, vocab):
     assert chi2 < degrees + 5 * np.sqrt(2 * degrees) + 5, (chi2, degrees)
 
 
+QWEN = 151936
+
+
+@pytest.mark.parametrize(
+    ("tensor", "options"),
+    [
+        (4, {"temperature": 0.0}),
+        (2, {"temperature": 0.8}),
+        (4, {"top_k": 300, "top_p": 0.8, "min_p": 0.01}),
+        *(
+            pytest.param(tensor, options, marks=pytest.mark.slow)
+            for tensor in (2, 4)
+            for options in ({}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05})
+        ),
+    ],
+    ids=str,
+)
+def test_a_vocabulary_over_devices_is_drawn_from_where_it_lies(tensor, options):
+    """The tokens of one device, and what moves is a few numbers a token and the likeliest k, never logits."""
+    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=2, tensor=tensor), jax.devices()[: 2 * tensor])
+    config, rng = DrawConfig(**options), np.random.default_rng(3)
+    logits = np.float32(3.0 * rng.standard_normal((2, 3, QWEN)))
+    logits[0, 0, [5, QWEN - 5]] = 20.0  # the likeliest twice, in the first part and the last
+    keys = jax.random.split(jax.random.key(7), (2, 3))
+    want = draw(jnp.asarray(logits), keys, config)
+    placed = jax.device_put(logits, sharding.named(mesh, ("lane", None, "vocab")))
+    drawn = jax.jit(lambda z, k: draw(z, k, config, mesh)).lower(placed, keys).compile()
+    got = drawn(placed, keys)
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_allclose(got[1], want[1], atol=2e-5)
+    moved = hlo.analyse(drawn.as_text()).collectives
+    assert moved and max(c.size for c in moved) <= 4 * 3 * max(tensor * config.top_k, 8)
+
+
+def test_one_row_of_logits_over_devices_is_drawn_from_for_all_of_a_prompts_keys():
+    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=2, tensor=4))
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, 1400)), jnp.float32)
+    keys = jax.random.split(jax.random.key(0), (2, 60))
+    for config in (DrawConfig(temperature=0.0), DrawConfig(top_k=7)):
+        want = draw(logits, keys, config)
+        got = jax.jit(functools.partial(draw, config=config, mesh=mesh))(logits, keys)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_allclose(got[1], want[1], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 0.6}])
+def test_a_million_draws_follow_the_distribution(options):
+    config, vocab, n = DrawConfig(**options), 11, 1_000_000
+    logits = np.random.default_rng(vocab).standard_normal(vocab) * 1.5
+    p = truncated(logits, config)
+    counts = np.bincount(many_draws(logits, config, n)[0], minlength=vocab)
+    assert (counts[p == 0] == 0).all()
+    chi2 = ((counts - n * p)[p > 0] ** 2 / (n * p[p > 0])).sum()
+    degrees = (p > 0).sum() - 1
+    assert chi2 < degrees + 5 * np.sqrt(2 * degrees), (chi2, degrees)  # the p-value of five deviations is below 1e-3
+
+
 def test_top_p_keeps_the_smallest_sufficient_set():
     p = np.array([0.5, 0.25, 0.125, 0.125])
     for top_p, kept in [(0.4, {0}), (0.6, {0, 1}), (0.74, {0, 1}), (0.8, {0, 1, 2, 3})]:  # ties stay together
@@ -256,6 +352,8 @@ def test_extreme_logits_are_drawn_without_nan():
         {"min_p": 2.0},
         {"slots": -1},
         {"slots": 9},
+        {"rows": -1},
+        {"block": 257},
     ],
 )
 def test_bad_values_are_refused(bad):
@@ -266,3 +364,27 @@ def test_bad_values_are_refused(bad):
 def test_one_token_and_one_sample(decoder):
     out = run(decoder, some_prompts(), SamplerConfig(group=1, max_tokens=1))
     assert out.tokens.shape == (3, 1, 1) and (out.lengths == 1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [None, (2, 2, 2)])
+def test_eight_bits_draw_what_the_rounded_weights_draw(sizes):
+    """The sampler's own log-probs are those of the rounded policy, and not those of the policy that learns."""
+    config = dataclasses.replace(BASE, vocab_size=56)
+    graph, params = random_decoder(config)
+    prompts = some_prompts(8)
+    mesh = sizes and sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    compute = Compute(mesh=mesh)
+    eight = state.make_reshard(config, Compute(), "int8")(params)
+
+    def whole(x):
+        return x.values.astype(jnp.float32) * jnp.expand_dims(x.scale, 1) if hasattr(x, "scale") else x
+
+    rounded = jax.tree.map(whole, eight, is_leaf=lambda x: hasattr(x, "scale"))
+    want = run((graph, rounded), prompts, CONFIG)
+    placed = params if mesh is None else jax.device_put(params, shardings(params, mesh))
+    got = run((graph, state.make_reshard(config, compute, "int8")(placed)), prompts, CONFIG, compute=compute)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
+    plain = run((graph, params), prompts, CONFIG)
+    assert np.abs(plain.logps[:, :, 0] - got.logps[:, :, 0]).max() > 1e-4

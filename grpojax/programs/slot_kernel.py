@@ -1,0 +1,233 @@
+"""Attention of slots to their prompt, and on to what each has in the cache, on a GPU: Pallas kernels for Triton.
+
+Of a prompt a program of the grid has one head of keys and values and a tile of its slots' queries, so that a prompt is
+read once for a tile. Of the cache it has one slot and one head: it starts from what the slot's queries found in the
+prompt and goes through the live tokens of the slot, block by block; nothing else of the ring is read. Keys and values
+there are ``[R, S, Hkv, T, d]``, so that a token's numbers lie side by side. Sizes that are no power of two are masked.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+from jax.sharding import Mesh
+
+from grpojax.models.sharding import TRAIN, spec
+from grpojax.types import Array, Scalar
+
+SHORTEST = 16  # rows and columns that a tensor core multiplies at least
+_LOWEST = -1e30  # a score of nothing; -inf less -inf is no number
+_TILE = 16384  # bytes of keys that are read at a time; values too, and both twice: 64 KiB of shared memory
+_dot = functools.partial(plgpu.dot, precision=jax.lax.Precision.HIGHEST)  # of float32; 16 bits are multiplied as ever
+
+
+def _add(so_far, query, k, v, live, trans_b):
+    """A softmax, ``(top, total, out)``, over more keys: scaled whenever a larger score turns up."""
+    top, total, out = so_far
+    scores = jnp.where(live[None], _dot(query, k.astype(query.dtype), trans_b=trans_b), -jnp.inf)
+    highest = jnp.maximum(top, scores.max(1))
+    w, kept = jnp.exp(scores - highest[:, None]), jnp.exp(top - highest)
+    return highest, kept * total + w.sum(1), kept[:, None] * out + _dot(w.astype(v.dtype), v)
+
+
+def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, size: int, width: int, r: int, d: int):
+    """A slot's queries of a head ``q [rows, columns]``, of which ``[r, d]`` are there; ``keys [size, columns]``."""
+    rows, columns = q.shape
+    mine = jnp.arange(rows) < r
+
+    def inside(rows):
+        return rows[:, None] if d == columns else rows[:, None] & (jnp.arange(columns) < d)[None]
+
+    newest, tokens = position[()], jnp.minimum(count[()], size)
+    oldest = jax.lax.rem(newest - tokens + 1 + size, size)
+    first, before = jax.lax.div(oldest, width), jax.lax.rem(oldest, width)
+    blocks = jnp.minimum(jax.lax.div(before + tokens + width - 1, width), size // width)
+    query = plgpu.load(q, mask=inside(mine), other=0.0).astype(jnp.promote_types(q.dtype, keys.dtype))
+
+    def add(n, so_far):
+        start = jax.lax.rem(first + n, size // width) * width
+        live = jax.lax.rem(newest - start - jnp.arange(width) + size, size) < tokens
+        at, read = (pl.ds(start, width), slice(None)), inside(live)
+        k, v = (plgpu.load(x.at[at], mask=read, other=0.0) for x in (keys, values))
+        return _add(so_far, query, k, v, live, True)
+
+    of_prompt = (
+        plgpu.load(top, mask=mine, other=0.0),
+        plgpu.load(total, mask=mine, other=1.0),
+        plgpu.load(out, mask=inside(mine), other=0.0),
+    )
+    _, total, out = jax.lax.fori_loop(0, jnp.where(tokens > 0, blocks, 0), add, of_prompt)
+    plgpu.store(result, (out / total[:, None]).astype(result.dtype), mask=inside(mine))
+
+
+def _prompt_kernel(length, q, keys, values, top, total, out, *, width: int, n: int, d: int):
+    """A tile of a prompt's ``n`` queries: ``q [rows, columns]``, of which ``d`` are there; ``keys [columns, L]``."""
+    rows, columns = q.shape
+    mine, real = pl.program_id(2) * rows + jnp.arange(rows) < n, jnp.arange(columns) < d
+    inside, tokens = mine[:, None] & real[None], length[()]
+    query = plgpu.load(q, mask=inside, other=0.0).astype(jnp.promote_types(q.dtype, keys.dtype))
+
+    def add(i, so_far):
+        at, live = pl.ds(i * width, width), i * width + jnp.arange(width) < tokens
+        k = plgpu.load(keys.at[slice(None), at], mask=real[:, None] & live[None], other=0.0)
+        v = plgpu.load(values.at[at, slice(None)], mask=live[:, None] & real[None], other=0.0)
+        return _add(so_far, query, k, v, live, False)
+
+    nothing = jnp.full(rows, _LOWEST), jnp.zeros(rows), jnp.zeros((rows, columns))
+    found = jax.lax.fori_loop(0, jax.lax.div(tokens + width - 1, width), add, nothing)
+    for where, x, mask in zip((top, total, out), found, (mine, mine, inside), strict=True):
+        plgpu.store(where, x, mask=mask)
+
+
+def _width(block: int, head_dim: int, itemsize: int) -> int:
+    """Positions that are read at a time: ``block``, or as many as `_TILE` has room for."""
+    room = max(SHORTEST, _TILE // (pl.next_power_of_2(head_dim) * itemsize))
+    return min(block, room)
+
+
+@functools.partial(jax.jit, static_argnames=("mesh", "width", "rows", "num_warps", "num_stages"))
+def of_prompt(
+    q: Array,
+    keys: Array,
+    values: Array,
+    lengths: Array,
+    *,
+    mesh: Mesh | None = None,
+    width: int = 0,
+    rows: int = 64,
+    num_warps: int = 4,
+    num_stages: int = 2,
+) -> tuple[Array, Array, Array]:
+    """The softmax over the prompts that `attend` goes on with: ``top``, ``sum(exp(s - top))``, ``sum(exp(s - top) v)``.
+
+    Args:
+      q: ``[R, Hkv, n, d]``, scaled: all queries of a prompt's slots.
+      keys, values: ``[R, Hkv, d, L]`` and ``[R, Hkv, L, d]``.
+      lengths: ``[R]`` int32, tokens of each prompt.
+      mesh: as in `attend`.
+      width: tokens read at a time, a power of two; 0 is 64, or as many as fast memory has room for.
+      rows: queries of a program, a power of two.
+      num_warps, num_stages: as in `attend`.
+
+    Returns:
+      Float32, ``[R, Hkv, n]`` twice and ``[R, Hkv, n, d]``; of a prompt of no tokens a ``top`` below any score, and 0.
+
+    Example:
+      >>> key, value = jnp.zeros((1, 1, 4, 3)), jnp.arange(12.0).reshape(1, 1, 3, 4)
+      >>> of_prompt(jnp.ones((1, 1, 1, 4)), key, value, jnp.full(1, 2))[2][0, 0]  # rows 0 and 1
+      Array([[ 4.,  6.,  8., 10.]], dtype=float32)
+    """
+    n, d = q.shape[2:]
+    rows, columns = min(rows, max(SHORTEST, pl.next_power_of_2(n))), max(SHORTEST, pl.next_power_of_2(d))
+    sizes = {"width": width or _width(64, d, keys.dtype.itemsize), "n": n, "d": d}
+    tiles = pl.cdiv(n, rows)
+
+    def tile(*last):
+        return pl.BlockSpec((None, None, rows, *last), lambda i, h, t: (i, h, t, *[0] * len(last)))
+
+    def whole(*shape):
+        return pl.BlockSpec((None, None, *shape), lambda i, h, t: (i, h, 0, 0))
+
+    def run(lengths, q, keys, values, interpret=False):
+        p, k, length = *q.shape[:2], values.shape[2]
+        return pl.pallas_call(
+            functools.partial(_prompt_kernel, **sizes),
+            grid=(p, k, tiles),
+            in_specs=[pl.BlockSpec((None,), lambda i, h, t: (i,)), tile(columns), whole(columns, length)]
+            + [whole(length, columns)],
+            out_specs=[tile(), tile(), tile(columns)],
+            out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in [(p, k, n)] * 2 + [(p, k, n, d)]],
+            compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+            interpret=interpret,
+            name="prompts",
+        )(lengths, q, keys, values)
+
+    heads = spec(("lane", "kv_heads"), TRAIN)
+    return _on_devices(run, mesh, (spec(("lane",), TRAIN), heads, heads, heads), (heads,) * 3)(lengths, q, keys, values)
+
+
+def _on_devices(run: Callable[..., Any], mesh: Mesh | None, takes: Any, gives: Any) -> Callable[..., Any]:
+    """``run`` on each device of a mesh for itself; on a CPU interpreted."""
+
+    def on_device(*args):
+        return jax.lax.platform_dependent(*args, cpu=functools.partial(run, interpret=True), default=run)
+
+    if mesh is None:
+        return on_device
+    return jax.shard_map(on_device, mesh=mesh, in_specs=takes, out_specs=gives, check_vma=False)
+
+
+@functools.partial(jax.jit, static_argnames=("block", "mesh", "width", "num_warps", "num_stages"))
+def attend(
+    q: Array,
+    keys: Array,
+    values: Array,
+    position: Scalar,
+    counts: Array,
+    top: Array,
+    total: Array,
+    out: Array,
+    *,
+    block: int,
+    mesh: Mesh | None = None,
+    width: int = 0,
+    num_warps: int = 4,
+    num_stages: int = 2,
+) -> Array:
+    """Goes on with a softmax over the prompt where the cache begins: ``sum(exp(s - max) v) / sum(exp(s - max))`` over
+    both, in float32, rescaled whenever a larger score turns up (FlashAttention-2, arXiv 2307.08691, section 3.1).
+
+    Args:
+      q: ``[R, S, Hkv, r, d]``, scaled.
+      keys, values: ``[R, S, Hkv, T, d]``, rings of T positions, T a multiple of ``block``.
+      position: [] int32, where the newest token stands in all of them.
+      counts: ``[R, S]`` int32, how many tokens each slot reads, those up to ``position``; none where 0.
+      top, total, out: float32, of the prompt: the highest score and ``sum(exp(score - top))``, ``[R, Hkv, S, r]``, and
+        the same sum of the values, ``[R, Hkv, S, r, d]``.
+      block: of the ring; a power of two, at least 16.
+      mesh: rows lie over its lanes, heads over ``tensor``; each device runs the kernel on its own. None on one device.
+      width: positions read at a time, a power of two that divides ``block``; 0 is ``block``, or of wide heads as
+        many as fast memory has room for.
+      num_warps, num_stages: of a program, and blocks under way at a time (`jax.experimental.pallas.triton`).
+
+    Returns:
+      ``[R, S, Hkv, r, d]`` in ``q``'s dtype. On a CPU the kernel is interpreted.
+
+    Example:
+      >>> q, cache = jnp.ones((1, 1, 1, 1, 4)), jnp.arange(64.0).reshape(1, 1, 1, 16, 4)
+      >>> nothing = jnp.full((1, 1, 1, 1), -jnp.inf), jnp.zeros((1, 1, 1, 1)), jnp.zeros((1, 1, 1, 1, 4))
+      >>> attend(q, 0 * cache, cache, jnp.int32(2), jnp.full((1, 1), 2), *nothing, block=16)[0, 0, 0]  # rows 1 and 2
+      Array([[6., 7., 8., 9.]], dtype=float32)
+    """
+    r, d = q.shape[3:]
+    size = keys.shape[3]
+    sizes = {"size": size, "width": width or _width(block, d, keys.dtype.itemsize), "r": r, "d": d}
+    rows, columns = (max(SHORTEST, pl.next_power_of_2(n)) for n in (r, d))
+
+    def of_slot(*shape):
+        return pl.BlockSpec((None, None, None, *shape), lambda i, j, h: (i, j, h, *[0] * len(shape)))
+
+    def of_prompt(*shape):
+        return pl.BlockSpec((None, None, None, *shape), lambda i, j, h: (i, h, j, *[0] * len(shape)))
+
+    def run(position, counts, q, *args, interpret=False):
+        one, slot = pl.BlockSpec((), lambda i, j, h: ()), pl.BlockSpec((None, None), lambda i, j, h: (i, j))
+        of_cache = of_slot(size, columns), of_slot(size, columns)
+        return pl.pallas_call(
+            functools.partial(_slot_kernel, **sizes),
+            grid=q.shape[:3],
+            in_specs=[one, slot, of_slot(rows, columns), *of_cache, *[of_prompt(rows)] * 2, of_prompt(rows, columns)],
+            out_specs=of_slot(rows, columns),
+            out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+            compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+            interpret=interpret,
+            name="slots",
+        )(position, counts, q, *args)
+
+    slots, heads = spec(("lane", None, "kv_heads"), TRAIN), spec(("lane", "kv_heads"), TRAIN)
+    takes = jax.P(), spec(("lane",), TRAIN), slots, slots, slots, heads, heads, heads
+    return _on_devices(run, mesh, takes, slots)(position, counts, q, keys, values, top, total, out)

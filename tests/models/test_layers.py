@@ -1,0 +1,62 @@
+"""Gradients that are written out, against those that jax derives from the formulas."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpojax.models import layers
+
+
+def _random(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(sum(shape)).standard_normal(shape), jnp.float32)
+
+
+def _norm(x, scale):
+    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 0.1) * scale
+
+
+def _turned(x, cos, sin):
+    """Each pair as a complex number, times that of its angle."""
+    turned = jax.lax.complex(x[..., :3], x[..., 3:]) * jax.lax.complex(cos, sin)
+    return jnp.concatenate([turned.real, turned.imag], -1)
+
+
+def _both(f, g, args, out):
+    return (jax.vjp(h, *args)[1](out) for h in (f, g))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 5, 7)])
+def test_norm(shape):
+    args, out = (_random(*shape), _random(7)), _random(*shape) * 1.3
+    np.testing.assert_allclose(layers.rms_norm(*args, 0.1), _norm(*args), rtol=1e-6)
+    for mine, wanted in zip(*_both(lambda x, s: layers.rms_norm(x, s, 0.1), _norm, args, out), strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_rotation():
+    angle = _random(2, 5, 1, 3)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    args, out = (_random(2, 5, 3, 6),), _random(2, 5, 3, 6) * 1.3
+    mine, wanted = _both(lambda x: layers.rotate(x, (cos, sin)), lambda x: _turned(x, cos, sin), args, out)
+    np.testing.assert_allclose(mine[0], wanted[0], rtol=1e-5, atol=1e-6)
+
+
+def test_gate():
+    args, out = (3 * _random(5, 7), _random(5, 7)), _random(7, 5).T
+    mine, wanted = _both(layers.gated, lambda gate, up: gate / (1 + jnp.exp(-gate)) * up, args, out)
+    for a, b in zip(mine, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_keep_their_dtypes():
+    x, scale = _random(5, 6).astype(jnp.bfloat16), _random(6)
+    cos = jnp.ones((5, 3))
+    for f, args in (
+        (lambda x, s: layers.rms_norm(x, s, 0.1), (x, scale)),
+        (layers.gated, (x, x)),
+        (lambda x: layers.rotate(x, (cos, 0 * cos)), (x,)),
+    ):
+        out, back = jax.vjp(f, *args)
+        assert out.dtype == jnp.bfloat16
+        assert [g.dtype for g in back(out)] == [a.dtype for a in args]

@@ -1,0 +1,102 @@
+"""Eight-bit weights against plain numpy, and what the rollout draws with them against weights rounded beforehand."""
+
+import dataclasses
+import doctest
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from plain_decoder import BASE, FAMILIES, random_decoder
+
+from grpojax.models import Compute, quantised, sharding
+from grpojax.models.quantised import Int8
+from grpojax.models.weight_table import axes_of, is_matrix, shardings
+from grpojax.programs import state
+
+CONFIG = dataclasses.replace(BASE, vocab_size=56)
+
+
+def test_doctests():
+    assert doctest.testmod(quantised).failed == 0
+
+
+def rounded(w, axis):
+    """Oracle: channel by channel, ``(values, scale)``."""
+    channels = np.moveaxis(np.float32(w), axis, -1)
+    values, scale = np.zeros(channels.shape, np.int8), np.zeros(channels.shape[:-1], np.float32)
+    for at in np.ndindex(*scale.shape):
+        scale[at] = np.float32(max(abs(x) for x in channels[at])) / np.float32(127)
+        for n, x in enumerate(channels[at]):
+            values[at][n] = round(float(x) / float(scale[at])) if scale[at] else 0
+    return np.moveaxis(values, -1, axis), scale
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rounds_to_the_nearest_of_255_values_a_channel(axis):
+    w = np.random.default_rng(axis).standard_normal((7, 11)).astype(np.float32)
+    w[:, 3] = 0.0
+    w[2] *= 100.0
+    made, (values, scale) = quantised.quantise(jnp.asarray(w), axis), rounded(w, axis)
+    assert made.values.dtype == jnp.int8 and made.scale.dtype == jnp.float32
+    np.testing.assert_array_equal(made.values, values)
+    np.testing.assert_allclose(made.scale, scale, rtol=1e-6)
+    apart = np.abs(np.asarray(made.values) * np.expand_dims(np.asarray(made.scale), axis) - w)
+    assert (apart <= np.expand_dims(scale, axis) * 0.5001).all()
+    assert np.abs(np.asarray(made.values)).max(axis).tolist() == [127 if s else 0 for s in scale]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_are_those_of_whole_numbers_and_scales(dtype):
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((13, 5)).astype(np.float32)
+    x = jnp.asarray(rng.standard_normal((3, 13)), dtype)
+    made = quantised.quantise(jnp.asarray(w), 0)
+    exact = np.float64(np.asarray(x, np.float32)) @ np.float64(made.values) * np.float64(made.scale)
+    got = quantised.matmul(x, made)
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(np.asarray(got, np.float32), exact, rtol=1e-5 if dtype == "float32" else 2**-8)
+    table = quantised.quantise(jnp.asarray(w.T), 1)  # the same channels, as rows
+    logits = quantised.unembed(x, table)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, exact, rtol=1e-5)
+    rows = quantised.take_rows(table, jnp.array([[4, 0]]), dtype)
+    want = (np.float32(table.values) * np.float32(table.scale)[:, None])[[[4, 0]]]
+    np.testing.assert_allclose(np.asarray(rows, np.float32), want, rtol=1e-6 if dtype == "float32" else 2**-8)
+
+
+@pytest.mark.parametrize("family", ["qwen2_untied", "llama"])
+def test_matrices_are_quantised_and_nothing_else(family):
+    _, params = random_decoder(FAMILIES[family])
+    made = state.make_reshard(FAMILIES[family], Compute(), "int8")(params)
+    found = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(made)}
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path)
+        if is_matrix(path, x):
+            values, scale = rounded(x, 1)
+            np.testing.assert_array_equal(found.pop(name + ".values"), values, err_msg=name)
+            np.testing.assert_allclose(found.pop(name + ".scale"), scale, rtol=1e-6)
+        else:
+            np.testing.assert_array_equal(found.pop(name), x)
+    assert not found
+
+
+def test_on_a_mesh_the_same_numbers_lie_where_the_weights_would():
+    _, params = random_decoder(CONFIG)
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
+    want = state.make_reshard(CONFIG, Compute(), "int8")(params)
+    got = state.make_reshard(CONFIG, Compute(mesh=mesh), "int8")(jax.device_put(params, shardings(params, mesh)))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    placed = shardings(got, mesh, sharding.ROLLOUT)
+    assert all(jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), got, placed)))
+    cut = got["layers"]["o"].get_value()
+    assert isinstance(cut, Int8)
+    assert cut.values.sharding.shard_shape(cut.values.shape)[1] == 12 and cut.scale.sharding.is_fully_replicated
+
+
+def test_axes_of_a_scale():
+    _, params = random_decoder(CONFIG)
+    made = state.make_reshard(CONFIG, Compute(), "int8")(params)
+    axes = jax.tree_util.tree_map_with_path(axes_of, made, is_leaf=lambda x: hasattr(x, "ndim"))
+    assert axes["layers"]["down"].get_value() == Int8(("layers", "mlp", "embed"), ("layers", "embed"))
+    assert axes["embed"].get_value() == Int8(("vocab", "embed"), ("vocab",))

@@ -1,0 +1,190 @@
+"""Blocks of the slots' cache: which of them hold tokens, what is read of the others, and how many bytes that is."""
+
+import doctest
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compiled_writes import each_token
+
+from grpojax.host.errors import UserError
+from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
+from grpojax.programs import slot_cache
+from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.slot_cache import Ring
+from grpojax.tools import hlo, plan_shapes
+from grpojax.types import Prompts
+
+
+def test_doctests():
+    assert doctest.testmod(slot_cache).failed == 0
+
+
+def test_live_blocks_are_those_with_one_of_the_newest_positions():
+    for ring in (Ring(1, 5), Ring(3, 4), Ring(4, 3)):
+        for position in range(ring.size):
+            for longest in range(ring.size + 1):
+                newest = {(position - age) % ring.size // ring.width for age in range(longest)}
+                got = ring.live(jnp.int32(position), jnp.int32(longest))
+                assert set(np.flatnonzero(got).tolist()) == newest, (ring, position, longest)
+
+
+def test_mean_share_of_live_blocks():
+    assert Ring(4, 64).mean_live(257, 1) == 0.625  # 1, 2, 3 and 4 of 4 blocks, 64 steps each
+    assert Ring(1, 64).mean_live(64, 3) == 1.0
+    # 3 steps a round: blocks 0 0 1 | 1 0 0 | 1 1 0, so 1 1 2 | 1 2 2 | 1 1 2 of them
+    assert Ring(2, 2).mean_live(4, 3) == pytest.approx(13 / 18)
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["branches", "loop"])
+def test_dead_blocks_are_not_read(stacked):
+    """NaN in a block that is not live must not reach the result; of values as of keys."""
+    rng = np.random.default_rng(0)
+    p, g, k, r, d, length, ring = 2, 3, 2, 2, 5, 7, Ring(3, 4)
+
+    def some(*shape):
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    q, prompt = some(p, g, k, r, d), (some(p, k, d, length), some(p, k, length, d))
+    keys, values = some(p, g, k, d, ring.size), some(p, g, k, ring.size, d)
+    prompt_mask = jnp.arange(length) < jnp.array([[7], [3]])
+    cache_mask = jnp.broadcast_to((jnp.arange(ring.size) >= 4) & (jnp.arange(ring.size) < 8), (p, g, ring.size))
+
+    def attend(keys, values):
+        blocks = jnp.split(keys, ring.blocks, -1), jnp.split(values, ring.blocks, -2)
+        if stacked:  # the second of two layers
+            keys, values = (jnp.stack([jnp.full((3, *b[0].shape), jnp.nan), jnp.stack(b)]) for b in blocks)
+            cached = slot_cache.Cached(keys, values, jnp.int32(1))
+        else:
+            cached = slot_cache.Cached(*blocks)
+        counts, live = jnp.full((p, g), 4), jnp.array([False, True, False])
+        seen = slot_cache.Seen(cache_mask, live, counts, jnp.int32(7), ring)
+        return slot_cache.decode_attention(q, cached, prompt, prompt_mask, seen, Compute(platform="cpu"))
+
+    dead = np.arange(ring.size) // ring.width != 1
+    got = jax.jit(attend)(keys.at[..., dead].set(jnp.nan), values.at[..., dead, :].set(jnp.nan))
+    want = np.zeros(q.shape)
+    for i, j, head, of in np.ndindex(p, g, k, r):
+        kk = np.concatenate([prompt[0][i, head][:, prompt_mask[i]], keys[i, j, head][:, 4:8]], 1)
+        vv = np.concatenate([prompt[1][i, head][prompt_mask[i]], values[i, j, head][4:8]], 0)
+        w = np.exp(np.asarray(q[i, j, head, of]) @ kk * d**-0.5)
+        want[i, j, head, of] = w / w.sum() @ vv
+    np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+SMALL = DecoderConfig(
+    family="qwen2", vocab_size=2048, hidden_size=1024, intermediate_size=2816, num_layers=2, num_heads=8,
+    num_kv_heads=4, head_dim=128, rope_theta=1e6, qkv_bias=True,
+)  # fmt: skip
+
+
+def lowered(config, compute, prompts=4, length=96):
+    graph, params = decoder.abstract(SMALL)
+    zero = jax.ShapeDtypeStruct((prompts,), np.int32)
+    given = Prompts(
+        tokens=jax.ShapeDtypeStruct((prompts, length), np.int32),
+        lengths=zero,
+        uids=jax.ShapeDtypeStruct((prompts,), np.uint32),
+        first_sample=zero,
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    program = jax.jit(lambda *args: sample_groups(graph, *args, config, eos_ids=(0,), compute=compute))
+    return program.lower(params, given, key)
+
+
+def test_a_gpus_blocks_are_64_positions_or_a_power_of_two():
+    gpu = Compute(platform="gpu")
+    assert [slot_cache.ring(n, 0, gpu) for n in (5, 17, 300)] == [Ring(1, 16), Ring(1, 32), Ring(5, 64)]
+    assert slot_cache.ring(300, 128, gpu) == Ring(3, 128)
+    for block in (8, 48):
+        with pytest.raises(UserError, match=f"block={block}"):
+            slot_cache.ring(300, block, gpu)
+
+
+def test_a_tpus_blocks_are_an_eighth_or_128_positions():
+    got = [slot_cache.ring(tokens, 0, Compute(platform="tpu")) for tokens in (100, 300, 1024, 4096)]
+    assert got == [Ring(1, 100), Ring(2, 150), Ring(8, 128), Ring(8, 512)]
+
+
+@pytest.mark.parametrize("cells", [{"slots": 4}, {"slots": 4, "rows": 3}], ids=["own rows", "shared rows"])
+def test_a_token_reads_weights_prompts_and_live_blocks(cells):
+    """From the compiled HLO; in float32, twice the bytes of the formula."""
+    config = SamplerConfig(group=8, max_tokens=256, **cells)
+    ring = slot_cache.ring(256, 0, Compute())
+    assert (ring.blocks, ring.width) == (4, 64)
+    text = lowered(config, Compute()).compile().as_text()
+    block_of_a_layer = 4 * 3 * 4 * 4 * 128 * 64  # and less than any weight
+    assert each_token(text, 1000, "rows" in cells) and not each_token(text, block_of_a_layer, "rows" in cells)
+    module = hlo.analyse(text)
+    rows, slots = config.rows or 4, config.slots or 8
+    for blocks in (1, 2, 4):
+        moved = module.each - module.optional * (1 - blocks / ring.blocks)
+        longest = blocks * ring.width - 7
+        least = 2 * flops.decode_bytes(SMALL, 96, longest, prompts=rows, slots=slots, block=ring.width)
+        assert moved < 1.25 * least, (blocks, moved / least)
+
+
+# In a process of its own: libtpu stays in the one that has loaded it.
+PLANNED = """
+import json, sys
+from pathlib import Path
+from grpojax.models import Compute, sharding
+from grpojax.programs.sampler import SamplerConfig
+from grpojax.tools import hlo, plan_shapes, planner
+folder, cells, mesh = json.loads(sys.argv[1])
+analyse = hlo.analyse
+def kept(text, turns):
+    Path(folder, "hlo.txt").write_text(text)
+    return analyse(text, turns)
+hlo.analyse = kept
+report, = planner.plan(
+    plan_shapes.SHAPES["qwen2.5-1.5b"], topology="v5e:2x2", mesh=sharding.MeshConfig(**mesh), prompts=16,
+    prompt_tokens=512, sampling=SamplerConfig(group=16, max_tokens=1024, **cells),
+    compute=Compute(dtype="bfloat16"), programs=("rollout",),
+)
+print(json.dumps([report.read_each, report.optional_each, report.per_iteration]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@pytest.mark.parametrize(
+    ("cells", "mesh"),
+    [({}, {"fsdp": 4}), ({"slots": 5, "rows": 3}, {"fsdp": 4}), ({}, {"fsdp": 2, "tensor": 2})],
+    ids=["own rows", "shared rows", "tensor"],
+)
+def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp_path):
+    """As `plan` says it, of Qwen2.5-1.5B at its full depth on v5e; and no weight or block is written anew."""
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
+    args = [sys.executable, "-c", PLANNED, json.dumps([str(tmp_path), cells, mesh])]
+    done = subprocess.run(args, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    each, optional, moved = json.loads(done.stdout.splitlines()[-1])
+    c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)
+    ring = slot_cache.ring(1024, 0, Compute(platform="tpu"))
+    rows, slots = cells.get("rows", 16 // mesh["fsdp"]), cells.get("slots", 16)
+    for blocks in range(1, ring.blocks + 1):
+        read = (each - optional * (1 - blocks / ring.blocks)) * 2**30
+        longest = blocks * ring.width - 7
+        least = flops.decode_bytes(c, 512, longest, prompts=rows, slots=slots, block=ring.width) / tensor
+        assert read < 1.25 * least, (blocks, read / least)
+    text = (tmp_path / "hlo.txt").read_text()
+    weight = c.hidden_size * c.num_kv_heads * c.head_dim * 2 // tensor  # the smallest; larger are the tokens drawn
+    around = int("rows" in cells)  # a loop over prompts that are taken over
+    assert each_token(text, 1000, around)
+    assert [x for x in each_token(text, weight, around) if "bf16" in x[1]] == []
+    assert tensor > 1 or all(largest <= 4 / 2**30 for _, _, largest in moved.values())
+
+
+def test_lanes_tell_each_other_four_bytes_a_token():
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=8, fsdp=1))
+    config = SamplerConfig(group=3, max_tokens=4, slots=2, rows=1, block=2)
+    module = hlo.analyse(lowered(config, Compute(mesh=mesh), prompts=16, length=8).compile().as_text())
+    moved = [(c.kind, c.size) for c in module.collectives if c.unknown and c.wire]
+    assert moved == [("all-reduce", 4)] * 2  # after a token, and where a row has taken over a prompt
