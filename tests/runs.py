@@ -15,10 +15,15 @@ from grpojax.run import trainer
 HERE = Path(__file__).parent
 
 
-def start(recipe: Path, directory: Path | str, *overrides: str, devices: int = 1, env=None) -> subprocess.Popen:
-    """``grpojax train`` as a process of its own, with what it says on a pipe."""
+CLI = ("-m", "grpojax.tools.cli")
+
+
+def start(
+    recipe: Path, directory: Path | str, *overrides: str, devices: int = 1, env=None, program=CLI
+) -> subprocess.Popen:
+    """``grpojax train`` as a process of its own, with what it says on a pipe; by these arguments of Python's."""
     return subprocess.Popen(
-        [sys.executable, "-m", "grpojax.tools.cli", "train", str(recipe), f"run.dir={directory}", *overrides],
+        [sys.executable, *program, "train", str(recipe), f"run.dir={directory}", *overrides],
         env=environment(devices) | (env or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -26,9 +31,11 @@ def start(recipe: Path, directory: Path | str, *overrides: str, devices: int = 1
     )
 
 
-def start_together(recipe: Path, directory: Path, *overrides: str, processes: int, devices: int):
+def start_together(recipe: Path, directory: Path, *overrides: str, processes: int, devices: int, program=CLI):
     """The processes of one run, each with so many devices."""
-    return [start(recipe, directory, *overrides, devices=devices, env=env) for env in together(processes)]
+    return [
+        start(recipe, directory, *overrides, devices=devices, env=env, program=program) for env in together(processes)
+    ]
 
 
 def together(processes: int) -> list[dict[str, str]]:

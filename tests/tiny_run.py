@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 
@@ -39,6 +40,12 @@ def steps(prompts, completions, tokens, **columns):
 def last_step(prompts, completions, tokens, **columns):
     """`parity` as the reward of a single step."""
     return [[(len(ids), float(sum(ids) % 2))] for ids in tokens]
+
+
+def slow(prompts, completions, tokens, **columns):
+    """`length`, at 20 ms a sample."""
+    time.sleep(0.02 * len(prompts))
+    return length(prompts, completions, tokens)
 
 
 def level(prompts, completions, tokens, *, level, **columns):
@@ -90,8 +97,11 @@ def make_teacher(student: Path, folder: Path, seed: int = 1, **changes) -> Path:
     return folder
 
 
-def make_run(folder: Path) -> Path:
-    """Writes model, tokenizer, data and recipe; returns the recipe's path."""
+def make_run(folder: Path, layers: int = 2, eos: float = 0.38) -> Path:
+    """Writes model, tokenizer, data and recipe; returns the recipe's path.
+
+    Samples end about every sixth token, and never with a far lower ``eos``: programs are then of one shape.
+    """
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -105,7 +115,7 @@ def make_run(folder: Path) -> Path:
         vocab_size=len(letters),
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -114,10 +124,10 @@ def make_run(folder: Path) -> Path:
         pad_token_id=0,
     )
     model = transformers.Qwen3ForCausalLM(config)
-    with torch.no_grad():  # ends about every sixth token
+    with torch.no_grad():
         model.model.norm.weight[0] = 6.0
         model.model.embed_tokens.weight[:, 0] = 0.3
-        model.model.embed_tokens.weight[1, 0] = 0.38
+        model.model.embed_tokens.weight[1, 0] = eos
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(5)]

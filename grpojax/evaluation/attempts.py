@@ -18,10 +18,22 @@ from grpojax.rewards.scoring import weighted_sum
 from grpojax.types import Prompts, Rollout
 
 
+class Lanes(Protocol):
+    """The devices that sample."""
+
+    @property
+    def lanes(self) -> int:
+        """Equal parts that a batch of prompts is cut into."""
+        ...
+
+
 class Policy(Protocol):
     """What is asked of a model on its devices."""
 
-    lanes: int
+    @property
+    def sampling(self) -> Lanes:
+        """Those that sample."""
+        ...
 
     def sample(self, params: Any, prompts: Prompts, key: jax.Array, config: SamplerConfig) -> Rollout:
         """Starts a rollout of host prompts."""
@@ -89,7 +101,7 @@ class Evaluator:
           start: problems left out at the beginning. The batches are the same whatever was left out, so that a draw
             that hangs on rounding falls the same way.
         """
-        longest = packing.bucket(max(len(p.ids) for p in problems), max_prompt_tokens)
+        longest = packing.bucket(max(len(p.ids) for p in problems), max_prompt_tokens, parts=4)
         columns = columns_of(problems)
         first = start // size * size
         judging: Callable[[], list[Attempt]] | None = None
@@ -165,7 +177,7 @@ def evaluate(
 ) -> Iterator[list[Attempt]]:
     """Tries the problems from ``start`` on, batch by batch; ``params`` are the rollout's."""
     size = min(max(1, config.batch // config.sampler.group), len(problems))
-    size = -(-size // policy.lanes) * policy.lanes
+    size = -(-size // policy.sampling.lanes) * policy.sampling.lanes
 
     def sample(prompts: Prompts) -> Rollout:
         return policy.fetch(policy.sample(params, prompts, jax.random.key(config.seed), config.sampler), size)

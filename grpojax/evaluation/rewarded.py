@@ -8,6 +8,7 @@ import numpy as np
 from grpojax.data import Problem
 from grpojax.host import processes
 from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.worker import REASONS
 from grpojax.types import Rollout
@@ -50,8 +51,15 @@ def submit(
             raise UserError("column 'pieces' has the name of what rewards get; list others in data.columns")
         piece = functools.cache(lambda token: decode([token]))
         values["pieces"] = [list(map(piece, row)) for row in ids]
-    pending = rewards.submit([p.prompt for p in each], [decode(i) for i in ids], ids, values, group=group)
-    return functools.cache(lambda: _gathered(pending.result(), n, group, longest))
+    with on_host():
+        pending = rewards.submit([p.prompt for p in each], [decode(i) for i in ids], ids, values, group=group)
+
+    @functools.cache
+    def wait() -> Scores:
+        with on_host():
+            return _gathered(pending.result(), n, group, longest)
+
+    return wait
 
 
 def _gathered(scores: Scores, n: int, group: int, longest: int) -> Scores:

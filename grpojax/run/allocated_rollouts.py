@@ -110,6 +110,8 @@ class PlannedGroups(Groups):
             temperature=config.temperature,
             cache_dtype=config.cache_dtype,
             slots=min(config.slots, group),
+            rows=config.rows,
+            block=config.block,
         )
 
     def _passes(self, judged: Judged) -> Samples:

@@ -11,8 +11,15 @@ from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
 
 
-def shapes(config: Config, count: int) -> None:
-    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards."""
+def shapes(config: Config, count: int, sampling: int) -> None:
+    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards.
+
+    Args:
+      config: the recipe.
+      count, sampling: batch shards of the devices that learn, and of those that sample.
+    """
+    if config.method.plan is None:
+        lanes.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)

@@ -8,6 +8,7 @@ import numpy as np
 
 from grpojax import allocation, data
 from grpojax.host.console import log
+from grpojax.host.on_host import on_host
 from grpojax.run.judged import Judged, success_of
 from grpojax.run.sections import CurriculumConfig, RetireConfig
 
@@ -76,7 +77,8 @@ class Curriculum:
             values = judged.by_name[self._deciding]
             use, setting = "prompts are retired", "rollout.retire.success"
             passing = success_of(values, self._deciding, success, use=use, setting=setting)
-            done = np.asarray(allocation.solved(values, share, success=passing))
+            with on_host():
+                done = np.asarray(allocation.solved(values, share, success=passing))
             if judged.seeded is not None:
                 done = done & ~judged.seeded  # with others' solutions before them
             for problem, number, over in zip(judged.problems, passes, done, strict=True):

@@ -107,6 +107,8 @@ class FineTune:
         """All that one process does by itself."""
         config, train = self.config, self.config.train
         self.session = Session(config, take_over=self._take_over)
+        if config.mesh.rollout:
+            raise UserError(f"mesh.rollout={config.mesh.rollout}: nothing is sampled here; leave it out")
         self.policy = policy = Policy(config.model, config.mesh, devices)
         tokenize = data.Tokenize(policy.tokenizer, config.data.questions())
         own = policy.tokenizer.eos_token_id  # of several that end a sample, the tokenizer's

@@ -30,6 +30,37 @@ class Drawn(NamedTuple):
     judged: Callable[[], Judged]
 
 
+class Started:
+    """A rollout that was dispatched. A call waits for it, where the run may stop, and submits its rewards.
+
+    Args:
+      policy: what samples.
+      waits: for the samples, and for the greedy completions where there are any; ``(turn) -> Rollout`` on the host.
+      submit: gives them to the rewards.
+      samples: of a rollout that is on the host already; None for one of the devices.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        waits: Sequence[Callable[..., Rollout]],
+        submit: Callable[..., Drawn],
+        samples: Sequence[Rollout] | None = None,
+    ):
+        self._policy, self._waits, self._submit, self._samples = policy, waits, submit, samples
+
+    def samples(self, *, turn: bool) -> Sequence[Rollout]:
+        """Waits for them; with ``turn`` at a place where all processes agree whether the run goes on."""
+        if self._samples is None:
+            self._samples, self._waits = [wait(turn=turn) for wait in self._waits], ()
+        elif turn:
+            self._policy.turn(())
+        return self._samples
+
+    def __call__(self) -> Drawn:
+        return self._submit(*self.samples(turn=True))
+
+
 class Groups:
     """Draws a group of samples for each of some problems; with `Method` asking for it a greedy completion too.
 
@@ -73,33 +104,38 @@ class Groups:
         """Takes from judged samples what later draws follow from."""
 
     def start(self, problems: Sequence[data.Problem], number: int) -> Callable[[], Drawn]:
-        """Dispatches the rollout of that number in the run; what it returns waits for it and submits its rewards."""
+        """Dispatches the rollout of that number in the run; what it returns (`Started`) waits for it and submits its
+        rewards."""
         params, key = self._params(), self._key(number)
         longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
         sampled = self.policy.sample(params, data.to_prompts(problems, longest, self.config.group), key, self.config)
-        greedy = None
+        waits: list[Callable[..., Rollout]] = [functools.partial(self.policy.fetch, sampled, len(problems))]
         if self._greedy is not None:
-            greedy = self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled)
-        return lambda: self._submit(
-            problems, self.policy.fetch(sampled, len(problems)), None if greedy is None else greedy()
-        )
+            waits.append(self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled))
+        if self.config.ahead and not self.policy.apart:
+            self.policy.alone(sampled)  # the step before it is yet to be scored and learned from
+        return Started(self.policy, waits, functools.partial(self._submit, problems))
+
+    def resumed(self, problems: Sequence[data.Problem], samples: Sequence[Rollout]) -> Started:
+        """A rollout that the run had drawn before it was stopped."""
+        return Started(self.policy, (), functools.partial(self._submit, problems), samples)
 
     def _params(self) -> Any:
-        return self.policy.reshard(self.weights())
+        return self.policy.reshard(self.weights(), self.config.weights)
 
     def _key(self, number: int) -> Any:
         return jax.random.fold_in(jax.random.key(self.seed), number)
 
     def _rows(
         self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig, *, after: Rollout | None = None
-    ) -> Callable[[], Rollout]:
+    ) -> Callable[..., Rollout]:
         """Dispatches samples of any number of prompts: the last lanes get prompts again where they do not divide."""
-        if after is not None and jax.default_backend() == "cpu" and self.policy.mesh is not None:
-            jax.block_until_ready(after)  # two programs in flight would take each other's messages
+        if after is not None:
+            self.policy.alone(after)
         n = len(prompts.lengths)
-        padded = -(-n // self.policy.lanes) * self.policy.lanes
+        padded = -(-n // self.policy.sampling.lanes) * self.policy.sampling.lanes
         rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(padded) % n], prompts), key, config)
-        return lambda: jax.tree.map(lambda x: x[:n], self.policy.fetch(rollout, padded))
+        return lambda turn=True: jax.tree.map(lambda x: x[:n], self.policy.fetch(rollout, padded, turn=turn))
 
     def _submit(self, problems: Sequence[data.Problem], rollout: Rollout, greedy: Rollout | None = None) -> Drawn:
         """Submits a rollout to the rewards: each process its own rows."""

@@ -66,6 +66,7 @@ class Sampled:
       judged: waits for the rewards: ``(batch, drawn)``, of the problems above, dropped groups included, and of all that
         was drawn.
       told: metrics of what the next problems follow from, once the rewards are there.
+      version: updates behind the weights that the oldest samples were drawn under.
     """
 
     problems: Sequence[data.Problem]
@@ -74,6 +75,7 @@ class Sampled:
     kept_share: float = 1.0
     judged: Callable[[], tuple[Judged, list[Judged]]]
     told: Callable[[], dict[str, float]] = dict
+    version: int = 0
 
 
 def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:

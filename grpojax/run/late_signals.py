@@ -12,6 +12,7 @@ import numpy as np
 from grpojax import masked
 from grpojax.advantages import Signals, signs
 from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
 from grpojax.models import flops
 from grpojax.programs.policy import Policy
 from grpojax.run import true_answers
@@ -127,7 +128,8 @@ class Late:
         known = np.isfinite(counted)
         wanted = known.any(1)
         if options["groups"] == "all_fail":
-            wanted = np.asarray(masked.all_fail(outcome, known & np.isfinite(outcome), options["fail_reward"]))
+            with on_host():
+                wanted = np.asarray(masked.all_fail(outcome, known & np.isfinite(outcome), options["fail_reward"]))
         chosen = np.flatnonzero(wanted)
         counts, answers = dict.fromkeys(("scored", "missing_marker", "repeated_marker", "too_long"), 0.0), None
         if len(chosen):
@@ -182,12 +184,15 @@ class Late:
         """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
         options, rollout = self.method.variant.options, batch.rollout
         valid = np.isfinite(counted)
-        sign = np.asarray(signs(Signals(rewards=jnp.asarray(np.where(valid, counted, 0.0), jnp.float32), valid=valid)))
+        with on_host():
+            rewards = jnp.asarray(np.where(valid, counted, 0.0), jnp.float32)
+            sign = np.asarray(signs(Signals(rewards=rewards, valid=valid)))
         mixed = (sign > 0).any(1) & (sign < 0).any(1)
         scores, means = np.zeros(rollout.tokens.shape, np.float32), np.zeros(counted.shape, np.float32)
         chosen = np.flatnonzero(mixed)
         if len(chosen):
-            mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
+            with on_host():
+                mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
             right = mask & (sign[chosen] > 0)[..., None]
             groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen]
             self.flops += self.influences.flops(*groups)

@@ -9,22 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from grpojax import data, masked
 from grpojax import losses as L
-from grpojax.advantages import Signals, Transform
-from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
 from grpojax.models.compute import Compute
-from grpojax.programs import lanes, packing, policy_update
+from grpojax.programs import blocks, lanes, policy_update
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import Network, abstract_state, beside, decoder_network, init_state, place_rows
+from grpojax.programs.state import Network, abstract_state, beside, decoder_network, frozen_copy, init_state, place_rows
 from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.run import weighing
 from grpojax.run.critic import RunCritic
 from grpojax.run.judged import Judged, Sampled
 from grpojax.run.late_signals import Late
@@ -33,7 +32,7 @@ from grpojax.run.minibatches import Minibatch, whole
 from grpojax.run.sections import TrainConfig
 from grpojax.run.teacher import RunTeacher
 from grpojax.run.work import step_flops
-from grpojax.types import PerToken, Samples, Tokens, TrainBatch
+from grpojax.types import PerToken, Tokens, TrainBatch
 
 
 class Weighed(NamedTuple):
@@ -95,6 +94,7 @@ class Learner:
         plain weights.
       scores_a_step: forwards of policy and reference beyond those of sampling and updates.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
+      updates: of the policy that were dispatched, those included that were skipped: the version of its weights.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class Learner:
     ):
         self.policy, self.method, self.train, self.critic, self.teacher = policy, method, train, critic, teacher
         self.max_prompt_tokens = max_prompt_tokens
+        self._least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
         warmup = 0 if critic is None else critic.config.warmup_steps
@@ -120,14 +121,14 @@ class Learner:
         made = _programs(policy.graph, objective, policy.compute, optimizer, updates, temperature, entropy, beside)
         self.optimizer, self.train_step, self._score, self._score_self, self._pick = made
         self._late = Late(policy, method, train, self._score, temperature=temperature, longest_prompt=max_prompt_tokens)
-        # The ratio leaves 1, so that it is taken against log-probs from before the first update.
-        self._moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
+        self._moves = method.scores_old(train.updates_a_rollout)
         self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
         # Advantages compare the policy with another: by the trainer's own numerics, not the sampler's.
         self._compares = self._kl_in_reward or teacher is not None
         self._scores_self = self._moves or self._needs_entropy or self._compares
         self.scores_a_step = int(objective.needs_reference) + int(self._scores_self)
         self.state: dict[str, Any] = {}
+        self.updates = 0
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
     def work(self, drawn: Sequence[Judged], batch: Judged, *, warming_up: bool = False) -> dict[str, float]:
@@ -159,7 +160,8 @@ class Learner:
         """Takes the policy's weights over; ``restored`` is what `saved` gave before, None in a new run."""
         params, self.policy.params = self.policy.params, None
         if self.objective.needs_reference and "reference" not in (restored or {}):
-            self.state["reference"] = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))(params)
+            averaged = self.train.reference_every > 0
+            self.state["reference"] = frozen_copy(params, self.policy.compute, averaged=averaged)
         if self.critic is not None:
             self.state |= self.critic.start(params, restored=restored is not None)
         if restored is None:
@@ -179,7 +181,7 @@ class Learner:
         if not self.method.replaces_samples:
             return sampled
         batch, drawn = sampled.judged()
-        counted, _ = _counted(batch, sampled.dropped, self.train.truncated)
+        counted, _ = weighing.counted(batch, sampled.dropped, self.train.truncated)
         learned = self._late.replace(self.state["policy"].params, batch, counted)
         return dataclasses.replace(sampled, rollout=learned.rollout, judged=lambda: (learned, drawn))
 
@@ -187,7 +189,7 @@ class Learner:
         """Lays the samples out in rows, update by update, and puts them on the devices."""
         problems, rollout, policy = sampled.problems, sampled.rollout, self.policy
         group = rollout.lengths.shape[1]
-        longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
+        longest = max(self.max_prompt_tokens, *(len(p.ids) for p in problems))
         prompts = data.to_prompts(problems, longest)
         minis = []
         for places in lanes.minibatches(sampled.dropped, self.train.minibatches):
@@ -198,9 +200,11 @@ class Learner:
             )
             per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
             batch = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
-            packed, layout = packing.pack(
-                batch, lanes=policy.lanes, microbatches=self.train.microbatches, seats=policy.compute.needs_seats
+            how = {"lanes": policy.lanes, "microbatches": self.train.microbatches, "least": self._least}
+            policy.programs.others = functools.partial(
+                blocks.others, blocks.sizes_of(batch, **how), part if policy.compute.needs_seats else 0
             )
+            packed, layout = blocks.pack(batch, seats=policy.compute.needs_seats, **how)
             minis.append(Minibatch(places, place_rows(packed, policy.mesh), layout))
         return minis
 
@@ -249,35 +253,30 @@ class Learner:
           dropped: ``[P]`` bool, groups that weigh nothing.
           signals: of `score`.
         """
-        mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
-        counted, cut = _counted(batch, dropped, self.train.truncated)
+        counted, cut = weighing.counted(batch, dropped, self.train.truncated)
         late, told = self._late(self.state["policy"].params, batch, counted)
-        advantages = _advantages(self.method, batch, counted, mask, {**signals, **late})
-        live = mask & (np.isfinite(counted) & ~cut)[..., None]
-        targets = None
-        if self.critic is not None:
-            rule = self.critic.critic
-            targets = _advantages(self.method, batch, counted, mask, signals, rule.targets)
-            told |= self.critic.told(signals[rule.signal], targets, live & ~dropped[:, None, None])
+        with on_host():
+            mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
+            advantages = weighing.advantages(self.method, batch, counted, mask, {**signals, **late})
+            live = mask & (np.isfinite(counted) & ~cut)[..., None]
+            targets = None
+            if self.critic is not None:
+                rule = self.critic.critic
+                targets = weighing.advantages(self.method, batch, counted, mask, signals, rule.targets)
+                told |= self.critic.told(signals[rule.signal], targets, live & ~dropped[:, None, None])
+            own = self.critic is not None and self.critic.critic.loss.own_weights
+            rows = [weighing.rows(self.objective, m.places, advantages, live, dropped, targets, own=own) for m in minis]
         if self.teacher is not None:
             told |= self.teacher.told(signals["behavior_logps"], signals["ref_logps"], live & ~dropped[:, None, None])
-        for mini in minis:
-            mine, counts = advantages[mini.places], live[mini.places]
-            host = {"advantages": mine, "weights": _weights(self.objective, counts, dropped[mini.places])}
-            if self.objective.needs_displacement_weights:
-                host["displacement_weights"] = L.displacement_weights(mine, counts)
-            if targets is not None:
-                host["critic_targets"] = targets[mini.places]
-            if self.critic is not None and self.critic.critic.loss.own_weights:
-                host["critic_weights"] = np.asarray(L.loss_weights(counts, "token_mean"))
-            mini.live = bool(counts.any())
+        for mini, host in zip(minis, rows, strict=True):
+            mini.live = bool(live[mini.places].any())
             mini.add(self.policy, host)
         return Weighed(advantages, told)
 
     def update(
         self,
         minis: Sequence[Minibatch],
-        key: Any,
+        number: int,
         ready: Callable[[Any], None],
         *,
         shares: tuple[float, float] | None = None,
@@ -287,7 +286,7 @@ class Learner:
 
         Args:
           minis: scored and weighed.
-          key: of what is drawn for this step's losses.
+          number: of the step, which what its losses draw follows from.
           ready: called with the state after each update.
           shares: of the run, before this step and after it, where the optimiser's schedules follow these.
           warming_up: only the critic learns.
@@ -310,7 +309,8 @@ class Learner:
                 logps = self.policy.programs("score", self._score, self.state["policy"].params, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
                 places = place_rows(mini.layout.index, self.policy.mesh)
-                mini.set(covariance_mask=self._pick(jax.random.fold_in(key, n), logps, mini.packed, places))
+                key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)
+                mini.set(covariance_mask=self._pick(key, logps, mini.packed, places))
             if self.critic is not None:
                 owed.append(self.critic.update(self.state, self.train_step, frozen, mini.packed))
             else:
@@ -318,6 +318,7 @@ class Learner:
                     "update", self.train_step, self.state["policy"], frozen, mini.packed
                 )
                 owed.append(metrics)
+            self.updates += 1
             ready(self.state)
         return owed
 
@@ -340,44 +341,3 @@ class Learner:
 def refreshed(reference: Any, params: Any, mix: float) -> Any:
     """The reference once it is time for another: ``mix * params + (1 - mix) * reference``."""
     return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
-
-
-def _counted(batch: Judged, dropped: np.ndarray, truncated: str) -> tuple[Samples, Samples]:
-    """``(rewards, cut)``, ``[P, G]``: NaN where a sample is in no statistic, and those that weigh nothing as cut."""
-    counted = np.where(dropped[:, None], np.nan, batch.total)
-    cut = ~batch.rollout.stopped & (truncated != "train")
-    return np.where(cut, np.nan, counted) if truncated == "drop" else counted, cut
-
-
-def _advantages(
-    method: Method,
-    batch: Judged,
-    counted: Samples,
-    mask: Tokens,
-    signals: Mapping[str, Tokens],
-    rule: Transform | None = None,
-) -> Tokens:
-    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count, by the variant or ``rule``."""
-    known = {
-        "outcome": batch.by_name[method.deciding],
-        "lengths": batch.rollout.lengths,
-        "mask": mask,
-        "behavior_logps": batch.rollout.logps,
-        "tokens": batch.rollout.tokens,
-    }
-    try:
-        given = Signals(**{**known, **batch.signals, **signals})
-        return np.asarray((rule or method.variant.advantage)(counted, given))
-    except ValueError as e:
-        raise UserError(f"variant {method.variant.name!r}: {e}") from e
-
-
-def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:
-    """Of one minibatch ``[p, G, T]``: it is an update of its own."""
-    weights = L.loss_weights(
-        counts, objective.aggregate, constant=objective.constant, count_empty=objective.count_empty
-    )
-    if objective.count_empty and objective.aggregate != "token_mean":
-        # Means over samples or prompts are over those that were not dropped.
-        weights = weights / max(1.0 - dropped.mean(), 1.0 / len(dropped))
-    return np.asarray(weights)

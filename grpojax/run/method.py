@@ -56,6 +56,7 @@ class Method:
       retire: when a prompt is solved and no longer drawn, its share filled in; None for never.
       plan: how a rollout's samples are given to prompts, every field filled in; None for a group of each.
       deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
+      ahead: whether samples are of an older policy than the one that learns from them.
     """
 
     variant: variants.Variant
@@ -64,6 +65,15 @@ class Method:
     retire: RetireConfig | None
     plan: PlanConfig | None
     deciding: str
+    ahead: bool = False
+
+    def scores_old(self, updates: int) -> bool:
+        """Whether the ratio is taken against log-probs from before the first of a step's ``updates``.
+
+        Of one update they are the policy's own, and the ratio is 1. Of older samples that is never assumed: the
+        objective corrects from the sampler to these log-probs, or its ratio is anchored at the sampler.
+        """
+        return (self.ahead or updates > 1) and self.variant.objective.anchor == "trainer"
 
     @property
     def replaces_samples(self) -> bool:
@@ -90,6 +100,8 @@ def resolve(
     """Looks everything up; raises `UserError` for a name, an option or a combination that there is not."""
     options = _options(variant, rollout.max_tokens)
     made = _variant(options)
+    if rollout.ahead:
+        made = _corrected(made, options)
     terms = _rewards(rewards, made)
     names = [term.metric for term in terms.terms]
     chosen = _filter(given_filter, made, names)
@@ -102,6 +114,7 @@ def resolve(
         retire=_retire(rollout.retire, made, chosen),
         plan=_plan(rollout, made),
         deciding=deciding,
+        ahead=rollout.ahead > 0,
     )
 
 
@@ -143,6 +156,32 @@ def _variant(options: Mapping[str, Any]) -> variants.Variant:
     except ValueError as e:
         raise UserError(f"{e}: the trainer does not have that yet") from None
     return variant
+
+
+def _corrected(variant: variants.Variant, options: Mapping[str, Any]) -> variants.Variant:
+    """The variant for samples of an older policy (``rollout.ahead``). One whose options say nothing of it takes its
+    ratio against the sampler's log-probs; raises `UserError` where nothing would correct for them."""
+    objective, said = variant.objective, f"rollout.ahead=1: variant {variant.name!r}"
+    if "rollout_plan" in variant.needs:
+        raise UserError(f"{said} gives samples to prompts by the rewards of those before; set rollout.ahead=0")
+    if variant.options.get("train_on") == "spliced":
+        raise UserError(
+            f"{said} with train_on=spliced learns from text that was not sampled, whose age cannot be corrected; set "
+            "rollout.ahead=0, or variant.train_on=sampled"
+        )
+    if objective.anchor == "sampler" or objective.importance != "none":
+        return variant
+    if not objective.has_ratio:
+        raise UserError(
+            f"{said} has no ratio to correct for samples of an older policy: set variant.importance=truncate, or "
+            "rollout.ahead=0"
+        )
+    if options.get("anchor") is not None:
+        raise UserError(
+            f"{said} with anchor={objective.anchor} takes no account of who drew the samples: set "
+            "variant.anchor=sampler, or variant.importance=truncate beside it, or rollout.ahead=0"
+        )
+    return _variant({**options, "anchor": "sampler"})
 
 
 def _rewards(rewards: tuple[RewardConfig, ...] | RewardsConfig, variant: variants.Variant) -> RewardsConfig:
@@ -239,7 +278,7 @@ def _check(
             f"variant {variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave the "
             "reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
         )
-    if objective.needs_displacement_weights and updates == 1:
+    if objective.needs_displacement_weights and updates == 1 and not rollout.ahead:
         raise UserError(
             "variant.llds_coef acts from the second update of a rollout on: raise train.iterations or "
             "train.minibatches over 1, or set it to 0"
@@ -282,7 +321,23 @@ def _check(
             "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
             "rollout.group, or set rewards.combine=sum"
         )
+    _check_weights(variant, rollout)
     _try(variant, rollout)
+
+
+def _check_weights(variant: variants.Variant, rollout: RolloutConfig) -> None:
+    """Raises `UserError` where samples of quantised weights would be taken for the policy's own."""
+    objective = variant.objective
+    if rollout.weights == "compute" or rollout.uncorrected:
+        return
+    if objective.importance == "none" and objective.anchor == "trainer":
+        remedy = "variant.importance=truncate" + (" or variant.anchor=sampler" if objective.has_ratio else "")
+        if variant.options.get("train_on") == "spliced":
+            remedy = f"variant.train_on=sampled and {remedy}"
+        raise UserError(
+            f"rollout.weights={rollout.weights} with variant {variant.name!r}: samples are not of the policy that "
+            f"learns, and nothing corrects for it: set {remedy}, or rollout.uncorrected=true"
+        )
 
 
 def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:

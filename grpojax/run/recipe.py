@@ -30,6 +30,8 @@ EXECUTION = (
     "model.remat",
     "model.attention",
     "rollout.slots",
+    "rollout.rows",
+    "rollout.block",
     "train.microbatches",
     "train.eval_",
     "train.checkpoint_",

@@ -1,7 +1,8 @@
 """What the first process of a run does alone: it warns where that fails, and the run goes on."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from etils import epath
@@ -41,24 +42,37 @@ class Recorder:
         self._metrics = kind(directory, resume_at, config)
         self.wants_samples = self._metrics.wants_samples
         self._missing: dict[str, list[int]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
+        self._writing: Future | None = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Records the values of a step."""
         with self._counted("metrics", step):
             self._metrics.write(step, values)
 
-    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Records the samples of a step."""
+    def write_samples(self, step: int, samples: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
+        """Records the samples of a step: a thread asks for them and writes them, once those before are written."""
+        self._join()
+        self._writing = self._thread.submit(self._write_samples, step, samples)
+
+    def _write_samples(self, step: int, samples: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         with self._counted("samples", step):
-            self._metrics.write_samples(step, samples)
+            self._metrics.write_samples(step, samples())
+
+    def _join(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     def flush(self) -> None:
         """Until what was written is in its files."""
+        self._join()
         with optional("the files of metrics"):
             self._metrics.flush()
 
     def close(self) -> None:
         """Ends the files, and says what they lack."""
+        self._thread.shutdown()
         with optional("the files of metrics"):
             self._metrics.close()
         for what, steps in self._missing.items():

@@ -1,11 +1,18 @@
 """Where a step's groups come from: the order of the problems, dynamic sampling, and what is not drawn again.
 
-The loop knows `Rollouts.draw` and `Rollouts.state` alone, so that samples drawn ahead by something else can take its
-place.
+The loop knows four methods: `Rollouts.start` dispatches a rollout, `Rollouts.collect` makes a step's samples of it,
+`Rollouts.state` is what the next ones follow from, and `Rollouts.resumed` gives back the one that a checkpoint has.
+
+With ``rollout.ahead: 0`` a step starts its rollout after the updates of the step before. With 1 the rollout of step n+1
+is started once the samples of step n are on the host, before they are judged and learned from: its samples are drawn
+under the weights after step n-1 and learned from by those after step n. So a sample is at most one step's updates old
+(``rollout/staleness``). What a filter draws in addition is drawn when it asks for it, under the weights of that moment.
+The problems of rollout n+1 are chosen before the rewards of rollout n are known: what is solved, or how often a level
+is solved, is heeded one rollout later.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,11 +20,14 @@ import numpy as np
 from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
 from grpojax.programs.policy import Policy
 from grpojax.rewards import Rewards
+from grpojax.run import flight
 from grpojax.run.allocated_rollouts import PlannedGroups
 from grpojax.run.curriculum import Curriculum, LevelCurriculum
-from grpojax.run.groups import Drawn, Groups
+from grpojax.run.flight import Flight
+from grpojax.run.groups import Groups
 from grpojax.run.judged import Judged, Sampled, take
 from grpojax.run.method import Method
 from grpojax.run.sections import RolloutConfig
@@ -29,7 +39,7 @@ class Rollouts:
 
     Args:
       policy: what samples.
-      weights: gives its current weights.
+      weights: gives its current weights, and how many updates are behind them.
       config: how much to draw.
       method: rewards and filter.
       rewards: judges.
@@ -43,7 +53,7 @@ class Rollouts:
     def __init__(
         self,
         policy: Policy,
-        weights: Callable[[], Any],
+        weights: Callable[[], tuple[Any, int]],
         config: RolloutConfig,
         method: Method,
         rewards: Rewards,
@@ -55,7 +65,8 @@ class Rollouts:
         state: Mapping[str, Any],
     ):
         self.config, self.method, self.truncated = config, method, truncated
-        given = policy, weights, config, method, rewards, problems
+        self._weights, self._problems = weights, problems
+        given = policy, lambda: weights()[0], config, method, rewards, problems
         if method.plan is None:
             self.groups = Groups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens)
         else:
@@ -74,27 +85,30 @@ class Rollouts:
         return {"rollouts": self.drawn, **self.curriculum.state(), **self.groups.state()}
 
     def draw(self, step: int) -> Callable[[], Sampled]:
-        """Dispatches the rollout of a step; what it returns waits for it, and draws more where a filter asks for it."""
-        return functools.partial(self._collect, step, *self._dispatch())
+        """Dispatches the rollout of a step; what it returns waits for its samples."""
+        return functools.partial(self.collect, step, self.start())
 
-    def _dispatch(self) -> tuple[Callable[[], Drawn], Sequence[int]]:
-        """Starts the next rollout; its problems and its draws follow from its number in the run.
-
-        Also which passes over the data its problems are of.
-        """
+    def start(self) -> Flight:
+        """Dispatches the next rollout; its problems and its draws follow from its number in the run."""
         number = self.drawn
         self.drawn += 1
         problems, passes = self.curriculum.draw(number)
-        return self.groups.start(problems, number), passes
+        version, wait = self._weights()[1], self.groups.start(problems, number)
+        return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait)
 
-    def _collect(self, step: int, dispatched: Callable[[], Drawn], passes: Sequence[int]) -> Sampled:
+    def resumed(self, record: Mapping[str, Any]) -> Flight:
+        """The rollout that a checkpoint has (`grpojax.run.flight.Flight.record`)."""
+        return flight.resumed(record, self.groups, self._problems)
+
+    def collect(self, step: int, first: Flight) -> Sampled:
+        """The samples of a step, once its first rollout is there; draws more where a filter asks for it."""
         size, chosen = self.config.prompts, self.method.filter
-        drawn, of_passes = [dispatched()], [passes]
+        flights, drawn = [first], [first.wait()]
 
         @functools.cache
         def everything() -> list[Judged]:
             judged = [d.judged() for d in drawn]
-            self.curriculum.note(zip(judged, of_passes, strict=True))
+            self.curriculum.note(zip(judged, [f.passes for f in flights], strict=True))
             for j in judged:
                 self.groups.note(j)
             return judged + [j.failed for j in judged if j.failed is not None]
@@ -106,12 +120,12 @@ class Rollouts:
                 dropped=np.zeros(size, bool),
                 judged=lambda: (everything()[0], everything()),
                 told=self.curriculum.told,
+                version=first.version,
             )
         keeps = [self._keep(drawn[0].judged())]
         while sum(k.sum() for k in keeps) < size and len(drawn) < chosen.max_rollouts:
-            dispatched, passes = self._dispatch()
-            drawn.append(dispatched())
-            of_passes.append(passes)
+            flights.append(self.start())
+            drawn.append(flights[-1].wait())
             keeps.append(self._keep(drawn[-1].judged()))
         keep = np.concatenate(keeps)
         if not keep.any():
@@ -130,8 +144,10 @@ class Rollouts:
             kept_share=float(keep.mean()),
             judged=lambda: (merged, everything()),
             told=self.curriculum.told,
+            version=first.version,
         )
 
+    @on_host()
     def _keep(self, judged: Judged) -> PerPrompt:
         """``[P]`` bool: the groups that dynamic sampling keeps."""
         variant, chosen, by_name = self.method.variant, self.method.filter, judged.by_name

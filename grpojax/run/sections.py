@@ -94,22 +94,37 @@ class PlanConfig:
 class RolloutConfig(SamplerConfig):
     """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
 
+    ``ahead`` of 1 draws the next rollout while a step learns from the one before it: under the weights as they are
+    before the step's updates, so that its samples are a step old when they are learned from (`grpojax.run.rollouts`).
+    What follows from results (``retire``, ``curriculum``) then follows one rollout later. 0 draws each under the newest
+    weights.
+
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
     variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo). ``curriculum`` draws problems by their
     levels, and so does not go with ``retire``.
+
+    ``weights`` are those that samples are drawn with: "compute" the policy's in ``model.dtype``, "int8" with matrices
+    in eight bits (`grpojax.models.quantised`). Samples are then not of the policy that learns, and the objective must
+    correct for it, by ``variant.importance`` or ``variant.anchor: sampler``, unless ``uncorrected`` has it take them
+    for the policy's own. Evaluation is of the policy itself.
 
     Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
     ratio to the policy's own log-probs would be off by the mass that was cut.
     """
 
     prompts: int = 8
+    weights: Literal["compute", "int8"] = "compute"
+    uncorrected: bool = False
+    ahead: int = 0
     retire: RetireConfig | None = None
     plan: PlanConfig | None = None
     curriculum: CurriculumConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, prompts="[1, inf)")
+        require(self, prompts="[1, inf)", ahead="[0, 1]")
+        if self.uncorrected and self.weights == "compute":
+            raise UserError("uncorrected=true: there is nothing to correct with weights=compute; it goes with int8")
         if self.temperature == 0:
             raise UserError(
                 "temperature=0.0: greedy samples of a prompt are all the same; train at a temperature over 0"

@@ -12,7 +12,7 @@ from etils import epath
 
 from grpojax.host import agreement, coordination, files, peers, preemption, processes, watchdog
 from grpojax.host.console import log
-from grpojax.host.errors import UserError
+from grpojax.host.errors import PassingError, UserError
 from grpojax.programs.compiling import Programs, keep_compiled
 from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, decoder_network
@@ -184,7 +184,8 @@ class Session:
           Whether the loop came to its end.
 
         Raises:
-          UserError: of the loop, or the last save failed.
+          UserError: of the loop.
+          PassingError: the last save failed.
         """
         finished = True
         with preemption.notices(self.course.ask), self.watchdog:
@@ -203,7 +204,7 @@ class Session:
             self.wait()
         self._together = True
         if self._problem:
-            raise UserError(
+            raise PassingError(
                 f"the last save failed: {self._problem}\n"
                 f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
             )

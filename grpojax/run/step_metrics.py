@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from grpojax import diagnostics, masked
+from grpojax.host.on_host import on_host
 from grpojax.run.judged import Judged, Sampled
 from grpojax.run.method import Method
 from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
@@ -21,6 +22,7 @@ MEANS = {
     "dual_clip": "clip_ratio/dual_mean",
     "cap_hit": "clip_ratio/cap_mean",
     "importance": "importance_mean",
+    "importance_clipped": "importance_clipped_mean",
     "off_policy": "off_policy",
     "clip_cov": "covariance/clipped_mean",
     "kl_cov": "covariance/penalised_mean",
@@ -38,6 +40,7 @@ SKIPPED = ("skipped", "critic/skipped")
 BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
+@on_host()
 def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method: Method) -> dict[str, float]:
     """What the host can tell of a step's samples: of all that were drawn, and apart from it of what a filter kept.
 
@@ -52,6 +55,20 @@ def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method
     if method.filter is None:
         return values
     return values | of_kept(batch, sampled.dropped) | {"groups/kept": sampled.kept_share}
+
+
+def of_version(version: int, updates: int) -> dict[str, float]:
+    """Of samples that were drawn ahead: the version of the policy that drew them, and how many updates it is behind.
+
+    Args:
+      version: updates that were behind the weights they were drawn under.
+      updates: those behind the weights that learn from them.
+
+    Example:
+      >>> of_version(6, 8)
+      {'rollout/version': 6.0, 'rollout/staleness': 2.0}
+    """
+    return {"rollout/version": float(version), "rollout/staleness": float(updates - version)}
 
 
 def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:

@@ -132,11 +132,12 @@ def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
         for g, ids in enumerate(entry.completions):
             tokens[p, g, : len(ids)] = ids
             lengths[p, g] = len(ids)
-    longest = packing.bucket(max(len(entry.ids) for entry in entries), shapes.prompt)
     problems = [data.Problem(entry.uid, entry.ids, "", None, {}) for entry in entries]
-    return TrainBatch(prompts=data.to_prompts(problems, longest), tokens=tokens, lengths=lengths, per_token=PerToken())
+    return TrainBatch(
+        prompts=data.to_prompts(problems, shapes.prompt), tokens=tokens, lengths=lengths, per_token=PerToken()
+    )
 
 
 def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
     """A batch in rows, as the run cuts it."""
-    return packing.pack(batch, lanes=shapes.lanes, microbatches=shapes.microbatches, seats=shapes.seats)
+    return packing.pack(batch, lanes=shapes.lanes, microbatches=shapes.microbatches, seats=shapes.seats, few=True)

@@ -14,24 +14,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpojax import data, variants
+from grpojax import data, evaluation, variants
 from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
+from grpojax.programs.idle import arrival
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import checks, recorder, step_metrics, watch
 from grpojax.run.critic import RunCritic, annotate
+from grpojax.run.flight import Flight
 from grpojax.run.held_out import HeldOut
-from grpojax.run.judged import Sampled, sample_rows
+from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teacher import teacher_of
-from grpojax.types import Rollout
+from grpojax.types import Rollout, Tokens
 
 REMEDIES = (
     "raise train.microbatches, set model.remat=layer, lower rollout.slots, or spread over more devices (mesh.fsdp); in "
@@ -46,8 +48,8 @@ class _Pending:
     number: int
     known: dict[str, float]
     owed: list[dict[str, Any]]
+    learned: Callable[[], float]
     dispatched: float
-    started: float
     tokens: int
     flops: float
 
@@ -95,7 +97,7 @@ class Trainer:
         config = self.config
         self.session = Session(config, take_over=self._take_over)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids)
-        checks.shapes(config, self.policy.lanes)
+        checks.shapes(config, self.policy.lanes, self.policy.sampling.lanes)
         self.rewards = held.enter_context(Rewards(config.method.rewards))
         tokenize = data.Tokenize(self.policy.tokenizer, config.data)
         self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
@@ -112,7 +114,7 @@ class Trainer:
         self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, "eval": self.held_out.fingerprint})
         twin = variants.twin_at_one_update(config.method.variant)
-        if twin and config.train.updates_a_rollout == 1:
+        if twin and config.train.updates_a_rollout == 1 and not config.rollout.ahead:
             log.info("%s", twin)
 
     def _open(self, held: contextlib.ExitStack) -> None:
@@ -125,33 +127,40 @@ class Trainer:
             config.train,
             config.optimizer,
             temperature=config.rollout.temperature,
-            max_prompt_tokens=config.data.max_prompt_tokens,
+            max_prompt_tokens=_longest_prompt(config, self.problems),
             critic=self.critic,
             teacher=self.teacher,
         )
-        self.meta: dict[str, Any] = {"step": 0, "rollouts": 0, "num_tokens": 0, "sampled_tokens": 0, "skipped": 0}
+        self.meta = dict[str, Any]()
+        for count in ("step", "rollouts", "updates", "num_tokens", "sampled_tokens", "skipped"):
+            self.meta[count] = 0
         restored = self.session.restore(self.learner.abstract())
         if restored is not None:
             self.meta |= restored[1]
             watch.resume(self.session, self.meta, config.train)
             self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
+            self.learner.updates = self.meta["updates"]
         self.learner.start(restored and restored[0])
         self.done = self.meta["step"]
         checks.length(config, self.done, self.meta)
         self._saved = self.done
         self.pending: _Pending | None = None
+        self._begun = 0.0
         self.rollouts = Rollouts(
             self.policy,
-            lambda: self.learner.state["policy"].params,
+            lambda: (self.learner.state["policy"].params, self.learner.updates),
             config.rollout,
             config.method,
             self.rewards,
             self.problems,
             seed=config.train.seed,
-            max_prompt_tokens=config.data.max_prompt_tokens,
+            max_prompt_tokens=_longest_prompt(config, self.problems),
             truncated=config.train.truncated,
             state=self.meta,
         )
+        self.flight: Flight | None = None  # that was started while the step before was learned from
+        if "flight" in self.meta:
+            self.flight = self.rollouts.resumed(self.meta.pop("flight"))
         self.watch = watch.Watch(
             self.session.directory,
             judge=self.held_out.evaluator.judge,
@@ -188,27 +197,32 @@ class Trainer:
 
     def _rescue(self) -> int:
         """Whatever ends a run must not cost what was learned. The step that is saved."""
-        if self.pending is not None:
-            self._finish()
+        self._finish()
         if self.done != self._saved:
             self._save()
         return self.done
 
     def _loop(self) -> None:
-        train, session = self.config.train, self.session
+        train, session, ahead = self.config.train, self.session, self.config.rollout.ahead > 0
         # Of a run that was stopped, the evaluation that was due after its last step.
         if self.done == 0 or (self.held_out.problems and _evaluates(self) and self._evaluated < self.done):
             self._evaluate(self.done)
         while _share(self) < 1:
             session.watchdog.begin(self.done + 1)
             session.profile.begin(self.done + 1, self.learner.state)
-            started = time.perf_counter()
-            collect = self.rollouts.draw(self.done + 1)
-            if self.pending is not None:
-                self._finish()
-                started = time.perf_counter()  # the rollout was queued behind that update
-            self.pending = self._step(collect(), started)  # or `Stopped`, and the rollout is dropped
-            self.done += 1
+            if self.pending is None:  # what an evaluation or a save took is no part of the step
+                self._begun = time.perf_counter()
+                self.policy.idle()
+            ready, following = self.flight, None
+            flight = ready or _start(self)
+            waiting = time.perf_counter() if ready else self._begun
+            sampled = self.rollouts.collect(self.done + 1, flight)  # or `Stopped`, and `_save` keeps what was in flight
+            waited = time.perf_counter() - waiting
+            if ahead and train.done(self.done + 1, 0) < 1:
+                following = _start(self)  # from here on, while this step is judged and learned from
+            self._finish()  # behind the last rollout none is started
+            self.pending = self._step(sampled, waited)
+            self.done, self.flight = self.done + 1, following
             session.profile.end(self.done, self.learner.state)
             saves = _share(self) >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             saves, evaluates = saves or session.course.due, _evaluates(self)
@@ -220,9 +234,9 @@ class Trainer:
             if evaluates:
                 self._evaluate(self.done)
 
-    def _step(self, sampled: Sampled, started: float) -> _Pending:
-        """Learns from a rollout; its updates are under way when this returns."""
-        learner, number = self.learner, self.done + 1
+    def _step(self, sampled: Sampled, waited: float) -> _Pending:
+        """Learns from a rollout that was waited for so long; its updates are under way when this returns."""
+        learner, number, begun = self.learner, self.done + 1, time.perf_counter()
         sampled = learner.replace(sampled)
         rolled = time.perf_counter()
         minis = learner.prepare(sampled)
@@ -242,24 +256,23 @@ class Trainer:
             "num_tokens": float(self.meta["num_tokens"]),
             "sampled_tokens": float(self.meta["sampled_tokens"]),
             "useful_token_fraction": float(np.mean([m.layout.useful for m in minis])),
-            "time/rollout_s": rolled - started,
+            "time/rollout_s": waited + rolled - begun,
             "time/score_s": scored_at - rolled,
             "time/reward_s": rewarded - scored_at,
         }
+        if self.config.rollout.ahead:
+            known |= step_metrics.of_version(sampled.version, learner.updates)
         samples = self.metrics.wants_samples(number)
         said = self.critic.said(signals) if samples and self.critic is not None else None
         # From here to the end of the step nothing waits for the device.
         dispatched = time.perf_counter()
-        key = jax.random.fold_in(jax.random.key(self.config.train.seed), number)
         warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
         shares = None if self.config.train.tokens is None else (min(before, 1.0), min(after, 1.0))
-        ready = functools.partial(_ready, self.policy)
-        owed = learner.update(minis, key, ready, shares=shares, warming_up=warming_up)
+        owed = learner.update(minis, number, self.policy.alone, shares=shares, warming_up=warming_up)
+        self.meta["updates"] = learner.updates
         learner.end_step(number)
         if samples:
-            rows = sample_rows(batch, advantages, self.policy.decode, self.held_out.evaluator.answer)
-            if said is not None:
-                annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
+            rows = functools.partial(_rows, self.policy, self.held_out.evaluator, batch, advantages, said)
             self.metrics.write_samples(number, rows)
         self.work = learner.work(drawn, batch, warming_up=warming_up)
         if self.on_step is not None:
@@ -268,19 +281,20 @@ class Trainer:
             number=number,
             known=known,
             owed=owed,
+            learned=arrival(jax.tree.leaves(owed)[-1]) if owed else time.perf_counter,
             dispatched=dispatched,
-            started=started,
             tokens=sampled_tokens,
             flops=sum(self.work.values()),
         )
 
     def _finish(self) -> None:
-        """Waits for a step's updates and records its metrics. The next rollout is on the device by now, so that nothing
-        here may ask the device for anything else."""
+        """Waits for the updates of the step that is `pending`, if one is, and records its metrics. The next rollout is
+        on the device by now, so that nothing here may ask the device for anything else."""
         pending, self.pending = self.pending, None
-        assert pending is not None
-        owed = jax.device_get(pending.owed)
-        now = time.perf_counter()
+        if pending is None:
+            return
+        owed, now = jax.device_get(pending.owed), pending.learned()
+        seconds, self._begun = now - self._begun, now  # the next rollout is queued behind these updates
         train, number = self.config.train, pending.number
         values = pending.known | step_metrics.of_updates(owed)
         for m in owed:
@@ -291,12 +305,11 @@ class Trainer:
             values["entropy_coef"] = self.learner.entropy_coefs["applied"]
             self.learner.adapt(values.get("entropy", float("nan")))
             self.meta["entropy"] = self.learner.entropy_coefs
-        seconds = now - pending.started
-        values |= {"time/update_s": now - pending.dispatched, "time/step_s": seconds}
+        values |= {"time/update_s": now - pending.dispatched, "time/step_s": seconds, **self.policy.idle()}
         values["time/checkpoint_s"], self.session.save_s = self.session.save_s, 0.0
         values["tokens_per_s"] = pending.tokens / seconds
         if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
-            values["utilisation"] = pending.flops / seconds / peak / (self.policy.mesh.size if self.policy.mesh else 1)
+            values["utilisation"] = pending.flops / seconds / peak / self.policy.count
         self.metrics.write(number, values | self.watch.note(number, values))
         if number % train.log_every == 0:
             self.table.row(number, values, share=train.done(number, int(values["sampled_tokens"])))
@@ -313,7 +326,9 @@ class Trainer:
     def _save(self, *, judged: bool = False) -> None:
         self.meta["step"] = self._saved = self.done
         self.metrics.flush()
-        self.session.save(self.learner.saved(), self.meta, judged=judged)
+        going_on = self.flight is not None and _share(self) < 1
+        in_flight = {"flight": self.flight.record()} if self.flight is not None and going_on else {}
+        self.session.save(self.learner.saved(), self.meta | in_flight, judged=judged)
 
     def report(self) -> None:
         """Held-out reward before and after, three samples, and ``curve.png`` in the run directory."""
@@ -327,6 +342,16 @@ class Trainer:
             log.info("reward curve: %s", path)
 
 
+def _rows(
+    policy: Policy, evaluator: evaluation.Evaluator, batch: Judged, advantages: Tokens, said: Tokens | None
+) -> list[dict[str, Any]]:
+    """A step's samples as they are kept; ``said`` is what a critic said of their tokens."""
+    rows = sample_rows(batch, advantages, policy.decode, evaluator.answer)
+    if said is not None:
+        annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
+    return rows
+
+
 def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
     """The network that learns beside the policy, where the variant has one."""
     own = config.method.variant.critic
@@ -334,6 +359,21 @@ def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
         return None
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     return RunCritic(policy, config.own_critic, own, updates=config.train.updates, longest=longest)
+
+
+def _longest_prompt(config: Config, problems: data.Problems) -> int:
+    """Room for any prompt of the run: what the data needs, but where a plan puts solved problems before them."""
+    most = config.data.max_prompt_tokens
+    if config.method.plan is not None:
+        return most
+    return min(most, -(-max(len(p.ids) for p in problems) // 8) * 8)
+
+
+def _start(trainer: Trainer) -> Flight:
+    """Dispatches the next rollout; the device has that to do while the step before is waited for and recorded."""
+    flight = trainer.rollouts.start()
+    trainer._finish()
+    return flight
 
 
 def _evaluates(trainer: Trainer) -> bool:
@@ -345,9 +385,3 @@ def _evaluates(trainer: Trainer) -> bool:
 def _share(trainer: Trainer) -> float:
     """Of the whole run, what is behind it."""
     return trainer.config.train.done(trainer.done, trainer.meta["sampled_tokens"])
-
-
-def _ready(policy: Policy, state: Any) -> None:
-    """On several CPU devices programs in flight take each other's messages."""
-    if jax.default_backend() == "cpu" and policy.mesh is not None:
-        jax.block_until_ready(state)

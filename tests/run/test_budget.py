@@ -21,6 +21,7 @@ def run(recipe, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_step_that_reaches_the_budget(run):
     lines = [line for line in numbers(run) if "reward" in line]
     drawn = np.array([line["sampled_tokens"] for line in lines])

@@ -38,6 +38,7 @@ def alarms(directory):
     return [(line["step"], name) for line in numbers(directory) for name in line if name.startswith(KEY)]
 
 
+@pytest.mark.slow
 def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_run(recipe, tmp_path):
     whole, folder = trainer_of(load(recipe, tmp_path / "whole"), at=5), tmp_path / "run"
     assert whole.run() and alarms(tmp_path / "whole") == [(5, ALARM)]  # by default it goes on

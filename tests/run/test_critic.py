@@ -50,6 +50,7 @@ def warmed(recipe, tmp_path_factory):
     return directory, states
 
 
+@pytest.mark.slow
 def test_in_the_warm_up_the_policy_is_left_alone(warmed):
     directory, (start, first, second) = warmed
     jax.tree.map(np.testing.assert_array_equal, first["policy"], start["policy"])

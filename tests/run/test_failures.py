@@ -75,6 +75,7 @@ def test_an_evaluation_that_fails_costs_no_step(recipe, tmp_path, monkeypatch):
     assert trainer.session.checkpoints.steps() == [2]
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_is_marked_until_it_goes_on(recipe, tmp_path, monkeypatch):
     """0 is finished, 75 stopped and saved; ``done`` is there exactly when it is finished."""
     given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", *SHORT, "data.eval=null"]
@@ -105,7 +106,7 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
     told = threading.Event()
     monkeypatch.setenv("GCE_METADATA_HOST", "stand-in")
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
-    monkeypatch.setattr(preemption, "said", lambda host: "preempted TRUE" if told.is_set() else None)
+    monkeypatch.setattr(preemption, "said", lambda: "preempted TRUE" if told.is_set() else None)
     overrides = ("train.eval_every=2", "train.checkpoint_every=0")
     trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
     plain, at = trainer.session.course.turn, {"rollout": 3, "evaluation": 2}[where]

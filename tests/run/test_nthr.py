@@ -36,6 +36,7 @@ def late_flops(trainer, problems, rollout):
     return total
 
 
+@pytest.mark.slow
 def test_with_a_factor_of_one_it_is_grpo(recipe, tmp_path):
     """To the last bit; with its own factor it is not."""
     want, _ = train(recipe, tmp_path / "grpo", {"name": "grpo", **TWIN})

@@ -49,6 +49,7 @@ def test_the_rows_of_a_phase_need_not_divide_over_the_devices(recipe, tmp_path, 
         np.testing.assert_array_equal(got[:n], wide[:n])
 
 
+@pytest.mark.slow
 def test_it_draws_the_first_samples_of_a_larger_group(recipe, tmp_path, plain):
     """Which ones, by the formula on the rewards that the larger group has."""
     judged = drawn(recipe, tmp_path / "run", PROBLEMS, PLAN)

@@ -229,6 +229,7 @@ def test_every_recipe_is_told_apart():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_learns_from_its_own_numbers(name, recipe, tmp_path):
     more = [FAST] if name in MOVED | {"dual_clip"} else []
+    more += ["variant={name: cispo, weight_max: 1.5}"] if name == "cispo" else []  # its own is rarely met in 20 steps
     loaded = recipe_runs.load(name, recipe.parent, tmp_path / "run", *more)
     run = recipe_runs.run(loaded, ragged=name in recipe_runs.RAGGED)
     assert len(run.lines) == len(run.steps) == STEPS

@@ -40,6 +40,7 @@ def drawn(directory, steps):
     return [sorted({s["uid"] for s in read_samples(directory, n)[1]}) for n in range(1, steps + 1)]
 
 
+@pytest.mark.slow
 def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
     """ScaleRL's rule is on prompts, not on the groups of a step; a pass takes 30 draws."""
     trainer = trainer_of(load(recipe, graded, tmp_path / "run"))
@@ -53,6 +54,7 @@ def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
     assert set(trainer.meta["passes"][0]["left_out"]) >= solved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), CULLING], ids=["scale_rl", "culling"])
 def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, overrides):
     """Culling here with two sources, and solved problems that come back."""

@@ -122,6 +122,7 @@ def run(recipe, tmp_path_factory):
     return trainer, directory, kept, apart
 
 
+@pytest.mark.slow
 def test_seeded_samples_are_learned_under_the_prompt_they_were_drawn_under(run):
     """The policy's log-probs of them are the sampler's; with the prompt alone before them they would not be."""
     trainer, directory, kept, apart = run

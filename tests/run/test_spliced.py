@@ -62,7 +62,7 @@ def step_of(trainer):
         assert rows.sampler_logps is None
         old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.behavior_logps, rows.ref_logps))
         weighed = learner.weigh(minis, batch, sampled.dropped, signals)
-        owed = learner.update(minis, None, lambda state: None)
+        owed = learner.update(minis, 1, lambda state: None)
         return Step(batch, texts(batch, trainer.policy.tokenizer), old, ref, weighed, owed)
     finally:
         trainer.close()

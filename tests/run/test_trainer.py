@@ -51,6 +51,7 @@ def test_a_run_learns_and_says_so(unbroken):
     assert json.loads((directory / "config.json").read_text())["train"]["steps"] == 12
 
 
+@pytest.mark.slow
 def test_a_kill_changes_nothing(recipe, unbroken, tmp_path):
     """With a save in flight after every step; the exhaustive form is below."""
     directory = tmp_path / "killed"
@@ -245,6 +246,7 @@ def test_options_run(recipe, tmp_path, overrides):
     assert lines[1]["reward"] == pytest.approx(np.mean([s["reward"] for s in samples]))
 
 
+@pytest.mark.slow
 def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
     """GPG's factor makes up for groups without variance that are in the batch; those that were dropped are not."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.eval=null", "variant=gpg",

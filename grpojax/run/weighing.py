@@ -1,0 +1,75 @@
+"""What a batch's samples weigh in an update: advantages, weights of tokens, and what of them stands in each row."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from grpojax import losses as L
+from grpojax.advantages import Signals, Transform
+from grpojax.host.errors import UserError
+from grpojax.run.judged import Judged
+from grpojax.run.method import Method
+from grpojax.types import Samples, Tokens
+
+
+def counted(batch: Judged, dropped: np.ndarray, truncated: str) -> tuple[Samples, Samples]:
+    """``(rewards, cut)``, ``[P, G]``: NaN where a sample is in no statistic, and those that weigh nothing as cut."""
+    rewards = np.where(dropped[:, None], np.nan, batch.total)
+    cut = ~batch.rollout.stopped & (truncated != "train")
+    return np.where(cut, np.nan, rewards) if truncated == "drop" else rewards, cut
+
+
+def advantages(
+    method: Method,
+    batch: Judged,
+    counted: Samples,
+    mask: Tokens,
+    signals: Mapping[str, Tokens],
+    rule: Transform | None = None,
+) -> Tokens:
+    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count, by the variant or ``rule``."""
+    known = {
+        "outcome": batch.by_name[method.deciding],
+        "lengths": batch.rollout.lengths,
+        "mask": mask,
+        "behavior_logps": batch.rollout.logps,
+        "tokens": batch.rollout.tokens,
+    }
+    try:
+        given = Signals(**{**known, **batch.signals, **signals})
+        return np.asarray((rule or method.variant.advantage)(counted, given))
+    except ValueError as e:
+        raise UserError(f"variant {method.variant.name!r}: {e}") from e
+
+
+def rows(
+    objective: L.Objective,
+    places: np.ndarray,
+    advantages: Tokens,
+    live: Tokens,
+    dropped: np.ndarray,
+    targets: Tokens | None,
+    *,
+    own: bool,
+) -> dict[str, Tokens]:
+    """What a minibatch's rows get, ``[p, G, T]`` each, of arrays of the batch; ``own``: of a critic too."""
+    mine, counts = advantages[places], live[places]
+    found = {"advantages": mine, "weights": _weights(objective, counts, dropped[places])}
+    if objective.needs_displacement_weights:
+        found["displacement_weights"] = np.asarray(L.displacement_weights(mine, counts))
+    if targets is not None:
+        found["critic_targets"] = targets[places]
+    if own:
+        found["critic_weights"] = np.asarray(L.loss_weights(counts, "token_mean"))
+    return found
+
+
+def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:
+    """Of one minibatch ``[p, G, T]``: it is an update of its own."""
+    weights = L.loss_weights(
+        counts, objective.aggregate, constant=objective.constant, count_empty=objective.count_empty
+    )
+    if objective.count_empty and objective.aggregate != "token_mean":
+        # Means over samples or prompts are over those that were not dropped.
+        weights = weights / max(1.0 - dropped.mean(), 1.0 / len(dropped))
+    return np.asarray(weights)

@@ -1,0 +1,126 @@
+"""Devices that sample beside those that learn (``mesh.rollout``)."""
+
+import dataclasses
+import time
+
+import jax
+import numpy as np
+import pytest
+from runs import Trainer, numbers
+
+from grpojax.host.errors import UserError
+from grpojax.models.sharding import MeshConfig, apart
+from grpojax.records.metrics import read_metrics
+from grpojax.run import recipe as config
+
+
+def load(recipe, directory, *overrides):
+    return config.load(recipe, [
+        f"run.dir={directory}", "data.eval=null", "train.steps=3", "train.checkpoint_every=0", "train.eval_every=0",
+        *overrides,
+    ])  # fmt: skip
+
+
+def lines_of(directory):
+    return [line for line in numbers(directory) if "reward" in line]
+
+
+@pytest.mark.slow
+def test_with_ahead_0_they_give_the_numbers_of_one_set(recipe, tmp_path):
+    """Two learn and two sample, or two do both: programs and lanes are the same."""
+    assert Trainer(load(recipe, tmp_path / "one"), devices=2).run()
+    trainer = Trainer(load(recipe, tmp_path / "two", "mesh.rollout=2"), devices=4)
+    sampled, plain = [], trainer.policy.fetch
+    trainer.policy.fetch = lambda rollout, n, **given: (
+        sampled.append(rollout.tokens.devices()) or plain(rollout, n, **given)
+    )
+    assert trainer.run()
+    assert sampled == [set(jax.devices()[2:4])] * 3
+    assert {d for x in jax.tree.leaves(trainer.learner.state["policy"]) for d in x.devices()} == set(jax.devices()[:2])
+    assert lines_of(tmp_path / "one") == lines_of(tmp_path / "two")
+
+
+def test_one_device_of_each_kind_with_rollouts_ahead_gives_those_of_one(recipe, tmp_path):
+    assert Trainer(load(recipe, tmp_path / "one", "rollout.ahead=1")).run()
+    trainer = Trainer(load(recipe, tmp_path / "two", "rollout.ahead=1", "mesh.rollout=1"), devices=2)
+    assert trainer.run()
+    one, two = lines_of(tmp_path / "one"), lines_of(tmp_path / "two")
+    assert [line["rollout/staleness"] for line in two] == [0.0, 1.0, 1.0]
+    for a, b in zip(one, two, strict=True):
+        assert a.keys() == b.keys()
+        np.testing.assert_array_equal(list(a.values()), list(b.values()))
+
+
+def test_sets_that_cannot_be_are_refused():
+    with pytest.raises(UserError, match="mesh.rollout=8 of 8 devices leaves none to learn on"):
+        apart(MeshConfig(rollout=8), jax.devices())
+    with pytest.raises(UserError, match="rollout=3: must be 0, or a multiple of tensor=2"):
+        MeshConfig(rollout=3, tensor=2)
+    with pytest.raises(UserError, match="rollout=-1: must be 0"):
+        MeshConfig(rollout=-1)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="mesh.rollout=2 with 2 processes"):
+        apart(MeshConfig(rollout=2), jax.devices())
+    assert apart(MeshConfig(), jax.devices())[1] == []
+
+
+def slow(x, seconds=0.4):
+    """``x`` after a while in which its device does nothing else that waits for it."""
+
+    def wait(now):
+        time.sleep(seconds)
+        return now
+
+    return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def take_their_time(trainer, seconds):
+    """Has every rollout and every update of a trainer take so long on its device."""
+    delay, plain_sample, plain_step = jax.jit(slow, static_argnums=1), trainer.policy.sample, trainer.learner.train_step
+
+    def sample(*given):
+        rollout = plain_sample(*given)
+        return dataclasses.replace(rollout, stopped=delay(rollout.stopped, seconds))
+
+    def train_step(state, frozen, packed):
+        tokens = packed.per_token
+        tokens = dataclasses.replace(tokens, advantages=delay(tokens.advantages, seconds))
+        return plain_step(state, frozen, dataclasses.replace(packed, per_token=tokens))
+
+    trainer.policy.sample, trainer.learner.train_step = sample, train_step
+
+
+def median_step(directory):
+    return float(np.median([line["time/step_s"] for line in read_metrics(directory)[2:]]))
+
+
+@pytest.mark.slow
+def test_rollout_and_updates_take_their_time_side_by_side(recipe, tmp_path):
+    """Both take 0.4 s of sleep, so that it shows what waits for what, and not what two cores can do at once."""
+    took = {}
+    for name, options, devices in (("one", (), 1), ("two", ("rollout.ahead=1", "mesh.rollout=1"), 2)):
+        trainer = Trainer(load(recipe, tmp_path / name, "train.steps=6", *options), devices=devices)
+        take_their_time(trainer, 0.4)
+        assert trainer.run()
+        took[name] = median_step(tmp_path / name)
+    assert took["one"] / took["two"] > 1.3
+
+
+@pytest.mark.slow
+def test_a_slow_reward_costs_a_step_nothing_beside_what_the_device_has_to_do(recipe, tmp_path):
+    """32 samples at 20 ms beside a rollout and an update of 0.6 s each; drawn in turn, all of it is waited for."""
+    took, rewards = {}, "rewards={workers: 1, terms: [{name: 'tiny_run:NAME'}]}"
+    for name in ("length", "slow"):
+        for ahead in (0, 1):
+            folder = tmp_path / f"{name}_{ahead}"
+            options = "train.steps=8", f"rollout.ahead={ahead}", rewards.replace("NAME", name)
+            trainer = Trainer(load(recipe, folder, *options))
+            take_their_time(trainer, 0.6)
+            assert trainer.run()
+            took[name, ahead] = median_step(folder)
+    print({f"{name}, ahead: {ahead}": f"{seconds:.3f} s" for (name, ahead), seconds in took.items()})
+    assert took["slow", 0] - took["length", 0] > 0.5
+    assert took["slow", 1] / took["length", 1] < 1.05
