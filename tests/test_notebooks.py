@@ -37,6 +37,7 @@ def test_quickstart(monkeypatch):
     assert "step 2/2" in printed and "held-out reward" in printed and ">>>" in printed
 
 
+@pytest.mark.slow
 def test_pure_functions():
     printed = printed_by("pure_functions.ipynb")
     rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.strip()}

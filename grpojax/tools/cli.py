@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from grpojax.host.errors import UserError
 from grpojax.tools import (
@@ -95,14 +95,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _company(args: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """The other processes of a command that joins them; the end of one is the end of all."""
+@contextlib.contextmanager
+def _company(args: argparse.Namespace) -> Iterator[None]:
+    """The other processes of a command that joins them; the end of one is the end of all, and SIGTERM is."""
     if not args.joins:
-        return contextlib.nullcontext()
-    from grpojax.host import peers, processes
+        yield
+        return
+    from grpojax.host import preemption
 
-    processes.start()
-    return peers.watched()
+    with preemption.ending():
+        from grpojax.host import peers, processes
+
+        processes.start()
+        with peers.watched():
+            yield
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -112,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
       argv: the arguments; those of the process if left out.
 
     Returns:
-      The exit status: 0 for finished, 75 for a run or a sweep that was told to stop and has saved, 2 for a user's
+      The exit status: 0 for finished, 75 for what was told to stop, and has saved what there is, 2 for a user's
       mistake, 130 when interrupted at once, 1 when nobody reads what it prints, a run of a sweep failed, or for any
       other failure.
     """
@@ -133,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.debug:
             raise
         print(f"grpojax: {e}", file=sys.stderr)
-        return 2
+        return e.status
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # such as `grpojax show RUN | head`

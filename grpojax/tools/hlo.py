@@ -29,6 +29,7 @@ _FREE = frozenset((
 ))  # fmt: skip
 _CALLS = frozenset(("call", "conditional", "async-start"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather", "slice-start"))
+_RELABELS = "output_to_operand_aliasing={{}: (0, {})}"  # a fusion inside of a fusion: the same bytes, tiled otherwise
 _PUTS = {"dynamic-update-slice": 1, "scatter": 2}  # opcode -> which operand is written into the first
 
 
@@ -63,11 +64,13 @@ class Collective(NamedTuple):
 
 class Module(NamedTuple):
     """Collectives, and bytes of a chip's memory read or written: in all, and in an iteration of loops of unknown
-    length."""
+    length, each conditional by its longest branch; ``optional`` of the latter are not moved where all take their
+    shortest, and loops of known scope do not run."""
 
     collectives: tuple[Collective, ...]
     once: float
     each: float
+    optional: float
 
 
 class _Instruction(NamedTuple):
@@ -81,8 +84,13 @@ class _Instruction(NamedTuple):
 _Computations = Mapping[str, list[_Instruction]]
 
 
-def analyse(hlo: str) -> Module:
+def analyse(hlo: str, turns: Mapping[str, int] | None = None) -> Module:
     """Reads an optimised HLO module.
+
+    Args:
+      hlo: its text.
+      turns: how often at the most a loop whose length depends on the data runs each time, by the scope
+        (`jax.named_scope`) that it stands in.
 
     Loops of known length are multiplied out. A collective that is spread over several fusions to overlap with them
     counts once. An instruction reads its operands and writes its result, of a slice or an update in place only that
@@ -92,10 +100,12 @@ def analyse(hlo: str) -> Module:
     devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", hlo)
     everyone = tuple(range(int(devices[1]) if devices else 1))
     found: list[Collective] = []
-    moved = [0.0, 0.0]
+    moved, optional = [0.0, 0.0], 0.0
     seen = set()
+    turns = turns or {}
 
     def walk(computation: str, loop: str, times: int, unknown: bool, fused: bool = False, runs: bool = True) -> None:
+        nonlocal optional
         table = {i.name: i for i in computations[computation]}
         for i in computations[computation]:
             if runs:
@@ -113,16 +123,22 @@ def analyse(hlo: str) -> Module:
                 found.append(Collective(between[1].lower().replace("_", "-"), size, size, (), times, unknown))
             called = list(_called(i))
             if i.opcode == "while":
-                trips = _trips(computations, *called)
+                most = next((n for scope, n in turns.items() if f'/{scope}/while"' in i.rest), 0)
+                trips, before = most or _trips(computations, *called), moved[unknown]
                 for name in called:
                     walk(name, name, times * trips if trips else 1, unknown or not trips)
+                optional += (moved[unknown] - before) * (unknown and most > 0)
             else:
-                inside = fused or i.opcode == "fusion"
+                inside, before, branches = fused or i.opcode == "fusion", moved[unknown], [0.0]
                 for name in called:
                     walk(name, loop, times, unknown, inside, runs and i.opcode in _CALLS)
+                    branches.append(moved[unknown] - before - sum(branches))
+                if i.opcode == "conditional" and runs:
+                    moved[unknown] = before + max(branches)
+                    optional += (max(branches) - min(branches[1:])) * unknown
 
     walk(entry, entry, 1, False)
-    return Module(tuple(found), *moved)
+    return Module(tuple(found), moved[0], moved[1], optional)
 
 
 def by_kind(collectives: tuple[Collective, ...]) -> tuple[dict[str, Traffic], dict[str, Traffic]]:
@@ -263,7 +279,7 @@ def _read(computations: _Computations, body: str, name: str) -> float:
             part += sum(_arrays(user.shape))
         elif user.opcode in _PUTS and first:
             continue
-        elif user.opcode == "bitcast":
+        elif user.opcode == "bitcast" or (user.opcode == "fusion" and _RELABELS in user.rest):
             part += _read(computations, body, user.name)
         elif user.opcode == "fusion" and (inner := next(_called(user), "")):
             named = [p for p in computations[inner] if p.opcode == "parameter"]

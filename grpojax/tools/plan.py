@@ -35,6 +35,11 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     config = loaders[args.recipe](args.config, args.overrides)
     target = plan_chips.parse(args.topology, args.slices)
+    if config.mesh.rollout and (args.search or target.by_sheet or args.slices > 1 or args.recipe != "train"):
+        raise UserError(
+            f"mesh.rollout={config.mesh.rollout}: chips set apart are planned for one slice of TPUs, and not searched "
+            "for; set mesh.rollout=0, for as many chips as learn"
+        )
     if not isinstance(config, recipe.Config):
         if args.search or target.by_sheet or args.price_per_hour is not None:
             raise UserError(

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from grpojax.evaluation import EvalConfig
-from grpojax.models import Compute, DecoderConfig, flops, sharding
+from grpojax.models import Compute, DecoderConfig, flops, kv_heads, sharding
 from grpojax.models import critic as models
-from grpojax.programs import influence, lanes, packing, policy_update
+from grpojax.models.weight_table import shardings
+from grpojax.programs import influence, lanes, packing, policy_update, slot_cache
 from grpojax.programs.critic_update import CriticModel
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import SamplerConfig, rows_of, sample_groups
+from grpojax.programs.state import make_reshard
 from grpojax.run.influence import TOKENS
 from grpojax.run.late_signals import tokens_at_once
 from grpojax.run.method import Method
@@ -30,8 +32,10 @@ class Call(NamedTuple):
     """A jitted program, its arguments, those of them that are the run's own, and the groups that its work is of, a
     prompt that stands in several lanes as often as it does.
 
-    Of a rollout also how often its loop runs where every sample is at its longest, and bytes of keys and values on a
-    chip.
+    Of a rollout also how often its loop runs where every sample is at its longest, bytes of keys and values on a chip,
+    the blocks of its cache, and the share of them that a token's step reads, on the average.
+
+    ``apart`` says that it runs on the chips that do nothing but sample.
     """
 
     program: Any
@@ -40,6 +44,9 @@ class Call(NamedTuple):
     groups: tuple[int, int, int] | None = None  # prompts, samples of each, tokens of each
     iterations: int = 0
     cache: int = 0
+    blocks: int = 1
+    live: float = 1.0
+    apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +60,8 @@ class Shapes:
       prompts, prompt_tokens: of a rollout, and of the longest prompt.
       sampling: group, longest completion, temperature, slots.
       evaluation: what is drawn of held-out problems, where there are any.
+      weights: of the rollout; evaluation takes those in the compute dtype.
+      apart: the chips that do nothing but sample, where there are any.
     """
 
     config: DecoderConfig
@@ -62,12 +71,19 @@ class Shapes:
     prompt_tokens: int
     sampling: SamplerConfig
     evaluation: EvalConfig | None = None
+    weights: Literal["compute", "int8"] = "compute"
+    apart: Mesh | None = None
 
     @property
     def mesh(self) -> Mesh:
-        """The devices."""
+        """The devices that learn."""
         assert self.compute.mesh is not None
         return self.compute.mesh
+
+    @property
+    def sampling_mesh(self) -> Mesh:
+        """The devices that sample."""
+        return self.mesh if self.apart is None else self.apart
 
 
 def longest_prompts(count: int, tokens: int) -> Prompts:
@@ -98,23 +114,38 @@ def place(tree: Any, mesh: Mesh, *before: None) -> Any:
 
 def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig) -> Call:
     """A rollout of ``count`` prompts by the policy, its weights cast and whole on every batch shard."""
-    parts = sharding.lanes(run.mesh)
+    mesh, compute = run.sampling_mesh, dataclasses.replace(run.compute, mesh=run.sampling_mesh)
+    parts = sharding.lanes(mesh)
     prompts, group = lanes.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
     config = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
-    key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(run.mesh, ()))
-    program = jax.jit(functools.partial(sample_groups, run.graph, config=config, eos_ids=(0,), compute=run.compute))
-    args = whole, place(prompts, run.mesh), key
+    key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
+    program = jax.jit(functools.partial(sample_groups, run.graph, config=config, eos_ids=(0,), compute=compute))
+    args = whole, place(prompts, mesh), key
     shape, slots, tokens = (len(prompts.lengths), group), config.slots or group, sampling.max_tokens
+    rows, ring = rows_of(config, len(prompts.lengths), parts), slot_cache.ring(tokens, config.block, compute)
     dtype = run.compute.dtype if sampling.cache_dtype == "compute" else sampling.cache_dtype
-    kept = len(prompts.lengths) // parts * (run.prompt_tokens + slots * tokens) // run.mesh.shape["tensor"]
-    cache = kept * flops.kv_numbers(run.config) * jnp.dtype(dtype).itemsize
-    rounds = -(-group // slots)
-    return Call(program, args, (), (*shape, tokens), rounds * (tokens - 1), cache)
+    read = len(prompts.lengths) + (rows if config.rows else 0)  # prompts, and those that rows took over
+    kept = (read * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
+    spread = dataclasses.replace(run.config, num_kv_heads=kv_heads.on_mesh(run.config, mesh))
+    cache = kept * flops.kv_numbers(spread) * jnp.dtype(dtype).itemsize
+    rounds = -(-len(prompts.lengths) * -(-group // slots) // rows)
+    live, apart = ring.mean_live(tokens, rounds), run.apart is not None
+    return Call(program, args, (), (*shape, tokens), rounds * (tokens - 1), cache, ring.blocks, live, apart)
 
 
-def rollouts(run: Shapes, whole: Any, method: Method | None) -> dict[str, Call]:
-    """Those of a step: one of groups, or a probe and a phase; greedy completions; and those of held-out problems."""
-    sampling, parts = run.sampling, sharding.lanes(run.mesh)
+def _resharded(run: Shapes, params: Any, weights: Literal["compute", "int8"]) -> tuple[Call, Any]:
+    """The program that makes a rollout's weights, and these where they are sampled with."""
+    reshard = make_reshard(run.config, run.compute, weights)
+    whole = jax.eval_shape(reshard, params)
+    whole = jax.tree.map(abstract, whole, shardings(whole, run.sampling_mesh, sharding.ROLLOUT))
+    return Call(reshard, (params,), params), whole
+
+
+def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]:
+    """Those of a step: one of groups, or a probe and a phase; greedy completions; and those of held-out problems. And
+    what makes their weights of the policy's."""
+    sampling, parts = run.sampling, sharding.lanes(run.sampling_mesh)
+    reshard, whole = _resharded(run, params, run.weights)
 
     def one_lane_each(count: int) -> int:
         return -(-count // parts) * parts
@@ -135,8 +166,10 @@ def rollouts(run: Shapes, whole: Any, method: Method | None) -> dict[str, Call]:
     if (held_out := run.evaluation) is not None:
         count = max(1, held_out.batch // held_out.sampler.group)
         count = min(count, held_out.limit) if held_out.limit else count
+        if run.weights != "compute":
+            calls["evaluation reshard"], whole = _resharded(run, params, "compute")
         calls["evaluation"] = rollout(run, whole, one_lane_each(count), held_out.sampler)
-    return calls
+    return calls | {"reshard": reshard}
 
 
 def scores(run: Shapes, params: Any, packed: packing.Packed, method: Method, train: TrainConfig) -> dict[str, Call]:
@@ -201,13 +234,14 @@ def _influence(run: Shapes, params: Any, method: Method, train: TrainConfig) -> 
 
 
 def at_least(config: DecoderConfig, calls: Mapping[str, Call], run: Shapes) -> dict[str, float]:
-    """Seconds of the FLOPs of those calls that say what their work is; every chip shares in it."""
+    """Seconds of the FLOPs of those calls that say what their work is; every chip that it runs on shares in it."""
     chip, out = flops.CHIPS.get(run.mesh.devices.flat[0].device_kind), {}
     for name, call in calls.items():
         if call.groups is not None and chip is not None:
             count, group, tokens = call.groups
             forward = flops.forward_flops(config, np.full(count, run.prompt_tokens), np.full((count, group), tokens))
-            out[name] = forward / run.mesh.size / chip.flops
+            mesh = run.sampling_mesh if call.apart else run.mesh
+            out[name] = forward / mesh.size / chip.flops
     return out
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
@@ -77,12 +77,46 @@ def parse(topology: str, slices: int = 1) -> Target:
     return Target((_GPUS if gpu else _TPUS)[name], tuple(int(n) for n in shape.split("x")), slices, gpu)
 
 
+class Chips(NamedTuple):
+    """The mesh of the chips that learn, and that of the chips that do nothing but sample, None where none do."""
+
+    mesh: Mesh
+    apart: Mesh | None = None
+
+
+def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:
+    """The chips of a slice as a run lays them out, the last ``mesh.rollout`` apart (`grpojax.programs.policy`).
+
+    Raises:
+      UserError: as `topology_mesh`, or chips of several machines, of which none are set apart.
+    """
+    devices = topology_devices(topology, slices)
+    machine = 8 if "lite" in devices[0].device_kind else 4
+    if mesh.rollout and len(devices) > machine:
+        raise UserError(
+            f"mesh.rollout={mesh.rollout} with {topology}: chips are set apart on one machine only, which has no more "
+            f"than {machine} of these; set it to 0"
+        )
+    learning, sampling = sharding.apart(mesh, devices)
+    laid_out = sharding.make_mesh(mesh, learning)
+    if not sampling:
+        return Chips(laid_out)
+    tensor = laid_out.shape["tensor"]
+    aside = MeshConfig(data=len(sampling) // tensor, fsdp=1, tensor=tensor)
+    return Chips(laid_out, sharding.make_mesh(aside, sampling))
+
+
 def topology_mesh(topology: str, mesh: MeshConfig, slices: int = 1) -> Mesh:
     """The mesh of a slice such as "v5e:4x4" or "v5p:2x2x4", or of several of them with the data axis across.
 
     Raises:
       UserError: libtpu does not know the topology, or the mesh does not fit it.
     """
+    return sharding.make_mesh(mesh, topology_devices(topology, slices))
+
+
+def topology_devices(topology: str, slices: int = 1) -> list[Any]:
+    """The chips of a slice, or of several; raises `UserError` where libtpu does not know it."""
     from jax.experimental import topologies
 
     # No metadata off a TPU VM, no device to share; and without the last two, which it goes by neither of, complaints.
@@ -93,7 +127,6 @@ def topology_mesh(topology: str, mesh: MeshConfig, slices: int = 1) -> Mesh:
     options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
     options |= {"num_slices": slices} if slices > 1 else {}
     try:
-        devices = topologies.get_topology_desc(topology, platform="tpu", **options).devices
+        return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
     except Exception as e:  # libtpu raises whatever it likes
         raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e
-    return sharding.make_mesh(mesh, devices)

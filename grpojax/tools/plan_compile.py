@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from grpojax.models import flops
+from grpojax.programs import slot_cache
 from grpojax.tools import hlo, plan_links
 from grpojax.tools.plan_calls import Call
 from grpojax.tools.plan_report import ProgramReport
@@ -65,7 +66,8 @@ def compile_program(
         return ProgramReport(
             name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)
         )
-    seconds, memory, module = time.perf_counter() - started, compiled.memory_analysis(), hlo.analyse(text)
+    seconds, memory = time.perf_counter() - started, compiled.memory_analysis()
+    module = hlo.analyse(text, {slot_cache.LOOP: call.blocks})
     once, each = hlo.by_kind(module.collectives)
     links = (
         plan_links.loads(module.collectives, devices),
@@ -82,13 +84,14 @@ def compile_program(
         resident=resident,
         room=room(kind),
         consumers=kept | _of_call(name, call, own, temp),
-        seconds=_seconds(kind, compute_s, module, links, call.iterations),
+        seconds=_seconds(kind, compute_s, module, links, call),
         collectives=once,
         per_iteration=each,
         links=links[0],
         links_each=links[1],
         read=module.once / _GIB,
         read_each=module.each / _GIB,
+        optional_each=module.optional / _GIB,
     )
 
 
@@ -97,17 +100,18 @@ def _seconds(
     compute_s: float | None,
     module: hlo.Module,
     links: tuple[Mapping[str, plan_links.Load], Mapping[str, plan_links.Load]],
-    iterations: int,
+    call: Call,
 ) -> dict[str, float]:
     """How long each resource is busy, with loops of unknown length at their longest."""
-    chip, iterations = flops.CHIPS.get(kind), max(iterations, 1)
+    chip, iterations = flops.CHIPS.get(kind), max(call.iterations, 1)
     if chip is None:
         return {}
+    each = module.each - (1 - call.live) * module.optional
     busy = {} if compute_s is None else {"compute": compute_s}
-    busy["HBM"] = (module.once + iterations * module.each) / chip.bandwidth
+    busy["HBM"] = (module.once + iterations * each) / chip.bandwidth
     for link in plan_links.LINKS:
-        once, each = (part[link].seconds if link in part else 0.0 for part in links)
-        if total := once + iterations * each:
+        once, again = (part[link].seconds if link in part else 0.0 for part in links)
+        if total := once + iterations * again:
             busy[link] = total
     return busy
 
@@ -115,7 +119,7 @@ def _seconds(
 def _of_call(name: str, call: Call, own: int, temp: float) -> dict[str, float]:
     """GiB of a program beside the run's own: its arguments, and what it allocates."""
     given = (sum(per_chip(x) for x in call.args if x is not None) - own) / _GIB
-    rollout = name.startswith(("rollout", "greedy", "evaluation"))
+    rollout = name.startswith(("rollout", "greedy", "evaluation")) and not name.endswith("reshard")
     cast = per_chip(call.args[0]) / _GIB if rollout else 0.0
     cache = call.cache / _GIB
     parts = {

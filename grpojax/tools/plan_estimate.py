@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from grpojax.host.errors import UserError
-from grpojax.models import DecoderConfig, flops
+from grpojax.models import Compute, DecoderConfig, flops, kv_heads
 from grpojax.programs import lanes as cut
-from grpojax.programs import packing
+from grpojax.programs import packing, slot_cache
+from grpojax.programs.sampler import SamplerConfig, rows_of
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_run
 from grpojax.tools.plan_chips import Target
@@ -100,6 +101,16 @@ class _Work:
         return flops.parameters(self.model)
 
     @property
+    def spread(self) -> DecoderConfig:
+        """The model with as many heads of keys and values as there are on the chips."""
+        return dataclasses.replace(self.model, num_kv_heads=kv_heads.over(self.model, self.tensor))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one weight in a rollout."""
+        return 1 if self.config.rollout.weights == "int8" else 2
+
+    @property
     def state(self) -> dict[str, float]:
         """GiB that stay on a chip all the time."""
         weights = 4 * self.parameters / self.fsdp / self.tensor / _GIB
@@ -107,7 +118,8 @@ class _Work:
         moments = 2 if optimizer.name == "adamw" else int(optimizer.b1 > 0)
         parts = {"weights": weights, "optimiser": moments * weights}
         if self.config.method.variant.objective.needs_reference:
-            parts["reference"] = weights
+            half = self.config.model.dtype == "bfloat16" and not self.config.train.reference_every
+            parts["reference"] = weights / 2 if half else weights
         return parts
 
     @property
@@ -171,8 +183,10 @@ def _check_divides(config: Config, model: DecoderConfig, e: Execution, chips: in
 
 def indivisible(model: DecoderConfig, fsdp: int, tensor: int) -> str:
     """The first size of a model that these mesh axes do not divide; empty where there is none."""
-    cut_by = {"num_heads": tensor, "num_kv_heads": tensor, "intermediate_size": tensor, "vocab_size": tensor}
+    cut_by = {"num_heads": tensor, "intermediate_size": tensor, "vocab_size": tensor}
     sizes = cut_by | {"hidden_size": fsdp}
+    if model.num_kv_heads * model.head_dim % tensor:
+        return f"num_kv_heads={model.num_kv_heads}"
     return next((f"{name}={getattr(model, name)}" for name, n in sizes.items() if getattr(model, name) % n), "")
 
 
@@ -232,20 +246,27 @@ def _between(work: _Work, target: Target, size: float) -> float:
 
 
 def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
-    c, (prompts, group) = w.model, w.sampled
+    c, (prompts, group) = w.spread, w.sampled
     rollout, length = w.config.rollout, w.config.data.max_prompt_tokens
     slots = min(w.slots or group, group)
-    iterations = -(-group // slots) * (rollout.max_tokens - 1)
-    read = flops.decode_bytes(c, length, rollout.max_tokens, prompts=prompts, slots=slots) / w.tensor
-    logits = 4 * prompts * slots * c.vocab_size
+    sampling = SamplerConfig(group=group, slots=slots, rows=rollout.rows)
+    rows, platform = rows_of(sampling, prompts, 1), "gpu" if target.by_sheet else "tpu"
+    ring = slot_cache.ring(rollout.max_tokens, rollout.block, Compute(platform=platform))
+    rounds = -(-prompts * -(-group // slots) // rows)
+    iterations = rounds * (rollout.max_tokens - 1)
+    live = ring.mean_live(rollout.max_tokens, rounds) * ring.size
+    read = flops.decode_bytes(c, length, live, prompts=rows, slots=slots) / w.tensor
+    read -= (2 - w.weight_bytes) * (flops.matmul_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
+    logits = 4 * rows * slots * c.vocab_size
     read += 6 * logits if logits > 2**26 else 0  # fewer stay in a chip's fast memory
-    kept = prompts * (length + slots * rollout.max_tokens) * 2 * flops.kv_numbers(c) / w.tensor
+    held = prompts + (rows if rollout.rows else 0)  # prompts, and those that rows took over
+    kept = (held * length + rows * slots * ring.size) * 2 * flops.kv_numbers(c) / w.tensor
     counts = np.full(prompts, length), np.full((prompts, group), rollout.max_tokens)
     share = (w.tensor - 1) / w.tensor
     joined = 2 * c.num_layers * (w.tensor > 1)  # sums over the tensor axis for a token
-    wire = joined * prompts * slots * c.hidden_size * 2 * 2 * share
+    wire = joined * rows * slots * c.hidden_size * 2 * 2 * share
     consumers = {
-        "weights cast for the rollout": 2 * w.parameters / w.tensor / _GIB,
+        "weights cast for the rollout": w.weight_bytes * w.parameters / w.tensor / _GIB,
         "keys and values": kept / _GIB,
         "logits": 3 * logits / _GIB,
     }
@@ -257,7 +278,7 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
 
 
 def _reshard(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
-    cast = 2 * w.parameters / w.tensor
+    cast = w.weight_bytes * w.parameters / w.tensor
     gathered = cast * (w.fsdp - 1) / w.fsdp
     consumers = {"weights cast for the rollout": cast / _GIB}
     return consumers, {
@@ -291,7 +312,7 @@ def _passes(w: _Work, target: Target, layers: float, logits: float, gathers: int
 
 
 def _score(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
-    c, (before, completed) = w.model, w.rows
+    c, (before, completed) = w.spread, w.rows
     layer = 2 * flops.matmul_weights(c) / c.num_layers / w.tensor
     activations = 2 * (before + completed) * (4 * c.intermediate_size / w.tensor + 12 * c.hidden_size)
     busy = {"compute": flops.forward_flops(c, *_counts(w)) / w.tensor / target.chip.flops}
@@ -300,7 +321,7 @@ def _score(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]
 
 
 def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
-    c, (before, completed), remat = w.model, w.rows, w.remat
+    c, (before, completed), remat = w.spread, w.rows, w.remat
     tokens, shards, micro = before + completed, w.fsdp * w.tensor, w.microbatches
     inner = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim / w.tensor
     outputs = inner + c.hidden_size + 2 * c.intermediate_size / w.tensor

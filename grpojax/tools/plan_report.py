@@ -9,11 +9,12 @@ from grpojax.tools.plan_links import Load
 
 PROGRAMS = ("update", "score", "rollout", "reshard")
 CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: what it says, and an update of it alone
-# Of held-out problems, and what some variants need: a teacher's log-probs, XRPO's later phases, ReMax's baseline,
-# entropies, the tokens of Clip-Cov and KL-Cov, NTHR's scores and true answers' likelihoods of a quarter of the groups,
-# and a refreshed reference.
+# Of held-out problems, with their own weights where a rollout's are others, and what some variants need: a teacher's
+# log-probs, XRPO's later phases, ReMax's baseline, entropies, the tokens of Clip-Cov and KL-Cov, NTHR's scores and true
+# answers' likelihoods of a quarter of the groups, and a refreshed reference.
 VARIANT_PROGRAMS = (
     "evaluation",
+    "evaluation reshard",
     "teacher",
     "rollout phase",
     "greedy",
@@ -49,6 +50,9 @@ class ProgramReport:
         decoding of one token.
       links, links_each: the same by the link they take, in what a chip receives.
       read, read_each: what is read and written of a chip's memory, in a run outside of such a loop and in an iteration.
+      optional_each: of the latter, what is left out where it can be: blocks of the cache in which no slot has a token.
+      apart: chips that it runs on, where these do nothing but sample; 0 for those that learn.
+      sent: GiB of weights that each of these is sent before.
     """
 
     name: str
@@ -68,6 +72,9 @@ class ProgramReport:
     links_each: Mapping[str, Load] = dataclasses.field(default_factory=dict)
     read: float = math.nan
     read_each: float = math.nan
+    optional_each: float = 0.0
+    apart: int = 0
+    sent: float = 0.0
 
     @property
     def total(self) -> float:
@@ -108,6 +115,10 @@ def format_table(reports: Sequence[ProgramReport]) -> str:
         lines.append("  ".join((f"{name:<{widths[0]}}", *numbers)))
     for r in reports:
         lines += _misfit(r)
+        if r.apart:
+            each, whole = human(r.sent), human(r.sent * r.apart)
+            chips = "the chip" if r.apart == 1 else f"the {r.apart} chips"
+            lines.append(f"{r.name} runs on {chips} set apart; weights sent before: {each} to each, {whole} in all")
         for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
             kinds = (f"{t.count} {kind} ({human(t.gib)})" for kind, t in sorted(traffic.items()))
             if traffic:
@@ -118,7 +129,10 @@ def format_table(reports: Sequence[ProgramReport]) -> str:
             for link, load in links.items()
         ]
         if r.read_each:
-            lines += [f"{r.name} reads and writes for each token: {human(r.read_each)}"] * (not math.isnan(r.read_each))
+            rest = f", {human(r.optional_each)} of it only where samples are that long" if r.optional_each else ""
+            lines += [f"{r.name} reads and writes for each token: {human(r.read_each)}{rest}"] * (
+                not math.isnan(r.read_each)
+            )
         if len(r.seconds) > 1:
             lines.append(f"{r.name} is busy: " + ", ".join(f"{what} {s:.3g} s" for what, s in r.seconds.items()))
     return "\n".join(lines)

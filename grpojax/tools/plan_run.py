@@ -26,6 +26,7 @@ class RunBound:
       chips: that it holds all the time.
       beside: seconds of all evaluations and refreshed references, less what steps that train the critic alone save.
       left_out: what is in none of it.
+      ahead: whether chips set apart draw the next step's samples while a step is learned from.
     """
 
     phases: Mapping[str, tuple[float, str]]
@@ -33,11 +34,15 @@ class RunBound:
     chips: int
     beside: float = 0.0
     left_out: tuple[str, ...] = ()
+    ahead: bool = False
 
     @property
     def step(self) -> float:
-        """Seconds of a step, its phases one after the other."""
-        return math.fsum(seconds for seconds, _ in self.phases.values())
+        """Seconds of a step, its phases one after the other; with rollouts `ahead`, the longer of rollout and rest."""
+        seconds = {phase: s for phase, (s, _) in self.phases.items()}
+        beside = seconds.pop("rollout", 0.0) if self.ahead else 0.0
+        rest = math.fsum(seconds.values())
+        return math.nan if math.isnan(beside + rest) else max(beside, rest)
 
     @property
     def hours(self) -> float:
@@ -53,7 +58,7 @@ def times_a_step(config: Config) -> dict[str, int]:
     """
     method, train = config.method, config.train
     objective, needs = method.variant.objective, method.variant.needs
-    moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
+    moves = method.scores_old(train.updates_a_rollout)
     compares = "teacher" in needs or (objective.needs_reference and objective.kl_in != "loss")
     own = moves or "entropy" in needs or compares
     name = "score with entropy" if "entropy" in needs else "score"
@@ -101,7 +106,8 @@ def bound(
     if config.data.eval and "evaluation" not in by_name:
         left_out = ("evaluations", *left_out)
     beside = _beside(config, by_name, steps, chips)
-    return RunBound(phases=phases, steps=steps, chips=chips, beside=beside, left_out=left_out)
+    ahead = rollout.ahead > 0 and config.mesh.rollout > 0
+    return RunBound(phases=phases, steps=steps, chips=chips, beside=beside, left_out=left_out, ahead=ahead)
 
 
 def _beside(config: Config, by_name: Mapping[str, ProgramReport], steps: int, chips: int) -> float:
@@ -114,7 +120,8 @@ def _beside(config: Config, by_name: Mapping[str, ProgramReport], steps: int, ch
     train, total = config.train, 0.0
     if "evaluation" in by_name:
         times = 2 + ((steps - 1) // train.eval_every if train.eval_every else 0)
-        total += times * (seconds("reshard") + batches(config, chips) * seconds("evaluation"))
+        own = "evaluation reshard" if "evaluation reshard" in by_name else "reshard"
+        total += times * (seconds(own) + batches(config, chips) * seconds("evaluation"))
     if train.reference_every:
         total += steps // train.reference_every * seconds("reference refresh")
     if config.own_critic is not None:
@@ -126,7 +133,8 @@ def _beside(config: Config, by_name: Mapping[str, ProgramReport], steps: int, ch
 def batches(config: Config, chips: int) -> int:
     """Into how many batches an evaluation is cut where there are as many problems as it takes."""
     drawn, mesh = config_of(config), config.mesh
-    lanes = mesh.data * mesh.fsdp if mesh.tensor == -1 else chips // mesh.tensor
+    tensor = (chips - mesh.rollout) // (mesh.data * mesh.fsdp) if mesh.tensor == -1 else mesh.tensor
+    lanes = (mesh.rollout or chips) // tensor
     size = min(max(1, drawn.batch // drawn.sampler.group), drawn.limit)
     return -(-drawn.limit // (-(-size // lanes) * lanes))
 
@@ -139,6 +147,7 @@ def format_bound(run: RunBound, price: float | None = None) -> str:
       price: of an hour of one chip, in any currency; None for no cost.
     """
     parts = ", ".join(f"{phase} {seconds:.3g} s ({what})" for phase, (seconds, what) in run.phases.items())
+    parts += "; the rollout beside the rest" if run.ahead else ""
     lines = [f"a step takes at least {run.step:.3g} s: {parts}"]
     chip_hours = run.hours * run.chips
     what = "1 chip" if run.chips == 1 else f"{run.chips} chips"

@@ -6,7 +6,7 @@ libtpu installed, and no TPU.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel, make_critic_score
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler import SamplerConfig
-from grpojax.programs.state import abstract_state, decoder_network, make_reshard
+from grpojax.programs.state import abstract_state, decoder_network, frozen_copy
 from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.run import teaching
 from grpojax.run.critic import critic_model
@@ -36,7 +36,7 @@ from grpojax.run.recipe import Config
 from grpojax.run.sections import TrainConfig
 from grpojax.tools import plan_calls
 from grpojax.tools.plan_calls import Call, Shapes, abstract, longest_prompts, place
-from grpojax.tools.plan_chips import topology_mesh
+from grpojax.tools.plan_chips import Chips, topology_mesh, topology_meshes
 from grpojax.tools.plan_compile import compile_program, per_chip
 from grpojax.tools.plan_report import ProgramReport
 from grpojax.tools.plan_shapes import shape_of
@@ -96,6 +96,7 @@ def plan_recipe(
         teacher=None if taught_by is None else shorter(taught_by, layers),
         train=config.train,
         evaluation=config_of(config) if config.data.eval else None,
+        weights=config.rollout.weights,
         programs=programs,
     )
 
@@ -117,6 +118,7 @@ def plan(
     teacher: DecoderConfig | None = None,
     train: TrainConfig = TrainConfig(steps=1),  # noqa: B008
     evaluation: EvalConfig | None = None,
+    weights: Literal["compute", "int8"] = "compute",
     programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
     """Compiles the programs of a run for a TPU slice, every prompt and completion at its longest.
@@ -137,6 +139,7 @@ def plan(
       teacher: a frozen model whose weights lie beside the policy's, and which scores what it says.
       train: minibatches, micro-batches, and whether the reference is refreshed.
       evaluation: what is drawn of held-out problems; None without any.
+      weights: of the rollout (`grpojax.run.sections.RolloutConfig`).
       programs: which of `PROGRAMS`, `CRITIC_PROGRAMS` and `VARIANT_PROGRAMS` to compile; None for all that the run has.
 
     Returns:
@@ -145,7 +148,8 @@ def plan(
     Raises:
       UserError: an unknown topology, or sizes that do not divide over the mesh.
     """
-    devices = topology_mesh(topology, mesh, slices)
+    chips = topology_meshes(topology, mesh, slices)
+    devices = chips.mesh
     compute = dataclasses.replace(compute, mesh=devices, platform="tpu")
     if critic is not None:
         critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
@@ -161,6 +165,8 @@ def plan(
         prompt_tokens=prompt_tokens,
         sampling=sampling,
         evaluation=evaluation,
+        weights=weights,
+        apart=chips.apart,
     )
     calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)
     if teacher is not None:
@@ -169,7 +175,7 @@ def plan(
     sizes = prompts, prompt_tokens, sampling, train.minibatches
     limits = plan_calls.limits(config, devices, *sizes, critic=beside, teacher=teacher, remat=compute.remat)
     limits |= plan_calls.at_least(config, calls, shapes)
-    return _reports(calls, run, limits, devices, programs)
+    return _reports(calls, run, limits, chips, programs)
 
 
 def plan_supervised(
@@ -187,7 +193,7 @@ def plan_supervised(
     mesh = topology_mesh(topology, config.mesh, slices)
     compute = dataclasses.replace(compute, mesh=mesh, platform="tpu")
     calls, run, limits = _supervised_calls(model, config, compute, mesh)
-    return _reports(calls, run, limits, mesh)
+    return _reports(calls, run, limits, Chips(mesh))
 
 
 def _supervised_calls(
@@ -238,13 +244,20 @@ def _reports(
     calls: Mapping[str, Call],
     run: Mapping[str, int],
     limits: Mapping[str, float],
-    mesh: Mesh,
+    chips: Chips,
     programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
-    return [
-        compile_program(name, calls[name], run=run, compute_s=limits.get(name), devices=list(mesh.devices.flat))
-        for name in programs or calls
-    ]
+    """Each program on its own chips; those that only sample hold nothing but what they are sent for it."""
+    reports = []
+    for name in programs or calls:
+        call, mesh, kept = calls[name], chips.mesh, run
+        if call.apart and chips.apart is not None:
+            mesh, kept = chips.apart, {}
+        report = compile_program(name, call, run=kept, compute_s=limits.get(name), devices=list(mesh.devices.flat))
+        if call.apart:
+            report = dataclasses.replace(report, apart=mesh.size, sent=per_chip(call.args[0]) / 2**30)
+        reports.append(report)
+    return reports
 
 
 def _state_bytes(state: Any) -> dict[str, int]:
@@ -271,19 +284,19 @@ def _calls(
     optimize = make_optimizer(optimizer, updates=1000)
     graph, network = decoder_network(config, optimize, mesh)
     state = abstract_state({"policy": network}, mesh)["policy"]
-    reshard = make_reshard(compute)
-    whole = jax.eval_shape(reshard, state.params)
-    whole = jax.tree.map(abstract, whole, shardings(whole, mesh, sharding.ROLLOUT))
     loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
     score = policy_update.make_score(graph, compute, temperature=temperature)
-    reference = state.params if objective.needs_reference else None
+    reference = None
+    if objective.needs_reference:
+        averaged = train.reference_every > 0
+        reference = jax.eval_shape(lambda params: frozen_copy(params, compute, averaged=averaged), state.params)
+        reference = jax.tree.map(abstract, reference, shardings(reference, mesh))
     coef = jax.ShapeDtypeStruct((), np.float32)
     frozen = {} if objective.entropy_target is None else {"entropy_coef": coef}
     calls = {
         "update": Call(make_update(loss, optimize, mesh), (state, frozen, packed), state),
         "score": Call(score, (state.params, packed.rows), state.params),
-        **plan_calls.rollouts(shapes, whole, method),
-        "reshard": Call(reshard, (state.params,), state.params),
+        **plan_calls.rollouts(shapes, state.params, method),
     }
     if method is not None:
         calls |= plan_calls.scores(shapes, state.params, packed, method, train)
@@ -350,6 +363,9 @@ def _batch(
         return full.astype(dtype) if needed else None
 
     learned = None if critic is None else critic.model.loss
+    moves = train.updates_a_rollout > 1 and objective.anchor == "trainer"
+    if method is not None:
+        moves = method.scores_old(train.updates_a_rollout)
     batch = TrainBatch(
         prompts=part,
         tokens=full.astype(np.int32),
@@ -358,7 +374,7 @@ def _batch(
             advantages=full,
             weights=full,
             sampler_logps=given(method is None or not method.replaces_samples),
-            behavior_logps=given(train.updates_a_rollout > 1 and objective.anchor == "trainer"),
+            behavior_logps=given(moves),
             ref_logps=given(objective.needs_reference),
             displacement_weights=given(objective.needs_displacement_weights),
             covariance_mask=given(objective.needs_covariance_mask, bool),

@@ -180,7 +180,6 @@ def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> P
     """Δ(x) of each question, ``[Q]``."""
     learner, policy = trainer.learner, trainer.policy
     score = policy_update.make_score(policy.graph, policy.compute, temperature=trainer.config.rollout.temperature)
-    key = jax.random.key(trainer.config.train.seed)
     fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all that learn
     out = []
     for number, (sampled, judged) in enumerate(each):
@@ -190,7 +189,7 @@ def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> P
         learner.weigh(minis, judged, sampled.dropped, signals)
 
         before = _logps(trainer, score, minis[0])
-        learner.update(minis, jax.random.fold_in(key, number), jax.block_until_ready)
+        learner.update(minis, number, jax.block_until_ready)
         after = _logps(trainer, score, minis[0])
         mask = masked.from_lengths(judged.rollout.lengths, before.shape[2])
         outcome = _outcome(trainer, judged)

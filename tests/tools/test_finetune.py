@@ -85,6 +85,7 @@ def test_what_is_no_run_or_has_other_questions_is_told(finished, tmp_path, capsy
     assert "is not row" in capsys.readouterr().err and not (tmp_path / "t").exists()
 
 
+@pytest.mark.slow
 def test_a_run_s_answers_become_a_model(recipe, finished, tmp_path, capsys, monkeypatch):
     """traces, sft, export, sample: the model comes to say what it learned."""
     one = jax.devices()[:1]

@@ -148,6 +148,43 @@ def test_memory_is_counted_by_what_is_read_and_written():
     assert found.each == 0
 
 
+SCOPED = """
+HloModule jit_h
+
+%block (t: (s32[], f32[6,8])) -> (s32[], f32[6,8]) {
+  %t = (s32[]{:S(6)}, f32[6,8]{1,0}) parameter(0)
+  %n = s32[]{:S(6)} get-tuple-element(%t), index=0
+  %x = f32[6,8]{1,0} get-tuple-element(%t), index=1
+  %one = f32[1,8]{1,0:S(1)} dynamic-slice(%x, %n, %n), dynamic_slice_sizes={1,8}
+  ROOT %out = (s32[]{:S(6)}, f32[6,8]{1,0}) tuple(%n, %x)
+}
+
+%token (t: (s32[], f32[6,8])) -> (s32[], f32[6,8]) {
+  %t.1 = (s32[]{:S(6)}, f32[6,8]{1,0}) parameter(0)
+  %x.1 = f32[6,8]{1,0} get-tuple-element(%t.1), index=1
+  %all = f32[6,8]{1,0:S(1)} copy(%x.1)
+  ROOT %loop = (s32[]{:S(6)}, f32[6,8]{1,0}) while(%t.1), condition=%test, body=%block, metadata={op_name="f/my/while"}
+}
+
+%test (t: (s32[], f32[6,8])) -> pred[] {
+  %t.2 = (s32[]{:S(6)}, f32[6,8]{1,0}) parameter(0)
+  ROOT %go = pred[]{:S(6)} custom-call()
+}
+
+ENTRY %main (t: (s32[], f32[6,8])) -> (s32[], f32[6,8]) {
+  %t.3 = (s32[]{:S(6)}, f32[6,8]{1,0}) parameter(0)
+  ROOT %tokens = (s32[]{:S(6)}, f32[6,8]{1,0}) while(%t.3), condition=%test, body=%token, metadata={op_name="f/while"}
+}
+"""
+
+
+def test_a_loop_of_a_known_scope_is_multiplied_out_and_optional():
+    """A token reads all of 6 * 8 numbers, and a row of 8 in each of at most 5 turns."""
+    found, alone = analyse(SCOPED, {"my": 5}), analyse(SCOPED)
+    assert (found.once, found.each, found.optional) == (0, 4 * (48 + 5 * 8), 4 * 5 * 8)
+    assert (alone.each, alone.optional) == (4 * (48 + 8), 0)
+
+
 GROUPS = {
     "replica_groups={{0,2},{1,3}}": ((0, 2), (1, 3)),
     "replica_groups=[2,3]<=[6]": ((0, 1, 2), (3, 4, 5)),

@@ -15,7 +15,7 @@ PODS = Path(__file__).parents[2] / "configs" / "pods"
 
 # GiB a chip with the run's state, and seconds of the memory, by the compiler (jax 0.10.2, 2026-11-22).
 COMPILED = {
-    "v5e-1_qwen2.5-0.5b": ("v5e:1x1", {"update": (13.18, 1.89), "rollout": (10.45, 2.36)}),
+    "v5e-1_qwen2.5-0.5b": ("v5e:1x1", {"update": (12.23, 1.91), "rollout": (11.03, 1.98)}),
     "v5e-8_qwen2.5-0.5b": ("v5e:2x4", {"update": (3.45, 0.260), "rollout": (2.03, 0.744)}),
     "v5e-4x4_qwen2.5-1.5b": ("v5e:4x4", {"update": (4.25, 0.584), "rollout": (4.78, 2.23)}),
     "v4-2x2x1_qwen2.5-3b": ("v4:2x2x1", {"update": (20.63, 0.974), "rollout": (18.58, 3.15)}),
@@ -43,7 +43,7 @@ def test_what_is_kept_is_counted_to_the_byte():
     rollout = plan_estimate.of_recipe(config, target).programs[0]
     c = SHAPES["qwen2.5-0.5b"]
     weights = 4 * (24 * (896 * (2 * 896 + 2 * 128) + 3 * 896 * 4864) + 151936 * 896) / 2**30
-    kept = {"weights": weights, "optimiser": 2 * weights, "reference": weights}
+    kept = {"weights": weights, "optimiser": 2 * weights, "reference": weights / 2}
     assert {what: rollout.consumers[what] for what in kept} == pytest.approx(kept)
     assert rollout.consumers["weights cast for the rollout"] == pytest.approx(weights / 2)
     cache = 32 * (512 + 8 * 512) * 2 * 24 * 2 * 64 * 2 / 2**30

@@ -30,13 +30,14 @@ def load(recipe, tmp_path, *more):
 def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_path, more):
     config = load(recipe, tmp_path, *more)
     trainer, seen = Trainer(config, eos_ids=()), collections.Counter()
-    plain = trainer.policy.programs
+    programs = trainer.policy.programs
 
-    def counted(name, f, *args, **given):
-        seen[name] += 1
-        return plain(name, f, *args, **given)
+    class Counted(type(programs)):
+        def __call__(self, name, f, *args, **given):
+            seen[name] += 1
+            return super().__call__(name, f, *args, **given)
 
-    trainer.policy.programs = counted
+    programs.__class__ = Counted
     assert trainer.run()
     elsewhere = (*plan_run.PHASES["rollout"], "covariance mask")  # not run by this name
     counts = {name: n for name, n in plan_run.times_a_step(config).items() if name not in elsewhere}
@@ -70,6 +71,31 @@ def test_what_a_step_runs_is_what_its_variant_needs(recipe, tmp_path, more, expe
 
 def report(name, **seconds):
     return ProgramReport(name=name, compile_s=1.0, seconds=seconds)
+
+
+def test_chips_set_apart_take_the_longer_of_rollout_and_the_rest(recipe, tmp_path):
+    reports = [
+        report("rollout", HBM=5.0),
+        report("reshard", ICI=2.0),
+        report("score", HBM=1.0),
+        report("update", HBM=4),
+    ]
+    known, more = {}, []
+    for ahead in (0, 1):
+        for rollout in (0, 2):
+            more = [f"rollout.ahead={ahead}", f"mesh.rollout={rollout}", "variant={name: grpo, kl_coef: 0.1}"]
+            run = plan_run.bound(load(recipe, tmp_path, *more), reports, 8)
+            known[ahead, rollout] = run.step
+            assert ("the rollout beside the rest" in plan_run.format_bound(run)) == (ahead == 1 and rollout == 2)
+    assert known == {(0, 0): 12.0, (0, 2): 12.0, (1, 0): 12.0, (1, 2): 7.0}
+    refused = [report("rollout"), *reports[1:]]
+    assert math.isnan(plan_run.bound(load(recipe, tmp_path, *more), refused, 8).step)
+
+
+def test_an_evaluation_is_cut_for_the_chips_that_sample(recipe, tmp_path):
+    given = [f"data.eval={recipe.parent / 'sums.jsonl'}", "train.eval_limit=258"]
+    assert plan_run.batches(load(recipe, tmp_path, *given), 8) == 3
+    assert plan_run.batches(load(recipe, tmp_path, *given, "mesh.rollout=3"), 8) == 2
 
 
 def test_a_run_is_the_sum_of_its_phases(recipe, tmp_path):

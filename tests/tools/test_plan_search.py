@@ -56,7 +56,7 @@ def test_candidates_divide_and_come_fastest_first():
     seconds = [c.estimate.run.step for c in found]
     assert seconds == sorted(seconds) and len(found) > 100
     meshes = {(c.execution.data, c.execution.fsdp, c.execution.tensor) for c in found}
-    assert all(data * fsdp * tensor == 16 and tensor <= 2 for data, fsdp, tensor in meshes)  # two heads of keys
+    assert all(data * fsdp * tensor == 16 and tensor <= 4 for data, fsdp, tensor in meshes)  # twelve heads
     assert (1, 16, 1) in meshes and (16, 1, 1) in meshes and (2, 4, 2) in meshes
     assert len({c.overrides for c in found}) == len(found)
     across = plan_search.candidates(load("rollout.group=2"), SHAPES["qwen2.5-1.5b"], plan_chips.parse("v5e:2x2", 2))
@@ -64,7 +64,7 @@ def test_candidates_divide_and_come_fastest_first():
     # 4 prompts of a minibatch would stand in 8 lanes twice, but the 12 of the rollout would not
     few = load("rollout.prompts=12", "train.minibatches=3", "train.microbatches=1", "rollout.group=2")
     some = plan_search.candidates(few, SHAPES["qwen2.5-1.5b"], plan_chips.parse("v5e:2x4"))
-    assert {c.execution.data * c.execution.fsdp for c in some} == {4}  # and tensor=2
+    assert {c.execution.data * c.execution.fsdp for c in some} == {2, 4}  # and tensor=4 or 2
 
 
 def compiled(target, seconds, fits):
