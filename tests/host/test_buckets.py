@@ -69,6 +69,24 @@ def test_faults_that_pass_are_not_seen(place, proxy):
     assert files.read(place / "large") == b"".join(bytes([i]) * (1 << 20) for i in range(12))
 
 
+def test_an_upload_whose_answer_was_lost_has_ended(place, proxy):
+    import gcsfs.retry
+
+    files.write(place / "old", b"there before")
+    for name in ("old", "a new one"):
+        proxy.faults, met = iter([None, "torn"]), proxy.met  # it begins, and ends
+        (place / name).write_text("what came")
+        assert files.read(place / name) == b"what came" and proxy.met == met + 1
+    proxy.faults = iter([None, 404])
+    with pytest.raises(FileNotFoundError) as e:
+        (place / "none").write_text("what came")
+    assert e.value.filename == f"{place}/none"
+    proxy.faults = iter([None, 404])
+    with pytest.raises(gcsfs.retry.ChecksumError):
+        (place / "old").write_text("it did not")
+    assert files.read(place / "old") == b"what came"
+
+
 def test_what_arrives_otherwise_is_no_success(place, proxy):
     proxy.faults = iter(["changed"])
     with pytest.raises(OSError, match="arrived otherwise") as e:
