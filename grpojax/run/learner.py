@@ -20,6 +20,7 @@ from grpojax.programs import blocks, lanes, policy_update
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, beside, decoder_network, frozen_copy, init_state, place_rows
 from grpojax.programs.update import Learns, make_joint_update, make_update
@@ -32,14 +33,21 @@ from grpojax.run.minibatches import Minibatch, whole
 from grpojax.run.sections import TrainConfig
 from grpojax.run.teacher import RunTeacher
 from grpojax.run.work import step_flops
-from grpojax.types import PerToken, Tokens, TrainBatch
+from grpojax.types import PerToken, Samples, Tokens, TrainBatch
 
 
 class Weighed(NamedTuple):
-    """What `Learner.weigh` tells: advantages ``[P, G, T]``, and metrics of the critic where there is one."""
+    """What `Learner.weigh` tells.
+
+    Attributes:
+      advantages: ``[P, G, T]``.
+      metrics: of the critic, where there is one.
+      lengths: ``[P, G]``, of the samples as the updates take them: 0 where one is left out.
+    """
 
     advantages: Tokens
     metrics: dict[str, float]
+    lengths: Samples
 
 
 class _Programs(NamedTuple):
@@ -131,12 +139,15 @@ class Learner:
         self.updates = 0
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
-    def work(self, drawn: Sequence[Judged], batch: Judged, *, warming_up: bool = False) -> dict[str, float]:
-        """Useful FLOPs of a step that has learned from ``batch`` (`grpojax.run.work.step_flops`)."""
+    def work(
+        self, drawn: Sequence[Judged], batch: Judged, lengths: Samples, *, warming_up: bool = False
+    ) -> dict[str, float]:
+        """Useful FLOPs of a step that has learned from ``lengths`` of ``batch`` (`grpojax.run.work.step_flops`)."""
         return step_flops(
             self.policy.config,
             drawn,
             batch,
+            learned=lengths,
             scores=self.scores_a_step,
             iterations=self.train.iterations,
             picks=self.objective.needs_covariance_mask,
@@ -200,13 +211,17 @@ class Learner:
             )
             per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
             batch = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
-            how = {"lanes": policy.lanes, "microbatches": self.train.microbatches, "least": self._least}
-            policy.programs.others = functools.partial(
-                blocks.others, blocks.sizes_of(batch, **how), part if policy.compute.needs_seats else 0
-            )
-            packed, layout = blocks.pack(batch, seats=policy.compute.needs_seats, **how)
-            minis.append(Minibatch(places, place_rows(packed, policy.mesh), layout))
+            minis.append(Minibatch(places, batch, *self._rows(batch)))
         return minis
+
+    def _rows(self, batch: TrainBatch) -> tuple[Packed, Layout]:
+        """A batch in rows on the devices; of the two sizes of rows the other is compiled with the one it takes."""
+        policy, seats = self.policy, self.policy.compute.needs_seats
+        how = {"lanes": policy.lanes, "microbatches": self.train.microbatches, "least": self._least}
+        places = np.shape(batch.lengths)[1] if seats else 0
+        policy.programs.others = functools.partial(blocks.others, blocks.sizes_of(batch, **how), places)
+        packed, layout = blocks.pack(batch, seats=seats, **how)
+        return place_rows(packed, policy.mesh), layout
 
     def score(self, minis: Sequence[Minibatch]) -> dict[str, Tokens]:
         """Log-probs under the reference and under the policy before its updates, where a term or the variant asks.
@@ -268,10 +283,14 @@ class Learner:
             rows = [weighing.rows(self.objective, m.places, advantages, live, dropped, targets, own=own) for m in minis]
         if self.teacher is not None:
             told |= self.teacher.told(signals["behavior_logps"], signals["ref_logps"], live & ~dropped[:, None, None])
+        lengths = np.array(batch.rollout.lengths)
         for mini, host in zip(minis, rows, strict=True):
             mini.live = bool(live[mini.places].any())
+            if self.train.skip_zero_advantage:
+                lengths[mini.places] = weighing.lengths_that_teach(host, lengths[mini.places])
+                mini.packed, mini.layout = self._rows(mini.of(lengths[mini.places]))
             mini.add(self.policy, host)
-        return Weighed(advantages, told)
+        return Weighed(advantages, told, lengths)
 
     def update(
         self,

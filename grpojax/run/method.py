@@ -321,8 +321,26 @@ def _check(
             "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
             "rollout.group, or set rewards.combine=sum"
         )
+    _check_skips(variant, rollout, train)
     _check_weights(variant, rollout)
     _try(variant, rollout)
+
+
+def _check_skips(variant: variants.Variant, rollout: RolloutConfig, train: TrainConfig) -> None:
+    """Raises `UserError` where samples without an advantage are scored first, or have a gradient all the same."""
+    objective, own = variant.objective, {"critic", "entropy", "teacher"} & {*variant.needs}
+    later = objective.anchor == "trainer" and (rollout.ahead > 0 or train.updates_a_rollout > 1)
+    why = [
+        (objective.needs_reference, f"variant.kl_coef={objective.kl_coef}: set it to 0"),
+        (objective.needs_entropy, f"variant.entropy_coef={objective.entropy_coef}: set it to 0, without a target"),
+        (objective.needs_displacement_weights, f"variant.llds_coef={objective.llds_coef}: set it to 0"),
+        (objective.needs_covariance_mask, f"variant.covariance={objective.covariance}: set it to none"),
+        (bool(own), f"variant {variant.name!r}, which needs the {' and '.join(sorted(own))} of all samples"),
+        (later, "several updates a rollout, or rollout.ahead, scores all samples first: set variant.anchor=sampler"),
+    ]
+    for found, what in why:
+        if train.skip_zero_advantage and found:
+            raise UserError(f"train.skip_zero_advantage=true does not go with {what}")
 
 
 def _check_weights(variant: variants.Variant, rollout: RolloutConfig) -> None:

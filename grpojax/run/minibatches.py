@@ -11,7 +11,7 @@ from grpojax.programs import lanes
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import place_rows
-from grpojax.types import Tokens
+from grpojax.types import Tokens, TrainBatch
 
 
 @dataclasses.dataclass
@@ -20,12 +20,14 @@ class Minibatch:
 
     Attributes:
       places: of its prompts in the batch, ``[p]``.
+      batch: its samples on the host, spread over the lanes.
       packed: its rows on the devices.
       layout: where its tokens ``[p, G, T]`` stand in them.
       live: whether any token of it weighs anything.
     """
 
     places: np.ndarray
+    batch: TrainBatch
     packed: Packed
     layout: Layout
     live: bool = True
@@ -34,6 +36,10 @@ class Minibatch:
         """Puts arrays ``[p, G, T]`` of the host into the rows."""
         rows = {name: self.layout.pack(np.asarray(x)) for name, x in host.items()}
         self.set(**place_rows(rows, policy.mesh))
+
+    def of(self, lengths: np.ndarray) -> TrainBatch:
+        """Its samples with other lengths, ``[p, G]``."""
+        return dataclasses.replace(self.batch, lengths=lengths.reshape(np.shape(self.batch.lengths)))
 
     def set(self, **rows: Any) -> None:
         """Puts arrays ``[M, B, R, S]`` of the devices into the rows."""

@@ -33,6 +33,7 @@ EXECUTION = (
     "rollout.rows",
     "rollout.block",
     "train.microbatches",
+    "train.skip_zero_advantage",
     "train.eval_",
     "train.checkpoint_",
     "train.keep",

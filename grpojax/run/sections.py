@@ -151,6 +151,9 @@ class TrainConfig:
       microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
       truncated: what a sample that was cut at ``rollout.max_tokens`` does: "train" like any other, "mask" for weight 0
         in the loss (DAPO's overlong filtering, arXiv 2503.14476), "drop" to be in no statistic of its group either.
+      skip_zero_advantage: leave samples whose advantages are all 0 out of an update: the gradient is the same but
+        for rounding, and costs what the others' tokens cost. The update's metrics (entropy, ratios) are of these alone.
+        For objectives by which they have no gradient, where nothing is scored before the update.
       reference_every: steps between refreshes of the KL's reference; 0 leaves it what the run started from.
       reference_mix: a refresh makes it ``mix * policy + (1 - mix) * reference``.
       eval_every: steps between evaluations; 0 evaluates only before and after.
@@ -175,6 +178,7 @@ class TrainConfig:
     minibatches: int = 1
     microbatches: int = 1
     truncated: Literal["train", "mask", "drop"] = "train"
+    skip_zero_advantage: bool = False
     reference_every: int = 0
     reference_mix: float = 0.6
     eval_every: int = 0

@@ -244,7 +244,7 @@ class Trainer:
         scored_at = time.perf_counter()
         batch, drawn = sampled.judged()
         rewarded = time.perf_counter()
-        advantages, told = learner.weigh(minis, batch, sampled.dropped, signals)
+        advantages, told, lengths = learner.weigh(minis, batch, sampled.dropped, signals)
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
         before = _share(self)
@@ -274,7 +274,7 @@ class Trainer:
         if samples:
             rows = functools.partial(_rows, self.policy, self.held_out.evaluator, batch, advantages, said)
             self.metrics.write_samples(number, rows)
-        self.work = learner.work(drawn, batch, warming_up=warming_up)
+        self.work = learner.work(drawn, batch, lengths, warming_up=warming_up)
         if self.on_step is not None:
             self.on_step(sampled.problems, sampled.rollout)
         return _Pending(

@@ -64,6 +64,22 @@ def rows(
     return found
 
 
+def lengths_that_teach(rows: Mapping[str, Tokens], lengths: Samples) -> Samples:
+    """``[p, G]``: 0 for samples that have no gradient, as each token's advantage or weight is 0; if all are, as given.
+
+    Args:
+      rows: "advantages" and "weights" of a minibatch, ``[p, G, T]``.
+      lengths: of its samples.
+
+    Example:
+      >>> rows = {"advantages": np.array([[[0, 1], [0, 0]]]), "weights": np.ones((1, 2, 2))}
+      >>> lengths_that_teach(rows, np.array([[2, 2]])).tolist()
+      [[2, 0]]
+    """
+    teach = ((rows["advantages"] != 0) & (rows["weights"] != 0)).any(-1)
+    return np.where(teach, lengths, 0) if teach.any() else lengths
+
+
 def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:
     """Of one minibatch ``[p, G, T]``: it is an update of its own."""
     weights = L.loss_weights(

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from grpojax.models import DecoderConfig, flops
 from grpojax.models import critic as models
 from grpojax.programs.critic_update import CriticModel
 from grpojax.run.judged import Judged
+from grpojax.types import Samples
 
 
 def step_flops(
@@ -15,6 +18,7 @@ def step_flops(
     *,
     scores: int,
     iterations: int,
+    learned: Samples | None = None,
     picks: bool = False,
     late: float = 0.0,
     critic: CriticModel | None = None,
@@ -29,6 +33,8 @@ def step_flops(
       batch: what is learned from; less where a filter dropped groups.
       scores: how often the policy or the reference scores that before the update.
       iterations: passes over it.
+      learned: ``[P, G]``, lengths of its samples as the updates take them; None takes all. A prompt without any is left
+        out.
       picks: the policy scores it once more before each pass, to pick tokens by their covariance.
       late: FLOPs of the signals that need the rewards first (`grpojax.run.late_signals.Late`).
       critic: of a variant that has one: it says what it thinks of the batch and learns in each pass; a frozen trunk has
@@ -48,12 +54,15 @@ def step_flops(
         sampled += forward(judged)
         if judged.greedy_lengths is not None:
             sampled += flops.forward_flops(model, _prompts(judged), judged.greedy_lengths[:, None])
-    learned = forward(batch)
+    whole = taught = forward(batch)
+    if learned is not None:
+        of = np.asarray(learned).any(1)
+        taught = flops.forward_flops(model, np.array(_prompts(batch))[of], np.asarray(learned)[of])
     counted = {
         "rollout": sampled,
-        "score": learned * scores,
+        "score": whole * scores,
         "late": late,
-        "update": (3 + picks) * learned * iterations,
+        "update": (3 + picks) * taught * iterations,
     }
     if teacher is not None:
         counted["score"] += flops.forward_flops(teacher, _prompts(batch), batch.rollout.lengths)
