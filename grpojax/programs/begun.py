@@ -186,7 +186,8 @@ def take_up(
         return jnp.where((begun.lengths > 0).reshape(*begun.lengths.shape, *(1,) * (new.ndim - 2)), old, new)
 
     out = jax.tree.map(older, begun, out)
-    caches = slot_cache.empty(model.config, *out.lengths.shape, ring, dtype, compute)
+    rows, slots = out.lengths.shape
+    caches = slot_cache.empty(model.config, rows, slots, ring, dtype, compute)
     keys, values = placed(read(model, prompts, begun, most, compute), caches, ring, compute)
     return by_lane(seated, compute.mesh)(known, out), keys, values, out
 

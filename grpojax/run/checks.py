@@ -7,6 +7,7 @@ from grpojax import data
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs import lanes, packing
+from grpojax.programs.begun import most_left
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
 
@@ -20,6 +21,18 @@ def shapes(config: Config, count: int, sampling: int) -> None:
     """
     if config.method.plan is None:
         lanes.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
+    rollout = config.rollout
+    if rollout.overlap and rollout.prompts % sampling:
+        raise UserError(
+            f"rollout.overlap={rollout.overlap:g} with rollout.prompts={rollout.prompts} over {sampling} batch shards: "
+            "a group that goes on stays in its shard; make prompts a multiple of them, or set overlap=0"
+        )
+    if rollout.overlap and not most_left(rollout.overlap, rollout.prompts, rollout.group, sampling):
+        samples = rollout.prompts * rollout.group // sampling
+        raise UserError(
+            f"rollout.overlap={rollout.overlap:g} of the {samples} samples of a batch shard is none: make it at least "
+            f"{1 / samples:.2g}, or 0"
+        )
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
