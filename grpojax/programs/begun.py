@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
+from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
@@ -30,11 +32,25 @@ def most_left(overlap: float, prompts: int, group: int, lanes: int) -> int:
       prompts, group: of all lanes.
       lanes: batch shards.
 
+    Raises:
+      UserError: the prompts do not divide over the lanes, or the share is none of their samples.
+
     Example:
       >>> most_left(0.1, prompts=16, group=8, lanes=2), most_left(0.29, prompts=100, group=1, lanes=1)
       (6, 29)
     """
-    return int(round(overlap * (prompts * group // lanes), 9))
+    if prompts % lanes:
+        raise UserError(
+            f"rollout.overlap={overlap:g} with rollout.prompts={prompts} over {lanes} batch shards: a group that goes "
+            "on stays in its shard; make prompts a multiple of them, or set overlap=0"
+        )
+    samples = prompts * group // lanes
+    if not (most := int(round(overlap * samples, 9))):
+        raise UserError(
+            f"rollout.overlap={overlap:g} of the {samples} samples of a batch shard is none: make it 1/{samples} or "
+            "more, or 0"
+        )
+    return most
 
 
 def unfinished(samples: Rollout) -> Samples:
@@ -48,6 +64,17 @@ def unfinished(samples: Rollout) -> Samples:
       [[False, True, False, False]]
     """
     return (samples.lengths > 0) & ~samples.stopped & (samples.lengths < samples.tokens.shape[-1])
+
+
+def nothing_begun(prompts: int, group: int, tokens: int) -> Rollout:
+    """Samples of which all are new, numpy ``[P, G, ...]``."""
+    shape = prompts, group, tokens
+    return Rollout(
+        tokens=np.zeros(shape, np.int32),
+        logps=np.zeros(shape, np.float32),
+        lengths=np.zeros(shape[:2], np.int32),
+        stopped=np.zeros(shape[:2], bool),
+    )
 
 
 class Tokens(NamedTuple):

@@ -315,8 +315,8 @@ def decode_token(fixed: _Fixed, s: _Loop) -> _Loop:
     out = by_lane(write, compute.mesh)(slots, s.out, token, logp, stop)
     active = slots.active & ~stop & (slots.count + 1 < most)
     slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
-    longest = _longest(fixed, slots)
-    return dataclasses.replace(s, step=s.step + 1, longest=longest, slots=slots, keys=keys, values=values, out=out)
+    step, longest = s.step + 1, _longest(fixed, slots)
+    return dataclasses.replace(s, step=step, longest=longest, slots=slots, keys=keys, values=values, out=out)
 
 
 @functools.partial(jax.jit, static_argnames=("graph", "config", "eos_ids", "compute", "left"))

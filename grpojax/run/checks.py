@@ -13,7 +13,8 @@ from grpojax.run.recipe import Config
 
 
 def shapes(config: Config, count: int, sampling: int) -> None:
-    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards.
+    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards, or no sample
+    of one can be left to the next rollout.
 
     Args:
       config: the recipe.
@@ -21,18 +22,8 @@ def shapes(config: Config, count: int, sampling: int) -> None:
     """
     if config.method.plan is None:
         lanes.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
-    rollout = config.rollout
-    if rollout.overlap and rollout.prompts % sampling:
-        raise UserError(
-            f"rollout.overlap={rollout.overlap:g} with rollout.prompts={rollout.prompts} over {sampling} batch shards: "
-            "a group that goes on stays in its shard; make prompts a multiple of them, or set overlap=0"
-        )
-    if rollout.overlap and not most_left(rollout.overlap, rollout.prompts, rollout.group, sampling):
-        samples = rollout.prompts * rollout.group // sampling
-        raise UserError(
-            f"rollout.overlap={rollout.overlap:g} of the {samples} samples of a batch shard is none: make it at least "
-            f"{1 / samples:.2g}, or 0"
-        )
+    if config.rollout.overlap:
+        most_left(config.rollout.overlap, config.rollout.prompts, config.rollout.group, sampling)
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)

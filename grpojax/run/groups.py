@@ -117,7 +117,9 @@ class Groups:
         rewards. With ``rollout.overlap``, ``begun`` is what goes on in it (`grpojax.run.seats.Begun`)."""
         params, key, config = self._params(), self._key(number), self.config
         longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
-        left = most_left(config.overlap, config.prompts, config.group, self.policy.sampling.lanes)
+        left = 0
+        if begun is not None:
+            left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.lanes)
         prompts = data.to_prompts(problems, longest, config.group)
         sampled = self.policy.sample(params, prompts, key, config, begun=begun, left=left)
         waits: list[Callable[..., Rollout]] = [functools.partial(self.policy.fetch, sampled, len(problems))]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpojax import data
+from grpojax.programs.begun import nothing_begun
 from grpojax.run.flight import Flight, from_text, to_text
 from grpojax.types import PerPrompt, Rollout, Tokens
 
@@ -65,13 +66,7 @@ class Seats:
             self._array(name)[record["waiting"]] = from_text(rows)
 
     def _nothing(self) -> Begun:
-        def zeros(dtype: Any, axes: int = 3) -> np.ndarray:
-            return np.zeros(self._shape[:axes], dtype)
-
-        samples = Rollout(
-            tokens=zeros(np.int32), logps=zeros(np.float32), lengths=zeros(np.int32, 2), stopped=zeros(bool, 2)
-        )
-        return Begun(samples=samples, versions=zeros(np.int32))
+        return Begun(samples=nothing_begun(*self._shape), versions=np.zeros(self._shape, np.int32))
 
     def _array(self, name: str) -> np.ndarray:
         return self.begun.versions if name == "versions" else getattr(self.begun.samples, name)
