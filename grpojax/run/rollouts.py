@@ -184,7 +184,7 @@ class Rollouts:
         keep = allocation.keep_prompts if variant.keep is None else variant.keep
         success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
         try:
-            return np.asarray(keep(by_name, self.method.deciding, **success))
+            return np.asarray(keep(by_name, self.method.deciding, **success)) & judged.rollout.lengths.any(1)
         except ValueError as e:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 

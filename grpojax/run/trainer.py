@@ -145,7 +145,7 @@ class Trainer:
         checks.length(config, self.done, self.meta)
         self._saved = self.done
         self.pending: _Pending | None = None
-        self._begun = 0.0
+        self._begun, self._left = 0.0, 0
         self.rollouts = Rollouts(
             self.policy,
             lambda: (self.learner.state["policy"].params, self.learner.updates),
@@ -187,8 +187,8 @@ class Trainer:
                 finished = self.session.conduct(self._loop, self._rescue)
             if self.critic is not None and self.done <= self.critic.config.warmup_steps and finished:
                 log.warning("the run ended in critic.warmup_steps=%d: the policy has learned nothing", self.done)
-            if finished and self.rollouts.waiting is not None and (left := int(self.rollouts.waiting.sum())):
-                log.info("%d groups were under way when the run ended: their samples are not learned from", left)
+            if finished and self._left:
+                log.info("%d groups were under way when the run ended: their samples are not learned from", self._left)
             return finished
         finally:
             self.close()
@@ -247,6 +247,7 @@ class Trainer:
         batch, drawn = sampled.judged()
         rewarded = time.perf_counter()
         advantages, told = learner.weigh(minis, batch, sampled.dropped, signals)
+        self._left = 0 if sampled.waiting is None else int(sampled.waiting.sum())
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
         before = _share(self)
