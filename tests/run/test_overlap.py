@@ -122,14 +122,12 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
     killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
     waiting = killed.rollouts.waiting if killed.flight is None else (killed.flight.versions < 2).any((1, 2))
     assert killed.done == 3 and waiting.any()
-    plain_update = killed.learner.train_step
 
-    def die(*given):
+    def die(*_):
         if killed.done == 4:
             raise KeyboardInterrupt
-        return plain_update(*given)
 
-    killed.learner.train_step = die
+    killed.on_step = die
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     again = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
@@ -294,7 +292,8 @@ def test_metrics_are_those_of_the_whole_groups():
 @pytest.mark.parametrize("name", variants.names())
 def test_advantages_of_the_others_are_as_if_it_were_not_there(name):
     of_two, of_three, which = some_groups()
-    made = method._variant(method._options(name, 5))
+    given = {"distill": {"teacher": "another"}, "pass_at_k": {"k": 2}}.get(name, {})
+    made = method._variant(method._options({"name": name, **given}, 5))
 
     def advantages(of):
         lengths, rng = of.rollout.lengths, np.random.default_rng(1)
