@@ -137,3 +137,14 @@ def whole_sequences(batch):
 def with_tokens(batch, **fields):
     """The batch with other per-token arrays."""
     return dataclasses.replace(batch, per_token=dataclasses.replace(batch.per_token, **fields))
+
+
+def some_prompts(p=3, length=7, seed=0):
+    """Random ones of different lengths."""
+    rng = np.random.default_rng(seed)
+    return Prompts(
+        tokens=rng.integers(0, 53, (p, length)).astype(np.int32),
+        lengths=rng.integers(1, length + 1, p).astype(np.int32),
+        uids=np.arange(10, 10 + p, dtype=np.uint32),
+        first_sample=np.zeros(p, np.int32),
+    )

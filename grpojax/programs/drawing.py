@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from grpojax.host.errors import require
 from grpojax.models.sharding import ROLLOUT, spec
-from grpojax.types import Array, Scalar
+from grpojax.types import Array, Prompts, Samples, Scalar
 
 _BLOCK = 128
 
@@ -55,6 +55,21 @@ class _Parts(NamedTuple):
     def each(self, x: Array) -> Array:
         """``[..., count]``: of all parts."""
         return jax.lax.all_gather(x, "tensor", axis=x.ndim) if self.count > 1 else x[..., None]
+
+
+def keys_of_samples(key: Array, prompts: Prompts, group: int) -> Samples:
+    """``[P, G]`` keys, each of its prompt's uid and its sample's number."""
+
+    def of_prompt(uid, first):
+        def of_sample(i):
+            return jax.random.fold_in(jax.random.fold_in(key, uid), first + i)
+
+        return jax.vmap(of_sample)(jnp.arange(group))
+
+    return jax.vmap(of_prompt)(prompts.uids, prompts.first_sample)
+
+
+at_position = jax.vmap(jax.vmap(jax.random.fold_in))  # keys and positions [P, n]
 
 
 def draw(logits: Array, keys: Array, config: DrawConfig, mesh: Mesh | None = None) -> tuple[Array, Array]:

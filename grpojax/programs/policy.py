@@ -10,11 +10,13 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from grpojax import data
 from grpojax.host import agreement, processes
+from grpojax.host.errors import UserError
 from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import axes_of
 from grpojax.programs import lanes, state
+from grpojax.programs.begun import unfinished
 from grpojax.programs.idle import Clocked, Idle
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.types import Prompts, Rollout
@@ -116,22 +118,37 @@ class Policy:
             self._reshards[weights] = _sender(made, self.sampling.mesh, self._others) if self._others else made
         return self._reshards[weights](params)
 
-    def sample(self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig) -> Rollout:
-        """Dispatches a rollout of host prompts; ``params`` are those of `reshard`."""
+    def sample(
+        self,
+        params: Any,
+        prompts: Prompts,
+        key: Any,
+        config: SamplerConfig,
+        *,
+        begun: Rollout | None = None,
+        left: int = 0,
+    ) -> Rollout:
+        """Dispatches a rollout of host prompts; ``params`` are those of `reshard`, ``begun`` and ``left`` as of
+        `grpojax.programs.sampler.sample_groups`, on the host."""
         mesh, compute = self.sampling.mesh, self.sampling.compute
         spread, group = lanes.spread(prompts, config.group, self.sampling.lanes)
         config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
         if group != config.group:
             config = dataclasses.replace(config, group=group, slots=min(config.slots, group))
-        placed = jax.tree.map(
-            lambda x: processes.place(x, sharding.named(mesh, ("lane",) + (None,) * (x.ndim - 1))), spread
+        more: Any = ()
+        if begun is not None:
+            more = (jax.tree.map(lambda x: x.reshape(-1, group, *x.shape[2:]), begun),)
+            _check_begun(more[0], left, self.sampling.lanes)
+        placed, more = jax.tree.map(
+            lambda x: processes.place(x, sharding.named(mesh, ("lane",) + (None,) * (x.ndim - 1))), (spread, more)
         )
 
-        def run(params: Any, prompts: Prompts, key: Any) -> Rollout:
-            return sample_groups(self.graph, params, prompts, key, config, eos_ids=self.eos_ids, compute=compute)
+        def run(params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None) -> Rollout:
+            given, how = (self.graph, params, prompts, key, config), {"eos_ids": self.eos_ids, "compute": compute}
+            return sample_groups(*given, **how, begun=begun, left=left)
 
         name, idle = f"rollout ({config.group} a prompt)", self.sampling.idle
-        return self.programs(name, run, params, placed, key, static=config, idle=idle)
+        return self.programs(name, run, params, placed, key, *more, static=(config, left), idle=idle)
 
     def fetch(self, rollout: Rollout, n_prompts: int, *, turn: bool = True) -> Rollout:
         """A rollout on the host, ``[P, G, ...]``; without ``turn`` it is waited for whatever comes."""
@@ -181,6 +198,16 @@ def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[
         return jax.device_put(whole, jax.tree_util.tree_map_with_path(place, whole))
 
     return send
+
+
+def _check_begun(begun: Rollout, left: int, lanes: int) -> None:
+    """Raises `UserError` where a batch shard has more unfinished samples than it reads."""
+    most = int(unfinished(begun).reshape(lanes, -1).sum(1).max())
+    if most > left:
+        raise UserError(
+            f"a batch shard has {most} samples under way, and rollout.overlap has room for {left}: the run was stopped "
+            f"on another number of batch shards than these {lanes}; go on with as many as it had"
+        )
 
 
 def _no_turn(rollout: Any) -> None:

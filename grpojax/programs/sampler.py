@@ -23,10 +23,11 @@ from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.sharding import TRAIN, constrain, lanes, spec
+from grpojax.programs import begun as partial
 from grpojax.programs import slot_cache
-from grpojax.programs.drawing import DrawConfig, draw
+from grpojax.programs.drawing import DrawConfig, at_position, draw, keys_of_samples
 from grpojax.programs.slot_rows import Slots, Waiting, by_lane, record, refill, take_prompt, wants
-from grpojax.types import Array, Prompts, Rollout, Samples, Scalar, pytree
+from grpojax.types import Array, Prompts, Rollout, Scalar, pytree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,7 @@ class _Fixed:
       prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
         or a list.
       known: what is known of the samples.
+      left: samples of a lane that may be left unfinished; None goes on to the end of all.
     """
 
     config: SamplerConfig
@@ -120,6 +122,7 @@ class _Fixed:
     prompt_tokens: int
     prompt_kv: tuple[Any, Any]
     known: Waiting
+    left: int | None = None
 
 
 @pytree
@@ -148,21 +151,6 @@ class _Loop:
 # --------------------------------------------------------------------------------------------- decoding
 
 
-def _keys_of_samples(key: Array, prompts: Prompts, group: int) -> Samples:
-    """``[P, G]`` keys, each of its prompt's uid and its sample's number."""
-
-    def of_prompt(uid, first):
-        def of_sample(i):
-            return jax.random.fold_in(jax.random.fold_in(key, uid), first + i)
-
-        return jax.vmap(of_sample)(jnp.arange(group))
-
-    return jax.vmap(of_prompt)(prompts.uids, prompts.first_sample)
-
-
-_at_position = jax.vmap(jax.vmap(jax.random.fold_in))  # keys and positions [P, n]
-
-
 def _ends(token: Array, eos: Array) -> Array:
     return (token[..., None] == eos).any(-1)
 
@@ -181,9 +169,9 @@ def prefill(
     with jax.named_scope("prefill"):
         hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
         prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
-        keys = _keys_of_samples(key, prompts, config.group)
+        keys = keys_of_samples(key, prompts, config.group)
         zero = jnp.zeros((n_prompts, config.group), jnp.int32)
-        first, first_logp = draw(dec.logits(model, hidden, compute), _at_position(keys, zero), config, compute.mesh)
+        first, first_logp = draw(dec.logits(model, hidden, compute), at_position(keys, zero), config, compute.mesh)
 
     def start(x, dtype):
         empty = jnp.zeros((n_prompts, config.group, config.max_tokens), dtype)
@@ -244,8 +232,19 @@ def _before_decoding(fixed: _Fixed, out: Rollout) -> _Loop:
     )
 
 
+def _going_on(fixed: _Fixed, prompts: Prompts, begun: Rollout, out: Rollout) -> _Loop:
+    """All samples in their slots; those that were begun before stand where they stood."""
+    given = fixed.model, prompts, begun, fixed.known, out, fixed.left or 0
+    dtype = _cache_dtype(fixed.config, fixed.compute)
+    slots, keys, values, out = partial.take_up(*given, fixed.ring, dtype, fixed.compute)
+    longest = _longest(fixed, slots)
+    return _Loop(step=jnp.int32(0), longest=longest, slots=slots, prompt_kv=None, keys=keys, values=values, out=out)
+
+
 def _longest(fixed: _Fixed, slots: Slots) -> Scalar:
     """`_Loop.longest`: all that the lanes of a mesh tell each other for a token."""
+    if fixed.left is not None:
+        return partial.longest(slots, fixed.left, fixed.compute.mesh)
     group, most = fixed.config.group, fixed.config.max_tokens
     return by_lane(lambda s: wants(s, group, most, shared=fixed.shared), fixed.compute.mesh)(slots).max()
 
@@ -301,7 +300,7 @@ def decode_token(fixed: _Fixed, s: _Loop) -> _Loop:
 
     with jax.named_scope("draw"):
         x = dec.rms_norm(x, model.norm[...], c.norm_eps)
-        token, logp = draw(dec.logits(model, x, compute), _at_position(slots.key, slots.count), config, compute.mesh)
+        token, logp = draw(dec.logits(model, x, compute), at_position(slots.key, slots.count), config, compute.mesh)
     stop = _ends(token, fixed.eos)
 
     def write(slots, out, token, logp, stop):
@@ -316,18 +315,11 @@ def decode_token(fixed: _Fixed, s: _Loop) -> _Loop:
     out = by_lane(write, compute.mesh)(slots, s.out, token, logp, stop)
     active = slots.active & ~stop & (slots.count + 1 < most)
     slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
-    return _Loop(
-        step=s.step + 1,
-        longest=_longest(fixed, slots),
-        slots=slots,
-        prompt_kv=s.prompt_kv,
-        keys=keys,
-        values=values,
-        out=out,
-    )
+    step, longest = s.step + 1, _longest(fixed, slots)
+    return dataclasses.replace(s, step=step, longest=longest, slots=slots, keys=keys, values=values, out=out)
 
 
-@functools.partial(jax.jit, static_argnames=("graph", "config", "eos_ids", "compute"))
+@functools.partial(jax.jit, static_argnames=("graph", "config", "eos_ids", "compute", "left"))
 def _sample(
     graph: nnx.GraphDef,
     params: nnx.State,
@@ -336,15 +328,19 @@ def _sample(
     config: SamplerConfig,
     eos_ids: tuple[int, ...],
     compute: Compute,
+    begun: Rollout | None = None,
+    left: int = 0,
 ) -> Rollout:
     fixed, out = prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
+    if begun is not None:
+        fixed = dataclasses.replace(fixed, left=left)
 
     step = functools.partial(decode_token, fixed)
 
     def decode(s: _Loop) -> _Loop:
         return jax.lax.while_loop(lambda s: (s.longest > 0) & (s.longest <= config.max_tokens), step, s)
 
-    start = _before_decoding(fixed, out)
+    start = _before_decoding(fixed, out) if begun is None else _going_on(fixed, prompts, begun, out)
     with jax.named_scope("decode"):
         if not fixed.shared:
             return decode(start).out
@@ -360,6 +356,8 @@ def sample_groups(
     *,
     eos_ids: tuple[int, ...],
     compute: Compute,
+    begun: Rollout | None = None,
+    left: int = 0,
 ) -> Rollout:
     """Draws ``config.group`` samples of each prompt.
 
@@ -370,6 +368,11 @@ def sample_groups(
       config: group size, lengths, temperature, truncation, slots.
       eos_ids: tokens that end a sample; none means that every sample has ``max_tokens``.
       compute: how to run the decoder.
+      begun: ``[P, G, ...]`` samples of an earlier rollout (`grpojax.programs.begun`): of length 0 they are new,
+        unfinished ones, at most ``left`` in a lane, go on, the others stay as they are. Every sample then has a slot of
+        its own.
+      left: goes with ``begun``: the rollout ends as soon as at most so many samples of each lane want another token and
+        one group is whole.
 
     Returns:
       `Rollout`, ``[P, G, T]``.
@@ -390,4 +393,8 @@ def sample_groups(
     """
     if not isinstance(eos_ids, tuple):
         raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
-    return _sample(graph, params, prompts, key, config, eos_ids, compute)
+    if begun is not None and (config.rows or config.slots not in (0, config.group)):
+        raise UserError(
+            f"slots={config.slots}, rows={config.rows}: samples that were begun need slots of their own; set 0"
+        )
+    return _sample(graph, params, prompts, key, config, eos_ids, compute, begun, left)

@@ -68,8 +68,9 @@ class PlannedGroups(Groups):
             tokens = judged.rollout.tokens[p, g, : judged.rollout.lengths[p, g]]
             self._exemplars.add(judged.problems[p].uid, self.policy.decode(tokens.tolist()))
 
-    def start(self, problems: Sequence[data.Problem], number: int) -> Callable[[], Drawn]:
+    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> Callable[[], Drawn]:
         """Dispatches the probe; what it returns waits for its rewards, and draws the rest phase by phase."""
+        assert begun is None, "a rollout of several phases is not gone on with"
         plan, config = self.plan, self.config
         params, key = self._params(), self._key(number)
         each = plan.most + (plan.probe if plan.exemplars else 0)  # a seeded prompt's samples come after its probe

@@ -7,12 +7,14 @@ from grpojax import data
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs import lanes, packing
+from grpojax.programs.begun import most_left
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
 
 
 def shapes(config: Config, count: int, sampling: int) -> None:
-    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards.
+    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards, or no sample
+    of one can be left to the next rollout.
 
     Args:
       config: the recipe.
@@ -20,6 +22,8 @@ def shapes(config: Config, count: int, sampling: int) -> None:
     """
     if config.method.plan is None:
         lanes.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
+    if config.rollout.overlap:
+        most_left(config.rollout.overlap, config.rollout.prompts, config.rollout.group, sampling)
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)

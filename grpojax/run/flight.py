@@ -10,7 +10,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.run.groups import Drawn, Groups, Started
-from grpojax.types import Rollout
+from grpojax.types import Rollout, Tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,8 @@ class Flight:
       problems: of its P prompts.
       passes: over the data that each of them belongs to.
       wait: waits for the samples, and submits their rewards.
+      versions: ``[P, G, T]`` int32, that of each token, where some were drawn by rollouts before
+        (`grpojax.run.seats`); else None.
     """
 
     number: int
@@ -30,12 +32,14 @@ class Flight:
     problems: Sequence[data.Problem]
     passes: Sequence[int]
     wait: Callable[[], Drawn]
+    versions: Tokens | None = None
 
     def record(self) -> dict[str, Any]:
         """What `resumed` makes it of again: JSON. Waits for the samples, and is the same on all processes."""
         assert isinstance(self.wait, Started), "a rollout of several phases is not drawn ahead"
         samples = self.wait.samples(turn=False)
-        return {
+        versions = {} if self.versions is None else {"versions": to_text(self.versions)}
+        return versions | {
             "number": self.number,
             "version": self.version,
             "uids": [p.uid for p in self.problems],
@@ -55,6 +59,7 @@ def resumed(record: Mapping[str, Any], groups: Groups, problems: data.Problems) 
         problems=mine,
         passes=record["passes"],
         wait=groups.resumed(mine, samples),
+        versions=from_text(record["versions"]) if "versions" in record else None,
     )
 
 

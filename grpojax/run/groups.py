@@ -12,22 +12,31 @@ from grpojax import data
 from grpojax.evaluation import columns_of, submit
 from grpojax.host.errors import UserError
 from grpojax.programs import packing
+from grpojax.programs.begun import most_left, unfinished
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
-from grpojax.run.judged import Judged
+from grpojax.run.judged import Judged, among, only
 from grpojax.run.method import Method
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import Prompts, Rollout
 
 
 class Drawn(NamedTuple):
-    """Groups on the host, and their rewards once they are asked for."""
+    """Groups on the host, and their rewards once they are asked for.
+
+    Attributes:
+      problems: of the P prompts.
+      rollout: their samples; of length 0 in groups that are not whole yet.
+      judged: waits for the rewards.
+      rest: what there is of those groups, which go on in the next rollout; None without ``rollout.overlap``.
+    """
 
     problems: Sequence[data.Problem]
     rollout: Rollout
     judged: Callable[[], Judged]
+    rest: Rollout | None = None
 
 
 class Started:
@@ -103,12 +112,16 @@ class Groups:
     def note(self, judged: Judged) -> None:
         """Takes from judged samples what later draws follow from."""
 
-    def start(self, problems: Sequence[data.Problem], number: int) -> Callable[[], Drawn]:
+    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> Callable[[], Drawn]:
         """Dispatches the rollout of that number in the run; what it returns (`Started`) waits for it and submits its
-        rewards."""
-        params, key = self._params(), self._key(number)
+        rewards. With ``rollout.overlap``, ``begun`` is what goes on in it (`grpojax.run.seats.Begun`)."""
+        params, key, config = self._params(), self._key(number), self.config
         longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
-        sampled = self.policy.sample(params, data.to_prompts(problems, longest, self.config.group), key, self.config)
+        left = 0
+        if begun is not None:
+            left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.lanes)
+        prompts = data.to_prompts(problems, longest, config.group)
+        sampled = self.policy.sample(params, prompts, key, config, begun=begun, left=left)
         waits: list[Callable[..., Rollout]] = [functools.partial(self.policy.fetch, sampled, len(problems))]
         if self._greedy is not None:
             waits.append(self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled))
@@ -139,6 +152,8 @@ class Groups:
 
     def _submit(self, problems: Sequence[data.Problem], rollout: Rollout, greedy: Rollout | None = None) -> Drawn:
         """Submits a rollout to the rewards: each process its own rows."""
+        if self.config.overlap:
+            return self._submit_whole(problems, rollout)
         wait = submit(self.rewards, problems, rollout, self.policy.decode, self.columns)
         if greedy is None:
             return Drawn(problems, rollout, functools.cache(lambda: self._judged(problems, rollout, wait())))
@@ -155,6 +170,19 @@ class Groups:
             )
 
         return Drawn(problems, rollout, judged)
+
+    def _submit_whole(self, problems: Sequence[data.Problem], rollout: Rollout) -> Drawn:
+        """Submits the groups of which no sample wants another token."""
+        whole = ~unfinished(rollout).any(1)
+        asked = [p for p, done in zip(problems, whole, strict=True) if done]
+        samples, learned = jax.tree.map(lambda x: x[whole], rollout), only(rollout, whole)
+        wait = submit(self.rewards, asked, samples, self.policy.decode, self.columns)
+
+        @functools.cache
+        def judged() -> Judged:
+            return among(self._judged(asked, samples, wait()), whole, problems, learned)
+
+        return Drawn(problems, learned, judged, rest=only(rollout, ~whole))
 
     def _judged(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Scores) -> Judged:
         shape, signals = rollout.lengths.shape, {}

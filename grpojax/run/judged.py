@@ -67,6 +67,7 @@ class Sampled:
         was drawn.
       told: metrics of what the next problems follow from, once the rewards are there.
       version: updates behind the weights that the oldest samples were drawn under.
+      waiting: ``[P]`` bool, groups of the last rollout that go on in the next one; None without ``rollout.overlap``.
     """
 
     problems: Sequence[data.Problem]
@@ -76,6 +77,7 @@ class Sampled:
     judged: Callable[[], tuple[Judged, list[Judged]]]
     told: Callable[[], dict[str, float]] = dict
     version: int = 0
+    waiting: PerPrompt | None = None
 
 
 def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:
@@ -115,6 +117,36 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
         signals={name: pick(*(d.signals[name] for d in drawn)) for name in first.signals},
         greedy_lengths=pick(*greedy) if greedy else None,
         seeded=pick(*seeded) if seeded else None,
+    )
+
+
+def only(rollout: Rollout, which: PerPrompt) -> Rollout:
+    """Some groups, ``which [P]`` bool; the others have samples of length 0."""
+    return jax.tree.map(lambda x: np.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, np.zeros((), x.dtype)), rollout)
+
+
+def among(judged: Judged, which: PerPrompt, problems: Sequence[data.Problem], rollout: Rollout) -> Judged:
+    """Judged groups in their places of a batch, ``which [P]`` bool; the others have no reward.
+
+    Args:
+      judged: those that there are.
+      which: where they stand.
+      problems, rollout: of the whole batch.
+    """
+
+    def wide(x: Array) -> np.ndarray:
+        out = np.full((len(which), *x.shape[1:]), np.nan, x.dtype)
+        out[which] = x
+        return out
+
+    return dataclasses.replace(
+        judged,
+        problems=problems,
+        rollout=rollout,
+        total=wide(judged.total),
+        reward=wide(judged.reward),
+        by_name={name: wide(x) for name, x in judged.by_name.items()},
+        signals={name: wide(x) for name, x in judged.signals.items()},
     )
 
 

@@ -56,7 +56,8 @@ class Method:
       retire: when a prompt is solved and no longer drawn, its share filled in; None for never.
       plan: how a rollout's samples are given to prompts, every field filled in; None for a group of each.
       deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
-      ahead: whether samples are of an older policy than the one that learns from them.
+      older: whether samples are of an older policy than the one that learns from them (``rollout.ahead``,
+        ``rollout.overlap``).
     """
 
     variant: variants.Variant
@@ -65,7 +66,7 @@ class Method:
     retire: RetireConfig | None
     plan: PlanConfig | None
     deciding: str
-    ahead: bool = False
+    older: bool = False
 
     def scores_old(self, updates: int) -> bool:
         """Whether the ratio is taken against log-probs from before the first of a step's ``updates``.
@@ -73,7 +74,7 @@ class Method:
         Of one update they are the policy's own, and the ratio is 1. Of older samples that is never assumed: the
         objective corrects from the sampler to these log-probs, or its ratio is anchored at the sampler.
         """
-        return (self.ahead or updates > 1) and self.variant.objective.anchor == "trainer"
+        return (self.older or updates > 1) and self.variant.objective.anchor == "trainer"
 
     @property
     def replaces_samples(self) -> bool:
@@ -100,8 +101,9 @@ def resolve(
     """Looks everything up; raises `UserError` for a name, an option or a combination that there is not."""
     options = _options(variant, rollout.max_tokens)
     made = _variant(options)
-    if rollout.ahead:
-        made = _corrected(made, options)
+    older = {f"rollout.{n}": x for n in ("ahead", "overlap") if (x := getattr(rollout, n))}
+    for name, value in older.items():
+        made = _corrected(made, options, name, value)
     terms = _rewards(rewards, made)
     names = [term.metric for term in terms.terms]
     chosen = _filter(given_filter, made, names)
@@ -114,7 +116,7 @@ def resolve(
         retire=_retire(rollout.retire, made, chosen),
         plan=_plan(rollout, made),
         deciding=deciding,
-        ahead=rollout.ahead > 0,
+        older=bool(older),
     )
 
 
@@ -158,28 +160,32 @@ def _variant(options: Mapping[str, Any]) -> variants.Variant:
     return variant
 
 
-def _corrected(variant: variants.Variant, options: Mapping[str, Any]) -> variants.Variant:
-    """The variant for samples of an older policy (``rollout.ahead``). One whose options say nothing of it takes its
-    ratio against the sampler's log-probs; raises `UserError` where nothing would correct for them."""
-    objective, said = variant.objective, f"rollout.ahead=1: variant {variant.name!r}"
+def _corrected(variant: variants.Variant, options: Mapping[str, Any], setting: str, value: float) -> variants.Variant:
+    """The variant for samples of an older policy, which the setting makes. One whose options say nothing of it takes
+    its ratio against the sampler's log-probs; raises `UserError` where nothing would correct for them."""
+    objective, said = variant.objective, f"{setting}={value:g}: variant {variant.name!r}"
     if "rollout_plan" in variant.needs:
-        raise UserError(f"{said} gives samples to prompts by the rewards of those before; set rollout.ahead=0")
+        raise UserError(f"{said} gives samples to prompts by the rewards of those before; set {setting}=0")
+    if "greedy" in variant.needs and setting == "rollout.overlap":
+        raise UserError(
+            f"{said} draws a greedy completion with each group, which nothing goes on with; set {setting}=0"
+        )
     if variant.options.get("train_on") == "spliced":
         raise UserError(
             f"{said} with train_on=spliced learns from text that was not sampled, whose age cannot be corrected; set "
-            "rollout.ahead=0, or variant.train_on=sampled"
+            f"{setting}=0, or variant.train_on=sampled"
         )
     if objective.anchor == "sampler" or objective.importance != "none":
         return variant
     if not objective.has_ratio:
         raise UserError(
             f"{said} has no ratio to correct for samples of an older policy: set variant.importance=truncate, or "
-            "rollout.ahead=0"
+            f"{setting}=0"
         )
     if options.get("anchor") is not None:
         raise UserError(
             f"{said} with anchor={objective.anchor} takes no account of who drew the samples: set "
-            "variant.anchor=sampler, or variant.importance=truncate beside it, or rollout.ahead=0"
+            f"variant.anchor=sampler, or variant.importance=truncate beside it, or {setting}=0"
         )
     return _variant({**options, "anchor": "sampler"})
 
@@ -278,7 +284,7 @@ def _check(
             f"variant {variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave the "
             "reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
         )
-    if objective.needs_displacement_weights and updates == 1 and not rollout.ahead:
+    if objective.needs_displacement_weights and updates == 1 and not (rollout.ahead or rollout.overlap):
         raise UserError(
             "variant.llds_coef acts from the second update of a rollout on: raise train.iterations or "
             "train.minibatches over 1, or set it to 0"
@@ -329,14 +335,15 @@ def _check(
 def _check_skips(variant: variants.Variant, rollout: RolloutConfig, train: TrainConfig) -> None:
     """Raises `UserError` where samples without an advantage are scored first, or have a gradient all the same."""
     objective, own = variant.objective, {"critic", "entropy", "teacher"} & {*variant.needs}
-    later = objective.anchor == "trainer" and (rollout.ahead > 0 or train.updates_a_rollout > 1)
+    older = rollout.ahead > 0 or rollout.overlap > 0
+    later = objective.anchor == "trainer" and (older or train.updates_a_rollout > 1)
     why = [
         (objective.needs_reference, f"variant.kl_coef={objective.kl_coef}: set it to 0"),
         (objective.needs_entropy, f"variant.entropy_coef={objective.entropy_coef}: set it to 0, without a target"),
         (objective.needs_displacement_weights, f"variant.llds_coef={objective.llds_coef}: set it to 0"),
         (objective.needs_covariance_mask, f"variant.covariance={objective.covariance}: set it to none"),
         (bool(own), f"variant {variant.name!r}, which needs the {' and '.join(sorted(own))} of all samples"),
-        (later, "several updates a rollout, or rollout.ahead, scores all samples first: set variant.anchor=sampler"),
+        (later, "several updates a rollout, or older samples: all are scored first; set variant.anchor=sampler"),
     ]
     for found, what in why:
         if train.skip_zero_advantage and found:

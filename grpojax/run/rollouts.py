@@ -9,10 +9,14 @@ under the weights after step n-1 and learned from by those after step n. So a sa
 (``rollout/staleness``). What a filter draws in addition is drawn when it asks for it, under the weights of that moment.
 The problems of rollout n+1 are chosen before the rewards of rollout n are known: what is solved, or how often a level
 is solved, is heeded one rollout later.
+
+With ``rollout.overlap`` a rollout leaves groups behind that are not whole (`grpojax.run.seats`). In the batch of its
+step these have no samples and no rewards, and are dropped as a filter drops groups: they are judged, counted and
+learned from in the step in which they become whole.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,9 +31,10 @@ from grpojax.run import flight
 from grpojax.run.allocated_rollouts import PlannedGroups
 from grpojax.run.curriculum import Curriculum, LevelCurriculum
 from grpojax.run.flight import Flight
-from grpojax.run.groups import Groups
+from grpojax.run.groups import Drawn, Groups
 from grpojax.run.judged import Judged, Sampled, take
 from grpojax.run.method import Method
+from grpojax.run.seats import Seats, oldest
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import PerPrompt
 
@@ -79,10 +84,14 @@ class Rollouts:
         else:
             self.curriculum = LevelCurriculum(problems, config.prompts, seed, config=given, deciding=own, state=state)
         self.drawn: int = state["rollouts"]
+        self.seats = None
+        if config.overlap:
+            self.seats = Seats((config.prompts, config.group, config.max_tokens), problems, state)
 
     def state(self) -> dict[str, Any]:
         """What the next draws follow from, for the run's record."""
-        return {"rollouts": self.drawn, **self.curriculum.state(), **self.groups.state()}
+        seats = {} if self.seats is None else self.seats.state()
+        return {"rollouts": self.drawn, **self.curriculum.state(), **self.groups.state(), **seats}
 
     def draw(self, step: int) -> Callable[[], Sampled]:
         """Dispatches the rollout of a step; what it returns waits for its samples."""
@@ -92,18 +101,35 @@ class Rollouts:
         """Dispatches the next rollout; its problems and its draws follow from its number in the run."""
         number = self.drawn
         self.drawn += 1
-        problems, passes = self.curriculum.draw(number)
-        version, wait = self._weights()[1], self.groups.start(problems, number)
-        return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait)
+        version = self._weights()[1]
+        if self.seats is None:
+            problems, passes = self.curriculum.draw(number)
+            wait = self.groups.start(problems, number)
+            return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait)
+        problems, passes, begun = self.seats.fill(self.curriculum.draw)
+        wait, versions = self.groups.start(problems, number, begun.samples), begun.continued(version)
+        return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait, versions=versions)
 
     def resumed(self, record: Mapping[str, Any]) -> Flight:
         """The rollout that a checkpoint has (`grpojax.run.flight.Flight.record`)."""
         return flight.resumed(record, self.groups, self._problems)
 
+    def _wait(self, flight: Flight) -> Drawn:
+        """The groups of a rollout; those that are not whole are kept for the next one."""
+        drawn = flight.wait()
+        if self.seats is not None and drawn.rest is not None:
+            self.seats.keep(flight, drawn.rest)
+        return drawn
+
+    @property
+    def waiting(self) -> PerPrompt | None:
+        """``[P]`` bool: groups that go on in the next rollout; None without ``rollout.overlap``."""
+        return None if self.seats is None else self.seats.begun.waiting
+
     def collect(self, step: int, first: Flight) -> Sampled:
         """The samples of a step, once its first rollout is there; draws more where a filter asks for it."""
         size, chosen = self.config.prompts, self.method.filter
-        flights, drawn = [first], [first.wait()]
+        flights, drawn = [first], [self._wait(first)]
 
         @functools.cache
         def everything() -> list[Judged]:
@@ -117,22 +143,23 @@ class Rollouts:
             return Sampled(
                 problems=drawn[0].problems,
                 rollout=drawn[0].rollout,
-                dropped=np.zeros(size, bool),
+                dropped=np.zeros(size, bool) if self.waiting is None else self.waiting,
                 judged=lambda: (everything()[0], everything()),
                 told=self.curriculum.told,
-                version=first.version,
+                version=_oldest(flights, drawn),
+                waiting=self.waiting,
             )
         keeps = [self._keep(drawn[0].judged())]
         while sum(k.sum() for k in keeps) < size and len(drawn) < chosen.max_rollouts:
             flights.append(self.start())
-            drawn.append(flights[-1].wait())
+            drawn.append(self._wait(flights[-1]))
             keeps.append(self._keep(drawn[-1].judged()))
-        keep = np.concatenate(keeps)
+        keep, whole = np.concatenate(keeps), np.concatenate([d.rollout.lengths.any(1) for d in drawn])
         if not keep.any():
             log.warning(
                 "step %d: the filter dropped all %d groups by %r: this step teaches nothing",
                 step,
-                len(keep),
+                whole.sum(),
                 self.method.deciding,
             )
         order = np.argsort(~keep, kind="stable")[:size]
@@ -141,10 +168,11 @@ class Rollouts:
             problems=merged.problems,
             rollout=merged.rollout,
             dropped=~keep[order],
-            kept_share=float(keep.mean()),
+            kept_share=float(keep[whole].mean()),
             judged=lambda: (merged, everything()),
             told=self.curriculum.told,
-            version=first.version,
+            version=_oldest(flights, drawn, keep),
+            waiting=self.waiting,
         )
 
     @on_host()
@@ -156,6 +184,17 @@ class Rollouts:
         keep = allocation.keep_prompts if variant.keep is None else variant.keep
         success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
         try:
-            return np.asarray(keep(by_name, self.method.deciding, **success))
+            return np.asarray(keep(by_name, self.method.deciding, **success)) & judged.rollout.lengths.any(1)
         except ValueError as e:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
+
+
+def _oldest(flights: Sequence[Flight], drawn: Sequence[Drawn], keep: PerPrompt | None = None) -> int:
+    """Updates behind the weights of the oldest token that is learned from, or without ``rollout.overlap`` of the first
+    rollout; ``keep`` says which groups of all rollouts are learned from, where not all whole ones are."""
+    if flights[0].versions is None:
+        return flights[0].version
+    known = np.concatenate([oldest(f, d.rollout) for f, d in zip(flights, drawn, strict=True)])
+    which = np.concatenate([d.rollout.lengths.any(1) for d in drawn])
+    which = which if keep is None or not keep.any() else keep
+    return int(known[which].min())

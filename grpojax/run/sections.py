@@ -99,6 +99,10 @@ class RolloutConfig(SamplerConfig):
     What follows from results (``retire``, ``curriculum``) then follows one rollout later. 0 draws each under the newest
     weights.
 
+    ``overlap`` over 0 ends a rollout as soon as in every batch shard at most this share of its samples want another
+    token, and one group is whole. Groups with such samples go on in the next rollout and are learned from once they are
+    whole, their samples' tokens then of several versions of the policy (`grpojax.run.seats`).
+
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
     variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo). ``curriculum`` draws problems by their
     levels, and so does not go with ``retire``.
@@ -116,13 +120,19 @@ class RolloutConfig(SamplerConfig):
     weights: Literal["compute", "int8"] = "compute"
     uncorrected: bool = False
     ahead: int = 0
+    overlap: float = 0.0
     retire: RetireConfig | None = None
     plan: PlanConfig | None = None
     curriculum: CurriculumConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, prompts="[1, inf)", ahead="[0, 1]")
+        require(self, prompts="[1, inf)", ahead="[0, 1]", overlap="[0, 1)")
+        if self.overlap and (self.rows or self.slots not in (0, self.group)):
+            raise UserError(
+                f"overlap={self.overlap:g} with slots={self.slots}, rows={self.rows}: a sample that goes on in the "
+                "next rollout has a slot of its own; set slots and rows to 0, or overlap=0"
+            )
         if self.uncorrected and self.weights == "compute":
             raise UserError("uncorrected=true: there is nothing to correct with weights=compute; it goes with int8")
         if self.temperature == 0:

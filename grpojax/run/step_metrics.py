@@ -50,6 +50,8 @@ def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method
       method: its deciding reward, and whether there is a filter.
     """
     values = of_drawn(drawn, method.deciding) | sampled.told()
+    if sampled.waiting is not None:
+        values["rollout/waiting"] = float(sampled.waiting.mean())
     if method.plan is not None and method.plan.exemplars:
         values |= of_seeded(drawn, method.deciding, 1.0 if method.plan.success is None else method.plan.success)
     if method.filter is None:
@@ -58,10 +60,10 @@ def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method
 
 
 def of_version(version: int, updates: int) -> dict[str, float]:
-    """Of samples that were drawn ahead: the version of the policy that drew them, and how many updates it is behind.
+    """Of samples that are older than the policy: the version that drew them, and how many updates it is behind.
 
     Args:
-      version: updates that were behind the weights they were drawn under.
+      version: updates that were behind the weights they were drawn under, of tokens of several versions the oldest.
       updates: those behind the weights that learn from them.
 
     Example:
@@ -86,7 +88,7 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
     lengths, stopped = lengths[there], np.concatenate([d.rollout.stopped for d in drawn])[there]
     decides = np.concatenate([d.by_name[deciding] for d in drawn])
     values = {
-        **_of_rewards(reward, taught),
+        **_of_rewards(reward, taught, there.any(1)),
         "rewards/invalid": float(1 - np.isfinite(total[there]).mean()),
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
@@ -138,10 +140,9 @@ def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
       batch: what the step learns from.
       dropped: ``[P]`` bool, its groups that weigh nothing.
     """
-    rewards = {
-        f"kept/{name}": value for name, value in _of_rewards(batch.reward[~dropped], batch.total[~dropped]).items()
-    }
     lengths = batch.rollout.lengths[~dropped]
+    known = _of_rewards(batch.reward[~dropped], batch.total[~dropped], lengths.any(1))
+    rewards = {f"kept/{name}": value for name, value in known.items()}
     lengths = lengths[lengths > 0]
     return rewards | {
         "kept/mean_length": _mean(lengths),
@@ -175,8 +176,9 @@ def _taught(drawn: Judged) -> Samples:
     return drawn.total if steps is None else drawn.total + np.nansum(steps, -1)
 
 
-def _of_rewards(reward: Samples, total: Samples) -> dict[str, float]:
-    """Of rewards as they are; whether a group teaches anything is a matter of what the advantages are made of."""
+def _of_rewards(reward: Samples, total: Samples, drawn: PerPrompt) -> dict[str, float]:
+    """Of rewards as they are; whether a group teaches anything is a matter of what the advantages are made of.
+    ``drawn [P]`` bool are the groups that have samples."""
     finite = np.isfinite(reward)
     count = np.maximum(finite.sum(1), 1)
     mean = np.where(finite, reward, 0.0).sum(1) / count
@@ -184,7 +186,7 @@ def _of_rewards(reward: Samples, total: Samples) -> dict[str, float]:
     return {
         "reward": _mean(reward[finite]),
         "reward_std": _mean(std[finite.any(1)]),
-        "frac_reward_zero_std": _mean(np.asarray(masked.all_equal(total, np.isfinite(total), 1))),
+        "frac_reward_zero_std": _mean(np.asarray(masked.all_equal(total, np.isfinite(total), 1))[drawn]),
     }
 
 

@@ -114,7 +114,7 @@ class Trainer:
         self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, "eval": self.held_out.fingerprint})
         twin = variants.twin_at_one_update(config.method.variant)
-        if twin and config.train.updates_a_rollout == 1 and not config.rollout.ahead:
+        if twin and config.train.updates_a_rollout == 1 and not config.method.older:
             log.info("%s", twin)
 
     def _open(self, held: contextlib.ExitStack) -> None:
@@ -145,7 +145,7 @@ class Trainer:
         checks.length(config, self.done, self.meta)
         self._saved = self.done
         self.pending: _Pending | None = None
-        self._begun = 0.0
+        self._begun, self._left = 0.0, 0
         self.rollouts = Rollouts(
             self.policy,
             lambda: (self.learner.state["policy"].params, self.learner.updates),
@@ -187,6 +187,8 @@ class Trainer:
                 finished = self.session.conduct(self._loop, self._rescue)
             if self.critic is not None and self.done <= self.critic.config.warmup_steps and finished:
                 log.warning("the run ended in critic.warmup_steps=%d: the policy has learned nothing", self.done)
+            if finished and self._left:
+                log.info("%d groups were under way when the run ended: their samples are not learned from", self._left)
             return finished
         finally:
             self.close()
@@ -245,6 +247,7 @@ class Trainer:
         batch, drawn = sampled.judged()
         rewarded = time.perf_counter()
         advantages, told, lengths = learner.weigh(minis, batch, sampled.dropped, signals)
+        self._left = 0 if sampled.waiting is None else int(sampled.waiting.sum())
         self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
         prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
         before = _share(self)
@@ -260,7 +263,7 @@ class Trainer:
             "time/score_s": scored_at - rolled,
             "time/reward_s": rewarded - scored_at,
         }
-        if self.config.rollout.ahead:
+        if self.config.method.older:
             known |= step_metrics.of_version(sampled.version, learner.updates)
         samples = self.metrics.wants_samples(number)
         said = self.critic.said(signals) if samples and self.critic is not None else None

@@ -75,4 +75,5 @@ def step_flops(
 
 
 def _prompts(judged: Judged) -> list[int]:
-    return [len(p.ids) for p in judged.problems]
+    drawn = judged.rollout.lengths.any(1)  # a group that is not whole yet stands in the batch without samples
+    return [len(p.ids) if there else 0 for p, there in zip(judged.problems, drawn, strict=True)]

@@ -1,7 +1,6 @@
 """The programs that a variant needs beside those of every run, with the shapes that the trainer gives them."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +14,7 @@ from grpojax.models import Compute, DecoderConfig, flops, kv_heads, sharding
 from grpojax.models import critic as models
 from grpojax.models.weight_table import shardings
 from grpojax.programs import influence, lanes, packing, policy_update, slot_cache
+from grpojax.programs.begun import most_left, nothing_begun
 from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.sampler import SamplerConfig, rows_of, sample_groups
 from grpojax.programs.state import make_reshard
@@ -23,7 +23,7 @@ from grpojax.run.late_signals import tokens_at_once
 from grpojax.run.method import Method
 from grpojax.run.regroup import part_sizes
 from grpojax.run.sections import TrainConfig
-from grpojax.types import PerToken, Prompts, TrainBatch
+from grpojax.types import PerToken, Prompts, Rollout, TrainBatch
 
 ANSWER_TOKENS = 16  # of `grpojax.run.true_answers.splice_groups`, at the least
 
@@ -61,6 +61,7 @@ class Shapes:
       sampling: group, longest completion, temperature, slots.
       evaluation: what is drawn of held-out problems, where there are any.
       weights: of the rollout; evaluation takes those in the compute dtype.
+      overlap: share of a rollout's samples that may go on in the next one.
       apart: the chips that do nothing but sample, where there are any.
     """
 
@@ -72,6 +73,7 @@ class Shapes:
     sampling: SamplerConfig
     evaluation: EvalConfig | None = None
     weights: Literal["compute", "int8"] = "compute"
+    overlap: float = 0.0
     apart: Mesh | None = None
 
     @property
@@ -112,16 +114,24 @@ def place(tree: Any, mesh: Mesh, *before: None) -> Any:
     return jax.tree.map(placed, tree)
 
 
-def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig) -> Call:
+def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overlap: float = 0.0) -> Call:
     """A rollout of ``count`` prompts by the policy, its weights cast and whole on every batch shard."""
     mesh, compute = run.sampling_mesh, dataclasses.replace(run.compute, mesh=run.sampling_mesh)
     parts = sharding.lanes(mesh)
     prompts, group = lanes.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
     config = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
-    program = jax.jit(functools.partial(sample_groups, run.graph, config=config, eos_ids=(0,), compute=compute))
-    args = whole, place(prompts, mesh), key
     shape, slots, tokens = (len(prompts.lengths), group), config.slots or group, sampling.max_tokens
+    how: dict[str, Any] = {"config": config, "eos_ids": (0,), "compute": compute}
+    args = whole, place(prompts, mesh), key
+    if overlap:
+        how["left"] = most_left(overlap, count, sampling.group, parts)
+        args = *args, place(nothing_begun(*shape, tokens), mesh)
+
+    def sample(params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None) -> Rollout:
+        return sample_groups(run.graph, params, prompts, key, begun=begun, **how)
+
+    program = jax.jit(sample)
     rows, ring = rows_of(config, len(prompts.lengths), parts), slot_cache.ring(tokens, config.block, compute)
     dtype = run.compute.dtype if sampling.cache_dtype == "compute" else sampling.cache_dtype
     read = len(prompts.lengths) + (rows if config.rows else 0)  # prompts, and those that rows took over
@@ -151,7 +161,7 @@ def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]
         return -(-count // parts) * parts
 
     if method is None or method.plan is None:
-        calls = {"rollout": rollout(run, whole, run.prompts, sampling)}
+        calls = {"rollout": rollout(run, whole, run.prompts, sampling, run.overlap)}
     else:
         plan, slots = method.plan, sampling.slots
         more = run.prompts * (sampling.group - plan.probe) // plan.phases

@@ -163,6 +163,11 @@ def of_recipe(config: Config, target: Target, *, layers: int | None = None) -> E
 
 def check_known(config: Config) -> None:
     """Raises `UserError` where a recipe has programs, and maybe networks, that no estimate has."""
+    if config.rollout.overlap:
+        raise UserError(
+            f"rollout.overlap={config.rollout.overlap:g} reads samples that were begun, which no plan by data sheet "
+            "knows: plan it for a TPU, such as --topology v5e:4x4, or with overlap=0"
+        )
     counts = plan_run.times_a_step(config)
     if more := [name for name, n in counts.items() if n and name not in PROGRAMS]:
         raise UserError(

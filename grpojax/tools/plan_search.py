@@ -12,6 +12,7 @@ from typing import Literal
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig
 from grpojax.programs import lanes
+from grpojax.programs.begun import most_left
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_estimate, plan_run, planner
 from grpojax.tools.plan_chips import Target
@@ -64,7 +65,7 @@ def candidates(config: Config, model: DecoderConfig, target: Target) -> list[Can
     """All settings that divide, fastest estimate first; ties in the order of meshes, micro-batches, remat, slots."""
     out = []
     rollout, counts = config.rollout, plan_run.times_a_step(config)
-    slots = (0, *(n for n in _divisors(rollout.group) if 1 < n < rollout.group))
+    slots = (0, *(n for n in _divisors(rollout.group) if 1 < n < rollout.group and not rollout.overlap))
     for data, tensor in _meshes(model, target):
         fsdp = target.chips // data // tensor
         for microbatches in _microbatches(config, data * fsdp):
@@ -82,6 +83,8 @@ def _microbatches(config: Config, parts: int) -> list[int]:
     minibatches = config.train.minibatches
     try:
         lanes.spread_sizes(config.rollout.prompts, config.rollout.group, parts)
+        if config.rollout.overlap:
+            most_left(config.rollout.overlap, config.rollout.prompts, config.rollout.group, parts)
         prompts, group = lanes.spread_sizes(config.rollout.prompts // minibatches, config.rollout.group, parts)
     except UserError:
         return []

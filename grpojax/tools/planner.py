@@ -97,6 +97,7 @@ def plan_recipe(
         train=config.train,
         evaluation=config_of(config) if config.data.eval else None,
         weights=config.rollout.weights,
+        overlap=config.rollout.overlap,
         programs=programs,
     )
 
@@ -119,6 +120,7 @@ def plan(
     train: TrainConfig = TrainConfig(steps=1),  # noqa: B008
     evaluation: EvalConfig | None = None,
     weights: Literal["compute", "int8"] = "compute",
+    overlap: float = 0.0,
     programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
     """Compiles the programs of a run for a TPU slice, every prompt and completion at its longest.
@@ -139,7 +141,7 @@ def plan(
       teacher: a frozen model whose weights lie beside the policy's, and which scores what it says.
       train: minibatches, micro-batches, and whether the reference is refreshed.
       evaluation: what is drawn of held-out problems; None without any.
-      weights: of the rollout (`grpojax.run.sections.RolloutConfig`).
+      weights, overlap: of the rollout (`grpojax.run.sections.RolloutConfig`).
       programs: which of `PROGRAMS`, `CRITIC_PROGRAMS` and `VARIANT_PROGRAMS` to compile; None for all that the run has.
 
     Returns:
@@ -166,6 +168,7 @@ def plan(
         sampling=sampling,
         evaluation=evaluation,
         weights=weights,
+        overlap=overlap,
         apart=chips.apart,
     )
     calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)

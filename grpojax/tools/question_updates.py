@@ -60,7 +60,7 @@ def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
     one = {"iterations": 1, "minibatches": 1, "steps": 1, "tokens": None}
     train = dataclasses.replace(given.train, **one, reference_every=0, reference_mix=mix)
     optimizer = dataclasses.replace(given.optimizer, schedule="constant", warmup_steps=0, final_fraction=0.0)
-    critic, rollout, retire = given.critic, given.rollout, given.rollout.retire
+    critic, rollout, retire = given.critic, dataclasses.replace(given.rollout, overlap=0.0), given.rollout.retire
     if variant is not own:
         stays = retire is not None and retire.share is not None
         critic, rollout = None, dataclasses.replace(rollout, plan=None, retire=retire if stays else None)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from plain_decoder import BASE, random_decoder
+from plain_decoder import BASE, random_decoder, some_prompts
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
@@ -18,7 +18,7 @@ from grpojax.programs import drawing, lanes, packing, sampler, state
 from grpojax.programs.drawing import DrawConfig, draw
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.tools import hlo
-from grpojax.types import PerToken, Prompts, TrainBatch
+from grpojax.types import PerToken, TrainBatch
 
 EOS = tuple(range(6))
 
@@ -31,16 +31,6 @@ def test_doctests(module):
 @pytest.fixture(scope="module")
 def decoder():
     return random_decoder(BASE)
-
-
-def some_prompts(p=3, length=7, seed=0):
-    rng = np.random.default_rng(seed)
-    return Prompts(
-        tokens=rng.integers(0, 53, (p, length)).astype(np.int32),
-        lengths=rng.integers(1, length + 1, p).astype(np.int32),
-        uids=np.arange(10, 10 + p, dtype=np.uint32),
-        first_sample=np.zeros(p, np.int32),
-    )
 
 
 def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute()):  # noqa: B008

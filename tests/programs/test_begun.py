@@ -1,0 +1,182 @@
+"""Rollouts that leave samples unfinished, and those that go on with them: against a rollout that ends them all."""
+
+import dataclasses
+import doctest
+
+import jax
+import numpy as np
+import pytest
+from plain_decoder import BASE, random_decoder, some_prompts
+
+from grpojax.host.errors import UserError
+from grpojax.models import Compute, score, sharding
+from grpojax.models.weight_table import shardings
+from grpojax.programs import begun, packing, state
+from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.types import PerToken, Rollout, TrainBatch
+
+EOS = (0, 1, 2, 3)
+CONFIG = SamplerConfig(group=5, max_tokens=23, block=4)
+TPU = Compute(platform="tpu", attention="xla")  # its program, run here
+GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpreted
+
+
+def test_doctests():
+    assert doctest.testmod(begun).failed == 0
+
+
+def run(decoder, prompts, config, given=None, left=0, compute=Compute()):  # noqa: B008
+    how = {"eos_ids": EOS, "compute": compute}
+    rollout = sample_groups(*decoder, prompts, jax.random.key(0), config, begun=given, left=left, **how)
+    return jax.tree.map(np.array, rollout)
+
+
+def only(rollout, which):
+    """Groups ``which [P]``; the others are new."""
+    return jax.tree.map(lambda x: np.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, np.zeros((), x.dtype)), rollout)
+
+
+def rollouts(decoder, prompts, config, count, left, compute=Compute()):  # noqa: B008
+    """``(before, after)`` of each rollout; a group that is whole is begun anew, with the same draws."""
+    before = begun.nothing_begun(len(prompts.lengths), config.group, config.max_tokens)
+    for _ in range(count):
+        after = run(decoder, prompts, config, before, left, compute)
+        yield before, after
+        before = only(after, begun.unfinished(after).any(1))
+
+
+def after(before, full, left, lanes):
+    """Oracle: the lengths of all samples when the rollout ends, a token of each at a time; ``full`` in the end."""
+    lengths = np.maximum(before, 1)
+    while True:
+        wants = lengths < full
+        if (wants.reshape(lanes, -1).sum(1) <= left).all() and not wants.any(1).all():
+            return lengths
+        lengths = lengths + wants
+
+
+def check(decoder, prompts, config, *, left, lanes=1, compute=Compute(), want=None, count=6):  # noqa: B008
+    want = run(decoder, prompts, config) if want is None else want
+    there, taken = np.arange(config.max_tokens), []
+    for before, out in rollouts(decoder, prompts, config, count, left, compute):
+        expected = after(before.lengths, want.lengths, left, lanes)
+        np.testing.assert_array_equal(out.lengths, expected)
+        mask = there < expected[..., None]
+        np.testing.assert_array_equal(out.tokens, np.where(mask, want.tokens, 0))
+        np.testing.assert_allclose(out.logps, np.where(mask, want.logps, 0), atol=1e-5)
+        np.testing.assert_array_equal(out.stopped, want.stopped & (expected == want.lengths))
+        kept = (before.lengths > 0) & ~begun.unfinished(before)
+        np.testing.assert_array_equal(out.logps[kept], before.logps[kept])
+        taken.append(begun.unfinished(before).reshape(lanes, -1).sum(1).max())
+    assert max(taken) > 2
+    return want
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return random_decoder(BASE)
+
+
+@pytest.mark.parametrize(
+    ("compute", "block", "left"),
+    [
+        (Compute(), 4, 10),
+        pytest.param(Compute(), 23, 3, marks=pytest.mark.slow),
+        (TPU, 4, 6),
+        pytest.param(GPU, 16, 10, marks=pytest.mark.slow),
+    ],
+    ids=["blocks", "one block", "tpu", "gpu"],
+)
+def test_samples_are_those_of_one_rollout_wherever_it_is_broken_off(decoder, compute, block, left):
+    """Keys are of positions, so with one key and the same weights every token is the same, and the loop ends where a
+    plain count of tokens says."""
+    config = dataclasses.replace(CONFIG, block=block)
+    check(decoder, some_prompts(), config, left=left, compute=compute)
+
+
+def test_log_probs_of_what_went_on_are_the_trainers(decoder):
+    prompts = some_prompts()
+    *_, (before, out) = rollouts(decoder, prompts, CONFIG, 4, 10)
+    assert begun.unfinished(before).sum() > 2
+    packed, layout = packing.pack(
+        TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=PerToken())
+    )
+    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    logps = layout.unpack(np.asarray(score(*decoder, rows, Compute()).logps)[None])
+    mask = np.arange(23) < out.lengths[..., None]
+    assert np.abs(logps - out.logps)[mask].max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "of"),
+    [
+        pytest.param((2, 2, 2), Compute(), marks=pytest.mark.slow),
+        ((2, 2, 2), TPU),
+        pytest.param((4, 2, 1), GPU, marks=pytest.mark.slow),
+    ],
+    ids=["cpu", "tpu", "gpu"],
+)
+def test_every_lane_of_a_mesh_goes_on_with_its_own(sizes, of):
+    """A lane has some of its samples left however few the others have."""
+    config = dataclasses.replace(BASE, vocab_size=56)  # a vocabulary that divides
+    graph, params = random_decoder(config)
+    mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+    lanes, prompts = sizes[0] * sizes[1], some_prompts(8)
+    sampling = dataclasses.replace(CONFIG, block=16 if of is GPU else 4)
+    want = run((graph, params), prompts, sampling)
+    compute = dataclasses.replace(of, mesh=mesh)
+    placed = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
+    check((graph, placed), prompts, sampling, left=16 // lanes, lanes=lanes, compute=compute, want=want)
+
+
+def test_what_the_last_samples_would_keep_waiting_is_drawn_in_fewer_steps(decoder):
+    """Tokens that are drawn in a decode step; lengths are nearly geometric."""
+    prompts, config = some_prompts(8), SamplerConfig(group=4, max_tokens=60)
+
+    def tokens_a_step(pairs):
+        drawn = sum((after - before).sum() for before, after in pairs)
+        return drawn / sum((after - np.maximum(before, 1)).max() for before, after in pairs)
+
+    whole = run(decoder, prompts, config).lengths
+    parts = [(before.lengths, out.lengths) for before, out in rollouts(decoder, prompts, config, 5, 8)]
+    assert tokens_a_step(parts) > 1.5 * tokens_a_step([(0 * whole, whole)])
+
+
+def test_rows_and_fewer_slots_are_refused(decoder):
+    for cells in ({"slots": 2}, {"rows": 2}):
+        with pytest.raises(UserError, match="samples that were begun need slots of their own"):
+            run(decoder, some_prompts(), dataclasses.replace(CONFIG, **cells), begun.nothing_begun(3, 5, 23), 3)
+
+
+def test_shares_that_are_none_or_do_not_divide_are_refused():
+    assert begun.most_left(0.3, 10, 4, 2) == 6
+    with pytest.raises(UserError, match="overlap=0.01 of the 20 samples of a batch shard is none: make it 1/20"):
+        begun.most_left(0.01, 10, 4, 2)
+    with pytest.raises(UserError, match="overlap=0.5 with rollout.prompts=2 over 4 batch shards"):
+        begun.most_left(0.5, 2, 4, 4)
+
+
+def test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was(decoder):
+    """With nothing given there is no argument, and no trace of the rest in the program."""
+    prompts, key = some_prompts(), jax.random.key(0)
+
+    def text(*given):
+        def program(params, prompts, key, given=None):
+            how = {"eos_ids": EOS, "compute": Compute(), "begun": given, "left": 3}
+            return sample_groups(decoder[0], params, prompts, key, CONFIG, **how)
+
+        return jax.jit(program).lower(decoder[1], prompts, key, *given).as_text(debug_info=True)
+
+    assert "read_begun" not in text() and "read_begun" in text(begun.nothing_begun(3, 5, 23))
+
+
+def test_samples_are_unfinished_on_the_device_as_on_the_host():
+    rng = np.random.default_rng(0)
+    given = begun.nothing_begun(3, 5, 7)
+    given = dataclasses.replace(given, lengths=rng.integers(0, 8, (3, 5)), stopped=rng.random((3, 5)) < 0.5)
+    want = [
+        [0 < n < 7 and not s for n, s in zip(*rows, strict=True)]
+        for rows in zip(given.lengths, given.stopped, strict=True)
+    ]
+    assert begun.unfinished(given).tolist() == want
+    assert isinstance(given, Rollout) and np.asarray(jax.jit(begun.unfinished)(given)).tolist() == want
