@@ -321,21 +321,21 @@ def _check(
             "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
             "rollout.group, or set rewards.combine=sum"
         )
-    _check_weights(variant, rollout)
+    _check_eight_bits(variant, rollout)
     _try(variant, rollout)
 
 
-def _check_weights(variant: variants.Variant, rollout: RolloutConfig) -> None:
-    """Raises `UserError` where samples of quantised weights would be taken for the policy's own."""
+def _check_eight_bits(variant: variants.Variant, rollout: RolloutConfig) -> None:
+    """Raises `UserError` where samples of quantised weights, keys or values would be taken for the policy's own."""
     objective = variant.objective
-    if rollout.weights == "compute" or rollout.uncorrected:
+    if not rollout.eight_bits or rollout.uncorrected:
         return
     if objective.importance == "none" and objective.anchor == "trainer":
         remedy = "variant.importance=truncate" + (" or variant.anchor=sampler" if objective.has_ratio else "")
         if variant.options.get("train_on") == "spliced":
             remedy = f"variant.train_on=sampled and {remedy}"
         raise UserError(
-            f"rollout.weights={rollout.weights} with variant {variant.name!r}: samples are not of the policy that "
+            f"{' and '.join(rollout.eight_bits)} with variant {variant.name!r}: samples are not of the policy that "
             f"learns, and nothing corrects for it: set {remedy}, or rollout.uncorrected=true"
         )
 
