@@ -52,10 +52,11 @@ def ragged_batch(rng, p=3, g=5, length=7, most=11, vocab=53, pad=0):
     )  # fmt: skip
 
 
-def plain_states(model, sequences):
+def plain_states(model, sequences, prompt=None, read=None):
     """The oracle: whole sequences ``[n, N]``, full causal attention, loops over layers and heads; no group, no rows.
 
-    Normed hidden states ``[n, N, D]``. Right padding cannot reach back through a causal mask.
+    Normed hidden states ``[n, N, D]``. Right padding cannot reach back through a causal mask. With ``read``, tokens
+    from ``prompt [n]`` on attend to keys and values as ``read`` gives them back.
     """
     c = model.config
     n = sequences.shape[1]
@@ -99,8 +100,16 @@ def plain_states(model, sequences):
             qh, kh, vh = cut(q, head), cut(k, kv), cut(v, kv)
             if c.qk_norm:
                 qh, kh = norm(qh, w["q_norm"]), norm(kh, w["k_norm"])
-            s = turn(qh) @ turn(kh).swapaxes(1, 2) / np.float32(c.head_dim**0.5)
-            heads.append(jax.nn.softmax(jnp.where(np.tri(n, dtype=bool), s, -jnp.inf), -1) @ vh)
+
+            def attend(qh, kh, vh):
+                s = qh @ kh.swapaxes(1, 2) / np.float32(c.head_dim**0.5)
+                return jax.nn.softmax(jnp.where(np.tri(n, dtype=bool), s, -jnp.inf), -1) @ vh
+
+            qh, kh = turn(qh), turn(kh)
+            heads.append(attend(qh, kh, vh))
+            if read is not None:
+                late = (np.arange(n) >= np.asarray(prompt)[:, None])[..., None]
+                heads[-1] = jnp.where(late, attend(qh, read(kh), read(vh)), heads[-1])
         x = x + linear(jnp.concatenate(heads, -1), "o")
         h = norm(x, w["mlp_norm"])
         x = x + linear(jax.nn.silu(linear(h, "gate")) * linear(h, "up"), "down")

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.types import PerPrompt, Samples
@@ -103,7 +105,14 @@ def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> f
 
 
 def decode_bytes(
-    c: DecoderConfig, prompt_tokens: int, tokens: float, *, prompts: int, slots: int, block: int = 1
+    c: DecoderConfig,
+    prompt_tokens: int,
+    tokens: float,
+    *,
+    prompts: int,
+    slots: int,
+    block: int = 1,
+    cache_dtype: DTypeLike = "bfloat16",
 ) -> float:
     """Bytes of memory that the sampler reads for one token step: weights once, a prompt's keys and values once for all
     slots of its row, and of every slot the blocks of the cache in which any has a token. In bfloat16, on one device.
@@ -115,8 +124,9 @@ def decode_bytes(
       prompts: sampled at the same time: rows of slots.
       slots: completions of each that are sampled at the same time.
       block: positions that are read together (`grpojax.programs.slot_cache.ring`).
+      cache_dtype: of keys and values.
     """
-    per_token = 2 * kv_numbers(c)
+    per_token = kv_bytes(c, cache_dtype)
     weights = matmul_weights(c) + c.vocab_size * c.hidden_size
     return 2 * weights + prompts * (prompt_tokens + slots * -(-tokens // block) * block) * per_token
 
@@ -124,6 +134,12 @@ def decode_bytes(
 def kv_numbers(c: DecoderConfig) -> int:
     """Keys and values of one token in all layers."""
     return 2 * c.num_layers * c.num_kv_heads * c.head_dim
+
+
+def kv_bytes(c: DecoderConfig, cache_dtype: DTypeLike) -> int:
+    """Their bytes; in eight bits with a scale of two a token and head (`grpojax.models.quantised`)."""
+    size = kv_numbers(c) * jnp.dtype(cache_dtype).itemsize
+    return size + 2 * kv_numbers(c) // c.head_dim if jnp.dtype(cache_dtype) == jnp.int8 else size
 
 
 def parameters(c: DecoderConfig) -> int:

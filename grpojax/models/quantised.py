@@ -1,11 +1,14 @@
-"""Weights of eight bits for the rollout: symmetric, one float32 scale an output channel, multiplied as they are.
+"""Eight bits for the rollout: weights with one float32 scale an output channel, keys and values with one bfloat16 scale
+a token and head; symmetric, multiplied as they are.
 
 ``w ≈ values * scale`` with ``scale = max |w| / 127`` over the axis that a product sums over, as LLM.int8 rounds weights
 (Dettmers et al., arXiv:2208.07339). Activations stay as they are: a decode step waits for bytes, not for products.
-The scale comes after the sum: whole numbers up to 127 are exact in bfloat16.
+The scale comes after the sum: whole numbers up to 127 are exact in bfloat16. That of a token's values goes into its
+weight in the softmax. KIVI (arXiv:2402.02750) has values so too, but of keys a scale a channel over many tokens: eight
+bits can do without it, and what is written of a token then never changes.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +18,13 @@ from grpojax.types import Array
 
 
 class Int8(NamedTuple):
-    """A weight in eight bits, or that of all layers stacked; stands in a tree of weights where the weight does.
+    """A weight in eight bits, or that of all layers stacked; stands in a tree of weights where the weight does. Or keys
+    or values.
 
     Attributes:
       values: int8 in [-127, 127], the weight's shape.
-      scale: float32, the weight's shape without the axis that a product sums over.
+      scale: float32, the weight's shape without the axis that a product sums over; of keys and values bfloat16, theirs
+        without that of the head's numbers.
     """
 
     values: Array
@@ -28,13 +33,17 @@ class Int8(NamedTuple):
 
 Matrix = Array | Int8
 
+CACHE_SCALE = jnp.bfloat16  # half the bytes of float32, and no further error: values are rounded by the rounded scale
 
-def quantise(w: Array, axis: int) -> Int8:
+
+def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
     """A float weight in eight bits; no entry is off by more than half a scale, and a channel of zeros stays one.
 
     Args:
       w: ``[..., n, ...]``, any float.
-      axis: the one that a product sums over.
+      axis: the one that has a scale in common: of weights that which a product sums over.
+      scale_dtype: of the scale. It is rounded first and the values then by what it has become, so that half a scale
+        holds in bfloat16 too: up to ``2**-8`` too small, it leaves the largest below 127.5.
 
     Example:
       >>> q = quantise(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0)
@@ -42,10 +51,11 @@ def quantise(w: Array, axis: int) -> Int8:
       ([[127, 0], [-50, 0]], [0.01, 0.0])
     """
     w = w.astype(jnp.float32)
-    scale = jnp.abs(w).max(axis) / 127
+    kept = (jnp.abs(w).max(axis) / 127).astype(scale_dtype)
+    scale = kept.astype(jnp.float32)
     inverse = jnp.where(scale > 0, 1 / jnp.where(scale > 0, scale, 1), 0)
     values = jnp.clip(jnp.round(w * jnp.expand_dims(inverse, axis)), -127, 127)
-    return Int8(values.astype(jnp.int8), scale)
+    return Int8(values.astype(jnp.int8), kept)
 
 
 def matmul(x: Array, w: Matrix) -> Array:
@@ -71,6 +81,56 @@ def unembed(x: Array, w: Matrix) -> Array:
     values = w.values if isinstance(w, Int8) else w
     y = jnp.einsum("...d,vd->...v", x, values.astype(x.dtype), preferred_element_type=jnp.float32)
     return y * w.scale if isinstance(w, Int8) else y
+
+
+def scores(q: Array, keys: Matrix) -> Array:
+    """``q [..., r, d]`` times ``keys [..., d, n]``, n tokens: float32 ``[..., r, n]``.
+
+    Example:
+      >>> scores(jnp.ones((1, 2)), quantise(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0)).round(2).tolist()
+      [[0.7699999809265137, 0.0]]
+    """
+    if not isinstance(keys, Int8):
+        return jnp.matmul(q, keys, preferred_element_type=jnp.float32)
+    s = jnp.matmul(q, keys.values.astype(q.dtype), preferred_element_type=jnp.float32)
+    return s * keys.scale[..., None, :].astype(jnp.float32)
+
+
+def mixed(w: Array, values: Matrix, dtype: DTypeLike) -> Array:
+    """Float32 ``w [..., r, n]`` times ``values [..., n, d]``, n tokens: float32 ``[..., r, d]``. They are multiplied in
+    the values' dtype, those of eight bits in ``dtype``.
+
+    Example:
+      >>> values = quantise(jnp.array([[1.27, 0.64], [0.0, 254.0]]), 1)
+      >>> mixed(jnp.full((1, 2), 0.5), values, "float32").round(2).tolist()
+      [[0.6399999856948853, 127.31999969482422]]
+    """
+    if isinstance(values, Int8):
+        w, values = w * values.scale[..., None, :].astype(jnp.float32), values.values.astype(dtype)
+    return jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
+
+
+def stored(x: Array, dtype: jnp.dtype, axis: int = -1) -> Matrix:
+    """Keys or values as a cache of ``dtype`` has them; ``axis`` is that of a head's numbers.
+
+    Example:
+      >>> stored(jnp.array([[1.27, 0.0], [0.0, 254.0]]), jnp.dtype("int8")).scale
+      Array([0.0100098, 2], dtype=bfloat16)
+    """
+    if dtype == jnp.int8:
+        return quantise(x, axis, CACHE_SCALE)
+    return x.astype(dtype)
+
+
+def exact(cache_dtype: str) -> Literal["compute", "float32", "bfloat16"]:
+    """``cache_dtype``, or in place of eight bits "compute": for completions that are to be the policy's own, such as
+    those of held-out problems.
+
+    Example:
+      >>> exact("int8"), exact("bfloat16")
+      ('compute', 'bfloat16')
+    """
+    return "compute" if cache_dtype == "int8" else cast(Any, cache_dtype)
 
 
 def take_rows(w: Matrix, rows: Array, dtype: DTypeLike, **how: Any) -> Array:

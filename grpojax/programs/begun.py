@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
+from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.sharding import TRAIN, spec
@@ -138,45 +139,53 @@ def seated(known: Waiting, out: Rollout) -> Slots:
     )
 
 
-def placed(tokens: Tokens, caches: Sequence[Any], ring: Ring, compute: Compute) -> tuple[Any, Any]:
+def placed(
+    tokens: Tokens, caches: Sequence[Any], group: int, ring: Ring, dtype: Any, compute: Compute
+) -> tuple[Any, Any]:
     """The caches with which a loop begins at position 0: of a sample that was begun, the tokens before the newest one,
     which is yet to be written there, are the last positions of the ring.
 
     Args:
       tokens: what was `read`.
       caches: keys and values, empty (`grpojax.programs.slot_cache.empty`).
-      ring: of the caches.
+      group: slots of a row.
+      ring, dtype: of the caches.
       compute: for the platform, and the mesh.
     """
     gpu, listed = slot_cache.on_gpu(compute), slot_cache.unrolls(compute)
     blocks, width = (1, ring.size) if gpu else ring
 
-    def laid_out(x: Array, i: Scalar, tokens: Tokens, dtype: Any, *, across: bool) -> Array:
-        """One sample's ``[layers, blocks, 1, 1, Hkv, width, d]``, or with the last two axes in the other order."""
+    def laid_out(x: Array, i: Scalar, tokens: Tokens, *, across: bool) -> Any:
+        """One sample's ``[layers, blocks, Hkv, width, d]``, or with the last two axes in the other order, as stored."""
         at = jnp.arange(ring.size) - ring.size + tokens.counts[i] - 1  # which of its tokens each position has
         x = jax.lax.dynamic_index_in_dim(x, i, 1, keepdims=False)
-        x = jnp.take(x, jnp.clip(tokens.first[i] + at, 0, x.shape[1] - 1), 1).astype(dtype)
-        x = jnp.where((at >= 0)[:, None, None], x, jnp.zeros((), dtype))
-        x = x.reshape(x.shape[0], blocks, width, *x.shape[2:])
-        return x.transpose((0, 1, 3, 4, 2) if across else (0, 1, 3, 2, 4))[:, :, None, None]
+        x = jnp.take(x, jnp.clip(tokens.first[i] + at, 0, x.shape[1] - 1), 1)
+        x = jnp.where((at >= 0)[:, None, None], x, jnp.zeros((), x.dtype))
+        x = x.reshape(x.shape[0], blocks, width, *x.shape[2:]).transpose((0, 1, 3, 4, 2) if across else (0, 1, 3, 2, 4))
+        return quantised.stored(x, dtype, -2 if across else -1)
 
     def of_lane(tokens: Tokens, caches: tuple[Any, Any]) -> tuple[Any, Any]:
-        group = jax.tree.leaves(caches)[0].shape[1 if listed else 3]
-
         def put(i: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
             row, slot = jnp.divmod(tokens.slots[i], group)
+
+            def into(cache: Array, new: Array) -> Array:
+                at = (row, slot) if listed else (0, 0, row, 0, slot)
+                new = jnp.expand_dims(new, (0, 1) if listed else (2, 4))
+                return jax.lax.dynamic_update_slice(cache, new, (*at, *(0,) * (cache.ndim - len(at))))
+
             out = []
             for cache, x, across in zip(caches, tokens.kv, (not gpu, False), strict=True):
-                x = laid_out(x, i, tokens, jax.tree.leaves(cache)[0].dtype, across=across)
+                new = laid_out(x, i, tokens, across=across)
                 if listed:
-                    at = row, slot, 0, 0, 0
-                    new = [tuple(x[n, j] for j in range(blocks)) for n in range(len(cache))]
-                    out.append(jax.tree.map(lambda a, b, at=at: jax.lax.dynamic_update_slice(a, b, at), cache, new))
-                else:
-                    out.append(jax.lax.dynamic_update_slice(cache, x, (0, 0, row, slot, 0, 0, 0)))
+                    new = [tuple(slot_cache.per_layer(layer, True)) for layer in slot_cache.per_layer(new, True)]
+                out.append(jax.tree.map(into, cache, new))
             return out[0], out[1]
 
-        return jax.lax.fori_loop(0, tokens.used[0], put, caches)
+        if listed:
+            return jax.lax.fori_loop(0, tokens.used[0], put, caches)
+        apart = jax.tree.map(lambda x: x.reshape(*x.shape[:3], -1, group, *x.shape[4:]), caches)
+        done = jax.lax.fori_loop(0, tokens.used[0], put, apart)
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), done, caches)
 
     if compute.mesh is not None:
         lane, of_kv = spec(("lane",), TRAIN), spec((None, "lane", None, "kv_heads"), TRAIN)
@@ -215,7 +224,7 @@ def take_up(
     out = jax.tree.map(older, begun, out)
     rows, slots = out.lengths.shape
     caches = slot_cache.empty(model.config, rows, slots, ring, dtype, compute)
-    keys, values = placed(read(model, prompts, begun, most, compute), caches, ring, compute)
+    keys, values = placed(read(model, prompts, begun, most, compute), caches, slots, ring, dtype, compute)
     return by_lane(seated, compute.mesh)(known, out), keys, values, out
 
 

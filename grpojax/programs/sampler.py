@@ -20,6 +20,7 @@ from flax import nnx
 
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
+from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.sharding import TRAIN, constrain, lanes, spec
@@ -44,7 +45,8 @@ class SamplerConfig(DrawConfig):
         prompt once for each.
       block: positions of the cache that are read or left out together; 0 takes about an eighth of ``max_tokens``, or
         all of it where leaving some out does not pay, and 64 on a GPU (`grpojax.programs.slot_cache.ring`).
-      cache_dtype: of keys and values.
+      cache_dtype: of the keys and values that decode steps read; "int8" with a bfloat16 scale a token and head
+        (`grpojax.models.quantised`). A prompt itself runs over its own as they are.
     """
 
     group: int = 8
@@ -52,7 +54,7 @@ class SamplerConfig(DrawConfig):
     slots: int = 0
     rows: int = 0
     block: int = 0
-    cache_dtype: Literal["compute", "float32", "bfloat16"] = "compute"
+    cache_dtype: Literal["compute", "float32", "bfloat16", "int8"] = "compute"
 
     def __post_init__(self):
         super().__post_init__()
@@ -83,10 +85,6 @@ def rows_of(config: SamplerConfig, prompts: int, lanes: int) -> int:
 
 
 # -------------------------------------------------------------------------------- what a rollout holds
-
-
-def _cache_dtype(config: SamplerConfig, compute: Compute) -> jnp.dtype:
-    return jnp.dtype(compute.dtype if config.cache_dtype == "compute" else config.cache_dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,11 +158,11 @@ def prefill(
 ) -> tuple[_Fixed, Rollout]:
     """Runs each prompt once and draws the first token of all of its samples; the rollout has these tokens."""
     n_prompts, length = prompts.tokens.shape
-    cache_dtype, unroll = _cache_dtype(config, compute), slot_cache.unrolls(compute)
+    dtype, unroll = slot_cache.dtype_of(config.cache_dtype, compute), slot_cache.unrolls(compute)
     eos = jnp.asarray(eos_ids, jnp.int32)
 
     def stored(x, axes):
-        return x[:, :, 0].transpose(axes).astype(cache_dtype)
+        return quantised.stored(x[:, :, 0].transpose(axes), dtype, axes.index(4))
 
     with jax.named_scope("prefill"):
         hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
@@ -219,7 +217,7 @@ def _before_decoding(fixed: _Fixed, out: Rollout) -> _Loop:
         key=jnp.broadcast_to(known.keys[:1, :1], idle.shape),
         active=idle > 0,
     )
-    dtype = _cache_dtype(config, fixed.compute)
+    dtype = slot_cache.dtype_of(config.cache_dtype, fixed.compute)
     keys, values = slot_cache.empty(fixed.model.config, rows, slots, fixed.ring, dtype, fixed.compute)
     return _Loop(
         step=jnp.int32(0),
@@ -235,7 +233,7 @@ def _before_decoding(fixed: _Fixed, out: Rollout) -> _Loop:
 def _going_on(fixed: _Fixed, prompts: Prompts, begun: Rollout, out: Rollout) -> _Loop:
     """All samples in their slots; those that were begun before stand where they stood."""
     given = fixed.model, prompts, begun, fixed.known, out, fixed.left or 0
-    dtype = _cache_dtype(fixed.config, fixed.compute)
+    dtype = slot_cache.dtype_of(fixed.config.cache_dtype, fixed.compute)
     slots, keys, values, out = partial.take_up(*given, fixed.ring, dtype, fixed.compute)
     longest = _longest(fixed, slots)
     return _Loop(step=jnp.int32(0), longest=longest, slots=slots, prompt_kv=None, keys=keys, values=values, out=out)
@@ -270,7 +268,7 @@ def take_prompts(fixed: _Fixed, s: _Loop) -> _Loop:
 def decode_token(fixed: _Fixed, s: _Loop) -> _Loop:
     """Fills the free slots, then draws the next token of every slot."""
     config, compute, model, c = fixed.config, fixed.compute, fixed.model, fixed.model.config
-    most, cache_dtype = config.max_tokens, _cache_dtype(config, compute)
+    most, dtype = config.max_tokens, slot_cache.dtype_of(config.cache_dtype, compute)
     slots = by_lane(refill, compute.mesh)(fixed.known, s.slots)
     ring, position = fixed.ring, s.step % fixed.ring.size
     cache_mask = (position - jnp.arange(ring.size)) % ring.size < slots.count[..., None]
@@ -289,7 +287,7 @@ def decode_token(fixed: _Fixed, s: _Loop) -> _Loop:
         block, prompt = layer
         one = dec.layer(nnx.merge(fixed.graph, block), c, compute, apart=slot_cache.on_gpu(compute))
         q, k, v = one.qkv(x, tables)
-        cached = write(k.astype(cache_dtype), v.astype(cache_dtype))
+        cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
         o = slot_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
         return one.finish(x, o.astype(x.dtype))

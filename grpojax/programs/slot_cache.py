@@ -4,22 +4,31 @@ All slots write at the same place of a ring, which is cut into blocks; blocks in
 not read. Of a prompt the caches are ``[R, Hkv, d, L]`` (keys) and ``[R, Hkv, L, d]`` (values), a block of its row of
 slots ``[R, S, Hkv, d, B]`` and ``[R, S, Hkv, B, d]``: both as the multiplication reads them. On a CPU every block is an
 array, and a branch leaves it out; on a TPU all layers and blocks are one array, and a loop over the live ones brings
-each into fast memory, where a branch would have whole caches copied. On a GPU the whole ring of a layer is one array,
+each into fast memory, where a branch would have whole caches copied. There heads and slots are one axis, ``[R, Hkv * S,
+...]``: a token's numbers lie side by side, in tiles whose other side is that axis, of four at least in eight bits, and
+two heads alone would leave half of them empty. On a GPU the whole ring of a layer is one array,
 keys ``[R, S, Hkv, T, d]`` as values, of which a kernel reads each slot's own tokens (`grpojax.programs.slot_kernel`).
+
+In eight bits an array is a `grpojax.models.quantised.Int8`, whose scales have all its axes but d. Tokens are rounded as
+they are written, and multiplied as they lie there.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from grpojax.host.errors import UserError
-from grpojax.models import kv_heads
+from grpojax.models import kv_heads, quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.sharding import constrain
+from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Scalar
 
 _MOST = 8  # blocks of a ring, unless told otherwise
@@ -101,6 +110,24 @@ def unrolls(compute: Compute) -> bool:
     return _platform(compute) != "tpu"
 
 
+def dtype_of(cache_dtype: str, compute: Compute) -> jnp.dtype:
+    """The dtype that `grpojax.programs.sampler.SamplerConfig.cache_dtype` stands for.
+
+    Raises:
+      UserError: eight bits on a GPU.
+
+    Example:
+      >>> dtype_of("compute", Compute(dtype="bfloat16")), dtype_of("int8", Compute(platform="tpu"))
+      (dtype(bfloat16), dtype('int8'))
+    """
+    if cache_dtype == "int8" and on_gpu(compute):
+        raise UserError(
+            "cache_dtype=int8: the kernels that read keys and values on a GPU take floats; set "
+            "rollout.cache_dtype=compute (rollout.weights=int8 works there)"
+        )
+    return jnp.dtype(compute.dtype if cache_dtype == "compute" else cache_dtype)
+
+
 def per_layer(stacked: Any, unroll: bool) -> Any:
     """A stacked tree as it is, or as a list of one tree a layer."""
     if not unroll:
@@ -110,17 +137,24 @@ def per_layer(stacked: Any, unroll: bool) -> Any:
 
 
 def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compute: Compute) -> tuple[Any, Any]:
-    """Keys and values of all layers and slots, all 0: of each an array ``[layers, blocks, ...]``, or a list of a tuple
-    of arrays, one a block (on a GPU one in all), for each layer."""
+    """Keys and values of all layers and slots, all 0: of each an array ``[layers, blocks, R, Hkv * S, ...]``, or a list
+    of a tuple of arrays, one a block (on a GPU one in all), for each layer."""
     gpu = on_gpu(compute)
     blocks, width = (1, ring.size) if gpu else ring
+    heads, apart = kv_heads.on_mesh(c, compute.mesh), unrolls(compute)
+    shape, axes = ((slots, heads), (None, "kv_heads")) if apart else ((heads * slots,), ("kv_heads",))
 
-    def zeros(*last):
-        x = jnp.zeros((c.num_layers, blocks, rows, slots, kv_heads.on_mesh(c, compute.mesh), *last), dtype)
-        x = constrain(x, compute.mesh, None, None, "lane", None, "kv_heads", None, None)
-        return [tuple(layer) for layer in x] if unrolls(compute) else x
+    def zeros(*last, dtype=dtype):
+        x = jnp.zeros((c.num_layers, blocks, rows, *shape, *last), dtype)
+        return constrain(x, compute.mesh, None, None, "lane", *axes, *(None,) * len(last))
 
-    return zeros(*((width, c.head_dim) if gpu else (c.head_dim, width))), zeros(width, c.head_dim)
+    def all_of(*last):
+        x = zeros(*last)
+        if dtype == jnp.int8:
+            x = quantised.Int8(x, zeros(width, dtype=quantised.CACHE_SCALE))
+        return [tuple(per_layer(layer, True)) for layer in per_layer(x, True)] if apart else x
+
+    return all_of(*((width, c.head_dim) if gpu else (c.head_dim, width))), all_of(width, c.head_dim)
 
 
 def no_prompts(of_all: Any, rows: int, compute: Compute) -> Any:
@@ -129,7 +163,7 @@ def no_prompts(of_all: Any, rows: int, compute: Compute) -> Any:
 
     def nothing(x):
         x = jnp.zeros((*x.shape[: len(layers)], rows, *x.shape[len(layers) + 1 :]), x.dtype)
-        return constrain(x, compute.mesh, *layers, "lane", "kv_heads", None, None)
+        return constrain(x, compute.mesh, *layers, "lane", "kv_heads", *(None,) * (x.ndim - len(layers) - 2))
 
     return jax.tree.map(nothing, of_all)
 
@@ -168,40 +202,54 @@ def over_layers(
         x = body(x, layer, write)
         return (x, caches), None
 
-    n = caches[0].shape[0]
+    n = jax.tree.leaves(caches)[0].shape[0]
     return jax.lax.scan(step, (x, list(caches)), (jnp.arange(n), layers))[0]
 
 
-def _put(caches: Sequence[Any], kv: Sequence[Array], axes: Sequence[int], position: Scalar) -> list[Any]:
+def _axes(new: quantised.Matrix, axis: int) -> Any:
+    """Along which axis the tokens of a cache follow each other: ``axis``, and the last one of scales."""
+    return quantised.Int8(axis, -1) if isinstance(new, quantised.Int8) else axis
+
+
+def _put(caches: Sequence[Any], kv: Sequence[Any], axes: Sequence[int], position: Scalar) -> list[tuple[Any, ...]]:
     """A token along ``axes`` of keys and values: into the array that has the position, the others stay as they are."""
 
     def put(array, new, axis, start):
-        at: list[Any] = [0] * array.ndim
+        new, at = jnp.expand_dims(new, axis), [0] * array.ndim
         if start is None:
             at[axis] = position
             return jax.lax.dynamic_update_slice(array, new, at)
         width = array.shape[axis]
         at[axis] = jnp.clip(position - start, 0, width - 1)
         here = (start <= position) & (position < start + width)
-        return jax.lax.dynamic_update_slice(
-            array, jnp.where(here, new, jax.lax.dynamic_slice(array, at, new.shape)), at
-        )
+        new = jnp.where(here, new, jax.lax.dynamic_slice(array, at, new.shape))
+        return jax.lax.dynamic_update_slice(array, new, at)
 
     out = []
-    for arrays, new, axis in zip(caches, kv, axes, strict=True):
-        new, width = jnp.expand_dims(new, axis), arrays[0].shape[axis]
-        starts = [None] if len(arrays) == 1 else [j * width for j in range(len(arrays))]
-        out.append(tuple(put(a, new, axis, start) for a, start in zip(arrays, starts, strict=True)))
+    for blocks, new, axis in zip(caches, kv, axes, strict=True):
+        width, along = jax.tree.leaves(blocks)[0].shape[axis], _axes(new, axis)
+        starts = [None] if len(blocks) == 1 else [j * width for j in range(len(blocks))]
+        each = zip(blocks, starts, strict=True)
+        out.append(tuple(jax.tree.map(functools.partial(put, start=start), a, new, along) for a, start in each))
     return out
 
 
-def _put_stacked(caches: Sequence[Array], k: Array, v: Array, position: Scalar, layer: Scalar) -> list[Array]:
+def _put_stacked(caches: Sequence[Any], k: Any, v: Any, position: Scalar, layer: Scalar) -> list[Any]:
     """The same of caches of all layers and blocks."""
-    keys, values = caches
-    block, at = jnp.divmod(position, values.shape[-2])
-    k, v = k[None, None, ..., None], v[None, None, ..., None, :]
-    keys = jax.lax.dynamic_update_slice(keys, k, (layer, block, 0, 0, 0, 0, at))
-    return [keys, jax.lax.dynamic_update_slice(values, v, (layer, block, 0, 0, 0, at, 0))]
+    block, within = jnp.divmod(position, jax.tree.leaves(caches[1])[0].shape[-2])
+
+    def put(array, new, axis):
+        at: list[Any] = [layer, block] + [0] * (array.ndim - 2)
+        new = jnp.expand_dims(new.swapaxes(1, 2).reshape(1, 1, len(new), -1, *new.shape[3:]), axis)
+        if array.ndim == 5:
+            # Scales. For a column by itself the compiler would lay out all of them, and copy them for every layer.
+            old = jax.lax.dynamic_slice(array, at, (1, 1, *array.shape[2:]))
+            new = jnp.where(jnp.arange(array.shape[-1]) == within, new, old)
+        else:
+            at[axis] = within
+        return jax.lax.dynamic_update_slice(array, new, at)
+
+    return [jax.tree.map(put, c, new, _axes(new, axis)) for c, new, axis in zip(caches, (k, v), (-1, -2), strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------------- attention
@@ -209,8 +257,8 @@ def _put_stacked(caches: Sequence[Array], k: Array, v: Array, position: Scalar, 
 
 class Cached(NamedTuple):
     """What one layer reads: its blocks of keys ``[R, S, Hkv, d, B]`` and values ``[R, S, Hkv, B, d]``, or where
-    ``layer`` says which it is, those of all layers, ``[layers, blocks, ...]``; on a GPU one array of each,
-    ``[R, S, Hkv, T, d]``."""
+    ``layer`` says which it is, those of all layers, ``[layers, blocks, R, Hkv * S, ...]``; on a GPU one array of each,
+    ``[R, S, Hkv, T, d]``. Each an array or an `Int8`, with scales ``[R, S, Hkv, B]``."""
 
     keys: Any
     values: Any
@@ -237,12 +285,13 @@ class Seen(NamedTuple):
 
 
 def decode_attention(
-    q: Array, cached: Cached, prompt: Sequence[Array], prompt_mask: Array, seen: Seen, compute: Compute
+    q: Array, cached: Cached, prompt: Sequence[quantised.Matrix], prompt_mask: Array, seen: Seen, compute: Compute
 ) -> Array:
     """One query a slot over its prompt and its cached tokens, merged in one float32 softmax.
 
     q ``[R, S, Hkv, r, d]``; the query's own token is in the cache; prompt k ``[R, Hkv, d, L]`` and v
-    ``[R, Hkv, L, d]``, its mask ``[R, L]``; compute says the platform, and of a GPU the mesh.
+    ``[R, Hkv, L, d]``, its mask ``[R, L]``; compute says the platform, and of a GPU the mesh. What is in eight bits is
+    multiplied in q's dtype.
     """
     p, g, k, r, d = q.shape
     q = q * d**-0.5
@@ -254,18 +303,18 @@ def decode_attention(
         (keys,), (values,) = cached.keys, cached.values
         given = q, keys, values, seen.position, seen.counts, *(x.reshape(p, k, g, r, *x.shape[3:]) for x in found)
         return slot_kernel.attend(*given, block=seen.ring.width, mesh=compute.mesh)
-    scores = jnp.matmul(by_prompt, prompt[0], preferred_element_type=jnp.float32)
+    scores = quantised.scores(by_prompt, prompt[0])
     scores = jnp.where(prompt_mask[:, None, None], scores, -jnp.inf)
-    merge = _merged_with_branches if cached.layer is None else _merged_in_a_loop
-    return merge(q, cached, scores, prompt[1], seen.mask, seen.live)
+    if cached.layer is None:
+        return _merged_with_branches(q, cached, scores, prompt[1], seen)
+    return _merged_in_a_loop(q, cached, scores, prompt[1], seen, compute.mesh)
 
 
-def _of_prompt(scores: Array, values: Array) -> tuple[Array, Array, Array]:
+def _of_prompt(scores: Array, values: quantised.Matrix, dtype: DTypeLike) -> tuple[Array, Array, Array]:
     """The highest score, the sum of ``exp(score - highest)`` and that of the values, ``[R, Hkv, S * r, 1 or d]``."""
     top = scores.max(-1, keepdims=True)
     w = jnp.exp(scores - top)
-    out = jnp.matmul(w.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    return top, w.sum(-1, keepdims=True), out
+    return top, w.sum(-1, keepdims=True), quantised.mixed(w, values, dtype)
 
 
 def _by_slot(x: Array, like: Array) -> Array:
@@ -274,64 +323,72 @@ def _by_slot(x: Array, like: Array) -> Array:
     return x.reshape(p, k, g, r, -1).swapaxes(1, 2)
 
 
-def _merged_with_branches(
-    q: Array, cached: Cached, s_prompt: Array, v_prompt: Array, cache_mask: Array, live: Array
-) -> Array:
+def _merged_with_branches(q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen) -> Array:
     """All scores at once; a block that is not live has none."""
-    f32, (p, g, k, r, d) = jnp.float32, q.shape
+    p, g, k, r, d = q.shape
+    mixed = functools.partial(quantised.mixed, dtype=q.dtype)
 
     def there(x):
         return x.swapaxes(1, 2).reshape(p, k, g * r, -1)
 
-    width = cache_mask.shape[-1] // len(cached.keys)
-    s_cache = _products([q] * len(cached.keys), cached.keys, live, width)
+    width, live = seen.mask.shape[-1] // len(cached.keys), seen.live
+    s_cache = _products(quantised.scores, [q] * len(cached.keys), cached.keys, live, width)
     s_cache = s_cache[0] if len(s_cache) == 1 else jnp.concatenate(s_cache, -1)
-    s_cache = jnp.where(cache_mask[:, :, None, None], s_cache, -jnp.inf)
+    s_cache = jnp.where(seen.mask[:, :, None, None], s_cache, -jnp.inf)
     top = jnp.maximum(_by_slot(s_prompt.max(-1, keepdims=True), q), s_cache.max(-1, keepdims=True))
     w_prompt, w_cache = jnp.exp(s_prompt - there(top)), jnp.exp(s_cache - top)
     total = _by_slot(w_prompt.sum(-1, keepdims=True), q) + w_cache.sum(-1, keepdims=True)
-    w_prompt = (w_prompt / there(total)).astype(v_prompt.dtype)
-    out = _by_slot(jnp.matmul(w_prompt, v_prompt, preferred_element_type=f32), q)
-    w_cache = (w_cache / total).astype(v_prompt.dtype)
+    out, w_cache = _by_slot(mixed(w_prompt / there(total), v_prompt), q), w_cache / total
     parts = [w_cache[..., j * width : (j + 1) * width] for j in range(len(cached.values))]
-    return sum(_products(parts, cached.values, live, d), out)
+    return sum(_products(mixed, parts, cached.values, live, d), out)
+
+
+def _as_written(x: Array, axis: int, mesh: Mesh | None) -> Array:
+    """A block ``[R, Hkv * S, ...]`` with tokens along ``axis``, and not in another layout, for which the compiler would
+    copy those of all layers, for each layer."""
+    layout = Layout((axis % 4, *(i for i in range(4) if i != axis % 4)))
+    pinned, cut = functools.partial(with_layout_constraint, layouts=layout), spec(("lane", "kv_heads"), TRAIN)
+    if mesh is not None:  # a constraint on all parts at once would gather them
+        pinned = jax.shard_map(pinned, mesh=mesh, in_specs=cut, out_specs=cut)
+    return pinned(x)
 
 
 def _merged_in_a_loop(
-    q: Array, cached: Cached, s_prompt: Array, v_prompt: Array, cache_mask: Array, live: Array
+    q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen, mesh: Mesh | None
 ) -> Array:
     """Block by live block: what was summed so far is scaled whenever a larger score turns up."""
-    f32 = jnp.float32
-    mask = cache_mask.reshape(*cache_mask.shape[:2], len(live), -1)
+    live, mask = seen.live, seen.mask.reshape(*seen.mask.shape[:2], len(seen.live), -1)
     which = jnp.nonzero(live, size=len(live), fill_value=0)[0]
 
-    def block(x, j):
-        of_layer = jax.lax.dynamic_slice_in_dim(x, cached.layer, 1)
-        return jax.lax.dynamic_slice_in_dim(of_layer, j, 1, 1)[0, 0]
+    def block(cache, j, axis):
+        def of(x, axis):
+            of_layer = jax.lax.dynamic_slice_in_dim(x, cached.layer, 1)
+            x = jax.lax.dynamic_slice_in_dim(of_layer, j, 1, 1)[0, 0]
+            x = _as_written(x, axis, mesh) if x.ndim == 4 else x
+            return x.reshape(len(x), q.shape[2], q.shape[1], *x.shape[2:]).swapaxes(1, 2)
+
+        return jax.tree.map(of, cache, _axes(cache, axis))
 
     def add(n, so_far):
-        top, total, out = so_far
-        j = which[n]
-        scores = jnp.matmul(q, block(cached.keys, j), preferred_element_type=f32)
+        (top, total, out), j = so_far, which[n]
+        scores = quantised.scores(q, block(cached.keys, j, -1))
         mine = jax.lax.dynamic_index_in_dim(mask, j, 2, keepdims=False)
         scores = jnp.where(mine[:, :, None, None], scores, -jnp.inf)
         highest = jnp.maximum(top, scores.max(-1, keepdims=True))
         w, kept = jnp.exp(scores - highest), jnp.exp(top - highest)
-        more = jnp.matmul(w.astype(v_prompt.dtype), block(cached.values, j), preferred_element_type=f32)
+        more = quantised.mixed(w, block(cached.values, j, -2), q.dtype)
         return highest, kept * total + w.sum(-1, keepdims=True), kept * out + more
 
-    of_prompt = tuple(_by_slot(x, q) for x in _of_prompt(s_prompt, v_prompt))
+    of_prompt = tuple(_by_slot(x, q) for x in _of_prompt(s_prompt, v_prompt, q.dtype))
     with jax.named_scope(LOOP):
         _, total, out = jax.lax.fori_loop(0, live.sum(), add, of_prompt)
     return out / total
 
 
-def _products(left: Sequence[Array], blocks: Sequence[Array], live: Array, columns: int) -> list[Array]:
-    """``left[j] @ blocks[j]`` in float32 of each block that is live; 0 of the others, which are not read."""
-
-    def product(a, block):
-        return jnp.matmul(a, block, preferred_element_type=jnp.float32)
-
+def _products(
+    product: Callable[..., Array], left: Sequence[Array], blocks: Sequence[Any], live: Array, columns: int
+) -> list[Array]:
+    """``product(left[j], blocks[j])`` of each block that is live; 0 of the others, which are not read."""
     if len(blocks) == 1:
         return [product(left[0], blocks[0])]
 

@@ -6,7 +6,7 @@ from typing import Any
 from grpojax import data
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.programs import lanes, packing
+from grpojax.programs import lanes, packing, slot_cache
 from grpojax.programs.begun import most_left
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
@@ -27,6 +27,11 @@ def shapes(config: Config, count: int, sampling: int) -> None:
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
+
+
+def cache(config: Config, policy: Policy) -> None:
+    """Raises `UserError` where the devices that sample cannot read such keys and values."""
+    slot_cache.dtype_of(config.rollout.cache_dtype, policy.sampling.compute)
 
 
 def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) -> None:

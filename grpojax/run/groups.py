@@ -11,6 +11,7 @@ import numpy as np
 from grpojax import data
 from grpojax.evaluation import columns_of, submit
 from grpojax.host.errors import UserError
+from grpojax.models import quantised
 from grpojax.programs import packing
 from grpojax.programs.begun import most_left, unfinished
 from grpojax.programs.policy import Policy
@@ -37,6 +38,12 @@ class Drawn(NamedTuple):
     rollout: Rollout
     judged: Callable[[], Judged]
     rest: Rollout | None = None
+
+
+def greedy_of(config: SamplerConfig) -> SamplerConfig:
+    """The greedy completion of a prompt beside its samples; the policy's own as far as its weights are."""
+    cache_dtype = quantised.exact(config.cache_dtype)
+    return SamplerConfig(group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=cache_dtype)
 
 
 class Started:
@@ -101,9 +108,7 @@ class Groups:
         self.seed, self.max_prompt_tokens = seed, max_prompt_tokens
         self._greedy: SamplerConfig | None = None
         if "greedy" in method.variant.needs:
-            self._greedy = SamplerConfig(
-                group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=config.cache_dtype
-            )
+            self._greedy = greedy_of(config)
 
     def state(self) -> dict[str, Any]:
         """What draws follow from besides the policy and the rollout's number: JSON."""

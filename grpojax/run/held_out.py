@@ -6,6 +6,7 @@ from typing import Any
 from grpojax import data, evaluation
 from grpojax.host import files, processes
 from grpojax.host.console import log
+from grpojax.models import quantised
 from grpojax.programs.policy import Policy
 from grpojax.records import evaluations
 from grpojax.rewards import Rewards
@@ -86,5 +87,5 @@ def config_of(config: Config) -> evaluation.EvalConfig:
         temperature=config.train.eval_temperature,
         limit=config.train.eval_limit,
         max_tokens=config.rollout.max_tokens,
-        cache_dtype=config.rollout.cache_dtype,
+        cache_dtype=quantised.exact(config.rollout.cache_dtype),
     )

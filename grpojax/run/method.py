@@ -328,7 +328,7 @@ def _check(
             "rollout.group, or set rewards.combine=sum"
         )
     _check_skips(variant, rollout, train)
-    _check_weights(variant, rollout)
+    _check_eight_bits(variant, rollout)
     _try(variant, rollout)
 
 
@@ -350,17 +350,17 @@ def _check_skips(variant: variants.Variant, rollout: RolloutConfig, train: Train
             raise UserError(f"train.skip_zero_advantage=true does not go with {what}")
 
 
-def _check_weights(variant: variants.Variant, rollout: RolloutConfig) -> None:
-    """Raises `UserError` where samples of quantised weights would be taken for the policy's own."""
+def _check_eight_bits(variant: variants.Variant, rollout: RolloutConfig) -> None:
+    """Raises `UserError` where samples of quantised weights, keys or values would be taken for the policy's own."""
     objective = variant.objective
-    if rollout.weights == "compute" or rollout.uncorrected:
+    if not rollout.eight_bits or rollout.uncorrected:
         return
     if objective.importance == "none" and objective.anchor == "trainer":
         remedy = "variant.importance=truncate" + (" or variant.anchor=sampler" if objective.has_ratio else "")
         if variant.options.get("train_on") == "spliced":
             remedy = f"variant.train_on=sampled and {remedy}"
         raise UserError(
-            f"rollout.weights={rollout.weights} with variant {variant.name!r}: samples are not of the policy that "
+            f"{' and '.join(rollout.eight_bits)} with variant {variant.name!r}: samples are not of the policy that "
             f"learns, and nothing corrects for it: set {remedy}, or rollout.uncorrected=true"
         )
 

@@ -108,9 +108,10 @@ class RolloutConfig(SamplerConfig):
     levels, and so does not go with ``retire``.
 
     ``weights`` are those that samples are drawn with: "compute" the policy's in ``model.dtype``, "int8" with matrices
-    in eight bits (`grpojax.models.quantised`). Samples are then not of the policy that learns, and the objective must
-    correct for it, by ``variant.importance`` or ``variant.anchor: sampler``, unless ``uncorrected`` has it take them
-    for the policy's own. Evaluation is of the policy itself.
+    in eight bits (`grpojax.models.quantised`); ``cache_dtype: int8`` has keys and values so. Samples are then not of
+    the policy that learns, and the objective must correct for it, by ``variant.importance`` or ``variant.anchor:
+    sampler``, unless ``uncorrected`` has it take them for the policy's own. Evaluation is of the policy itself, and no
+    greedy completion reads keys and values of eight bits.
 
     Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
     ratio to the policy's own log-probs would be off by the mass that was cut.
@@ -133,8 +134,11 @@ class RolloutConfig(SamplerConfig):
                 f"overlap={self.overlap:g} with slots={self.slots}, rows={self.rows}: a sample that goes on in the "
                 "next rollout has a slot of its own; set slots and rows to 0, or overlap=0"
             )
-        if self.uncorrected and self.weights == "compute":
-            raise UserError("uncorrected=true: there is nothing to correct with weights=compute; it goes with int8")
+        if self.uncorrected and not self.eight_bits:
+            raise UserError(
+                f"uncorrected=true: there is nothing to correct with weights={self.weights} and cache_dtype="
+                f"{self.cache_dtype}; it goes with int8"
+            )
         if self.temperature == 0:
             raise UserError(
                 "temperature=0.0: greedy samples of a prompt are all the same; train at a temperature over 0"
@@ -144,6 +148,11 @@ class RolloutConfig(SamplerConfig):
                 "top_k, top_p and min_p cut off tokens, and the policy's log-probs would not be those of the samples; "
                 "train with top_k=0, top_p=1, min_p=0"
             )
+
+    @property
+    def eight_bits(self) -> tuple[str, ...]:
+        """The settings by which samples are not of the policy that learns."""
+        return tuple(f"rollout.{name}=int8" for name in ("weights", "cache_dtype") if getattr(self, name) == "int8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,7 @@ class Trainer:
         self.session = Session(config, take_over=self._take_over)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids)
         checks.shapes(config, self.policy.lanes, self.policy.sampling.lanes)
+        checks.cache(config, self.policy)
         self.rewards = held.enter_context(Rewards(config.method.rewards))
         tokenize = data.Tokenize(self.policy.tokenizer, config.data)
         self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)

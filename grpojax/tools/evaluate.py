@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.evaluation import Evaluator, summarize, table
     from grpojax.host import agreement, processes
     from grpojax.host.console import log
+    from grpojax.models import quantised
     from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy
     from grpojax.records.evaluations import Record
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
             )
             recipe = target.recipe
             keep_compiled(recipe.compile_cache, target.run)
-            config = _config(args, ks, recipe.rollout.max_tokens, recipe.rollout.cache_dtype)
+            config = _config(args, ks, recipe.rollout.max_tokens, quantised.exact(recipe.rollout.cache_dtype))
             rewards = held.enter_context(Rewards(recipe.method.rewards))
             evaluator = Evaluator(rewards, recipe.evaluate)
             log.info("%s", evaluator.about())

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -18,6 +17,7 @@ from grpojax.programs.begun import most_left, nothing_begun
 from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.sampler import SamplerConfig, rows_of, sample_groups
 from grpojax.programs.state import make_reshard
+from grpojax.run.groups import greedy_of
 from grpojax.run.influence import TOKENS
 from grpojax.run.late_signals import tokens_at_once
 from grpojax.run.method import Method
@@ -133,11 +133,11 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
 
     program = jax.jit(sample)
     rows, ring = rows_of(config, len(prompts.lengths), parts), slot_cache.ring(tokens, config.block, compute)
-    dtype = run.compute.dtype if sampling.cache_dtype == "compute" else sampling.cache_dtype
+    dtype = slot_cache.dtype_of(sampling.cache_dtype, compute)
     read = len(prompts.lengths) + (rows if config.rows else 0)  # prompts, and those that rows took over
     kept = (read * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
     spread = dataclasses.replace(run.config, num_kv_heads=kv_heads.on_mesh(run.config, mesh))
-    cache = kept * flops.kv_numbers(spread) * jnp.dtype(dtype).itemsize
+    cache = kept * flops.kv_bytes(spread, dtype)
     rounds = -(-len(prompts.lengths) * -(-group // slots) // rows)
     live, apart = ring.mean_live(tokens, rounds), run.apart is not None
     return Call(program, args, (), (*shape, tokens), rounds * (tokens - 1), cache, ring.blocks, live, apart)
@@ -171,8 +171,7 @@ def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]
             "rollout phase": rollout(run, whole, one_lane_each(more), one),
         }
     if method is not None and "greedy" in method.variant.needs:
-        one = SamplerConfig(group=1, temperature=0.0, max_tokens=sampling.max_tokens, cache_dtype=sampling.cache_dtype)
-        calls["greedy"] = rollout(run, whole, one_lane_each(run.prompts), one)
+        calls["greedy"] = rollout(run, whole, one_lane_each(run.prompts), greedy_of(sampling))
     if (held_out := run.evaluation) is not None:
         count = max(1, held_out.batch // held_out.sampler.group)
         count = min(count, held_out.limit) if held_out.limit else count

@@ -256,16 +256,18 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     slots = min(w.slots or group, group)
     sampling = SamplerConfig(group=group, slots=slots, rows=rollout.rows)
     rows, platform = rows_of(sampling, prompts, 1), "gpu" if target.by_sheet else "tpu"
-    ring = slot_cache.ring(rollout.max_tokens, rollout.block, Compute(platform=platform))
+    compute = Compute(dtype="bfloat16", platform=platform)
+    ring = slot_cache.ring(rollout.max_tokens, rollout.block, compute)
+    dtype = slot_cache.dtype_of(rollout.cache_dtype, compute)
     rounds = -(-prompts * -(-group // slots) // rows)
     iterations = rounds * (rollout.max_tokens - 1)
     live = ring.mean_live(rollout.max_tokens, rounds) * ring.size
-    read = flops.decode_bytes(c, length, live, prompts=rows, slots=slots) / w.tensor
+    read = flops.decode_bytes(c, length, live, prompts=rows, slots=slots, cache_dtype=dtype) / w.tensor
     read -= (2 - w.weight_bytes) * (flops.matmul_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
     logits = 4 * rows * slots * c.vocab_size
     read += 6 * logits if logits > 2**26 else 0  # fewer stay in a chip's fast memory
     held = prompts + (rows if rollout.rows else 0)  # prompts, and those that rows took over
-    kept = (held * length + rows * slots * ring.size) * 2 * flops.kv_numbers(c) / w.tensor
+    kept = (held * length + rows * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
     counts = np.full(prompts, length), np.full((prompts, group), rollout.max_tokens)
     share = (w.tensor - 1) / w.tensor
     joined = 2 * c.num_layers * (w.tensor > 1)  # sums over the tensor axis for a token

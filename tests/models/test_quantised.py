@@ -46,6 +46,18 @@ def test_rounds_to_the_nearest_of_255_values_a_channel(axis):
     assert np.abs(np.asarray(made.values)).max(axis).tolist() == [127 if s else 0 for s in scale]
 
 
+def test_half_a_scale_holds_where_the_scale_is_rounded_too():
+    """Scales of bfloat16 from one power of two to the next; values rounded by a scale before it is rounded itself would
+    be off by up to 127 / 256 of a scale more."""
+    largest = np.float32(127) * np.linspace(1, 2, 1001, dtype=np.float32)
+    w = largest * np.linspace(-1, 1, 257, dtype=np.float32)[:, None]
+    made = quantised.quantise(jnp.asarray(w), 0, jnp.bfloat16)
+    scale = np.float32(largest / np.float32(127)).astype(jnp.bfloat16)
+    assert made.scale.dtype == jnp.bfloat16 and (made.scale == scale).all() and len(set(scale.tolist())) == 129
+    apart = np.abs(np.float64(made.values) * np.float64(scale) - w)
+    assert (apart <= 0.50001 * np.float64(scale)).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_are_those_of_whole_numbers_and_scales(dtype):
     rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ import doctest
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled_writes import each_token
+from tpu_cache import second_of_two
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
@@ -59,8 +61,7 @@ def test_dead_blocks_are_not_read(stacked):
     def attend(keys, values):
         blocks = jnp.split(keys, ring.blocks, -1), jnp.split(values, ring.blocks, -2)
         if stacked:  # the second of two layers
-            keys, values = (jnp.stack([jnp.full((3, *b[0].shape), jnp.nan), jnp.stack(b)]) for b in blocks)
-            cached = slot_cache.Cached(keys, values, jnp.int32(1))
+            cached = slot_cache.Cached(*(second_of_two(jnp.stack(b)) for b in blocks), jnp.int32(1))
         else:
             cached = slot_cache.Cached(*blocks)
         counts, live = jnp.full((p, g), 4), jnp.array([False, True, False])
@@ -130,6 +131,16 @@ def test_a_token_reads_weights_prompts_and_live_blocks(cells):
         assert moved < 1.25 * least, (blocks, moved / least)
 
 
+def test_on_a_cpu_a_block_of_a_layer_is_widened_at_a_time():
+    """And the cache is kept in eight bits: what the loop carries of it is int8."""
+    config = SamplerConfig(group=8, max_tokens=256, slots=4, cache_dtype="int8")
+    text = lowered(config, Compute()).compile().as_text()
+    block = 4 * 4 * 4 * 128 * 64  # numbers of a layer's
+    assert {size for *_, size in each_token(text, block)} <= {block, 4 * block}
+    shapes = re.findall(r"(\w+)\[4,4,4,(?:128,64|64,128)\]", text)
+    assert "s8" in shapes and "bf16" not in shapes
+
+
 # In a process of its own: libtpu stays in the one that has loaded it.
 PLANNED = """
 import json, sys
@@ -148,7 +159,7 @@ report, = planner.plan(
     prompt_tokens=512, sampling=SamplerConfig(group=16, max_tokens=1024, **cells),
     compute=Compute(dtype="bfloat16"), programs=("rollout",),
 )
-print(json.dumps([report.read_each, report.optional_each, report.per_iteration]))
+print(json.dumps([report.read_each, report.optional_each, report.per_iteration, report.temp]))
 """
 
 
@@ -156,24 +167,37 @@ print(json.dumps([report.read_each, report.optional_each, report.per_iteration])
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(
     ("cells", "mesh"),
-    [({}, {"fsdp": 4}), ({"slots": 5, "rows": 3}, {"fsdp": 4}), ({}, {"fsdp": 2, "tensor": 2})],
-    ids=["own rows", "shared rows", "tensor"],
+    [
+        ({}, {"fsdp": 4}),
+        ({"slots": 5, "rows": 3}, {"fsdp": 4}),
+        ({}, {"fsdp": 2, "tensor": 2}),
+        ({"cache_dtype": "int8"}, {"fsdp": 4}),
+        ({"cache_dtype": "int8", "slots": 5, "rows": 3}, {"fsdp": 4}),
+    ],
+    ids=["own rows", "shared rows", "tensor", "int8", "int8 of shared rows"],
 )
 def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp_path):
-    """As `plan` says it, of Qwen2.5-1.5B at its full depth on v5e; and no weight or block is written anew."""
+    """As `plan` says it, of Qwen2.5-1.5B at its full depth on v5e; and no weight or block is written anew. Eight bits
+    take half the bytes and those of the scales, in memory too."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
     args = [sys.executable, "-c", PLANNED, json.dumps([str(tmp_path), cells, mesh])]
     done = subprocess.run(args, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    each, optional, moved = json.loads(done.stdout.splitlines()[-1])
+    each, optional, moved, temp = json.loads(done.stdout.splitlines()[-1])
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)
     ring = slot_cache.ring(1024, 0, Compute(platform="tpu"))
     rows, slots = cells.get("rows", 16 // mesh["fsdp"]), cells.get("slots", 16)
+    dtype = cells.get("cache_dtype", "bfloat16")
     for blocks in range(1, ring.blocks + 1):
         read = (each - optional * (1 - blocks / ring.blocks)) * 2**30
         longest = blocks * ring.width - 7
-        least = flops.decode_bytes(c, 512, longest, prompts=rows, slots=slots, block=ring.width) / tensor
+        least = (
+            flops.decode_bytes(c, 512, longest, prompts=rows, slots=slots, block=ring.width, cache_dtype=dtype) / tensor
+        )
         assert read < 1.25 * least, (blocks, read / least)
+    cache = (16 // mesh["fsdp"] * 512 + rows * (slots * ring.size + ("rows" in cells) * 512)) * flops.kv_bytes(c, dtype)
+    assert optional * 2**30 < 1.01 * rows * slots * ring.size * flops.kv_bytes(c, dtype) / tensor
+    assert temp * 2**30 < 1.1 * cache / tensor + 2**25
     text = (tmp_path / "hlo.txt").read_text()
     weight = c.hidden_size * c.num_kv_heads * c.head_dim * 2 // tensor  # the smallest; larger are the tokens drawn
     around = int("rows" in cells)  # a loop over prompts that are taken over

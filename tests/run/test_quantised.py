@@ -1,14 +1,20 @@
-"""Learning from samples that eight-bit weights have drawn."""
+"""Learning from samples that eight-bit weights, or eight-bit keys and values, have drawn."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from grpojax.host.errors import UserError
+from grpojax.models import Compute
+from grpojax.run import checks
 from grpojax.run import recipe as config
+from grpojax.run.groups import greedy_of
+from grpojax.run.held_out import config_of
 from grpojax.run.trainer import Trainer
 
 EIGHT = "rollout.weights=int8"
+CACHE = "rollout.cache_dtype=int8"
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,15 @@ EIGHT = "rollout.weights=int8"
         (
             [EIGHT, "variant={name: gt_likelihood, train_on: spliced}"],
             "set variant.train_on=sampled and variant.importance=truncate",
+        ),
+        (
+            [CACHE],
+            "rollout.cache_dtype=int8 with variant 'grpo'.*variant.importance=truncate or variant.anchor=sampler",
+        ),
+        ([EIGHT, CACHE], "rollout.weights=int8 and rollout.cache_dtype=int8 with variant 'grpo'"),
+        (
+            ["rollout.uncorrected=true", "rollout.cache_dtype=bfloat16"],
+            "uncorrected=true: there is nothing to correct with weights=compute and cache_dtype=bfloat16; it goes",
         ),
         (["rollout.uncorrected=true"], "uncorrected=true: there is nothing to correct with weights=compute"),
         (["rollout.weights=int4"], "int4"),
@@ -37,12 +52,34 @@ def test_uncorrected_samples_are_refused(recipe, overrides, said):
 )
 def test_what_corrects_or_is_asked_for_by_name_is_taken(recipe, correction):
     assert config.load(recipe, [EIGHT, correction]).rollout.weights == "int8"
+    assert config.load(recipe, [CACHE, correction]).rollout.cache_dtype == "int8"
+
+
+def test_samples_of_an_older_policy_are_corrected_for_already(recipe):
+    assert config.load(recipe, [CACHE, "rollout.ahead=1"]).method.variant.objective.anchor == "sampler"
+
+
+def test_greedy_and_held_out_completions_read_the_policys_own_keys_and_values(recipe):
+    eight = config.load(recipe, [CACHE, "variant=remax", "variant.importance=truncate"])
+    assert config_of(eight).sampler.cache_dtype == greedy_of(eight.rollout).cache_dtype == "compute"
+    half = config.load(recipe, ["rollout.cache_dtype=bfloat16", "variant=remax"])
+    assert config_of(half).sampler.cache_dtype == greedy_of(half.rollout).cache_dtype == "bfloat16"
+
+
+def test_a_gpu_is_refused_before_anything_is_drawn(recipe):
+    eight = config.load(recipe, [CACHE, "variant.importance=truncate"])
+    on = SimpleNamespace(sampling=SimpleNamespace(compute=Compute(platform="gpu")))
+    with pytest.raises(UserError, match="cache_dtype=int8: .* GPU.*set rollout.cache_dtype=compute"):
+        checks.cache(eight, on)
+    on.sampling.compute = Compute(platform="tpu")
+    checks.cache(eight, on)
 
 
 @pytest.mark.slow
-def test_a_run_tells_how_far_sampler_and_policy_are_apart(recipe, tmp_path):
+@pytest.mark.parametrize("eight", [EIGHT, CACHE])
+def test_a_run_tells_how_far_sampler_and_policy_are_apart(recipe, tmp_path, eight):
     more = [
-        EIGHT,
+        eight,
         "variant.importance=truncate",
         "variant.importance_high=1.001",
         "train.steps=2",

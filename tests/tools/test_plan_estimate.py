@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpojax.host.errors import UserError
 from grpojax.models import flops
 from grpojax.run import recipe as recipes
 from grpojax.tools import plan_chips, plan_estimate
@@ -50,6 +51,22 @@ def test_what_is_kept_is_counted_to_the_byte():
     assert rollout.consumers["keys and values"] == pytest.approx(cache) and flops.kv_numbers(c) == 2 * 24 * 2 * 64
     free = dataclasses.replace(config, variant={"name": "grpo", "kl_coef": 0.0})
     assert "reference" not in plan_estimate.of_recipe(free, target).programs[0].consumers
+
+
+def test_keys_and_values_of_eight_bits_take_a_byte_and_a_scale_a_head():
+    """And a GPU, whose kernels read floats, is refused."""
+    eight = ["rollout.cache_dtype=int8", "variant.importance=truncate"]
+    config = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml", eight)
+    small, large = (
+        plan_estimate.of_recipe(dataclasses.replace(config, rollout=r), plan_chips.parse("v5e:1x1")).programs[0]
+        for r in (config.rollout, dataclasses.replace(config.rollout, cache_dtype="compute"))
+    )
+    tokens, numbers = 32 * (512 + 8 * 512), 2 * 24 * 2 * 64
+    assert small.consumers["keys and values"] == pytest.approx(tokens * numbers * (1 + 2 / 64) / 2**30)
+    assert flops.kv_bytes(SHAPES["qwen2.5-0.5b"], "int8") == numbers + 2 * 24 * 2 * 2
+    assert small.seconds["HBM"] < large.seconds["HBM"]
+    with pytest.raises(UserError, match="cache_dtype=int8.*GPU"):
+        plan_estimate.of_recipe(config, plan_chips.parse("h100:1"))
 
 
 def test_more_chips_hold_and_do_less_each():
