@@ -119,7 +119,7 @@ def test_in_eight_bits_they_are_rounded_as_they_are_put(decoder, compute):
     @functools.partial(jax.jit, static_argnums=0)
     def placed(dtype):
         model = nnx.merge(*decoder)
-        read = begun.read(model, jax.tree.map(jnp.asarray, prompts), before, 10, compute)
+        read = begun.read(model, *jax.tree.map(jnp.asarray, (prompts, before)), 10, compute)
         empty = slot_cache.empty(model.config, len(prompts.lengths), 5, ring, jnp.dtype(dtype), compute)
         return begun.placed(read, empty, 5, ring, jnp.dtype(dtype), compute)
 
