@@ -102,6 +102,7 @@ class Learner:
         plain weights.
       scores_a_step: forwards of policy and reference beyond those of sampling and updates.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
+      least: positions of a lane that are worth a block (`grpojax.programs.blocks.sizes`).
       updates: of the policy that were dispatched, those included that were skipped: the version of its weights.
     """
 
@@ -119,7 +120,7 @@ class Learner:
     ):
         self.policy, self.method, self.train, self.critic, self.teacher = policy, method, train, critic, teacher
         self.max_prompt_tokens = max_prompt_tokens
-        self._least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
+        self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
         warmup = 0 if critic is None else critic.config.warmup_steps
@@ -211,17 +212,8 @@ class Learner:
             )
             per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
             batch = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
-            minis.append(Minibatch(places, batch, *self._rows(batch)))
+            minis.append(Minibatch(places, batch, *_rows(self, batch)))
         return minis
-
-    def _rows(self, batch: TrainBatch) -> tuple[Packed, Layout]:
-        """A batch in rows on the devices; of the two sizes of rows the other is compiled with the one it takes."""
-        policy, seats = self.policy, self.policy.compute.needs_seats
-        how = {"lanes": policy.lanes, "microbatches": self.train.microbatches, "least": self._least}
-        places = np.shape(batch.lengths)[1] if seats else 0
-        policy.programs.others = functools.partial(blocks.others, blocks.sizes_of(batch, **how), places)
-        packed, layout = blocks.pack(batch, seats=seats, **how)
-        return place_rows(packed, policy.mesh), layout
 
     def score(self, minis: Sequence[Minibatch]) -> dict[str, Tokens]:
         """Log-probs under the reference and under the policy before its updates, where a term or the variant asks.
@@ -288,7 +280,7 @@ class Learner:
             mini.live = bool(live[mini.places].any())
             if self.train.skip_zero_advantage:
                 lengths[mini.places] = weighing.lengths_that_teach(host, lengths[mini.places])
-                mini.packed, mini.layout = self._rows(mini.of(lengths[mini.places]))
+                mini.packed, mini.layout = _rows(self, mini.of(lengths[mini.places]))
             mini.add(self.policy, host)
         return Weighed(advantages, told, lengths)
 
@@ -354,6 +346,16 @@ class Learner:
             coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)
             _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
             self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
+
+
+def _rows(learner: Learner, batch: TrainBatch) -> tuple[Packed, Layout]:
+    """A batch in rows on the devices; of the two sizes of rows the other is compiled with the one it takes."""
+    policy, seats = learner.policy, learner.policy.compute.needs_seats
+    how = {"lanes": policy.lanes, "microbatches": learner.train.microbatches, "least": learner.least}
+    places = np.shape(batch.lengths)[1] if seats else 0
+    policy.programs.others = functools.partial(blocks.others, blocks.sizes_of(batch, **how), places)
+    packed, layout = blocks.pack(batch, seats=seats, **how)
+    return place_rows(packed, policy.mesh), layout
 
 
 @jax.jit
