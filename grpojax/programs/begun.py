@@ -189,7 +189,7 @@ def placed(
 
     if compute.mesh is not None:
         lane, of_kv = spec(("lane",), TRAIN), spec((None, "lane", None, "kv_heads"), TRAIN)
-        held = spec((*(() if listed else (None, None)), "lane", None, "kv_heads"), TRAIN)
+        held = spec(("lane", None, "kv_heads") if listed else (None, None, "lane", "kv_heads"), TRAIN)
         takes = Tokens((of_kv, of_kv), lane, lane, lane, lane), held
         of_lane = jax.shard_map(of_lane, mesh=compute.mesh, in_specs=takes, out_specs=held, check_vma=False)
     with jax.named_scope("place_begun"):

@@ -1,6 +1,7 @@
 """The programs that a variant needs beside those of every run, with the shapes that the trainer gives them."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -114,6 +115,10 @@ def place(tree: Any, mesh: Mesh, *before: None) -> Any:
     return jax.tree.map(placed, tree)
 
 
+def _sample(graph: Any, params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None, **how: Any) -> Rollout:
+    return sample_groups(graph, params, prompts, key, begun=begun, **how)
+
+
 def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overlap: float = 0.0) -> Call:
     """A rollout of ``count`` prompts by the policy, its weights cast and whole on every batch shard."""
     mesh, compute = run.sampling_mesh, dataclasses.replace(run.compute, mesh=run.sampling_mesh)
@@ -127,11 +132,7 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
     if overlap:
         how["left"] = most_left(overlap, count, sampling.group, parts)
         args = *args, place(nothing_begun(*shape, tokens), mesh)
-
-    def sample(params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None) -> Rollout:
-        return sample_groups(run.graph, params, prompts, key, begun=begun, **how)
-
-    program = jax.jit(sample)
+    program = jax.jit(functools.partial(_sample, run.graph, **how))
     rows, ring = rows_of(config, len(prompts.lengths), parts), slot_cache.ring(tokens, config.block, compute)
     dtype = slot_cache.dtype_of(sampling.cache_dtype, compute)
     read = len(prompts.lengths) + (rows if config.rows else 0)  # prompts, and those that rows took over

@@ -35,7 +35,7 @@ def weighed(run):
     sampled = run.rollouts.draw(1)()
     minis = run.learner.prepare(sampled)
     batch, _ = sampled.judged()
-    advantages, told = run.learner.weigh(minis, batch, sampled.dropped, run.learner.score(minis))
+    advantages, told, _ = run.learner.weigh(minis, batch, sampled.dropped, run.learner.score(minis))
     return advantages, told, batch, minis
 
 

@@ -140,7 +140,7 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
     try:
         got, logged, batch = late(trainer)
         want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
-        assert trainer.learner.work([batch], batch)["late"] > flops.forward_flops(
+        assert trainer.learner.work([batch], batch, batch.rollout.lengths)["late"] > flops.forward_flops(
             trainer.policy.config, [len(p.ids) for p in batch.problems], batch.rollout.lengths
         )
         np.testing.assert_allclose(got, want, rtol=2e-4)
