@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
     killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
     assert killed.done == 3 and killed.flight.number == killed.meta["rollouts"] - 1 and "flight" not in killed.meta
     drawn, plain = [], killed.policy.sample
-    killed.policy.sample = lambda *given: drawn.append(given) or plain(*given)
+    killed.policy.sample = lambda *given, **more: drawn.append(given) or plain(*given, **more)
     plain_update = killed.learner.train_step
 
     def die(*given):

@@ -81,8 +81,8 @@ def take_their_time(trainer, seconds):
     """Has every rollout and every update of a trainer take so long on its device."""
     delay, plain_sample, plain_step = jax.jit(slow, static_argnums=1), trainer.policy.sample, trainer.learner.train_step
 
-    def sample(*given):
-        rollout = plain_sample(*given)
+    def sample(*given, **more):
+        rollout = plain_sample(*given, **more)
         return dataclasses.replace(rollout, stopped=delay(rollout.stopped, seconds))
 
     def train_step(state, frozen, packed):
