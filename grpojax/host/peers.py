@@ -171,11 +171,14 @@ class _Peers(threading.Thread):
     # ----------------------------------------------------------------------------------------- the main thread
 
     def finish(self) -> None:
-        """Until all processes have come here."""
+        """Until all processes have come here, and the thread has ended: in a call to jax's service, which goes away at
+        the end of the process, it would take the process with it."""
         self._finished = True
         while not self._all_done.wait(0.1):
             if self._known.is_set():
                 raise SystemExit(_status(str(self._verdict)))
+        self._leaving.set()
+        self.join(SILENT_S)
 
     def fail(self, what: str) -> None:
         """Posts what became of this process, and lets the others read it."""

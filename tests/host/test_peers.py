@@ -124,6 +124,21 @@ def test_an_end_is_no_death(monkeypatch):
     assert status == [0, 0, 0] and all(text.rstrip().endswith("end") for text in said.values())
 
 
+def test_the_thread_is_gone_before_the_end(monkeypatch):
+    """One that is in a call to the service while the process ends has crashed it."""
+    posted = coordination.posted
+
+    def slow(folder):
+        time.sleep(0.3 * folder.endswith("failed"))
+        return posted(folder)
+
+    monkeypatch.setattr(coordination, "posted", slow)
+    one = peers._Peers()
+    one.start()
+    one.finish()
+    assert not one.is_alive()
+
+
 def test_alone_there_is_no_thread():
     before = threading.active_count()
     with peers.watched():
