@@ -1,5 +1,6 @@
 """How long devices have nothing to do, as the process that calls their programs sees it."""
 
+import atexit
 import contextlib
 import queue
 import threading
@@ -12,7 +13,7 @@ import jax
 
 from grpojax.programs.compiling import Programs
 
-_Waits = queue.SimpleQueue[tuple[Callable[[], None], Any]]
+_Waits = queue.SimpleQueue[tuple[Callable[[], None], Any] | None]
 _waits: dict[str, _Waits] = {}  # each with a thread
 
 
@@ -99,14 +100,22 @@ def _when(output: Any, then: Callable[[], None], devices: str) -> None:
     """Devices work off what they are given in order, so that one thread can wait for one program after the other."""
     if devices not in _waits:
         _waits[devices] = queue.SimpleQueue()
-        threading.Thread(target=_wait, args=(_waits[devices],), name=f"idle {devices}", daemon=True).start()
+        thread = threading.Thread(target=_wait, args=(_waits[devices],), name=f"idle {devices}", daemon=True)
+        thread.start()
+        atexit.register(_end, _waits[devices], thread)
     _waits[devices].put((then, output))
 
 
+def _end(waits: _Waits, thread: threading.Thread) -> None:
+    """Before Python's end: a thread that comes back from jax during it would abort the process."""
+    waits.put(None)
+    thread.join()
+
+
 def _wait(waits: _Waits) -> None:
-    while True:
-        then, output = waits.get()
+    while (waited := waits.get()) is not None:
+        then, output = waited
         with contextlib.suppress(Exception):  # who called the program hears of it
             output.block_until_ready()
-        del output
+        del output, waited
         then()

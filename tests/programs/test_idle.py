@@ -1,11 +1,14 @@
 """The seconds in which devices have nothing to do."""
 
+import subprocess
+import sys
 import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import pytest
+import runs
 
 from grpojax.programs.idle import Clocked, Idle, arrival
 
@@ -87,3 +90,18 @@ def test_an_arrival_is_when_the_device_was_through_not_when_somebody_asks():
     asked = time.perf_counter()
     assert begun < arrived() < asked
     assert arrived() == arrived()
+
+
+def test_a_process_ends_well_while_a_program_runs():
+    """As at a stop, with the next rollout under way."""
+    code = """
+import jax, jax.numpy as jnp
+from grpojax.programs.idle import Clocked
+x = jnp.ones((700, 700))
+long = lambda x: jax.lax.fori_loop(0, 100, lambda _, x: x @ x / 700, x)
+programs = Clocked()
+for _ in range(2):  # the first call waits for its end
+    programs("long", long, x)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
