@@ -44,6 +44,7 @@ def test_a_mixture_of_families_is_loaded_and_scored():
     assert not scores.invalid
 
 
+@pytest.mark.slow
 def test_a_seed_says_which_problems():
     """Also of a family that goes through a set; and neighbouring seeds share none, as the package's own do."""
     same = [load(source("word_ladder", size=3, seed=seed), max_prompt_tokens=2000) for seed in (0, 0, 1)]
@@ -52,6 +53,7 @@ def test_a_seed_says_which_problems():
     assert not {p.prompt for p in same[0]} & {p.prompt for p in same[2]}
 
 
+@pytest.mark.slow
 def test_a_family_without_gold_answers():
     given = source("rush_hour", size=1)
     assert "has no column 'answer'" in refusal(given)

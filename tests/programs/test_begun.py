@@ -134,7 +134,7 @@ def test_in_eight_bits_they_are_rounded_as_they_are_put(decoder, compute):
     ("sizes", "of"),
     [
         pytest.param((2, 2, 2), Compute(), marks=pytest.mark.slow),
-        ((2, 2, 2), TPU),
+        pytest.param((2, 2, 2), TPU, marks=pytest.mark.slow),
         pytest.param((4, 2, 1), GPU, marks=pytest.mark.slow),
     ],
     ids=["cpu", "tpu", "gpu"],

@@ -213,8 +213,12 @@ def same(got, want):
 
 @pytest.mark.parametrize(
     ("sizes", "of", "heads"),
-    [((2, 2, 2), Compute(), 2), ((1, 4, 2), TPU, 2), pytest.param((1, 2, 4), TPU, 2, marks=pytest.mark.slow)],
-    ids=["cpu", "tpu", "repeated heads"],
+    [
+        ((1, 4, 2), TPU, 2),
+        pytest.param((2, 2, 2), Compute(), 2, marks=pytest.mark.slow),
+        pytest.param((1, 2, 4), TPU, 2, marks=pytest.mark.slow),
+    ],
+    ids=["tpu", "cpu", "repeated heads"],
 )
 def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):
     config = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=heads, head_dim=4)
@@ -227,7 +231,7 @@ def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):
     same(run((graph, placed), some_prompts(8), cells, compute=compute), want)
 
 
-@pytest.mark.parametrize("cache_dtype", ["int8", "compute"])
+@pytest.mark.parametrize("cache_dtype", ["int8", pytest.param("compute", marks=pytest.mark.slow)])
 def test_no_block_is_gathered(cache_dtype):
     """What the devices that sample send each other for a token are sums of activations, ``[R, S, D]`` at the most, and
     less than a layer's block of keys."""

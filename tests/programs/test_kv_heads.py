@@ -39,7 +39,8 @@ def placed_on(tensor):
     return mesh, graph, params, jax.device_put(params, shardings(params, mesh))
 
 
-@pytest.mark.parametrize("tensor", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tensor", [4, 8])
 def test_scores_and_gradients_are_those_of_one_device(tensor):
     mesh, graph, params, placed = placed_on(tensor)
     batch = ragged_batch(np.random.default_rng(0), p=4, g=3, vocab=56)

@@ -91,10 +91,8 @@ def alone():
     return jax.tree.map(np.asarray, states), jax.tree.map(float, metrics)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "microbatches"),
-    [((2, 2, 2), 1), *(pytest.param(*split, marks=pytest.mark.slow) for split in [((1, 8, 1), 1), (None, 4)])],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "microbatches"), [((2, 2, 2), 1), ((1, 8, 1), 1), (None, 4)])
 def test_two_networks_learn_in_one_program_on_any_mesh(alone, sizes, microbatches):
     states, metrics, _ = train(sizes, 2, microbatches=microbatches)
     assert set(states) == {"policy", "head"} and int(states["head"].step) == 2

@@ -119,8 +119,12 @@ def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
 
 @pytest.mark.parametrize(
     ("sizes", "of"),
-    [((2, 2, 2), Compute()), ((8, 1, 1), Compute()), ((1, 8, 1), TPU), ((2, 2, 2), GPU)],
-    ids=["both", "lanes", "tpu", "gpu"],
+    [
+        ((1, 8, 1), TPU),
+        ((8, 1, 1), Compute()),
+        *(pytest.param((2, 2, 2), of, marks=pytest.mark.slow) for of in (Compute(), GPU)),
+    ],
+    ids=["tpu", "lanes", "both", "gpu"],
 )
 def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
     prompts = some_prompts(8)

@@ -46,7 +46,7 @@ def copied(learner):
     return jax.tree.map(lambda x: np.array(x), learner.state["policy"].params)
 
 
-@pytest.mark.parametrize("kind", ["plain", "greedy"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("greedy", marks=pytest.mark.slow)])
 def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(recipe, tmp_path, kind):
     """Drawn anew under those weights they are the same, bit for bit; so are their log-probs."""
     trainer = Trainer(load(recipe, tmp_path / "run", *KINDS[kind]))
@@ -221,6 +221,7 @@ def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
     assert isinstance(trainer.rollouts.start().wait().rollout, Rollout)
 
 
+@pytest.mark.slow
 def test_a_slow_reward_leaves_the_device_idle_and_is_waited_for_beside_the_next_rollout(recipe, tmp_path):
     """The reward takes 0.2 s; without ``ahead`` each of them is time in which nothing is queued."""
     for ahead in (0, 1):
@@ -282,7 +283,8 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("kind", ["grpo", *(pytest.param(k, marks=pytest.mark.slow) for k in BESIDE if k != "grpo")])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BESIDE)
 def test_between_a_rollout_and_its_updates_the_device_is_asked_for_programs_alone(recipe, tmp_path, monkeypatch, kind):
     """Anything else would be answered after the next rollout, and the updates wait for it; another CPU does it here."""
     host, *others = jax.devices()[:2:-1]

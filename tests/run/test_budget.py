@@ -31,6 +31,7 @@ def test_it_ends_with_the_step_that_reaches_the_budget(run):
     assert one.finished and one.state() == f"{len(lines)} steps, {drawn[-1]:.0f} of 700 tokens"
 
 
+@pytest.mark.slow
 def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
     trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
     trainer.on_step = lambda *_: trainer.done == 2 and trainer.session.course.ask("SIGTERM")

@@ -64,6 +64,7 @@ def test_in_the_warm_up_the_policy_is_left_alone(warmed):
     assert alone["critic/explained_variance"] == 0.0 < alone["critic/grad_norm"]  # all values are 0
 
 
+@pytest.mark.slow
 def test_it_is_saved_exported_and_shown(warmed, recipe, tmp_path, capsys):
     directory, states = warmed
     items = {p.name for p in (directory / "checkpoints" / "2").iterdir()}

@@ -40,6 +40,7 @@ def test_with_ahead_0_they_give_the_numbers_of_one_set(recipe, tmp_path):
     assert lines_of(tmp_path / "one") == lines_of(tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_one_device_of_each_kind_with_rollouts_ahead_gives_those_of_one(recipe, tmp_path):
     assert Trainer(load(recipe, tmp_path / "one", "rollout.ahead=1")).run()
     trainer = Trainer(load(recipe, tmp_path / "two", "rollout.ahead=1", "mesh.rollout=1"), devices=2)

@@ -182,7 +182,8 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
         load(recipe, tmp_path / "no", "variant={name: grpo, anchor: sampler, importance: truncate}")
 
 
-@pytest.mark.parametrize("name", ["clip_cov", pytest.param("kl_cov", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_tokens_are_picked_from_the_whole_minibatch(recipe, tmp_path, name):
     """Whatever the micro-batches; a share of each would round up to one token in every one of them."""
     picked = []
@@ -205,6 +206,7 @@ def test_tokens_are_picked_from_the_whole_minibatch(recipe, tmp_path, name):
 # --- between steps
 
 
+@pytest.mark.slow
 def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
     overrides = ("variant.kl_coef=0.1", "train.reference_every=2", "train.reference_mix=0.25", "train.steps=4",
                  "train.checkpoint_every=1")  # fmt: skip

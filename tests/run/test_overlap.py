@@ -72,7 +72,7 @@ class Watched:
         return layout.unpack(np.asarray(score(policy.graph, params, rows, policy.compute).logps)[None])
 
 
-@pytest.mark.parametrize("kind", ["plain", "ahead"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("ahead", marks=pytest.mark.slow)])
 def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recipe, tmp_path, kind):
     """In the order in which problems are drawn, with nothing drawn twice: tokens of a group that waits stay, and each
     has the log-prob that the weights of its own version give it, in what a later version went on with too."""
@@ -151,6 +151,7 @@ def test_lanes_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe
         policy.sample(None, prompts, None, trainer.config.rollout, begun=samples, left=1)
 
 
+@pytest.mark.slow
 def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(log, "info", lambda text, *given: said.append(text % given))
@@ -160,6 +161,7 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     assert left and f"{left} groups were under way when the run ended: their samples are not learned from" in said
 
 
+@pytest.mark.slow
 def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
     asked, plain = [], type(trainer.policy.programs).__call__

@@ -141,6 +141,7 @@ def test_seeded_samples_are_learned_under_the_prompt_they_were_drawn_under(run):
     assert [r["seeded"] for r in read_samples(directory, 3)[1]] == np.repeat(kept[-1].seeded, counts).tolist()
 
 
+@pytest.mark.slow
 def test_the_pool_has_the_first_right_sample_of_what_was_solved_last(run):
     trainer, _, kept, _ = run
     newest = {}

@@ -31,12 +31,10 @@ def trained(recipe, directory, *overrides, devices=1):
 @pytest.mark.parametrize(
     ("options", "devices"),
     [
-        ((), 1),
         (("variant={name: dr_grpo}", "train.truncated=mask"), 2),
-        pytest.param(
-            ("variant={name: gspo, anchor: sampler, kl_coef: 0}", "train.minibatches=2", "train.microbatches=3"), 1,
-            marks=pytest.mark.slow,
-        ),
+        *(pytest.param(options, 1, marks=pytest.mark.slow) for options in [
+            (), ("variant={name: gspo, anchor: sampler, kl_coef: 0}", "train.minibatches=2", "train.microbatches=3"),
+        ]),
     ],
     ids=str,
 )  # fmt: skip

@@ -109,6 +109,7 @@ def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
     np.testing.assert_allclose(step.weighed.advantages, given, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
     """And of these no sample without a marker, where such are not completed."""
     step = step_of(trainer_of(recipe, tmp_path, {**SPLICED, "missing": "zero"}, "rollout.group=2"))

@@ -223,16 +223,14 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
     assert cli.main(["export", str(unbroken[0]), "--to", str(target)]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
     ["variant={name: dr_grpo, kl_coef: 0.1, kl_kind: unbiased}", "train.iterations=2", "train.minibatches=2",
      "rollout.prompts=16", "mesh.data=4"],
-    *(pytest.param(overrides, marks=pytest.mark.slow) for overrides in [
-        ["variant={name: grpo, kl_coef: 0.1, kl_kind: k1, kl_in: reward}"],
-        ["variant={name: grpo, entropy_coef: 0.01, aggregate: token_mean}", "train.microbatches=4",
-         "model.dtype=bfloat16"],
-        ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2",
-         "optimizer.name=sgd"],
-    ]),
+    ["variant={name: grpo, kl_coef: 0.1, kl_kind: k1, kl_in: reward}"],
+    ["variant={name: grpo, entropy_coef: 0.01, aggregate: token_mean}", "train.microbatches=4", "model.dtype=bfloat16"],
+    ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2",
+     "optimizer.name=sgd"],
 ])  # fmt: skip
 def test_options_run(recipe, tmp_path, overrides):
     recipe = config.load(recipe, [f"run.dir={tmp_path / 'run'}", "train.steps=2", *overrides])
@@ -262,9 +260,8 @@ def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
         np.testing.assert_allclose(got, rewards - rewards.mean(), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "aggregate", ["prompt_mean", *(pytest.param(a, marks=pytest.mark.slow) for a in ("sequence_mean", "token_mean"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregate", ["prompt_mean", "sequence_mean", "token_mean"])
 def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
     """The weights of the tokens that learn sum to 1, however many groups fill the batch up; in each minibatch."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=2", "train.minibatches=2", "data.eval=null",

@@ -113,6 +113,7 @@ def expected(recipe, batch, tokenizer, **options):
     return out
 
 
+@pytest.mark.slow
 def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
     """Twelve steps in which the groups that fail as a whole, and the samples' lengths, differ."""
     variant = {"name": "gt_likelihood", "kl_coef": 0.0}
@@ -177,6 +178,7 @@ def test_only_groups_that_fail_ask_for_it(recipe, tmp_path):
     np.testing.assert_allclose(*results, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_it_trains_and_says_what_it_found(recipe, tmp_path):
     trainer = trainer_of(recipe, tmp_path, {"name": "gt_likelihood", "groups": "all"}, "train.steps=2", eos_ids=())
     assert trainer.run()

@@ -186,6 +186,7 @@ def test_a_run_reports_its_own_rewards_mean_on_held_out_problems(trained, capsys
     )
 
 
+@pytest.mark.slow
 def test_a_judge_that_teaches_nothing_gives_accuracy(recipe, tmp_path, capsys):
     """A reward of weight 0, or a 0/1 function that is named."""
     overrides = ["train.steps=1", "train.eval_samples=2", "train.eval_temperature=1.0", "train.eval_limit=8",

@@ -248,14 +248,8 @@ def sixteen_prompts():
     return jax.jit(lambda x: {name: run(name, x) for name in NAMES})(example(prompts=16))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "spec"),
-    [
-        ((8, 1), "a"),
-        pytest.param((2, 4), ("a", "b"), marks=pytest.mark.slow),
-        pytest.param((4, 2), "a", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "spec"), [((8, 1), "a"), ((2, 4), ("a", "b")), ((4, 2), "a")])
 def test_prompts_over_eight_devices(sizes, spec):
     """Statistics of the batch are those of the whole batch, wherever its prompts lie."""
     mesh = jax.make_mesh(sizes, ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)

@@ -119,7 +119,8 @@ print((status("VmHWM") - before - sum(held.values())) / size)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-@pytest.mark.parametrize("where", ["disk", pytest.param("bucket", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_loading_never_holds_the_model_twice(tmp_path, where):
     """What the peak is above the arrays: files are bfloat16, so that the largest tensor is a ninth of the model."""
     tiny_hf.save(tmp_path / "small", "qwen2", dtype=torch.bfloat16)
