@@ -33,11 +33,14 @@ class Block(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def sizes(prompts: int, group: int, most: int, longest: int, *, microbatches: int = 1, least: int = 1) -> list[Block]:
+def sizes(
+    prompts: int, group: int, most: int, longest: int, *, microbatches: int = 1, least: int = 1, gaps: bool = False
+) -> list[Block]:
     """The blocks that batches of a run come in: one for groups of full length and, if it saves anything, a smaller one.
 
     Of some 100 smaller ones it is the one with which a lane computes the fewest positions, as a mean over uneven groups
-    that fill from one row to ``group`` rows on average. It is never larger than a micro-batch.
+    that fill from one row to ``group`` rows on average; with ``gaps`` also over groups of ``group`` rows, and over how
+    many groups there are. It is never larger than a micro-batch.
 
     Args:
       prompts: of a lane.
@@ -46,6 +49,7 @@ def sizes(prompts: int, group: int, most: int, longest: int, *, microbatches: in
       longest: tokens of the longest prompt.
       microbatches: parts that an update takes one after the other at full length.
       least: positions that are worth a block.
+      gaps: any number of groups may have no samples (``train.skip_zero_advantage``).
 
     Raises:
       UserError: prompts and groups do not divide into the micro-batches.
@@ -62,14 +66,17 @@ def sizes(prompts: int, group: int, most: int, longest: int, *, microbatches: in
     least = max(least, whole // PARTS)
     averages = _some(1, group, 8)
     spread = np.random.default_rng(0).uniform(0.5, 1.5, (len(averages), prompts)) * np.array(averages)[:, None]
-    examples = np.clip(np.rint(spread), 1, group).astype(int).tolist()
+    examples = np.clip(np.rint(spread), 1, group).astype(int)
+    if gaps:
+        examples = np.concatenate([examples, np.full_like(examples, group)])
+        examples = np.concatenate([examples * (np.arange(prompts) < n) for n in _some(1, prompts, 4)])
     best, cost, room = full, 0.95 * whole, min(2 * least, whole // microbatches)
     for k in _some(1, cut.prompts, 12):
         fewest = max(k, -(-(least - k * longest) // most))
         for rows in _some(fewest, min(k * cut.samples, (room - k * longest) // most), 12):
             positions = k * longest + rows * most
             block = Block(k, rows, whole // positions, shared=True)
-            taken = [min(whole, positions * len(_deal(counts, block))) for counts in examples]
+            taken = [min(whole, positions * len(_deal(counts, block))) for counts in examples.tolist()]
             if np.mean(taken) < cost:
                 best, cost = block, float(np.mean(taken))
     return [full] if best is full else [full, best]
@@ -110,18 +117,25 @@ def _deal(counts: Sequence[int], block: Block) -> list[list[tuple[int, int]]]:
 
 
 def pack(
-    batch: TrainBatch, *, lanes: int = 1, microbatches: int = 1, seats: bool = False, least: int = 1
+    batch: TrainBatch,
+    *,
+    lanes: int = 1,
+    microbatches: int = 1,
+    seats: bool = False,
+    least: int = 1,
+    gaps: bool = False,
 ) -> tuple[Packed, Layout]:
     """Lays a batch out in rows, as `grpojax.programs.packing.pack` does, in the cheapest of its blocks (`sizes`).
 
     Args:
       batch, lanes, microbatches, seats: as there.
-      least: as in `sizes`.
+      least, gaps: as in `sizes`.
 
     Returns:
       The batch in rows ``[M, B, ...]``, M the most blocks that there may be, and the `Layout`.
     """
-    blocks, lengths = sizes_of(batch, lanes=lanes, microbatches=microbatches, least=least), np.asarray(batch.lengths)
+    blocks = sizes_of(batch, lanes=lanes, microbatches=microbatches, least=least, gaps=gaps)
+    lengths = np.asarray(batch.lengths)
     most, per_lane = np.asarray(batch.tokens).shape[2], len(lengths) // lanes
     rows = [_rows(of_prompt, most) for of_prompt in lengths]
     for block in blocks[1:]:
@@ -133,10 +147,10 @@ def pack(
     return packing.pack(batch, lanes=lanes, microbatches=microbatches, full=True)
 
 
-def sizes_of(batch: TrainBatch, *, lanes: int, microbatches: int, least: int) -> list[Block]:
+def sizes_of(batch: TrainBatch, *, lanes: int, microbatches: int, least: int, gaps: bool = False) -> list[Block]:
     """`sizes` of a batch ``[P, G, T]``; arguments as in `pack`."""
     (n, group, most), longest = np.asarray(batch.tokens).shape, np.asarray(batch.prompts.tokens).shape[1]
-    return sizes(n // lanes, group, most, longest, microbatches=microbatches, least=least)
+    return sizes(n // lanes, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
 
 
 def _rows(lengths: np.ndarray, most: int) -> list[list[int]]:

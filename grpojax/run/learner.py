@@ -351,7 +351,12 @@ class Learner:
 def _rows(learner: Learner, batch: TrainBatch) -> tuple[Packed, Layout]:
     """A batch in rows on the devices; of the two sizes of rows the other is compiled with the one it takes."""
     policy, seats = learner.policy, learner.policy.compute.needs_seats
-    how = {"lanes": policy.lanes, "microbatches": learner.train.microbatches, "least": learner.least}
+    how = {
+        "lanes": policy.lanes,
+        "microbatches": learner.train.microbatches,
+        "least": learner.least,
+        "gaps": learner.train.skip_zero_advantage,
+    }
     places = np.shape(batch.lengths)[1] if seats else 0
     policy.programs.others = functools.partial(blocks.others, blocks.sizes_of(batch, **how), places)
     packed, layout = blocks.pack(batch, seats=seats, **how)

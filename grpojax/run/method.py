@@ -108,8 +108,7 @@ def resolve(
     names = [term.metric for term in terms.terms]
     chosen = _filter(given_filter, made, names)
     deciding = (chosen.metric if chosen is not None else None) or names[0]
-    _check(made, options, terms, rollout, train)
-    return Method(
+    method = Method(
         variant=made,
         rewards=terms,
         filter=chosen,
@@ -118,6 +117,8 @@ def resolve(
         deciding=deciding,
         older=bool(older),
     )
+    _check(method, options, rollout, train)
+    return method
 
 
 def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
@@ -270,21 +271,16 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> PlanConfig | Non
     return plan
 
 
-def _check(
-    variant: variants.Variant,
-    options: Mapping[str, Any],
-    rewards: RewardsConfig,
-    rollout: RolloutConfig,
-    train: TrainConfig,
-) -> None:
+def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, train: TrainConfig) -> None:
     """Raises `UserError` where the variant does not go with the rest of the recipe."""
+    variant, rewards = method.variant, method.rewards
     objective, updates = variant.objective, train.updates_a_rollout
     if options.get("overlong_limit") and "soft_overlong" in [term.name for term in rewards.terms]:
         raise UserError(
             f"variant {variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave the "
             "reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
         )
-    if objective.needs_displacement_weights and updates == 1 and not (rollout.ahead or rollout.overlap):
+    if objective.needs_displacement_weights and updates == 1 and not method.older:
         raise UserError(
             "variant.llds_coef acts from the second update of a rollout on: raise train.iterations or "
             "train.minibatches over 1, or set it to 0"
@@ -327,16 +323,15 @@ def _check(
             "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
             "rollout.group, or set rewards.combine=sum"
         )
-    _check_skips(variant, rollout, train)
+    _check_skips(method, train)
     _check_eight_bits(variant, rollout)
     _try(variant, rollout)
 
 
-def _check_skips(variant: variants.Variant, rollout: RolloutConfig, train: TrainConfig) -> None:
+def _check_skips(method: Method, train: TrainConfig) -> None:
     """Raises `UserError` where samples without an advantage are scored first, or have a gradient all the same."""
-    objective, own = variant.objective, {"critic", "entropy", "teacher"} & {*variant.needs}
-    older = rollout.ahead > 0 or rollout.overlap > 0
-    later = objective.anchor == "trainer" and (older or train.updates_a_rollout > 1)
+    variant, objective = method.variant, method.variant.objective
+    own, later = {"critic", "entropy", "teacher"} & {*variant.needs}, method.scores_old(train.updates_a_rollout)
     why = [
         (objective.needs_reference, f"variant.kl_coef={objective.kl_coef}: set it to 0"),
         (objective.needs_entropy, f"variant.entropy_coef={objective.entropy_coef}: set it to 0, without a target"),

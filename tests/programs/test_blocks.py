@@ -98,6 +98,17 @@ def test_cost_follows_the_tokens(mean):
     assert now > before - 0.02 and now > 0.7
 
 
+def test_groups_that_are_there_or_not_have_a_block_of_their_own():
+    """Of any number of groups of full length a lane computes less than with a block for uneven ones."""
+    cost = {}
+    for gaps in (True, False):
+        full, block = blocks.sizes(16, 8, 12, 96, least=512, gaps=gaps)
+        each, whole = (b.prompts * 96 + b.rows * 12 for b in (block, full))
+        cost[gaps] = [min(whole, each * len(blocks._deal([8] * n, block))) for n in range(1, 17)]
+        assert block.count * each <= whole
+    assert np.mean(cost[True]) < 0.9 * np.mean(cost[False])
+
+
 def test_a_block_is_no_larger_than_a_micro_batch():
     for (n, group, microbatches), most, longest in itertools.product(
         [(8, 6, 4), (2, 6, 4), (5, 7, 1)], (8, 64), (3, 50)
