@@ -48,8 +48,8 @@ def together(processes: int) -> list[dict[str, str]]:
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-    """For a process that sees so many CPU devices, and these tests."""
-    paths = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    """For a process that sees so many CPU devices, and these tests; and no torch, as at a user's."""
+    paths = os.pathsep.join(map(str, [HERE / "without_torch", HERE.parent, HERE, os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": quick_xla.flags(devices)}
 
 
