@@ -276,9 +276,7 @@ def asked_beside(trainer, stray, monkeypatch):
 
 SHORT = "rewards=[{name: soft_overlong, options: {max_tokens: 8, buffer: 2}}, {name: 'tiny_run:parity'}]"
 BESIDE = {
-    "grpo": KINDS["plain"],
     "ppo": ("variant=ppo",),
-    "culling": KINDS["culling"],
     "nthr": ("variant=nthr", SHORT),
 }
 

@@ -53,6 +53,8 @@ class Watched:
             plain(flight, rest)
 
         self.seats.keep, trainer.on_step = keep, self._note
+        policy = trainer.policy
+        self._score = jax.jit(lambda params, rows: score(policy.graph, params, rows, policy.compute).logps)
 
     def _weights(self):
         return jax.tree.map(lambda x: np.array(x), self.trainer.learner.state["policy"].params)
@@ -66,10 +68,9 @@ class Watched:
         problems, rollout = self.learned[step]
         prompts = data.to_prompts(problems, 8)
         batch = TrainBatch(prompts=prompts, tokens=rollout.tokens, lengths=rollout.lengths, per_token=PerToken())
-        packed, layout = packing.pack(batch)
-        rows, params = jax.tree.map(lambda x: x[0], packed.rows), jax.tree.map(jax.numpy.asarray, self.weights[version])
-        policy = self.trainer.policy
-        return layout.unpack(np.asarray(score(policy.graph, params, rows, policy.compute).logps)[None])
+        packed, layout = packing.pack(batch, full=True)
+        rows = jax.tree.map(lambda x: x[0], packed.rows)
+        return layout.unpack(np.asarray(self._score(self.weights[version], rows))[None])
 
 
 @pytest.mark.parametrize("kind", ["plain", pytest.param("ahead", marks=pytest.mark.slow)])
