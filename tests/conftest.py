@@ -36,6 +36,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 HERE = Path(__file__).parent
 LONGEST_FIRST = (
+    "tools/test_recipes.py",
+    "tpu_scripts/test_story.py",
     "run/test_learning.py",
     "variants/test_conformance.py",
     "run/test_trainer.py",

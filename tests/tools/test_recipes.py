@@ -283,14 +283,13 @@ print(update.links["ICI"].total)
 @pytest.mark.slow
 @needs_libtpu
 def test_from_32_chips_on_a_chip_receives_as_much_however_many_there_are():
-    """Prompts grow with the chips, and every 16 of them hold a copy of the weights. Of 16 alone it is more."""
+    """Prompts grow with the chips, and every 16 of them hold a copy of the weights."""
     found = []
-    for topology, chips in (("v5e:4x4", 16), ("v5e:4x8", 32), ("v5e:16x16", 256)):
+    for topology, chips in (("v5e:4x8", 32), ("v5e:16x16", 256)):
         more = [f"rollout.prompts={4 * chips}", f"mesh.data={chips // 16}", "mesh.fsdp=16"]
         command = [sys.executable, "-c", RECEIVED, str(PODS["v5e-4x4_qwen2.5-1.5b"]), topology, *more]
         done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, capture_output=True)
         assert done.returncode == 0, done.stderr[-3000:]
         found.append(float(done.stdout.split()[-1]))
-    sixteen, fewest, most = found
+    fewest, most = found
     assert fewest == pytest.approx(most, rel=0.05)
-    assert max(fewest, most) < sixteen
