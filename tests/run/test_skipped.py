@@ -9,6 +9,7 @@ from variant_examples import built
 
 from grpojax import losses, variants
 from grpojax.host.errors import UserError
+from grpojax.programs import blocks
 from grpojax.records import metrics
 from grpojax.run import recipe as config
 from grpojax.types import PerToken
@@ -38,7 +39,9 @@ def trained(recipe, directory, *overrides, devices=1):
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_learned_is_the_same(recipe, tmp_path, options, devices):
+def test_what_is_learned_is_the_same(recipe, tmp_path, monkeypatch, options, devices):
+    gaps, pack = [], blocks.pack
+    monkeypatch.setattr(blocks, "pack", lambda batch, **how: gaps.append(how["gaps"]) or pack(batch, **how))
     all_params, plain, whole = trained(recipe, tmp_path / "all", *options, devices=devices)
     skip = (*options, "train.skip_zero_advantage=true")
     some_params, thin, part = trained(recipe, tmp_path / "some", *skip, devices=devices)
@@ -48,6 +51,7 @@ def test_what_is_learned_is_the_same(recipe, tmp_path, options, devices):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-4, err_msg=name)
     assert all(0 < x["frac_reward_zero_std"] < 1 for x in plain)
     assert part["update"] < whole["update"] and part["rollout"] == whole["rollout"]
+    assert gaps == sorted(gaps) and {*gaps} == {False, True}  # blocks are those of such groups in the second run
 
 
 def test_where_nothing_has_an_advantage_the_update_is_as_it_was(recipe, tmp_path):
