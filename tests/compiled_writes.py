@@ -15,7 +15,7 @@ def each_token(text: str, least: int, around: int = 0) -> list[tuple[str, str, i
             called = list(hlo._called(i))
             if i.opcode == "while":
                 for inner in called:
-                    walk(inner, depth + (not hlo._trips(computations, *called)))
+                    walk(inner, depth + (not hlo._trips(computations, i)))
             elif i.opcode in hlo._CALLS:
                 for inner in called:
                     walk(inner, depth)

@@ -19,6 +19,7 @@ _HEAD = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%(\S+) = (.+?) ([a-z][\w-]*)\((.*)$")
 _CALLED = re.compile(r"(?:calls|body|condition|to_apply)=%([\w.\-]+)|branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
+_KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 # Instructions that move no bytes of their own, and those that read or write a part of what they are given.
@@ -124,7 +125,7 @@ def analyse(hlo: str, turns: Mapping[str, int] | None = None) -> Module:
             called = list(_called(i))
             if i.opcode == "while":
                 most = next((n for scope, n in turns.items() if f'/{scope}/while"' in i.rest), 0)
-                trips, before = most or _trips(computations, *called), moved[unknown]
+                trips, before = most or _trips(computations, i), moved[unknown]
                 for name in called:
                     walk(name, name, times * trips if trips else 1, unknown or not trips)
                 optional += (moved[unknown] - before) * (unknown and most > 0)
@@ -310,8 +311,12 @@ def _written(computations: _Computations, table: Mapping[str, _Instruction], i: 
 # ---------------------------------------------------------------------------------------------------------- loops
 
 
-def _trips(computations: _Computations, condition: str, body: str) -> int:
-    """Iterations of a loop whose counter runs from 0 in equal steps below a constant; 0: they depend on data."""
+def _trips(computations: _Computations, loop: _Instruction) -> int:
+    """Iterations of a loop that XLA knows, or whose counter runs from 0 in equal steps below a constant; 0: they depend
+    on data."""
+    if known := _KNOWN_TRIPS.search(loop.rest):
+        return int(known[1])
+    condition, body = _called(loop)
     test = {i.name: i for i in computations[condition]}
     compare = computations[condition][-1]
     if compare.opcode != "compare" or "direction=LT" not in compare.rest:

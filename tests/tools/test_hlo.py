@@ -80,6 +80,15 @@ def test_collectives_are_counted_as_often_as_they_run():
     }
 
 
+def test_a_length_that_xla_wrote_down_is_known():
+    """A CPU's comparison may stand in a fusion."""
+    hidden = HLO.replace("compare(%i.1, %end), direction=LT", "custom-call(%i.1, %end)")
+    written = 'body=%known_body, backend_config={"known_init_step":{"step":"2"},"known_trip_count":{"n":"6"}}'
+    assert by_kind(analyse(hidden).collectives) != by_kind(analyse(HLO).collectives)
+    found = analyse(hidden.replace("body=%known_body", written)).collectives
+    assert by_kind(found) == by_kind(analyse(HLO).collectives)
+
+
 MEMORY = """
 HloModule jit_g, num_partitions=4
 
