@@ -119,17 +119,13 @@ def follow(directory, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("overrides", "alarm"), [
-    (["optimizer.learning_rate=1.5e-2", "train.eval_every=1", "train.steps=30"], "entropy_jump"),  # 50 times as large
-    (["variant={name: token_critic}", "critic={optimizer: {learning_rate: 1.0e-2}}", "optimizer.learning_rate=1.5e-3",
-      "train.eval_every=2", "train.steps=24"], "bias_growing"),
-], ids=["learning rate", "critic"])  # fmt: skip
-def test_a_collapse_is_told_before_what_is_right_held_out_has_halved(tmp_path, overrides, alarm):
-    told, halved = follow(tmp_path / "run", *overrides)
+def test_a_collapse_is_told_before_what_is_right_held_out_has_halved(tmp_path):
+    """With a learning rate that is 50 times as large."""
+    told, halved = follow(tmp_path / "run", "optimizer.learning_rate=1.5e-2", "train.eval_every=1", "train.steps=30")
     assert halved, told
     first = next(n for n, (name, _) in enumerate(told) if name.startswith(KEY))
     accuracies = [x for name, x in told[:first] if name == "eval/accuracy"]
-    assert told[first][0] == f"{KEY}{alarm}" and accuracies[-1] > max(accuracies) / 2, told
+    assert told[first][0] == ALARM and accuracies[-1] > max(accuracies) / 2, told
 
 
 @pytest.mark.slow

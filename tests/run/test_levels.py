@@ -81,13 +81,9 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["levels", "culled"])
-def test_kill_nine_changes_nothing(recipe, leveled, tmp_path, kind):
-    """The levels' rates; or which prompts are retired, which tells from the fifth step on."""
-    given = ["train.steps=8"]
-    if kind == "culled":
-        given += ["rollout.curriculum=null", "variant=culling"]
-    given = overrides(leveled, "", *given)[1:]
+def test_kill_nine_forgets_no_prompt_that_is_retired(recipe, leveled, tmp_path):
+    """Which tells from the fifth step on."""
+    given = overrides(leveled, "", "train.steps=8", "rollout.curriculum=null", "variant=culling")[1:]
     train(recipe, tmp_path / "whole", *given)
     process = start(recipe, tmp_path / "killed", *given)
     assert any("step 3/8" in line for line in process.stdout)
@@ -99,7 +95,7 @@ def test_kill_nine_changes_nothing(recipe, leveled, tmp_path, kind):
     batches = drawn(tmp_path / "killed", 8)
     assert batches == drawn(tmp_path / "whole", 8)
     solved = [sum(uid % 3 == 0 for uid in batch) for batch in batches]
-    assert kind == "levels" or sum(solved[:5]) >= 8 > 2 >= sum(solved[5:])
+    assert sum(solved[:5]) >= 8 > 2 >= sum(solved[5:])
 
 
 @pytest.mark.slow

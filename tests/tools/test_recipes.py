@@ -265,8 +265,8 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 @needs_libtpu
 @pytest.mark.parametrize("name", [name for name in PODS if not name.startswith("gpu")])
 def test_a_pods_recipe_compiles(name):
-    """All of it on the smallest slice; of the others what takes the most memory and compiles soonest."""
-    programs = ["reshard", "rollout", "score", "update"] if name.startswith("v5e-1_") else ["reshard"]
+    """On the smallest slice what samples and scores; of the others what takes the most memory and compiles soonest."""
+    programs = ["reshard", "rollout", "score"] if name.startswith("v5e-1_") else ["reshard"]
     assert compiled(PODS[name], ",".join(programs)) == programs
 
 
@@ -282,10 +282,10 @@ print(update.links["ICI"].total)
 
 @pytest.mark.slow
 @needs_libtpu
-def test_from_32_chips_on_a_chip_receives_as_much_however_many_there_are():
+def test_beyond_32_chips_a_chip_receives_no_more():
     """Prompts grow with the chips, and every 16 of them hold a copy of the weights."""
     found = []
-    for topology, chips in (("v5e:4x8", 32), ("v5e:16x16", 256)):
+    for topology, chips in (("v5e:4x8", 32), ("v5e:8x8", 64)):
         more = [f"rollout.prompts={4 * chips}", f"mesh.data={chips // 16}", "mesh.fsdp=16"]
         command = [sys.executable, "-c", RECEIVED, str(PODS["v5e-4x4_qwen2.5-1.5b"]), topology, *more]
         done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, capture_output=True)
