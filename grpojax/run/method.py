@@ -342,7 +342,8 @@ def _check_skips(method: Method, train: TrainConfig) -> None:
     ]
     for found, what in why:
         if train.skip_zero_advantage and found:
-            raise UserError(f"train.skip_zero_advantage=true does not go with {what}")
+            option = "train.skip_zero_advantage"
+            raise UserError(f"{option}=true does not go with {what}; or set {option}=false")
 
 
 def _check_eight_bits(variant: variants.Variant, rollout: RolloutConfig) -> None:
