@@ -10,6 +10,7 @@ import gc
 import os
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,9 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick_xla.flags(8
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would all that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Of this run of the tests, and of every process that it starts.
 if "GRPOJAX_TEST_CACHE" not in os.environ:
