@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 
@@ -40,12 +39,6 @@ def steps(prompts, completions, tokens, **columns):
 def last_step(prompts, completions, tokens, **columns):
     """`parity` as the reward of a single step."""
     return [[(len(ids), float(sum(ids) % 2))] for ids in tokens]
-
-
-def slow(prompts, completions, tokens, **columns):
-    """`length`, at 20 ms a sample."""
-    time.sleep(0.02 * len(prompts))
-    return length(prompts, completions, tokens)
 
 
 def level(prompts, completions, tokens, *, level, **columns):

@@ -123,15 +123,14 @@ def test_a_program_that_was_compiled_before_is_read(own_cache, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
-def test_a_second_start_of_a_run_compiles_nothing(own_cache, recipe, devices):
+def test_a_second_start_of_a_run_compiles_nothing(own_cache, recipe):
     told = Counter()
     jax.monitoring.register_event_listener(lambda event, **_: told.update([event.rpartition("/")[2]]))
     for n in (1, 2):
         jax.clear_caches()
         told.clear()
         changes = [f"run.dir={own_cache}/run{n}", f"compile_cache={own_cache}/cache", "train.steps=2"]
-        assert Trainer(recipe_module.load(recipe, changes), jax.devices()[:devices]).run()
+        assert Trainer(recipe_module.load(recipe, changes), jax.devices()).run()
     assert told["cache_hits"] > 50 and told["cache_misses"] == 0
 
 

@@ -168,11 +168,10 @@ print(json.dumps([report.read_each, report.optional_each, report.per_iteration, 
 @pytest.mark.parametrize(
     ("cells", "mesh"),
     [
-        ({}, {"fsdp": 4}),
         ({}, {"fsdp": 2, "tensor": 2}),
         ({"cache_dtype": "int8", "slots": 5, "rows": 3}, {"fsdp": 4}),
     ],
-    ids=["own rows", "tensor", "int8 of shared rows"],
+    ids=["tensor", "int8 of shared rows"],
 )
 def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp_path):
     """As `plan` says it, of Qwen2.5-1.5B at its full depth on v5e; and no weight or block is written anew. Eight bits

@@ -108,20 +108,3 @@ def test_rollout_and_updates_take_their_time_side_by_side(recipe, tmp_path):
         assert trainer.run()
         took[name] = median_step(tmp_path / name)
     assert took["one"] / took["two"] > 1.3
-
-
-@pytest.mark.slow
-def test_a_slow_reward_costs_a_step_nothing_beside_what_the_device_has_to_do(recipe, tmp_path):
-    """32 samples at 20 ms beside a rollout and an update of 0.6 s each; drawn in turn, all of it is waited for."""
-    took, rewards = {}, "rewards={workers: 1, terms: [{name: 'tiny_run:NAME'}]}"
-    for name in ("length", "slow"):
-        for ahead in (0, 1):
-            folder = tmp_path / f"{name}_{ahead}"
-            options = "train.steps=8", f"rollout.ahead={ahead}", rewards.replace("NAME", name)
-            trainer = Trainer(load(recipe, folder, *options))
-            take_their_time(trainer, 0.6)
-            assert trainer.run()
-            took[name, ahead] = median_step(folder)
-    print({f"{name}, ahead: {ahead}": f"{seconds:.3f} s" for (name, ahead), seconds in took.items()})
-    assert took["slow", 0] - took["length", 0] > 0.5
-    assert took["slow", 1] / took["length", 1] < 1.05
