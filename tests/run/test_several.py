@@ -1,4 +1,4 @@
-"""Runs by several processes have the metrics of one process with as many devices.
+"""Runs by two processes have the metrics of one process with as many devices.
 
 Sums over devices are added in another order across processes, so equality is to rounding: 1e-6 of each number. The
 optimiser's eps is large, since Adam makes of a gradient of nothing but rounding a full step.
@@ -21,44 +21,19 @@ data:      {{train: {folder}/sft.jsonl, max_prompt_tokens: 8, max_tokens: 8}}
 train:     {{steps: 3, batch_size: 8}}
 run:       {{dir: {folder}/sft}}
 """
-EVERY = ["optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", "train.checkpoint_every=0"]
+EVERY = ["optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", "train.checkpoint_every=0", "mesh.data=2", "mesh.fsdp=2"]
 REINFORCED = ["rewards=[{name: 'tiny_run:parity'}]", "data.eval=null", "train.eval_every=0", "train.steps=3"]
 RECIPES = {
     "grpo": ["variant={name: grpo, kl_coef: 0.01}", "train.minibatches=2"],
     "dapo": ["variant=dapo", "rollout.group=2"],
     "token_critic": ["variant=token_critic", "critic={optimizer: {learning_rate: 1.0e-3, eps: 1.0e-3}}"],
     "xrpo": ["variant=xrpo"],
-    "culling": ["variant=culling"],
     "sft": [],
 }
-MESHES = {4: ["mesh.data=2", "mesh.fsdp=2"], 8: ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]}
 
 
-def overrides(name, devices):
-    return [*EVERY, *(REINFORCED if name != "sft" else []), *RECIPES[name], *MESHES[devices]]
-
-
-def check(names, recipe, folder, processes):
-    devices = 2 * processes
-    sft = folder / "sft.yaml"
-    sft.write_text(SFT.format(folder=recipe.parent))
-    rows = [{"prompt": f"{n}+{m}=", "completion": str(n + m)} for n in range(5) for m in range(5)]
-    (recipe.parent / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    commands = [
-        ["sft" if name == "sft" else "train", sft if name == "sft" else recipe, f"run.dir={folder / 'several' / name}",
-         *overrides(name, devices)]
-        for name in names
-    ]  # fmt: skip
-    said = together(*commands, processes=processes)
-    assert all(lines[-1] == "status 0" for of_one in said for lines in of_one), said
-    assert all([x for x in lines if x] == ["status 0"] for of_one in said[1:] for lines in of_one), said[1:]
-    for name in names:
-        given = [f"run.dir={folder / 'one' / name}", *overrides(name, devices)]
-        if name == "sft":
-            assert finetune.FineTune(finetune_recipe.load_sft(sft, given), jax.devices()[:devices]).run()
-        else:
-            assert Trainer(config.load(recipe, given), devices=devices).run()
-        same(numbers(folder / "several" / name), numbers(folder / "one" / name), name)
+def overrides(name):
+    return [*EVERY, *(REINFORCED if name != "sft" else []), *RECIPES[name]]
 
 
 def same(several, one, name):
@@ -73,12 +48,22 @@ def same(several, one, name):
 
 @pytest.mark.slow
 def test_recipes_by_two_processes(recipe, tmp_path):
-    check(["grpo", "dapo", "xrpo", "culling"], recipe, tmp_path, 2)
-
-
-@pytest.mark.slow
-def test_recipes_by_four_processes(recipe, tmp_path):
-    check(["token_critic", "sft"], recipe, tmp_path, 4)
+    sft = tmp_path / "sft.yaml"
+    sft.write_text(SFT.format(folder=recipe.parent))
+    rows = [{"prompt": f"{n}+{m}=", "completion": str(n + m)} for n in range(5) for m in range(5)]
+    (recipe.parent / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = {name: ("sft", sft) if name == "sft" else ("train", recipe) for name in RECIPES}
+    commands = [[*first[name], f"run.dir={tmp_path / 'several' / name}", *overrides(name)] for name in RECIPES]
+    said = together(*commands, processes=2)
+    assert all(lines[-1] == "status 0" for of_one in said for lines in of_one), said
+    assert all([x for x in lines if x] == ["status 0"] for of_one in said[1:] for lines in of_one), said[1:]
+    for name in RECIPES:
+        given = [f"run.dir={tmp_path / 'one' / name}", *overrides(name)]
+        if name == "sft":
+            assert finetune.FineTune(finetune_recipe.load_sft(sft, given), jax.devices()[:4]).run()
+        else:
+            assert Trainer(config.load(recipe, given), devices=4).run()
+        same(numbers(tmp_path / "several" / name), numbers(tmp_path / "one" / name), name)
 
 
 @pytest.mark.slow

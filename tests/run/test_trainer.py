@@ -52,19 +52,6 @@ def test_a_run_learns_and_says_so(unbroken):
 
 
 @pytest.mark.slow
-def test_a_kill_changes_nothing(recipe, unbroken, tmp_path):
-    """With a save in flight after every step; the exhaustive form is below."""
-    directory = tmp_path / "killed"
-    process = start(recipe, directory, "train.checkpoint_every=1")
-    assert any("step 3/12" in line for line in process.stdout)
-    process.kill()
-    process.stdout.close()
-    assert process.wait() == -signal.SIGKILL
-    train(recipe, directory)
-    assert numbers(directory) == numbers(unbroken[0])
-
-
-@pytest.mark.slow
 def test_kill_nine_at_any_moment_changes_nothing(recipe, tmp_path):
     """Kills at random moments, saves included (one is in flight after every step), then the same command again."""
     rng, kills, steps = random.Random(0), 0, max(60, 8 * KILLS)
