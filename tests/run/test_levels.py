@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import Trainer, numbers, start, train
+from runs import Trainer, numbers, start, start_together, train
 
 from grpojax import data
 from grpojax.host.errors import UserError
@@ -96,6 +96,22 @@ def test_kill_nine_forgets_no_prompt_that_is_retired(recipe, leveled, tmp_path):
     assert batches == drawn(tmp_path / "whole", 8)
     solved = [sum(uid % 3 == 0 for uid in batch) for batch in batches]
     assert sum(solved[:5]) >= 8 > 2 >= sum(solved[5:])
+
+
+@pytest.mark.slow
+def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
+    """With solved problems in context too: both agree on rates and exemplars."""
+    given = overrides(leveled, "", "variant=xrpo", "rollout.plan={probe: 1, exemplars: 1}", "rollout.prompts=8")
+    given = [*given[1:], "data.max_prompt_tokens=16", "mesh.fsdp=2", "train.steps=4"]
+    for process in start_together(recipe, tmp_path / "two", *given, processes=2, devices=1):
+        said = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, said
+    one = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *given]), devices=2)
+    assert one.run() and one.meta["exemplars"]
+    assert drawn(tmp_path / "two", 4) == drawn(tmp_path / "one", 4)
+    names = "seeded/share", "seeded/solved", "levels/2/solve_rate", "levels/3/share"
+    lines = [[{name: x.get(name) for name in names} for x in numbers(tmp_path / run)] for run in ("two", "one")]
+    assert lines[0] == lines[1] and any(x["seeded/share"] for x in lines[0])
 
 
 def curriculum(levels="aab", **options):
