@@ -23,11 +23,19 @@ class RunDirectory:
       path: where it is, or will be.
       resolved: the whole recipe as plain data.
       may_differ: whether a run may be resumed although the setting with this dotted name differs.
+      read: makes of a stored recipe what ``resolved`` is of it today, so that settings which are new since have their
+        defaults. It raises `UserError` for what is no recipe any more, which is then compared as it stands.
     """
 
-    def __init__(self, path: epath.PathLike, resolved: Mapping[str, Any], may_differ: Callable[[str], bool]):
+    def __init__(
+        self,
+        path: epath.PathLike,
+        resolved: Mapping[str, Any],
+        may_differ: Callable[[str], bool],
+        read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    ):
         self.path = files.path(path)
-        self._resolved, self._may_differ = dict(resolved), may_differ
+        self._resolved, self._may_differ, self._read = dict(resolved), may_differ, read
 
     @property
     def started(self) -> bool:
@@ -56,6 +64,8 @@ class RunDirectory:
 
     def _changes(self) -> list[str]:
         before = json.loads((self.path / "config.json").read_text())
+        with contextlib.suppress(UserError):
+            before = self._read(before)
         return settings.diff(before, self._resolved)
 
     def changed(self, names: tuple[str, ...]) -> bool:

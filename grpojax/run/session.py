@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import jax
 from etils import epath
 
-from grpojax.host import agreement, coordination, files, peers, preemption, processes, watchdog
+from grpojax.host import agreement, coordination, files, peers, preemption, processes, settings, watchdog
 from grpojax.host.console import log
 from grpojax.host.errors import PassingError, UserError
 from grpojax.programs.compiling import Programs, keep_compiled
@@ -79,7 +79,12 @@ class Session:
         # First: its words are posted by how many there were before it, the same number on all processes.
         self.course = Course(config.train.checkpoint_minutes)
         self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
-        self.record = RunDirectory(self.directory, config.resolved(), config.may_differ)
+        self.record = RunDirectory(
+            self.directory,
+            config.resolved(),
+            config.may_differ,
+            read=lambda stored: settings.build(type(config), stored).resolved(),
+        )
         if processes.is_first():
             self.record.check(take_over=take_over)
         keep_compiled(config.compile_cache, config.run.dir)

@@ -16,6 +16,7 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.alarms import Limits
+from grpojax.run.session import Session
 from grpojax.types import Rollout
 
 
@@ -380,6 +381,27 @@ def test_a_recipe_spelt_in_another_way_is_the_same_run(recipe, tmp_path):
     Trainer(load(recipe, tmp_path / "run", *spelt)).close()
     with pytest.raises(UserError, match="rewards.combine: 'sum' -> 'normalize'"):
         Trainer(load(recipe, tmp_path / "run", "rewards={terms: [{name: 'tiny_run:parity'}], combine: normalize}"))
+
+
+def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
+    config = load(recipe, tmp_path / "run")
+    Session(config).record.write()
+    file = tmp_path / "run" / "config.json"
+    stored = json.loads(file.read_text())
+
+    def begin_as(*overrides, **changed):
+        file.write_text(json.dumps(stored | changed))
+        return Session(load(recipe, tmp_path / "run", *overrides)).record
+
+    before = {key: value for key, value in stored["rollout"].items() if key not in ("overlap", "weights")}
+    begin_as(rollout=before).write()
+    assert json.loads(file.read_text()) == stored
+    with pytest.raises(UserError, match="rollout.overlap: 0.0 -> 0.25"):
+        begin_as("rollout.overlap=0.25", rollout=before)
+    with pytest.raises(UserError, match="train.seed: 0 -> 1"):
+        begin_as("train.seed=1", rollout=before)
+    with pytest.raises(UserError, match=r"train.of_old: 3 -> \(absent\)"):
+        begin_as(train=stored["train"] | {"of_old": 3})
 
 
 @pytest.mark.slow
