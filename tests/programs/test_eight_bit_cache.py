@@ -171,8 +171,12 @@ def plain_logps(decoder, prompts, out):
 
 @pytest.mark.parametrize(
     ("cells", "compute"),
-    [({}, Compute()), ({"slots": 2, "rows": 2, "block": 4}, Compute()), ({"slots": 3, "block": 4}, TPU)],
-    ids=["all at once", "blocks and rows", "tpu"],
+    [
+        ({"slots": 2, "rows": 2, "block": 4}, Compute()),
+        pytest.param({}, Compute(), marks=pytest.mark.slow),
+        pytest.param({"slots": 3, "block": 4}, TPU, marks=pytest.mark.slow),
+    ],
+    ids=["blocks and rows", "all at once", "tpu"],
 )
 def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, cells, compute):
     prompts = some_prompts()
@@ -211,13 +215,10 @@ def same(got, want):
     assert np.quantile(apart, 0.9) < 1e-5 and apart.max() < 3e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "of", "heads"),
-    [
-        ((1, 4, 2), TPU, 2),
-        pytest.param((2, 2, 2), Compute(), 2, marks=pytest.mark.slow),
-        pytest.param((1, 2, 4), TPU, 2, marks=pytest.mark.slow),
-    ],
+    [((1, 4, 2), TPU, 2), ((2, 2, 2), Compute(), 2), ((1, 2, 4), TPU, 2)],
     ids=["tpu", "cpu", "repeated heads"],
 )
 def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):

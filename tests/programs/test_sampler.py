@@ -83,7 +83,9 @@ def test_a_loop_over_blocks_draws_the_same(decoder, cells):
 GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpreted
 
 
-@pytest.mark.parametrize("cells", [{"block": 16}, {"slots": 2, "rows": 2}], ids=["blocks", "rows"])
+@pytest.mark.parametrize(
+    "cells", [{"slots": 2, "rows": 2}, pytest.param({"block": 16}, marks=pytest.mark.slow)], ids=["rows", "blocks"]
+)
 def test_a_kernel_draws_the_same(decoder, cells):
     long = dataclasses.replace(CONFIG, max_tokens=19)  # two blocks of 16, or one of 32 that goes round
     want = run(decoder, some_prompts(), long)
@@ -109,6 +111,7 @@ def test_samples_of_a_group_differ(decoder):
     assert len({tuple(t) for t in tokens[0]}) == 5
 
 
+@pytest.mark.slow
 def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
     prompts = some_prompts()
     want = run(decoder, prompts, dataclasses.replace(CONFIG, group=6))
@@ -120,11 +123,13 @@ def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
 @pytest.mark.parametrize(
     ("sizes", "of"),
     [
-        ((1, 8, 1), TPU),
         ((8, 1, 1), Compute()),
-        *(pytest.param((2, 2, 2), of, marks=pytest.mark.slow) for of in (Compute(), GPU)),
+        *(
+            pytest.param(*on, marks=pytest.mark.slow)
+            for on in [((1, 8, 1), TPU), ((2, 2, 2), Compute()), ((2, 2, 2), GPU)]
+        ),
     ],
-    ids=["tpu", "lanes", "both", "gpu"],
+    ids=["lanes", "tpu", "both", "gpu"],
 )
 def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
     prompts = some_prompts(8)

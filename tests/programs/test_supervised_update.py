@@ -100,6 +100,7 @@ def test_the_gradient_does_not_depend_on_the_split(whole, kind, sizes, microbatc
         assert other[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
 
 
+@pytest.mark.slow
 def test_the_update_is_the_gradient_of_the_plain_cross_entropy(whole):
     batch = answers()
     graph, params = random_decoder(CONFIG)

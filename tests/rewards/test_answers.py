@@ -155,6 +155,7 @@ def test_a_long_answer_is_wrong_at_once():
     assert time.perf_counter() - start < 60  # hours, if a pattern went back and forth over it
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GSM8K, reason="GRPOJAX_GSM8K names no folder with train.jsonl and test.jsonl")
 def test_gsm8k_golds_verify_in_each_form():
     golds = set()

@@ -46,7 +46,8 @@ def copied(learner):
     return jax.tree.map(lambda x: np.array(x), learner.state["policy"].params)
 
 
-@pytest.mark.parametrize("kind", ["plain", pytest.param("greedy", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "greedy"])
 def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(recipe, tmp_path, kind):
     """Drawn anew under those weights they are the same, bit for bit; so are their log-probs."""
     trainer = Trainer(load(recipe, tmp_path / "run", *KINDS[kind]))
@@ -143,8 +144,10 @@ def end_together(pair):
 
 @pytest.mark.slow
 def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe, tmp_path):
-    """SIGTERM to the second; both save what is in flight, and are bit-equal to two that were left alone."""
-    given = ["data.eval=null", "rollout.ahead=1", "train.steps=5", "train.eval_every=0", "mesh.fsdp=2"]
+    """SIGTERM to the second; both save what is in flight, groups that wait among it, and are bit-equal to two that
+    were left alone."""
+    given = ["data.eval=null", "rollout.ahead=1", "train.steps=5", "train.eval_every=0", "mesh.fsdp=2",
+             "rollout.overlap=0.25", "rollout.max_tokens=16"]  # fmt: skip
 
     def begin(name):
         return runs.start_together(recipe, tmp_path / name, *given, processes=2, devices=1)
@@ -161,6 +164,7 @@ def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe,
     assert end_together(begin("parts")) == [0, 0]
     lines = lines_of(tmp_path / "parts")
     assert len(lines) == 5 and lines == lines_of(tmp_path / "whole")
+    assert max(line["rollout/waiting"] for line in lines) > 0
 
 
 def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):

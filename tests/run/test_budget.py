@@ -41,6 +41,7 @@ def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
     assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(run) if "reward" in x]
 
 
+@pytest.mark.slow
 def test_schedules_follow_the_share_that_is_used(recipe, tmp_path, monkeypatch):
     trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
     seen, update = [], trainer.learner.train_step
@@ -74,6 +75,7 @@ def test_a_budget_that_is_spent_already_is_refused(recipe, tmp_path):
         Trainer(config.load(recipe, (*given, "train.tokens=100")))
 
 
+@pytest.mark.slow
 def test_dropped_groups_and_greedy_completions_count(recipe, tmp_path):
     given = (*BUDGET, "train.tokens=200", "train.minibatches=1", f"run.dir={tmp_path}")
     one = dataclasses.replace(config.load(recipe, given), variant="remax")

@@ -56,6 +56,7 @@ def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_ru
     assert again.session.checkpoints.steps() == [4, 7]  # held on to by the run that went on
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe, tmp_path):
     once = ("train.on_collapse=stop", "train.checkpoint_every=0")
     with pytest.raises(UserError, match="stopped at step 3: .*\nno checkpoint is from before it.*checkpoint_every"):

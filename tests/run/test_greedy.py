@@ -28,6 +28,7 @@ def trainer(recipe, tmp_path_factory):
     trainer.close()
 
 
+@pytest.mark.slow
 def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
     groups, policy = trainer.rollouts.groups, trainer.policy
     problems = [trainer.problems[i] for i in (0, 7, 11, 13, 2, 29)]

@@ -57,7 +57,7 @@ def test_a_method_without_a_ratio_takes_one_update_a_rollout(recipe, tmp_path, n
     assert load(recipe, tmp_path / "run", f"variant={{name: {name}, ratio: token}}", several)
 
 
-@pytest.mark.parametrize("truncated", ["train", "mask", "drop"])
+@pytest.mark.parametrize("truncated", ["mask", *(pytest.param(t, marks=pytest.mark.slow) for t in ("train", "drop"))])
 def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
     """Masked they weigh nothing; dropped, their group's mean does not know of them either."""
     trainer = Trainer(load(recipe, tmp_path / "run", f"train.truncated={truncated}", "train.steps=1",
@@ -255,6 +255,7 @@ def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
 # --- what is said of it
 
 
+@pytest.mark.slow
 def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
     """The reward of the groups that a filter kept is always mixed; that of all drawn is the policy's."""
     plain, counted = [], {}

@@ -73,7 +73,8 @@ class Watched:
         return layout.unpack(np.asarray(self._score(self.weights[version], rows))[None])
 
 
-@pytest.mark.parametrize("kind", ["plain", pytest.param("ahead", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "ahead"])
 def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recipe, tmp_path, kind):
     """In the order in which problems are drawn, with nothing drawn twice: tokens of a group that waits stay, and each
     has the log-prob that the weights of its own version give it, in what a later version went on with too."""

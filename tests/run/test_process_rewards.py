@@ -27,6 +27,7 @@ def advantages(recipe, directory, rewards, *overrides, number=3):
     return judged, mask, np.asarray(trainer.config.method.variant.advantage(judged.total, signals))
 
 
+@pytest.mark.slow
 def test_one_step_is_the_outcomes_advantage(recipe, tmp_path):
     """Weights, and an outcome beside it: a reward twice, by itself and as a step, counts twice."""
     outcome = "[{name: 'tiny_run:parity', weight: 2.0}]"

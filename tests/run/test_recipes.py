@@ -270,12 +270,13 @@ def leaves_the_plain_clip(name, run, recipe, directory):
 # --- rare tokens: beside which tokens, whatever the run is cut into
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("relative_to", "cut", "devices"),
     [
         ("batch", ["train.minibatches=2", "train.microbatches=2", "mesh.fsdp=4"], 4),
         *(
-            pytest.param(of, cut, devices, marks=pytest.mark.slow)
+            (of, cut, devices)
             for of in ("sample", "group", "batch")
             for cut, devices in [(["train.minibatches=4"], 1), (["mesh.data=2", "mesh.fsdp=4"], 8)]
         ),

@@ -72,6 +72,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, 
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_culling_shrinks_the_next_pass_by_exactly_what_is_solved(recipe, graded, tmp_path):
     """Passes of 30, 20 and 20 prompts, in rollouts of ten of the same size: the tokens drawn are the same."""
     trainer = trainer_of(load(recipe, graded, tmp_path / "run", "variant=culling", "rollout.prompts=10"))

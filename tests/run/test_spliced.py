@@ -131,6 +131,7 @@ def test_rows_come_in_few_sizes():
     assert all(room(8, n) >= n for n in range(100))
 
 
+@pytest.mark.slow
 def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
     drawn = []
 

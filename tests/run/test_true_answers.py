@@ -156,6 +156,7 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
         trainer.close()
 
 
+@pytest.mark.slow
 def test_only_groups_that_fail_ask_for_it(recipe, tmp_path):
     """On eight devices as on one; the parity of sums of tokens is rewarded."""
     variant = {"name": "gt_likelihood", "marker": "e", "missing": "zero", "fail_reward": 0.0}

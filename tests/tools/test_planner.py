@@ -48,11 +48,11 @@ from grpojax.models import sharding
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig
 from grpojax.programs.sampler import SamplerConfig
-config, topology, mesh = json.loads(sys.argv[1])
+config, topology, mesh, overlap = json.loads(sys.argv[1])
 reports = planner.plan(
     DecoderConfig(**config), topology=topology, mesh=sharding.MeshConfig(**mesh), prompts=8, prompt_tokens=128,
     sampling=SamplerConfig(group=8, max_tokens=128), objective=Objective(kl_coef=0.04),
-    compute=Compute(dtype="bfloat16", vocab_chunk=1024),
+    compute=Compute(dtype="bfloat16", vocab_chunk=1024), overlap=overlap,
 )
 print(json.dumps([dataclasses.asdict(r) for r in reports]))
 """
@@ -73,12 +73,12 @@ def python(*args):
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
-    ("topology", "mesh"),
-    [("v5e:4x4", {"fsdp": 16}), ("v5p:2x2x4", {"fsdp": 8, "tensor": 2})],
-    ids=["v5e", "v5p"],
+    ("topology", "mesh", "overlap"),
+    [("v5e:4x4", {"fsdp": 16}, 0.0), ("v5p:2x2x4", {"fsdp": 8, "tensor": 2}, 0.25)],
+    ids=["v5e", "v5p, with samples that go on"],
 )
-def test_programs_compile_and_move_what_they_must(topology, mesh):
-    done = python(COMPILE, json.dumps([dataclasses.asdict(CONFIG), topology, mesh]))
+def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
+    done = python(COMPILE, json.dumps([dataclasses.asdict(CONFIG), topology, mesh, overlap]))
     assert done.returncode == 0, done.stderr[-3000:]
     reports = {r["name"]: planner.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}
     assert list(reports) == list(plan_report.PROGRAMS)
@@ -157,7 +157,7 @@ def test_eight_bits_travel_are_kept_and_are_read():
     code = COMPILE.replace(
         "Objective(kl_coef=0.04),", "Objective(kl_coef=0.04), weights='int8', programs=('rollout', 'reshard'),"
     )
-    done = python(code, json.dumps([dataclasses.asdict(CONFIG), "v5e:4x4", {"fsdp": 16}]))
+    done = python(code, json.dumps([dataclasses.asdict(CONFIG), "v5e:4x4", {"fsdp": 16}, 0.0]))
     assert done.returncode == 0, done.stderr[-3000:]
     rollout, reshard = (planner.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1]))
     c = CONFIG
