@@ -127,12 +127,12 @@ class Programs:
 
     def __call__(self, name: str, function: Callable[..., Any], *args, static: Any = None):
         """``function(*args)``; ``static`` is what it was made with beyond its arguments and compiles anew for."""
-        key = name, static, _shapes(args)
-        if key in self._seen:
+        made_for = name, static, _dtypes(args[0])  # float32 weights, and those of a reference
+        if (key := (*made_for, _shapes(args))) in self._seen:
             return function(*args)
         self._seen.add(key)
-        others = [other for other in self.others(args) if (name, static, _shapes(other)) not in self._seen]
-        self._seen |= {(name, static, _shapes(other)) for other in others}
+        others = [other for other in self.others(args) if (*made_for, _shapes(other)) not in self._seen]
+        self._seen |= {(*made_for, _shapes(other)) for other in others}
         for each in (args, *others):
             log.info("compiling %s %s", name, max(_shapes(each), key=len, default=""))
         start, hits, misses = time.perf_counter(), _events["cache_hits"], _events["cache_misses"]
@@ -155,6 +155,10 @@ class Programs:
 def _shapes(args: tuple[Any, ...]) -> tuple[str, ...]:
     """Of all but a function's first argument, which are the weights."""
     return tuple(str(getattr(x, "shape", x)) for x in jax.tree.leaves(args[1:]))
+
+
+def _dtypes(weights: Any) -> frozenset[str]:
+    return frozenset(str(x.dtype) for x in jax.tree.leaves(weights) if hasattr(x, "dtype"))
 
 
 def _no_others(args: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:

@@ -150,7 +150,8 @@ class Rollouts:
                 waiting=self.waiting,
             )
         keeps = [self._keep(drawn[0].judged())]
-        while sum(k.sum() for k in keeps) < size and len(drawn) < chosen.max_rollouts:
+        wanted = size if self.waiting is None else size - int(self.waiting.sum())  # a seat that waits is not dropped
+        while sum(k.sum() for k in keeps) < wanted and len(drawn) < chosen.max_rollouts:
             flights.append(self.start())
             drawn.append(self._wait(flights[-1]))
             keeps.append(self._keep(drawn[-1].judged()))
@@ -164,6 +165,8 @@ class Rollouts:
             )
         order = np.argsort(~keep, kind="stable")[:size]
         merged = take([d.judged() for d in drawn], order)
+        learned = np.zeros_like(keep)
+        learned[order] = keep[order]
         return Sampled(
             problems=merged.problems,
             rollout=merged.rollout,
@@ -171,7 +174,7 @@ class Rollouts:
             kept_share=float(keep[whole].mean()),
             judged=lambda: (merged, everything()),
             told=self.curriculum.told,
-            version=_oldest(flights, drawn, keep),
+            version=_oldest(flights, drawn, learned),
             waiting=self.waiting,
         )
 
@@ -189,12 +192,12 @@ class Rollouts:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 
 
-def _oldest(flights: Sequence[Flight], drawn: Sequence[Drawn], keep: PerPrompt | None = None) -> int:
+def _oldest(flights: Sequence[Flight], drawn: Sequence[Drawn], learned: PerPrompt | None = None) -> int:
     """Updates behind the weights of the oldest token that is learned from, or without ``rollout.overlap`` of the first
-    rollout; ``keep`` says which groups of all rollouts are learned from, where not all whole ones are."""
+    rollout; ``learned`` says which groups of all rollouts are learned from, where not all whole ones are."""
     if flights[0].versions is None:
         return flights[0].version
     known = np.concatenate([oldest(f, d.rollout) for f, d in zip(flights, drawn, strict=True)])
     which = np.concatenate([d.rollout.lengths.any(1) for d in drawn])
-    which = which if keep is None or not keep.any() else keep
+    which = which if learned is None or not learned.any() else learned
     return int(known[which].min())

@@ -330,8 +330,7 @@ class Trainer:
     def _save(self, *, judged: bool = False) -> None:
         self.meta["step"] = self._saved = self.done
         self.metrics.flush()
-        going_on = self.flight is not None and _share(self) < 1
-        in_flight = {"flight": self.flight.record()} if self.flight is not None and going_on else {}
+        in_flight = {} if self.flight is None else {"flight": self.flight.record()}
         self.session.save(self.learner.saved(), self.meta | in_flight, judged=judged)
 
     def report(self) -> None:

@@ -35,7 +35,8 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
 
     Returns:
       For each of `PHASES` that the run has, "PHASE_s" (seconds), "PHASE_tokens_per_s" (tokens of completions that it
-      works through), "PHASE_gflop" and "PHASE_of_matmul_rate"; "late" are the signals that need the rewards first; and
+      works through), "PHASE_gflop" and "PHASE_of_matmul_rate"; "late" are the signals that need the rewards first; with
+      ``rollout.ahead`` the step alone, since the others run beside each other; and
       "steps", "tokens_per_step", "matmul_gflops" (a second), "useful_token_fraction", "first_step_s", "compile_s",
       "idle_s" (in which nothing was queued on the devices) and "peak_memory_gib". Of several processes the first has
       them, the others nothing.
@@ -65,7 +66,8 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
         "score": trainer.learner.scores_a_step + (trainer.critic is not None) + (trainer.teacher is not None),
         "update": config.train.iterations,
     }
-    figures |= phase_figures(rows[WARM:], work[WARM:], tokens, rate, passes)
+    names = ("step",) if config.rollout.ahead else PHASES
+    figures |= phase_figures(rows[WARM:], work[WARM:], tokens, rate, passes, names)
     figures["useful_token_fraction"] = _median(rows[WARM:], "useful_token_fraction")
     figures["idle_s"] = _median(rows[WARM:], "time/idle_s")
     figures["first_step_s"] = rows[0]["time/step_s"]
@@ -80,6 +82,7 @@ def phase_figures(
     tokens: float,
     rate: float,
     passes: Mapping[str, int],
+    names: Sequence[str] = PHASES,
 ) -> dict[str, float]:
     """Seconds, tokens a second, GFLOP and share of the matmul rate, by phase.
 
@@ -89,9 +92,10 @@ def phase_figures(
       tokens: of all completions of a step.
       rate: FLOP/s of all devices' matrix products.
       passes: how often a phase works through the tokens, if not once.
+      names: of the phases.
     """
     figures = {}
-    for name in PHASES:
+    for name in names:
         if f"time/{name}_s" not in rows[0]:
             continue
         seconds = _median(rows, f"time/{name}_s")

@@ -122,6 +122,18 @@ def test_a_program_that_was_compiled_before_is_read(own_cache, caplog):
     assert words[1][:2] == ["compiled", "sum:"] and words[3] == "read from the compile cache".split()
 
 
+def test_weights_of_another_dtype_are_another_program(own_cache, caplog):
+    """A reference in the compute dtype, and the policy as it learns, scored by one function."""
+    programs, function, x = Programs(), jax.jit(lambda w, x: w.astype(x.dtype) * x), jnp.ones(5)
+    programs.others = lambda args: [(args[0], jnp.ones((3, 5)))]
+    with caplog.at_level(logging.INFO):
+        for weights in (jnp.ones((), jnp.bfloat16), jnp.ones(()), jnp.ones((), jnp.bfloat16)):
+            programs("score", function, weights, x)
+            programs("score", function, weights, jnp.ones((3, 5)))
+    compiled = [line for line in caplog.messages if line.startswith("compiling")]
+    assert compiled == ["compiling score (5,)", "compiling score (3, 5)"] * 2
+
+
 @pytest.mark.slow
 def test_a_second_start_of_a_run_compiles_nothing(own_cache, recipe):
     told = Counter()

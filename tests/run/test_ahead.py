@@ -119,9 +119,22 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
 
 
 @pytest.mark.slow
-def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recipe, tmp_path):
-    assert Trainer(load(recipe, tmp_path / "whole", "train.checkpoint_every=1")).run()
+def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the_next_step(recipe, tmp_path):
+    """Of a budget of tokens it is not known before a step is judged whether it is the last."""
+    given = "train.steps=null", "train.minibatches=2", "train.checkpoint_every=0"
+    assert Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=300")).run()
+    again = Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=700"))
+    assert again.flight.number == again.done > 1 and again.run()
+    assert Trainer(load(recipe, tmp_path / "whole", *given, "train.tokens=700")).run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("rollout.overlap=0.25", "rollout.max_tokens=16")], ids=["plain", "overlap"])
+def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recipe, tmp_path, more):
+    assert Trainer(load(recipe, tmp_path / "whole", "train.checkpoint_every=1", *more)).run()
     short = ["data.eval=null", "rollout.ahead=1", "train.steps=5", "train.checkpoint_every=1", "train.eval_every=0"]
+    short += more
     process = runs.start(recipe, tmp_path / "run", *short)
     for line in process.stdout:
         if "step 3/5" in line:
@@ -129,7 +142,7 @@ def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recip
             break
     process.wait()
     assert process.returncode == -signal.SIGKILL
-    again = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=1"))
+    again = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=1", *more))
     assert 1 <= again.done < 5 and again.run()
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
 

@@ -139,6 +139,16 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
 
 
 @pytest.mark.slow
+def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tmp_path):
+    trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 3}", "train.steps=4"))
+    trainer.rollouts._keep = lambda judged: judged.rollout.lengths.any(1)
+    assert trainer.run() and trainer.rollouts.drawn == 4
+    lines = lines_of(tmp_path / "run")
+    assert sum(line["rollout/waiting"] > 0 for line in lines) > 1
+    assert [line["rollout/version"] for line in lines] == sorted(line["rollout/version"] for line in lines)
+
+
+@pytest.mark.slow
 def test_lanes_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe, tmp_path):
     """Of four lanes each leaves up to 2 of 8 samples; on one device more there would be room for 1 of 4 only."""
     given = ("rollout.overlap=0.25", "train.checkpoint_every=1")
