@@ -9,6 +9,7 @@ every call, ``workers/`` has the home of each worker. A scenario has
   ``hang`` (seconds); with ``anyway`` the call does its work all the same.
 - ``hosts`` of a slice, ``env`` of the workers, ``deleting``: how many looks see a deletion, ``taken``: for each
   creation, the last for all others, the signals that processes get when their VM goes, ``notice`` (seconds) apart.
+- ``why``: what a request that is FAILED says of it.
 
 As a program it takes the folder from ``FAKE_CLOUD``.
 """
@@ -154,7 +155,10 @@ class Call:
         if now not in ("ACTIVE", "PROVISIONING", "WAITING_FOR_RESOURCES"):
             self.take(request)
         spec = [{"node": {"acceleratorType": request["type"]}}]
-        return self.told({"name": name, "state": {"state": now.split("/")[0]}, "tpu": {"nodeSpec": spec}})
+        state = {"state": now.split("/")[0], "stateInitiator": "SERVICE"}
+        if now == "FAILED" and "why" in self.scenario:
+            state["failedData"] = {"error": {"code": 8, "message": self.scenario["why"]}}
+        return self.told({"name": name, "state": state, "tpu": {"nodeSpec": spec}})
 
     def describe_node(self, world, name):
         request = world["request"]

@@ -24,6 +24,8 @@ MISSING, PENDING, ACTIVE, GONE = "missing", "pending", "active", "gone"
 _LOST_REQUEST = {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"}
 _LOST_NODE = {"PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "HIDDEN", "HIDING"}
 
+_MOST_SAID = 200  # letters of why a request is in its state
+
 # What the errors of gcloud say, and for whom they are.
 _NOT_FOUND = re.compile(r"NOT_FOUND|was not found|does not exist", re.I)
 _EXISTS = re.compile(r"ALREADY_EXISTS|already exists", re.I)
@@ -50,7 +52,7 @@ class Seen:
 
     Args:
       kind: MISSING; PENDING, may come by itself; ACTIVE, every VM is there; GONE, deleted before another can come.
-      detail: the states as the cloud names them.
+      detail: the states as the cloud names them, and what it says of the request's.
       accelerator: of a slice.
       workers: if it is ACTIVE.
       identity: differs between two creations.
@@ -102,10 +104,10 @@ class Cloud:
             return self._pretended()
         if told is None:
             return Seen(MISSING, "no such request")
-        state = told.get("state", {}).get("state", "unknown")
+        state, why = told.get("state", {}).get("state", "unknown"), _why(told.get("state", {}))
         specs = told.get("tpu", {}).get("nodeSpec") or [{}]
         kind = specs[0].get("node", {}).get("acceleratorType", "")
-        seen = Seen(PENDING, state, kind)
+        seen = Seen(PENDING, f"{state}: {why}" if why else state, kind)
         if state in _LOST_REQUEST:
             return dataclasses.replace(seen, kind=GONE)
         if state != "ACTIVE":
@@ -246,6 +248,23 @@ def _with_nodes(seen: Seen, names: list[str], nodes: list[dict[str, Any] | None]
     identity = " ".join(node.get("id", "") + "@" + node.get("createTime", "") for node in there)
     born = min((_seconds(text) for text in made if text), default=None)
     return dataclasses.replace(seen, kind=ACTIVE, detail=detail, workers=tuple(workers), identity=identity, born=born)
+
+
+def _why(state: dict[str, Any]) -> str:
+    """What a request's state says beside its name, as in ``failedData: {error: {message: ...}}``; on a line, cut."""
+    data = [value for key, value in state.items() if key.endswith("Data")]
+    said = " ".join("; ".join(dict.fromkeys(_messages(data))).split())
+    return said if len(said) <= _MOST_SAID else said[: _MOST_SAID - 3] + "..."
+
+
+def _messages(told: Any) -> list[str]:
+    """Each ``message``, however deep."""
+    if isinstance(told, list):
+        return [text for value in told for text in _messages(value)]
+    if not isinstance(told, dict):
+        return []
+    own = told.get("message")
+    return ([own] if isinstance(own, str) else []) + _messages(list(told.values()))
 
 
 def _seconds(stamp: str) -> float:

@@ -98,6 +98,17 @@ def test_wait_has_a_cap(play):
     assert len(play.calls("queued-resources create")) == 2
 
 
+def test_a_request_that_fails_says_why_each_time(play):
+    play.env(max_relaunches=1)
+    play.scenario(states=[["FAILED"]], why="There is no more capacity\n  in the zone; " + "try another. " * 40)
+    play.tpu("create")
+    lines = play.tpu("wait", status=1).splitlines()
+    assert len(lines) == 3, lines  # seen, asked for again, given up
+    for line in lines:
+        assert "FAILED: There is no more capacity in the zone; try another. try" in line
+        assert line.count("try another.") < 16 and "..." in line
+
+
 def test_without_a_request_each_command_says_what_to_run(play):
     assert "run create" in play.tpu("wait", status=2)
     assert "run create" in play.tpu("setup", status=1)
