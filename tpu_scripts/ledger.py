@@ -30,7 +30,8 @@ class Ledger:
       started: whether any process of this command may have been started.
       take_over: whether this start may break the claim on run.dir that the one before has left.
       relaunches, failures: starts of this command after the first, and those after it failed by itself.
-      installed: what `setup` was told to install.
+      installed: what `setup` was told to install; of a wheel, its whole path.
+      folder: where that was, whose files go along.
       packages: the one word for what it installed.
       offsets: bytes of each worker's log that are here already.
     """
@@ -47,6 +48,7 @@ class Ledger:
     relaunches: int = 0
     failures: int = 0
     installed: str = ""
+    folder: str = ""
     packages: str = ""
     offsets: dict[str, int] = dataclasses.field(default_factory=dict)
 

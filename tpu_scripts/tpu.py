@@ -128,9 +128,14 @@ class Commands:
         self.keeper.available()
 
     def _setup(self) -> None:
-        self.ledger.installed = self.args.source or self.ledger.installed or "."
-        self.watcher.setup(self._fleet(), self.args.again)
-        self.say(f"set up: {self.ledger.installed}, packages as of {self.settings.packages_as_of}")
+        fleet, source = self._fleet(), self.args.source or self.ledger.installed or "."
+        # Kept once they are set up: new VMs get the same, whatever folder `watch` is in then.
+        self.ledger.installed = str(Path(source).absolute()) if source.endswith(".whl") else source
+        self.ledger.folder = str(Path.cwd())
+        self.watcher.setup(fleet, self.args.again)
+        self.say(
+            f"set up: {self.ledger.installed} ({self.ledger.folder}), packages as of {self.settings.packages_as_of}"
+        )
 
     def _launch(self) -> None:
         command = self.args.command
@@ -199,7 +204,8 @@ class Commands:
     def _bundle(self) -> bundles.Bundle:
         if self.args.dry_run:
             return bundles.Bundle("BUNDLE", b"", bundles.arguments(f"./tree{bundles.EXTRAS}", self.settings))
-        return bundles.make(self.settings, self.ledger.installed or ".", Path.cwd(), self.args.env.resolve())
+        folder = Path(self.ledger.folder or Path.cwd())
+        return bundles.make(self.settings, self.ledger.installed or ".", folder, self.args.env.resolve())
 
 
 if __name__ == "__main__":

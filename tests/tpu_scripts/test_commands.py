@@ -160,6 +160,16 @@ def test_setup_of_a_wheel_and_of_a_ref(play):
     assert "must be . (this folder)" in play.tpu("setup", "--from", "grpojax", status=2)
 
 
+def test_a_setup_that_is_refused_is_forgotten(play):
+    """New VMs get what those of before had."""
+    play.runs("#!/bin/sh\nexec sleep 60\n")
+    play.ready("grpojax", "train")
+    assert "no such file" in play.tpu("setup", "--from", "none.whl", status=2)
+    (play.folder / "other-1-py3-none-any.whl").write_bytes(b"a wheel")
+    assert "is busy with 2" in play.tpu("setup", "--from", "other-1-py3-none-any.whl", status=2)
+    assert play.ledger()["installed"] == "."
+
+
 def test_setup_that_fails_says_where_and_why_and_can_be_repeated(play):
     play.tpu("create")
     (play.cloud / "run.fails").write_text("")

@@ -1,9 +1,11 @@
 """A launched command is seen to its end, whatever happens to it and to its VMs."""
 
+import dataclasses
 import signal
 
 import fake_gcloud
 import pytest
+import tpu_play
 
 LOST = "ssh: connect to host 1.2.3.4 port 22: Connection timed out"
 
@@ -211,6 +213,24 @@ def test_a_worker_that_stays_out_of_reach_costs_its_vms(play):
     said = play.tpu("watch")
     assert f"no answer: worker1: {LOST}" in said and "workers out of reach for 0.5 s" in said
     assert said.count("] resumed") == 2 and len(play.calls("queued-resources create")) == 2
+
+
+@pytest.mark.parametrize("wheel", [False, True])
+def test_new_vms_get_what_setup_was_given_wherever_one_watches(play, tmp_path, wheel):
+    """Another checkout, too, is not what was set up."""
+    other = tpu_play.start(tmp_path / "other")
+    elsewhere = dataclasses.replace(play, folder=other.folder)
+    (play.folder / "mine").write_text("")
+    (play.folder / "grpojax-1-py3-none-any.whl").write_bytes(b"a wheel")
+    play.scenario(states=[["ACTIVE*2", "SUSPENDED"], ["ACTIVE"]])
+    play.tpu("create")
+    play.tpu("setup", *["--from", "grpojax-1-py3-none-any.whl"] * wheel)
+    play.tpu("launch", "--", "grpojax")
+    assert "finished" in elsewhere.tpu("--env", str(play.folder / "tpu.env"), "watch")
+    for index in (0, 1):
+        assert (play.home(index) / "grpojax/current/tree/mine").exists()
+        asked = "./grpojax-1-py3-none-any.whl[tpu,gcs]" if wheel else "./tree[tpu,gcs]"
+        assert asked in (play.home(index) / "uv.log").read_text()
 
 
 @pytest.mark.slow
