@@ -152,7 +152,7 @@ class Call:
         if not until or (Path(file).exists() and Path(file).read_text().count("\n") >= int(lines)):
             request["looks"] += 1
         now = "DELETING" if request["deleting"] is not None else self.state(request)
-        if now not in ("ACTIVE", "PROVISIONING", "WAITING_FOR_RESOURCES"):
+        if now not in ("ACTIVE", "ACTIVE/REPAIRING", "PROVISIONING", "WAITING_FOR_RESOURCES"):
             self.take(request)
         spec = [{"node": {"acceleratorType": request["type"]}}]
         state = {"state": now.split("/")[0], "stateInitiator": "SERVICE"}

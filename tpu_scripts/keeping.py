@@ -13,7 +13,7 @@ from settings import Settings
 
 
 class Spent(Failure):
-    """The budget is; these workers are still there."""
+    """The budget is; these workers are still there, none while a VM is repaired."""
 
     def __init__(self, said: str, workers: tuple[Worker, ...]):
         super().__init__(said)
@@ -63,8 +63,8 @@ class Keeper:
         return seen
 
     def check_budget(self, seen: Seen) -> None:
-        """Raises Spent if there are VMs for which nothing is left."""
-        if seen.workers and self.ledger.chip_hours(time.time()) > self.settings.max_chip_hours:
+        """Raises Spent if VMs are paid for, be they repaired, for which nothing is left."""
+        if self.ledger.since is not None and self.ledger.chip_hours(time.time()) > self.settings.max_chip_hours:
             raise Spent(f"the budget is spent: {self.spent()}; run delete, or raise MAX_CHIP_HOURS", seen.workers)
 
     def create(self) -> None:

@@ -177,7 +177,8 @@ class Watch:
         keeper.count(deed)
 
     def _end_at_budget(self, workers: tuple[Worker, ...]) -> None:
-        self.say(f"the budget is spent: {self.keeper.spent()}; telling the run to save")
+        then = "telling the run to save" if workers else "there is nobody to be told"
+        self.say(f"the budget is spent: {self.keeper.spent()}; {then}")
         self.end(Fleet(self.keeper.cloud, workers, self.say))
         self.keeper.delete()
         raise Failure(

@@ -289,6 +289,18 @@ def test_the_budget_ends_the_run_after_a_save(play):
     assert play.ledger()["spent_seconds"] >= 16 * 3900
 
 
+def test_the_budget_ends_a_repair_too(play):
+    """Its VMs are paid for, and nobody is there to be told."""
+    play.scenario(states=[["ACTIVE*2", "ACTIVE/REPAIRING*20", "ACTIVE"]])
+    play.ready("grpojax", "train")
+    ledger = play.folder / ".tpu/grpo.json"
+    born = play.ledger()["since"]
+    ledger.write_text(ledger.read_text().replace(f'"since": {born}', f'"since": {born - 6.1 * 3600}'))
+    said = play.tpu("watch", status=1)
+    assert "VMs READY" not in said and "stopped and deleted: 97." in said and "telling" not in said
+    assert len(play.calls("queued-resources delete")) == 1 and play.ledger()["since"] is None
+
+
 def test_a_job_is_not_taken_for_one_of_before_a_reboot(play):
     play.env(max_failures=0)
     play.runs("#!/bin/sh\nexec sleep 60\n")
