@@ -23,7 +23,7 @@ def judge(reports: dict[Worker, Report], since_exit: float, since_heard: float, 
     Args:
       reports: of every worker.
       since_exit: seconds since the first process was seen ended.
-      since_heard: seconds since every worker answered.
+      since_heard: seconds since every worker answered, less what the VMs themselves were waited for.
       settings: how long to bear with either.
     """
     states = {r.state for r in reports.values()}
@@ -104,11 +104,15 @@ class Watch:
 
     def _see_out(self) -> int | None:
         """One start of the command, to its end: its status if that was the last, None if there is to be another."""
-        settings = self.keeper.settings
+        settings, ledger = self.keeper.settings, self.keeper.ledger
+        attempt, heard = ledger.attempt, time.monotonic()
         first_exit: float | None = None
-        heard = time.monotonic()
         while True:
+            asked = time.monotonic()
             fleet = self.fleet()
+            heard += time.monotonic() - asked  # that may have been hours in a queue
+            if ledger.attempt != attempt:  # that is another start, on other VMs
+                attempt, first_exit, heard = ledger.attempt, None, time.monotonic()
             reports = self._poll(fleet)
             now = time.monotonic()
             if all(r.state != "lost" for r in reports.values()):
@@ -119,6 +123,7 @@ class Watch:
             if deed in ("setup", "start"):
                 try:
                     self._start(fleet, setup=deed == "setup")
+                    heard = time.monotonic()
                 except Passing as error:
                     self.say(f"no answer: {error}")
                     if time.monotonic() - heard > settings.lost_seconds:

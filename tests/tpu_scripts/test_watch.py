@@ -2,10 +2,16 @@
 
 import dataclasses
 import signal
+import time
+import types
 
 import fake_gcloud
 import pytest
-import tpu_play
+import tpu_play  # isort: split
+
+import keeping
+import watching
+import workers
 
 LOST = "ssh: connect to host 1.2.3.4 port 22: Connection timed out"
 
@@ -26,6 +32,27 @@ while [ "$step" -lt "$steps" ]; do
 done
 touch "$run/done"
 """
+
+
+@pytest.fixture
+def hours(play, monkeypatch):
+    """Hours take no time: whoever sleeps is told that it is later.
+
+    To bury a process may take some looks of five minutes each, hence GRACE_SECONDS.
+    """
+    ahead = 0.0
+
+    def sleep(seconds):
+        nonlocal ahead
+        ahead += seconds
+        time.sleep(0.02)
+
+    clock = types.SimpleNamespace(
+        sleep=sleep, monotonic=lambda: time.monotonic() + ahead, time=time.time, time_ns=time.time_ns
+    )
+    for module in (keeping, watching, workers):
+        monkeypatch.setattr(module, "time", clock)
+    play.env(poll_seconds=300, settle_seconds=60, grace_seconds=40000, lost_seconds=900)
 
 
 def test_what_finishes(play):
@@ -213,6 +240,61 @@ def test_a_worker_that_stays_out_of_reach_costs_its_vms(play):
     said = play.tpu("watch")
     assert f"no answer: worker1: {LOST}" in said and "workers out of reach for 0.5 s" in said
     assert said.count("] resumed") == 2 and len(play.calls("queued-resources create")) == 2
+
+
+@pytest.mark.parametrize("first", ["SUSPENDED", "PROVISIONING", "ACTIVE/REPAIRING"])
+def test_hours_in_the_queue_are_no_silence_of_the_workers(play, hours, first):
+    """One of them does not answer the first time that it is asked."""
+    play.scenario(
+        states=[["ACTIVE*2", first, *["WAITING_FOR_RESOURCES*10"] * (first != "SUSPENDED"), "ACTIVE"],
+                ["WAITING_FOR_RESOURCES*10", "ACTIVE"]],
+        rules=[{"match": "ssh.*--worker=1.*poll [23] ", "times": 2, "code": 255, "stderr": LOST}],
+    )  # fmt: skip
+    play.ready("grpojax")
+    said = play.tpu("watch")
+    assert "no answer: worker1" in said and "finished" in said
+    assert len(play.calls("queued-resources create")) == 1 + (first == "SUSPENDED")
+
+
+def test_a_long_setup_is_no_silence_of_the_workers(play, hours):
+    play.ready("grpojax")
+    play.scenario(
+        states=[["ACTIVE*2", "SUSPENDED"], ["ACTIVE"]],
+        rules=[
+            {"match": "ssh.*poll setup-", "times": 24, "stdout": "grpojax: running\n"},
+            {"match": "ssh.*--worker=1.*poll 3 ", "skip": 1, "times": 2, "code": 255, "stderr": LOST},
+        ],
+    )
+    said = play.tpu("watch")
+    assert "no answer: worker1" in said and len(play.calls("queued-resources create")) == 2
+
+
+def test_the_silence_of_vms_that_went_is_not_that_of_new_ones(play, hours):
+    play.scenario(
+        states=[["ACTIVE*5", "SUSPENDED"], ["ACTIVE"]],
+        rules=[
+            {"match": "ssh.*--worker=1.*poll 2 ", "code": 255, "stderr": LOST},
+            {"match": "ssh.*--worker=1.*poll 3 ", "times": 2, "code": 255, "stderr": LOST},
+        ],
+    )
+    play.ready("grpojax")
+    said = play.tpu("watch")
+    assert said.count("no answer: worker1") == 4 and len(play.calls("queued-resources create")) == 2
+
+
+def test_new_vms_have_their_own_grace(play, hours):
+    """One ends, then all VMs go; after hours, one ends before the other again."""
+    play.runs(
+        '#!/bin/sh\n[ "$JAX_PROCESS_ID" = 0 ] && exit 0\n'
+        'until [ "$(grep -c "job.sh poll 3 " "${FAKE_RUN%run}calls.jsonl")" -ge 8 ]; do sleep 0.02; done\n'
+    )
+    play.scenario(states=[["ACTIVE*4", "SUSPENDED"], ["WAITING_FOR_RESOURCES*20", "ACTIVE"]])
+    play.ready("grpojax")
+    while not (play.home() / "grpojax/jobs/2/exit").exists():
+        time.sleep(0.02)
+    said = play.tpu("watch")
+    assert "exit status: worker0 0, worker1 0" in said and play.ledger()["failures"] == 0
+    assert len(play.calls("queued-resources create")) == 2
 
 
 @pytest.mark.parametrize("wheel", [False, True])
