@@ -86,9 +86,14 @@ def _by_sheet(args: argparse.Namespace, estimate: Any) -> int:
 
 def _searched(args: argparse.Namespace, config: Any, target: Any) -> int:
     """The best settings, to paste, and their plan."""
-    from grpojax.tools import plan_search
+    from grpojax.tools import plan_estimate, plan_search
 
-    found = plan_search.search(config, target, compile_it=_compiler(args), say=_say, layers=args.layers)
+    try:
+        found = plan_search.search(config, target, compile_it=_compiler(args), say=_say, layers=args.layers)
+    except plan_search.NothingFits as e:
+        print(plan_estimate.format_estimate(e.least.estimate))
+        _say(str(e))
+        return 1
     print(found.candidate.overrides)
     if target.by_sheet:
         return _by_sheet(args, found.candidate.estimate)

@@ -61,6 +61,17 @@ class Found:
     tried: tuple[int, int]
 
 
+class NothingFits(UserError):
+    """Of all settings that divide none has room; ``least`` needs least memory by its estimate."""
+
+    def __init__(self, least: Candidate, target: Target):
+        self.least = least
+        super().__init__(
+            f"no settings fit {target.chips} x {target.kind}: those that need least are thought to need "
+            f"{least.estimate.peak:.1f} GiB a chip; take more chips, fewer rollout.prompts or a smaller rollout.max_tokens"
+        )
+
+
 def candidates(config: Config, model: DecoderConfig, target: Target) -> list[Candidate]:
     """All settings that divide, fastest estimate first; ties in the order of meshes, micro-batches, remat, slots."""
     out = []
@@ -118,13 +129,18 @@ def search(
       layers: of the model; None for all.
 
     Raises:
-      UserError: nothing fits, by the estimate or by the compiler; or a target without a compiler, and a variant with
-        programs of its own.
+      NothingFits: by the estimate or by the compiler.
+      UserError: no settings divide; or a target without a compiler, and a variant with programs of its own.
     """
     if target.by_sheet:
         plan_estimate.check_known(config)
     model = planner.shorter(config.model.path, layers)
     every = candidates(config, model, target)
+    if not every:
+        raise UserError(
+            f"no mesh of {target.chips} chips divides rollout.prompts={config.rollout.prompts} and the model's heads; take "
+            "another number of prompts or chips"
+        )
     room = [c for c in every if c.estimate.peak <= _MARGIN * c.estimate.programs[0].room]
     say(f"{len(every)} settings divide, {len(room)} have room by their estimate")
     tried, best = (len(every), len(room)), None
@@ -143,9 +159,5 @@ def search(
             if best is None or run.step < best.run.step:
                 best = Found(candidate=candidate, reports=reports, run=run, tried=tried)
     if best is None:
-        least = min((c.estimate.peak for c in every), default=float("nan"))
-        raise UserError(
-            f"no settings fit {target.chips} x {target.kind}: those that need least are thought to need {least:.1f} "
-            "GiB a chip; take more chips, fewer rollout.prompts or a smaller rollout.max_tokens"
-        )
+        raise NothingFits(min(every, key=lambda c: c.estimate.peak), target)
     return best

@@ -100,6 +100,8 @@ def test_nothing_that_fits_is_an_error():
     tiny = dataclasses.replace(target, shape=(1, 1))
     with pytest.raises(UserError, match="no settings fit 1 x TPU v5 lite"):
         plan_search.search(load("model.path=Qwen2.5-7B"), tiny, compile_it=compile_it, say=lambda _: None)
+    with pytest.raises(UserError, match="no mesh of 4 chips divides rollout.prompts=7"):
+        plan_search.search(load("rollout.prompts=7", "rollout.group=1"), target, compile_it=compile_it, say=print)
 
 
 def test_a_gpu_is_searched_and_planned_by_its_sheet(capsys):
@@ -120,6 +122,10 @@ def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
     out = capsys.readouterr().out
     assert "update: does not fit" in out and "a step takes" not in out
     assert "optimiser 22.99" in out  # two float32 moments of 3.09 billion weights
+    command = ["plan", str(GSM8K), "model.path=Qwen2.5-3B-Instruct", "--topology", "rtx4090:1", "--search"]
+    assert cli.main(command) == 1
+    found = capsys.readouterr()
+    assert "optimiser 22.99" in found.out and "no settings fit 1 x rtx4090" in found.err.lower()
 
 
 def test_a_shape_that_nobody_published_is_told(capsys):
