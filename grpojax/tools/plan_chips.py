@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jax.sharding import Mesh
 
@@ -78,10 +78,12 @@ def parse(topology: str, slices: int = 1) -> Target:
 
 
 class Chips(NamedTuple):
-    """The mesh of the chips that learn, and that of the chips that do nothing but sample, None where none do."""
+    """The mesh of the chips that learn, that of the chips that do nothing but sample, None where none do, and what
+    programs for them are lowered for."""
 
     mesh: Mesh
     apart: Mesh | None = None
+    platform: Literal["gpu", "tpu"] = "tpu"
 
 
 def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:

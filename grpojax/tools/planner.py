@@ -152,7 +152,7 @@ def plan(
     """
     chips = topology_meshes(topology, mesh, slices)
     devices = chips.mesh
-    compute = dataclasses.replace(compute, mesh=devices, platform="tpu")
+    compute = dataclasses.replace(compute, mesh=devices, platform=chips.platform)
     if critic is not None:
         critic = critic._replace(model=dataclasses.replace(critic.model, compute=compute))
     learned = sampling if method is None else dataclasses.replace(sampling, group=method.widest(sampling.group))
