@@ -8,6 +8,8 @@ import jax
 from jax import export
 
 TRITON = "__gpu$xla.gpu.triton"
+# Operations that move numbers, and compute none.
+MOVES = "concatenate convert dynamic_slice dynamic_update_slice gather pad reverse scatter slice sort transpose".split()
 _TENSOR = re.compile(r"tensor<(?:([\dx]+)x)?(\w+)>")
 
 

@@ -1,5 +1,5 @@
-"""The update and the rollout as they are exported for NVIDIA, without one: what multiplies in which dtype, what a
-token copies, and that it runs the kernel that attends to slots."""
+"""The update, the rollout and its weights as one GPU runs them, without a mesh, exported for NVIDIA: what multiplies in
+which dtype, what a token copies, and that it runs the kernel that attends to slots."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from exported import TRITON, decode_loop, factors, finer, made, stablehlo
+from exported import MOVES, TRITON, decode_loop, factors, finer, made, stablehlo
 from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
 
 from grpojax import losses
@@ -80,3 +80,13 @@ def test_a_bfloat16_rollout_multiplies_nothing_in_float32_and_copies_nothing_eac
     assert {op for op, *_ in large} == {"dynamic_update_slice"} and large.total() == 2 * WIDE.num_layers
     assert text.count(TRITON) == 2 and loop.count("call @attend") == loop.count("call @of_prompt") == WIDE.num_layers
     assert loop.count("optimization_barrier") == 3 * WIDE.num_layers  # before k, v and up: multiplied one by one
+
+
+@pytest.mark.parametrize("weights", ["compute", "int8"])
+def test_a_rollouts_weights_are_each_made_once(weights):
+    """On one GPU: of all layers at a time, by a cast, or by rounding to eight bits; nothing is moved beside that."""
+    compute = Compute(dtype="bfloat16", attention="xla", platform="gpu")
+    params = decoder.abstract(WIDE)[1]
+    found = made(stablehlo(state.make_reshard(WIDE, compute, weights), params), WIDE.hidden_size * WIDE.head_dim)
+    moved = [(operation, dtype) for (operation, _, dtype), n in found.items() if operation in MOVES for _ in range(n)]
+    assert moved == [("convert", "bf16" if weights == "compute" else "i8")] * 8

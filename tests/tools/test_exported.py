@@ -9,7 +9,7 @@ from unittest import mock
 
 import jax
 import pytest
-from exported import TRITON, decode_loop, factors, finer, in_kernels, made, stablehlo
+from exported import MOVES, TRITON, decode_loop, factors, finer, in_kernels, made, stablehlo
 from plain_decoder import BASE
 
 from grpojax.models import Compute, sharding
@@ -24,8 +24,6 @@ CONFIG = dataclasses.replace(
 LAYER = [(256, 384), (256, 128), (256, 128), (384, 256), (256, 384), (256, 384), (384, 256)]
 VOCABULARY = (320, 256)
 SMALLEST = 256 * 128
-# What moves numbers and computes none.
-MOVES = "concatenate convert dynamic_slice dynamic_update_slice gather pad reverse scatter slice sort transpose".split()
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = ["model.path=qwen", "model.dtype=bfloat16", "model.attention=xla", "model.remat=layer"]
 SIZES = ["rollout.prompts=3", "rollout.group=5", "rollout.max_tokens=71", "data.max_prompt_tokens=67"]
