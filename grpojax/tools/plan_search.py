@@ -68,7 +68,8 @@ class NothingFits(UserError):
         self.least = least
         super().__init__(
             f"no settings fit {target.chips} x {target.kind}: those that need least are thought to need "
-            f"{least.estimate.peak:.1f} GiB a chip; take more chips, fewer rollout.prompts or a smaller rollout.max_tokens"
+            f"{least.estimate.peak:.1f} GiB a chip; take more chips, fewer rollout.prompts or a smaller "
+            "rollout.max_tokens"
         )
 
 
@@ -138,8 +139,8 @@ def search(
     every = candidates(config, model, target)
     if not every:
         raise UserError(
-            f"no mesh of {target.chips} chips divides rollout.prompts={config.rollout.prompts} and the model's heads; take "
-            "another number of prompts or chips"
+            f"no mesh of {target.chips} chips divides rollout.prompts={config.rollout.prompts} and the model's heads; "
+            "take another number of prompts or chips"
         )
     room = [c for c in every if c.estimate.peak <= _MARGIN * c.estimate.programs[0].room]
     say(f"{len(every)} settings divide, {len(room)} have room by their estimate")

@@ -130,7 +130,6 @@ def test_a_collapse_is_told_before_what_is_right_held_out_has_halved(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_healthy_run_rings_nothing(tmp_path, seed):
-    told, _ = follow(tmp_path / "run", "train.steps=12", "train.eval_every=4", f"train.seed={seed}")
+def test_a_healthy_run_rings_nothing(tmp_path):
+    told, _ = follow(tmp_path / "run", "train.steps=12", "train.eval_every=4")
     assert [name for name, _ in told] == ["eval/accuracy"] * 4 and told[-1][1] > 0.9, told

@@ -17,6 +17,8 @@ from grpojax.run import finetune_recipe
 from grpojax.run import recipe as recipes
 from grpojax.tools import plan_chips, plan_report, planner
 
+pytestmark = pytest.mark.slow
+
 CONFIG = dataclasses.replace(
     BASE, vocab_size=320, hidden_size=256, intermediate_size=384, num_layers=2, num_heads=6, head_dim=64
 )  # fmt: skip

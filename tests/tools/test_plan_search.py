@@ -100,8 +100,9 @@ def test_nothing_that_fits_is_an_error():
     tiny = dataclasses.replace(target, shape=(1, 1))
     with pytest.raises(UserError, match="no settings fit 1 x TPU v5 lite"):
         plan_search.search(load("model.path=Qwen2.5-7B"), tiny, compile_it=compile_it, say=lambda _: None)
-    with pytest.raises(UserError, match="no mesh of 4 chips divides rollout.prompts=7"):
-        plan_search.search(load("rollout.prompts=7", "rollout.group=1"), target, compile_it=compile_it, say=print)
+    seven = dataclasses.replace(target, shape=(7, 1))
+    with pytest.raises(UserError, match="no mesh of 7 chips divides rollout.prompts=64"):
+        plan_search.search(load(), seven, compile_it=compile_it, say=lambda _: None)
 
 
 def test_a_gpu_is_searched_and_planned_by_its_sheet(capsys):
