@@ -158,7 +158,8 @@ class FineTune:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
         self.pending: list[_Pending] = []
         self.ahead = int(jax.default_backend() != "cpu")  # a CPU has nothing to gain, and its times would mix
-        lines = metrics.read_metrics(self.session.directory)
+        with processes.AllOrNone():  # the first writes these files anew, once all have read them
+            lines = metrics.read_metrics(self.session.directory)
         at = [x["step"] for x in lines if x["step"] <= self.done and "eval/loss" in x]
         self._evaluated = max(at, default=-1)
         self.metrics = recorder.Recorder(self.session.directory, self.done, config.tracking)

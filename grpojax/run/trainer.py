@@ -169,10 +169,8 @@ class Trainer:
             comparable=config.method.retire is None and config.rollout.curriculum is None,
             uniform=config.method.learns_from_equals,
         )
-        lines = [x for x in metrics.read_metrics(self.session.directory) if x["step"] <= self.done]
-        asked = bool(lines) and self.session.record.changed(("train.eval_", "evaluate", "rewards"))
-        self.watch.replay(x for x in lines if not (asked and "eval/reward" in x))
-        self._evaluated = max((x["step"] for x in lines if "eval/reward" in x), default=-1)
+        with processes.AllOrNone():  # the first writes these files anew, once all have read them
+            self._evaluated = _replay(self)
         self.metrics = recorder.Recorder(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.table = metrics.Table(config.train.steps)
@@ -370,6 +368,15 @@ def _longest_prompt(config: Config, problems: data.Problems) -> int:
     if config.method.plan is not None:
         return most
     return min(most, -(-max(len(p.ids) for p in problems) // 8) * 8)
+
+
+def _replay(trainer: Trainer) -> int:
+    """Has the watch take in what was recorded of the steps that are done; the last of them that was evaluated."""
+    session = trainer.session
+    lines = [x for x in metrics.read_metrics(session.directory) if x["step"] <= trainer.done]
+    asked = bool(lines) and session.record.changed(("train.eval_", "evaluate", "rewards"))
+    trainer.watch.replay(x for x in lines if not (asked and "eval/reward" in x))
+    return max((x["step"] for x in lines if "eval/reward" in x), default=-1)
 
 
 def _start(trainer: Trainer) -> Flight:

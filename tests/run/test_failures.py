@@ -9,13 +9,17 @@ import sys
 import threading
 import time
 
+import answered_runs
+import jax
 import pytest
 from runs import Trainer, environment, numbers
 
-from grpojax.host import preemption
+from grpojax.host import preemption, processes
 from grpojax.host.console import log
+from grpojax.records import directory as directories
 from grpojax.records import evaluations
-from grpojax.run import course
+from grpojax.records import metrics as tracking
+from grpojax.run import course, finetune, finetune_recipe, recorder
 from grpojax.run import recipe as config
 from grpojax.tools import cli
 
@@ -148,6 +152,28 @@ def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, mo
         assert trainer.run()
         assert trainer.session.checkpoints.steps() == [2, steps]
     assert trainer.session.checkpoints.good() == 2 and trainer.session.checkpoints.good(before=2) is None
+
+
+@pytest.mark.parametrize("kind", ["train", "sft"])
+def test_the_first_writes_anew_what_all_have_read(recipe, tmp_path, monkeypatch, kind):
+    """Of a run that goes on: in a bucket the first takes objects away that another process has listed."""
+
+    def opened():
+        if kind == "train":
+            return Trainer(load(recipe, tmp_path / "run", "train.steps=1", "data.eval=null"))
+        given = [f"run.dir={tmp_path / 'run'}", "train.steps=1"]
+        return finetune.FineTune(finetune_recipe.load_sft(recipes["sft"], given), jax.devices()[:1])
+
+    recipes = answered_runs.make(tmp_path, recipe.parent)
+    assert opened().run()
+    of_directory, calls = directories.RunDirectory, []
+    watched = {"read_metrics": tracking, "changed": of_directory, "meet": processes, "Recorder": recorder}
+    for name, place in (watched | {"write": of_directory}).items():
+        plain = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *given, plain=plain, name=name: (calls.append(name), plain(*given))[1])
+    opened().close()
+    reads = ["read_metrics", "changed"] if kind == "train" else ["read_metrics"]
+    assert calls[calls.index("read_metrics") :] == [*reads, "meet", "Recorder", "write"]
 
 
 HANGS = """
