@@ -168,8 +168,8 @@ def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[An
     return models.from_decoder(trunk, params), head
 
 
-def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int | None) -> tuple[Any, Any]:
-    """Trunk (a `grpojax.models.Decoder`) and head of a run's checkpoint, the newest if ``step`` is None."""
+def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int) -> tuple[Any, Any]:
+    """Trunk (a `grpojax.models.Decoder`) and head of a run's checkpoint of a step."""
     model = critic_model(config, policy.config, policy.compute)
     abstract = abstract_state({ROLE: model.networks(None)[ROLE]}, policy.mesh)[ROLE]
     checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)

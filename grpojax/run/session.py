@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -244,8 +245,26 @@ def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
         raise UserError(f"out of memory after step {done()}: {remedies}\n{' '.join(str(e).split())[:300]}") from e
 
 
-def load_policy_params(policy: Policy, run_dir: epath.PathLike, step: int | None = None) -> Any:
-    """The policy's weights in a run's checkpoint (the newest, or the given step), laid out as ``policy`` is."""
+def newest_step(run_dir: epath.PathLike) -> int:
+    """The step of a run's newest checkpoint; of several processes, which all must come here, the one that the first
+    sees: while the run goes on, another may see a later one.
+
+    Raises:
+      UserError: there is none.
+    """
+    directory = files.path(run_dir) / "checkpoints"
+    checkpoints = Checkpoints(directory, read_only=True)
+    try:
+        step = json.loads(processes.meet(json.dumps(checkpoints.latest()))[0])
+    finally:
+        checkpoints.close()
+    if step is None:
+        raise UserError(f"{directory}: no checkpoint")
+    return step
+
+
+def load_policy_params(policy: Policy, run_dir: epath.PathLike, step: int) -> Any:
+    """The policy's weights in a run's checkpoint of a step, laid out as ``policy`` is."""
     _, network = decoder_network(policy.config, None, policy.mesh)
     abstract = abstract_state({"policy": network}, policy.mesh)["policy"]
     checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)

@@ -41,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
             _check_new(args.to)
         keep_compiled(run_dir=args.run_dir)
         policy = Policy(config.model, config.mesh)
-    params = session.load_policy_params(policy, args.run_dir, args.step)
-    beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, args.step)
+    step = session.newest_step(args.run_dir) if args.step is None else args.step
+    params = session.load_policy_params(policy, args.run_dir, step)
+    beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, step)
     try:
         hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
     except OSError as e:

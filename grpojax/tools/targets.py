@@ -10,7 +10,7 @@ from etils import epath
 
 from grpojax import data, variants
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
-from grpojax.host import agreement, files, settings
+from grpojax.host import agreement, files, processes, settings
 from grpojax.host.errors import UserError
 from grpojax.programs.policy import weights_digest
 from grpojax.records import metrics
@@ -83,7 +83,7 @@ def read_target(
     step: int | None = None,
     best: bool = False,
 ) -> Target:
-    """Reads what is to be evaluated.
+    """Reads what is to be evaluated. Of several processes all must come here.
 
     Args:
       target: run directory, Hugging Face folder or ``builtin:tiny``.
@@ -128,7 +128,8 @@ def read_target(
             raise UserError(f"--step and --best are for a run directory, and {target} is none")
         name = folder.name if files.in_bucket(folder) else Path(target.removeprefix(data.BUILTIN)).resolve().name
         return Target(recipe=recipe, run=None, step=None, out=files.path("evaluations") / name)
-    step = _pick_step(run, step, best)
+    # Of several processes the first one's: of a run that is still saving, another may see more.
+    step = int(processes.meet(str(_pick_step(run, step, best)))[0])
     return Target(recipe=recipe, run=run, step=step, out=run / "eval" / f"step_{step}")
 
 

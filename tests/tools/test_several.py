@@ -8,15 +8,18 @@ import runs
 from safetensors.numpy import load_file
 from several import together
 
+from grpojax.host import processes
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
-from grpojax.tools import cli, export
+from grpojax.run import session
+from grpojax.tools import cli, export, targets
 
 
 @pytest.fixture(scope="module")
 def trained(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "one"
-    overrides = [f"run.dir={directory}", "train.steps=1", "train.eval_every=0", "train.eval_limit=1"]
+    overrides = [f"run.dir={directory}", "train.steps=2", "train.checkpoint_every=1", "train.eval_every=0",
+                 "train.eval_limit=1"]  # fmt: skip
     assert runs.Trainer(config.load(recipe, overrides)).run()
     return directory
 
@@ -71,6 +74,22 @@ def test_sample_and_bench_by_two_processes(recipe, tmp_path):
     )
     assert len(sampled) == 4 and [[x for x in lines if x] for lines in others] == [["status 0"], ["status 0"]]
     assert any("matmul rate" in line for line in timed) and json.loads((tmp_path / "f").read_text())["devices"] == 4
+
+
+def test_all_take_what_is_the_newest_to_the_first(trained, tmp_path, monkeypatch):
+    """Here by a process that sees step 2, of a run that has saved step 1 when the first one looks."""
+    taken = []
+
+    def load(policy, run_dir, step):
+        taken.append(step)
+        raise UserError("seen enough")
+
+    monkeypatch.setattr(session, "load_policy_params", load)
+    monkeypatch.setattr(processes, "meet", lambda word="": ["1" if word == "2" else word, word])
+    for options in ([], ["--step", "2"]):
+        assert cli.main(["export", str(trained), "--to", str(tmp_path / "policy"), *options]) == 2
+    assert taken == [1, 2]
+    assert targets.read_target(str(trained)).step == 1
 
 
 @pytest.mark.parametrize("text", ["train.steps=3", "model.dtype=bfloat16", "data.train=x"])
