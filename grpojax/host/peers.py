@@ -61,6 +61,18 @@ def watched() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def telling() -> Iterator[None]:
+    """Inside, an error is told to the others at once. They end when this process does, which may take long to let go of
+    what it holds: to the end that needs jax's service, which ends soon after a process that left it."""
+    try:
+        yield
+    except Exception as error:
+        for peers in _here:
+            peers.failing(error)
+        raise
+
+
 _TOLD = "was told to stop"
 
 
@@ -100,6 +112,7 @@ class _Peers(threading.Thread):
         self._heard = dict.fromkeys(range(self.count), ("", now))  # the last beat, and when it was new
         self._looked = self._answered = now
         self._beats, self._finished = 0, False
+        self._failing = set[str]()  # who is known to end by an error
         self._verdict: str | None = None
         self._known, self._leaving, self._all_done = threading.Event(), threading.Event(), threading.Event()
 
@@ -111,6 +124,8 @@ class _Peers(threading.Thread):
             try:
                 self._beat()
                 self._verdict = self._look()
+                if self._verdict is None:
+                    self._hear()
                 self._answered = time.monotonic()
             except jax.errors.JaxRuntimeError:  # the service, which goes with the process that carries it
                 if time.monotonic() - self._answered > SILENT_S:
@@ -151,6 +166,14 @@ class _Peers(threading.Thread):
         index, what = min(failed.items())
         return f"{self._names[int(index)]} {what}"
 
+    def _hear(self) -> None:
+        """Says once of each process what it will end by."""
+        for index, what in coordination.posted(f"{self._place}/failing").items():
+            if self._failing.isdisjoint({index, str(self.me)}):
+                said = f"grpojax: {self._names[int(index)]} {what}\ngrpojax: it lets go of what it holds, and all end"
+                print(said, file=sys.stderr, flush=True)
+            self._failing.add(index)
+
     def _leave(self, said: str) -> None:
         """Ends the process from here: its main thread waits for what will not come."""
         print(f"grpojax: {said}", file=sys.stderr, flush=True)
@@ -186,6 +209,13 @@ class _Peers(threading.Thread):
             coordination.post(f"{self._place}/failed/{self.me}", what)
         self._farewell()
 
+    def failing(self, error: Exception) -> None:
+        """Says to the others what this process will end by, unless that is another one's doing."""
+        if not _of_a_peer(error):
+            self._failing.add(str(self.me))
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                coordination.post(f"{self._place}/failing/{self.me}", _words(error))
+
     def leave(self, error: BaseException) -> str | None:
         """Says what was raised here to the others; or else who is to blame for it, for what is not this process's own.
 
@@ -199,14 +229,20 @@ class _Peers(threading.Thread):
         if said and blameless:
             self._farewell()
             return said
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        told = isinstance(error, preemption.Told)
-        self.fail(_TOLD if told else "failed: " + " ".join(f"{kind}{error}".split())[:300])
+        self.fail(_words(error))
         return None
 
     def gone(self) -> str:
         """What is said when the service is out of reach."""
         return f"grpojax: {self._names[0]} is gone"
+
+
+def _words(error: BaseException) -> str:
+    """What became of a process that raised this, in a line."""
+    if isinstance(error, preemption.Told):
+        return _TOLD
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return "failed: " + " ".join(f"{kind}{error}".split())[:300]
 
 
 def _of_a_peer(error: BaseException | None) -> bool:

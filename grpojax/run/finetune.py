@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from grpojax import data
-from grpojax.host import processes
+from grpojax.host import peers, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
@@ -96,6 +96,7 @@ class FineTune:
         self.done = 0
         with (
             contextlib.ExitStack() as held,
+            peers.telling(),
             enough_memory(lambda: self.done, REMEDIES),
         ):  # let go of if what follows raises
             with processes.AllOrNone():
@@ -174,7 +175,7 @@ class FineTune:
     def run(self) -> bool:
         """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         try:
-            with enough_memory(lambda: self.done, REMEDIES):
+            with peers.telling(), enough_memory(lambda: self.done, REMEDIES):
                 return self.session.conduct(self._loop, self._rescue)
         finally:
             self.close()

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from grpojax import data, evaluation, variants
-from grpojax.host import processes
+from grpojax.host import peers, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops
@@ -84,7 +84,7 @@ class Trainer:
         self.config, self.on_step, self._take_over = config, on_step, take_over
         self.done, self.work = 0, dict[str, float]()
         # Let go of if what follows raises.
-        with contextlib.ExitStack() as held, enough_memory(lambda: self.done, REMEDIES):
+        with contextlib.ExitStack() as held, peers.telling(), enough_memory(lambda: self.done, REMEDIES):
             with processes.AllOrNone():
                 self._prepare(held, devices, eos_ids)
             self._open(held)
@@ -182,7 +182,7 @@ class Trainer:
     def run(self) -> bool:
         """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         try:
-            with enough_memory(lambda: self.done, REMEDIES):
+            with peers.telling(), enough_memory(lambda: self.done, REMEDIES):
                 finished = self.session.conduct(self._loop, self._rescue)
             if self.critic is not None and self.done <= self.critic.config.warmup_steps and finished:
                 log.warning("the run ended in critic.warmup_steps=%d: the policy has learned nothing", self.done)

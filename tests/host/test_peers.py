@@ -30,6 +30,13 @@ def work():
         if how == "raises":
             threading.Thread(target=time.sleep, args=(70,)).start()  # as a save that waits for the others
             raise ValueError("all is lost")
+        if how == "cleans":
+            try:
+                with peers.telling():
+                    raise ValueError("all is lost")
+            finally:
+                time.sleep(peers.GRACE_S + 2 * peers.BEAT_S)
+                print("clean", flush=True)
         if how == "refuses":
             raise UserError("no such thing")
         if how == "dies":
@@ -90,6 +97,18 @@ def test_an_exception_ends_all_with_its_words():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_an_error_is_told_before_what_is_held_is_let_go_of(who):
+    """And nobody leaves before that: jax ends a process whose service another one has left."""
+    said, status, seconds = play("cleans", who)
+    assert status == [1, 1, 1] and seconds < 60
+    assert "\nclean\n" in said[who] and said[who].rstrip().endswith("ValueError: all is lost")
+    words = f"grpojax: process {who} ({os.uname().nodename}) failed: ValueError: all is lost\n"
+    for i in set(range(3)) - {who}:
+        assert said[i].count(words) == 2 and "lets go of what it holds, and all end\n" in said[i], said[i]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_users_mistake_keeps_its_status(who):
     said, status, seconds = play("refuses", who)
@@ -143,6 +162,28 @@ def test_alone_there_is_no_thread():
     before = threading.active_count()
     with peers.watched():
         assert threading.active_count() == before
+
+
+def test_what_a_process_will_end_by_is_said_once(monkeypatch, capsys):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    one = peers._Peers()
+    monkeypatch.setattr(peers, "_here", [one])
+    coordination.post(f"{one._place}/failing/1", "failed: no disk")
+    for _ in range(2):
+        one._hear()
+    assert capsys.readouterr().err.splitlines()[0] == "grpojax: process 1 failed: no disk"
+    one._hear()
+    assert not capsys.readouterr().err
+    for error in (jax.errors.JaxRuntimeError("UNAVAILABLE: connection reset"), SystemExit(1)):
+        with pytest.raises(type(error)), peers.telling():
+            raise error
+    assert set(coordination.posted(f"{one._place}/failing")) == {"1"}  # the other's doing, and an end
+    with pytest.raises(ValueError), peers.telling():
+        raise ValueError("all\nis lost")
+    assert coordination.posted(f"{one._place}/failing")["0"] == "failed: ValueError: all is lost"
+    coordination.post(f"{one._place}/failing/2", "failed: no disk")
+    one._hear()  # one that fails itself has its own to say
+    assert not capsys.readouterr().err
 
 
 def test_who_was_held_up_itself_takes_nobody_for_dead(monkeypatch):

@@ -8,18 +8,19 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import answered_runs
 import jax
 import pytest
 from runs import Trainer, environment, numbers
 
-from grpojax.host import preemption, processes
+from grpojax.host import peers, preemption, processes
 from grpojax.host.console import log
 from grpojax.records import directory as directories
 from grpojax.records import evaluations
 from grpojax.records import metrics as tracking
-from grpojax.run import course, finetune, finetune_recipe, recorder
+from grpojax.run import course, finetune, finetune_recipe, recorder, session
 from grpojax.run import recipe as config
 from grpojax.tools import cli
 
@@ -154,26 +155,44 @@ def test_the_best_checkpoint_has_a_score_that_came_after_it(recipe, tmp_path, mo
     assert trainer.session.checkpoints.good() == 2 and trainer.session.checkpoints.good(before=2) is None
 
 
-@pytest.mark.parametrize("kind", ["train", "sft"])
+KINDS = pytest.mark.parametrize("kind", ["train", "sft"])
+
+
+def run_of(kind, recipe, folder):
+    """A run of a step, by reinforcement or supervised."""
+    given = [f"run.dir={folder / 'run'}", "train.steps=1"]
+    if kind == "train":
+        return Trainer(load(recipe, folder / "run", "train.steps=1"))
+    answers = answered_runs.make(folder, recipe.parent)
+    return finetune.FineTune(finetune_recipe.load_sft(answers["sft"], given), jax.devices()[:1])
+
+
+@KINDS
 def test_the_first_writes_anew_what_all_have_read(recipe, tmp_path, monkeypatch, kind):
     """Of a run that goes on: in a bucket the first takes objects away that another process has listed."""
-
-    def opened():
-        if kind == "train":
-            return Trainer(load(recipe, tmp_path / "run", "train.steps=1", "data.eval=null"))
-        given = [f"run.dir={tmp_path / 'run'}", "train.steps=1"]
-        return finetune.FineTune(finetune_recipe.load_sft(recipes["sft"], given), jax.devices()[:1])
-
-    recipes = answered_runs.make(tmp_path, recipe.parent)
-    assert opened().run()
+    assert run_of(kind, recipe, tmp_path).run()
     of_directory, calls = directories.RunDirectory, []
     watched = {"read_metrics": tracking, "changed": of_directory, "meet": processes, "Recorder": recorder}
     for name, place in (watched | {"write": of_directory}).items():
         plain = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *given, plain=plain, name=name: (calls.append(name), plain(*given))[1])
-    opened().close()
+    run_of(kind, recipe, tmp_path).close()
     reads = ["read_metrics", "changed"] if kind == "train" else ["read_metrics"]
     assert calls[calls.index("read_metrics") :] == [*reads, "meet", "Recorder", "write"]
+
+
+@KINDS
+@pytest.mark.parametrize("where", ["start", "loop"])
+def test_an_error_is_told_before_what_is_held_is_let_go_of(recipe, tmp_path, monkeypatch, kind, where):
+    calls = []
+    monkeypatch.setattr(peers, "_here", [types.SimpleNamespace(failing=lambda e: calls.append(type(e).__name__))])
+    plain = tracking.Metrics.close
+    monkeypatch.setattr(tracking.Metrics, "close", lambda self: (calls.append("close"), plain(self))[1])
+    place, name = (session.Session, "settle") if where == "start" else (recorder.Recorder, "write")
+    monkeypatch.setattr(place, name, full)
+    with pytest.raises(OSError, match="No space left"):
+        run_of(kind, recipe, tmp_path).run()
+    assert calls == ["OSError", "close"]
 
 
 HANGS = """
