@@ -86,6 +86,11 @@ def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
     return words
 
 
+def seat() -> tuple[int, int]:
+    """This process's number, and how many there are, as they joined. No device is looked for."""
+    return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
 def address() -> str:
     """Where the service is, as ``host:port``; empty where there is none."""
     return distributed.global_state.coordinator_address or ""

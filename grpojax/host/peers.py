@@ -37,9 +37,9 @@ def watched() -> Iterator[None]:
     """Inside, and until all processes have left it, the failure of one is the end of all.
 
     The one that raised keeps its error and its status, 2 for a `UserError`; the others say whose it was and end with 1.
-    Where one was told to stop (`preemption.Told`) all end with 75.
+    Where one was told to stop (`preemption.Told`) all end with 75. They must have joined; no device is looked for.
     """
-    if jax.process_count() == 1:
+    if coordination.seat()[1] == 1:
         yield
         return
     peers = _Peers()
@@ -105,7 +105,7 @@ class _Peers(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="peers")
-        self.me, self.count = jax.process_index(), jax.process_count()
+        self.me, self.count = coordination.seat()
         self._host, self._place = socket.gethostname(), f"peers/{next(_numbers)}"
         self._names = {i: f"process {i}" for i in range(self.count)}
         now = time.monotonic()

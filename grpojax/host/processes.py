@@ -28,33 +28,38 @@ _LEAVE_S = 20.0  # that one that failed waits for the others, so that all of the
 _WAIT_S = 3600.0  # for one that reads a large model from a slow disk; one that is gone is noticed sooner
 
 
-def start() -> None:
-    """Joins the other processes, where there are some (`grpojax.host.joining.find`); all but the first then only warn.
+def join() -> None:
+    """Joins the other processes, where there are some (`grpojax.host.joining.find`); no device is looked for.
 
     Raises:
       UserError: this process should have company and is alone, or the others do not come.
     """
-    if not jax.distributed.is_initialized():
-        _join()
-    if not is_first():
-        log.setLevel("WARNING")
-
-
-def _join() -> None:
-    tpu = joining.on_tpu()
-    company = joining.find(os.environ, tpu=tpu)
+    if jax.distributed.is_initialized():
+        return
+    company = joining.find(os.environ, tpu=joining.on_tpu())
     if company is not None:
         # On CPUs: programs in flight, and those that another process compiled, take each other's messages.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         joining.join(company)
-        if jax.default_backend() == "cpu":
-            jax.config.update("jax_enable_compilation_cache", False)
-    expected = 1 if company is None else company.count
-    if (tpu or company is not None) and jax.process_count() != expected:
+
+
+def start() -> None:
+    """Joins the other processes (`join`), and looks for the devices of all; all but the first then only warn.
+
+    Raises:
+      UserError: also where there are other processes than have joined.
+    """
+    join()
+    _, expected = coordination.seat()
+    if jax.process_count() != expected:
         raise UserError(
             f"{jax.process_count()} processes have devices here, and {expected} were expected; start the same command "
             "on all hosts, once each"
         )
+    if expected > 1 and jax.default_backend() == "cpu":
+        jax.config.update("jax_enable_compilation_cache", False)
+    if not is_first():
+        log.setLevel("WARNING")
 
 
 def is_first() -> bool:

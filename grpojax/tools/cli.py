@@ -106,8 +106,9 @@ def _company(args: argparse.Namespace) -> Iterator[None]:
     with preemption.ending():
         from grpojax.host import peers, processes
 
-        processes.start()
-        with peers.watched():
+        processes.join()
+        with peers.watched():  # before the devices are looked for, where one host may fail and the others wait for it
+            processes.start()
             yield
 
 

@@ -14,14 +14,19 @@ import runs
 from grpojax.host import coordination, peers
 
 TOGETHER = """
-import os, sys, threading, time
+import argparse, os, sys, threading, time
 import jax, numpy as np
 from jax.experimental import multihost_utils
 from grpojax.host import coordination, peers, preemption, processes
 from grpojax.host.errors import UserError
 from grpojax.tools import cli
-processes.start()
-me, (how, who) = jax.process_index(), sys.argv[1:]
+me, (how, who) = int(os.environ["JAX_PROCESS_ID"]), sys.argv[1:]
+
+def unfit():
+    raise ValueError("no such chip")
+
+if how == "unfit" and me == int(who):
+    processes.start = unfit
 
 def work():
     for n in range(10):
@@ -53,7 +58,7 @@ def work():
     multihost_utils.process_allgather(np.ones(3))
 
 try:
-    with preemption.ending(), peers.watched():
+    with cli._company(argparse.Namespace(joins=True)):
         work()
 except UserError as e:
     print(f"refused: {e}", file=sys.stderr)
@@ -94,6 +99,16 @@ def test_an_exception_ends_all_with_its_words():
     for i in (1, 2):
         assert f"grpojax: process 0 ({os.uname().nodename}) failed: ValueError: all is lost" in said[i], said[i]
         assert "Traceback" not in said[i] and "end" not in said[i].splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_host_without_its_devices_is_named_to_those_that_wait_for_them(who):
+    said, status, seconds = play("unfit", who)
+    assert status == [1, 1, 1] and seconds < 60
+    for i in set(range(3)) - {who}:
+        name = rf"process {who}( \({os.uname().nodename}\))?"  # the host's may not be known yet
+        assert re.search(rf"{name} failed: ValueError: no such chip", said[i]), said[i]
 
 
 @pytest.mark.slow
@@ -165,7 +180,7 @@ def test_alone_there_is_no_thread():
 
 
 def test_what_a_process_will_end_by_is_said_once(monkeypatch, capsys):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(coordination, "seat", lambda: (0, 2))
     one = peers._Peers()
     monkeypatch.setattr(peers, "_here", [one])
     coordination.post(f"{one._place}/failing/1", "failed: no disk")
@@ -188,7 +203,7 @@ def test_what_a_process_will_end_by_is_said_once(monkeypatch, capsys):
 
 def test_who_was_held_up_itself_takes_nobody_for_dead(monkeypatch):
     """As all processes of a machine that was asleep, or that compile the same program."""
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(coordination, "seat", lambda: (0, 2))
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     one = peers._Peers()
