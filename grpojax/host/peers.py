@@ -28,6 +28,7 @@ BEAT_S = 2.0
 # Python's lock is let go of while XLA compiles: in compiles of 35 s for CPU and TPU, and in writing and reading jax's
 # cache, a thread paused for 0.5 s at most, on a machine with eight times the work that it has cores for.
 SILENT_S = 30.0
+START_S = 300.0  # the same of one that looks for its devices, whose drivers need not let go of Python's lock
 GRACE_S = 3.0  # for a main thread that finds out by itself, to end with its own words
 LEAVE_S = 10.0  # that the first process, who carries the coordination service, waits for the others to have read
 
@@ -37,7 +38,8 @@ def watched() -> Iterator[None]:
     """Inside, and until all processes have left it, the failure of one is the end of all.
 
     The one that raised keeps its error and its status, 2 for a `UserError`; the others say whose it was and end with 1.
-    Where one was told to stop (`preemption.Told`) all end with 75. They must have joined; no device is looked for.
+    Where one was told to stop (`preemption.Told`) all end with 75. They must have joined; no device is looked for, and
+    until it says that it is `ready`, a process may be silent for `START_S`.
     """
     if coordination.seat()[1] == 1:
         yield
@@ -59,6 +61,12 @@ def watched() -> Iterator[None]:
             print(f"grpojax: {said}", file=sys.stderr, flush=True)
             raise SystemExit(status) from None
         raise
+
+
+def ready() -> None:
+    """This process has its devices."""
+    for peers in _here:
+        peers.starting = False
 
 
 @contextlib.contextmanager
@@ -111,7 +119,7 @@ class _Peers(threading.Thread):
         now = time.monotonic()
         self._heard = dict.fromkeys(range(self.count), ("", now))  # the last beat, and when it was new
         self._looked = self._answered = now
-        self._beats, self._finished = 0, False
+        self._beats, self._finished, self.starting = 0, False, True
         self._failing = set[str]()  # who is known to end by an error
         self._verdict: str | None = None
         self._known, self._leaving, self._all_done = threading.Event(), threading.Event(), threading.Event()
@@ -139,7 +147,7 @@ class _Peers(threading.Thread):
 
     def _beat(self) -> None:
         self._beats += 1
-        word = "finished" if self._finished else str(self._beats)
+        word = "finished" if self._finished else f"{'starting' if self.starting else ''}{self._beats}"
         coordination.post(f"{self._place}/beat/{self.me}", f"{word} {self._host}")
 
     def _look(self) -> str | None:
@@ -157,8 +165,9 @@ class _Peers(threading.Thread):
         if len(finished) == self.count:
             self._all_done.set()
         failed = coordination.posted(f"{self._place}/failed")
-        for index, (_, since) in self._heard.items():
-            if not failed and index not in finished and index != self.me and now - since > SILENT_S:
+        for index, (beat, since) in self._heard.items():
+            longest = START_S if not beat or beat.startswith("starting") else SILENT_S
+            if not failed and index not in finished and index != self.me and now - since > longest:
                 failed = {str(index): "is gone"}
                 coordination.post(f"{self._place}/failed/{index}", "is gone")
         if not failed:

@@ -109,6 +109,7 @@ def _company(args: argparse.Namespace) -> Iterator[None]:
         processes.join()
         with peers.watched():  # before the devices are looked for, where one host may fail and the others wait for it
             processes.start()
+            peers.ready()
             yield
 
 

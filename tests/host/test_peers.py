@@ -218,6 +218,30 @@ def test_who_was_held_up_itself_takes_nobody_for_dead(monkeypatch):
     assert one._look() == "process 1 (other) is gone"
 
 
+def test_who_looks_for_devices_may_be_silent_for_longer(monkeypatch):
+    now, beats = [1000.0], []
+    monkeypatch.setattr(coordination, "seat", lambda: (0, 2))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    one = peers._Peers()
+    monkeypatch.setattr(peers, "_here", [one])
+
+    def silent(seconds):
+        for _ in range(round(seconds / peers.BEAT_S)):
+            now[0] += peers.BEAT_S
+            if said := one._look():
+                return said
+
+    monkeypatch.setattr(coordination, "post", lambda place, text: beats.append(text))
+    one._beat()
+    peers.ready()
+    one._beat()
+    starting, other = (beat.partition(" ")[0] + " other" for beat in beats)
+    monkeypatch.setattr(coordination, "posted", lambda place: {"1": starting} if place.endswith("beat") else {})
+    assert not silent(peers.START_S - 2 * peers.BEAT_S)
+    monkeypatch.setattr(coordination, "posted", lambda place: {"1": other} if place.endswith("beat") else {})
+    assert silent(peers.SILENT_S + 2 * peers.BEAT_S) == "process 1 (other) is gone"
+
+
 def test_a_word_that_is_lost_is_not_the_end(monkeypatch):
     """One call to the service that fails; none that comes through for `SILENT_S` is the end of the first process."""
     monkeypatch.setattr(peers, "BEAT_S", 0.01)
