@@ -14,27 +14,27 @@ from grpojax.tools.plan_shapes import SHAPES, shape_of
 
 PODS = Path(__file__).parents[2] / "configs" / "pods"
 
-# GiB a chip with the run's state, and seconds of the memory, by the compiler (jax 0.10.2, 2026-11-22).
+# GiB a chip with the run's state, and seconds of the memory, by the compiler (jax 0.10.2, libtpu 0.0.52, 2026-11-23).
 COMPILED = {
     "v5e-1_qwen2.5-0.5b": ("v5e:1x1", {"update": (12.23, 1.91), "rollout": (11.03, 1.98)}),
-    "v5e-8_qwen2.5-0.5b": ("v5e:2x4", {"update": (3.45, 0.260), "rollout": (2.03, 0.744)}),
-    "v5e-4x4_qwen2.5-1.5b": ("v5e:4x4", {"update": (4.25, 0.584), "rollout": (4.78, 2.23)}),
-    "v4-2x2x1_qwen2.5-3b": ("v4:2x2x1", {"update": (20.63, 0.974), "rollout": (18.58, 3.15)}),
-    "v5p-2x2x2_qwen2.5-7b": ("v5p:2x2x2", {"update": (26.99, 0.633), "rollout": (32.49, 2.95)}),
-    "v5p-2x4x4_llama-3.1-8b": ("v5p:2x4x4", {"update": (10.52, 1.10), "rollout": (25.54, None)}),
+    "v5e-8_qwen2.5-0.5b": ("v5e:2x4", {"update": (3.33, 0.261), "rollout": (2.10, 0.697)}),
+    "v5e-4x4_qwen2.5-1.5b": ("v5e:4x4", {"update": (4.07, 0.573), "rollout": (4.60, 2.12)}),
+    "v4-2x2x1_qwen2.5-3b": ("v4:2x2x1", {"update": (19.19, 0.976), "rollout": (17.15, 2.96)}),
+    "v5p-2x2x2_qwen2.5-7b": ("v5p:2x2x2", {"update": (24.71, 0.633), "rollout": (27.66, 2.90)}),
+    "v5p-2x4x4_llama-3.1-8b": ("v5p:2x4x4", {"update": (9.89, 1.10), "rollout": (22.13, 3.24)}),
 }
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_memory_is_within_a_quarter_of_the_compilers(name):
-    """And the bytes of decoding within a tenth, but where it copies projections for every token (the last)."""
+    """And the bytes of decoding within a tenth."""
     topology, programs = COMPILED[name]
     found = plan_estimate.of_recipe(recipes.load(PODS / f"{name}.yaml"), plan_chips.parse(topology))
     for program in found.programs:
         if program.name in programs:
             gib, seconds = programs[program.name]
             assert program.total + program.resident == pytest.approx(gib, rel=0.25)
-            if program.name == "rollout" and seconds is not None:
+            if program.name == "rollout":
                 assert program.seconds["HBM"] == pytest.approx(seconds, rel=0.1)
 
 
