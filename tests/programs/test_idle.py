@@ -59,7 +59,7 @@ def quick(output):
 def test_a_program_is_owed_from_its_call_until_its_last_result_is_there():
     programs, clock, outputs = Clocked(), Clock(), [Output(), Output()]
     programs.idle = Idle(clock)
-    programs._seen = {("quick", None, ())}  # its first call would wait
+    programs._seen = {("quick", None, frozenset(), ())}  # its first call would wait
     clock.now = 6.0
     for output in outputs:
         programs("quick", quick, output)
