@@ -130,19 +130,23 @@ def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("rollout.overlap=0.25", "rollout.max_tokens=16")], ids=["plain", "overlap"])
-def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recipe, tmp_path, more):
-    assert Trainer(load(recipe, tmp_path / "whole", "train.checkpoint_every=1", *more)).run()
+@pytest.mark.parametrize(
+    ("more", "devices"),
+    [((), 1), (("rollout.overlap=0.25", "rollout.max_tokens=16"), 1), (("mesh.rollout=1",), 2)],
+    ids=["plain", "overlap", "apart"],
+)
+def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recipe, tmp_path, more, devices):
+    assert Trainer(load(recipe, tmp_path / "whole", "train.checkpoint_every=1", *more), devices).run()
     short = ["data.eval=null", "rollout.ahead=1", "train.steps=5", "train.checkpoint_every=1", "train.eval_every=0"]
     short += more
-    process = runs.start(recipe, tmp_path / "run", *short)
+    process = runs.start(recipe, tmp_path / "run", *short, devices=devices)
     for line in process.stdout:
         if "step 3/5" in line:
             process.kill()
             break
     process.wait()
     assert process.returncode == -signal.SIGKILL
-    again = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=1", *more))
+    again = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=1", *more), devices)
     assert 1 <= again.done < 5 and again.run()
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole")
 

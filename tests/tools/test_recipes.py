@@ -232,7 +232,7 @@ def test_a_pods_recipe_says_what_its_plan_is(name):
     told = {n: float(re.search(rf"{n} ([\d.]+)", head)[1]) for n in ("update", "rollout", "reshard", "score")}
     step = float(re.search(r"at least ([\d.]+) s:", head)[1])
     by_sheet = "data sheet" in head
-    assert sum(how in head for how in ("compiled in full", "by the compiler's report", "by shapes alone", "sheet")) == 1
+    assert ("compiled in full" in head) != by_sheet
     assert max(told.values()) == pytest.approx(max(found.values()), rel=0.01 if by_sheet else 0.25)
     assert step == pytest.approx(estimate.run.step, rel=0.01 if by_sheet else 0.25)
 
