@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.host.console import log
     from grpojax.models import quantised
     from grpojax.programs.compiling import keep_compiled
-    from grpojax.programs.policy import Policy
+    from grpojax.programs.policy import Policy, model_facts
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
     from grpojax.tools import targets
@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
                 log.info("%s", line)
             problems = list(loaded[: config.limit or None])
             given = target.settings(config, evaluator, loaded)
-            agreement.agree(evaluation=given, batch=args.batch)
+            tree = recipe.resolved()
+            how = {name: tree[name] for name in ("model", "mesh")}
+            agreement.agree(evaluation=given, batch=args.batch, config=how, **model_facts(tree))
             record, start, out = None, 0, args.out or target.out
             if processes.is_first():
                 record = held.enter_context(Record(out, given, problems))

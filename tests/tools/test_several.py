@@ -8,7 +8,7 @@ import runs
 from safetensors.numpy import load_file
 from several import together
 
-from grpojax.host import processes
+from grpojax.host import agreement, processes
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
 from grpojax.run import session
@@ -90,6 +90,21 @@ def test_all_take_what_is_the_newest_to_the_first(trained, tmp_path, monkeypatch
         assert cli.main(["export", str(trained), "--to", str(tmp_path / "policy"), *options]) == 2
     assert taken == [1, 2]
     assert targets.read_target(str(trained)).step == 1
+
+
+def test_an_evaluation_is_agreed_on_with_how_it_runs(trained, tmp_path, monkeypatch):
+    told = {}
+
+    def agree(**facts):
+        told.update(facts)
+        raise UserError("seen enough")
+
+    monkeypatch.setattr(agreement, "agree", agree)
+    options = ["mesh.data=4", "mesh.fsdp=2", "model.remat=none"]
+    assert cli.main(["eval", str(trained), "--out", str(tmp_path / "out"), "--batch", "8", *options]) == 2
+    assert told["config"]["mesh"]["data"] == 4 and told["config"]["model"]["remat"] == "none" and told["batch"] == 8
+    assert all(len(digest) == 32 for what in ("weights", "tokenizer") for digest in told[what].values())
+    assert told["evaluation"]
 
 
 @pytest.mark.parametrize("text", ["train.steps=3", "model.dtype=bfloat16", "data.train=x"])
