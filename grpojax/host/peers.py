@@ -67,6 +67,8 @@ def ready() -> None:
     """This process has its devices."""
     for peers in _here:
         peers.starting = False
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            peers.beat()  # at once: it may be killed before the next
 
 
 @contextlib.contextmanager
@@ -130,7 +132,7 @@ class _Peers(threading.Thread):
         """Beats until all have finished, or until one has not."""
         while not self._all_done.is_set():
             try:
-                self._beat()
+                self.beat()
                 self._verdict = self._look()
                 if self._verdict is None:
                     self._hear()
@@ -145,7 +147,8 @@ class _Peers(threading.Thread):
                 return
             self._leaving.wait(0.1 if self._finished else BEAT_S)
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Says that this process is there."""
         self._beats += 1
         word = "finished" if self._finished else f"{'starting' if self.starting else ''}{self._beats}"
         coordination.post(f"{self._place}/beat/{self.me}", f"{word} {self._host}")

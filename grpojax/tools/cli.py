@@ -107,7 +107,9 @@ def _company(args: argparse.Namespace) -> Iterator[None]:
         from grpojax.host import peers, processes
 
         processes.join()
-        with peers.watched():  # before the devices are looked for, where one host may fail and the others wait for it
+        # Again, as jax takes SIGTERM for itself when it joins; and before the devices are looked for, where one host
+        # may fail and the others wait for it.
+        with preemption.ending(), peers.watched():
             processes.start()
             peers.ready()
             yield

@@ -232,9 +232,8 @@ def test_who_looks_for_devices_may_be_silent_for_longer(monkeypatch):
                 return said
 
     monkeypatch.setattr(coordination, "post", lambda place, text: beats.append(text))
-    one._beat()
+    one.beat()
     peers.ready()
-    one._beat()
     starting, other = (beat.partition(" ")[0] + " other" for beat in beats)
     monkeypatch.setattr(coordination, "posted", lambda place: {"1": starting} if place.endswith("beat") else {})
     assert not silent(peers.START_S - 2 * peers.BEAT_S)
