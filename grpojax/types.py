@@ -89,8 +89,8 @@ class Rows:
       segments: ``[B, R, S]`` int32, 0 on padding, otherwise a number that differs between completions of a row.
       offsets: ``[B, R, S]`` int32, position of a token in its own completion.
       row_prompt: ``[B, R]`` int32 in ``[0, K)``, the prompt that a row continues.
-      seats: None, or, for attention that takes one completion a row, ``[B, C, S]`` int32: where in its lane
-        (``r * S + s``) each token of each of the lane's C completions stands, -1 on padding.
+      seats: None, or, for attention that takes one completion a row, arrays ``[B, C, n]`` int32, each of C completions
+        of at most n tokens: where in its lane (``r * S + s``) each of these stands, -1 on padding.
       live: None, or of rows in micro-batches ``[M, B]`` int32, 1 where a lane's rows hold a token; those behind the
         last that does are left out (`grpojax.programs.blocks`).
     """
@@ -101,7 +101,7 @@ class Rows:
     segments: Array
     offsets: Array
     row_prompt: Array
-    seats: Array | None = None
+    seats: tuple[Array, ...] | None = None
     live: Array | None = None
 
 

@@ -39,6 +39,19 @@ def example(lengths, size, seed=0):
     )
 
 
+def check_seats(rows, completions):
+    """Each completion has a seat of its own, the longest of them those of a whole row."""
+    shape, read = rows.tokens.shape, packing_oracles.read_rows(rows)
+    sizes = packing.seat_sizes(completions, *shape[2:])
+    assert [x.shape for x in rows.seats] == [(*shape[:2], *size) for size in sizes]
+    for m, lane in np.ndindex(shape[:2]):
+        tokens = rows.tokens[m, lane].reshape(-1)
+        seats = [s for of_class in rows.seats for s in of_class[m, lane]]
+        whole = [tokens[s[s >= 0]].tolist() for s in seats if (s >= 0).any()]
+        there = [c for i, j, _, row in read if (i, j) == (m, lane) for c in row]
+        assert whole == sorted(there, key=len, reverse=True)
+
+
 def check(batch, lanes, microbatches, seats):
     """Reads the rows back and compares them with the batch; returns what was packed."""
     packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=seats)
@@ -67,13 +80,7 @@ def check(batch, lanes, microbatches, seats):
     if packed.rows.seats is None:
         assert not seats or packed.rows.segments.max() <= 1
     else:
-        assert packed.rows.seats.shape == (*shape[:2], n * group // (lanes * microbatches), shape[3])
-        for m, lane in np.ndindex(shape[:2]):
-            tokens = packed.rows.tokens[m, lane].reshape(-1)
-            whole = [tokens[s[s >= 0]].tolist() for s in packed.rows.seats[m, lane] if (s >= 0).any()]
-            assert whole == [
-                c for i, j, _, row in packing_oracles.read_rows(packed.rows) if (i, j) == (m, lane) for c in row
-            ]
+        check_seats(packed.rows, n * group // (lanes * microbatches))
     for (_, _, p), rows in bins.items():
         order = sorted(g for row in rows for g in row)
         local = [[order.index(g) for g in row] for row in rows]

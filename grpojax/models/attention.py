@@ -9,7 +9,7 @@ A query sees the keys of its own segment up to itself, and the whole prompt of i
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -200,16 +200,22 @@ def needs_seats(name: str, platform: str | None = None) -> bool:
     return name == "splash" or (name == "auto" and platform == "tpu")
 
 
-def by_completion(attend: Attend, seats: Array, segments: Array) -> Attend:
+def by_completion(attend: Attend, seats: Sequence[Array], segments: Array) -> Attend:
     """``attend``, run with a row for each completion, for rows that hold several.
 
-    The rows' tokens stay packed in everything else, so only attention pays for the longest completion.
+    The rows' tokens stay packed in everything else, so only attention pays for the longest completion of a class.
 
     Args:
       attend: an implementation.
-      seats: ``[B, C, T]``, see `grpojax.types.Rows`.
+      seats: ``[B, C, n]`` of each class, see `grpojax.types.Rows`.
       segments: ``[B, R, S]`` of the packed rows.
     """
+    classes = [_of_class(attend, of_class, segments) for of_class in seats]
+    return lambda *args: functools.reduce(jnp.add, (run(*args) for run in classes))
+
+
+def _of_class(attend: Attend, seats: Array, segments: Array) -> Attend:
+    """`by_completion` of the completions in ``seats [B, C, T]``; 0 at the tokens of all others."""
     (b, r, s), (c, t) = segments.shape, seats.shape[1:]
     there = seats.reshape(b, c * t)
 

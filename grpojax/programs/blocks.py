@@ -250,7 +250,8 @@ def _with(block: Block, seats: int, x: Any) -> Any:
     for name in ("tokens", "segments", "offsets", "row_prompt"):
         y = getattr(x, name)
         new[name] = _shape(y, block.count, block.rows, *y.shape[3:])
-    told = _shape(x.tokens, block.count, block.prompts * seats, row) if block.shared and seats else None
+    sizes = packing.seat_sizes(block.prompts * seats, block.rows, row) if block.shared else ()
+    told = tuple(_shape(x.tokens, block.count, *size) for size in sizes) or None
     live = _shape(x.tokens, block.count) if block.shared else None
     return dataclasses.replace(x, **new, seats=told, live=live)
 

@@ -157,6 +157,25 @@ def _few_sizes(cut: _Cut, most: int) -> list[_Sizes]:
     return [*shared, *([_Sizes(whole, most, False)] if part < whole else [])]
 
 
+def seat_sizes(completions: int, rows: int, positions: int) -> list[tuple[int, int]]:
+    """Seats of whole, half and quarter length ``(how many, tokens of each)`` that hold any completions of these rows.
+
+    A row has room for one completion of more than half its positions, and for three of more than a quarter.
+
+    Args:
+      completions: at most, in all rows.
+      rows: how many.
+      positions: of a row.
+
+    Example:
+      >>> seat_sizes(32, rows=10, positions=1024)
+      [(10, 1024), (20, 512), (2, 256)]
+    """
+    ends = [min(n, completions) for n in (rows, 3 * rows, completions)]
+    counts = (ends[0], ends[1] - ends[0], ends[2] - ends[1])
+    return [(n, positions // part) for n, part in zip(counts, (1, 2, 4), strict=True) if n and positions >= part]
+
+
 def pack(
     batch: TrainBatch,
     *,
@@ -250,10 +269,12 @@ def _fill(
     segments, offsets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     row_prompt = np.zeros(shape[:3], np.int32)
     prompt_index = np.array([[part.prompts for part in of_lanes] for of_lanes in assigned], np.int32)
-    seat = np.full((microbatches, lanes, seats, size), -1, np.int32)
+    sizes = seat_sizes(seats, shape[2], size)
+    seat = tuple(np.full((microbatches, lanes, *of_class), -1, np.int32) for of_class in sizes)
+    places = [(of_class, c) for of_class, (n, _) in enumerate(sizes) for c in range(n)]
     for m, of_lanes in enumerate(assigned):
         for lane, (_, rows) in enumerate(of_lanes):
-            place = 0
+            stand = []  # of each completion: its tokens, where the first of them stands
             for r, row in enumerate(rows):
                 row_prompt[m, lane, r] = row.k
                 at = 0
@@ -263,10 +284,11 @@ def _fill(
                     index[where] = (row.prompt * group + g) * most + np.arange(n)
                     segments[where] = segment + 1
                     offsets[where] = np.arange(n)
-                    if seats:
-                        seat[m, lane, place, :n] = r * size + at + np.arange(n)
-                        place += 1
+                    stand.append((n, r * size + at))
                     at += n
+            if seats:
+                for (n, at), (of_class, c) in zip(sorted(stand, key=lambda x: -x[0]), places, strict=False):
+                    seat[of_class][m, lane, c, :n] = at + np.arange(n)
     layout = Layout(index, (n_prompts, group, most))
     return layout, Rows(
         prompts=np.asarray(batch.prompts.tokens)[prompt_index],

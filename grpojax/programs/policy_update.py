@@ -1,5 +1,6 @@
 """The policy's loss for `grpojax.programs.update`, and the programs that score its samples before an update."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from grpojax import losses as L
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks
+from grpojax.programs.compiling import quick_options
 from grpojax.programs.packing import Packed
 from grpojax.programs.update import Loss, Metrics
 from grpojax.types import Scalar
@@ -63,7 +65,7 @@ def make_score(
       entropy: the entropy of each token's distribution too.
     """
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=quick_options(compute.platform))
     def score(params: Any, rows: Any) -> dec.Scores:
         def of_block(part: Any) -> dec.Scores:
             wanted = "value" if entropy else False

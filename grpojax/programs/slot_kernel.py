@@ -25,6 +25,11 @@ _TILE = 16384  # bytes of keys that are read at a time; values too, and both twi
 _dot = functools.partial(plgpu.dot, precision=jax.lax.Precision.HIGHEST)  # of float32; 16 bits are multiplied as ever
 
 
+def _wider(a, b):
+    """The dtype of the two that has more bits."""
+    return max(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+
+
 def _add(so_far, query, k, v, live, trans_b):
     """A softmax, ``(top, total, out)``, over more keys: scaled whenever a larger score turns up."""
     top, total, out = so_far
@@ -46,7 +51,7 @@ def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, s
     oldest = jax.lax.rem(newest - tokens + 1 + size, size)
     first, before = jax.lax.div(oldest, width), jax.lax.rem(oldest, width)
     blocks = jnp.minimum(jax.lax.div(before + tokens + width - 1, width), size // width)
-    query = plgpu.load(q, mask=inside(mine), other=0.0).astype(jnp.promote_types(q.dtype, keys.dtype))
+    query = plgpu.load(q, mask=inside(mine), other=0.0).astype(_wider(q, keys))
 
     def add(n, so_far):
         start = jax.lax.rem(first + n, size // width) * width
@@ -69,7 +74,7 @@ def _prompt_kernel(length, q, keys, values, top, total, out, *, width: int, n: i
     rows, columns = q.shape
     mine, real = pl.program_id(2) * rows + jnp.arange(rows) < n, jnp.arange(columns) < d
     inside, tokens = mine[:, None] & real[None], length[()]
-    query = plgpu.load(q, mask=inside, other=0.0).astype(jnp.promote_types(q.dtype, keys.dtype))
+    query = plgpu.load(q, mask=inside, other=0.0).astype(_wider(q, keys))
 
     def add(i, so_far):
         at, live = pl.ds(i * width, width), i * width + jnp.arange(width) < tokens

@@ -22,6 +22,7 @@ from grpojax.programs.packing import Packed
 from grpojax.types import Max, Scalar, TrainState
 
 Metrics = dict[str, Any]
+Options = dict[str, Any] | None
 Loss = Callable[[Any, Any, Any], tuple[Scalar, Metrics]]
 
 
@@ -41,7 +42,12 @@ class Learns:
 
 
 def make_update(
-    loss: Loss, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, *, table: WeightTable = DECODER
+    loss: Loss,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh | None = None,
+    *,
+    table: WeightTable = DECODER,
+    options: Options = None,
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
     """One update: ``(state, frozen, parts) -> (state, metrics)``, jitted, the state donated.
 
@@ -52,6 +58,7 @@ def make_update(
       optimizer: an optax optimiser.
       mesh: the shardings that the state keeps; None on one device.
       table: of the weights (`grpojax.programs.state.Network`).
+      options: XLA's (`grpojax.programs.compiling.quick_options`).
 
     Returns:
       The jitted function; ``parts`` has the micro-batches ``M`` in front of every array. Of blocks, those behind
@@ -69,7 +76,7 @@ def make_update(
     """
     learns = Learns(loss=loss, optimizer=optimizer, table=table)
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
     def update(state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
         return _update(learns, state, frozen, parts, mesh)
 
@@ -77,7 +84,7 @@ def make_update(
 
 
 def make_joint_update(
-    learners: Mapping[str, Learns], mesh: Mesh | None = None
+    learners: Mapping[str, Learns], mesh: Mesh | None = None, *, options: Options = None
 ) -> Callable[[dict[str, TrainState], Mapping[str, Any], Any], tuple[dict[str, TrainState], Metrics]]:
     """One update of several networks in one program: ``(states, frozen, parts) -> (states, metrics)`` by role.
 
@@ -86,10 +93,10 @@ def make_joint_update(
 
     Args:
       learners: by role.
-      mesh: as in `make_update`.
+      mesh, options: as in `make_update`.
     """
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
     def update(
         states: dict[str, TrainState], frozen: Mapping[str, Any], parts: Any
     ) -> tuple[dict[str, TrainState], Metrics]:

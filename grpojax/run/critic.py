@@ -17,6 +17,7 @@ from grpojax.models import critic as models
 from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.programs.compiling import quick_options
 from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.packing import Packed
@@ -50,7 +51,13 @@ class _Programs(NamedTuple):
 @functools.lru_cache(maxsize=4)
 def _programs(model: CriticModel, optimizer: OptimizerConfig, updates: int | None) -> _Programs:
     rule = make_optimizer(optimizer, updates, models.CRITIC)
-    alone = make_update(model.objective, rule, model.compute.mesh, table=models.CRITIC)
+    alone = make_update(
+        model.objective,
+        rule,
+        model.compute.mesh,
+        table=models.CRITIC,
+        options=quick_options(model.compute.platform),
+    )
     return _Programs(rule, alone, make_critic_score(model))
 
 

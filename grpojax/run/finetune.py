@@ -23,6 +23,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import flops
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_update
+from grpojax.programs.compiling import quick_options
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, beside, decoder_network, init_state, place_rows
@@ -55,7 +56,7 @@ def _programs(
     graph: Any, kind: teaching.Teaching, compute: Compute, optimizer: OptimizerConfig, updates: int
 ) -> _Programs:
     rule = make_optimizer(optimizer, updates)
-    update = make_update(kind.objective(graph, compute), rule, compute.mesh)
+    update = make_update(kind.objective(graph, compute), rule, compute.mesh, options=quick_options(compute.platform))
     return _Programs(rule, update, policy_update.make_score(graph, compute))
 
 

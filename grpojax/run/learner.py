@@ -17,6 +17,7 @@ from grpojax import losses as L
 from grpojax.host.on_host import on_host
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks, lanes, policy_update
+from grpojax.programs.compiling import quick_options
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
@@ -78,11 +79,12 @@ def _programs(
     if entropy:
         score_self = policy_update.make_score(graph, compute, temperature=temperature, entropy=True)
     pick = policy_update.make_covariance_mask(objective)
+    options = quick_options(compute.platform)
     if critic is None:
-        return _Programs(rule, make_update(loss, rule, compute.mesh), score, score_self, pick)
+        return _Programs(rule, make_update(loss, rule, compute.mesh, options=options), score, score_self, pick)
     model, own_rule = critic
     both = {"policy": Learns(loss=loss, optimizer=rule), CRITIC: model.learns(own_rule)}
-    return _Programs(rule, make_joint_update(both, compute.mesh), score, score_self, pick)
+    return _Programs(rule, make_joint_update(both, compute.mesh, options=options), score, score_self, pick)
 
 
 class Learner:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import close
-from programs_examples import L_PROMPT, example
+from programs_examples import L_PROMPT, check_seats, example
 
 from grpojax.host.errors import UserError
 from grpojax.programs import blocks, packing
@@ -47,11 +47,7 @@ def check(batch, lanes, microbatches, seats, least):
     if packed.rows.seats is None:
         assert not (seats and block.shared)
     else:
-        assert packed.rows.seats.shape == (block.count, lanes, block.prompts * group, size)
-        for m, lane in np.ndindex(shape[:2]):
-            tokens = packed.rows.tokens[m, lane].reshape(-1)
-            whole = [tokens[s[s >= 0]].tolist() for s in packed.rows.seats[m, lane] if (s >= 0).any()]
-            assert whole == [c for i, j, _, row in read if (i, j) == (m, lane) for c in row]
+        check_seats(packed.rows, block.prompts * group)
     taken = int(blocks.taken(jax.tree.map(jnp.asarray, packed.rows)))
     assert taken == (max((m for m, *_ in read), default=0) + 1 if block.shared else block.count)
     close(layout.useful, batch.lengths.sum() / (taken * np.prod(shape[1:])))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -188,3 +189,22 @@ def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, co
     trainer.session.profile.begin = lambda number, state: (at.append(len(compiles)), begin(number, state))
     assert trainer.run()
     assert len(at) == 50 and at[3] == len(compiles)
+
+
+def test_options_of_an_update_are_known_to_xla_and_change_nothing_but_rounding(monkeypatch):
+    w = jnp.linspace(0.0, 1.0, 91).reshape(7, 13)
+    plain = jax.jit(lambda x: jax.nn.softmax(jnp.tanh(x @ w)).sum(0))
+    monkeypatch.setenv("XLA_FLAGS", "")
+    options = compiling.quick_options()
+    assert options is not None and options["xla_backend_optimization_level"] == 1
+    quick = jax.jit(plain.__wrapped__, compiler_options=options)
+    np.testing.assert_allclose(quick(w.T), plain(w.T), rtol=1e-6)
+
+
+def test_options_of_an_update_leave_the_users_and_other_platforms_alone(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2")
+    assert "xla_backend_optimization_level" not in (compiling.quick_options("cpu") or {})
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=2 --xla_cpu_use_fusion_emitters=true")
+    assert compiling.quick_options("cpu") is None
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert compiling.quick_options("gpu") is None and compiling.quick_options("tpu") is None

@@ -58,7 +58,9 @@ def test_golden_layout():
         *(1 + 4 * 32 + np.arange(9)), *(1 + 32 + np.arange(3)), *(1 + 5 * 32 + np.arange(2)), 0, 0,
     ]  # fmt: skip
     assert layout.useful == 46 / 48
-    assert packing.pack(batch, seats=True)[0].rows.seats[0, 0, :, 0].tolist() == [0, 16, 26, 32, 41, 44]
+    whole, half = packing.pack(batch, seats=True)[0].rows.seats
+    assert whole.shape == (1, 1, 3, 16) and half.shape == (1, 1, 3, 8)
+    assert [x[0, 0, :, 0].tolist() for x in (whole, half)] == [[0, 16, 32], [26, 41, 44]]
 
 
 def test_optional_arrays_may_be_missing():
@@ -185,3 +187,13 @@ def test_few_sizes(sizes):
         shapes[packed.rows.tokens.shape[2:]] = packed.rows.seats is not None
     half, few = min(size, -(-size // 16) * 8), max(1, whole // 2)
     assert shapes == {(few, half): few < whole, (few, size): few < whole, (whole, size): False}
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 23), max_size=40), size=st.integers(1, 23), empty=st.integers(0, 5))
+def test_seats_hold_whatever_the_rows_hold(lengths, size, empty):
+    """However completions share rows, so many of them are longer than a half or a quarter of a row, and no more."""
+    lengths = sorted((n for n in lengths if n <= size), reverse=True)
+    rows = len(packing.first_fit(lengths, size)) + empty
+    seats = [n for count, n in packing.seat_sizes(len(lengths), rows, size) for _ in range(count)]
+    assert len(seats) <= len(lengths) and all(n <= seat for n, seat in zip(lengths, seats, strict=True))

@@ -97,8 +97,7 @@ def test_a_cache_of_another_precision(of_q, of_cache):
     q, caches, prompt, *rest = case(seed=2)
     q, sharp = (20 * q).astype(of_q), [x.astype(of_cache) for x in (*caches, *prompt)]
     given = q, sharp[:2], sharp[2:], *rest
-    with jax.numpy_dtype_promotion("standard"):
-        got = attended(given)
+    got = attended(given)
     assert got.dtype == of_q
     np.testing.assert_allclose(np.asarray(got, np.float32), by_hand(*given), atol=0.01)
 
