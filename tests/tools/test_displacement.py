@@ -9,6 +9,7 @@ import pytest
 
 from grpojax import diagnostics
 from grpojax.host.errors import UserError
+from grpojax.models import Compute
 from grpojax.tools import cli, question_updates
 from grpojax.types import TrainState
 
@@ -118,7 +119,7 @@ def test_every_network_starts_over_with_each_question(monkeypatch):
     monkeypatch.setattr(question_updates, "_logps", lambda trainer, *rest: np.full((1, 2, 3), -1.0, np.float32))
     learner, judged = Counting(), SimpleNamespace(rollout=SimpleNamespace(lengths=np.array([[2, 3]])))
     settings = SimpleNamespace(rollout=SimpleNamespace(temperature=1.0), train=SimpleNamespace(seed=0))
-    policy = SimpleNamespace(graph=None, compute=None)
+    policy = SimpleNamespace(graph=None, compute=Compute())
     trainer = SimpleNamespace(learner=learner, policy=policy, config=settings)
     question_updates._displacement(trainer, [(SimpleNamespace(dropped=None), judged)] * 3)
     assert learner.seen == [[0.0] * 6] * 3
