@@ -70,6 +70,45 @@ def python(*args):
     return subprocess.run([sys.executable, "-c", *args], env=env, capture_output=True, text=True)
 
 
+UNEVEN = """
+import dataclasses, json, sys
+import numpy as np
+from grpojax.losses import Objective
+from grpojax.models import Compute, DecoderConfig, sharding
+from grpojax.programs import blocks, packing
+from grpojax.programs.sampler import SamplerConfig
+from grpojax.tools import planner
+
+def pack(batch, **how):
+    lengths = np.random.default_rng(0).exponential(batch.tokens.shape[2] / 5, batch.lengths.shape).astype(int)
+    batch = dataclasses.replace(batch, lengths=lengths.clip(1, batch.tokens.shape[2]))
+    packed, layout = blocks.pack(batch, least=1024, **how)
+    print(json.dumps([packed.rows.tokens.shape, [x.shape for x in packed.rows.seats]]))
+    return packed, layout
+
+packing.pack = pack
+(report,) = planner.plan(
+    DecoderConfig(**json.loads(sys.argv[1])), topology="v5e:2x2", mesh=sharding.MeshConfig(fsdp=4), prompts=16,
+    prompt_tokens=128, sampling=SamplerConfig(group=16, max_tokens=512), objective=Objective(kl_coef=0.04),
+    compute=Compute(dtype="bfloat16", vocab_chunk=1024), programs=["score"],
+)
+print(json.dumps([report.error, report.temp]))
+"""
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_attention_of_uneven_lengths_pays_for_three_and_not_for_the_longest():
+    """With seats of full length for all, its queries and what they find alone are more than the whole program has."""
+    done = python(UNEVEN, json.dumps(dataclasses.asdict(CONFIG)))
+    assert done.returncode == 0, done.stderr[-3000:]
+    (_, lanes, _, size), seats = json.loads(done.stdout.splitlines()[-2])
+    error, temp = json.loads(done.stdout.splitlines()[-1])
+    assert not error and [x[3] for x in seats] == [size, size // 2, size // 4]
+    completions = sum(x[2] for x in seats)
+    assert lanes == 4 and temp * GIB < completions * size * CONFIG.num_heads * CONFIG.head_dim * 2
+
+
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
