@@ -60,6 +60,9 @@ def make_score(
 ) -> Callable[[Any, Any], dec.Scores]:
     """Scores under given weights: ``(params, rows [M, ...]) -> Scores`` of ``[M, B, R, S]``, jitted; without gradient.
 
+    On a CPU it has options of XLA's (`grpojax.programs.compiling.quick_options`), with which jax takes it in no other
+    jitted function.
+
     Args:
       graph, compute, temperature: as in `policy_objective`.
       entropy: the entropy of each token's distribution too.

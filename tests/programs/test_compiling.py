@@ -5,6 +5,7 @@ import logging
 import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,12 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from grpojax.host.errors import UserError
+from grpojax.losses import Objective
+from grpojax.models import Compute
 from grpojax.programs import compiling
 from grpojax.programs.compiling import Programs, cache_folder, keep_compiled
-from grpojax.run import learner
+from grpojax.programs.optimizer import OptimizerConfig
+from grpojax.run import finetune, learner
 from grpojax.run import recipe as recipe_module
 from grpojax.run.trainer import Trainer
 
@@ -202,6 +206,25 @@ def test_options_of_an_update_are_known_to_xla_and_change_nothing_but_rounding(m
     assert options is not None and options["xla_backend_optimization_level"] == 1
     quick = jax.jit(plain.__wrapped__, compiler_options=options)
     np.testing.assert_allclose(quick(w.T), plain(w.T), rtol=1e-6)
+
+
+def test_updates_and_scores_of_runs_have_them(monkeypatch):
+    """The policy's two and not the covariance mask's; of a supervised run both."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+    options, jit, seen = compiling.quick_options(), jax.jit, []
+
+    def spy(function, **how):
+        seen.append((function.__name__, how.get("compiler_options")))
+        return jit(function, **how)
+
+    monkeypatch.setattr(jax, "jit", spy)
+    rule = OptimizerConfig(learning_rate=1e-3)
+    learner._programs.__wrapped__(None, Objective(), Compute(), rule, 10, 1.0, False)
+    assert sorted(seen, key=str) == [("pick", None), ("score", options), ("update", options)]
+    seen.clear()
+    kind = SimpleNamespace(objective=lambda graph, compute: None)
+    finetune._programs.__wrapped__(None, kind, Compute(), rule, 10)
+    assert sorted(seen, key=str) == [("score", options), ("update", options)]
 
 
 def test_options_of_an_update_leave_the_users_and_other_platforms_alone(monkeypatch):
