@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import packing_oracles
 import pytest
+from hypothesis import example as hypothesis_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import close
@@ -191,6 +192,8 @@ def test_few_sizes(sizes):
 
 @settings(max_examples=40, deadline=None)
 @given(lengths=st.lists(st.integers(1, 23), max_size=40), size=st.integers(1, 23), empty=st.integers(0, 5))
+@hypothesis_example(lengths=[6] * 9, size=23, empty=0)
+@hypothesis_example(lengths=[12] * 3 + [1] * 30, size=23, empty=0)
 def test_seats_hold_whatever_the_rows_hold(lengths, size, empty):
     """However completions share rows, so many of them are longer than a half or a quarter of a row, and no more."""
     lengths = sorted((n for n in lengths if n <= size), reverse=True)
