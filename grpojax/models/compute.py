@@ -43,8 +43,7 @@ class Compute:
       vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
       mesh: None on one device.
       platform: the one compiled for; None is jax's default.
-      lean: of a forward without gradient, hold no more than one layer's weights in ``dtype``, and an MLP's activations
-        of 1024 tokens of a lane, at the cost of casting weights again in each micro-batch.
+      lean: of a forward without gradient, hold an MLP's activations of no more than 1024 tokens of a lane.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -110,8 +110,8 @@ class Layer:
 
     Args:
       block, config, compute: the layer, and how to run it.
-      one: for `Compute.lean`, the number 1 as the compiler cannot know it: it casts what is multiplied with it when it
-        is needed, and not the weights of all layers before the first.
+      one: the number 1 as the compiler cannot know it: it casts what is multiplied with it when the layer's turn comes,
+        and not the weights of all layers before the first; None where there is nothing to cast.
       apart: multiply with one weight after the other. Of two products that share a factor XLA:GPU makes one, and copies
         both weights into one for it: of a decode step more bytes than the products themselves move.
     """
@@ -126,8 +126,7 @@ class Layer:
         def gather(name: str, w: quantised.Matrix) -> quantised.Matrix:
             if isinstance(w, quantised.Int8):  # of a rollout, whole already
                 return w
-            if compute.lean and w.ndim == 2 and w.dtype != dtype:
-                assert one is not None
+            if one is not None and w.ndim == 2 and w.dtype != dtype:
                 w = w * one.astype(w.dtype)
             axes = DECODER[name].axes[1:]
             w = gather_weight(w, compute.mesh, dtype, *axes)

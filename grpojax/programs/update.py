@@ -116,6 +116,8 @@ def _update(
     learns: Learns, state: TrainState, frozen: Any, parts: Any, mesh: Mesh | None
 ) -> tuple[TrainState, Metrics]:
     grads, metrics = _accumulate(learns.loss, state.params, frozen, parts)
+    # The optimiser begins here: else copies of its moments, made for its layouts, lie there through the backward pass.
+    grads, state = jax.lax.optimization_barrier((grads, state))
     # Optax raises a float to an integer power, which strict dtype promotion forbids.
     with jax.named_scope("optimizer"), jax.numpy_dtype_promotion("standard"):
         metrics["grad_norm"] = optax.tree.norm(grads)

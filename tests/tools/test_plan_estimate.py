@@ -16,12 +16,12 @@ PODS = Path(__file__).parents[2] / "configs" / "pods"
 
 # GiB a chip with the run's state, and seconds of the memory, by the compiler (jax 0.10.2, libtpu 0.0.52, 2026-11-23).
 COMPILED = {
-    "v5e-1_qwen2.5-0.5b": ("v5e:1x1", {"update": (12.23, 1.91), "rollout": (11.03, 1.98)}),
-    "v5e-8_qwen2.5-0.5b": ("v5e:2x4", {"update": (3.33, 0.261), "rollout": (2.10, 0.697)}),
-    "v5e-4x4_qwen2.5-1.5b": ("v5e:4x4", {"update": (4.07, 0.573), "rollout": (4.60, 2.12)}),
-    "v4-2x2x1_qwen2.5-3b": ("v4:2x2x1", {"update": (19.19, 0.976), "rollout": (17.15, 2.96)}),
-    "v5p-2x2x2_qwen2.5-7b": ("v5p:2x2x2", {"update": (24.71, 0.633), "rollout": (27.66, 2.90)}),
-    "v5p-2x4x4_llama-3.1-8b": ("v5p:2x4x4", {"update": (9.89, 1.10), "rollout": (22.13, 3.24)}),
+    "v5e-1_qwen2.5-0.5b": ("v5e:1x1", {"update": (11.56, 1.96), "rollout": (11.03, 1.98)}),
+    "v5e-8_qwen2.5-0.5b": ("v5e:2x4", {"update": (3.03, 0.261), "rollout": (2.10, 0.697)}),
+    "v5e-4x4_qwen2.5-1.5b": ("v5e:4x4", {"update": (3.92, 0.573), "rollout": (4.60, 2.12)}),
+    "v4-2x2x1_qwen2.5-3b": ("v4:2x2x1", {"update": (17.90, 0.982), "rollout": (17.15, 2.96)}),
+    "v5p-2x2x2_qwen2.5-7b": ("v5p:2x2x2", {"update": (23.19, 0.634), "rollout": (27.66, 2.90)}),
+    "v5p-2x4x4_llama-3.1-8b": ("v5p:2x4x4", {"update": (9.58, 1.1), "rollout": (22.13, 3.24)}),
 }
 
 

@@ -109,6 +109,32 @@ def test_attention_of_uneven_lengths_pays_for_three_and_not_for_the_longest():
     assert lanes == 4 and temp * GIB < completions * size * CONFIG.num_heads * CONFIG.head_dim * 2
 
 
+UPDATE = """
+import json, sys
+from grpojax.losses import Objective
+from grpojax.models import Compute, DecoderConfig, sharding
+from grpojax.programs.sampler import SamplerConfig
+from grpojax.tools import planner
+
+(report,) = planner.plan(
+    DecoderConfig(**json.loads(sys.argv[1])), topology="v5e:2x2", mesh=sharding.MeshConfig(fsdp=4), prompts=4,
+    prompt_tokens=128, sampling=SamplerConfig(group=4, max_tokens=128), objective=Objective(),
+    compute=Compute(dtype="bfloat16"), programs=["update"],
+)
+print(json.dumps([report.error, report.temp]))
+"""
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_an_update_has_no_room_for_all_layers_in_bfloat16_nor_for_copies_of_its_moments():
+    config = dataclasses.replace(CONFIG, vocab_size=16384, intermediate_size=8192, num_layers=8)
+    done = python(UPDATE, json.dumps(dataclasses.asdict(config)))
+    assert done.returncode == 0, done.stderr[-3000:]
+    error, temp = json.loads(done.stdout.splitlines()[-1])
+    assert not error and temp * GIB < 2 * flops.matmul_weights(config) / 4
+
+
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
