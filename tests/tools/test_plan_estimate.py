@@ -14,7 +14,8 @@ from grpojax.tools.plan_shapes import SHAPES, shape_of
 
 PODS = Path(__file__).parents[2] / "configs" / "pods"
 
-# GiB a chip with the run's state, and seconds of the memory, by the compiler (jax 0.10.2, libtpu 0.0.52, 2026-11-23).
+# GiB a chip with the run's state, and seconds of the memory, by the compiler (jax 0.10.2, libtpu 0.0.52, 2026-11-23; an
+# update's less what its buffers, by the compiler, have shrunk until 2026-11-24).
 COMPILED = {
     "v5e-1_qwen2.5-0.5b": ("v5e:1x1", {"update": (11.56, 1.96), "rollout": (11.03, 1.98)}),
     "v5e-8_qwen2.5-0.5b": ("v5e:2x4", {"update": (3.03, 0.261), "rollout": (2.10, 0.697)}),
