@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 from etils import epath
 from jax.sharding import Mesh, SingleDeviceSharding
 
@@ -15,10 +16,10 @@ from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import axes_of
-from grpojax.programs import lanes, state
+from grpojax.programs import lanes, sampler, state
 from grpojax.programs.begun import unfinished
 from grpojax.programs.idle import Clocked, Idle
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Prompts, Rollout
 
 
@@ -130,25 +131,55 @@ class Policy:
     ) -> Rollout:
         """Dispatches a rollout of host prompts; ``params`` are those of `reshard`, ``begun`` and ``left`` as of
         `grpojax.programs.sampler.sample_groups`, on the host."""
-        mesh, compute = self.sampling.mesh, self.sampling.compute
+        placed, config = self._laid_out(prompts, config)
+        more: Any = ()
+        if begun is not None:
+            split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), begun)
+            _check_begun(split, left, self.sampling.lanes)
+            more = (self._on_lanes(split),)
+
+        def run(params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None) -> Rollout:
+            return sampler.sample_groups(self.graph, params, prompts, key, config, **self._how, begun=begun, left=left)
+
+        name, idle = f"rollout ({config.group} a prompt)", self.sampling.idle
+        return self.programs(name, run, params, placed, key, *more, static=(config, left), idle=idle)
+
+    def sample_parts(self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig, parts: int) -> list[Rollout]:
+        """As `sample`, which it draws the same as, in so many parts: what there is of the samples after each."""
+        placed, config = self._laid_out(prompts, config)
+
+        def start(params: Any, prompts: Prompts, key: Any) -> Any:
+            return sampler.start_parts(self.graph, params, prompts, key, config, **self._how)
+
+        def go_on(params: Any, *given: Any) -> Any:
+            return sampler.next_part(self.graph, params, *given, config, **self._how)
+
+        name, how = f"rollout ({config.group} a prompt)", {"static": config, "idle": self.sampling.idle}
+        read, state, out = self.programs(f"{name}, prompts", start, params, placed, key, **how)
+        outs = []
+        for undone in sampler.undone_after(parts, len(placed.lengths), self.sampling.lanes):
+            self.alone((out, outs))
+            state, out = self.programs(f"{name}, a part", go_on, params, read, state, out, np.int32(undone), **how)
+            outs.append(jax.tree.map(processes.whole, out))  # before the next part is, which it would wait for
+        return outs
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"eos_ids": self.eos_ids, "compute": self.sampling.compute}
+
+    def _laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
+        """The prompts on the devices that sample, each as often as its group is split, and how much of it they draw."""
         spread, group = lanes.spread(prompts, config.group, self.sampling.lanes)
         config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
         if group != config.group:
             config = dataclasses.replace(config, group=group, slots=min(config.slots, group))
-        more: Any = ()
-        if begun is not None:
-            more = (jax.tree.map(lambda x: x.reshape(-1, group, *x.shape[2:]), begun),)
-            _check_begun(more[0], left, self.sampling.lanes)
-        placed, more = jax.tree.map(
-            lambda x: processes.place(x, sharding.named(mesh, ("lane",) + (None,) * (x.ndim - 1))), (spread, more)
+        return self._on_lanes(spread), config
+
+    def _on_lanes(self, tree: Any) -> Any:
+        mesh = self.sampling.mesh
+        return jax.tree.map(
+            lambda x: processes.place(x, sharding.named(mesh, ("lane",) + (None,) * (x.ndim - 1))), tree
         )
-
-        def run(params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None) -> Rollout:
-            given, how = (self.graph, params, prompts, key, config), {"eos_ids": self.eos_ids, "compute": compute}
-            return sample_groups(*given, **how, begun=begun, left=left)
-
-        name, idle = f"rollout ({config.group} a prompt)", self.sampling.idle
-        return self.programs(name, run, params, placed, key, *more, static=(config, left), idle=idle)
 
     def fetch(self, rollout: Rollout, n_prompts: int, *, turn: bool = True) -> Rollout:
         """A rollout on the host, ``[P, G, ...]``; without ``turn`` it is waited for whatever comes."""

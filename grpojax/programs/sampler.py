@@ -1,10 +1,4 @@
-"""Groups of samples from one jitted program.
-
-Prompts are prefilled once each. Slots stand in rows, each of which reads one prompt; a decode step advances all slots
-by one token, and a slot whose sample ended takes the next waiting sample of its row's prompt in the same program.
-Because slots are laid out by prompt, the prompt's keys and values are read in place, once for its whole row of slots.
-With ``SamplerConfig.rows``, a row that has nothing left to draw takes over another prompt of its lane, whose keys and
-values are moved in once. The loop ends when nothing is left to draw.
+"""Groups of samples from one jitted program, or from one that hands them over in parts.
 
 A draw's random key is ``fold_in(key, uid, sample, position)``: it depends neither on slots nor on the order of
 prompts nor on the mesh.
@@ -12,312 +6,23 @@ prompts nor on the mesh.
 
 import dataclasses
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
-from grpojax.host.errors import UserError, require
-from grpojax.models import decoder as dec
-from grpojax.models import quantised
+from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
-from grpojax.models.decoder import Decoder
-from grpojax.models.sharding import TRAIN, constrain, lanes, spec
-from grpojax.programs import begun as partial
-from grpojax.programs import slot_cache
-from grpojax.programs.drawing import DrawConfig, at_position, draw, keys_of_samples
-from grpojax.programs.slot_rows import Slots, Waiting, by_lane, record, refill, take_prompt, wants
-from grpojax.types import Array, Prompts, Rollout, Scalar, pytree
+from grpojax.models.sharding import constrain
+from grpojax.programs import decoding
+from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.types import Array, Prompts, Rollout, Scalar
+
+_STATIC = ("graph", "config", "eos_ids", "compute")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplerConfig(DrawConfig):
-    """What to draw, and how many samples at a time (`DrawConfig` for temperature and truncation).
-
-    Attributes:
-      group: samples per prompt, G.
-      max_tokens: longest completion, T.
-      slots: samples of one prompt that are decoded at a time; 0 takes all of them. Fewer slots than samples
-        pay when lengths differ much: a slot that ends early is used again.
-      rows: rows of ``slots`` slots that a batch shard has; one that has nothing left to draw takes over another prompt.
-        0 gives each prompt a row of its own, which it keeps. ``slots: 1`` fills every row to the last, but reads a
-        prompt once for each.
-      block: positions of the cache that are read or left out together; 0 takes about an eighth of ``max_tokens``, or
-        all of it where leaving some out does not pay, and 64 on a GPU (`grpojax.programs.slot_cache.ring`).
-      cache_dtype: of the keys and values that decode steps read; "int8" with a bfloat16 scale a token and head
-        (`grpojax.models.quantised`). A prompt itself runs over its own as they are.
-    """
-
-    group: int = 8
-    max_tokens: int = 256
-    slots: int = 0
-    rows: int = 0
-    block: int = 0
-    cache_dtype: Literal["compute", "float32", "bfloat16", "int8"] = "compute"
-
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, group="[1, inf)", max_tokens="[1, inf)", rows="[0, inf)")
-        if not 0 <= self.slots <= self.group:
-            raise UserError(f"slots={self.slots!r}: must be between 0 (all) and group={self.group}")
-        if not 0 <= self.block <= self.max_tokens:
-            raise UserError(f"block={self.block!r}: must be between 0 (by platform) and max_tokens={self.max_tokens}")
-
-
-def rows_of(config: SamplerConfig, prompts: int, lanes: int) -> int:
-    """Rows of slots of all lanes: no more than the samples of a lane can fill.
-
-    Args:
-      config: slots and rows.
-      prompts: of all lanes.
-      lanes: batch shards.
-
-    Example:
-      >>> rows_of(SamplerConfig(group=8, slots=3, rows=4), prompts=16, lanes=2)
-      8
-      >>> rows_of(SamplerConfig(group=8, slots=3, rows=99), prompts=16, lanes=2)
-      48
-    """
-    if not config.rows:
-        return prompts
-    return min(config.rows, prompts // lanes * -(-config.group // (config.slots or config.group))) * lanes
-
-
-# -------------------------------------------------------------------------------- what a rollout holds
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Fixed:
-    """What every step of a rollout reads and none changes; made by `prefill`.
-
-    Attributes:
-      config: group size, lengths, temperature, truncation, slots.
-      compute: how to run the decoder.
-      ring: of the slots' caches.
-      rows: of slots in all lanes; as many as prompts where each keeps its own.
-      shared: whether rows take over prompts.
-      model: the decoder, for its embeddings and its last norm.
-      graph: structure of one of its blocks.
-      blocks: weights of its blocks, stacked or a list (`slot_cache.unrolls`).
-      eos: ``[n]`` int32, tokens that end a sample.
-      prompt_tokens: L.
-      prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
-        or a list.
-      known: what is known of the samples.
-      left: samples of a lane that may be left unfinished; None goes on to the end of all.
-    """
-
-    config: SamplerConfig
-    compute: Compute
-    ring: slot_cache.Ring
-    rows: int
-    shared: bool
-    model: Decoder
-    graph: nnx.GraphDef
-    blocks: Any
-    eos: Array
-    prompt_tokens: int
-    prompt_kv: tuple[Any, Any]
-    known: Waiting
-    left: int | None = None
-
-
-@pytree
-class _Loop:
-    """What a decode step carries.
-
-    Attributes:
-      step: [] int32, decode steps done. All slots write their keys and values at this position of the ring.
-      longest: [] int32, tokens of the longest sample that wants another, at least 1 while any is left to draw; 0 when
-        none is, ``max_tokens + 1`` when a row is to take over another prompt.
-      slots: the rows of slots, lanes in front.
-      prompt_kv: keys and values of each row's prompt, as `_Fixed` has those of all; None where rows keep their prompts.
-      keys, values: the slots' caches (`slot_cache.empty`).
-      out: the rollout so far.
-    """
-
-    step: Scalar
-    longest: Scalar
-    slots: Slots
-    prompt_kv: Any
-    keys: Any
-    values: Any
-    out: Rollout
-
-
-# --------------------------------------------------------------------------------------------- decoding
-
-
-def _ends(token: Array, eos: Array) -> Array:
-    return (token[..., None] == eos).any(-1)
-
-
-def prefill(
-    model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
-) -> tuple[_Fixed, Rollout]:
-    """Runs each prompt once and draws the first token of all of its samples; the rollout has these tokens."""
-    n_prompts, length = prompts.tokens.shape
-    dtype, unroll = slot_cache.dtype_of(config.cache_dtype, compute), slot_cache.unrolls(compute)
-    eos = jnp.asarray(eos_ids, jnp.int32)
-
-    def stored(x, axes):
-        return quantised.stored(x[:, :, 0].transpose(axes), dtype, axes.index(4))
-
-    with jax.named_scope("prefill"):
-        hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
-        prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
-        keys = keys_of_samples(key, prompts, config.group)
-        zero = jnp.zeros((n_prompts, config.group), jnp.int32)
-        first, first_logp = draw(dec.logits(model, hidden, compute), at_position(keys, zero), config, compute.mesh)
-
-    def start(x, dtype):
-        empty = jnp.zeros((n_prompts, config.group, config.max_tokens), dtype)
-        return constrain(empty.at[:, :, 0].set(x), compute.mesh, "lane", None, None)
-
-    out = Rollout(
-        tokens=start(first, jnp.int32),
-        logps=start(first_logp, jnp.float32),
-        lengths=zero + 1,
-        stopped=_ends(first, eos),
-    )
-    graph, blocks = nnx.split(model.layers)
-    ended = out.stopped | (config.max_tokens == 1)
-    fixed = _Fixed(
-        config=config,
-        compute=compute,
-        ring=slot_cache.ring(config.max_tokens, config.block, compute),
-        rows=rows_of(config, n_prompts, lanes(compute.mesh)),
-        shared=config.rows > 0,
-        model=model,
-        graph=graph,
-        blocks=slot_cache.per_layer(blocks, unroll),
-        eos=eos,
-        prompt_tokens=length,
-        prompt_kv=slot_cache.per_layer(prompt_kv, unroll),
-        known=Waiting(keys=keys, first=first, ended=ended, lengths=prompts.lengths),
-    )
-    return fixed, out
-
-
-def _before_decoding(fixed: _Fixed, out: Rollout) -> _Loop:
-    """Caches empty, all samples waiting; rows that keep their prompts have theirs, the others none."""
-    config, mesh, known = fixed.config, fixed.compute.mesh, fixed.known
-    n_prompts, slots = known.lengths.shape[0], config.slots or config.group
-    parts, rows = lanes(mesh), fixed.rows
-    idle = jnp.zeros((rows, slots), jnp.int32)
-    own = jnp.arange(rows, dtype=jnp.int32) % (rows // parts)
-    start = Slots(
-        prompt=jnp.full(rows, n_prompts // parts, jnp.int32) if fixed.shared else own,
-        length=jnp.ones(rows, jnp.int32) if fixed.shared else known.lengths,
-        waiting=jnp.zeros(n_prompts, jnp.int32),
-        sample=idle + config.group,
-        count=idle,
-        token=idle,
-        key=jnp.broadcast_to(known.keys[:1, :1], idle.shape),
-        active=idle > 0,
-    )
-    dtype = slot_cache.dtype_of(config.cache_dtype, fixed.compute)
-    keys, values = slot_cache.empty(fixed.model.config, rows, slots, fixed.ring, dtype, fixed.compute)
-    return _Loop(
-        step=jnp.int32(0),
-        longest=_longest(fixed, start),
-        slots=start,
-        prompt_kv=slot_cache.no_prompts(fixed.prompt_kv, rows, fixed.compute) if fixed.shared else None,
-        keys=keys,
-        values=values,
-        out=out,
-    )
-
-
-def _going_on(fixed: _Fixed, prompts: Prompts, begun: Rollout, out: Rollout) -> _Loop:
-    """All samples in their slots; those that were begun before stand where they stood."""
-    given = fixed.model, prompts, begun, fixed.known, out, fixed.left or 0
-    dtype = slot_cache.dtype_of(fixed.config.cache_dtype, fixed.compute)
-    slots, keys, values, out = partial.take_up(*given, fixed.ring, dtype, fixed.compute)
-    longest = _longest(fixed, slots)
-    return _Loop(step=jnp.int32(0), longest=longest, slots=slots, prompt_kv=None, keys=keys, values=values, out=out)
-
-
-def _longest(fixed: _Fixed, slots: Slots) -> Scalar:
-    """`_Loop.longest`: all that the lanes of a mesh tell each other for a token."""
-    if fixed.left is not None:
-        return partial.longest(slots, fixed.left, fixed.compute.mesh)
-    group, most = fixed.config.group, fixed.config.max_tokens
-    return by_lane(lambda s: wants(s, group, most, shared=fixed.shared), fixed.compute.mesh)(slots).max()
-
-
-def take_prompts(fixed: _Fixed, s: _Loop) -> _Loop:
-    """In every lane has one row that is free take over another prompt, if any does."""
-    mesh, most = fixed.compute.mesh, fixed.config.max_tokens
-    stacked = 0 if slot_cache.unrolls(fixed.compute) else 1
-
-    def of_lane(known, slots, held, prompts):
-        front = jax.tree.map(lambda x: jnp.moveaxis(x, stacked, 0), (held, prompts))
-        slots, held = take_prompt(known, slots, most, *front)
-        return slots, jax.tree.map(lambda x: jnp.moveaxis(x, 0, stacked), held)
-
-    if mesh is not None:
-        lane, kv = spec(("lane",), TRAIN), spec((*(None,) * stacked, "lane", "kv_heads"), TRAIN)
-        of_lane = jax.shard_map(of_lane, mesh=mesh, in_specs=(lane, lane, kv, kv), out_specs=(lane, kv))
-    with jax.named_scope("take_prompts"):
-        slots, held = of_lane(fixed.known, s.slots, s.prompt_kv, fixed.prompt_kv)
-    return dataclasses.replace(s, slots=slots, prompt_kv=held, longest=_longest(fixed, slots))
-
-
-def decode_token(fixed: _Fixed, s: _Loop) -> _Loop:
-    """Fills the free slots, then draws the next token of every slot."""
-    config, compute, model, c = fixed.config, fixed.compute, fixed.model, fixed.model.config
-    most, dtype = config.max_tokens, slot_cache.dtype_of(config.cache_dtype, compute)
-    slots = by_lane(refill, compute.mesh)(fixed.known, s.slots)
-    ring, position = fixed.ring, s.step % fixed.ring.size
-    cache_mask = (position - jnp.arange(ring.size)) % ring.size < slots.count[..., None]
-    prompt_mask = jnp.arange(fixed.prompt_tokens) < slots.length[:, None]
-    seen = slot_cache.Seen(
-        mask=cache_mask,
-        live=ring.live(position, s.longest),
-        counts=jnp.where(slots.active, slots.count, 0),
-        position=position,
-        ring=ring,
-    )
-    tables = dec.rope_tables(c, slots.length[:, None] + slots.count - 1)
-    x = dec.embed_tokens(model, slots.token, compute, whole=True)
-
-    def body(x, layer, write):
-        block, prompt = layer
-        one = dec.layer(nnx.merge(fixed.graph, block), c, compute, apart=slot_cache.on_gpu(compute))
-        q, k, v = one.qkv(x, tables)
-        cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
-        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
-        o = slot_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
-        return one.finish(x, o.astype(x.dtype))
-
-    layers = fixed.blocks, s.prompt_kv if fixed.shared else fixed.prompt_kv
-    layers = list(zip(*layers, strict=True)) if slot_cache.unrolls(compute) else layers
-    x, (keys, values) = slot_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
-
-    with jax.named_scope("draw"):
-        x = dec.rms_norm(x, model.norm[...], c.norm_eps)
-        token, logp = draw(dec.logits(model, x, compute), at_position(slots.key, slots.count), config, compute.mesh)
-    stop = _ends(token, fixed.eos)
-
-    def write(slots, out, token, logp, stop):
-        at = slots.prompt, jnp.where(slots.active, slots.sample, config.group)  # out of range: not written
-        return Rollout(
-            tokens=record(out.tokens, token, *at, slots.count),
-            logps=record(out.logps, logp, *at, slots.count),
-            lengths=record(out.lengths, slots.count + 1, *at),
-            stopped=record(out.stopped, stop, *at),
-        )
-
-    out = by_lane(write, compute.mesh)(slots, s.out, token, logp, stop)
-    active = slots.active & ~stop & (slots.count + 1 < most)
-    slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
-    step, longest = s.step + 1, _longest(fixed, slots)
-    return dataclasses.replace(s, step=step, longest=longest, slots=slots, keys=keys, values=values, out=out)
-
-
-@functools.partial(jax.jit, static_argnames=("graph", "config", "eos_ids", "compute", "left"))
+@functools.partial(jax.jit, static_argnames=(*_STATIC, "left"))
 def _sample(
     graph: nnx.GraphDef,
     params: nnx.State,
@@ -329,20 +34,11 @@ def _sample(
     begun: Rollout | None = None,
     left: int = 0,
 ) -> Rollout:
-    fixed, out = prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
-    if begun is not None:
-        fixed = dataclasses.replace(fixed, left=left)
-
-    step = functools.partial(decode_token, fixed)
-
-    def decode(s: _Loop) -> _Loop:
-        return jax.lax.while_loop(lambda s: (s.longest > 0) & (s.longest <= config.max_tokens), step, s)
-
-    start = _before_decoding(fixed, out) if begun is None else _going_on(fixed, prompts, begun, out)
-    with jax.named_scope("decode"):
-        if not fixed.shared:
-            return decode(start).out
-        return jax.lax.while_loop(lambda s: s.longest > 0, lambda s: decode(take_prompts(fixed, s)), start).out
+    fixed, out = decoding.prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
+    if begun is None:
+        return decoding.decode(fixed, decoding.before_decoding(fixed, out)).out
+    fixed = dataclasses.replace(fixed, left=left)
+    return decoding.decode(fixed, decoding.going_on(fixed, prompts, begun, out)).out
 
 
 def sample_groups(
@@ -396,3 +92,80 @@ def sample_groups(
             f"slots={config.slots}, rows={config.rows}: samples that were begun need slots of their own; set 0"
         )
     return _sample(graph, params, prompts, key, config, eos_ids, compute, begun, left)
+
+
+# ------------------------------------------------------------------------------------------------- in parts
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
+def start_parts(
+    graph: nnx.GraphDef,
+    params: nnx.State,
+    prompts: Prompts,
+    key: Array,
+    config: SamplerConfig,
+    *,
+    eos_ids: tuple[int, ...],
+    compute: Compute,
+) -> tuple[Any, decoding.Loop, Rollout]:
+    """Reads the prompts and draws the first token of every sample, for `next_part`; arguments as of `sample_groups`.
+
+    Returns:
+      ``(read, state, out)``: what stays as it is, what parts take over from each other, and the samples so far.
+    """
+    fixed, out = decoding.prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
+    read, start = (fixed.known, fixed.prompt_kv), decoding.before_decoding(fixed, out)
+    return decoding.between_parts(read, start, out, compute, functools.partial(_constrain, compute.mesh))
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames="state")
+def next_part(
+    graph: nnx.GraphDef,
+    params: nnx.State,
+    read: Any,
+    state: decoding.Loop,
+    out: Rollout,
+    undone: Scalar,
+    config: SamplerConfig,
+    *,
+    eos_ids: tuple[int, ...],
+    compute: Compute,
+) -> tuple[decoding.Loop, Rollout]:
+    """Goes on with a rollout until at most so many groups of each lane are undone.
+
+    Args:
+      graph, params, config, eos_ids, compute: as of `start_parts`.
+      read: of `start_parts`.
+      state: slots and caches of `start_parts` or of the part before; their memory is taken over.
+      out: the samples so far.
+      undone: [] int32, groups of a lane.
+
+    Returns:
+      ``(state, out)``.
+    """
+    known, prompt_kv = read
+    fixed = decoding.fixed_of(nnx.merge(graph, params), known, prompt_kv, config, eos_ids, compute)
+    s = decoding.go_on(fixed, state, out, undone)
+    return decoding.between_parts(None, s, s.out, compute, functools.partial(_constrain, compute.mesh))[1:]
+
+
+def _constrain(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
+    return constrain(x, mesh, *axes)
+
+
+def undone_after(parts: int, prompts: int, lanes: int) -> list[int]:
+    """How many groups of each lane every part of a rollout may leave undone: an equal share less each time, the last
+    one none.
+
+    Args:
+      parts: of the rollout; no more than the prompts of a lane are made.
+      prompts: of all lanes.
+      lanes: batch shards.
+
+    Example:
+      >>> undone_after(3, prompts=16, lanes=2), undone_after(4, prompts=3, lanes=1)
+      ([5, 2, 0], [2, 1, 0])
+    """
+    each = prompts // lanes
+    parts = min(parts, each)
+    return [each - -(-part * each // parts) for part in range(1, parts + 1)]

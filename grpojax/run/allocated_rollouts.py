@@ -12,7 +12,7 @@ import numpy as np
 from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.programs import packing
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.run.groups import Drawn, Groups
 from grpojax.run.judged import Judged, success_of
 from grpojax.types import Array, PerPrompt, Rollout, Samples

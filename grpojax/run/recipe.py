@@ -32,6 +32,7 @@ EXECUTION = (
     "rollout.slots",
     "rollout.rows",
     "rollout.block",
+    "rollout.parts",
     "train.microbatches",
     "train.skip_zero_advantage",
     "train.eval_",

@@ -13,10 +13,10 @@ from grpojax.evaluation import EvalConfig
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads, sharding
 from grpojax.models import critic as models
 from grpojax.models.weight_table import shardings
-from grpojax.programs import influence, lanes, packing, policy_update, slot_cache
+from grpojax.programs import decoding, influence, lanes, packing, policy_update, sampler, slot_cache
 from grpojax.programs.begun import most_left, nothing_begun
 from grpojax.programs.critic_update import CriticModel
-from grpojax.programs.sampler import SamplerConfig, rows_of, sample_groups
+from grpojax.programs.sampler_config import SamplerConfig, rows_of
 from grpojax.programs.state import make_reshard
 from grpojax.run.groups import greedy_of
 from grpojax.run.influence import TOKENS
@@ -34,7 +34,8 @@ class Call(NamedTuple):
     prompt that stands in several lanes as often as it does.
 
     Of a rollout also how often its loop runs where every sample is at its longest, bytes of keys and values on a chip,
-    the blocks of its cache, and the share of them that a token's step reads, on the average.
+    the blocks of its cache, the share of them that a token's step reads, on the average, and whether keys and values
+    are among the arguments (``keeps_cache``).
 
     ``apart`` says that it runs on the chips that do nothing but sample.
     """
@@ -48,6 +49,7 @@ class Call(NamedTuple):
     blocks: int = 1
     live: float = 1.0
     apart: bool = False
+    keeps_cache: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,7 @@ class Shapes:
       evaluation: what is drawn of held-out problems, where there are any.
       weights: of the rollout; evaluation takes those in the compute dtype.
       overlap: share of a rollout's samples that may go on in the next one.
+      parts: in which a rollout is handed over.
       apart: the chips that do nothing but sample, where there are any.
     """
 
@@ -75,6 +78,7 @@ class Shapes:
     evaluation: EvalConfig | None = None
     weights: Literal["compute", "int8"] = "compute"
     overlap: float = 0.0
+    parts: int = 1
     apart: Mesh | None = None
 
     @property
@@ -116,18 +120,41 @@ def place(tree: Any, mesh: Mesh, *before: None) -> Any:
 
 
 def _sample(graph: Any, params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None, **how: Any) -> Rollout:
-    return sample_groups(graph, params, prompts, key, begun=begun, **how)
+    return sampler.sample_groups(graph, params, prompts, key, begun=begun, **how)
+
+
+def _laid_out(run: Shapes, count: int, sampling: SamplerConfig) -> tuple[Prompts, dict[str, Any]]:
+    """``count`` prompts as the lanes get them, and how the samples of each are drawn."""
+    parts = sharding.lanes(run.sampling_mesh)
+    prompts, group = lanes.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
+    config = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
+    compute = dataclasses.replace(run.compute, mesh=run.sampling_mesh)
+    return prompts, {"config": config, "eos_ids": (0,), "compute": compute}
+
+
+def in_parts(run: Shapes, call: Call) -> dict[str, Call]:
+    """The run's rollout as two programs: its prompts, and a part, which at the most draws all of it."""
+    mesh, (_, how) = run.sampling_mesh, _laid_out(run, run.prompts, run.sampling)
+    start = jax.jit(functools.partial(sampler.start_parts, run.graph, **how))
+    go_on = jax.jit(functools.partial(sampler.next_part, run.graph, **how), donate_argnums=2)
+
+    def placed(x: Any, *axes: str | None) -> jax.ShapeDtypeStruct:
+        return abstract(x, sharding.named(mesh, axes))
+
+    read, state, out = jax.eval_shape(start, *call.args)
+    given = decoding.between_parts(read, state, out, how["compute"], placed)
+    part = call.args[0], *given, abstract(np.int32(0), sharding.named(mesh, ()))
+    first = Call(start, call.args, (), call.groups, apart=call.apart)
+    return {"rollout prompts": first, "rollout": call._replace(program=go_on, args=part, keeps_cache=True)}
 
 
 def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overlap: float = 0.0) -> Call:
     """A rollout of ``count`` prompts by the policy, its weights cast and whole on every batch shard."""
-    mesh, compute = run.sampling_mesh, dataclasses.replace(run.compute, mesh=run.sampling_mesh)
-    parts = sharding.lanes(mesh)
-    prompts, group = lanes.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
-    config = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
+    mesh, parts = run.sampling_mesh, sharding.lanes(run.sampling_mesh)
+    prompts, how = _laid_out(run, count, sampling)
+    config, compute = how["config"], how["compute"]
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
-    shape, slots, tokens = (len(prompts.lengths), group), config.slots or group, sampling.max_tokens
-    how: dict[str, Any] = {"config": config, "eos_ids": (0,), "compute": compute}
+    shape, slots, tokens = (len(prompts.lengths), config.group), config.slots or config.group, sampling.max_tokens
     args = whole, place(prompts, mesh), key
     if overlap:
         how["left"] = most_left(overlap, count, sampling.group, parts)
@@ -139,7 +166,7 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
     kept = (read * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
     spread = dataclasses.replace(run.config, num_kv_heads=kv_heads.on_mesh(run.config, mesh))
     cache = kept * flops.kv_bytes(spread, dtype)
-    rounds = -(-len(prompts.lengths) * -(-group // slots) // rows)
+    rounds = -(-len(prompts.lengths) * -(-config.group // slots) // rows)
     live, apart = ring.mean_live(tokens, rounds), run.apart is not None
     return Call(program, args, (), (*shape, tokens), rounds * (tokens - 1), cache, ring.blocks, live, apart)
 
@@ -162,7 +189,8 @@ def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]
         return -(-count // parts) * parts
 
     if method is None or method.plan is None:
-        calls = {"rollout": rollout(run, whole, run.prompts, sampling, run.overlap)}
+        drawn = rollout(run, whole, run.prompts, sampling, run.overlap)
+        calls = {"rollout": drawn} if run.parts == 1 else in_parts(run, drawn)
     else:
         plan, slots = method.plan, sampling.slots
         more = run.prompts * (sampling.group - plan.probe) // plan.phases

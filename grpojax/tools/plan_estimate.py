@@ -11,7 +11,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads
 from grpojax.programs import lanes as cut
 from grpojax.programs import packing, slot_cache
-from grpojax.programs.sampler import SamplerConfig, rows_of
+from grpojax.programs.sampler_config import SamplerConfig, rows_of
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_run
 from grpojax.tools.plan_chips import Target
@@ -169,7 +169,7 @@ def check_known(config: Config) -> None:
             "knows: plan it for a TPU, such as --topology v5e:4x4, or with overlap=0"
         )
     counts = plan_run.times_a_step(config)
-    if more := [name for name, n in counts.items() if n and name not in PROGRAMS]:
+    if more := [name for name, n in counts.items() if n and name not in (*PROGRAMS, "rollout prompts")]:
         raise UserError(
             f"variant {config.method.variant.name!r} runs {', '.join(more)}, which no plan by data sheet knows: plan "
             "it for a TPU, such as --topology v5e:4x4"

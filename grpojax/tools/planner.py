@@ -23,7 +23,7 @@ from grpojax.programs import lanes, packing, policy_update
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel, make_critic_score
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network, frozen_copy
 from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.run import teaching
@@ -98,6 +98,7 @@ def plan_recipe(
         evaluation=config_of(config) if config.data.eval else None,
         weights=config.rollout.weights,
         overlap=config.rollout.overlap,
+        parts=config.rollout.parts,
         programs=programs,
     )
 
@@ -121,6 +122,7 @@ def plan(
     evaluation: EvalConfig | None = None,
     weights: Literal["compute", "int8"] = "compute",
     overlap: float = 0.0,
+    parts: int = 1,
     programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
     """Compiles the programs of a run for a TPU slice, every prompt and completion at its longest.
@@ -141,7 +143,7 @@ def plan(
       teacher: a frozen model whose weights lie beside the policy's, and which scores what it says.
       train: minibatches, micro-batches, and whether the reference is refreshed.
       evaluation: what is drawn of held-out problems; None without any.
-      weights, overlap: of the rollout (`grpojax.run.sections.RolloutConfig`).
+      weights, overlap, parts: of the rollout (`grpojax.run.sections.RolloutConfig`).
       programs: which of `PROGRAMS`, `CRITIC_PROGRAMS` and `VARIANT_PROGRAMS` to compile; None for all that the run has.
 
     Returns:
@@ -169,6 +171,7 @@ def plan(
         evaluation=evaluation,
         weights=weights,
         overlap=overlap,
+        parts=parts,
         apart=chips.apart,
     )
     calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.host import processes
     from grpojax.models import Compute, hf
     from grpojax.programs.compiling import keep_compiled
-    from grpojax.programs.sampler import SamplerConfig, sample_groups
+    from grpojax.programs.sampler import sample_groups
+    from grpojax.programs.sampler_config import SamplerConfig
 
     keep_compiled()
     config = SamplerConfig(

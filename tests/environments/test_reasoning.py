@@ -12,7 +12,8 @@ from grpojax import data
 from grpojax.data import SourceConfig
 from grpojax.environments import reasoning
 from grpojax.models import Compute, hf
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 
 LEVELS = tuple(range(1, 10))
 

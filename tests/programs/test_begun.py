@@ -15,7 +15,8 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, quantised, score, sharding
 from grpojax.models.weight_table import shardings
 from grpojax.programs import begun, packing, slot_cache, state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.slot_cache import Ring
 from grpojax.types import PerToken, Rollout, TrainBatch
 

@@ -17,7 +17,8 @@ from grpojax.models import Compute, flops, sharding
 from grpojax.models.quantised import Int8, stored
 from grpojax.models.weight_table import shardings
 from grpojax.programs import slot_cache, state
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.slot_cache import Ring
 from grpojax.tools import hlo
 from grpojax.types import Prompts

@@ -16,7 +16,8 @@ from grpojax.models import Compute, hf, score, sharding
 from grpojax.models.weight_table import shardings
 from grpojax.programs import drawing, lanes, packing, sampler, state
 from grpojax.programs.drawing import DrawConfig, draw
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.tools import hlo
 from grpojax.types import PerToken, TrainBatch
 

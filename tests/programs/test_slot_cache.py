@@ -18,7 +18,8 @@ from tpu_cache import second_of_two
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
 from grpojax.programs import slot_cache
-from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.sampler import sample_groups
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.slot_cache import Ring
 from grpojax.tools import hlo, plan_shapes
 from grpojax.types import Prompts
@@ -146,7 +147,7 @@ PLANNED = """
 import json, sys
 from pathlib import Path
 from grpojax.models import Compute, sharding
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.tools import hlo, plan_shapes, planner
 folder, cells, mesh = json.loads(sys.argv[1])
 analyse = hlo.analyse

@@ -1,0 +1,323 @@
+"""A rollout while it is drawn: prompts are read, then a loop gives every slot its next token.
+
+Prompts are prefilled once each. Slots stand in rows, each of which reads one prompt; a decode step advances all slots
+by one token, and a slot whose sample ended takes the next waiting sample of its row's prompt in the same program.
+Because slots are laid out by prompt, the prompt's keys and values are read in place, once for its whole row of slots.
+With ``SamplerConfig.rows``, a row that has nothing left to draw takes over another prompt of its lane, whose keys and
+values are moved in once. The loop ends when nothing is left to draw, or what is left is for the next rollout
+(`grpojax.programs.begun`) or the next part of this one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from grpojax.models import decoder as dec
+from grpojax.models import quantised
+from grpojax.models.compute import Compute
+from grpojax.models.decoder import Decoder
+from grpojax.models.sharding import TRAIN, constrain, lanes, spec
+from grpojax.programs import begun as partial
+from grpojax.programs import slot_cache
+from grpojax.programs.drawing import at_position, draw, keys_of_samples
+from grpojax.programs.sampler_config import SamplerConfig, rows_of
+from grpojax.programs.slot_rows import Slots, Waiting, by_lane, record, refill, take_prompt, wants
+from grpojax.types import Array, Prompts, Rollout, Scalar, pytree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """What every step of a rollout reads and none changes.
+
+    Attributes:
+      config: group size, lengths, temperature, truncation, slots.
+      compute: how to run the decoder.
+      ring: of the slots' caches.
+      rows: of slots in all lanes; as many as prompts where each keeps its own.
+      shared: whether rows take over prompts.
+      model: the decoder, for its embeddings and its last norm.
+      graph: structure of one of its blocks.
+      blocks: weights of its blocks, stacked or a list (`slot_cache.unrolls`).
+      eos: ``[n]`` int32, tokens that end a sample.
+      prompt_tokens: L.
+      prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
+        or a list.
+      known: what is known of the samples.
+      left: samples of a lane that may be left unfinished, where the rollout goes on from another; else None.
+      undone: [] int32, groups of a lane that a part of the rollout may leave undone; None goes on to the end of all.
+    """
+
+    config: SamplerConfig
+    compute: Compute
+    ring: slot_cache.Ring
+    rows: int
+    shared: bool
+    model: Decoder
+    graph: nnx.GraphDef
+    blocks: Any
+    eos: Array
+    prompt_tokens: int
+    prompt_kv: tuple[Any, Any]
+    known: Waiting
+    left: int | None = None
+    undone: Scalar | None = None
+
+
+@pytree
+class Loop:
+    """What a decode step carries.
+
+    Attributes:
+      step: [] int32, decode steps done. All slots write their keys and values at this position of the ring.
+      longest: [] int32, tokens of the longest sample that wants another, at least 1 while any is left to draw; 0 when
+        none is, ``max_tokens + 1`` when a row is to take over another prompt.
+      slots: the rows of slots, lanes in front.
+      prompt_kv: keys and values of each row's prompt, as `Fixed` has those of all; None where rows keep their prompts.
+      keys, values: the slots' caches (`slot_cache.empty`).
+      out: the rollout so far; None between two parts of it.
+    """
+
+    step: Scalar
+    longest: Scalar
+    slots: Slots
+    prompt_kv: Any
+    keys: Any
+    values: Any
+    out: Any
+
+
+def _ends(token: Array, eos: Array) -> Array:
+    return (token[..., None] == eos).any(-1)
+
+
+def prefill(
+    model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
+) -> tuple[Fixed, Rollout]:
+    """Runs each prompt once and draws the first token of all of its samples; the rollout has these tokens."""
+    n_prompts = len(prompts.lengths)
+    dtype, unroll = slot_cache.dtype_of(config.cache_dtype, compute), slot_cache.unrolls(compute)
+
+    def stored(x, axes):
+        return quantised.stored(x[:, :, 0].transpose(axes), dtype, axes.index(4))
+
+    with jax.named_scope("prefill"):
+        hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
+        prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
+        keys = keys_of_samples(key, prompts, config.group)
+        zero = jnp.zeros((n_prompts, config.group), jnp.int32)
+        first, first_logp = draw(dec.logits(model, hidden, compute), at_position(keys, zero), config, compute.mesh)
+
+    def start(x, dtype):
+        empty = jnp.zeros((n_prompts, config.group, config.max_tokens), dtype)
+        return constrain(empty.at[:, :, 0].set(x), compute.mesh, "lane", None, None)
+
+    out = Rollout(
+        tokens=start(first, jnp.int32),
+        logps=start(first_logp, jnp.float32),
+        lengths=zero + 1,
+        stopped=_ends(first, jnp.asarray(eos_ids, jnp.int32)),
+    )
+    ended = out.stopped | (config.max_tokens == 1)
+    known = Waiting(keys=keys, first=first, ended=ended, lengths=prompts.lengths)
+    return fixed_of(model, known, slot_cache.per_layer(prompt_kv, unroll), config, eos_ids, compute), out
+
+
+def fixed_of(
+    model: Decoder, known: Waiting, prompt_kv: Any, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
+) -> Fixed:
+    """What a rollout reads, of what `prefill` found out about its prompts and samples."""
+    graph, blocks = nnx.split(model.layers)
+    return Fixed(
+        config=config,
+        compute=compute,
+        ring=slot_cache.ring(config.max_tokens, config.block, compute),
+        rows=rows_of(config, len(known.lengths), lanes(compute.mesh)),
+        shared=config.rows > 0,
+        model=model,
+        graph=graph,
+        blocks=slot_cache.per_layer(blocks, slot_cache.unrolls(compute)),
+        eos=jnp.asarray(eos_ids, jnp.int32),
+        prompt_tokens=jax.tree.leaves(prompt_kv[0])[0].shape[-1],
+        prompt_kv=prompt_kv,
+        known=known,
+    )
+
+
+def before_decoding(fixed: Fixed, out: Rollout) -> Loop:
+    """Caches empty, all samples waiting; rows that keep their prompts have theirs, the others none."""
+    config, mesh, known = fixed.config, fixed.compute.mesh, fixed.known
+    n_prompts, slots = known.lengths.shape[0], config.slots or config.group
+    parts, rows = lanes(mesh), fixed.rows
+    idle = jnp.zeros((rows, slots), jnp.int32)
+    own = jnp.arange(rows, dtype=jnp.int32) % (rows // parts)
+    start = Slots(
+        prompt=jnp.full(rows, n_prompts // parts, jnp.int32) if fixed.shared else own,
+        length=jnp.ones(rows, jnp.int32) if fixed.shared else known.lengths,
+        waiting=jnp.zeros(n_prompts, jnp.int32),
+        sample=idle + config.group,
+        count=idle,
+        token=idle,
+        key=jnp.broadcast_to(known.keys[:1, :1], idle.shape),
+        active=idle > 0,
+    )
+    dtype = slot_cache.dtype_of(config.cache_dtype, fixed.compute)
+    keys, values = slot_cache.empty(fixed.model.config, rows, slots, fixed.ring, dtype, fixed.compute)
+    return Loop(
+        step=jnp.int32(0),
+        longest=_longest(fixed, start, out),
+        slots=start,
+        prompt_kv=slot_cache.no_prompts(fixed.prompt_kv, rows, fixed.compute) if fixed.shared else None,
+        keys=keys,
+        values=values,
+        out=out,
+    )
+
+
+def going_on(fixed: Fixed, prompts: Prompts, begun: Rollout, out: Rollout) -> Loop:
+    """All samples in their slots; those that were begun before stand where they stood."""
+    given = fixed.model, prompts, begun, fixed.known, out, fixed.left or 0
+    dtype = slot_cache.dtype_of(fixed.config.cache_dtype, fixed.compute)
+    slots, keys, values, out = partial.take_up(*given, fixed.ring, dtype, fixed.compute)
+    longest = _longest(fixed, slots, out)
+    return Loop(step=jnp.int32(0), longest=longest, slots=slots, prompt_kv=None, keys=keys, values=values, out=out)
+
+
+def _longest(fixed: Fixed, slots: Slots, out: Rollout) -> Scalar:
+    """`Loop.longest`: all that the lanes of a mesh tell each other for a token."""
+    group, most, mesh = fixed.config.group, fixed.config.max_tokens, fixed.compute.mesh
+    if fixed.left is not None:
+        return partial.longest(slots, fixed.left, mesh)
+    if fixed.undone is None:
+        return by_lane(lambda s: wants(s, group, most, shared=fixed.shared), mesh)(slots).max()
+
+    def of_lane(s: Slots, out: Rollout) -> Array:
+        return jnp.stack([wants(s, group, most, shared=fixed.shared).max(), partial.unfinished(out).any(1).sum()])[None]
+
+    tokens, undone = by_lane(of_lane, mesh)(slots, out).max(0)
+    return jnp.where(undone > fixed.undone, tokens, 0)
+
+
+def take_prompts(fixed: Fixed, s: Loop) -> Loop:
+    """In every lane has one row that is free take over another prompt, if any does."""
+    mesh, most = fixed.compute.mesh, fixed.config.max_tokens
+    stacked = 0 if slot_cache.unrolls(fixed.compute) else 1
+
+    def of_lane(known, slots, held, prompts):
+        front = jax.tree.map(lambda x: jnp.moveaxis(x, stacked, 0), (held, prompts))
+        slots, held = take_prompt(known, slots, most, *front)
+        return slots, jax.tree.map(lambda x: jnp.moveaxis(x, 0, stacked), held)
+
+    if mesh is not None:
+        lane, kv = spec(("lane",), TRAIN), spec((*(None,) * stacked, "lane", "kv_heads"), TRAIN)
+        of_lane = jax.shard_map(of_lane, mesh=mesh, in_specs=(lane, lane, kv, kv), out_specs=(lane, kv))
+    with jax.named_scope("take_prompts"):
+        slots, held = of_lane(fixed.known, s.slots, s.prompt_kv, fixed.prompt_kv)
+    return dataclasses.replace(s, slots=slots, prompt_kv=held, longest=_longest(fixed, slots, s.out))
+
+
+def decode_token(fixed: Fixed, s: Loop) -> Loop:
+    """Fills the free slots, then draws the next token of every slot."""
+    config, compute, model, c = fixed.config, fixed.compute, fixed.model, fixed.model.config
+    most, dtype = config.max_tokens, slot_cache.dtype_of(config.cache_dtype, compute)
+    slots = by_lane(refill, compute.mesh)(fixed.known, s.slots)
+    ring, position = fixed.ring, s.step % fixed.ring.size
+    cache_mask = (position - jnp.arange(ring.size)) % ring.size < slots.count[..., None]
+    prompt_mask = jnp.arange(fixed.prompt_tokens) < slots.length[:, None]
+    seen = slot_cache.Seen(
+        mask=cache_mask,
+        live=ring.live(position, s.longest),
+        counts=jnp.where(slots.active, slots.count, 0),
+        position=position,
+        ring=ring,
+    )
+    tables = dec.rope_tables(c, slots.length[:, None] + slots.count - 1)
+    x = dec.embed_tokens(model, slots.token, compute, whole=True)
+
+    def body(x, layer, write):
+        block, prompt = layer
+        one = dec.layer(nnx.merge(fixed.graph, block), c, compute, apart=slot_cache.on_gpu(compute))
+        q, k, v = one.qkv(x, tables)
+        cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
+        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
+        o = slot_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
+        return one.finish(x, o.astype(x.dtype))
+
+    layers = fixed.blocks, s.prompt_kv if fixed.shared else fixed.prompt_kv
+    layers = list(zip(*layers, strict=True)) if slot_cache.unrolls(compute) else layers
+    x, (keys, values) = slot_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
+
+    with jax.named_scope("draw"):
+        x = dec.rms_norm(x, model.norm[...], c.norm_eps)
+        token, logp = draw(dec.logits(model, x, compute), at_position(slots.key, slots.count), config, compute.mesh)
+    stop = _ends(token, fixed.eos)
+
+    def write(slots, out, token, logp, stop):
+        at = slots.prompt, jnp.where(slots.active, slots.sample, config.group)  # out of range: not written
+        return Rollout(
+            tokens=record(out.tokens, token, *at, slots.count),
+            logps=record(out.logps, logp, *at, slots.count),
+            lengths=record(out.lengths, slots.count + 1, *at),
+            stopped=record(out.stopped, stop, *at),
+        )
+
+    out = by_lane(write, compute.mesh)(slots, s.out, token, logp, stop)
+    active = slots.active & ~stop & (slots.count + 1 < most)
+    slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
+    step, longest = s.step + 1, _longest(fixed, slots, out)
+    return dataclasses.replace(s, step=step, longest=longest, slots=slots, keys=keys, values=values, out=out)
+
+
+def decode(fixed: Fixed, s: Loop) -> Loop:
+    """Goes on until nothing is left to draw, or as much as `Fixed` has it leave."""
+    step = functools.partial(decode_token, fixed)
+
+    def tokens(s: Loop) -> Loop:
+        return jax.lax.while_loop(lambda s: (s.longest > 0) & (s.longest <= fixed.config.max_tokens), step, s)
+
+    with jax.named_scope("decode"):
+        if not fixed.shared:
+            return tokens(s)
+        return jax.lax.while_loop(lambda s: s.longest > 0, lambda s: tokens(take_prompts(fixed, s)), s)
+
+
+def go_on(fixed: Fixed, s: Loop, out: Rollout, undone: Scalar) -> Loop:
+    """The next part of a rollout that has ``out`` so far: until at most so many groups of each lane are undone."""
+    fixed = dataclasses.replace(fixed, undone=undone)
+    return decode(fixed, dataclasses.replace(s, out=out, longest=_longest(fixed, s.slots, out)))
+
+
+def between_parts(
+    read: tuple[Waiting, Any] | None, s: Loop, out: Rollout, compute: Compute, place: Callable[..., Any]
+) -> tuple[Any, Loop, Rollout]:
+    """What parts of a rollout give each other, ``place(x, *axes)`` of each array ``x`` with logical axes in front.
+
+    Args:
+      read: what is known of the samples, and keys and values of the prompts; None where they stay as they are.
+      s: the loop, whose samples are ``out``.
+      out: the samples.
+      compute: for the platform.
+      place: lays an array out over the mesh.
+    """
+    listed = slot_cache.unrolls(compute)
+    cache = ("lane", None, "kv_heads") if listed else (None, None, "lane", "kv_heads")
+    prompts = ("lane", "kv_heads") if listed else (None, "lane", "kv_heads")
+
+    def each(tree: Any, *axes: str | None) -> Any:
+        return jax.tree.map(lambda x: place(x, *axes, *(None,) * (x.ndim - len(axes))), tree)
+
+    loop = Loop(
+        step=each(s.step),
+        longest=each(s.longest),
+        slots=each(s.slots, "lane"),
+        prompt_kv=each(s.prompt_kv, *prompts),
+        keys=each(s.keys, *cache),
+        values=each(s.values, *cache),
+        out=None,
+    )
+    known = None if read is None else (each(read[0], "lane"), each(read[1], *prompts))
+    return known, loop, each(out, "lane")
