@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,27 @@ def _gated_backward(saved, g):
 gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
 
 
+class Turned(NamedTuple):
+    """A kernel that lies as ``[out, in]`` and is the first factor of its products: a CPU multiplies it with few rows as
+    it lies, and would have to lay out another for each product. Stands in a tree of weights where the kernel does.
+
+    Attributes:
+      values: ``[out, in]``.
+    """
+
+    values: Array
+
+    @classmethod
+    def of(cls, kernel: Array) -> "Turned":
+        """Of one that lies as ``[in, out]``."""
+        return cls(jax.lax.optimization_barrier(kernel.T))
+
+    def after(self, x: Array) -> Array:
+        """``x [n, in]`` times the kernel, ``[n, out]``."""
+        y = jax.lax.dot_general(self.values, x, (((1,), (1,)), ((), ())))
+        return jax.lax.optimization_barrier(y).T  # or the compiler would make the kernel the second factor again
+
+
 _MLP_TOKENS = 1024  # of a lane at once, where memory is short (`Compute.lean`)
 
 
@@ -123,8 +145,8 @@ class Layer:
         self.mesh, self.lean = compute.mesh, compute.lean
         dtype = jnp.dtype(compute.dtype)
 
-        def gather(name: str, w: quantised.Matrix) -> quantised.Matrix:
-            if isinstance(w, quantised.Int8):  # of a rollout, whole already
+        def gather(name: str, w: quantised.Matrix | Turned) -> quantised.Matrix | Turned:
+            if isinstance(w, quantised.Int8 | Turned):  # of a rollout, whole already
                 return w
             if one is not None and w.ndim == 2 and w.dtype != dtype:
                 w = w * one.astype(w.dtype)
@@ -138,7 +160,8 @@ class Layer:
 
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
-        y = quantised.matmul(x.reshape(-1, x.shape[-1]), self.w[name])
+        w, rows = self.w[name], x.reshape(-1, x.shape[-1])
+        y = w.after(rows) if isinstance(w, Turned) else quantised.matmul(rows, w)
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
         return y.reshape(*x.shape[:-1], -1)
 

@@ -21,6 +21,7 @@ from grpojax.models import decoder as dec
 from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
+from grpojax.models.layers import Turned
 from grpojax.models.sharding import TRAIN, constrain, lanes, spec
 from grpojax.programs import begun as partial
 from grpojax.programs import slot_cache
@@ -42,7 +43,7 @@ class Fixed:
       shared: whether rows take over prompts.
       model: the decoder, for its embeddings and its last norm.
       graph: structure of one of its blocks.
-      blocks: weights of its blocks, stacked or a list (`slot_cache.unrolls`).
+      blocks: weights of its blocks, stacked or a list (`slot_cache.unrolls`), on a CPU turned.
       eos: ``[n]`` int32, tokens that end a sample.
       prompt_tokens: L.
       prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
@@ -140,12 +141,23 @@ def fixed_of(
         shared=config.rows > 0,
         model=model,
         graph=graph,
-        blocks=slot_cache.per_layer(blocks, slot_cache.unrolls(compute)),
+        blocks=_blocks(blocks, compute),
         eos=jnp.asarray(eos_ids, jnp.int32),
         prompt_tokens=jax.tree.leaves(prompt_kv[0])[0].shape[-1],
         prompt_kv=prompt_kv,
         known=known,
     )
+
+
+def _blocks(stacked: Any, compute: Compute) -> Any:
+    layers = slot_cache.per_layer(stacked, slot_cache.unrolls(compute))
+    if slot_cache.platform(compute) != "cpu" or compute.mesh is not None:
+        return layers
+
+    def turned(w: Any) -> Any:
+        return Turned.of(w.astype(compute.dtype)) if isinstance(w, jax.Array) and w.ndim == 2 else w
+
+    return jax.tree.map(turned, layers, is_leaf=lambda w: isinstance(w, quantised.Int8))
 
 
 def before_decoding(fixed: Fixed, out: Rollout) -> Loop:

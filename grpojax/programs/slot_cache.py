@@ -91,23 +91,24 @@ def ring(tokens: int, block: int, compute: Compute) -> Ring:
             raise UserError(f"block={block}: on a GPU, make rollout.block 0 or a power of two from {least} on")
         width = block or min(_AT_ONCE, max(least, 1 << (tokens - 1).bit_length()))
     else:
-        width = block or -(-tokens // min(_MOST, max(1, tokens // _SHORTEST.get(_platform(compute), tokens))))
+        width = block or -(-tokens // min(_MOST, max(1, tokens // _SHORTEST.get(platform(compute), tokens))))
     return Ring(-(-tokens // width), width)
 
 
-def _platform(compute: Compute) -> str:
+def platform(compute: Compute) -> str:
+    """What is compiled for."""
     return compute.platform or jax.default_backend()
 
 
 def on_gpu(compute: Compute) -> bool:
     """Whether it is a GPU that is compiled for."""
-    return _platform(compute) == "gpu"
+    return platform(compute) == "gpu"
 
 
 def unrolls(compute: Compute) -> bool:
     """Whether layers are a list and not stacked: CPUs and GPUs copy each layer's slice of a stacked array before they
     multiply, but read separate arrays in place; a TPU reads the slice where it lies."""
-    return _platform(compute) != "tpu"
+    return platform(compute) != "tpu"
 
 
 def dtype_of(cache_dtype: str, compute: Compute) -> jnp.dtype:
