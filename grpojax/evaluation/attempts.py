@@ -43,8 +43,8 @@ class Policy(Protocol):
         """A rollout on the host, ``[P, G, ...]``."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Token ids to text."""
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Token ids, sample by sample, to texts."""
         ...
 
 
@@ -84,7 +84,7 @@ class Evaluator:
         self,
         problems: Sequence[data.Problem],
         sample: Callable[[Prompts], Rollout],
-        decode: Callable[[Sequence[int]], str],
+        texts: Callable[[Sequence[Sequence[int]]], list[str]],
         *,
         size: int,
         max_prompt_tokens: int,
@@ -95,7 +95,7 @@ class Evaluator:
         Args:
           problems: what to try.
           sample: prompts to a rollout ``[size, n, T]`` on the host.
-          decode: token ids to text.
+          texts: token ids, sample by sample, to texts.
           size: problems at a time.
           max_prompt_tokens: as in the data's config.
           start: problems left out at the beginning. The batches are the same whatever was left out, so that a draw
@@ -108,7 +108,7 @@ class Evaluator:
         for number, (batch, real) in enumerate(data.in_order(list(problems[first:]), size)):
             rollout = sample(data.to_prompts(batch, longest))
             skip = max(0, start - first - number * size)
-            before, judging = judging, self._judging(batch[skip:real], _rows(rollout, skip, real), decode, columns)
+            before, judging = judging, self._judging(batch[skip:real], _rows(rollout, skip, real), texts, columns)
             if before:
                 yield before()
         if judging:
@@ -118,18 +118,20 @@ class Evaluator:
         self,
         problems: Sequence[data.Problem],
         rollout: Rollout,
-        decode: Callable[[Sequence[int]], str],
+        texts: Callable[[Sequence[Sequence[int]]], list[str]],
         columns: Sequence[str],
     ) -> Callable[[], list[Attempt]]:
         """Starts the rewards of a batch; the function waits for them and puts the attempts together."""
-        wait = submit(self.rewards, problems, rollout, decode, columns)
+        wait = submit(self.rewards, problems, rollout, texts, columns)
 
         def attempts() -> list[Attempt]:
             scores, shape = wait(), rollout.lengths.shape
             # Plain, also where training normalises rewards by group: that has no mean to report.
             total = weighted_sum(self.rewards.config.terms, scores.by_name)
+            rows = zip(rollout.tokens.reshape(-1, rollout.tokens.shape[-1]), rollout.lengths.flat, strict=True)
+            said = np.array(texts([ids[:n].tolist() for ids, n in rows]), object).reshape(shape)
             return [
-                self._attempt(problem, rollout, i, decode, total.reshape(shape)[i], _named(scores, shape, i))
+                self._attempt(problem, rollout, i, said[i], total.reshape(shape)[i], _named(scores, shape, i))
                 for i, problem in enumerate(problems)
             ]
 
@@ -140,14 +142,14 @@ class Evaluator:
         problem: data.Problem,
         rollout: Rollout,
         i: int,
-        decode: Callable[[Sequence[int]], str],
+        said: Sequence[str],
         total: np.ndarray,
         by_name: Mapping[str, np.ndarray],
     ) -> Attempt:
-        """Problem i of a batch, with its samples' rewards ``[n]``."""
+        """Problem i of a batch, with its samples' texts and rewards ``[n]``."""
         samples = []
         for g, n in enumerate(rollout.lengths[i].tolist()):
-            text = decode(rollout.tokens[i, g, :n].tolist())
+            text = said[g]
             right = None if self.judge is None else self.judge.verdict(float(by_name[self.judge.metric][g]))
             samples.append(
                 Sample(
@@ -183,7 +185,7 @@ def evaluate(
         return policy.fetch(policy.sample(params, prompts, jax.random.key(config.seed), config.sampler), size)
 
     return evaluator.attempts(
-        problems, sample, policy.decode, size=size, max_prompt_tokens=max_prompt_tokens, start=start
+        problems, sample, policy.texts, size=size, max_prompt_tokens=max_prompt_tokens, start=start
     )
 
 

@@ -23,7 +23,7 @@ def submit(
     rewards: Rewards,
     problems: Sequence[Problem],
     rollout: Rollout,
-    decode: Callable[[Sequence[int]], str],
+    texts: Callable[[Sequence[Sequence[int]]], list[str]],
     columns: Sequence[str],
 ) -> Callable[[], Scores]:
     """Starts the rewards of a rollout; workers go on with them while the caller does something else.
@@ -34,7 +34,7 @@ def submit(
       rewards: of the run.
       problems: ``[P]``, those of the rollout.
       rollout: ``[P, G, T]`` on the host.
-      decode: token ids to text.
+      texts: token ids, sample by sample, to texts.
       columns: of the data, as from `columns_of`; ``gold`` comes by itself, and ``pieces`` where a reward asks for it.
 
     Returns:
@@ -49,10 +49,11 @@ def submit(
     if rewards.needs_pieces:
         if "pieces" in values:
             raise UserError("column 'pieces' has the name of what rewards get; list others in data.columns")
-        piece = functools.cache(lambda token: decode([token]))
-        values["pieces"] = [list(map(piece, row)) for row in ids]
+        known = sorted({token for row in ids for token in row})
+        piece = dict(zip(known, texts([[token] for token in known]), strict=True))
+        values["pieces"] = [[piece[token] for token in row] for row in ids]
     with on_host():
-        pending = rewards.submit([p.prompt for p in each], [decode(i) for i in ids], ids, values, group=group)
+        pending = rewards.submit([p.prompt for p in each], texts(ids), ids, values, group=group)
 
     @functools.cache
     def wait() -> Scores:

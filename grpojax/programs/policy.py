@@ -204,9 +204,9 @@ class Policy:
         """Whether it samples on devices of their own."""
         return self.sampling.idle is not self.programs.idle
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens left out."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Token ids as texts, special tokens left out."""
+        return hf.decode_all(self.tokenizer, rows)
 
 
 def _set_apart(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> Sampling:

@@ -66,7 +66,7 @@ class PlannedGroups(Groups):
         for p in np.flatnonzero(right.any(1)).tolist():
             g = int(right[p].argmax())
             tokens = judged.rollout.tokens[p, g, : judged.rollout.lengths[p, g]]
-            self._exemplars.add(judged.problems[p].uid, self.policy.decode(tokens.tolist()))
+            self._exemplars.add(judged.problems[p].uid, *self.policy.texts([tokens.tolist()]))
 
     def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> Callable[[], Drawn]:
         """Dispatches the probe; what it returns waits for its rewards, and draws the rest phase by phase."""

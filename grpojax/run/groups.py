@@ -162,10 +162,10 @@ class Groups:
         """Submits a rollout to the rewards: each process its own rows."""
         if self.config.overlap:
             return self._submit_whole(problems, rollout)
-        wait = submit(self.rewards, problems, rollout, self.policy.decode, self.columns)
+        wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
         if greedy is None:
             return Drawn(problems, rollout, functools.cache(lambda: self._judged(problems, rollout, wait())))
-        baseline = submit(self.rewards, problems, greedy, self.policy.decode, self.columns)
+        baseline = submit(self.rewards, problems, greedy, self.policy.texts, self.columns)
 
         @functools.cache
         def judged() -> Judged:
@@ -184,7 +184,7 @@ class Groups:
         whole = ~unfinished(rollout).any(1)
         asked = [p for p, done in zip(problems, whole, strict=True) if done]
         samples, learned = jax.tree.map(lambda x: x[whole], rollout), only(rollout, whole)
-        wait = submit(self.rewards, asked, samples, self.policy.decode, self.columns)
+        wait = submit(self.rewards, asked, samples, self.policy.texts, self.columns)
 
         @functools.cache
         def judged() -> Judged:
@@ -204,7 +204,7 @@ class Groups:
             if new.any():
                 asked = [p for p, done in zip(problems, new, strict=True) if done]
                 samples = jax.tree.map(lambda x, new=new: x[new], rollout)
-                wait = submit(self.rewards, asked, samples, self.policy.decode, self.columns)
+                wait = submit(self.rewards, asked, samples, self.policy.texts, self.columns)
                 waits.append((np.flatnonzero(new), wait))
 
         @functools.cache

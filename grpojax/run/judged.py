@@ -151,7 +151,10 @@ def among(judged: Judged, which: PerPrompt, problems: Sequence[data.Problem], ro
 
 
 def sample_rows(
-    judged: Judged, advantages: Tokens, decode: Callable[[Sequence[int]], str], answer: Callable[[str], str | None]
+    judged: Judged,
+    advantages: Tokens,
+    texts: Callable[[Sequence[Sequence[int]]], list[str]],
+    answer: Callable[[str], str | None],
 ) -> list[dict[str, Any]]:
     """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it.
 
@@ -159,31 +162,30 @@ def sample_rows(
     """
     learned, rollout = judged.rollout, judged.drawn or judged.rollout
     mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
+    places = np.argwhere(rollout.lengths > 0).tolist()  # a prompt may have got fewer samples than others
+    drawn, taken = ([x.tokens[p, g, : x.lengths[p, g]].tolist() for p, g in places] for x in (rollout, learned))
     rows = []
-    for p, problem in enumerate(judged.problems):
-        for g, n in enumerate(rollout.lengths[p].tolist()):
-            if n == 0:  # the prompt got fewer samples than others
-                continue
-            text = decode(rollout.tokens[p, g, :n].tolist())
-            rows.append(
-                {
-                    "uid": problem.uid,
-                    "sample": g,
-                    "prompt": problem.prompt,
-                    "completion": text,
-                    "reward": _finite(judged.reward[p, g]),
-                    "rewards": {name: _finite(x[p, g]) for name, x in judged.by_name.items()},
-                    "advantage": _finite(mean[p, g]),
-                    "length": n,
-                    "stop": "eos" if rollout.stopped[p, g] else "length",
-                    "gold": problem.gold,
-                    "answer": answer(text),
-                }
-                | ({} if judged.seeded is None else {"seeded": bool(judged.seeded[p])})
-            )
-            ids = learned.tokens[p, g, : learned.lengths[p, g]].tolist()
-            if ids != rollout.tokens[p, g, :n].tolist():
-                rows[-1]["learned"] = decode(ids)
+    for (p, g), ids, text in zip(places, drawn, texts(drawn), strict=True):
+        problem = judged.problems[p]
+        rows.append(
+            {
+                "uid": problem.uid,
+                "sample": g,
+                "prompt": problem.prompt,
+                "completion": text,
+                "reward": _finite(judged.reward[p, g]),
+                "rewards": {name: _finite(x[p, g]) for name, x in judged.by_name.items()},
+                "advantage": _finite(mean[p, g]),
+                "length": len(ids),
+                "stop": "eos" if rollout.stopped[p, g] else "length",
+                "gold": problem.gold,
+                "answer": answer(text),
+            }
+            | ({} if judged.seeded is None else {"seeded": bool(judged.seeded[p])})
+        )
+    others = [i for i, (ids, instead) in enumerate(zip(drawn, taken, strict=True)) if ids != instead]
+    for i, text in zip(others, texts([taken[i] for i in others]), strict=True):
+        rows[i]["learned"] = text
     return rows
 
 

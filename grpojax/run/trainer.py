@@ -347,7 +347,7 @@ def _rows(
     policy: Policy, evaluator: evaluation.Evaluator, batch: Judged, advantages: Tokens, said: Tokens | None
 ) -> list[dict[str, Any]]:
     """A step's samples as they are kept; ``said`` is what a critic said of their tokens."""
-    rows = sample_rows(batch, advantages, policy.decode, evaluator.answer)
+    rows = sample_rows(batch, advantages, policy.texts, evaluator.answer)
     if said is not None:
         annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
     return rows

@@ -29,10 +29,14 @@ def run_of(*terms, **config):
     return Rewards(RewardsConfig(terms=tuple(RewardConfig(**t) for t in terms), workers=1, **config))
 
 
-def attempts(rewards, problems, lengths, decode=str, judge=None):
+def spelled(rows):
+    return [str(row) for row in rows]
+
+
+def attempts(rewards, problems, lengths, texts=spelled, judge=None):
     """One batch of them."""
     evaluator = Evaluator(rewards, EvaluateConfig(judge=judge))
-    (done,) = evaluator.attempts(problems, lambda _: rollout(lengths), decode, size=len(problems), max_prompt_tokens=8)
+    (done,) = evaluator.attempts(problems, lambda _: rollout(lengths), texts, size=len(problems), max_prompt_tokens=8)
     return evaluator, done
 
 
@@ -47,7 +51,7 @@ def test_batches_are_the_same_wherever_an_evaluation_goes_on():
 
         def uids(start):
             seen.clear()
-            batches = Evaluator(rewards).attempts(problems, sample, str, size=4, max_prompt_tokens=8, start=start)
+            batches = Evaluator(rewards).attempts(problems, sample, spelled, size=4, max_prompt_tokens=8, start=start)
             return [[a.uid for a in batch] for batch in batches]
 
         assert uids(0) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] and seen[2] == [8, 9, 8, 9]
@@ -71,7 +75,7 @@ def test_a_batch_is_judged_while_the_next_is_drawn():
         return rollout([[1], [1]])
 
     with Slow([RewardConfig(name="answer_format")]) as rewards:
-        assert len(list(Evaluator(rewards).attempts(problems, sample, str, size=2, max_prompt_tokens=8))) == 2
+        assert len(list(Evaluator(rewards).attempts(problems, sample, spelled, size=2, max_prompt_tokens=8))) == 2
     assert order == ["draw", "submit", "draw", "submit", "wait", "wait"]
 
 
@@ -80,7 +84,9 @@ def test_without_a_judge_there_is_the_rewards_mean_and_no_accuracy():
     lengths = [[3, 5], [2, 7], [1, 4]]
     texts = {i + 1: f"#### {7 if i % 2 else 8}" for i in range(6)}  # half are the gold answer, which nobody asked for
     with run_of({"name": "tiny_run:length"}) as rewards:
-        evaluator, done = attempts(rewards, [problem(i) for i in range(3)], lengths, lambda ids: texts[ids[0]])
+        evaluator, done = attempts(
+            rewards, [problem(i) for i in range(3)], lengths, lambda rows: [texts[ids[0]] for ids in rows]
+        )
     values = evaluator.metrics(done, (1, 2))
     assert values["eval/reward"] == values["eval/rewards/tiny_run:length"] == np.mean(lengths)
     assert set(values) == {"eval/reward", "eval/rewards/tiny_run:length", "eval/mean_length", "eval/clipped_ratio"}
@@ -108,7 +114,7 @@ def test_the_total_is_the_weighted_sum_also_where_training_normalises():
     terms = {"name": "tiny_run:length", "weight": 0.5}, {"name": "answer", "weight": 2.0}
     for combine in ("sum", "normalize"):
         with run_of(*terms, combine=combine) as rewards:
-            _, done = attempts(rewards, [problem(0)], [[3, 5]], lambda ids: f"#### {ids[0] + 6}")
+            _, done = attempts(rewards, [problem(0)], [[3, 5]], lambda rows: [f"#### {ids[0] + 6}" for ids in rows])
         assert [s.reward for s in done[0].samples] == [3.5, 2.5]
 
 
@@ -156,7 +162,7 @@ def test_each_process_judges_its_rows_and_all_get_the_whole(n, monkeypatch):
     with run_of({"name": "tiny_run:length"}) as rewards:
         for index in range(3):
             monkeypatch.setattr(processes, "rows", lambda n, index=index: np.arange(index, n, 3))
-            scores = submit(rewards, [problem(i) for i in range(n)], rollout(lengths), str, [])()
+            scores = submit(rewards, [problem(i) for i in range(n)], rollout(lengths), spelled, [])()
             assert scores.total.shape == (n * group,)
     totals = handed[::2]  # the total, then the one reward
     together = np.concatenate([totals[i % 3][i // 3 : i // 3 + 1] for i in range(n)])

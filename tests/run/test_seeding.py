@@ -148,7 +148,7 @@ def test_the_pool_has_the_first_right_sample_of_what_was_solved_last(run):
     for judged in kept:
         for p, problem in enumerate(judged.problems):
             right = [g for g in range(7) if judged.total[p, g] == 1 and judged.rollout.stopped[p, g]]
-            text = right and trainer.policy.decode(judged.rollout.tokens[p, right[0]].tolist())
+            text = right and trainer.policy.texts([judged.rollout.tokens[p, right[0]].tolist()])[0]
             if text and text.strip():
                 newest.pop(problem.uid, None)
                 newest[problem.uid] = text

@@ -153,7 +153,7 @@ def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
         _, rows = read_samples(tmp_path, line["step"])
         rollout = batch.rollout
         for row, (p, g) in zip(rows, np.ndindex(rollout.lengths.shape), strict=True):
-            assert row["completion"] == first.policy.decode(rollout.tokens[p, g, : rollout.lengths[p, g]].tolist())
+            assert row["completion"] == first.policy.texts([rollout.tokens[p, g, : rollout.lengths[p, g]].tolist()])[0]
             assert row["learned"].rpartition("e")[2].strip() == row["gold"]
 
 

@@ -146,7 +146,7 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
         )
         np.testing.assert_allclose(got, want, rtol=2e-4)
         texts = [
-            trainer.policy.decode(batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist())
+            trainer.policy.texts([batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()])[0]
             for p, g in np.ndindex(got.shape)
         ]
         assert logged["ground_truth/missing_marker"] == sum("e" not in t for t in texts) > 0
@@ -166,7 +166,7 @@ def test_only_groups_that_fail_ask_for_it(recipe, tmp_path):
         try:
             got, _, batch = late(trainer)
             without = [
-                "e" not in trainer.policy.decode(batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist())
+                "e" not in trainer.policy.texts([batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()])[0]
                 for p, g in np.ndindex(got.shape)
             ]
         finally:

@@ -1,6 +1,7 @@
 """The tokenizer of a Hugging Face folder, and the tokens that end a completion."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
         raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
     return tokenizer
+
+
+def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Token ids as texts, special tokens left out.
+
+    A fast tokenizer makes them all at once, on as many cores as there are, while Python goes on with other threads.
+    """
+    if tokenizer.is_fast and not tokenizer.clean_up_tokenization_spaces:
+        return tokenizer.backend_tokenizer.decode_batch(list(rows), skip_special_tokens=True)
+    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
 
 
 def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:

@@ -21,6 +21,17 @@ def assert_same_tokenizer(loaded, saved):
     assert (loaded.pad_token_id, loaded.eos_token_id) == (0, 1)
 
 
+@pytest.mark.parametrize("clean_up", [False, True])
+def test_texts_are_those_of_each_row_by_itself(tmp_path, clean_up):
+    """Also where transformers takes out blanks before punctuation, which it does with BPE if made to."""
+    tiny_hf.tokenizer(tmp_path)
+    tokenizer = models.load_tokenizer(tmp_path)
+    tokenizer.clean_up_tokenization_spaces = clean_up
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    rows = [tokenizer.encode(text) for text in (*tiny_hf.TEXTS, "so , is it ?")] + [[], [1, 0, 5]]
+    assert hf.decode_all(tokenizer, rows) == [tokenizer.decode(ids, skip_special_tokens=True) for ids in rows]
+
+
 def test_a_tokenizer_round_trips_token_for_token(tmp_path):
     tiny_hf.save(tmp_path / "in", vocab_size=400)
     tiny_hf.tokenizer(tmp_path / "in")
