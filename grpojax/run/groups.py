@@ -217,7 +217,8 @@ class Groups:
     def _judged(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Scores) -> Judged:
         shape, signals = rollout.lengths.shape, {}
         if "step_rewards" in self.method.variant.needs:
-            signals["step_rewards"] = self._step_rewards(scores).reshape(rollout.tokens.shape)
+            steps = _step_rewards(scores, self.method.variant.name, self.config.max_tokens)
+            signals["step_rewards"] = steps.reshape(rollout.tokens.shape)
         elif scores.stepped:
             raise UserError(
                 f"reward {scores.stepped[0]!r} gives rewards to steps, and variant {self.method.variant.name!r} reads "
@@ -233,13 +234,14 @@ class Groups:
             signals=signals,
         )
 
-    def _step_rewards(self, scores: Scores) -> np.ndarray:
-        """``[P * G, T]``, NaN where no step ends."""
-        if scores.step_rewards is not None:
-            return scores.step_rewards
-        if np.isfinite(scores.total).any():
-            raise UserError(
-                f"variant {self.method.variant.name!r} learns from rewards of steps, and no reward of the run gives "
-                "any: take equations, or a function that returns a list of (token end, reward) for a sample"
-            )
-        return np.full((scores.total.size, self.config.max_tokens), np.nan, np.float32)
+
+def _step_rewards(scores: Scores, variant: str, longest: int) -> np.ndarray:
+    """``[P * G, T]``, NaN where no step ends."""
+    if scores.step_rewards is not None:
+        return scores.step_rewards
+    if np.isfinite(scores.total).any():
+        raise UserError(
+            f"variant {variant!r} learns from rewards of steps, and no reward of the run gives "
+            "any: take equations, or a function that returns a list of (token end, reward) for a sample"
+        )
+    return np.full((scores.total.size, longest), np.nan, np.float32)
