@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from grpojax.programs import packing
 from grpojax.programs.packing import Layout, Packed
@@ -257,5 +258,7 @@ def _with(block: Block, seats: int, x: Any) -> Any:
 
 
 def _shape(x: Any, count: int, *rest: int) -> jax.ShapeDtypeStruct:
-    sharding = x.sharding if getattr(x, "committed", False) else None
-    return jax.ShapeDtypeStruct((count, x.shape[1], *rest), x.dtype, sharding=sharding)
+    shape, sharding = (count, x.shape[1], *rest), x.sharding if getattr(x, "committed", False) else None
+    if isinstance(sharding, NamedSharding):  # which names every axis of ``x``
+        sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: len(shape)]))
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)

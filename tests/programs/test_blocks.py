@@ -12,7 +12,9 @@ from oracles import close
 from programs_examples import L_PROMPT, check_seats, example
 
 from grpojax.host.errors import UserError
+from grpojax.models import sharding
 from grpojax.programs import blocks, packing
+from grpojax.programs.state import place_rows
 from grpojax.types import PerToken
 
 # P, G, T, lanes, micro-batches, least; in the last but one a micro-batch holds a part of a group.
@@ -150,3 +152,17 @@ def test_others_are_what_other_lengths_give(seats):
         assert like(got[1]) == like(other.rows)
     assert blocks.others(known, 0, (1.0, PerToken())) == []
     assert blocks.others(known[:1], 0, (1.0, long)) == []
+
+
+@pytest.mark.parametrize("seats", [False, True])
+def test_on_a_mesh_others_lie_as_they_will(seats):
+    """Also those of a batch of full length, whose rows do not tell which blocks hold tokens."""
+    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=3), jax.devices()[:3])
+    batches = [example(np.full((12, 8), length), 11) for length in (11, 1)]
+    known = blocks.sizes_of(batches[0], lanes=3, microbatches=1, least=1)
+    packed = [place_rows(blocks.pack(batch, lanes=3, seats=seats)[0], mesh) for batch in batches]
+    assert packed[0].rows.live is None and packed[1].rows.live is not None
+    for one, other in (packed, packed[::-1]):
+        (got,) = blocks.others(known, 8 if seats else 0, ({"w": 1.0}, one))
+        told, want = ([(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(y)] for y in (got[1], other))
+        assert told == want
