@@ -37,6 +37,7 @@ RUNS = {
     "update": (["variant={name: grpo, kl_coef: 0.1}", "train.reference_every=3"], {"update", "score", "reshard"}),
     "rollout": (["variant=grpo"], {"rollout", "evaluation"}),
     "samples that go on": (["rollout.overlap=0.4"], {"rollout"}),
+    "in parts": (["rollout.parts=3"], {"rollout", "rollout prompts"}),
     "int8": (["rollout.weights=int8", "rollout.uncorrected=true"], {"rollout", "reshard"}),
     "xrpo": (["variant=xrpo", "rollout.plan={probe: 3, phases: 2, most: 7}"], set()),
     "remax": (["variant=remax"], set()),
@@ -98,7 +99,7 @@ def test_a_bfloat16_run_multiplies_nothing_in_float32_but_what_is_meant(name):
         if call.iterations:
             found = set(in_kernels(call.program, *call.args))
             assert found == {("bfloat16", "bfloat16")}, (what, found)
-            check_loop(text, len(call.args[1].lengths), eight_bits=name == "int8" and what == "rollout")
+            check_loop(text, call.groups[0], eight_bits=name == "int8" and what == "rollout")
 
 
 def check_loop(text, prompts, *, eight_bits):
