@@ -30,7 +30,7 @@ def plain_rows(tokens: list[list[int]]) -> Rows:
     lengths = np.array([[p] for p, _ in LENGTHS], np.int32)
     return Rows(
         prompts=prompts, prompt_lengths=lengths, tokens=rows, segments=segments, offsets=offsets,
-        row_prompt=np.zeros((len(LENGTHS), 1), np.int32),
+        token_prompt=np.zeros_like(rows),
     )  # fmt: skip
 
 

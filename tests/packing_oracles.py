@@ -16,20 +16,23 @@ def check_first_fit(bins, lengths, size):
 
 
 def read_rows(rows):
-    """All that `Rows` ``[M, B, ...]`` says: a list of (micro-batch, lane, prompt, completions)."""
-    out = []
-    for m, b, r in np.ndindex(rows.row_prompt.shape):
-        k = rows.row_prompt[m, b, r]
-        prompt = rows.prompts[m, b, k][: rows.prompt_lengths[m, b, k]].tolist()
-        places = zip(rows.segments[m, b, r], rows.offsets[m, b, r], rows.tokens[m, b, r], strict=True)
+    """All that `Rows` ``[M, B, ...]`` says: of each row that holds anything (micro-batch, lane, prompts, completions),
+    a prompt for each completion. Prompts may stand once before several micro-batches."""
+    out, alike = [], len(rows.tokens) // len(rows.prompts)
+    for m, b, r in np.ndindex(rows.tokens.shape[:3]):
+        told = rows.segments, rows.offsets, rows.tokens, rows.token_prompt
+        places = zip(*(x[m, b, r].tolist() for x in told), strict=True)
         runs = [(segment, list(run)) for segment, run in itertools.groupby(places, key=lambda place: place[0])]
         padding = [run for segment, run in runs if segment == 0]
-        assert all((o, t) == (0, 0) for run in padding for _, o, t in run), "something stands on padding"
+        assert not any(any(place) for run in padding for place in run), "something stands on padding"
         assert not padding or runs[-1][0] == 0 and len(padding) == 1, "padding is not on the right"
         used = [(segment, run) for segment, run in runs if segment]
         assert len({segment for segment, _ in used}) == len(used), "one segment stands in two places"
         for _, run in used:
-            assert [int(o) for _, o, _ in run] == list(range(len(run))), "offsets do not count from 0"
+            assert [o for _, o, *_ in run] == list(range(len(run))), "offsets do not count from 0"
+            assert len({k for *_, k in run}) == 1, "a completion of two prompts"
         if used:
-            out.append((m, b, prompt, [[int(t) for _, _, t in run] for _, run in used]))
+            ks = [run[0][-1] for _, run in used]
+            prompts = [rows.prompts[m // alike, b, k][: rows.prompt_lengths[m // alike, b, k]].tolist() for k in ks]
+            out.append((m, b, prompts, [[t for _, _, t, _ in run] for _, run in used]))
     return out

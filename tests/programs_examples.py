@@ -60,12 +60,12 @@ def check(batch, lanes, microbatches, seats):
     shape = packed.rows.tokens.shape
     assert shape[:2] == (microbatches, lanes) and shape[3] <= max(size, 1)
     assert packed.rows.segments.shape == packed.rows.offsets.shape == packed.per_token.weights.shape == shape
-    assert packed.rows.row_prompt.shape == shape[:3] and packed.rows.prompts.shape[:2] == shape[:2]
+    assert packed.rows.token_prompt.shape == shape and packed.rows.prompts.shape[:2] == shape[:2]
     assert {x.dtype for x in jax.tree.leaves(packed.rows)} == {np.dtype(np.int32)}
 
     seen, bins = [], {}
-    for m, lane, prompt, completions in packing_oracles.read_rows(packed.rows):
-        for tokens in completions:
+    for m, lane, prompts, completions in packing_oracles.read_rows(packed.rows):
+        for prompt, tokens in zip(prompts, completions, strict=True):
             p, g, t = np.unravel_index(np.array(tokens) - 1, batch.tokens.shape)
             assert t.tolist() == list(range(batch.lengths[p[0], g[0]])), "not a whole completion"
             assert len(set(zip(p, g, strict=True))) == 1

@@ -200,7 +200,7 @@ def needs_seats(name: str, platform: str | None = None) -> bool:
     return name == "splash" or (name == "auto" and platform == "tpu")
 
 
-def by_completion(attend: Attend, seats: Sequence[Array], segments: Array) -> Attend:
+def by_completion(attend: Attend, seats: Sequence[Array], token_prompt: Array) -> Attend:
     """``attend``, run with a row for each completion, for rows that hold several.
 
     The rows' tokens stay packed in everything else, so only attention pays for the longest completion of a class.
@@ -208,30 +208,29 @@ def by_completion(attend: Attend, seats: Sequence[Array], segments: Array) -> At
     Args:
       attend: an implementation.
       seats: ``[B, C, n]`` of each class, see `grpojax.types.Rows`.
-      segments: ``[B, R, S]`` of the packed rows.
+      token_prompt: ``[B, R, S]`` of the packed rows, whose completions may continue any of the prompts.
     """
-    classes = [_of_class(attend, of_class, segments) for of_class in seats]
+    classes = [_of_class(attend, of_class, token_prompt) for of_class in seats]
     return lambda *args: functools.reduce(jnp.add, (run(*args) for run in classes))
 
 
-def _of_class(attend: Attend, seats: Array, segments: Array) -> Attend:
+def _of_class(attend: Attend, seats: Array, token_prompt: Array) -> Attend:
     """`by_completion` of the completions in ``seats [B, C, T]``; 0 at the tokens of all others."""
-    (b, r, s), (c, t) = segments.shape, seats.shape[1:]
+    (b, r, s), (c, t) = token_prompt.shape, seats.shape[1:]
     there = seats.reshape(b, c * t)
 
     def put(x, at):
         return x.at[jnp.where(at < 0, r * s, at)].set(jnp.arange(c * t), mode="drop")
 
     back = jax.vmap(put)(jnp.full((b, r * s), -1), there)
-    own = (seats >= 0).astype(segments.dtype)
+    own = (seats >= 0).astype(jnp.int32)
+    prompt = jnp.take_along_axis(token_prompt.reshape(b, r * s), jnp.maximum(seats[..., 0], 0), axis=1)
 
     def run(q, k, v, segments, prefix: Prefix):
         def apart(x):
             return _move(x.reshape(b, r * s, *x.shape[3:]), there, back).reshape(b, c, t, *x.shape[3:])
 
-        of_row = jnp.maximum(seats[..., 0], 0) // s
-        prefix = prefix._replace(row_prompt=jnp.take_along_axis(prefix.row_prompt, of_row, axis=1))
-        out = attend(apart(q), apart(k), apart(v), own, prefix)
+        out = attend(apart(q), apart(k), apart(v), own, prefix._replace(row_prompt=prompt))
         return _move(out.reshape(b, c * t, *out.shape[3:]), back, there).reshape(q.shape)
 
     return run

@@ -22,6 +22,8 @@ from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, sp
 from grpojax.models.weight_table import DECODER, initial
 from grpojax.types import Array, Rows
 
+Remat = Literal["layer", "matmuls", "none"]
+
 
 class Scores(NamedTuple):
     """What a forward gives per completion token, ``[B, R, S]`` float32 (``hidden``: ``[B, R, S, D]``).
@@ -32,6 +34,18 @@ class Scores(NamedTuple):
     logps: Array
     entropy: Array | None = None
     hidden: Array | None = None
+
+
+class Read(NamedTuple):
+    """What prompts leave for the rows that continue them.
+
+    Attributes:
+      last: ``[B, K, D]``, normed hidden states after each prompt's last token.
+      kv: keys and values of all layers ``[layers, B, K, L, Hkv, d]``, already rotated.
+    """
+
+    last: Array
+    kv: tuple[Array, Array]
 
 
 class Decoder(nnx.Module):
@@ -117,7 +131,7 @@ def scan_layers(
     carry: Any,
     xs: Any = None,
     *,
-    remat: Literal["layer", "matmuls", "none"] = "none",
+    remat: Remat = "none",
 ) -> tuple[Any, Any]:
     """``lax.scan`` of ``body(carry, (block, x)) -> (carry, y)`` over the stacked layers (`Compute` for ``remat``)."""
     graph, state = nnx.split(model.layers)
@@ -134,20 +148,37 @@ def scan_layers(
 def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> tuple[Array, tuple[Array, Array]]:
     """Prefill: ``prompts [B, K, L]`` to the hidden states after each prompt's last token ``[B, K, D]`` and the
     keys and values of all layers ``[layers, B, K, L, Hkv, d]``, already rotated."""
-    c = model.config
-    attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
-    here = (jnp.arange(prompts.shape[-1]) < lengths[..., None]).astype(jnp.int32)
-    tables = rope_tables(c, jnp.arange(prompts.shape[-1]))
     x = embed_tokens(model, prompts, compute, whole=True)
+    return _prompts(model, x, lengths, compute, remat="none")
+
+
+def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> Read:
+    """What `token_states` needs of the prompts of ``rows``, for `grpojax.types.Rows.read`; it has a gradient."""
+    x = embed_tokens(model, rows.prompts, compute)
+    return Read(*_prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat))
+
+
+def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat):
+    """`run_prompts` of embedded prompts ``[B, K, L, D]``."""
+    c, size = model.config, x.shape[2]
+    attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
+    here = (jnp.arange(size) < lengths[..., None]).astype(jnp.int32)
+    tables = rope_tables(c, jnp.arange(size))
+    one = None if remat == "none" else _one(lengths)
 
     def body(x, block_x):
-        block = layer(block_x[0], c, compute)
+        block = layer(block_x[0], c, compute, one)
         q, k, v = block.qkv(x, tables)
         return block.finish(x, attend(q, k, v, here)), (k, v)
 
-    x, kv = scan_layers(model, body, x)
+    x, kv = scan_layers(model, body, x, remat=remat)
     last = jnp.take_along_axis(x, (lengths - 1)[..., None, None], axis=2)[:, :, 0]
     return rms_norm(last, model.norm[...], c.norm_eps), kv
+
+
+def _one(lengths: Array) -> Array:
+    """1, which the compiler cannot know: no prompt is empty."""
+    return jnp.where(lengths.max() > 0, 1, 2)
 
 
 def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["before", "after"] = "before") -> Array:
@@ -158,14 +189,58 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
       at: "before", the state from which the token is predicted: of a completion's first token that of the prompt's last
         one, of the others that of the token before. "after", the state that has read the token itself.
     """
-    c, mesh = model.config, compute.mesh
-    attend = att.pick(compute.attention, dtype=compute.dtype, mesh=mesh, platform=compute.platform)
-    attend_rows = attend if rows.seats is None else att.by_completion(attend, rows.seats, rows.segments)
+    run = _beside_prompts if rows.read is None else _after_prompts
+    last, x = run(model, rows, compute)
+    if at == "after":
+        return x
+    first = jnp.einsum("brsk,bkd->brsd", _own_prompt(rows).astype(last.dtype), last, precision="highest")
+    before = jnp.pad(x[:, :, :-1], ((0, 0), (0, 0), (1, 0), (0, 0)))
+    return jnp.where(rows.offsets[..., None] == 0, first, before)
+
+
+def _attends(rows: Rows, compute: Compute) -> tuple[att.Attend, att.Attend]:
+    """Attention of prompts, and of rows."""
+    attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
+    return attend, attend if rows.seats is None else att.by_completion(attend, rows.seats, rows.token_prompt)
+
+
+def _own_prompt(rows: Rows) -> Array:
+    """``[B, R, S, K]`` bool, which of the prompts a token's completion continues."""
+    return rows.token_prompt[..., None] == jnp.arange(rows.prompt_lengths.shape[1], dtype=jnp.int32)
+
+
+def _positions(rows: Rows) -> Array:
+    """``[B, R, S]`` of the completions' tokens, which go on where their prompts end."""
+    return jnp.where(_own_prompt(rows), rows.prompt_lengths[:, None, None], 0).sum(-1) + rows.offsets
+
+
+def _after_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
+    """Normed states after each prompt ``[B, K, D]``, which were read before, and after each token of the rows."""
+    c, read = model.config, rows.read
+    _, attend = _attends(rows, compute)
+    tables = rope_tables(c, _positions(rows))
+    x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
+
+    def body(x, block_x):
+        block, (pk, pv) = block_x
+        one_layer = layer(block, c, compute, one)
+        q, k, v = one_layer.qkv(x, tables)
+        with jax.named_scope("row_attention"):
+            o = attend(q, k, v, rows.segments, att.Prefix(pk, pv, rows.prompt_lengths, rows.token_prompt[..., 0]))
+        return constrain(one_layer.finish(x, o), compute.mesh, "lane", None, None), None
+
+    x, _ = scan_layers(model, body, x, read.kv, remat=compute.remat)
+    return read.last, rms_norm(x, model.norm[...], c.norm_eps)
+
+
+def _beside_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
+    """`_after_prompts` of prompts that were not read: they and the rows are one stream of tokens, so that a weight is
+    one matmul and its gradient one sum."""
+    c = model.config
+    attend, attend_rows = _attends(rows, compute)
     length, (b, k, l), (r, s) = rows.prompt_lengths, rows.prompts.shape, rows.tokens.shape[1:]
     here = (jnp.arange(l) < length[..., None]).astype(jnp.int32)
-    start = jnp.take_along_axis(length, rows.row_prompt, axis=1)
 
-    # Prompts and rows are one stream of tokens, so that a weight is one matmul and its gradient one sum.
     def join(prompts, rows):
         return jnp.concatenate(
             [prompts.reshape(b, k * l, *prompts.shape[3:]), rows.reshape(b, r * s, *rows.shape[3:])], 1
@@ -174,10 +249,8 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
     def part(x):
         return x[:, : k * l].reshape(b, k, l, *x.shape[2:]), x[:, k * l :].reshape(b, r, s, *x.shape[2:])
 
-    positions = join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), start[..., None] + rows.offsets)
-    tables = rope_tables(c, positions)
-    x = embed_tokens(model, join(rows.prompts, rows.tokens), compute)
-    one = jnp.where(length.max() > 0, 1, 2)  # no prompt is empty
+    tables = rope_tables(c, join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), _positions(rows)))
+    x, one = embed_tokens(model, join(rows.prompts, rows.tokens), compute), _one(length)
 
     def body(x, block_x):
         block = layer(block_x[0], c, compute, one)
@@ -185,18 +258,13 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
         with jax.named_scope("prompt_attention"):
             op = attend(qp, kp, vp, here)
         with jax.named_scope("row_attention"):
-            oc = attend_rows(qc, kc, vc, rows.segments, att.Prefix(kp, vp, length, rows.row_prompt))
-        return constrain(block.finish(x, join(op, oc)), mesh, "lane", None, None), None
+            oc = attend_rows(qc, kc, vc, rows.segments, att.Prefix(kp, vp, length, rows.token_prompt[..., 0]))
+        return constrain(block.finish(x, join(op, oc)), compute.mesh, "lane", None, None), None
 
     x, _ = scan_layers(model, body, x, remat=compute.remat)
     xp, xc = part(x)
-    if at == "after":
-        return rms_norm(xc, model.norm[...], c.norm_eps)
     last = jnp.take_along_axis(xp, (length - 1)[..., None, None], axis=2)[:, :, 0]
-    first = att.of_rows(last, rows.row_prompt)[:, :, None]
-    before = jnp.pad(xc[:, :, :-1], ((0, 0), (0, 0), (1, 0), (0, 0)))
-    states = jnp.where(rows.offsets[..., None] == 0, first, before)
-    return rms_norm(states, model.norm[...], c.norm_eps)
+    return rms_norm(last, model.norm[...], c.norm_eps), rms_norm(xc, model.norm[...], c.norm_eps)
 
 
 @functools.partial(jax.named_call, name="score")

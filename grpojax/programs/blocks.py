@@ -1,13 +1,13 @@
 """A ragged batch in blocks of equal shape, of which a program takes as many as hold a token.
 
-A loop over blocks has a length that is known only as it runs, so one program serves batches of any lengths and still
-costs what their tokens cost. Where nearly all of a batch is filled a second program is cheaper, which computes each
-prompt once for its whole group. These two are all that a run needs, and lengths alone say which of them a batch takes.
+Prompts are read once; then a loop takes the rows that continue them, block by block. How long it is is known only as it
+runs, so one program serves batches of any lengths and still costs what their tokens cost. Where nearly all of a batch
+is filled a second program is cheaper, in which prompts and rows are one stream of tokens. These two are all that a run
+needs, and lengths alone say which of them a batch takes.
 """
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,17 +20,27 @@ from grpojax.programs import packing
 from grpojax.programs.packing import Layout, Packed
 from grpojax.types import Rows, Scalar, TrainBatch
 
-PARTS = 16  # into which a batch is cut at most, unless micro-batches ask for more
-LEAST = {"cpu": 512, "tpu": 4096}  # positions of a lane that keep it busy while a block adds its gradient
+SEATS = 8  # completions of a row at most, where each has a seat: one more costs attention of a quarter of a row
+LEAST = {"cpu": 512, "tpu": 4096}  # positions of a lane: a block of fewer takes as long
+OVERHEAD = 1 / 16  # of these, to add a block's gradient
 
 
 class Block(NamedTuple):
-    """Of a lane: prompts and rows of a block, how many blocks there may be, and whether completions share rows."""
+    """Of a lane: prompts that are read at once and how often, rows of a block and how many blocks may follow each
+    reading, and whether completions share rows."""
 
     prompts: int
+    reads: int
     rows: int
     count: int
     shared: bool
+
+    def cost(self, most: int, longest: int, least: int, readings: int, taken: int) -> float:
+        """In positions of a lane, of so many readings with so many blocks behind them all."""
+        prompts, rows = self.prompts * longest, self.rows * most
+        if self.count == 1:
+            return readings * (max(prompts + rows, least) + OVERHEAD * least)
+        return readings * max(prompts, least) + taken * (max(rows, least) + OVERHEAD * least)
 
 
 @functools.lru_cache(maxsize=64)
@@ -39,9 +49,8 @@ def sizes(
 ) -> list[Block]:
     """The blocks that batches of a run come in: one for groups of full length and, if it saves anything, a smaller one.
 
-    Of some 100 smaller ones it is the one with which a lane computes the fewest positions, as a mean over uneven groups
-    that fill from one row to ``group`` rows on average; with ``gaps`` also over groups of ``group`` rows, and over how
-    many groups there are. It is never larger than a micro-batch.
+    Of those which with the prompts before them are no larger than a micro-batch, it is the one that costs a lane the
+    least, as a mean over groups that fill one to all of their rows; with ``gaps`` also over how many groups there are.
 
     Args:
       prompts: of a lane.
@@ -49,7 +58,7 @@ def sizes(
       most: tokens of the longest sample.
       longest: tokens of the longest prompt.
       microbatches: parts that an update takes one after the other at full length.
-      least: positions that are worth a block.
+      least: positions of which a block takes no less time for having fewer.
       gaps: any number of groups may have no samples (``train.skip_zero_advantage``).
 
     Raises:
@@ -58,63 +67,34 @@ def sizes(
     Example:
       >>> for block in sizes(16, 8, 40, 48, least=512):
       ...     print(*block)
-      16 128 1 False
-      4 10 9 True
+      16 1 128 1 False
+      16 1 18 8 True
     """
     cut = packing.cut(prompts, group, microbatches)
-    full = Block(cut.prompts, cut.prompts * cut.samples, microbatches, shared=False)
-    whole = microbatches * (full.prompts * longest + full.rows * most)
-    least = max(least, whole // PARTS)
-    averages = _some(1, group, 8)
-    spread = np.random.default_rng(0).uniform(0.5, 1.5, (len(averages), prompts)) * np.array(averages)[:, None]
-    examples = np.clip(np.rint(spread), 1, group).astype(int)
-    if gaps:
-        examples = np.concatenate([examples, np.full_like(examples, group)])
-        examples = np.concatenate([examples * (np.arange(prompts) < n) for n in _some(1, prompts, 4)])
-    best, cost, room = full, 0.95 * whole, min(2 * least, whole // microbatches)
-    for k in _some(1, cut.prompts, 12):
-        fewest = max(k, -(-(least - k * longest) // most))
-        for rows in _some(fewest, min(k * cut.samples, (room - k * longest) // most), 12):
-            positions = k * longest + rows * most
-            block = Block(k, rows, whole // positions, shared=True)
-            taken = [min(whole, positions * len(_deal(counts, block))) for counts in examples.tolist()]
-            if np.mean(taken) < cost:
-                best, cost = block, float(np.mean(taken))
+    full = Block(cut.prompts, microbatches, cut.prompts * cut.samples, 1, shared=False)
+    room = full.prompts * longest + full.rows * most
+    there = _some(1, prompts, 4) if gaps else [prompts]
+
+    def mean(block: Block) -> float:
+        costs = []
+        for n in there:
+            readings = -(-n // block.prompts) if block.shared else block.reads
+            for rows in _some(1, min(block.prompts, n) * group, 48):
+                costs.append(block.cost(most, longest, least, readings, readings * -(-rows // block.rows)))
+        return float(np.mean(costs))
+
+    best, cost = full, 0.95 * mean(full)
+    for at_once in _some(1, prompts, 12)[::-1]:
+        for rows in _some(1, min(full.rows, (room - at_once * longest) // most), 24):
+            block = Block(at_once, -(-prompts // at_once), rows, -(-at_once * group // rows), shared=True)
+            if (it := mean(block)) < cost:
+                best, cost = block, it
     return [full] if best is full else [full, best]
 
 
 def _some(first: int, last: int, most: int) -> list[int]:
     """All numbers from ``first`` to ``last``, or so many of them, evenly spaced."""
     return np.unique(np.linspace(first, last, min(most, max(0, last - first + 1))).round().astype(int)).tolist()
-
-
-def _deal(counts: Sequence[int], block: Block) -> list[list[tuple[int, int]]]:
-    """Groups of so many rows each into as few blocks as it finds: the pieces ``(group, rows)`` of each block.
-
-    Those with most rows come first, each into the block with most room. Where none has room for a whole group, as many
-    of its rows as fill that block; the rest opens another.
-    """
-    pieces = [(p, block.rows) for p, n in enumerate(counts) for _ in range(n // block.rows)]
-    pieces += [(p, n % block.rows) for p, n in enumerate(counts) if n % block.rows]
-    pieces.sort(key=lambda piece: -piece[1])
-    dealt: list[list[tuple[int, int]]] = []
-    room: list[int] = []
-    for _ in range(max(-(-len(pieces) // block.prompts), -(-sum(counts) // block.rows))):
-        dealt.append([])
-        room.append(block.rows)
-    for p, n in pieces:
-        while n:
-            free = [m for m, of_block in enumerate(dealt) if room[m] and len(of_block) < block.prompts]
-            if not free:
-                free = [len(dealt)]
-                dealt.append([])
-                room.append(block.rows)
-            m = max(free, key=room.__getitem__)
-            now = min(n, room[m])
-            dealt[m].append((p, now))
-            room[m] -= now
-            n -= now
-    return dealt
 
 
 def pack(
@@ -133,18 +113,22 @@ def pack(
       least, gaps: as in `sizes`.
 
     Returns:
-      The batch in rows ``[M, B, ...]``, M the most blocks that there may be, and the `Layout`.
+      The batch in rows ``[C M, B, ...]`` and its prompts ``[C, B, ...]``, for each of C readings the most blocks M that
+      may follow it; and the `Layout`.
     """
-    blocks = sizes_of(batch, lanes=lanes, microbatches=microbatches, least=least, gaps=gaps)
+    full, *smaller = sizes_of(batch, lanes=lanes, microbatches=microbatches, least=least, gaps=gaps)
     lengths = np.asarray(batch.lengths)
-    most, per_lane = np.asarray(batch.tokens).shape[2], len(lengths) // lanes
-    rows = [_rows(of_prompt, most) for of_prompt in lengths]
-    for block in blocks[1:]:
-        dealt = [_deal([*map(len, rows[at : at + per_lane])], block) for at in range(0, len(rows), per_lane)]
-        if max(map(len, dealt)) <= block.count:
-            parts = [_parts(of_lane, rows, at * per_lane, block) for at, of_lane in enumerate(dealt)]
-            places = block.prompts * lengths.shape[1] if seats else 0
-            return packing.lay_out(batch, [*zip(*parts, strict=True)], (block.rows, most), seats=places, blocks=True)
+    most, longest = np.asarray(batch.tokens).shape[2], np.asarray(batch.prompts.tokens).shape[1]
+    whole = full.cost(most, longest, least, full.reads, full.reads)
+    for block in smaller:
+        dealt = [_deal(lengths, mine, most=most, block=block, seats=seats) for mine in _even(lengths.sum(1), lanes)]
+        taken = [max(map(len, after)) for after in zip(*(of_lane.blocks for of_lane in dealt), strict=True)]
+        reads = max((c for c, n in enumerate(taken, 1) if n), default=1)
+        if block.cost(most, longest, least, reads, sum(taken)) <= 0.95 * whole:
+            parts = [_parts(of_lane, block) for of_lane in dealt]
+            places = _seats(block, lengths.shape[1]) if seats else 0
+            assigned = [*zip(*parts, strict=True)]
+            return packing.lay_out(batch, assigned, (block.rows, most), seats=places, blocks=block.count)
     return packing.pack(batch, lanes=lanes, microbatches=microbatches, full=True)
 
 
@@ -154,63 +138,147 @@ def sizes_of(batch: TrainBatch, *, lanes: int, microbatches: int, least: int, ga
     return sizes(n // lanes, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
 
 
-def _rows(lengths: np.ndarray, most: int) -> list[list[int]]:
-    """The samples of each row of a group."""
-    live = np.flatnonzero(lengths).tolist()
-    return [[live[i] for i in b] for b in packing.first_fit([int(lengths[i]) for i in live], most)]
+def _even(tokens: np.ndarray, lanes: int) -> np.ndarray:
+    """Numbers of the prompts of each lane ``[lanes, P / lanes]``: those with most tokens first, each to the lane that has
+    the fewest so far, since no lane goes on before the others."""
+    mine: list[list[int]] = [[] for _ in range(lanes)]
+    load = [0] * lanes
+    for p in np.argsort(-tokens, kind="stable").tolist():
+        free = [lane for lane in range(lanes) if len(mine[lane]) < len(tokens) // lanes]
+        lane = min(free, key=load.__getitem__)
+        mine[lane].append(p)
+        load[lane] += int(tokens[p])
+    return np.sort(mine, axis=1)
 
 
-def _parts(
-    dealt: Sequence[Sequence[tuple[int, int]]], rows: Sequence[list[list[int]]], first: int, block: Block
-) -> list[packing.Part]:
-    """Of a lane: its blocks, empty ones behind them; prompts stand once more where there are too few.
+class _Dealt(NamedTuple):
+    """Of a lane: the prompts of each reading, and the blocks of rows after it."""
 
-    Args:
-      dealt: of `_deal`; its groups count from ``first`` in the batch.
-      rows: of all prompts, the samples of each row.
-      block: which.
-    """
-    left = [iter(of_prompt) for of_prompt in rows]
-    out = []
-    for m in range(block.count):
-        pieces = dealt[m] if m < len(dealt) else ()
-        here = [
-            packing.Row(k, first + p, samples)
-            for k, (p, n) in enumerate(pieces)
-            for samples in itertools.islice(left[first + p], n)
+    prompts: list[np.ndarray]
+    blocks: list[list[list[list[packing.Completion]]]]
+
+
+def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, seats: bool) -> _Dealt:
+    """Of a lane's prompts those without a sample come last. With seats a row takes completions of any prompt."""
+    order = prompts[np.argsort(~lengths[prompts].any(1), kind="stable")]
+    dealt = _Dealt([], [])
+    for c in range(block.reads):
+        mine = order[c * block.prompts : (c + 1) * block.prompts]
+        groups = [
+            [packing.Completion(k, int(p), int(g)) for g in np.flatnonzero(lengths[p])] for k, p in enumerate(mine)
         ]
-        prompts = np.resize([first + p for p, _ in pieces] or [first], block.prompts)
-        out.append(packing.Part(prompts, here))
-    return out
+        rows = []
+        for some in [sum(groups, [])] if seats else groups:
+            sizes = [int(lengths[x.prompt, x.sample]) for x in some]
+            rows += [[some[i] for i in b] for b in packing.first_fit(sizes, most, SEATS if seats else None)]
+        dealt.prompts.append(np.resize(mine if len(mine) else order, block.prompts))
+        dealt.blocks.append([rows[at : at + block.rows] for at in range(0, len(rows), block.rows)])
+    return dealt
+
+
+def _seats(block: Block, group: int) -> int:
+    return min(block.prompts * group, SEATS * block.rows)
+
+
+def _parts(dealt: _Dealt, block: Block) -> list[packing.Part]:
+    """Of a lane: the blocks of each reading, empty ones behind them."""
+    return [
+        packing.Part(prompts, blocks[m] if m < len(blocks) else [])
+        for prompts, blocks in zip(*dealt, strict=True)
+        for m in range(block.count)
+    ]
+
+
+def after_reading(rows: Rows) -> int:
+    """M of rows ``[C M, ...]``: blocks that may follow each of C readings; 1 where prompts are not read before."""
+    return rows.tokens.shape[0] // rows.prompts.shape[0]
+
+
+def reading(tree: Any, c: Any) -> Any:
+    """Of `Rows` ``[C M, ...]``, or of what is packed in them, what belongs to one reading ``[M, ...]``."""
+    rows = tree.rows if isinstance(tree, Packed) else tree
+    n = after_reading(rows)
+
+    def mine(x: Any) -> Any:
+        return jax.lax.dynamic_slice_in_dim(x, c * n, n)
+
+    def of_rows(rows: Rows) -> Rows:
+        rest = jax.tree.map(mine, dataclasses.replace(rows, prompts=None, prompt_lengths=None))
+        return dataclasses.replace(rest, prompts=rows.prompts[c], prompt_lengths=rows.prompt_lengths[c])
+
+    return _map(of_rows, mine, tree)
+
+
+def block(tree: Any, i: Any, read: Any = None) -> Any:
+    """Of one `reading` block ``i``, whose prompts gave ``read``."""
+
+    def of_rows(rows: Rows) -> Rows:
+        rest = jax.tree.map(lambda x: x[i], dataclasses.replace(rows, prompts=None, prompt_lengths=None))
+        return dataclasses.replace(rest, prompts=rows.prompts, prompt_lengths=rows.prompt_lengths, read=read)
+
+    return _map(of_rows, lambda x: x[i], tree)
+
+
+def _map(of_rows: Callable[[Rows], Rows], each: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, Packed):
+        return Packed(rows=of_rows(tree.rows), per_token=jax.tree.map(each, tree.per_token))
+    return of_rows(tree)
 
 
 def taken(rows: Rows) -> int | Scalar:
-    """How many of the ``M`` micro-batches of rows ``[M, ...]`` are to be taken: all, or by ``live`` at least one.
+    """How many blocks of a `reading`, or micro-batches of rows ``[M, ...]``, are to be taken: all, or by ``live`` at
+    least one.
 
     Example:
       >>> import types
       >>> taken(types.SimpleNamespace(live=jnp.array([[0, 1], [0, 0], [1, 0], [0, 0]]))).item()
       3
     """
+    return rows.tokens.shape[0] if rows.live is None else _last(rows.live.any(1))
+
+
+def readings(rows: Rows) -> int | Scalar:
+    """How many readings of rows ``[C M, ...]`` have anything behind them; at least one."""
     if rows.live is None:
-        return rows.tokens.shape[0]
-    live = (rows.live > 0).any(1)
+        return rows.prompts.shape[0]
+    return _last(rows.live.reshape(rows.prompts.shape[0], -1).any(1))
+
+
+def _last(live: Any) -> Scalar:
     return jnp.where(live, jnp.arange(1, len(live) + 1, dtype=jnp.int32), 1).max()
 
 
-def each(function: Callable[[Any], Any], rows: Rows) -> Any:
-    """``function`` of every micro-batch that is `taken`, ``[M, ...]``; 0 for the others."""
-    first = jax.tree.map(lambda x: x[0], rows)
-    count = rows.segments.shape[0]
-    if count == 1:
-        return jax.tree.map(lambda x: x[None], function(first))
+def loop(count: int, n: int | Scalar, body: Callable[[Any, Any], Any], start: Any) -> Any:
+    """``n`` times, of at most ``count``: a loop only where there may be more than one."""
+    return body(0, start) if count == 1 else jax.lax.fori_loop(0, n, body, start)
 
-    def put(i: Any, out: Any) -> Any:
-        new = function(jax.tree.map(lambda x: x[i], rows))
-        return jax.tree.map(lambda o, x: jax.lax.dynamic_update_index_in_dim(o, x, i, 0), out, new)
 
-    nothing = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), jax.eval_shape(function, first))
-    return jax.lax.fori_loop(0, taken(rows), put, nothing)
+def each(function: Callable[[Rows], Any], rows: Rows, read: Callable[[Rows], Any]) -> Any:
+    """``function`` of every block that is `taken`, ``[C M, ...]``; 0 for the others.
+
+    Args:
+      function: of a block's rows.
+      rows: ``[C M, ...]``.
+      read: what a block's ``read`` is to be, of rows that have its prompts; called once a reading.
+    """
+    count, n = rows.tokens.shape[0], after_reading(rows)
+
+    def known(mine: Rows) -> Any:
+        return read(block(mine, 0)) if n > 1 else None
+
+    def of_reading(c: Any, out: Any) -> Any:
+        mine = reading(rows, c)
+        prompts = known(mine)
+
+        def put(i: Any, out: Any) -> Any:
+            new = function(block(mine, i, prompts))
+            return jax.tree.map(lambda o, x: jax.lax.dynamic_update_index_in_dim(o, x, c * n + i, 0), out, new)
+
+        return loop(n, taken(mine), put, out)
+
+    first = jax.eval_shape(lambda rows: function(block(mine := reading(rows, 0), 0, known(mine))), rows)
+    nothing = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), first)
+    return loop(count // n, readings(rows), of_reading, nothing)
 
 
 def others(blocks: Sequence[Block], seats: int, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -226,7 +294,7 @@ def others(blocks: Sequence[Block], seats: int, args: tuple[Any, ...]) -> list[t
     if len(shapes) != 1:
         return []
     (shape,) = shapes
-    mine = [b for b in blocks if (b.count, b.rows) == (shape[0], shape[2])]
+    mine = [b for b in blocks if (b.reads * b.count, b.rows) == (shape[0], shape[2])]
     return [
         jax.tree.map(functools.partial(_with, block, seats), args, is_leaf=_has_rows)
         for block in blocks
@@ -240,20 +308,21 @@ def _has_rows(x: Any) -> bool:
 
 def _with(block: Block, seats: int, x: Any) -> Any:
     """Rows, or what is packed in them, as shapes in another block; anything else as it is."""
+    count = block.reads * block.count
     if isinstance(x, Packed):
-        per_token = jax.tree.map(lambda y: _shape(y, block.count, block.rows, y.shape[3]), x.per_token)
+        per_token = jax.tree.map(lambda y: _shape(y, count, block.rows, y.shape[3]), x.per_token)
         return Packed(rows=_with(block, seats, x.rows), per_token=per_token)
     if not isinstance(x, Rows):
         return x
     row = x.tokens.shape[3]
     prompts = {name: getattr(x, name) for name in ("prompts", "prompt_lengths")}
-    new = {name: _shape(y, block.count, block.prompts, *y.shape[3:]) for name, y in prompts.items()}
-    for name in ("tokens", "segments", "offsets", "row_prompt"):
+    new = {name: _shape(y, block.reads, block.prompts, *y.shape[3:]) for name, y in prompts.items()}
+    for name in ("tokens", "segments", "offsets", "token_prompt"):
         y = getattr(x, name)
-        new[name] = _shape(y, block.count, block.rows, *y.shape[3:])
-    sizes = packing.seat_sizes(block.prompts * seats, block.rows, row) if block.shared else ()
-    told = tuple(_shape(x.tokens, block.count, *size) for size in sizes) or None
-    live = _shape(x.tokens, block.count) if block.shared else None
+        new[name] = _shape(y, count, block.rows, *y.shape[3:])
+    sizes = packing.seat_sizes(_seats(block, seats), block.rows, row) if block.shared and seats else ()
+    told = tuple(_shape(x.tokens, count, *size) for size in sizes) or None
+    live = _shape(x.tokens, count) if block.shared else None
     return dataclasses.replace(x, **new, seats=told, live=live)
 
 

@@ -72,7 +72,13 @@ class CriticModel:
     def outputs(self, params: Any, frozen: Any, rows: Any) -> Any:
         """``[B, R, S]`` float32, of `weights`."""
         trunk, head = self.parts(params, frozen)
+        if self.frozen:  # nothing goes back through what the prompts gave
+            rows = dataclasses.replace(rows, read=jax.lax.stop_gradient(rows.read))
         return models.token_outputs(trunk, head, rows, self.compute, at=self.at)
+
+    def read(self, params: Any, frozen: Any, rows: Any) -> dec.Read:
+        """What `outputs` reads of prompts (`grpojax.programs.update.Learns`)."""
+        return dec.read_prompts(self.parts(params, frozen)[0], rows, self.compute)
 
     def objective(self, params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
         """The loss for `grpojax.programs.update`."""
@@ -83,7 +89,7 @@ class CriticModel:
 
     def learns(self, optimizer: optax.GradientTransformation) -> Learns:
         """For `grpojax.programs.update.make_joint_update`."""
-        return Learns(loss=self.objective, optimizer=optimizer, table=models.CRITIC)
+        return Learns(loss=self.objective, optimizer=optimizer, read=self.read, table=models.CRITIC)
 
 
 def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:
@@ -91,6 +97,7 @@ def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:
 
     @functools.partial(jax.jit, compiler_options=quick_options(model.compute.platform))
     def score(params: Any, frozen: Any, rows: Any) -> Any:
-        return blocks.each(functools.partial(model.outputs, params, frozen), rows)
+        of_block, read = (functools.partial(f, params, frozen) for f in (model.outputs, model.read))
+        return blocks.each(of_block, rows, read)
 
     return score

@@ -32,12 +32,13 @@ class Packed:
 class Layout:
     """Where each token of a batch ``[P, G, T]`` went: ``index [M, B, R, S]`` into the flat batch, -1 on padding.
 
-    ``blocks`` says that micro-batches behind the last that holds a token are left out.
+    ``blocks``, if not 0, says how many micro-batches follow each reading of prompts; of these, those behind the last
+    that holds a token are left out (`grpojax.programs.blocks`).
     """
 
     index: np.ndarray
     batch_shape: tuple[int, int, int]
-    blocks: bool = False
+    blocks: int = 0
 
     def pack(self, x: Tokens, fill: float = 0) -> np.ndarray:
         """``[P, G, T]`` to ``[M, B, R, S]``."""
@@ -56,8 +57,11 @@ class Layout:
     def useful(self) -> float:
         """Share of the rows' positions that hold a token; of rows that are left out there is nothing to count."""
         used = self.index >= 0
-        last = int(np.flatnonzero(used.any((1, 2, 3))).max(initial=0)) if self.blocks else len(used)
-        return float(used[: last + 1].mean())
+        if not self.blocks:
+            return float(used.mean())
+        live = used.any((1, 2, 3)).reshape(-1, self.blocks)
+        taken = (live * np.arange(1, self.blocks + 1)).max(1).sum()
+        return float(used.sum() / (max(1, taken) * used[0].size))
 
 
 def bucket(n: int, most: int, parts: int = 1, multiple: int = 8) -> int:
@@ -66,35 +70,36 @@ def bucket(n: int, most: int, parts: int = 1, multiple: int = 8) -> int:
     return min(-(-max(n, 1) // step) * step, max(most, n))
 
 
-def first_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Packs lengths into bins of ``size``, longest first; returns the positions of each bin's items."""
+def first_fit(lengths: Sequence[int], size: int, most: int | None = None) -> list[list[int]]:
+    """Packs lengths into bins of ``size``, longest first; returns the positions of each bin's items, ``most`` of them
+    at most."""
     bins: list[list[int]] = []
-    room: list[int] = []
+    room: dict[int, int] = {}
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        for b, left in enumerate(room):
-            if lengths[i] <= left:
-                bins[b].append(i)
-                room[b] -= lengths[i]
-                break
-        else:
-            bins.append([i])
-            room.append(size - lengths[i])
+        b = next((b for b, left in room.items() if lengths[i] <= left), len(bins))
+        if b == len(bins):
+            bins.append([])
+            room[b] = size
+        bins[b].append(i)
+        room[b] -= lengths[i]
+        if not room[b] or len(bins[b]) == most:
+            del room[b]
     return bins
 
 
-class Row(NamedTuple):
-    """A row: the prompt's number in its lane and in the batch, and which of its samples stand in the row."""
+class Completion(NamedTuple):
+    """One of a row: its prompt's number in the micro-batch's and in the batch, and which of the prompt's samples."""
 
     k: int
     prompt: int
-    samples: list[int]
+    sample: int
 
 
 class Part(NamedTuple):
     """What a lane has of a micro-batch: the prompts' numbers in the batch, and the rows."""
 
     prompts: np.ndarray
-    rows: list[Row]
+    rows: list[list[Completion]]
 
 
 class _Cut(NamedTuple):
@@ -132,12 +137,13 @@ def cut(per_lane: int, group: int, microbatches: int) -> _Cut:
 
 def _assign(lengths: np.ndarray, size: int, cut: _Cut, lane: int, m: int) -> Part:
     """What one lane has in one micro-batch."""
-    rows: list[Row] = []
+    rows: list[list[Completion]] = []
     for k in range(cut.prompts):
         p, start = cut.first_prompt(lane, m) + k, cut.first_sample(m)
         mine = [int(n) for n in lengths[p, start : start + cut.samples]]
         live = [i for i, n in enumerate(mine) if n > 0]
-        rows += [Row(k, p, [start + live[i] for i in b]) for b in first_fit([mine[i] for i in live], size)]
+        fitted = first_fit([mine[i] for i in live], size)
+        rows += [[Completion(k, p, start + live[i]) for i in b] for b in fitted]
     return Part(cut.first_prompt(lane, m) + np.arange(cut.prompts), rows)
 
 
@@ -222,7 +228,7 @@ def pack(
         row = bucket(longest, most, parts=2)
         assigned, fullest = assign(row)
         n_rows = bucket(fullest, parts.prompts * parts.samples, parts=8, multiple=1)
-        shared = any(len(r.samples) > 1 for of_lanes in assigned for mine in of_lanes for r in mine.rows)
+        shared = any(len(r) > 1 for of_lanes in assigned for mine in of_lanes for r in mine.rows)
         sizes = _Sizes(n_rows, row, shared)
     places = parts.prompts * parts.samples if seats and sizes.shared else 0
     return lay_out(batch, assigned, (sizes.rows, sizes.row), seats=places)
@@ -234,7 +240,7 @@ def lay_out(
     shape: tuple[int, int],
     *,
     seats: int = 0,
-    blocks: bool = False,
+    blocks: int = 0,
 ) -> tuple[Packed, Layout]:
     """The rows' arrays.
 
@@ -243,11 +249,12 @@ def lay_out(
       assigned: ``[M][lanes]``, with as many prompts in each.
       shape: ``(R, S)``, rows of a lane in a micro-batch and their positions.
       seats: of a lane in a micro-batch; 0 for none.
-      blocks: leave out the micro-batches behind the last that holds a token.
+      blocks: so many micro-batches, which have the same prompts, follow each reading of these; of them those behind the
+        last that holds a token are left out. 0: each has prompts of its own.
     """
-    layout, rows = _fill(batch, assigned, (len(assigned), len(assigned[0]), *shape), seats)
+    layout, rows = _fill(batch, assigned, (len(assigned), len(assigned[0]), *shape), seats, max(1, blocks))
     if blocks:
-        layout = dataclasses.replace(layout, blocks=True)
+        layout = dataclasses.replace(layout, blocks=blocks)
         rows = dataclasses.replace(rows, live=(rows.segments > 0).any((2, 3)).astype(np.int32))
     return Packed(rows=rows, per_token=jax.tree.map(lambda x: layout.pack(_single(x)), batch.per_token)), layout
 
@@ -259,16 +266,16 @@ def _single(x: Array) -> np.ndarray:
 
 
 def _fill(
-    batch: TrainBatch, assigned: Sequence[Sequence[Part]], shape: tuple[int, int, int, int], seats: int
+    batch: TrainBatch, assigned: Sequence[Sequence[Part]], shape: tuple[int, int, int, int], seats: int, alike: int
 ) -> tuple[Layout, Rows]:
-    """Where each token goes, and the rows."""
+    """Where each token goes, and the rows; so many micro-batches in a row have the same prompts."""
     lengths = np.asarray(batch.lengths)
     n_prompts, group = lengths.shape
     most, (microbatches, lanes, _, size) = np.asarray(batch.tokens).shape[2], shape
     index = np.full(shape, -1, np.int32)
     segments, offsets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    row_prompt = np.zeros(shape[:3], np.int32)
-    prompt_index = np.array([[part.prompts for part in of_lanes] for of_lanes in assigned], np.int32)
+    token_prompt = np.zeros(shape, np.int32)
+    prompt_index = np.array([[part.prompts for part in of_lanes] for of_lanes in assigned[::alike]], np.int32)
     sizes = seat_sizes(seats, shape[2], size)
     seat = tuple(np.full((microbatches, lanes, *of_class), -1, np.int32) for of_class in sizes)
     places = [(of_class, c) for of_class, (n, _) in enumerate(sizes) for c in range(n)]
@@ -276,13 +283,12 @@ def _fill(
         for lane, (_, rows) in enumerate(of_lanes):
             stand = []  # of each completion: its tokens, where the first of them stands
             for r, row in enumerate(rows):
-                row_prompt[m, lane, r] = row.k
                 at = 0
-                for segment, g in enumerate(row.samples):
-                    n = int(lengths[row.prompt, g])
+                for segment, (k, prompt, sample) in enumerate(row):
+                    n = int(lengths[prompt, sample])
                     where = (m, lane, r, slice(at, at + n))
-                    index[where] = (row.prompt * group + g) * most + np.arange(n)
-                    segments[where] = segment + 1
+                    index[where] = (prompt * group + sample) * most + np.arange(n)
+                    segments[where], token_prompt[where] = segment + 1, k
                     offsets[where] = np.arange(n)
                     stand.append((n, r * size + at))
                     at += n
@@ -296,6 +302,6 @@ def _fill(
         tokens=layout.pack(batch.tokens),
         segments=segments,
         offsets=offsets,
-        row_prompt=row_prompt,
+        token_prompt=token_prompt,
         seats=seat if seats else None,
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax import nnx
 
 from grpojax import diagnostics
 from grpojax import losses as L
@@ -13,8 +14,8 @@ from grpojax.models.compute import Compute
 from grpojax.programs import blocks
 from grpojax.programs.compiling import quick_options
 from grpojax.programs.packing import Packed
-from grpojax.programs.update import Loss, Metrics
-from grpojax.types import Scalar
+from grpojax.programs.update import Loss, Metrics, Read
+from grpojax.types import Rows, Scalar
 
 
 def policy_objective(
@@ -55,6 +56,15 @@ def policy_objective(
     return loss
 
 
+def reader(graph: Any, compute: Compute) -> Read:
+    """What a policy's loss and its scores read of prompts (`grpojax.programs.update.Learns`)."""
+
+    def read(params: Any, frozen: Any, rows: Rows) -> dec.Read:
+        return dec.read_prompts(nnx.merge(graph, params), rows, compute)
+
+    return read
+
+
 def make_score(
     graph: Any, compute: Compute, *, temperature: float = 1.0, entropy: bool = False
 ) -> Callable[[Any, Any], dec.Scores]:
@@ -74,7 +84,7 @@ def make_score(
             wanted = "value" if entropy else False
             return dec.score(graph, params, part, compute, temperature=temperature, entropy=wanted)
 
-        return blocks.each(of_block, rows)
+        return blocks.each(of_block, rows, functools.partial(reader(graph, compute), params, None))
 
     return score
 

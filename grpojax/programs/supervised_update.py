@@ -81,7 +81,7 @@ def dpo_objective(graph: Any, compute: Compute, beta: float) -> Loss:
         rows, sign = part.packed.rows, part.packed.per_token.advantages
         logps = dec.score(graph, params, rows, compute).logps
         with jax.named_scope("loss"):
-            sums = [_of_prompts(jnp.where(sign == s, logps, 0.0), rows.row_prompt, part.weights) for s in (1.0, -1.0)]
+            sums = [_of_prompts(jnp.where(sign == s, logps, 0.0), rows.token_prompt, part.weights) for s in (1.0, -1.0)]
             ref = [part.reference[..., i] for i in (0, 1)]
             value = (part.weights * L.dpo_loss(*sums, *ref, beta=beta)).sum()
         live = part.weights > 0
@@ -110,7 +110,7 @@ def pair_metrics(logps: Samples, reference: Samples, beta: float) -> dict[str, A
     }
 
 
-def _of_prompts(x: Array, row_prompt: Array, like: Array) -> Array:
-    """Sums of ``x [B, R, S]`` over the rows of each prompt, ``[B, K]``."""
-    mine = row_prompt[..., None] == jnp.arange(like.shape[1], dtype=row_prompt.dtype)
-    return jnp.where(mine, x.sum(-1)[..., None], 0.0).sum(1)
+def _of_prompts(x: Array, token_prompt: Array, like: Array) -> Array:
+    """Sums of ``x [B, R, S]`` over the tokens of each prompt, ``[B, K]``."""
+    mine = token_prompt[..., None] == jnp.arange(like.shape[1], dtype=token_prompt.dtype)
+    return jnp.where(mine, x[..., None], 0.0).sum((1, 2))

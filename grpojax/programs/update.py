@@ -24,6 +24,7 @@ from grpojax.types import Max, Scalar, TrainState
 Metrics = dict[str, Any]
 Options = dict[str, Any] | None
 Loss = Callable[[Any, Any, Any], tuple[Scalar, Metrics]]
+Read = Callable[[Any, Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,14 @@ class Learns:
     Attributes:
       loss: ``(params, frozen, part) -> (value, metrics)``; in ``frozen`` are the others too, by role.
       optimizer: its own.
+      read: ``(params, frozen, rows) -> Rows.read``, what its loss reads of prompts that stand before several blocks of
+        rows (`grpojax.programs.blocks`); None where there are no such.
       table: of its weights (`grpojax.programs.state.Network`).
     """
 
     loss: Loss
     optimizer: optax.GradientTransformation
+    read: Read | None = None
     table: WeightTable = dataclasses.field(default_factory=lambda: DECODER)
 
 
@@ -46,6 +50,7 @@ def make_update(
     optimizer: optax.GradientTransformation,
     mesh: Mesh | None = None,
     *,
+    read: Read | None = None,
     table: WeightTable = DECODER,
     options: Options = None,
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
@@ -57,6 +62,7 @@ def make_update(
       loss: see the module.
       optimizer: an optax optimiser.
       mesh: the shardings that the state keeps; None on one device.
+      read: as in `Learns`.
       table: of the weights (`grpojax.programs.state.Network`).
       options: XLA's (`grpojax.programs.compiling.quick_options`).
 
@@ -74,7 +80,7 @@ def make_update(
       >>> state.params.tolist(), metrics["grad_norm"].item()
       ([0.0], 10.0)
     """
-    learns = Learns(loss=loss, optimizer=optimizer, table=table)
+    learns = Learns(loss=loss, optimizer=optimizer, read=read, table=table)
 
     @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
     def update(state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
@@ -115,7 +121,7 @@ def make_joint_update(
 def _update(
     learns: Learns, state: TrainState, frozen: Any, parts: Any, mesh: Mesh | None
 ) -> tuple[TrainState, Metrics]:
-    grads, metrics = _accumulate(learns.loss, state.params, frozen, parts)
+    grads, metrics = _accumulate(learns, state.params, frozen, parts)
     # The optimiser begins here: else copies of its moments, made for its layouts, lie there through the backward pass.
     grads, state = jax.lax.optimization_barrier((grads, state))
     # Optax raises a float to an integer power, which strict dtype promotion forbids.
@@ -137,23 +143,67 @@ def _update(
     return TrainState(step=state.step + finite.astype(jnp.int32), params=params, opt_state=opt_state), metrics
 
 
-def _accumulate(loss: Loss, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
+def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
     """Gradient and metrics, summed over the micro-batches: of blocks, over those that are taken."""
-    grad = jax.grad(loss, has_aux=True)
+    if isinstance(parts, Packed) and blocks.after_reading(parts.rows) > 1:
+        return _over_readings(learns, params, frozen, parts)
+    grad = jax.grad(learns.loss, has_aux=True)
     first = jax.tree.map(lambda x: x[0], parts)
     count = jax.tree.leaves(parts)[0].shape[0]
     if count == 1:
         return grad(params, frozen, first)
 
     def add(i: Any, total: Any) -> Any:
-        grads, metrics = grad(params, frozen, jax.tree.map(lambda x: x[i], parts))
-        return jax.tree.map(jnp.add, total[0], grads), {k: total[1][k] + v for k, v in metrics.items()}
+        return _added(total, grad(params, frozen, jax.tree.map(lambda x: x[i], parts)))
 
-    shapes = jax.eval_shape(lambda: grad(params, frozen, first))
-    nothing = jax.tree.map(_nothing, shapes, is_leaf=lambda x: isinstance(x, Max))
+    nothing = _nothing(jax.eval_shape(lambda: grad(params, frozen, first)))
     return jax.lax.fori_loop(0, blocks.taken(parts.rows) if isinstance(parts, Packed) else count, add, nothing)
 
 
-def _nothing(x: Any) -> Any:
+def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Packed) -> tuple[Any, Metrics]:
+    """`_accumulate` of blocks that follow their prompts: prompts run once, and once back with the gradient that their
+    keys and values got of all the blocks."""
+    assert learns.read is not None
+    count, n = len(parts.rows.prompts), blocks.after_reading(parts.rows)
+
+    def of_block(mine: Packed, i: Any, read: Any) -> tuple[Any, Metrics]:
+        def loss(both: Any) -> tuple[Scalar, Metrics]:
+            return learns.loss(both[0], frozen, blocks.block(mine, i, both[1]))
+
+        return jax.grad(loss, has_aux=True)((params, read))
+
+    def prompts(mine: Packed, params: Any) -> Any:
+        return learns.read(params, frozen, blocks.block(mine, 0).rows)
+
+    def of_reading(c: Any, total: Any) -> Any:
+        mine = blocks.reading(parts, c)
+        read, back = jax.vjp(functools.partial(prompts, mine), params)
+
+        def add(i: Any, total: Any) -> Any:
+            return _added(total, of_block(mine, i, read))
+
+        sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), read)
+        (grads, sums), metrics = blocks.loop(n, blocks.taken(mine.rows), add, ((total[0], sums), total[1]))
+        (more,) = back(jax.tree.map(lambda s, x: s.astype(x.dtype), sums, read))
+        return jax.tree.map(jnp.add, grads, more), metrics
+
+    def first() -> tuple[Any, Metrics]:
+        mine = blocks.reading(parts, 0)
+        (grads, _), metrics = of_block(mine, 0, prompts(mine, params))
+        return grads, metrics
+
+    return blocks.loop(count, blocks.readings(parts.rows), of_reading, _nothing(jax.eval_shape(first)))
+
+
+def _added(total: tuple[Any, Metrics], more: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
+    grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total[0], more[0])
+    return grads, {k: total[1][k] + v for k, v in more[1].items()}
+
+
+def _nothing(shapes: Any) -> Any:
     """What changes nothing when it is added to: 0, or of a maximum the least there is."""
-    return Max(value=jnp.full_like(x.value, -jnp.inf)) if isinstance(x, Max) else jnp.zeros_like(x)
+
+    def of(x: Any) -> Any:
+        return Max(value=jnp.full_like(x.value, -jnp.inf)) if isinstance(x, Max) else jnp.zeros_like(x)
+
+    return jax.tree.map(of, shapes, is_leaf=lambda x: isinstance(x, Max))

@@ -55,6 +55,7 @@ def _programs(model: CriticModel, optimizer: OptimizerConfig, updates: int | Non
         model.objective,
         rule,
         model.compute.mesh,
+        read=model.read,
         table=models.CRITIC,
         options=quick_options(model.compute.platform),
     )

@@ -78,12 +78,13 @@ def _programs(
     score_self = score
     if entropy:
         score_self = policy_update.make_score(graph, compute, temperature=temperature, entropy=True)
-    pick = policy_update.make_covariance_mask(objective)
+    pick, read = policy_update.make_covariance_mask(objective), policy_update.reader(graph, compute)
     options = quick_options(compute.platform)
     if critic is None:
-        return _Programs(rule, make_update(loss, rule, compute.mesh, options=options), score, score_self, pick)
+        step = make_update(loss, rule, compute.mesh, read=read, options=options)
+        return _Programs(rule, step, score, score_self, pick)
     model, own_rule = critic
-    both = {"policy": Learns(loss=loss, optimizer=rule), CRITIC: model.learns(own_rule)}
+    both = {"policy": Learns(loss=loss, optimizer=rule, read=read), CRITIC: model.learns(own_rule)}
     return _Programs(rule, make_joint_update(both, compute.mesh, options=options), score, score_self, pick)
 
 

@@ -268,7 +268,7 @@ def pack(prompts: list[list[int]], rows: list[list[list[int]]], shape: tuple[int
         tokens=pad([sum(row, []) for row in rows], shape[1]),
         segments=pad([[i for i, ids in enumerate(row, 1) for _ in ids] for row in rows], shape[1]),
         offsets=pad([[at for ids in row for at in range(len(ids))] for row in rows], shape[1]),
-        row_prompt=np.arange(len(rows), dtype=np.int32)[None],
+        token_prompt=pad([[r] * len(sum(row, [])) for r, row in enumerate(rows)], shape[1]),
     )
 
 

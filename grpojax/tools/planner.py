@@ -291,6 +291,7 @@ def _calls(
     graph, network = decoder_network(config, optimize, mesh)
     state = abstract_state({"policy": network}, mesh)["policy"]
     loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
+    read = policy_update.reader(graph, compute)
     score = policy_update.make_score(graph, compute, temperature=temperature)
     reference = None
     if objective.needs_reference:
@@ -300,7 +301,7 @@ def _calls(
     coef = jax.ShapeDtypeStruct((), np.float32)
     frozen = {} if objective.entropy_target is None else {"entropy_coef": coef}
     calls = {
-        "update": Call(make_update(loss, optimize, mesh), (state, frozen, packed), state),
+        "update": Call(make_update(loss, optimize, mesh, read=read), (state, frozen, packed), state),
         "score": Call(score, (state.params, packed.rows), state.params),
         **plan_calls.rollouts(shapes, state.params, method),
     }
@@ -311,7 +312,7 @@ def _calls(
     run = _state_bytes(state) | ({"reference": per_chip(reference)} if reference is not None else {})
     if critic is None:
         return calls, run
-    learns = Learns(loss=loss, optimizer=optimize)
+    learns = Learns(loss=loss, optimizer=optimize, read=read)
     calls, beside = _with_critic(calls, critic, learns, state, frozen, packed)
     return calls, run | {"critic": per_chip(beside)}
 
@@ -331,7 +332,7 @@ def _with_critic(
         "critic": Call(make_critic_score(model), (own.params, trunk, packed.rows), (own.params, trunk)),
     }
     if critic.warms_up:
-        alone = make_update(model.objective, optimize, mesh, table=models.CRITIC)
+        alone = make_update(model.objective, optimize, mesh, read=model.read, table=models.CRITIC)
         calls["critic update"] = Call(alone, (own, trunk, packed), (own, trunk))
     return calls, beside
 

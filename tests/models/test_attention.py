@@ -98,11 +98,23 @@ def test_completions_taken_apart_equal_packed_rows(attend):
             at = np.flatnonzero(segments[b, r] == n)
             seats[b, c, : len(at)] = 6 * r + at
     case = arrays, segments, lengths, row_prompt
+    prompts = jnp.broadcast_to(row_prompt[..., None], segments.shape)
     expected = value_and_grads(att.xla, *case)
-    assert_same(value_and_grads(att.by_completion(attend, [jnp.asarray(seats)], segments), *case), expected, 2e-5)
+    assert_same(value_and_grads(att.by_completion(attend, [jnp.asarray(seats)], prompts), *case), expected, 2e-5)
     longest_first = np.take_along_axis(seats, np.argsort(-(seats >= 0).sum(2), 1, stable=True)[..., None], 1)
     classes = [jnp.asarray(x) for x in (longest_first[:, :2], longest_first[:, 2:, :3])]
-    assert_same(value_and_grads(att.by_completion(attend, classes, segments), *case), expected, 2e-5)
+    assert_same(value_and_grads(att.by_completion(attend, classes, prompts), *case), expected, 2e-5)
+
+    prompts = jnp.where(segments == 1, prompts, 1 - prompts)  # the second completion of a row after another prompt
+
+    def of_either(q, k, v, segments, prefix):
+        zero, one = (
+            att.xla(q, k, v, segments, prefix._replace(row_prompt=jnp.full_like(row_prompt, n))) for n in (0, 1)
+        )
+        return jnp.where(prompts[..., None, None] == 0, zero, one)
+
+    expected = value_and_grads(of_either, *case)
+    assert_same(value_and_grads(att.by_completion(attend, classes, prompts), *case), expected, 2e-5)
 
 
 def packed(**kw):

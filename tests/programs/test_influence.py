@@ -53,7 +53,7 @@ def expected(policy, problems, tokens, lengths, sign):
         prompts=prompts.tokens[None], prompt_lengths=prompts.lengths[None], tokens=tokens.reshape(1, n * G, T),
         segments=mask.astype(np.int32).reshape(1, n * G, T),
         offsets=np.broadcast_to(np.arange(T, dtype=np.int32), (1, n * G, T)),
-        row_prompt=np.repeat(np.arange(n, dtype=np.int32), G)[None],
+        token_prompt=np.broadcast_to(np.repeat(np.arange(n, dtype=np.int32), G)[None, :, None], (1, n * G, T)),
     )  # fmt: skip
     hidden = dec.score(policy.graph, policy.params, rows, policy.compute, hidden=True).hidden.reshape(n, G, T, -1)
     head = np.asarray(policy.params["embed"][...])

@@ -13,8 +13,8 @@ from grpojax import advantages, losses, masked, variants
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, sharding
 from grpojax.models.weight_table import shardings
+from grpojax.programs import blocks, packing, policy_update, state
 from grpojax.programs import optimizer as opt
-from grpojax.programs import packing, policy_update, state
 from grpojax.programs.update import make_update
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
@@ -41,8 +41,8 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
     ), variant  # fmt: skip
 
 
-def update(batch, objective, *, sizes=None, microbatches=1, compute=None, optimizer=SGD):
-    """Weights after one update, and its metrics."""
+def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=None, optimizer=SGD):
+    """Weights after one update, and its metrics; with ``least`` of blocks, two prompts of a lane at a time."""
     mesh = (
         None
         if sizes is None
@@ -54,8 +54,14 @@ def update(batch, objective, *, sizes=None, microbatches=1, compute=None, optimi
         params = jax.device_put(params, shardings(params, mesh))
     tx = opt.make_optimizer(optimizer, 10)
     learner = state.init_state(params, tx, mesh)
-    packed, _ = packing.pack(batch, lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
-    train_step = make_update(policy_update.policy_objective(graph, objective, compute, entropy=True), tx, mesh)
+    how = dict(lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
+    packed, _ = packing.pack(batch, **how) if least is None else blocks.pack(batch, least=least, gaps=True, **how)
+    assert least is None or blocks.after_reading(packed.rows) > 1
+    loss, read = (
+        policy_update.policy_objective(graph, objective, compute, entropy=True),
+        policy_update.reader(graph, compute),
+    )
+    train_step = make_update(loss, tx, mesh, read=read)
     learner, metrics = train_step(learner, {}, state.place_rows(packed, mesh))
     assert int(learner.step) == 1
     return jax.tree.map(np.asarray, learner.params), {k: float(getattr(v, "value", v)) for k, v in metrics.items()}
@@ -68,26 +74,31 @@ def reference():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "microbatches", "attention"),
+    ("sizes", "microbatches", "attention", "least"),
     [
-        (None, 16, "xla"),
-        ((8, 1, 1), 1, "xla"),
+        (None, 16, "xla", None),
+        ((8, 1, 1), 1, "xla", None),
+        (None, 1, "xla", 10),
         *(
             pytest.param(*split, marks=pytest.mark.slow)
             for split in [
-                (None, 2, "xla"),
-                (None, 8, "splash"),
-                ((1, 8, 1), 4, "xla"),
-                ((2, 2, 2), 1, "splash"),
-                ((2, 2, 2), 2, "xla"),
+                (None, 2, "xla", None),
+                (None, 8, "splash", None),
+                ((1, 8, 1), 4, "xla", None),
+                ((2, 2, 2), 1, "splash", None),
+                ((2, 2, 2), 2, "xla", None),
+                (None, 1, "splash", 10),
+                ((1, 2, 4), 1, "xla", 4),
+                ((2, 1, 4), 1, "splash", 4),
             ]
         ),
     ],
 )
-def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatches, attention):
+def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatches, attention, least):
     batch, objective, (want, metrics) = reference
     compute = Compute(attention=attention)
-    got, other = update(batch, objective, sizes=sizes, microbatches=microbatches, compute=compute)
+    how = dict(sizes=sizes, microbatches=microbatches, least=least)
+    got, other = update(batch, objective, compute=compute, **how)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=3e-6, err_msg=jax.tree_util.keystr(path))
     for name, value in metrics.items():
