@@ -21,7 +21,7 @@ from grpojax.programs.packing import Layout, Packed
 from grpojax.types import Rows, Scalar, TrainBatch
 
 SEATS = 8  # completions of a row at most, where each has a seat: one more costs attention of a quarter of a row
-LEAST = {"cpu": 512, "tpu": 4096}  # positions of a lane: a block of fewer takes as long
+LEAST = {"cpu": 256, "tpu": 4096}  # positions of a lane: a block of fewer takes as long
 OVERHEAD = 1 / 16  # of these, to add a block's gradient
 
 
