@@ -178,6 +178,34 @@ def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None =
     return out[:, :s].reshape(shape)
 
 
+def cudnn_lengths(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
+    """cuDNN's fused kernel, which is told lengths in place of a mask. Rows must hold one completion each (segment 1).
+
+    A row's prompt and completion stand without a gap, as the causal mask wants it; so the kernel reads no bias and
+    computes half of the scores, but also those of queries where the prompt stands, which nothing reads. A row with a
+    second segment gives NaN; `by_completion` takes rows apart for it.
+    """
+    shape, packed, own = q.shape, (segments > 1).any(-1), (segments > 0).sum(-1, dtype=jnp.int32).reshape(-1)
+    q, k, v, _, kv_segments = _joined(q, k, v, segments, prefix)
+    s, t = q.shape[1], k.shape[1]
+    gap = t - s  # where the completion begins, and where its prompt could end
+    start = (kv_segments[:, :gap] > 0).sum(-1, dtype=jnp.int32)
+    here, begin = jnp.arange(t + t % 2, dtype=jnp.int32), start[:, None]  # jax asks for even lengths
+
+    def inside(at, size):
+        return jnp.where((at >= 0) & (at < size), at, -1)
+
+    closed = inside(jnp.where(here < begin, here, here + gap - begin), t)
+    opened = jnp.where(here < begin, here, jnp.where(here < gap, -1, here - gap + begin))[:, :t]
+    k, v = (_move(x, closed, opened) for x in (k, v))
+    into, back = inside(here - begin, s), here[:s] + begin
+    q = _move(q, into, back)
+    ends = {"query_seq_lengths": start + own, "key_value_seq_lengths": start + own}
+    out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn", **ends)
+    out = _move(out, back, into).reshape(shape)
+    return jnp.where(packed[:, :, None, None, None], jnp.nan, out)
+
+
 def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str | None = None) -> Attend:
     """The implementation called ``name``; ``"auto"``: splash on TPU, cuDNN on GPU in 16 bit, otherwise XLA.
 
@@ -187,17 +215,17 @@ def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str
     half = jnp.dtype(dtype).itemsize == 2
     if name == "auto":
         name = {"tpu": "splash", "gpu": "cudnn" if half else "xla"}.get(platform, "xla")
-    if name == "cudnn" and not half:
-        raise ValueError(f"attention 'cudnn' needs bfloat16 or float16, not {jnp.dtype(dtype).name}")
+    if name.startswith("cudnn") and not half:
+        raise ValueError(f"attention {name!r} needs bfloat16 or float16, not {jnp.dtype(dtype).name}")
     if name == "splash":
         return functools.partial(splash, mesh=mesh, interpret=platform == "cpu")
-    return {"xla": blocked if platform == "cpu" else xla, "cudnn": cudnn}[name]
+    return {"xla": blocked if platform == "cpu" else xla, "cudnn": cudnn, "cudnn_lengths": cudnn_lengths}[name]
 
 
 def needs_seats(name: str, platform: str | None = None) -> bool:
     """Whether the implementation takes one completion a row only (`by_completion`)."""
     platform = platform or jax.default_backend()
-    return name == "splash" or (name == "auto" and platform == "tpu")
+    return name in ("splash", "cudnn_lengths") or (name == "auto" and platform == "tpu")
 
 
 def by_completion(attend: Attend, seats: Sequence[Array], token_prompt: Array) -> Attend:

@@ -8,6 +8,8 @@ from jax.sharding import Mesh
 from grpojax.host.errors import UserError
 from grpojax.models import attention as att
 
+Attention = Literal["auto", "xla", "splash", "cudnn", "cudnn_lengths"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -18,17 +20,18 @@ class ModelConfig:
       dtype: of activations and of the weights while they multiply. Master weights are always float32.
       remat: "layer" recomputes each layer in the backward pass, "matmuls" all of it but the products with weights and,
         on CPU, what attention gave; "none" keeps its activations.
-      attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16).
+      attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16), "cudnn_lengths" (the same,
+        told lengths in place of a mask; "auto" takes it nowhere, since it has not run on a GPU yet).
     """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["layer", "matmuls", "none"] = "layer"
-    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+    attention: Attention = "auto"
 
     def __post_init__(self):
-        if self.attention == "cudnn" and self.dtype == "float32":
-            raise UserError("attention='cudnn' needs dtype: bfloat16")
+        if self.attention.startswith("cudnn") and self.dtype == "float32":
+            raise UserError(f"attention={self.attention!r} needs dtype: bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class Compute:
       dtype: of activations and of the weights while they multiply; norms, softmax and log-probs are float32.
       remat: what a layer keeps for the backward pass: "layer" its input only, "matmuls" also what its weights gave
         and, on CPU, attention, so that the rest is done again, "none" everything.
-      attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
+      attention: "auto" (by platform), "xla", "splash" (TPU), "cudnn" or "cudnn_lengths" (NVIDIA).
       vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
       mesh: None on one device.
       platform: the one compiled for; None is jax's default.
@@ -48,7 +51,7 @@ class Compute:
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["layer", "matmuls", "none"] = "layer"
-    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+    attention: Attention = "auto"
     vocab_chunk: int = 0
     mesh: Mesh | None = None
     platform: Literal["cpu", "gpu", "tpu"] | None = None

@@ -139,8 +139,8 @@ def sizes_of(batch: TrainBatch, *, lanes: int, microbatches: int, least: int, ga
 
 
 def _even(tokens: np.ndarray, lanes: int) -> np.ndarray:
-    """Numbers of the prompts of each lane ``[lanes, P / lanes]``: those with most tokens first, each to the lane that has
-    the fewest so far, since no lane goes on before the others."""
+    """Numbers of the prompts of each lane ``[lanes, P / lanes]``: those with most tokens first, each to the lane that
+    has the fewest so far, since no lane goes on before the others."""
     mine: list[list[int]] = [[] for _ in range(lanes)]
     load = [0] * lanes
     for p in np.argsort(-tokens, kind="stable").tolist():
