@@ -42,7 +42,7 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
 
 
 def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=None, optimizer=SGD):
-    """Weights after one update, and its metrics; with ``least`` of blocks, two prompts of a lane at a time."""
+    """Weights after one update, and its metrics; with ``least`` of blocks, some prompts of a lane at a time."""
     mesh = (
         None
         if sizes is None
@@ -56,7 +56,7 @@ def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=
     learner = state.init_state(params, tx, mesh)
     how = dict(lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
     packed, _ = packing.pack(batch, **how) if least is None else blocks.pack(batch, least=least, gaps=True, **how)
-    assert least is None or blocks.after_reading(packed.rows) > 1
+    assert least is None or blocks.after_reading(packed.rows) > 1 < packed.rows.prompts.shape[2]
     loss, read = (
         policy_update.policy_objective(graph, objective, compute, entropy=True),
         policy_update.reader(graph, compute),
@@ -78,7 +78,7 @@ def reference():
     [
         (None, 16, "xla", None),
         ((8, 1, 1), 1, "xla", None),
-        (None, 1, "xla", 10),
+        (None, 1, "xla", 14),
         *(
             pytest.param(*split, marks=pytest.mark.slow)
             for split in [
@@ -87,9 +87,9 @@ def reference():
                 ((1, 8, 1), 4, "xla", None),
                 ((2, 2, 2), 1, "splash", None),
                 ((2, 2, 2), 2, "xla", None),
-                (None, 1, "splash", 10),
-                ((1, 2, 4), 1, "xla", 4),
-                ((2, 1, 4), 1, "splash", 4),
+                (None, 1, "splash", 14),
+                ((1, 2, 4), 1, "xla", 14),
+                ((2, 1, 4), 1, "splash", 14),
             ]
         ),
     ],
