@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from grpojax.host.errors import UserError
 from grpojax.models.blocked_attention import blocked
 from grpojax.types import Array
 
@@ -210,6 +211,10 @@ def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str
     """The implementation called ``name``; ``"auto"``: splash on TPU, cuDNN on GPU in 16 bit, otherwise XLA.
 
     What XLA compiles is `blocked` on CPU and `xla` elsewhere: a loop of blocks leaves much of an accelerator idle.
+
+    Raises:
+      UserError: a kernel of another platform; splash is interpreted on a CPU.
+      ValueError: cuDNN's with a dtype that it does not take.
     """
     platform = platform or jax.default_backend()
     half = jnp.dtype(dtype).itemsize == 2
@@ -217,6 +222,8 @@ def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str
         name = {"tpu": "splash", "gpu": "cudnn" if half else "xla"}.get(platform, "xla")
     if name.startswith("cudnn") and not half:
         raise ValueError(f"attention {name!r} needs bfloat16 or float16, not {jnp.dtype(dtype).name}")
+    if platform not in {"splash": ("tpu", "cpu"), "cudnn": ("gpu",), "cudnn_lengths": ("gpu",)}.get(name, (platform,)):
+        raise UserError(f"model.attention={name} does not run on a {platform}: take auto, or xla")
     if name == "splash":
         return functools.partial(splash, mesh=mesh, interpret=platform == "cpu")
     return {"xla": blocked if platform == "cpu" else xla, "cudnn": cudnn, "cudnn_lengths": cudnn_lengths}[name]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpojax.host.errors import UserError
 from grpojax.models import attention as att
 from grpojax.models import blocked_attention, sharding
 
@@ -230,6 +231,12 @@ def test_cudnn_lengths_refuses_two_completions_in_a_row(monkeypatch):
 def test_cudnn_needs_16_bits(name):
     with pytest.raises(ValueError, match=f"'{name}'.*float32"):
         att.pick(name, dtype="float32", platform="gpu")
+
+
+@pytest.mark.parametrize(("name", "platform"), [("cudnn", "cpu"), ("cudnn_lengths", "tpu"), ("splash", "gpu")])
+def test_a_kernel_of_another_platform_is_refused(name, platform):
+    with pytest.raises(UserError, match=f"model.attention={name} .* {platform}: take auto, or xla"):
+        att.pick(name, dtype="bfloat16", platform=platform)
 
 
 @pytest.mark.parametrize(
