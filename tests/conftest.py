@@ -62,10 +62,21 @@ def recipe(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("model"))
 
 
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(tryfirst=True)  # before -m takes its choice
+def pytest_collection_modifyitems(items, config):
     place = {HERE / name: n for n, name in enumerate(LONGEST_FIRST)}
     assert all(path.exists() for path in place), place
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+    missing = {}
+    for item in items:
+        if (kept := item.get_closest_marker("in_ci")) and item.get_closest_marker("slow"):
+            left = missing.setdefault((item.path, item.originalname), set(kept.args))
+            left.discard(item.callspec.id)
+            if item.callspec.id not in kept.args:
+                item.add_marker("exhaustive")
+    if not any("::" in given for given in config.args):
+        assert not any(missing.values()), f"in_ci names cases that there are not: {missing}"
 
 
 # ---------------------------------------------------------------------------------------------- memory

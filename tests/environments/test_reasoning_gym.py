@@ -44,7 +44,7 @@ def test_a_mixture_of_families_is_loaded_and_scored():
     assert not scores.invalid
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("environments/test_reasoning_gym.py::test_a_mixture_of_families_is_loaded_and_scored")
 def test_a_seed_says_which_problems():
     """Also of a family that goes through a set; and neighbouring seeds share none, as the package's own do."""
     same = [load(source("word_ladder", size=3, seed=seed), max_prompt_tokens=2000) for seed in (0, 0, 1)]

@@ -101,6 +101,7 @@ def test_an_exception_ends_all_with_its_words():
         assert "Traceback" not in said[i] and "end" not in said[i].splitlines()
 
 
+@pytest.mark.in_ci("0")
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_host_without_its_devices_is_named_to_those_that_wait_for_them(who):
@@ -111,6 +112,7 @@ def test_a_host_without_its_devices_is_named_to_those_that_wait_for_them(who):
         assert re.search(rf"{name} failed: ValueError: no such chip", said[i]), said[i]
 
 
+@pytest.mark.in_ci("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 1])
 def test_an_error_is_told_before_what_is_held_is_let_go_of(who):
@@ -123,6 +125,7 @@ def test_an_error_is_told_before_what_is_held_is_let_go_of(who):
         assert said[i].count(words) == 2 and "lets go of what it holds, and all end\n" in said[i], said[i]
 
 
+@pytest.mark.in_ci("2")
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 2])
 def test_a_users_mistake_keeps_its_status(who):
@@ -132,6 +135,7 @@ def test_a_users_mistake_keeps_its_status(who):
         assert "failed: no such thing" in said[i]
 
 
+@pytest.mark.in_ci("1")
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 1])
 def test_when_one_is_told_to_stop_all_end_with_75(who):
@@ -141,6 +145,7 @@ def test_when_one_is_told_to_stop_all_end_with_75(who):
         assert said[i].rstrip().endswith(f"grpojax: process {who} ({os.uname().nodename}) was told to stop"), said[i]
 
 
+@pytest.mark.in_ci("0")
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_killed_process_is_named(who):

@@ -4,14 +4,12 @@ import importlib.util
 import itertools
 import math
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-import runs
+import tpu_compiler
 
 from grpojax.host.errors import UserError
 from grpojax.models import sharding
@@ -121,9 +119,7 @@ except UserError as e:
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_the_topologies_of_the_compiler():
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILED], env=runs.environment(), capture_output=True, text=True, timeout=300
-    )
+    run = tpu_compiler.run(COMPILED)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()
     assert lines[:3] == ["(2, 16, 1) [1, 1]", "(4, 4, 2) [1, 1, 1, 1]", "(4, 4, 2) [1, 1, 1, 1]"]

@@ -86,9 +86,9 @@ def decoder():
     ("compute", "block", "left"),
     [
         (Compute(), 4, 10),
-        pytest.param(Compute(), 23, 3, marks=pytest.mark.slow),
+        pytest.param(Compute(), 23, 3, marks=pytest.mark.exhaustive),
         (TPU, 4, 6),
-        pytest.param(GPU, 16, 10, marks=pytest.mark.slow),
+        pytest.param(GPU, 16, 10, marks=pytest.mark.exhaustive),
     ],
     ids=["blocks", "one block", "tpu", "gpu"],
 )
@@ -134,9 +134,9 @@ def test_in_eight_bits_they_are_rounded_as_they_are_put(decoder, compute):
 @pytest.mark.parametrize(
     ("sizes", "of"),
     [
-        pytest.param((2, 2, 2), Compute(), marks=pytest.mark.slow),
-        pytest.param((2, 2, 2), TPU, marks=pytest.mark.slow),
-        pytest.param((4, 2, 1), GPU, marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), Compute(), marks=pytest.mark.exhaustive),
+        pytest.param((2, 2, 2), TPU, marks=pytest.mark.exhaustive),
+        pytest.param((4, 2, 1), GPU, marks=pytest.mark.exhaustive),
     ],
     ids=["cpu", "tpu", "gpu"],
 )

@@ -84,7 +84,7 @@ def plain_loss(outputs, tokens: PerToken, loss):
     [
         ("bias", False),
         *(
-            pytest.param(n, f, marks=pytest.mark.slow)
+            pytest.param(n, f, marks=pytest.mark.exhaustive)
             for n in LOSSES
             for f in (False, True)
             if (n, f) != ("bias", False)
@@ -170,6 +170,7 @@ def alone():
     return jax.tree.map(np.asarray, states), jax.tree.map(float, metrics)
 
 
+@pytest.mark.in_ci("sizes0-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "microbatches"), [((1, 8, 1), 1), ((2, 4, 1), 1), ((8, 1, 1), 1), ((2, 2, 2), 1), (None, 4)]

@@ -174,8 +174,8 @@ def plain_logps(decoder, prompts, out):
     ("cells", "compute"),
     [
         ({"slots": 2, "rows": 2, "block": 4}, Compute()),
-        pytest.param({}, Compute(), marks=pytest.mark.slow),
-        pytest.param({"slots": 3, "block": 4}, TPU, marks=pytest.mark.slow),
+        pytest.param({}, Compute(), marks=pytest.mark.exhaustive),
+        pytest.param({"slots": 3, "block": 4}, TPU, marks=pytest.mark.exhaustive),
     ],
     ids=["blocks and rows", "all at once", "tpu"],
 )
@@ -216,6 +216,7 @@ def same(got, want):
     assert np.quantile(apart, 0.9) < 1e-5 and apart.max() < 3e-3
 
 
+@pytest.mark.in_ci("tpu")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "of", "heads"),
@@ -233,7 +234,7 @@ def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):
     same(run((graph, placed), some_prompts(8), cells, compute=compute), want)
 
 
-@pytest.mark.parametrize("cache_dtype", ["int8", pytest.param("compute", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cache_dtype", ["int8", pytest.param("compute", marks=pytest.mark.exhaustive)])
 def test_no_block_is_gathered(cache_dtype):
     """What the devices that sample send each other for a token are sums of activations, ``[R, S, D]`` at the most, and
     less than a layer's block of keys."""

@@ -1,14 +1,12 @@
 """NTHR's scores group by group on the devices, against the pure functions on everything at once."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tpu_compiler
 
 from grpojax import credit, data, masked
 from grpojax.models import decoder as dec
@@ -143,7 +141,6 @@ def test_a_group_is_cut_by_its_tokens():
     assert regroup._cut(5, 1, 16, 1, False) == (1, 1)
 
 
-# In a process of its own: libtpu stays in the one that has loaded it.
 COMPILE = """
 import jax
 import numpy as np
@@ -184,12 +181,13 @@ print(compiled.memory_analysis().temp_size_in_bytes)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(
+    "tools/test_planner.py::test_an_update_has_no_room_for_all_layers_in_bfloat16_nor_for_copies_of_its_moments"
+)
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_temporaries_on_a_tpu_are_those_of_a_group():
     """Of a model of 7 B parameters: hidden states of eight samples of 4096 tokens are 224 MiB, a layer gathered 444;
     1.85 GiB were all layers' weights cast before the first, and MLPs run on a whole sample."""
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
+    done = tpu_compiler.run(COMPILE)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) < 2**30

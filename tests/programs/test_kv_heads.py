@@ -40,6 +40,7 @@ def placed_on(tensor):
     return mesh, graph, params, jax.device_put(params, shardings(params, mesh))
 
 
+@pytest.mark.in_ci("8")
 @pytest.mark.slow
 @pytest.mark.parametrize("tensor", [4, 8])
 def test_scores_and_gradients_are_those_of_one_device(tensor):
@@ -64,6 +65,7 @@ def test_scores_and_gradients_are_those_of_one_device(tensor):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), own, gradient)
 
 
+@pytest.mark.in_ci("8-compute")
 @pytest.mark.slow
 @pytest.mark.parametrize(("tensor", "weights"), [(4, "compute"), (8, "compute"), (8, "int8")])
 def test_samples_are_those_of_one_device_and_no_weight_moves_for_a_token(tensor, weights):

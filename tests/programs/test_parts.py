@@ -69,7 +69,7 @@ def check(decoder, prompts, config, undone, want, *, compute=Compute(), lanes=1)
         (Compute(), {"slots": 2}),
         (TPU, {"slots": 2, "rows": 2}),
         *(
-            pytest.param(*on, marks=pytest.mark.slow)
+            pytest.param(*on, marks=pytest.mark.exhaustive)
             for on in [(Compute(), {"slots": 3, "rows": 2}), (TPU, {}), (GPU, {"block": 16})]
         ),
     ],
@@ -93,7 +93,7 @@ def test_a_sample_of_one_token_is_whole_at_once(decoder):
     [
         ((8, 1, 1), Compute(), {}),
         *(
-            pytest.param(*on, marks=pytest.mark.slow)
+            pytest.param(*on, marks=pytest.mark.exhaustive)
             for on in [((2, 2, 2), Compute(), {"slots": 2, "rows": 1}), ((2, 2, 2), TPU, {}), ((4, 2, 1), GPU, {})]
         ),
     ],

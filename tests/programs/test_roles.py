@@ -91,6 +91,7 @@ def alone():
     return jax.tree.map(np.asarray, states), jax.tree.map(float, metrics)
 
 
+@pytest.mark.in_ci("sizes0-1")
 @pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "microbatches"), [((2, 2, 2), 1), ((1, 8, 1), 1), (None, 4)])
 def test_two_networks_learn_in_one_program_on_any_mesh(alone, sizes, microbatches):

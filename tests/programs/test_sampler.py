@@ -85,7 +85,9 @@ GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpret
 
 
 @pytest.mark.parametrize(
-    "cells", [{"slots": 2, "rows": 2}, pytest.param({"block": 16}, marks=pytest.mark.slow)], ids=["rows", "blocks"]
+    "cells",
+    [{"slots": 2, "rows": 2}, pytest.param({"block": 16}, marks=pytest.mark.exhaustive)],
+    ids=["rows", "blocks"],
 )
 def test_a_kernel_draws_the_same(decoder, cells):
     long = dataclasses.replace(CONFIG, max_tokens=19)  # two blocks of 16, or one of 32 that goes round
@@ -121,6 +123,7 @@ def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
     np.testing.assert_array_equal(lanes.gather_groups(got.tokens, 3), want.tokens)
 
 
+@pytest.mark.in_ci("both")
 @pytest.mark.parametrize(
     ("sizes", "of"),
     [
@@ -278,7 +281,7 @@ QWEN = 151936
         (2, {"temperature": 0.8}),
         (4, {"top_k": 300, "top_p": 0.8, "min_p": 0.01}),
         *(
-            pytest.param(tensor, options, marks=pytest.mark.slow)
+            pytest.param(tensor, options, marks=pytest.mark.exhaustive)
             for tensor in (2, 4)
             for options in ({}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05})
         ),
@@ -313,7 +316,7 @@ def test_one_row_of_logits_over_devices_is_drawn_from_for_all_of_a_prompts_keys(
         np.testing.assert_allclose(got[1], want[1], atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("programs/test_sampler.py::test_draws_follow_the_distribution_and_report_it")
 @pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 0.6}])
 def test_a_million_draws_follow_the_distribution(options):
     config, vocab, n = DrawConfig(**options), 11, 1_000_000
@@ -366,6 +369,7 @@ def test_one_token_and_one_sample(decoder):
     assert out.tokens.shape == (3, 1, 1) and (out.lengths == 1).all()
 
 
+@pytest.mark.in_ci("sizes1")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [None, (2, 2, 2)])
 def test_eight_bits_draw_what_the_rounded_weights_draw(sizes):

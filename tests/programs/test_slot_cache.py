@@ -3,15 +3,13 @@
 import doctest
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tpu_compiler
 from compiled_writes import each_token
 from tpu_cache import second_of_two
 
@@ -149,10 +147,10 @@ def test_on_a_cpu_a_block_of_a_layer_is_widened_at_a_time():
     assert "s8" in shapes and "bf16" not in shapes
 
 
-# In a process of its own: libtpu stays in the one that has loaded it.
 PLANNED = """
 import json, sys
 from pathlib import Path
+from unittest import mock
 from grpojax.models import Compute, sharding
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.tools import hlo, plan_shapes, planner
@@ -161,17 +159,17 @@ analyse = hlo.analyse
 def kept(text, turns):
     Path(folder, "hlo.txt").write_text(text)
     return analyse(text, turns)
-hlo.analyse = kept
-report, = planner.plan(
-    plan_shapes.SHAPES["qwen2.5-1.5b"], topology="v5e:2x2", mesh=sharding.MeshConfig(**mesh), prompts=16,
-    prompt_tokens=512, sampling=SamplerConfig(group=16, max_tokens=1024, **cells),
-    compute=Compute(dtype="bfloat16"), programs=("rollout",),
-)
+with mock.patch.object(hlo, "analyse", kept):
+    report, = planner.plan(
+        plan_shapes.SHAPES["qwen2.5-1.5b"], topology="v5e:2x2", mesh=sharding.MeshConfig(**mesh), prompts=16,
+        prompt_tokens=512, sampling=SamplerConfig(group=16, max_tokens=1024, **cells),
+        compute=Compute(dtype="bfloat16"), programs=("rollout",),
+    )
 print(json.dumps([report.read_each, report.optional_each, report.per_iteration, report.temp]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("tools/test_planner.py::test_programs_compile_and_move_what_they_must")
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(
     ("cells", "mesh"),
@@ -184,9 +182,7 @@ print(json.dumps([report.read_each, report.optional_each, report.per_iteration, 
 def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp_path):
     """As `plan` says it, of Qwen2.5-1.5B at its full depth on v5e; and no weight or block is written anew. Eight bits
     take half the bytes and those of the scales, in memory too."""
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
-    args = [sys.executable, "-c", PLANNED, json.dumps([str(tmp_path), cells, mesh])]
-    done = subprocess.run(args, env=env, capture_output=True, text=True)
+    done = tpu_compiler.run(PLANNED, json.dumps([str(tmp_path), cells, mesh]))
     assert done.returncode == 0, done.stderr[-3000:]
     each, optional, moved, temp = json.loads(done.stdout.splitlines()[-1])
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)

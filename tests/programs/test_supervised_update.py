@@ -86,6 +86,7 @@ def whole():
     return {kind: updated(kind) for kind in ("sft", "dpo")}
 
 
+@pytest.mark.in_ci("sizes3-1-splash-sft")
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 @pytest.mark.parametrize(("sizes", "microbatches", "attention"), [
     (None, 4, "xla"),

@@ -73,6 +73,7 @@ def reference():
     return batch, variant.objective, update(batch, variant.objective)
 
 
+@pytest.mark.in_ci("sizes6-1-splash-None", "sizes10-1-splash-14")
 @pytest.mark.parametrize(
     ("sizes", "microbatches", "attention", "least"),
     [

@@ -96,7 +96,7 @@ def test_functions_are_named_before_their_code_runs(tmp_path, monkeypatch, caplo
     assert "rewards run the function failing:f" in seen[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("host/test_startup.py::test_reward_functions_in_this_folder_can_be_imported")
 def test_the_folder_one_is_in_is_searched(tmp_path, recipe):
     """By the installed command, whose own folder is that of the programs."""
     (tmp_path / "mine.py").write_text("raise RuntimeError('found it')\n")

@@ -46,6 +46,7 @@ def copied(learner):
     return jax.tree.map(lambda x: np.array(x), learner.state["policy"].params)
 
 
+@pytest.mark.in_ci("plain")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "greedy"])
 def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(recipe, tmp_path, kind):
@@ -91,6 +92,7 @@ def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_correct
     assert all(abs(line["importance_mean"] - 1) > 1e-4 for line in lines[1:])
 
 
+@pytest.mark.in_ci("plain")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "culling"])
 def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(recipe, tmp_path, kind):
@@ -118,7 +120,7 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_ahead.py::test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight")
 def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the_next_step(recipe, tmp_path):
     """Of a budget of tokens it is not known before a step is judged whether it is the last."""
     given = "train.steps=null", "train.minibatches=2", "train.checkpoint_every=0"
@@ -129,7 +131,7 @@ def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_ahead.py::test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight")
 @pytest.mark.parametrize(
     ("more", "devices"),
     [((), 1), (("rollout.overlap=0.25", "rollout.max_tokens=16"), 1), (("mesh.rollout=1",), 2)],
@@ -159,7 +161,7 @@ def end_together(pair):
     return statuses
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe, tmp_path):
     """SIGTERM to the second; both save what is in flight, groups that wait among it, and are bit-equal to two that
     were left alone."""
@@ -194,7 +196,7 @@ def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):
     assert {line["rollout/staleness"] for line in lines_of(tmp_path / "run")[1:]} == {1.0}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_rollouts.py::test_solved_prompts_are_not_drawn_in_later_passes")
 def test_what_is_solved_is_left_out_one_rollout_later(recipe, tmp_path):
     """All thirty are solved in the first pass of three rollouts; the fourth is chosen before the third is judged."""
     rows = [json.loads(line) for line in (recipe.parent / "sums.jsonl").read_text().splitlines()]
@@ -302,6 +304,7 @@ BESIDE = {
 }
 
 
+@pytest.mark.in_ci("ppo")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BESIDE)
 def test_between_a_rollout_and_its_updates_the_device_is_asked_for_programs_alone(recipe, tmp_path, monkeypatch, kind):

@@ -119,7 +119,7 @@ def follow(directory, *overrides):
     return [(k, x) for k, x in told if k.startswith(KEY) or k == "eval/accuracy"], found[-1] <= max(found) / 2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_watch.py::test_each_kind_of_trouble_is_named_once_with_its_remedy")
 def test_a_collapse_is_told_before_what_is_right_held_out_has_halved(tmp_path):
     """With a learning rate that is 50 times as large."""
     told, halved = follow(tmp_path / "run", "optimizer.learning_rate=1.5e-2", "train.eval_every=1", "train.steps=30")
@@ -129,7 +129,7 @@ def test_a_collapse_is_told_before_what_is_right_held_out_has_halved(tmp_path):
     assert told[first][0] == ALARM and accuracies[-1] > max(accuracies) / 2, told
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_watch.py::test_noise_alone_rings_nothing")
 def test_a_healthy_run_rings_nothing(tmp_path):
     told, _ = follow(tmp_path / "run", "train.steps=12", "train.eval_every=4")
     assert [name for name, _ in told] == ["eval/accuracy"] * 4 and told[-1][1] > 0.9, told

@@ -123,6 +123,7 @@ def test_a_critic_spelt_out_is_the_same_run(recipe):
     assert not fading.may_differ("train.steps")
 
 
+@pytest.mark.in_ci("overrides0")
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [["variant=token_critic"], ["variant=ppo", "critic.trunk=frozen"]])
 def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
@@ -165,7 +166,7 @@ def test_the_bias_acts_on_the_next_advantages(recipe, tmp_path):
         np.testing.assert_allclose(np.sort(targets[0].reshape(-1)), np.sort(first.advantages.reshape(-1)), atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("programs/test_roles.py::test_a_killed_run_of_two_networks_goes_on_on_another_mesh")
 def test_kill_nine_changes_nothing(recipe, tmp_path):
     overrides = [*SHORT, FAST, "variant={name: token_critic, bound: 1.0}", "critic.trunk=frozen",
                  "critic.warmup_steps=2", "train.steps=6", "train.minibatches=2",
@@ -180,7 +181,7 @@ def test_kill_nine_changes_nothing(recipe, tmp_path):
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "unbroken")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("programs/test_roles.py::test_a_killed_run_of_two_networks_goes_on_on_another_mesh")
 def test_it_goes_on_on_another_mesh(recipe, tmp_path):
     overrides = ["variant=token_critic", "critic.trunk=frozen"]
     meshes = [("mesh.data=1", 1), ("mesh.data=2", 8)]

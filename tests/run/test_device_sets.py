@@ -40,7 +40,7 @@ def test_with_ahead_0_they_give_the_numbers_of_one_set(recipe, tmp_path):
     assert lines_of(tmp_path / "one") == lines_of(tmp_path / "two")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_device_sets.py::test_with_ahead_0_they_give_the_numbers_of_one_set")
 def test_one_device_of_each_kind_with_rollouts_ahead_gives_those_of_one(recipe, tmp_path):
     assert Trainer(load(recipe, tmp_path / "one", "rollout.ahead=1")).run()
     trainer = Trainer(load(recipe, tmp_path / "two", "rollout.ahead=1", "mesh.rollout=1"), devices=2)
@@ -98,7 +98,7 @@ def median_step(directory):
     return float(np.median([line["time/step_s"] for line in read_metrics(directory)[2:]]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_device_sets.py::test_with_ahead_0_they_give_the_numbers_of_one_set")
 def test_rollout_and_updates_take_their_time_side_by_side(recipe, tmp_path):
     """Both take 0.4 s of sleep, so that it shows what waits for what, and not what two cores can do at once."""
     took = {}

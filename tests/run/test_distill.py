@@ -60,7 +60,7 @@ def test_advantages_are_those_of_transformers(recipe, teacher, tmp_path):
     assert abs(told["teacher/kl"]) > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_distill.py::test_advantages_are_those_of_transformers")
 def test_the_policy_as_its_own_teacher_teaches_nothing(recipe, tmp_path):
     """To the last bit; whatever the rewards are."""
     run = trainer(recipe, tmp_path, recipe.parent)

@@ -236,7 +236,7 @@ def test_a_second_sigint_stops_at_once_and_loses_one_save_interval_at_most(recip
     assert numbers(tmp_path / "run") == unbroken
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_faults.py::test_sigterm_in_any_phase_saves_and_loses_nothing")
 def test_sigterm_in_dynamic_sampling_drops_all_of_the_step(recipe, tmp_path):
     sampling = (
         EVEN_TOO,

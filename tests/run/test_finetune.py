@@ -120,7 +120,7 @@ def command(recipes, kind, directory, *overrides):
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_finetune.py::test_a_run_that_died_goes_on_bit_for_bit")
 def test_kills_and_signals_change_nothing(recipes, tmp_path):
     """Killed once and stopped once, with a save in flight after every step."""
     kind = "dpo"  # which has a reference too
@@ -139,6 +139,7 @@ def test_kills_and_signals_change_nothing(recipes, tmp_path):
     assert numbers(tmp_path / "stopped") == numbers(tmp_path / "unbroken")
 
 
+@pytest.mark.in_ci("overrides0-sft")
 @pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("overrides", [["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"], ["train.microbatches=4"]])

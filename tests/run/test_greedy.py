@@ -63,7 +63,7 @@ def test_any_number_of_prompts_goes_over_the_lanes(trainer):
         np.testing.assert_array_equal(alone().tokens[0], all_of_them.tokens[i])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_recipes.py::test_a_recipe_learns_from_its_own_numbers")
 def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
     seen = []
     trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 2}", "rollout.group=2"))

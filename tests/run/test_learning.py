@@ -57,7 +57,9 @@ def test_a_method_without_a_ratio_takes_one_update_a_rollout(recipe, tmp_path, n
     assert load(recipe, tmp_path / "run", f"variant={{name: {name}, ratio: token}}", several)
 
 
-@pytest.mark.parametrize("truncated", ["mask", *(pytest.param(t, marks=pytest.mark.slow) for t in ("train", "drop"))])
+@pytest.mark.parametrize(
+    "truncated", ["mask", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("train", "drop"))]
+)
 def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
     """Masked they weigh nothing; dropped, their group's mean does not know of them either."""
     trainer = Trainer(load(recipe, tmp_path / "run", f"train.truncated={truncated}", "train.steps=1",
@@ -183,6 +185,7 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
         load(recipe, tmp_path / "no", "variant={name: grpo, anchor: sampler, importance: truncate}")
 
 
+@pytest.mark.in_ci("clip_cov")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
 def test_tokens_are_picked_from_the_whole_minibatch(recipe, tmp_path, name):

@@ -80,7 +80,7 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
     assert again.meta["levels"] == trainer.meta["levels"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_rollouts.py::test_a_resumed_run_draws_what_it_would_have_drawn")
 def test_kill_nine_forgets_no_prompt_that_is_retired(recipe, leveled, tmp_path):
     """Which tells from the fifth step on."""
     given = overrides(leveled, "", "train.steps=8", "rollout.curriculum=null", "variant=culling")[1:]
@@ -98,7 +98,7 @@ def test_kill_nine_forgets_no_prompt_that_is_retired(recipe, leveled, tmp_path):
     assert sum(solved[:5]) >= 8 > 2 >= sum(solved[5:])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("host/test_processes.py::test_counts_are_added_up")
 def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
     """With solved problems in context too: both agree on rates and exemplars."""
     given = overrides(leveled, "", "variant=xrpo", "rollout.plan={probe: 1, exemplars: 1}", "rollout.prompts=8")

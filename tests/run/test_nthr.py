@@ -36,7 +36,7 @@ def late_flops(trainer, problems, rollout):
     return total
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_recipes.py::test_a_recipe_learns_from_its_own_numbers")
 def test_with_a_factor_of_one_it_is_grpo(recipe, tmp_path):
     """To the last bit; with its own factor it is not."""
     want, _ = train(recipe, tmp_path / "grpo", {"name": "grpo", **TWIN})
@@ -47,6 +47,7 @@ def test_with_a_factor_of_one_it_is_grpo(recipe, tmp_path):
     assert own[0]["reward"] == want[0]["reward"] and own[0]["grad_norm"] != want[0]["grad_norm"]
 
 
+@pytest.mark.in_ci("options0")
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"self_term": False}, {"select": "random"}, {"select": "all", "eta": 0.0}])
 def test_its_options_train_on_one_device_as_on_eight(recipe, tmp_path, options):

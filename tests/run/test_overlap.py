@@ -73,6 +73,7 @@ class Watched:
         return layout.unpack(np.asarray(self._score(self.weights[version], rows))[None])
 
 
+@pytest.mark.in_ci("plain")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "ahead"])
 def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recipe, tmp_path, kind):
@@ -112,6 +113,7 @@ def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recip
     assert Counter(uids + left) == Counter(drawn) and len(uids) > 20
 
 
+@pytest.mark.in_ci("filter")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["filter", "culling"])
 def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recipe, tmp_path, kind):
@@ -138,7 +140,7 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_overlap.py::test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions")
 def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 3}", "train.steps=4"))
     trainer.rollouts._keep = lambda judged: judged.rollout.lengths.any(1)
@@ -148,7 +150,7 @@ def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tm
     assert [line["rollout/version"] for line in lines] == sorted(line["rollout/version"] for line in lines)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_overlap.py::test_groups_keep_their_seats_and_the_others_go_to_the_queue")
 def test_lanes_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe, tmp_path):
     """Of four lanes each leaves up to 2 of 8 samples; on one device more there would be room for 1 of 4 only."""
     given = ("rollout.overlap=0.25", "train.checkpoint_every=1")
@@ -163,7 +165,7 @@ def test_lanes_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe
         policy.sample(None, prompts, None, trainer.config.rollout, begun=samples, left=1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_overlap.py::test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions")
 def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(log, "info", lambda text, *given: said.append(text % given))
@@ -173,7 +175,7 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     assert left and f"{left} groups were under way when the run ended: their samples are not learned from" in said
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("programs/test_begun.py::test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was")
 def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
     asked, plain = [], type(trainer.policy.programs).__call__

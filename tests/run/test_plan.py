@@ -39,7 +39,7 @@ def plain(recipe, tmp_path_factory):
     return drawn(recipe, tmp_path_factory.mktemp("plain"), PROBLEMS, "variant=grpo", "rollout.group=7")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_plan.py::test_it_draws_the_first_samples_of_a_larger_group")
 def test_the_rows_of_a_phase_need_not_divide_over_the_devices(recipe, tmp_path, plain):
     options = "rollout.prompts=2", "rollout.plan={probe: 3, phases: 4, most: 10}"
     judged = drawn(recipe, tmp_path / "run", (0, 29), *options, devices=2)
@@ -108,7 +108,7 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     assert all(np.isfinite(line["loss"]) for line in lines) and max(line["grad_norm"] for line in lines) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_plan.py::test_what_was_not_drawn_counts_nowhere")
 def test_a_filter_merges_it(recipe, tmp_path):
     options = (
         "rewards.0.name=tiny_run:parity",

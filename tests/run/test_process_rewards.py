@@ -27,7 +27,7 @@ def advantages(recipe, directory, rewards, *overrides, number=3):
     return judged, mask, np.asarray(trainer.config.method.variant.advantage(judged.total, signals))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_process_rewards.py::test_steps_are_suffix_sums")
 def test_one_step_is_the_outcomes_advantage(recipe, tmp_path):
     """Weights, and an outcome beside it: a reward twice, by itself and as a step, counts twice."""
     outcome = "[{name: 'tiny_run:parity', weight: 2.0}]"
@@ -55,7 +55,7 @@ def test_steps_are_suffix_sums(recipe, tmp_path):
         np.testing.assert_allclose(got[p], want * mask[p], atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_process_rewards.py::test_steps_are_suffix_sums")
 def test_it_trains_and_a_filter_merges_it(recipe, tmp_path):
     assert Trainer(load(recipe, tmp_path / "run", "[{name: 'tiny_run:steps'}]", "filter={max_rollouts: 2}")).run()
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]

@@ -35,7 +35,7 @@ def steps_of(folder):
     return sorted(dict(e.stats)["step_num"] for e in events if e.name == "step"), {e.name for e in events}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_profiling.py::test_the_loop_waits_at_the_edges_alone")
 def test_chosen_steps_are_traced_and_no_number_changes(recipe, tmp_path, caplog):
     plain = train(recipe, tmp_path / "plain")
     with caplog.at_level(logging.INFO):

@@ -75,6 +75,7 @@ def test_a_gpu_is_refused_before_anything_is_drawn(recipe):
     checks.cache(eight, on)
 
 
+@pytest.mark.in_ci("rollout.weights=int8-1.001")
 @pytest.mark.slow
 @pytest.mark.parametrize(("eight", "high"), [(EIGHT, 1.001), (CACHE, 1.00001)])
 def test_a_run_tells_how_far_sampler_and_policy_are_apart(recipe, tmp_path, eight, high):

@@ -225,6 +225,9 @@ def test_every_recipe_is_told_apart():
     assert set(NAMES) == EXPECTED.keys() | PLAIN
 
 
+@pytest.mark.in_ci(
+    "clip_cov", "culling", "grpo_process", "gspo", "gt_likelihood", "llds", "nthr", "ppo", "remax", "xrpo"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_learns_from_its_own_numbers(name, recipe, tmp_path):
@@ -270,6 +273,7 @@ def leaves_the_plain_clip(name, run, recipe, directory):
 # --- rare tokens: beside which tokens, whatever the run is cut into
 
 
+@pytest.mark.in_ci("batch-cut0-4")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("relative_to", "cut", "devices"),
@@ -296,7 +300,7 @@ def test_rare_tokens_are_rare_beside_the_whole_rollout(relative_to, cut, devices
         assert np.abs(apart - step.advantages).max() > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_rare_tokens_of_two_processes(recipe, tmp_path):
     """The rollout is that of all processes."""
     model = recipe.parent

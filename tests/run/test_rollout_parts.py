@@ -29,7 +29,7 @@ def load(recipe, directory, *overrides):
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("filter", "invalid", "steps"))]
+    "kind", ["plain", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("filter", "invalid", "steps"))]
 )
 def test_a_run_is_the_same_in_any_number_of_parts(recipe, tmp_path, kind):
     """Rewards that fail, those of steps and those that are normalised in their groups come back to their places."""
@@ -62,7 +62,7 @@ def test_groups_are_judged_while_the_others_are_drawn(recipe, tmp_path, monkeypa
     np.testing.assert_array_equal(judged.reward, judged.rollout.lengths)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_rollout_parts.py::test_a_run_is_the_same_in_any_number_of_parts")
 def test_a_run_that_is_stopped_or_killed_goes_on_in_another_number_of_parts(recipe, tmp_path):
     assert Trainer(load(recipe, tmp_path / "whole", "train.steps=5")).run()
     short = ["data.eval=null", "train.steps=5", "train.checkpoint_every=1", "train.eval_every=0"]

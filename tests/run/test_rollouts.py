@@ -54,6 +54,7 @@ def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
     assert set(trainer.meta["passes"][0]["left_out"]) >= solved
 
 
+@pytest.mark.in_ci("culling")
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), CULLING], ids=["scale_rl", "culling"])
 def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, overrides):

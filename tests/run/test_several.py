@@ -46,7 +46,7 @@ def same(several, one, name):
             )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
 def test_recipes_by_two_processes(recipe, tmp_path):
     sft = tmp_path / "sft.yaml"
     sft.write_text(SFT.format(folder=recipe.parent))
@@ -66,7 +66,7 @@ def test_recipes_by_two_processes(recipe, tmp_path):
         same(numbers(tmp_path / "several" / name), numbers(tmp_path / "one" / name), name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("host/test_agreement.py::test_two_processes")
 def test_processes_that_disagree_start_nothing(recipe, tmp_path):
     pair = [
         start(recipe, tmp_path / "run", f"train.seed={i}", "mesh.fsdp=2", env=env)

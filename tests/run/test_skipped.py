@@ -33,7 +33,7 @@ def trained(recipe, directory, *overrides, devices=1):
     ("options", "devices"),
     [
         (("variant={name: dr_grpo}", "train.truncated=mask"), 2),
-        *(pytest.param(options, 1, marks=pytest.mark.slow) for options in [
+        *(pytest.param(options, 1, marks=pytest.mark.exhaustive) for options in [
             (), ("variant={name: gspo, anchor: sampler, kl_coef: 0}", "train.minibatches=2", "train.microbatches=3"),
         ]),
     ],

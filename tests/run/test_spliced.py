@@ -109,7 +109,7 @@ def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
     np.testing.assert_allclose(step.weighed.advantages, given, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_true_answers.py::test_only_groups_that_fail_ask_for_it")
 def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
     """And of these no sample without a marker, where such are not completed."""
     step = step_of(trainer_of(recipe, tmp_path, {**SPLICED, "missing": "zero"}, "rollout.group=2"))
@@ -157,7 +157,7 @@ def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
             assert row["learned"].rpartition("e")[2].strip() == row["gold"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("run/test_spliced.py::test_a_run_tells_what_was_drawn_and_goes_on_as_it_was")
 def test_a_stop_in_between_changes_nothing(recipe, tmp_path):
     assert trainer_of(recipe, tmp_path / "whole", EVERY).run()
     first = trainer_of(recipe, tmp_path / "parts", EVERY)

@@ -398,7 +398,9 @@ def test_examples(module):
     assert doctest.testmod(module).failed == 0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(
+    "run/test_sweep.py::test_the_command_starts_trainers_that_share_a_cache_and_says_what_comes_next"
+)
 def test_a_real_sweep_and_its_report(tmp_path, capsys, monkeypatch):
     """Two methods of the built-in model, to the page."""
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)

@@ -210,6 +210,7 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
     assert cli.main(["export", str(unbroken[0]), "--to", str(target)]) == 2
 
 
+@pytest.mark.in_ci("overrides0")
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
     ["variant={name: dr_grpo, kl_coef: 0.1, kl_kind: unbiased}", "train.iterations=2", "train.minibatches=2",
@@ -247,6 +248,7 @@ def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
         np.testing.assert_allclose(got, rewards - rewards.mean(), atol=1e-5)
 
 
+@pytest.mark.in_ci("prompt_mean")
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregate", ["prompt_mean", "sequence_mean", "token_mean"])
 def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):

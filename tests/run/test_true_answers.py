@@ -113,7 +113,7 @@ def expected(recipe, batch, tokenizer, **options):
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("programs/test_influence.py::test_a_ragged_run_compiles_few_programs")
 def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
     """Twelve steps in which the groups that fail as a whole, and the samples' lengths, differ."""
     variant = {"name": "gt_likelihood", "kl_coef": 0.0}

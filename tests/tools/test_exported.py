@@ -88,6 +88,7 @@ def test_every_program_that_the_planner_knows_is_exported():
     assert {what for name in RUNS for what in taken(name)} == known
 
 
+@pytest.mark.in_ci("critic", "nthr", "rollout", "update")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_bfloat16_run_multiplies_nothing_in_float32_but_what_is_meant(name):
     """And where it samples, a token copies nothing."""
@@ -117,6 +118,7 @@ def check_loop(text, prompts, *, eight_bits):
     assert large == want
 
 
+@pytest.mark.in_ci("layer")
 @pytest.mark.parametrize("remat", ["layer", "matmuls"])
 def test_an_update_moves_weights_only_to_cast_them_and_to_write_their_gradients(remat):
     """Of a batch that is smaller than the smallest weight, so that all that is as large is of weights."""

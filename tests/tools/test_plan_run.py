@@ -16,6 +16,7 @@ def load(recipe, tmp_path, *more):
     return recipes.load(recipe, [*keep, *more])
 
 
+@pytest.mark.in_ci("grpo")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",

@@ -4,15 +4,13 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import tpu_compiler
 from runs import Trainer
 
 from grpojax import variants
@@ -40,7 +38,6 @@ CONFIG = DecoderConfig(
 GIB = 2**30
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
-# In a process of its own: libtpu stays in the one that has loaded it.
 COMPILE = """
 import dataclasses, json, sys
 from grpojax.tools import planner
@@ -65,13 +62,9 @@ print(planner.topology_mesh(sys.argv[1], sharding.MeshConfig()).shape)
 """
 
 
-def python(*args):
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
-    return subprocess.run([sys.executable, "-c", *args], env=env, capture_output=True, text=True)
-
-
 UNEVEN = """
 import dataclasses, json, sys
+from unittest import mock
 import numpy as np
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, sharding
@@ -86,12 +79,12 @@ def pack(batch, **how):
     print(json.dumps([packed.rows.tokens.shape, [x.shape for x in packed.rows.seats]]))
     return packed, layout
 
-packing.pack = pack
-(report,) = planner.plan(
-    DecoderConfig(**json.loads(sys.argv[1])), topology="v5e:2x2", mesh=sharding.MeshConfig(fsdp=4), prompts=16,
-    prompt_tokens=128, sampling=SamplerConfig(group=16, max_tokens=512), objective=Objective(kl_coef=0.04),
-    compute=Compute(dtype="bfloat16", vocab_chunk=1024), programs=["score"],
-)
+with mock.patch.object(packing, "pack", pack):
+    (report,) = planner.plan(
+        DecoderConfig(**json.loads(sys.argv[1])), topology="v5e:2x2", mesh=sharding.MeshConfig(fsdp=4), prompts=16,
+        prompt_tokens=128, sampling=SamplerConfig(group=16, max_tokens=512), objective=Objective(kl_coef=0.04),
+        compute=Compute(dtype="bfloat16", vocab_chunk=1024), programs=["score"],
+    )
 print(json.dumps([report.error, report.temp]))
 """
 
@@ -100,7 +93,7 @@ print(json.dumps([report.error, report.temp]))
 @needs_libtpu
 def test_attention_of_uneven_lengths_pays_for_three_and_not_for_the_longest():
     """With seats of full length for all, its queries and what they find alone are more than the whole program has."""
-    done = python(UNEVEN, json.dumps(dataclasses.asdict(CONFIG)))
+    done = tpu_compiler.run(UNEVEN, json.dumps(dataclasses.asdict(CONFIG)))
     assert done.returncode == 0, done.stderr[-3000:]
     (_, lanes, _, size), seats = json.loads(done.stdout.splitlines()[-2])
     error, temp = json.loads(done.stdout.splitlines()[-1])
@@ -129,12 +122,13 @@ print(json.dumps([report.error, report.temp]))
 @needs_libtpu
 def test_an_update_has_no_room_for_all_layers_in_bfloat16_nor_for_copies_of_its_moments():
     config = dataclasses.replace(CONFIG, vocab_size=16384, intermediate_size=8192, num_layers=8)
-    done = python(UPDATE, json.dumps(dataclasses.asdict(config)))
+    done = tpu_compiler.run(UPDATE, json.dumps(dataclasses.asdict(config)))
     assert done.returncode == 0, done.stderr[-3000:]
     error, temp = json.loads(done.stdout.splitlines()[-1])
     assert not error and temp * GIB < 2 * flops.matmul_weights(config) / 4
 
 
+@pytest.mark.in_ci("v5e")
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
@@ -143,7 +137,7 @@ def test_an_update_has_no_room_for_all_layers_in_bfloat16_nor_for_copies_of_its_
     ids=["v5e", "v5p, with samples that go on"],
 )
 def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
-    done = python(COMPILE, json.dumps([dataclasses.asdict(CONFIG), topology, mesh, overlap]))
+    done = tpu_compiler.run(COMPILE, json.dumps([dataclasses.asdict(CONFIG), topology, mesh, overlap]))
     assert done.returncode == 0, done.stderr[-3000:]
     reports = {r["name"]: planner.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}
     assert list(reports) == list(plan_report.PROGRAMS)
@@ -190,10 +184,10 @@ for parts, programs in ((1, ["rollout"]), (3, ["rollout prompts", "rollout"])):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("programs/test_parts.py::test_caches_are_written_in_place")
 @needs_libtpu
 def test_a_rollout_in_parts_has_its_caches_once():
-    done = python(PARTS, json.dumps(dataclasses.asdict(CONFIG)))
+    done = tpu_compiler.run(PARTS, json.dumps(dataclasses.asdict(CONFIG)))
     assert done.returncode == 0, done.stderr[-3000:]
     whole, parts = (
         {r["name"]: planner.ProgramReport(**r) for r in json.loads(line)} for line in done.stdout.splitlines()[-2:]
@@ -234,7 +228,7 @@ for topology, rollout in (("v5e:4x4", 4), ("v5e:2x4", 1)):
 @pytest.mark.slow
 @needs_libtpu
 def test_chips_set_apart_run_the_rollout_and_are_sent_its_weights_alone():
-    done = python(APART, json.dumps(dataclasses.asdict(CONFIG)))
+    done = tpu_compiler.run(APART, json.dumps(dataclasses.asdict(CONFIG)))
     assert done.returncode == 0, done.stderr[-3000:]
     made, *refused = done.stdout.splitlines()
     rollout, reshard = (planner.ProgramReport(**r) for r in json.loads(made))
@@ -257,7 +251,7 @@ def test_eight_bits_travel_are_kept_and_are_read():
     code = COMPILE.replace(
         "Objective(kl_coef=0.04),", "Objective(kl_coef=0.04), weights='int8', programs=('rollout', 'reshard'),"
     )
-    done = python(code, json.dumps([dataclasses.asdict(CONFIG), "v5e:4x4", {"fsdp": 16}, 0.0]))
+    done = tpu_compiler.run(code, json.dumps([dataclasses.asdict(CONFIG), "v5e:4x4", {"fsdp": 16}, 0.0]))
     assert done.returncode == 0, done.stderr[-3000:]
     rollout, reshard = (planner.ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1]))
     c = CONFIG
@@ -418,13 +412,13 @@ def test_a_supervised_recipe_has_its_update_and_scores():
         planner._supervised_calls(CONFIG, odd, Compute(mesh=mesh), mesh)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("tools/test_planner.py::test_a_critic_is_in_the_programs_and_the_memory")
 @needs_libtpu
 def test_plan_prints_the_critic():
     overrides = ["variant=ppo", "critic.warmup_steps=2", "critic.layers=1", "model.dtype=bfloat16"]
     recipe = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
     code = "import sys; from grpojax.tools import cli; sys.exit(cli.main(sys.argv[1:]))"
-    done = python(code, "plan", recipe, "--topology", "v5e:2x2", "--layers", "1", *overrides)
+    done = tpu_compiler.run(code, "plan", recipe, "--topology", "v5e:2x2", "--layers", "1", *overrides)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
     assert rows[1:8] == ["update", "score", "rollout", "evaluation", "reshard", "critic", "critic update"]
@@ -444,14 +438,14 @@ def test_a_supervised_recipe_without_its_command(capsys):
 
 @needs_libtpu
 def test_unknown_topology_is_a_users_error():
-    done = python(MESH, "v5e:3x5x7")
+    done = tpu_compiler.run(MESH, "v5e:3x5x7")
     assert "UserError: no TPU topology 'v5e:3x5x7'" in done.stderr
 
 
 @pytest.mark.slow
 @needs_libtpu
 def test_a_v4_chip_is_one_device():
-    done = python(MESH, "v4:2x2x4")
+    done = tpu_compiler.run(MESH, "v4:2x2x4")
     assert "('fsdp', 16)" in done.stdout, done.stderr[-3000:]
 
 
@@ -466,7 +460,7 @@ print(mesh.shape, [[d.slice_index for d in row.flat] for row in mesh.devices])
 @pytest.mark.slow
 @needs_libtpu
 def test_the_data_axis_goes_across_slices():
-    done = python(SLICES)
+    done = tpu_compiler.run(SLICES)
     assert "('data', 2), ('fsdp', 4)" in done.stdout, done.stderr[-3000:]
     assert done.stdout.strip().endswith("[[0, 0, 0, 0], [1, 1, 1, 1]]")
 

@@ -4,10 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 import typing
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import tpu_compiler
 import yaml
 from hypothesis import given
 
@@ -237,7 +235,6 @@ def test_a_pods_recipe_says_what_its_plan_is(name):
     assert step == pytest.approx(estimate.run.step, rel=0.01 if by_sheet else 0.25)
 
 
-# In a process of its own: libtpu stays in the one that has loaded it.
 COMPILE = """
 import sys
 from grpojax.run import recipe
@@ -251,9 +248,7 @@ print(*(r.name for r in reports if r.fits))
 
 
 def compiled(path, programs):
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    command = [sys.executable, "-c", COMPILE, str(path), said_of(path)[1], programs]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = tpu_compiler.run(COMPILE, str(path), said_of(path)[1], programs)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()[-1].split()
 
@@ -261,6 +256,7 @@ def compiled(path, programs):
 needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
 
+@pytest.mark.in_ci("v5e-8_qwen2.5-0.5b")
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize("name", [name for name in PODS if not name.startswith("gpu")])
@@ -280,7 +276,7 @@ print(update.links["ICI"].total)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("tools/test_planner.py::test_programs_compile_and_move_what_they_must")
 @needs_libtpu
 def test_a_chip_of_32_receives_what_the_readme_says():
     """Four prompts a chip, and every 16 of them hold a copy of the weights; the table is flat from there on."""
@@ -288,7 +284,6 @@ def test_a_chip_of_32_receives_what_the_readme_says():
     said = {int(chips): float(gb) for chips, gb in table}
     assert max(said[n] for n in (64, 128, 256)) == pytest.approx(said[32], rel=0.05)
     more = ["rollout.prompts=128", "mesh.data=2", "mesh.fsdp=16"]
-    command = [sys.executable, "-c", RECEIVED, str(PODS["v5e-4x4_qwen2.5-1.5b"]), "v5e:4x8", *more]
-    done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}, capture_output=True)
+    done = tpu_compiler.run(RECEIVED, str(PODS["v5e-4x4_qwen2.5-1.5b"]), "v5e:4x8", *more)
     assert done.returncode == 0, done.stderr[-3000:]
     assert float(done.stdout.split()[-1]) / 1e9 == pytest.approx(said[32], rel=0.05)

@@ -65,6 +65,7 @@ def look(page, width, dark):
     return json.loads(html.unescape(found[1])), [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+@pytest.mark.in_ci("wide and light")
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize(("width", "dark"), [(500, True), (1200, False)], ids=["narrow and dark", "wide and light"])

@@ -20,7 +20,7 @@ exec {sys.executable} -P -m grpojax.tools.cli "$@"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("tpu_scripts/test_watch.py::test_vms_that_are_taken_are_asked_for_again")
 def test_created_preempted_resumed_finished_and_fetched(play, tmp_path):
     """Taken twice: with time to save, and without. The metrics are those of two processes that nothing happens to."""
     recipe = ROOT / "configs/quickstart.yaml"

@@ -179,7 +179,7 @@ def test_a_vm_that_was_made_anew_ends_the_run_that_lost_it(play):
     assert "sending" in said and "finished" in said and len(play.calls("queued-resources create")) == 1
 
 
-@pytest.mark.parametrize("taken", [["KILL"], pytest.param(["TERM"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("taken", [["KILL"], pytest.param(["TERM"], marks=pytest.mark.exhaustive)])
 def test_vms_that_are_taken_are_asked_for_again(play, taken):
     """While it runs, and twice before it runs again: once while they are made, once while they are set up."""
     step = f"{play.cloud}/bucket/metrics:2"

@@ -248,6 +248,7 @@ def sixteen_prompts():
     return jax.jit(lambda x: {name: run(name, x) for name in NAMES})(example(prompts=16))
 
 
+@pytest.mark.in_ci("sizes0-a")
 @pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "spec"), [((8, 1), "a"), ((2, 4), ("a", "b")), ((4, 2), "a")])
 def test_prompts_over_eight_devices(sizes, spec):

@@ -132,7 +132,7 @@ def perfect(logits, rewards):
     return np.array([[[first, second.get(s[0], 0.0)] for s in SEQUENCES]], np.float32)
 
 
-@pytest.mark.parametrize("lam", [0.6, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.0, 1.0))])
+@pytest.mark.parametrize("lam", [0.6, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in (0.0, 1.0))])
 def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_reward(lam):
     rng, h = np.random.default_rng(int(10 * lam)), 1e-5
     logits = rng.normal(size=(3, 3)).astype(np.float32)

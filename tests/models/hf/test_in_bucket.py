@@ -44,6 +44,7 @@ def read(monkeypatch):
     return sizes
 
 
+@pytest.mark.in_ci("sizes1")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [None, (2, 2, 2), (1, 8, 1)])
 def test_a_model_in_a_bucket_is_that_of_the_disk(folders, read, sizes):

@@ -118,6 +118,7 @@ print((status("VmHWM") - before - sum(held.values())) / size)
 """
 
 
+@pytest.mark.in_ci("disk")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["disk", "bucket"])
