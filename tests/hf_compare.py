@@ -34,10 +34,10 @@ def plain_rows(tokens: list[list[int]]) -> Rows:
     )  # fmt: skip
 
 
-def our_logps(model, *, mesh=None) -> list[np.ndarray]:
-    """Log-probs of the completions of `sequences`."""
+def our_logps(model, *, mesh=None, rows=None) -> list[np.ndarray]:
+    """Log-probs of the completions of `sequences`, or of these ``rows``."""
     compute = Compute(mesh=mesh)
-    rows = plain_rows(sequences(model.config.vocab_size))
+    rows = rows or plain_rows(sequences(model.config.vocab_size))
     graph, params = nnx.split(model)
     score = jax.jit(
         lambda params: models.score(graph, params, rows, compute).logps,

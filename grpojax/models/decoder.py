@@ -17,7 +17,7 @@ from grpojax.models import blocked_attention, quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.layers import Block, layer, rms_norm, rope_tables
-from grpojax.models.logprobs import token_scores
+from grpojax.models.logprobs import mask_unused, token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
 from grpojax.types import Array, Rows
@@ -299,6 +299,7 @@ def score(
         inverse_temperature=1.0 / temperature,
         chunk=compute.vocab_chunk,
         with_entropy=entropy,
+        unused=model.config.unused_rows,
         mesh=compute.mesh,
     )
     logps = logps.reshape(b, r, s)
@@ -307,8 +308,8 @@ def score(
 
 
 def logits(model: Decoder, hidden: Array, compute: Compute) -> Array:
-    """Float32 logits ``[..., V]`` of normed hidden states, for the sampler."""
+    """Float32 logits ``[..., V]`` of normed hidden states, for the sampler; those of unused rows are masked."""
     w = model.unembed
     if not isinstance(w, quantised.Int8):
         w = gather_weight(w, compute.mesh, jnp.dtype(compute.dtype), *DECODER["embed"].axes)
-    return quantised.unembed(hidden, w)
+    return mask_unused(quantised.unembed(hidden, w), model.config.unused_rows)

@@ -21,7 +21,13 @@ class RopeScaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Shape and options of a decoder-only transformer with rotary positions, RMS norms and a SwiGLU MLP."""
+    """Shape and options of a decoder-only transformer with rotary positions, RMS norms and a SwiGLU MLP.
+
+    ``vocab_size`` counts the rows of the embedding. Makers often round it up, so that some rows belong to no token:
+    ``unused_rows`` has these, as half-open ranges ``(first, last + 1)`` in rising order. Their probability is 0
+    wherever a token is drawn or scored. The tokenizer says which they are (`grpojax.models.hf.fit_tokenizer`), and no
+    ``config.json`` has them.
+    """
 
     family: str  # "qwen2", "qwen3" or "llama"
     vocab_size: int
@@ -40,8 +46,11 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     max_positions: int = 32768
+    unused_rows: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self):
+        # Lists, as JSON has them, have no hash, which a static argument of a program needs.
+        object.__setattr__(self, "unused_rows", tuple((start, stop) for start, stop in self.unused_rows))
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"num_key_value_heads {self.num_kv_heads} does not divide num_attention_heads {self.num_heads}"

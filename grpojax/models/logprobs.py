@@ -6,6 +6,7 @@ for its owner, before the next one starts.
 """
 
 import functools
+import operator
 from typing import Literal
 
 import jax
@@ -16,7 +17,32 @@ from grpojax.types import Array
 
 _LOGITS_BYTES = 32 * 2**20
 _LEAST_BLOCK = 1024  # many tokens must not make the blocks so thin that the running sums dominate
-_MASKED = -1e30
+_MASKED = -1e30  # not -inf, of which an entropy is NaN; no logit of a token is as low
+
+UnusedRows = tuple[tuple[int, int], ...]  # `grpojax.models.DecoderConfig.unused_rows`
+
+
+def mask_unused(logits: Array, unused: UnusedRows, ids: Array | None = None) -> Array:
+    """Logits with -1e30 where the vocabulary has no token, so that the probability there is exactly 0.
+
+    Whatever makes probabilities of logits calls this first: the sampler, the scores of policy, reference and teacher,
+    their entropies, and the influence of tokens on each other.
+
+    Args:
+      logits: ``[..., n]`` float32, divided by the temperature already where there is one.
+      unused: half-open ranges of rows without a token. Where there are none, the traced program is what it is without
+        this call.
+      ids: ``[n]`` int32, the rows of the embedding that the logits belong to; None for the first n.
+
+    Example:
+      >>> jax.nn.softmax(mask_unused(jnp.array([0.0, 0.0, 9.0, 9.0]), ((2, 4),))).tolist()
+      [0.5, 0.5, 0.0, 0.0]
+    """
+    if not unused:
+        return logits
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32) if ids is None else ids
+    without = functools.reduce(operator.or_, [(start <= ids) & (ids < stop) for start, stop in unused])
+    return jnp.where(without, _MASKED, logits)
 
 
 def token_scores(
@@ -27,9 +53,13 @@ def token_scores(
     inverse_temperature: float = 1.0,
     chunk: int = 0,
     with_entropy: bool | Literal["value"] = False,
+    unused: UnusedRows = (),
     mesh: Mesh | None = None,
 ) -> tuple[Array, Array | None]:
     """Log-probability of each target under ``softmax(inverse_temperature * hidden @ weight.T)``.
+
+    Rows of ``unused`` have probability 0, and their weights a gradient of exactly 0 (`mask_unused`). A target among
+    them gets about -1e30.
 
     Logits are made ``chunk`` entries of the vocabulary at a time, and again in the backward pass.
 
@@ -40,6 +70,7 @@ def token_scores(
       inverse_temperature: float.
       chunk: entries of the vocabulary at once; 0: as many as make about 32 MiB of logits on a device.
       with_entropy: also return the entropy in nats; "value" returns it without a gradient, which is cheaper.
+      unused: ranges of rows without a token.
       mesh: lanes are over ``data`` and ``fsdp``, the vocabulary over ``tensor``.
 
     Returns:
@@ -47,12 +78,18 @@ def token_scores(
     """
     chunk = _chunk(hidden, weight, chunk, mesh)
     with jax.named_scope("vocab"):
-        logps, entropy = _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh)
+        logps, entropy = _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh)
     return logps, jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy
 
 
 def log_normalisers(
-    hidden: Array, weight: Array, *, inverse_temperature: float = 1.0, chunk: int = 0, mesh: Mesh | None = None
+    hidden: Array,
+    weight: Array,
+    *,
+    inverse_temperature: float = 1.0,
+    chunk: int = 0,
+    unused: UnusedRows = (),
+    mesh: Mesh | None = None,
 ) -> Array:
     """``log Σ exp(inverse_temperature * hidden @ weight.T)`` over the vocabulary, ``[B, N]`` float32; no gradient.
 
@@ -62,7 +99,7 @@ def log_normalisers(
     targets = jnp.zeros((b, n), jnp.int32)
     with jax.named_scope("vocab"):
         chunk = _chunk(hidden, weight, chunk, mesh)
-        return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, False, mesh)[1][3]
+        return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, False, unused, mesh)[1][3]
 
 
 def _chunk(hidden: Array, weight: Array, chunk: int, mesh: Mesh | None) -> int:
@@ -76,9 +113,9 @@ def _chunk(hidden: Array, weight: Array, chunk: int, mesh: Mesh | None) -> int:
     return min(chunk, v)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh):
-    return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7))
+def _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh):
+    return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh)[0]
 
 
 def _on_lanes(f, mesh, in_axes, out_axes):
@@ -97,25 +134,29 @@ def _blocks(weight, chunk, dtype):
     return jnp.arange(w.shape[0], dtype=jnp.int32) * chunk, w
 
 
-def _logits(hidden, block, start, targets, v, inverse_temperature, mesh):
+def _logits(hidden, block, start, targets, v, inverse_temperature, unused, mesh):
     """A block's weights, whole; its logits; and which of them are targets'."""
+    first = 0
     if mesh is not None:
         block = jax.lax.all_gather(block, "fsdp", axis=1, tiled=True)
-        targets = targets - jax.lax.axis_index("tensor") * v
+        first = jax.lax.axis_index("tensor") * v
+        targets = targets - first
     z = jnp.einsum("bnd,vd->bnv", hidden, block, preferred_element_type=jnp.float32) * inverse_temperature
     entry = start + jax.lax.broadcasted_iota(jnp.int32, z.shape, 2)
     hit = entry == targets[..., None]
     if v % block.shape[0]:
         z, hit = jnp.where(entry < v, z, _MASKED), hit & (entry < v)
+    if unused:
+        z = mask_unused(z, unused, first + start + jnp.arange(block.shape[0], dtype=jnp.int32))
     return block, z, hit
 
 
-def _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, mesh):
+def _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh):
     def forward(hidden, weight, targets):
         def add(carry, start_block):
             top, total, weighted, chosen = carry
             start, block = start_block
-            _, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, mesh)
+            _, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, unused, mesh)
             highest = jnp.maximum(top, z.max(-1))
             rescale, e = jnp.exp(top - highest), jnp.exp(z - highest[..., None])
             chosen += jnp.where(hit, z, 0.0).sum(-1)
@@ -139,13 +180,13 @@ def _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entrop
     return (logps, entropy), (hidden, weight, targets, lse, entropy)
 
 
-def _scores_bwd(inverse_temperature, chunk, with_entropy, mesh, saved, cotangents):
+def _scores_bwd(inverse_temperature, chunk, with_entropy, unused, mesh, saved, cotangents):
     hidden, weight, targets, lse, entropy = saved
 
     def backward(hidden, weight, targets, lse, g_logp, *of_entropy):
         def add(dh, start_block):
             start, block = start_block
-            w, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, mesh)
+            w, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, unused, mesh)
             logp = z - lse[..., None]
             p = jnp.exp(logp)
             dz = g_logp[..., None] * (jnp.where(hit, 1.0, 0.0) - p)
@@ -153,6 +194,8 @@ def _scores_bwd(inverse_temperature, chunk, with_entropy, mesh, saved, cotangent
                 # H = -sum p log p, so dH/dz_j = -p_j (log p_j + H)
                 entropy, g_entropy = of_entropy
                 dz = dz - g_entropy[..., None] * p * (logp + entropy[..., None])
+            if unused:
+                dz = jnp.where(z > _MASKED, dz, 0.0)  # a constant has none, whether it is a target or not
             dz = (dz * inverse_temperature).astype(hidden.dtype)
             dh += jnp.einsum("bnv,vd->bnd", dz, w, preferred_element_type=jnp.float32)
             # Two-dimensional, as a layer's products (`grpojax.models.layers`): else XLA:CPU writes dz out transposed.

@@ -16,7 +16,7 @@ from flax import nnx
 
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
-from grpojax.models.logprobs import log_normalisers
+from grpojax.models.logprobs import UnusedRows, log_normalisers, mask_unused
 from grpojax.types import Array, Rows, Samples, Tokens
 
 _BLOCK = 2048  # entries of a group's vocabulary at once
@@ -104,7 +104,12 @@ def make_influence(
             hidden = dec.token_states(model, part, lean)
             hidden = hidden.reshape(hidden.shape[0], -1, hidden.shape[-1])
             sums = log_normalisers(
-                hidden, head, inverse_temperature=1.0 / temperature, chunk=compute.vocab_chunk, mesh=compute.mesh
+                hidden,
+                head,
+                inverse_temperature=1.0 / temperature,
+                chunk=compute.vocab_chunk,
+                unused=model.config.unused_rows,
+                mesh=compute.mesh,
             )
             return hidden, sums
 
@@ -117,7 +122,8 @@ def make_influence(
 
         def _on_lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
             def lanes(whole: _Group, entries: Array, used: Array, head: Array) -> tuple[Array, Array]:
-                return _stream(whole, entries, used, head, compute, 1.0 / temperature, copies, group)
+                unused = model.config.unused_rows
+                return _stream(whole, entries, used, head, compute, 1.0 / temperature, unused, copies, group)
 
             block = min(_BLOCK, entries.shape[1])
             used = -(-(entries >= 0).sum(1).max() // block)
@@ -148,6 +154,7 @@ def _stream(
     head: Array,
     compute: Compute,
     inverse_temperature: float,
+    unused: UnusedRows,
     copies: int,
     group: int,
 ) -> tuple[Array, Array]:
@@ -165,7 +172,8 @@ def _stream(
         def errors(part: _Group) -> Array:
             """``onehot(token) - probs`` on the block, ``[N, block]``; 0 on padding."""
             logits = jnp.einsum("nd,wd->nw", part.hidden, rows, preferred_element_type=jnp.float32)
-            probs = jnp.exp(logits * inverse_temperature - part.normalisers[:, None])
+            logits = mask_unused(logits * inverse_temperature, unused, ids)
+            probs = jnp.exp(logits - part.normalisers[:, None])
             drawn = (part.tokens[:, None] == ids).astype(jnp.float32)
             return jnp.where(part.mask[:, None] & (ids >= 0), drawn - probs, 0.0)
 

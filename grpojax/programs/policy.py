@@ -102,7 +102,7 @@ class Policy:
         self.compute = compute_of(model, self.mesh)
         self.tokenizer = hf.load_tokenizer(self.folder)
         self.eos_ids = hf.eos_ids(self.folder, self.tokenizer) if eos_ids is None else eos_ids
-        loaded = hf.load(self.folder, mesh=self.mesh)
+        loaded = hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh)
         self.config = loaded.config
         self.graph, self.params = state.split(loaded)
         self._reshards: dict[str, Callable[[Any], Any]] = {}

@@ -202,8 +202,10 @@ def _read(policy: Policy, config: CriticConfig) -> tuple[Any, np.ndarray]:
 
 def _check_tokenizer(policy: Policy, path: str) -> None:
     """Raises `UserError` where a critic would read the policy's tokens as others."""
-    tokenizer = hf.load_tokenizer(str(data.locate(path)))
+    folder = data.locate(path)
+    tokenizer = hf.load_tokenizer(str(folder))
     if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise UserError(
             f"critic.path={path!r} has another tokenizer than the policy, {policy.folder}: take one with its"
         )
+    hf.fit_tokenizer(hf.read_config(folder), tokenizer, f"critic.path={path!r}")

@@ -42,17 +42,13 @@ class RunTeacher:
             raise UserError(
                 f"{named} has another tokenizer than the policy, {policy.folder}: take a teacher with its vocabulary"
             )
-        if self.config.vocab_size < policy.config.vocab_size:
-            raise UserError(
-                f"{named} knows {self.config.vocab_size} tokens, and the policy may say "
-                f"{policy.config.vocab_size}: take a teacher that knows as many"
-            )
+        self.config = hf.fit_tokenizer(self.config, policy.tokenizer, named)
         if longest > self.config.max_positions:
             raise UserError(
                 f"{named} was made for {self.config.max_positions} positions, and data.max_prompt_tokens + "
                 f"rollout.max_tokens is {longest}: lower one of them, or take another teacher"
             )
-        graph, self.params = state.split(hf.load(folder, mesh=policy.mesh))
+        graph, self.params = state.split(hf.load(folder, tokenizer=policy.tokenizer, mesh=policy.mesh))
         self._score = _score(graph, policy.compute, temperature)
 
     def logps(self, packed: Packed) -> Any:

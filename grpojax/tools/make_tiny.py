@@ -382,7 +382,8 @@ def main() -> None:
     tok = tokenizer(text for p in problems for text in (p.question, p.completion(hasty=False)))
     model = train(tok, [p.question for p in test], seed=args.seed)
     hf.save(args.out / "tiny", model, tokenizer=tok, dtype="bfloat16")
-    print(report(hf.load(args.out / "tiny"), hf.load_tokenizer(args.out / "tiny"), test))
+    tok = hf.load_tokenizer(args.out / "tiny")
+    print(report(hf.load(args.out / "tiny", tokenizer=tok), tok, test))
 
 
 if __name__ == "__main__":

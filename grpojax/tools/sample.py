@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if not ids:
         raise UserError("--prompt is empty")
     prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
-    graph, params = nnx.split(hf.load(folder, dtype=args.dtype))
+    graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
     rollout = sample_groups(
         graph,
         params,

@@ -39,16 +39,27 @@ def weighed(run):
     return advantages, told, batch, minis
 
 
-def test_advantages_are_those_of_transformers(recipe, teacher, tmp_path):
-    """``log π_teacher - log π`` of each token, at a temperature of both that is not 1."""
-    run = trainer(recipe, tmp_path, teacher, "rollout.temperature=0.8", "rollout.prompts=3", eos_ids=None)
+@pytest.mark.parametrize(
+    "rows",
+    [(40, 40), pytest.param((56, 48), marks=pytest.mark.slow)],
+    ids=["a row a token", "rows without a token"],
+)
+def test_advantages_are_those_of_transformers(recipe, teacher, rows, tmp_path):
+    """``log π_teacher - log π`` of each token, at a temperature of both that is not 1; over the 40 tokens, whatever
+    the sizes of the two embeddings."""
+    student = recipe.parent
+    if rows != (40, 40):
+        student = make_teacher(student, tmp_path / "student", seed=2, vocab_size=rows[0], initializer_range=1.0)
+        teacher = make_teacher(student, tmp_path / "teacher", seed=3, vocab_size=rows[1], initializer_range=1.0)
+    options = f"model.path={student}", "rollout.temperature=0.8", "rollout.prompts=3"
+    run = trainer(recipe, tmp_path / "run", teacher, *options, eos_ids=None)
     try:
         advantages, told, batch, _ = weighed(run)
     finally:
         run.close()
-    made = [their(folder) for folder in (teacher, recipe.parent)]
+    made = [their(folder) for folder in (teacher, student)]
     for model in made:
-        model.lm_head.register_forward_hook(lambda module, inputs, output: output / 0.8)
+        model.lm_head.register_forward_hook(lambda module, inputs, output: output[..., :40] / 0.8)
     want, lengths = np.zeros(advantages.shape), batch.rollout.lengths
     for p, problem in enumerate(batch.problems):
         for g, n in enumerate(lengths[p].tolist()):
@@ -56,6 +67,7 @@ def test_advantages_are_those_of_transformers(recipe, teacher, tmp_path):
             theirs, own = (tiny_hf.logps(model, ids).numpy()[-n:] for model in made)
             want[p, g, :n] = theirs - own
     np.testing.assert_allclose(advantages, want, atol=5e-5)
+    assert batch.rollout.tokens.max() < 40
     assert told["teacher/kl"] == pytest.approx(-want.sum() / lengths.sum(), rel=1e-4)
     assert abs(told["teacher/kl"]) > 0.01
 
@@ -99,7 +111,7 @@ def test_other_vocabularies_and_fewer_positions_are_refused(recipe, tmp_path):
         with pytest.raises(UserError, match=said):
             trainer(recipe, tmp_path / "run", folder, *more).close()
 
-    refused("knows 39 tokens, and the policy may say 40", vocab_size=39)
+    refused("variant.teacher=.*ids for 40 tokens, and its embedding 39 rows", vocab_size=39)
     refused("made for 8 positions.*is 12", max_position_embeddings=8)
     tiny_hf.tokenizer().save_pretrained(tmp_path / "other")
     make_teacher(recipe.parent, tmp_path / "teacher")

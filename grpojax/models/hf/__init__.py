@@ -2,7 +2,17 @@
 
 from grpojax.models.hf.config_json import from_hf, model_folder, read_config
 from grpojax.models.hf.reading import load
-from grpojax.models.hf.tokenizer import decode_all, eos_ids, load_tokenizer
+from grpojax.models.hf.tokenizer import decode_all, eos_ids, fit_tokenizer, load_tokenizer
 from grpojax.models.hf.writing import save
 
-__all__ = ["decode_all", "eos_ids", "from_hf", "load", "load_tokenizer", "model_folder", "read_config", "save"]
+__all__ = [
+    "decode_all",
+    "eos_ids",
+    "fit_tokenizer",
+    "from_hf",
+    "load",
+    "load_tokenizer",
+    "model_folder",
+    "read_config",
+    "save",
+]

@@ -1,5 +1,6 @@
 """``config.json`` of Hugging Face folders, both ways, in the spellings of transformers 4 and 5."""
 
+import dataclasses
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -151,6 +152,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         raw["attention_bias"] = config.qkv_bias
     if config.family == "llama":
         raw["mlp_bias"] = config.mlp_bias
+    config = dataclasses.replace(config, unused_rows=())  # the tokenizer's files have them
     if (read := from_hf(raw)) != config:
         lost = [f for f, value in vars(config).items() if getattr(read, f) != value]
         raise UserError(f"a {config.family} config.json cannot express this model's {', '.join(lost)}")

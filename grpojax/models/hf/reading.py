@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from grpojax.models import decoder
 from grpojax.models.decoder import Decoder
 from grpojax.models.hf.config_json import model_folder, read_config
+from grpojax.models.hf.tokenizer import fit_tokenizer
 from grpojax.models.hf.weights import (
     OnDisk,
     check_weights,
@@ -35,7 +36,9 @@ from grpojax.models.weight_table import DECODER, Weight, axes_of, check_mesh, le
 Bounds = tuple[tuple[int, int], ...]  # start and stop of each axis
 
 
-def load(path: str | os.PathLike, *, mesh: Mesh | None = None, dtype: DTypeLike | None = None) -> Decoder:
+def load(
+    path: str | os.PathLike, *, tokenizer: Any = None, mesh: Mesh | None = None, dtype: DTypeLike | None = None
+) -> Decoder:
     """Reads a Hugging Face folder (Qwen 2, Qwen 3 or Llama; bf16, f16 or f32 safetensors).
 
     The ``lm_head.weight`` of a checkpoint with tied embeddings is ignored, and so are ``rotary_emb.inv_freq``
@@ -43,15 +46,19 @@ def load(path: str | os.PathLike, *, mesh: Mesh | None = None, dtype: DTypeLike 
 
     Args:
       path: a folder, local or in a bucket, with ``config.json`` and ``model.safetensors``, or shards and their index.
+      tokenizer: the one whose tokens the model reads and writes (`load_tokenizer`); rows of the embedding that are none
+        of its ids are never drawn. None takes every row for a token.
       mesh: cut the weights over it as `grpojax.models.sharding.TRAIN` says; None puts them on the default device.
       dtype: of the weights; float32 (master weights) unless given.
 
     Raises:
-      UserError: the folder, its config or a file is missing or damaged, weights and config disagree, or the
-        model's sizes do not divide over the mesh.
+      UserError: the folder, its config or a file is missing or damaged, weights and config disagree, the
+        model's sizes do not divide over the mesh, or the tokenizer has ids beyond the embedding.
     """
     path = model_folder(path)
     config = read_config(path)
+    if tokenizer is not None:
+        config = fit_tokenizer(config, tokenizer, path)
     check_mesh(config, mesh)
     graph, abstract = decoder.abstract(config)
     found = weights_on_disk(path)

@@ -1,5 +1,6 @@
-"""The tokenizer of a Hugging Face folder, and the tokens that end a completion."""
+"""The tokenizer of a Hugging Face folder, its ids beside the model's, and the tokens that end a completion."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 from grpojax.host import files
 from grpojax.host.errors import UserError
+from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import model_folder, read_json
 from grpojax.models.hf.in_bucket import small_files
 
@@ -49,6 +51,30 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
         raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
     return tokenizer
+
+
+def fit_tokenizer(config: DecoderConfig, tokenizer: Any, where: str | os.PathLike = "the model") -> DecoderConfig:
+    """The config with its ``unused_rows``: those rows of the embedding that are no token's id.
+
+    Args:
+      config: the model's.
+      tokenizer: of transformers; its added tokens count.
+      where: what to call the model in errors.
+
+    Raises:
+      UserError: a token's id is beyond the embedding.
+    """
+    rows, vocabulary = config.vocab_size, tokenizer.get_vocab()
+    ids = sorted({*vocabulary.values()})
+    if ids and ids[-1] >= rows:
+        first = min((i, token) for token, i in vocabulary.items() if i >= rows)
+        raise UserError(
+            f"{where}: its tokenizer has ids for {ids[-1] + 1} tokens, and its embedding {rows} rows (vocab_size); the "
+            f"first token without a row is {first[1][:40]!r}\ntake the tokenizer that the model was trained with, or "
+            f"resize_token_embeddings({ids[-1] + 1}) with transformers and save both again"
+        )
+    gaps = zip([-1, *ids], [*ids, rows], strict=True)
+    return dataclasses.replace(config, unused_rows=tuple((a + 1, b) for a, b in gaps if a + 1 < b))
 
 
 def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
