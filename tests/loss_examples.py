@@ -41,6 +41,20 @@ class Batch:
     ref_logps: jax.Array | None = None
 
 
+READ = {"advantages", "weights", "ref_logps", "sampler_logps", "displacement_weights", "covariance_mask", "actions"}
+
+
+def arrays(batch, names=READ):
+    """What a batch has of the arrays of `policy_loss`, by the names of its arguments."""
+    found = {name: getattr(batch, name) for name in names if hasattr(batch, name)}
+    return found | {"old_logps": batch.behavior_logps}
+
+
+def covariance_mask(key, logps, batch, objective):
+    names = {"advantages", "weights", "sampler_logps"}
+    return L.covariance_mask(key, logps, objective=objective, **arrays(batch, names))
+
+
 @functools.cache
 def weigh(how, count_empty=True):
     return jax.jit(lambda mask: L.loss_weights(mask, how, count_empty=count_empty, **HOW[how]))
@@ -73,7 +87,7 @@ def compiled(objective):
     """``(logps, batch, entropy) -> (loss, metrics), (d loss/d logps, d loss/d entropy)``."""
 
     def loss(logps, batch, entropy):
-        return L.policy_loss(logps, batch, objective, entropy=entropy)
+        return L.policy_loss(logps, objective=objective, **arrays(batch), entropy=entropy)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 2), has_aux=True))
 

@@ -16,7 +16,7 @@ ROOT = Path(grpojax.__file__).parent
 
 # A module imports from its own branch and from the layers above it here. A package stands for all that is in it.
 LAYERS = [
-    [{"types", "masked"}, {"host"}],
+    [{"types", "masked", "shapes"}, {"host"}],
     [{"advantages"}],
     [{"credit"}, {"allocation"}, {"losses"}],
     [{"variants"}, {"diagnostics"}],
@@ -28,7 +28,7 @@ LAYERS = [
     [{"tools"}, {"assets"}],
 ]
 PLACE = {name: (n, branch) for n, layer in enumerate(LAYERS) for branch in layer for name in branch}
-PURE = {"types", "masked"} | {name for layer in LAYERS[1:4] for branch in layer for name in branch}
+PURE = {"types", "masked", "shapes"} | {name for layer in LAYERS[1:4] for branch in layer for name in branch}
 PURE_MAY_IMPORT = {"jax", "numpy", *sys.stdlib_module_names}
 
 
@@ -153,6 +153,11 @@ def test_pure_modules_load_jax_alone():
     heavy = {"flax", "optax", "transformers", "datasets", "grain", "torch", "orbax", "pydantic", "matplotlib"}
     got = loaded(sorted(PURE))
     assert "jax" in got and not heavy & got, heavy & got
+
+
+def test_estimates_load_no_model():
+    """pass@k of counted samples is numpy; what draws them is loaded when it is asked for."""
+    assert not {"jax", "flax", "optax", "orbax", "grain"} & loaded(["evaluation"])
 
 
 PURE_MODULES = [m for m in MODULES if m.split(".")[0] in PURE]

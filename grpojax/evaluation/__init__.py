@@ -1,26 +1,58 @@
 """How good a model is on held-out problems: what the run's own rewards say of it, and estimates with intervals.
 
 ``eval/reward`` and each reward by name for every run; accuracy, pass@k and majority votes where one of the rewards says
-what is right.
+what is right. The estimates need numpy alone: what draws samples from a model is imported when it is asked for.
 """
 
-from grpojax.evaluation.attempts import Evaluator, evaluate
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from grpojax.evaluation.estimates import Comparison, bootstrap, majority_at_k, paired_test, pass_at_k
 from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of
-from grpojax.evaluation.rewarded import columns_of, submit
-from grpojax.evaluation.summary import (
-    BEST,
-    Attempt,
-    EvalConfig,
-    Sample,
-    by_problem,
-    headline,
-    means,
-    report,
-    summarize,
-    table,
-    verdict,
-)
+
+if TYPE_CHECKING:
+    from grpojax.evaluation.attempts import Evaluator, evaluate
+    from grpojax.evaluation.rewarded import columns_of, submit
+    from grpojax.evaluation.summary import (
+        BEST,
+        Attempt,
+        EvalConfig,
+        Sample,
+        by_problem,
+        headline,
+        means,
+        report,
+        summarize,
+        table,
+        verdict,
+    )
+
+# Names of the modules that load flax and optax, or the libraries of the data.
+_OF_MODULE = {
+    "attempts": ("Evaluator", "evaluate"),
+    "rewarded": ("columns_of", "submit"),
+    "summary": (
+        "BEST",
+        "Attempt",
+        "EvalConfig",
+        "Sample",
+        "by_problem",
+        "headline",
+        "means",
+        "report",
+        "summarize",
+        "table",
+        "verdict",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _OF_MODULE.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+
 
 __all__ = [
     "BEST",

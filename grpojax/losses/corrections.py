@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
+from grpojax import masked, shapes
 from grpojax.losses.ratios import LOG_RATIO_LIMIT
 from grpojax.types import AnyTokens
 
@@ -55,6 +55,8 @@ def importance_correction(
         )
     if mode == "truncate" and low is not None:
         raise ValueError(f"importance_correction('truncate', low={low}): it has no lower bound; take 'mask'")
+    arrays = {"train_logps": train_logps, "sampler_logps": sampler_logps, "mask": mask, "segments": segments}
+    shapes.check("importance_correction", "... T", **arrays)
     apart = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
     apart = jax.lax.stop_gradient(apart - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32))
     if level != "token":
@@ -89,6 +91,8 @@ def off_policy_mask(
       >>> off_policy_mask(logps, sampler, advantages, logps < 0, 0.5).tolist()
       [[0.0, 0.0], [1.0, 1.0]]
     """
+    arrays = {"logps": logps, "sampler_logps": sampler_logps, "advantages": advantages, "mask": mask}
+    shapes.check("off_policy_mask", "... T", **arrays, segments=segments)
     logps = jax.lax.stop_gradient(jnp.where(mask, logps, 0.0).astype(jnp.float32))
     fallen = masked.sequence_mean(jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32) - logps, mask, segments)
     return 1.0 - ((advantages < 0) & (fallen > limit)).astype(jnp.float32)

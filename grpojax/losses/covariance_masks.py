@@ -2,13 +2,12 @@
 
 import functools
 import operator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
-from grpojax.losses.objective import Objective, behavior_of
+from grpojax import masked, shapes
+from grpojax.losses.objective import Objective, check_given
 from grpojax.losses.ratios import log_ratio
 from grpojax.losses.surrogates import inputs_of
 from grpojax.types import AnyTokens, Array
@@ -23,6 +22,7 @@ def covariance(logps: Array, advantages: Array, mask: Array) -> Array:
       >>> [round(float(x), 4) for x in covariance(logps, advantages, logps < 0)]
       [1.3, -0.6, -0.9, 1.6]
     """
+    shapes.check("covariance", "...", logps=logps, advantages=advantages, mask=mask)
     logps = jax.lax.stop_gradient(jnp.asarray(logps, jnp.float32))
     advantages = jnp.asarray(advantages, jnp.float32)
     product = (advantages - masked.mean(advantages, mask)) * (logps - masked.mean(logps, mask))
@@ -61,6 +61,9 @@ def clip_cov(
       >>> clip_cov(jax.random.key(0), cov, jnp.ones(4, bool), fraction=0.5).tolist()
       [False, True, True, False]
     """
+    sizes = shapes.check("clip_cov", "...", cov=cov, mask=mask, places=places)
+    if shapes.shape_of(skip):
+        shapes.check("clip_cov", "...", sizes, skip=skip)
     candidates = mask & (cov > low) & (cov < high) & ~jnp.asarray(skip)
     if places is None:
         draws = jax.random.uniform(key, cov.shape)
@@ -82,6 +85,7 @@ def kl_cov(cov: Array, mask: Array, *, fraction: float = 2e-4) -> Array:
       >>> kl_cov(jnp.array([1.3, -0.6, -0.9, 1.6]), jnp.ones(4, bool), fraction=0.25).tolist()
       [False, False, False, True]
     """
+    shapes.check("kl_cov", "...", cov=cov, mask=mask)
     negative = jnp.where(mask, -cov, jnp.inf)
     return mask & (negative <= _smallest(negative, _count(mask, fraction)))
 
@@ -96,6 +100,7 @@ def kl_cov_loss(log_ratios: Array, advantages: Array, selected: Array, *, coef: 
       >>> [round(float(x), 4) for x in kl_cov_loss(log_ratios, jnp.ones(2), selected)]
       [0.1931, -0.5]
     """
+    shapes.check("kl_cov_loss", "...", log_ratios=log_ratios, advantages=advantages, selected=selected)
     log_ratios, advantages = masked.float32(log_ratios, advantages)
     return -jnp.exp(log_ratios) * advantages + kl_cov_penalty(log_ratios, selected, coef=coef)
 
@@ -107,6 +112,7 @@ def kl_cov_penalty(log_ratios: Array, selected: Array, *, coef: float = 1.0) -> 
       >>> [round(float(x), 4) for x in kl_cov_penalty(jnp.log(jnp.array([0.5, 0.5])), jnp.array([True, False]))]
       [0.6931, 0.0]
     """
+    shapes.check("kl_cov_penalty", "...", log_ratios=log_ratios, selected=selected)
     (log_ratios,) = masked.float32(log_ratios)
     sign = jax.lax.stop_gradient(jnp.sign(log_ratios))  # jnp.abs would have a gradient of 1 at 0
     return coef * jnp.where(selected, sign * log_ratios, 0.0)
@@ -115,13 +121,16 @@ def kl_cov_penalty(log_ratios: Array, selected: Array, *, coef: float = 1.0) -> 
 def covariance_mask(
     key: Array,
     logps: AnyTokens,
-    batch: Any,
-    objective: Objective,
     *,
+    objective: Objective,
+    advantages: AnyTokens,
+    weights: AnyTokens,
+    old_logps: AnyTokens | None = None,
+    sampler_logps: AnyTokens | None = None,
     segments: AnyTokens | None = None,
     places: AnyTokens | None = None,
 ) -> AnyTokens:
-    """``[..., T]`` bool, the tokens of Clip-Cov or KL-Cov (arXiv 2505.22617), for ``batch.covariance_mask``.
+    """``[..., T]`` bool, the tokens of Clip-Cov or KL-Cov (arXiv 2505.22617), for `policy_loss`.
 
     For ``objective.covariance="clip"`` those that `clip_cov` drops, none of them clipped already; for "kl" those of
     `kl_cov`. Both look at all tokens of an update: call it once for the whole minibatch, whatever its micro-batches.
@@ -129,31 +138,31 @@ def covariance_mask(
     Args:
       key: jax PRNG key of the draw; KL-Cov draws nothing.
       logps: ``[..., T]`` the policy's log-probs before the update.
-      batch: the minibatch, as `policy_loss` takes it.
       objective: with ``covariance`` not "none".
+      advantages, weights, old_logps, sampler_logps: ``[..., T]`` of the minibatch, as `policy_loss` takes them.
       segments: where samples share the last axis (`grpojax.masked.sequence_total`).
       places: as in `clip_cov`.
 
     Example:
-      >>> from types import SimpleNamespace
-      >>> batch = SimpleNamespace(
-      ...     weights=jnp.full(4, 0.25), advantages=jnp.array([1.0, 1.0, -1.0, -1.0]), behavior_logps=None)
+      >>> batch = {"advantages": jnp.array([1.0, 1.0, -1.0, -1.0]), "weights": jnp.full(4, 0.25)}
       >>> objective = Objective(covariance="clip", covariance_fraction=0.5)
       >>> logps = jnp.array([-0.1, -2.0, -0.5, -3.0])
-      >>> covariance_mask(jax.random.key(0), logps, batch, objective).tolist()
+      >>> covariance_mask(jax.random.key(0), logps, objective=objective, **batch).tolist()
       [True, False, False, True]
     """
     if objective.covariance == "none":
         raise ValueError("covariance_mask with covariance='none': the objective asks for none")
-    mask = jnp.asarray(batch.weights) > 0
-    logps, advantages = (jnp.where(mask, x, 0.0).astype(jnp.float32) for x in (logps, batch.advantages))
+    arrays = {"advantages": advantages, "weights": weights, "old_logps": old_logps, "sampler_logps": sampler_logps}
+    shapes.check("covariance_mask", "... T", logps=logps, **arrays, segments=segments, places=places)
+    check_given("covariance_mask", objective, {"sampler_logps": sampler_logps} if objective.anchor == "sampler" else {})
+    mask = jnp.asarray(weights) > 0
+    logps, advantages = (jnp.where(mask, x, 0.0).astype(jnp.float32) for x in (logps, advantages))
     cov = covariance(logps, advantages, mask)
     if objective.covariance == "kl":
         return kl_cov(cov, mask, fraction=objective.covariance_fraction)
     surrogate = objective.surrogate
-    ratios = log_ratio(
-        logps, behavior_of(batch, objective), mask, objective.ratio, decay=objective.trace_decay, segments=segments
-    )
+    behavior = sampler_logps if objective.anchor == "sampler" else old_logps
+    ratios = log_ratio(logps, behavior, mask, objective.ratio, decay=objective.trace_decay, segments=segments)
     marks = {}
     if hasattr(surrogate, "marks"):
         marks = surrogate.marks(ratios, advantages, **inputs_of(surrogate, logps, mask, segments))

@@ -5,7 +5,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
+from grpojax import masked, shapes
 from grpojax.losses.ratios import LOG_RATIO_LIMIT
 from grpojax.types import Array
 
@@ -39,6 +39,7 @@ def kl(
       >>> [round(float((jnp.exp(p) * kl(p, q, kind)).sum()), 4) for kind in ("k1", "k2", "k3")]
       [0.1438, 0.1612, 0.1438]
     """
+    shapes.check("kl", "...", logps=logps, ref_logps=ref_logps, log_ratios=log_ratios, mask=mask)
     logps, ref_logps = masked.float32(logps, jax.lax.stop_gradient(ref_logps))
     if mask is not None:
         logps, ref_logps = jnp.where(mask, logps, 0.0), jnp.where(mask, ref_logps, 0.0)
@@ -72,6 +73,7 @@ def full_kl(logits: Array, ref_logits: Array) -> Array:
       >>> round(float(full_kl(jnp.array([0.2, -0.1, 0.4]), jnp.array([0.0, 0.5, -0.3]))), 6)
       0.140847
     """
+    shapes.check("full_kl", "... V", logits=logits, ref_logits=ref_logits)
     logits, ref_logits = masked.float32(logits, jax.lax.stop_gradient(ref_logits))
     logps = jax.nn.log_softmax(logits)
     return (jnp.exp(logps) * (logps - jax.nn.log_softmax(ref_logits))).sum(-1)

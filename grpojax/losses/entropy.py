@@ -1,5 +1,6 @@
 """An entropy bonus that holds a target."""
 
+from grpojax import shapes
 from grpojax.types import Scalar
 
 
@@ -23,6 +24,7 @@ def adapt_entropy_coef(coef: Scalar, entropy: Scalar, target: float, step: float
       >>> [[round(float(x), 3) for x in adapt_entropy_coef(0.01, entropy, 0.2)] for entropy in (0.1, 0.3)]
       [[0.015, 0.01], [0.005, 0.0]]
     """
+    shapes.check("adapt_entropy_coef", "", coef=coef, entropy=entropy, target=target, step=step)
     under, over = (entropy < target) * 1.0, (entropy > target) * 1.0
     moved = coef + step * (under - over)
     return moved * ((moved > 0) * 1.0), coef * (1.0 - over)

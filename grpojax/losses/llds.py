@@ -5,30 +5,30 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
-from grpojax.types import AnyTokens, Tokens
+from grpojax import masked, shapes
+from grpojax.types import AnyTokens
 
 Gate = Literal["token", "action", "response"]
 
 
 def displacement_weights(
-    advantages: Tokens,
-    mask: Tokens,
+    advantages: AnyTokens,
+    mask: AnyTokens,
     *,
-    answer: Tokens | None = None,
+    answer: AnyTokens | None = None,
     answer_weight: float = 1.0,
     normalise: Literal["preferred", "all"] = "preferred",
-) -> Tokens:
-    """Weights ``[P, G, T]`` of LLDS's token terms (arXiv 2512.04220), from the *global* batch.
+) -> AnyTokens:
+    """Weights ``[..., T]`` of LLDS's token terms (arXiv 2512.04220), from the *global* batch.
 
     Samples with A >= 0 count, 0 included.
     ``w = 1[A >= 0] / N``, N the number of such tokens, and ``answer_weight`` times that on tokens of the answer.
 
     Args:
-      advantages: ``[P, G, T]``, one sign a sample.
-      mask: ``[P, G, T]`` bool, tokens of the policy: no tool outputs, and none of a sample without a reward, whose
+      advantages: ``[..., T]``, flat or grouped, one sign a sample.
+      mask: ``[..., T]`` bool, tokens of the policy: no tool outputs, and none of a sample without a reward, whose
         advantage is 0 as well.
-      answer: ``[P, G, T]`` bool, tokens of the answer; None for none.
+      answer: ``[..., T]`` bool, tokens of the answer; None for none.
       answer_weight: LLDS-MA's β, in [0, 1]: how much answer tokens count. The paper moves it with the number of valid
         searches, ``min(searches / 2, 1)``; its code caps their absolute weight, ``min(w, coef) / coef`` here.
       normalise: divide by the number of tokens of the samples that count (paper) or of all (the authors' code).
@@ -44,6 +44,7 @@ def displacement_weights(
         raise ValueError(f"displacement_weights(answer_weight={answer_weight}): must be in [0, 1]")
     if answer is None and answer_weight != 1.0:
         raise ValueError(f"displacement_weights(answer_weight={answer_weight}) needs answer, which is missing")
+    shapes.check("displacement_weights", "... T", advantages=advantages, mask=mask, answer=answer)
     preferred = jnp.asarray(mask) & (jnp.asarray(advantages) >= 0)
     divisor = (preferred if normalise == "preferred" else jnp.asarray(mask)).sum().astype(jnp.float32)
     weights = jnp.where(preferred, 1.0 / jnp.maximum(divisor, 1.0), 0.0)
@@ -78,6 +79,7 @@ def displacement(
     """
     if gate not in get_args(Gate):
         raise ValueError(f"displacement(gate={gate!r}): must be one of {', '.join(get_args(Gate))}")
+    shapes.check("displacement", "... T", log_ratios=log_ratios, mask=mask, actions=actions, segments=segments)
     fall = jnp.where(mask, -jnp.asarray(log_ratios, jnp.float32), 0.0)
     terms = jnp.where(fall > 0, fall, 0.0)  # jnp.maximum would have half a gradient at 0
     if gate == "token":

@@ -1,16 +1,17 @@
 """What an update minimises, as data."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+import numbers
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from grpojax.losses.corrections import Importance, ImportanceLevel
 from grpojax.losses.divergence import KLKind, KLPlace
 from grpojax.losses.llds import Gate
 from grpojax.losses.ratios import Ratio
-from grpojax.losses.surrogates import clipped, geometric, unclipped
+from grpojax.losses.surrogates import check_surrogate, clipped, geometric, name_of, unclipped
 from grpojax.losses.weights import Aggregation
-from grpojax.types import AnyTokens
 
 Anchor = Literal["trainer", "sampler"]
 Covariance = Literal["none", "clip", "kl"]
@@ -30,10 +31,11 @@ class Objective:
     `policy_loss` has the formula, `grpojax.variants` the objectives as published.
 
     Attributes:
-      surrogate: ``(log_ratios, advantages) -> token losses`` (`grpojax.losses.surrogates`).
+      surrogate: ``(log_ratios, advantages) -> token losses`` (`grpojax.losses.surrogates`): one of this package, such
+        as ``clipped(0.2, 0.28)``, or a function of your own.
       ratio: level of the importance ratio (`log_ratio`).
-      anchor: the policy that the ratio is taken against: "trainer", ``batch.behavior_logps``, or "sampler",
-        ``batch.sampler_logps``, so that the ratio corrects the sampler's numerics and stale samples too, and no pass
+      anchor: the policy that the ratio is taken against: "trainer", ``old_logps``, or "sampler",
+        ``sampler_logps``, so that the ratio corrects the sampler's numerics and stale samples too, and no pass
         of the old policy is needed.
       trace_decay: γλ of a trace ratio; None for the other levels.
       aggregate: how token losses become one number (`loss_weights`).
@@ -93,10 +95,9 @@ class Objective:
     covariance_coef: float = 1.0
 
     def __post_init__(self):
+        check_surrogate(self.surrogate)
         for field in dataclasses.fields(self):
-            if get_origin(field.type) is Literal and getattr(self, field.name) not in get_args(field.type):
-                choices = ", ".join(get_args(field.type))
-                raise ValueError(f"{field.name}={getattr(self, field.name)!r}: must be one of {choices}")
+            _check_type(field, getattr(self, field.name))
         for name in ("kl_coef", "llds_coef", "covariance_coef"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
@@ -127,7 +128,7 @@ class Objective:
             raise ValueError(
                 f"ratio={self.ratio!r} with trace_decay={self.trace_decay}: a decay in [0, 1] goes with traces only"
             )
-        name, levels = type(self.surrogate).__name__, getattr(self.surrogate, "levels", get_args(Ratio))
+        name, levels = name_of(self.surrogate), getattr(self.surrogate, "levels", get_args(Ratio))
         if isinstance(self.surrogate, geometric) and (self.ratio != "token" or self.aggregate != "sequence_mean"):
             raise ValueError(
                 f"geometric with ratio={self.ratio!r}, aggregate={self.aggregate!r}: its mean over a sample is of "
@@ -177,7 +178,7 @@ class Objective:
             )
         if self.covariance == "kl" and not isinstance(self.surrogate, unclipped):
             raise ValueError(
-                f"covariance='kl' with {type(self.surrogate).__name__}: KL-Cov has no clip; take the surrogate "
+                f"covariance='kl' with {name_of(self.surrogate)}: KL-Cov has no clip; take the surrogate "
                 "unclipped (the variant kl_cov)"
             )
 
@@ -187,8 +188,33 @@ class Objective:
         return getattr(self.surrogate, "reads_ratio", True) and self.ratio != "own"
 
     @property
+    def reads(self) -> dict[str, str]:
+        """What `policy_loss` must be given besides log-probs, advantages and weights: array to the term that reads it.
+
+        Example:
+          >>> Objective(kl_coef=0.1, anchor="sampler").reads
+          {'ref_logps': 'kl_coef=0.1', 'sampler_logps': "anchor='sampler'"}
+        """
+        terms = {}
+        if self.needs_reference:
+            terms["ref_logps"] = f"kl_coef={self.kl_coef}"
+        if self.anchor == "sampler":
+            terms["sampler_logps"] = f"anchor={self.anchor!r}"
+        elif self.importance != "none":
+            terms["sampler_logps"] = f"importance={self.importance!r}"
+        elif self.off_policy_limit is not None:
+            terms["sampler_logps"] = f"off_policy_limit={self.off_policy_limit}"
+        if self.needs_displacement_weights:
+            terms["displacement_weights"] = f"llds_coef={self.llds_coef}"
+        if self.needs_covariance_mask:
+            terms["covariance_mask"] = f"covariance={self.covariance!r}"
+        if self.needs_entropy:
+            terms["entropy"] = f"entropy_coef={self.entropy_coef}, entropy_target={self.entropy_target}"
+        return terms
+
+    @property
     def needs_reference(self) -> bool:
-        """Whether ``batch.ref_logps`` is read."""
+        """Whether ``ref_logps`` is read."""
         return self.kl_coef > 0
 
     @property
@@ -198,43 +224,47 @@ class Objective:
 
     @property
     def needs_sampler_logps(self) -> bool:
-        """Whether ``batch.sampler_logps`` is read."""
+        """Whether ``sampler_logps`` is read."""
         return self.importance != "none" or self.off_policy_limit is not None or self.anchor == "sampler"
 
     @property
     def needs_displacement_weights(self) -> bool:
-        """Whether ``batch.displacement_weights`` is read."""
+        """Whether ``displacement_weights`` is read."""
         return self.llds_coef > 0
 
     @property
     def needs_covariance_mask(self) -> bool:
-        """Whether ``batch.covariance_mask`` is read (`covariance_mask`)."""
+        """Whether ``covariance_mask`` is read (`covariance_mask`)."""
         return self.covariance != "none"
 
 
-def need(batch: Any, field: str, why: str) -> Any:
-    """``batch.field``; raises `ValueError` saying ``why`` it is needed where it is missing.
+def _check_type(field: dataclasses.Field, value: Any) -> None:
+    """Raises `ValueError` where a field of `Objective` holds something of another type than it says."""
+    kinds, name = (get_args(field.type) or (field.type,)), field.name
+    if get_origin(field.type) is Literal:
+        if not isinstance(value, str) or value not in kinds:
+            raise ValueError(f"{name}={value!r}: must be one of {', '.join(kinds)}")
+    elif bool in kinds:
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r}: must be True or False")
+    elif float in kinds and not (value is None and type(None) in kinds):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+            raise ValueError(f"{name}={value!r}: must be a number")
+
+
+def check_given(function: str, objective: Objective, arrays: Mapping[str, Any]) -> None:
+    """Raises `ValueError`, naming the array and the term that reads it, where one of ``Objective.reads`` is None.
+
+    Args:
+      function: the name of the function that was called, for the error.
+      objective: the terms.
+      arrays: by name, those that the function takes; others are not looked for.
 
     Example:
-      >>> from types import SimpleNamespace
-      >>> need(SimpleNamespace(ref_logps=[-1.0]), "ref_logps", "kl_coef=0.1")
-      [-1.0]
+      >>> check_given("policy_loss", Objective(kl_coef=0.1), {"ref_logps": None})
+      Traceback (most recent call last):
+      ValueError: policy_loss: kl_coef=0.1 needs ref_logps, which is missing
     """
-    value = getattr(batch, field, None)
-    if value is None:
-        raise ValueError(f"{why} needs batch.{field}, which is missing")
-    return value
-
-
-def behavior_of(batch: Any, objective: Objective) -> AnyTokens | None:
-    """``[..., T]`` log-probs that the ratio is taken against (``objective.anchor``); None for the policy itself.
-
-    Example:
-      >>> from types import SimpleNamespace
-      >>> batch = SimpleNamespace(behavior_logps=None, sampler_logps=[-1.0])
-      >>> behavior_of(batch, Objective(anchor="sampler"))
-      [-1.0]
-    """
-    if objective.anchor == "sampler":
-        return need(batch, "sampler_logps", "anchor='sampler'")
-    return batch.behavior_logps
+    for name, term in objective.reads.items():
+        if name in arrays and arrays[name] is None:
+            raise ValueError(f"{function}: {term} needs {name}, which is missing")

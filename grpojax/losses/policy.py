@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
+from grpojax import masked, shapes
 from grpojax.losses.corrections import IMPORTANCE_CAP, importance_correction, off_policy_mask
 from grpojax.losses.covariance_masks import kl_cov_penalty
 from grpojax.losses.divergence import kl
 from grpojax.losses.llds import displacement
-from grpojax.losses.objective import Objective, behavior_of, need
+from grpojax.losses.objective import Objective, check_given
 from grpojax.losses.ratios import log_ratio
-from grpojax.losses.surrogates import inputs_of
+from grpojax.losses.surrogates import inputs_of, name_of
 from grpojax.types import AnyTokens, Mean, Scalar
 
 Metrics = dict[str, Any]  # name to Mean, or to [] for a term of the loss; what micro-batches give adds up
@@ -20,9 +20,16 @@ Metrics = dict[str, Any]  # name to Mean, or to [] for a term of the loss; what 
 
 def policy_loss(
     logps: AnyTokens,
-    batch: Any,
-    objective: Objective,
     *,
+    objective: Objective,
+    advantages: AnyTokens,
+    weights: AnyTokens,
+    old_logps: AnyTokens | None = None,
+    ref_logps: AnyTokens | None = None,
+    sampler_logps: AnyTokens | None = None,
+    displacement_weights: AnyTokens | None = None,
+    actions: AnyTokens | None = None,
+    covariance_mask: AnyTokens | None = None,
     entropy: AnyTokens | None = None,
     entropy_coef: Scalar | None = None,
     segments: AnyTokens | None = None,
@@ -37,14 +44,23 @@ def policy_loss(
 
     The functions that give the terms name their sources; `grpojax.variants` has the published objectives.
 
+    Every array has the shape of ``logps``: flat ``[B, T]``, grouped ``[P, G, T]``, or any other ``[..., T]``. What
+    stands where ``weights`` is 0 is never read. Log-probs are in nats.
+
     Args:
-      logps: ``[..., T]`` differentiated log-probs of the completion tokens.
-      batch: anything with ``weights``, ``advantages``, ``behavior_logps``, and, where the objective reads them,
-        ``ref_logps``, ``sampler_logps``, ``displacement_weights``, ``covariance_mask`` (of the functions so called)
-        and ``actions`` (`displacement`), of that shape, such as `grpojax.types.PerToken`. ``weights`` is 0 on padding;
-        what stands there in the other arrays is never read.
-      objective: the terms.
-      entropy: ``[..., T]`` differentiated entropy, when ``objective.needs_entropy``; else a metric.
+      logps: ``[..., T]`` log-probs of the completion tokens, differentiated.
+      objective: the terms. It says which of the arrays below must be given (`Objective.reads`); the others may be.
+      advantages: ``[..., T]`` constant. One number a sample becomes ``jnp.broadcast_to(a[..., None], logps.shape)``.
+      weights: ``[..., T]`` of `loss_weights`, computed on the global batch; 0 on padding.
+      old_logps: ``[..., T]`` log-probs of the policy before the update, which the ratio is taken against. None means
+        the policy itself, as with one update a rollout: the ratio is 1.
+      ref_logps: ``[..., T]`` log-probs of the frozen reference.
+      sampler_logps: ``[..., T]`` log-probs that the sampler reported.
+      displacement_weights: ``[..., T]`` of the function of that name.
+      actions: ``[..., T]`` int32 (`displacement`).
+      covariance_mask: ``[..., T]`` bool of the function of that name.
+      entropy: ``[..., T]`` differentiated entropy of each token's distribution, nats. Where the objective does not
+        need it, it is a metric.
       entropy_coef: ``[]``, the weight of the entropy in this update, when there is an ``objective.entropy_target``
         (`adapt_entropy_coef`).
       segments: None where the last axis is one sample; ``[..., T]`` int32 where several share it
@@ -56,23 +72,51 @@ def policy_loss(
       ``importance_clipped``, ``off_policy``), and ``[]`` for the loss and its terms (``loss``, ``policy_loss``,
       ``kl_loss``, ``llds_loss``); those that there are.
 
+    Raises:
+      ValueError: an array has another shape than ``logps``, or one that a term needs is missing.
+
     Example:
-      >>> from types import SimpleNamespace
-      >>> old = jnp.array([-1.0, -2.0, -0.5, -1.5])
-      >>> batch = SimpleNamespace(weights=jnp.full(4, 0.25), advantages=jnp.ones(4), behavior_logps=old)
-      >>> loss, metrics = policy_loss(old + jnp.array([0.3, -0.3, 0.1, -0.05]), batch, Objective())
+      >>> old = jnp.array([[-1.0, -2.0, -0.5, -1.5]])
+      >>> loss, metrics = policy_loss(
+      ...     old + jnp.array([0.3, -0.3, 0.1, -0.05]), objective=Objective(),
+      ...     advantages=jnp.ones((1, 4)), weights=jnp.full((1, 4), 0.25), old_logps=old)
       >>> round(float(loss), 6), float(metrics["clip_high"].value)
       (-0.999305, 0.25)
     """
-    weights = jnp.asarray(batch.weights, jnp.float32)
+    if not isinstance(objective, Objective):
+        raise ValueError(f"policy_loss: objective is a {type(objective).__name__}, wanted a losses.Objective")
+    arrays = {
+        "advantages": advantages,
+        "weights": weights,
+        "old_logps": old_logps,
+        "ref_logps": ref_logps,
+        "sampler_logps": sampler_logps,
+        "displacement_weights": displacement_weights,
+        "actions": actions,
+        "covariance_mask": covariance_mask,
+        "entropy": entropy,
+        "segments": segments,
+    }
+    shapes.check("policy_loss", "... T", logps=logps, **arrays)
+    shapes.check("policy_loss", "", entropy_coef=entropy_coef)
+    check_given("policy_loss", objective, arrays)
+    if entropy_coef is not None and not objective.needs_entropy:
+        raise ValueError("policy_loss: entropy_coef goes with an objective that has an entropy_target")
+    if (entropy_coef is None) != (objective.entropy_target is None):
+        raise ValueError(
+            f"policy_loss: entropy_target={objective.entropy_target} with entropy_coef={entropy_coef}: it takes the "
+            "coefficient of adapt_entropy_coef where there is a target, and only there"
+        )
+    weights = jnp.asarray(weights, jnp.float32)
     mask = weights > 0
-    advantages = jax.lax.stop_gradient(jnp.where(mask, batch.advantages, 0.0)).astype(jnp.float32)
+    advantages = jax.lax.stop_gradient(jnp.where(mask, advantages, 0.0)).astype(jnp.float32)
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
-    behavior = behavior_of(batch, objective)
+    behavior = sampler_logps if objective.anchor == "sampler" else old_logps
     ratios = log_ratio(logps, behavior, mask, objective.ratio, decay=objective.trace_decay, segments=segments)
     by_token = ratios if objective.ratio == "token" else log_ratio(logps, behavior, mask)
-    token_losses, sums = _policy_term(ratios, by_token, logps, advantages, mask, batch, objective, segments)
-    factor, more = _corrections(logps, advantages, mask, batch, objective, segments)
+    token_losses, sums = _policy_term(ratios, by_token, logps, advantages, mask, covariance_mask, objective, segments)
+    train = logps if old_logps is None else old_logps
+    factor, more = _corrections(logps, train, sampler_logps, advantages, mask, objective, segments)
     for each in factor:
         token_losses = each * token_losses
     sums |= more
@@ -82,18 +126,18 @@ def policy_loss(
     sums["ratio"] = masked.total(jax.lax.stop_gradient(jnp.exp(ratios)), mask)
     # The KL and LLDS are of tokens, whatever the ratio.
     if objective.needs_reference:
-        ref = jnp.where(mask, need(batch, "ref_logps", f"kl_coef={objective.kl_coef}"), 0.0)
+        ref = jnp.where(mask, ref_logps, 0.0)
         if objective.kl_in == "loss":
             terms["kl_loss"] = (weights * kl(logps, ref, objective.kl_kind, log_ratios=by_token)).sum()
             loss = loss + objective.kl_coef * terms["kl_loss"]
         sums["kl"] = jax.lax.stop_gradient(masked.total(kl(logps, ref, "k3"), mask))
     if objective.needs_displacement_weights:
-        terms["llds_loss"] = _llds_term(by_token, mask, batch, objective, segments)
+        fallen = displacement(by_token, mask, objective.llds_gate, actions=actions, segments=segments)
+        terms["llds_loss"] = (jnp.where(mask, displacement_weights, 0.0).astype(jnp.float32) * fallen).sum()
         loss = loss + objective.llds_coef * terms["llds_loss"]
     if objective.needs_entropy:
-        loss = loss - _entropy_term(weights, mask, objective, entropy, entropy_coef)
-    elif entropy_coef is not None:
-        raise ValueError("entropy_coef goes with an objective that has an entropy_target")
+        coef = objective.entropy_coef if entropy_coef is None else jnp.asarray(entropy_coef, jnp.float32)
+        loss = loss - coef * (weights * jnp.where(mask, entropy, 0.0).astype(jnp.float32)).sum()
     if entropy is not None:
         sums["entropy"] = jax.lax.stop_gradient(masked.total(entropy, mask))
     count = mask.sum().astype(jnp.float32)
@@ -106,7 +150,7 @@ def _policy_term(
     logps: AnyTokens,
     advantages: AnyTokens,
     mask: AnyTokens,
-    batch: Any,
+    picked: AnyTokens | None,
     objective: Objective,
     segments: AnyTokens | None,
 ) -> tuple[AnyTokens, Metrics]:
@@ -116,8 +160,9 @@ def _policy_term(
     losses = surrogate(ratios, advantages, **extra)
     if hasattr(surrogate, "marks"):
         marks = surrogate.marks(jax.lax.stop_gradient(ratios), advantages, **extra)
+    sizes = shapes.check("policy_loss", "... T", log_ratios=ratios)
+    shapes.check(f"surrogate {name_of(surrogate)}", "... T", sizes, **{"its result": losses, **marks})
     if objective.needs_covariance_mask:
-        picked = need(batch, "covariance_mask", f"covariance={objective.covariance!r}")
         picked = mask & jnp.asarray(picked, bool)
         marks = marks | {f"{objective.covariance}_cov": picked}
         if objective.covariance == "clip":
@@ -129,17 +174,16 @@ def _policy_term(
 
 def _corrections(
     logps: AnyTokens,
+    train: AnyTokens,
+    sampler: AnyTokens | None,
     advantages: AnyTokens,
     mask: AnyTokens,
-    batch: Any,
     objective: Objective,
     segments: AnyTokens | None,
 ) -> tuple[list[AnyTokens], Metrics]:
     """``(constant factors of the token losses, their sums over tokens)``."""
     factors, sums = [], {}
     if objective.importance != "none":
-        sampler = need(batch, "sampler_logps", f"importance={objective.importance!r}")
-        train = logps if batch.behavior_logps is None else batch.behavior_logps
         given = {"low": objective.importance_low, "high": objective.importance_high}
         bounds = {name: x for name, x in given.items() if x is not None}
         correction = importance_correction(
@@ -157,35 +201,7 @@ def _corrections(
         clipped = correction >= cap if objective.importance == "truncate" else correction == 0
         sums["importance_clipped"] = (mask & clipped).sum().astype(jnp.float32)
     if objective.off_policy_limit is not None:
-        sampler = need(batch, "sampler_logps", f"off_policy_limit={objective.off_policy_limit}")
         kept = off_policy_mask(logps, sampler, advantages, mask, objective.off_policy_limit, segments=segments)
         factors.append(kept)
         sums["off_policy"] = masked.total(1.0 - kept, mask)
     return factors, sums
-
-
-def _llds_term(
-    by_token: AnyTokens, mask: AnyTokens, batch: Any, objective: Objective, segments: AnyTokens | None
-) -> Scalar:
-    share = need(batch, "displacement_weights", f"llds_coef={objective.llds_coef}")
-    actions = getattr(batch, "actions", None)
-    fallen = displacement(by_token, mask, objective.llds_gate, actions=actions, segments=segments)
-    return (jnp.where(mask, share, 0.0).astype(jnp.float32) * fallen).sum()
-
-
-def _entropy_term(
-    weights: AnyTokens, mask: AnyTokens, objective: Objective, entropy: AnyTokens | None, given: Scalar | None
-) -> Scalar:
-    """The entropy bonus; raises where the entropy, or its weight, is missing."""
-    if entropy is None:
-        raise ValueError(
-            f"entropy_coef={objective.entropy_coef}, entropy_target={objective.entropy_target} needs entropy, which is "
-            "missing"
-        )
-    if (given is None) != (objective.entropy_target is None):
-        raise ValueError(
-            f"entropy_target={objective.entropy_target} with entropy_coef={given}: policy_loss takes the coefficient "
-            "of adapt_entropy_coef where there is a target, and only there"
-        )
-    coef = objective.entropy_coef if given is None else jnp.asarray(given, jnp.float32)
-    return coef * (weights * jnp.where(mask, entropy, 0.0).astype(jnp.float32)).sum()

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
+from grpojax import masked, shapes
 from grpojax.types import AnyTokens
 
 Ratio = Literal["token", "sequence", "joint", "sequence_token", "trace", "trace_both", "own"]
@@ -66,6 +66,8 @@ def log_ratio(
         raise ValueError(f"log_ratio(level={level!r}): must be one of {', '.join(get_args(Ratio))}")
     if (decay is None) == level.startswith("trace"):
         raise ValueError(f"log_ratio(level={level!r}, decay={decay!r}): a decay goes with traces only")
+    arrays = {"logps": logps, "behavior_logps": behavior_logps, "mask": mask, "segments": segments}
+    shapes.check("log_ratio", "... T", **arrays)
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
     own = logps - jax.lax.stop_gradient(logps)
     behavior = None if level == "own" else behavior_logps

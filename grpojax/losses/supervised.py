@@ -2,18 +2,18 @@
 
 import jax
 
-from grpojax import masked
-from grpojax.types import Array, Scalar, Tokens
+from grpojax import masked, shapes
+from grpojax.types import AnyTokens, Array, Scalar
 
 
-def sft_loss(logps: Tokens, weights: Tokens) -> Scalar:
+def sft_loss(logps: AnyTokens, weights: AnyTokens) -> Scalar:
     """``-Σ w log π(token)``: the cross-entropy of given completions, in nats; a scalar.
 
     The likelihood of answers of a teacher (R1's distillation, arXiv 2501.12948) or of one's own that were right
     (rejection sampling, STaR, arXiv 2203.14465).
 
     Args:
-      logps: ``[P, G, T]`` or in rows, log-probs of the tokens of the completions.
+      logps: ``[..., T]``, flat, grouped or in rows, log-probs of the tokens of the completions.
       weights: of the same shape (`grpojax.losses.loss_weights`), 0 on padding. What stands there, NaN included, has no
         part in value or gradient.
 
@@ -25,6 +25,7 @@ def sft_loss(logps: Tokens, weights: Tokens) -> Scalar:
       >>> [float(sft_loss(logps, loss_weights(mask, how))) for how in ("token_mean", "sequence_mean")]
       [3.0, 3.75]
     """
+    shapes.check("sft_loss", "... T", logps=logps, weights=weights)
     logps, weights = masked.float32(logps, weights)
     return -masked.total(weights * logps, weights > 0)
 
@@ -39,6 +40,8 @@ def dpo_loss(chosen: Array, rejected: Array, ref_chosen: Array, ref_rejected: Ar
       >>> round(float(dpo_loss(*map(jnp.float32, (-10, -15, -12, -14)))), 6)
       0.554355
     """
+    pairs = {"chosen": chosen, "rejected": rejected, "ref_chosen": ref_chosen, "ref_rejected": ref_rejected}
+    shapes.check("dpo_loss", "...", **pairs)
     chosen, rejected = masked.float32(chosen, rejected)
     ref_chosen, ref_rejected = jax.lax.stop_gradient(masked.float32(ref_chosen, ref_rejected))
     margin = (chosen - ref_chosen) - (rejected - ref_rejected)

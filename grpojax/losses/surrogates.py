@@ -1,6 +1,7 @@
 """What a token of the policy loss is: clipped or not, by ratio or by log-prob. Imports jax only.
 
-A surrogate is ``(log_ratios, advantages) -> token losses``, all ``[..., T]``, 0 where both are 0. Any function is one.
+A surrogate is ``(log_ratios, advantages) -> token losses``, all ``[..., T]``, 0 where both are 0. Any such function is
+one, of which `policy_loss` takes the weighted sum: it returns a loss for each token, not their mean.
 What else it may have:
 
 ===============  ======================================================================================
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
+from grpojax import masked, shapes
 from grpojax.types import AnyTokens
 
 
@@ -41,6 +42,44 @@ def inputs_of(
 
     offered = {"logps": logps, "sequence_mean": sequence_mean}
     return {name: offered[name] for name in getattr(surrogate, "needs", ())}
+
+
+def name_of(surrogate: Any) -> str:
+    """What errors and tables call a surrogate: the name of its class, or of the function that it is.
+
+    Example:
+      >>> name_of(clipped()), name_of(max)
+      ('clipped', 'max')
+    """
+    return getattr(surrogate, "__name__", type(surrogate).__name__)
+
+
+def check_surrogate(surrogate: Any) -> None:
+    """Raises `ValueError`, with the remedy, for what is no surrogate: a name, or a class that was not called.
+
+    Example:
+      >>> check_surrogate("clipped")
+      Traceback (most recent call last):
+      ValueError: surrogate='clipped' is no function: give losses.clipped(), or a function of your own
+    """
+    if isinstance(surrogate, type):
+        raise ValueError(f"surrogate={surrogate.__name__} is a class: call it, {surrogate.__name__}()")
+    if not callable(surrogate):
+        ours = surrogate if isinstance(surrogate, str) and isinstance(globals().get(surrogate), type) else "clipped"
+        raise ValueError(f"surrogate={surrogate!r} is no function: give losses.{ours}(), or a function of your own")
+
+
+def as_float32(surrogate: Any, **arrays: AnyTokens) -> tuple[AnyTokens, ...]:
+    """The arrays that a surrogate is called with, as float32; raises `ValueError` where their shapes differ.
+
+    A single number stands for all tokens.
+
+    Example:
+      >>> [x.dtype.name for x in as_float32(clipped(), log_ratios=jnp.zeros(3), advantages=jnp.ones(3, jnp.bfloat16))]
+      ['float32', 'float32']
+    """
+    shapes.check(name_of(surrogate), "...", **{name: x for name, x in arrays.items() if shapes.shape_of(x)})
+    return masked.float32(*arrays.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +112,7 @@ class clipped:
             raise ValueError(f"dual={self.dual}: must be over 1")
 
     def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens) -> AnyTokens:
-        log_ratios, advantages = masked.float32(log_ratios, advantages)
+        log_ratios, advantages = as_float32(self, log_ratios=log_ratios, advantages=advantages)
         ratio = jnp.exp(log_ratios)
         stop = self.is_clipped(ratio, advantages)
         bound = jnp.where(advantages > 0, 1.0 + self.high, 1.0 - self.low)
@@ -112,7 +151,7 @@ class unclipped:
     """
 
     def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens) -> AnyTokens:
-        log_ratios, advantages = masked.float32(log_ratios, advantages)
+        log_ratios, advantages = as_float32(self, log_ratios=log_ratios, advantages=advantages)
         return -jnp.exp(log_ratios) * advantages
 
 
@@ -132,7 +171,7 @@ class reinforce:
     reads_ratio = False
 
     def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> AnyTokens:
-        advantages, logps = masked.float32(advantages, logps)
+        _, advantages, logps = as_float32(self, log_ratios=log_ratios, advantages=advantages, logps=logps)
         return -advantages * logps
 
 
@@ -162,7 +201,7 @@ class cispo:
             )
 
     def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> AnyTokens:
-        log_ratios, advantages, logps = masked.float32(log_ratios, advantages, logps)
+        log_ratios, advantages, logps = as_float32(self, log_ratios=log_ratios, advantages=advantages, logps=logps)
         weight = jnp.clip(jax.lax.stop_gradient(jnp.exp(log_ratios)), self.weight_min, self.weight_max)
         return -weight * advantages * logps
 
@@ -203,7 +242,8 @@ class vespo:
                 raise ValueError(f"{name}={value}: must be over 0")
 
     def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> AnyTokens:
-        log_ratios, advantages, logps = masked.float32(jax.lax.stop_gradient(log_ratios), advantages, logps)
+        log_ratios = jax.lax.stop_gradient(log_ratios)
+        log_ratios, advantages, logps = as_float32(self, log_ratios=log_ratios, advantages=advantages, logps=logps)
         k = jnp.where(advantages >= 0, self.k_positive, self.k_negative)
         rate = jnp.where(advantages >= 0, self.lambda_positive, self.lambda_negative)
         log_weight = jnp.clip(log_ratios, math.log(1e-8), 20.0)
@@ -230,7 +270,7 @@ class soft_adaptive:
             raise ValueError(f"tau_positive={self.tau_positive}, tau_negative={self.tau_negative}: over 0")
 
     def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens) -> AnyTokens:
-        log_ratios, advantages = masked.float32(log_ratios, advantages)
+        log_ratios, advantages = as_float32(self, log_ratios=log_ratios, advantages=advantages)
         tau = jnp.where(advantages > 0, self.tau_positive, self.tau_negative)
         return -4.0 / tau * jax.nn.sigmoid(tau * (jnp.exp(log_ratios) - 1.0)) * advantages
 
@@ -263,7 +303,7 @@ class geometric:
     def __call__(
         self, log_ratios: AnyTokens, advantages: AnyTokens, *, sequence_mean: Callable[[AnyTokens], AnyTokens]
     ) -> AnyTokens:
-        log_ratios, advantages = masked.float32(log_ratios, advantages)
+        log_ratios, advantages = as_float32(self, log_ratios=log_ratios, advantages=advantages)
         kept = jnp.where((advantages >= 0) & (log_ratios > self.high), self.high, log_ratios)
         kept = jnp.where((advantages < 0) & (log_ratios < -self.low), -self.low, kept)
         return -jnp.exp(sequence_mean(kept)) * advantages

@@ -9,6 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from grpojax import masked
+from grpojax.losses.surrogates import as_float32
 from grpojax.types import AnyTokens
 
 _SMALLEST = 1e-30  # of a probability whose logarithm is taken
@@ -51,7 +52,7 @@ class dppo_tv:
             raise ValueError(f"low={self.low}, high={self.high}, kl_coef={self.kl_coef}: 0 or more")
 
     def __call__(self, log_ratios: AnyTokens, advantages: AnyTokens, *, logps: AnyTokens) -> AnyTokens:
-        log_ratios, advantages = masked.float32(log_ratios, advantages)
+        log_ratios, advantages, logps = as_float32(self, log_ratios=log_ratios, advantages=advantages, logps=logps)
         marks = self.marks(log_ratios, advantages, logps=logps)
         loss = jnp.where(marks["clip_low"] | marks["clip_high"], 0.0, -jnp.exp(log_ratios) * advantages)
         return loss + self.kl_coef * jnp.square(log_ratios) if self.kl_coef else loss

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from grpojax import shapes
 from grpojax.types import Array, Scalar
 
 
@@ -27,6 +28,7 @@ def value_loss(
     """
     if (clip is None) != (old_values is None):
         raise ValueError(f"value_loss(clip={clip}): clip and old_values go together")
+    shapes.check("value_loss", "...", values=values, returns=returns, weights=weights, old_values=old_values)
     mask = jnp.asarray(weights) > 0
 
     def clean(x):

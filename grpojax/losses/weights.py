@@ -1,16 +1,20 @@
 """Aggregation as an array: how token losses become one number."""
 
+import math
 from typing import Literal
 
 import jax.numpy as jnp
 
-from grpojax.types import Tokens
+from grpojax import shapes
+from grpojax.types import AnyTokens
 
 Aggregation = Literal["token_mean", "sequence_mean", "prompt_mean", "sequence_sum", "constant"]
 
 
-def loss_weights(mask: Tokens, how: Aggregation, *, constant: float | None = None, count_empty: bool = True) -> Tokens:
-    """Weights ``w [P, G, T]`` such that ``sum(w * l)`` aggregates token losses ``l``.
+def loss_weights(
+    mask: AnyTokens, how: Aggregation, *, constant: float | None = None, count_empty: bool = True
+) -> AnyTokens:
+    """Weights ``w [..., T]`` such that ``sum(w * l)`` aggregates token losses ``l``.
 
     ================  ==========================================================  =====================
     how               formula                                                     used by
@@ -28,13 +32,14 @@ def loss_weights(mask: Tokens, how: Aggregation, *, constant: float | None = Non
     2506.13585.
 
     Args:
-      mask: ``[P, G, T]`` bool, the tokens that count. Must be the *global* batch.
+      mask: ``[..., T]`` bool, the tokens that count: flat ``[B, T]`` or grouped ``[P, G, T]``. All axes but the last
+        are samples; "prompt_mean" needs the groups. Must be the *global* batch.
       how: a row of the table.
       constant: the divisor of "constant", usually the longest completion allowed, tokens.
       count_empty: whether samples without any token count in the means over samples (prompts).
 
     Returns:
-      ``[P, G, T]`` float32, 0 where ``mask`` is not set; all 0 if it is set nowhere.
+      ``[..., T]`` float32, 0 where ``mask`` is not set; all 0 if it is set nowhere.
 
     Example:
       >>> from grpojax import masked
@@ -48,15 +53,17 @@ def loss_weights(mask: Tokens, how: Aggregation, *, constant: float | None = Non
     if constant is not None and constant <= 0:
         raise ValueError(f"loss_weights(constant={constant}): must be over 0")
     mask = jnp.asarray(mask)
-    tokens = mask.sum(-1, keepdims=True).astype(jnp.float32)  # [P, G, 1]
+    shapes.check("loss_weights", "... T", mask=mask)
+    tokens = mask.sum(-1, keepdims=True).astype(jnp.float32)  # [..., 1]
     if how == "token_mean":
         weights = 1.0 / jnp.maximum(tokens.sum(), 1.0)
     elif how == "prompt_mean":
+        shapes.check("loss_weights(how='prompt_mean')", "P G T", mask=mask)
         group = tokens.sum(1, keepdims=True)
         prompts = jnp.float32(mask.shape[0]) if count_empty else (group > 0).sum().astype(jnp.float32)
         weights = 1.0 / (jnp.maximum(group, 1.0) * jnp.maximum(prompts, 1.0))
     elif how in ("sequence_mean", "sequence_sum", "constant"):
-        samples = jnp.float32(mask.shape[0] * mask.shape[1]) if count_empty else (tokens > 0).sum().astype(jnp.float32)
+        samples = jnp.float32(math.prod(mask.shape[:-1])) if count_empty else (tokens > 0).sum().astype(jnp.float32)
         each = {"sequence_mean": jnp.maximum(tokens, 1.0), "sequence_sum": 1.0, "constant": constant or 1.0}[how]
         weights = 1.0 / (each * jnp.maximum(samples, 1.0))
     else:

@@ -43,8 +43,14 @@ def policy_objective(
         with jax.named_scope("loss"):
             value, metrics = L.policy_loss(
                 scores.logps,
-                tokens,
-                objective,
+                objective=objective,
+                advantages=tokens.advantages,
+                weights=tokens.weights,
+                old_logps=tokens.behavior_logps,
+                ref_logps=tokens.ref_logps,
+                sampler_logps=tokens.sampler_logps,
+                displacement_weights=tokens.displacement_weights,
+                covariance_mask=tokens.covariance_mask,
                 entropy=scores.entropy,
                 entropy_coef=(frozen or {}).get("entropy_coef"),
                 segments=part.rows.segments,
@@ -99,6 +105,16 @@ def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed, 
     @jax.jit
     def pick(key: Any, logps: Any, packed: Packed, places: Any) -> Any:
         tokens, segments = packed.per_token, packed.rows.segments
-        return L.covariance_mask(key, logps, tokens, objective, segments=segments, places=places)
+        return L.covariance_mask(
+            key,
+            logps,
+            objective=objective,
+            advantages=tokens.advantages,
+            weights=tokens.weights,
+            old_logps=tokens.behavior_logps,
+            sampler_logps=tokens.sampler_logps,
+            segments=segments,
+            places=places,
+        )
 
     return pick

@@ -8,8 +8,13 @@ import jax.numpy as jnp
 from grpojax import advantages as A
 from grpojax import credit as C
 from grpojax import losses as L
-from grpojax.losses.objective import need
 from grpojax.types import PerToken, Scalar, Tokens
+
+
+def _need(tokens: PerToken, field: str, why: str) -> Tokens:
+    if (value := getattr(tokens, field)) is None:
+        raise ValueError(f"{why} needs {field}, which is missing")
+    return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +55,8 @@ class BiasLoss:
         return C.bounded_bias(outputs, self.bound)
 
     def __call__(self, outputs: Any, tokens: PerToken) -> tuple[Scalar, dict[str, Any]]:
-        weights = need(tokens, "critic_weights", "normalise='mean'") if self.own_weights else tokens.weights
-        targets = need(tokens, "critic_targets", "the critic's loss")
+        weights = _need(tokens, "critic_weights", "normalise='mean'") if self.own_weights else tokens.weights
+        targets = _need(tokens, "critic_targets", "the critic's loss")
         loss = C.token_bias_loss(outputs, targets, weights, bound=self.bound, l2=self.l2)
         return loss, {"loss": loss}
 
@@ -85,8 +90,8 @@ class ValueLoss:
         return outputs
 
     def __call__(self, outputs: Any, tokens: PerToken) -> tuple[Scalar, dict[str, Any]]:
-        returns = need(tokens, "critic_targets", "the critic's loss")
-        old = need(tokens, "critic_outputs", f"value_clip={self.clip}") if self.needs_outputs else None
+        returns = _need(tokens, "critic_targets", "the critic's loss")
+        old = _need(tokens, "critic_outputs", f"value_clip={self.clip}") if self.needs_outputs else None
         loss = L.value_loss(outputs, returns, tokens.weights, old_values=old, clip=self.clip)
         return loss, {"loss": loss}
 

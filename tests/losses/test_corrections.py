@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from loss_examples import (
     NAN,
+    arrays,
     example,
 )
 from oracles import close
@@ -72,17 +73,17 @@ def test_importance_in_the_loss():
     for own in (True, False):
         behavior = None if own else batch.behavior_logps
         with_sampler = types.SimpleNamespace(**fields | {"behavior_logps": behavior, "sampler_logps": sampler})
-        loss, metrics = L.policy_loss(logps, with_sampler, objective)
+        loss, metrics = L.policy_loss(logps, objective=objective, **arrays(with_sampler))
         weight = np.minimum(np.exp((logps if own else behavior) - sampler), 1.1)
         ratio = 1.0 if own else np.exp(logps - behavior)
         want = -(np.where(mask, batch.weights * weight * ratio * batch.advantages, 0)).sum()
         close(metrics["policy_loss"], want)
         close(metrics["importance"].value, weight[mask].mean(), atol=1e-5)
         close(loss, want + 0.5 * metrics["kl_loss"])
-    with pytest.raises(ValueError, match="importance='truncate'.*batch.sampler_logps"):
-        L.policy_loss(logps, batch, objective)
-    with pytest.raises(ValueError, match="off_policy_limit=0.5.*batch.sampler_logps"):
-        L.policy_loss(logps, batch, L.Objective(off_policy_limit=0.5))
+    with pytest.raises(ValueError, match="importance='truncate'.*sampler_logps"):
+        L.policy_loss(logps, objective=objective, **arrays(batch))
+    with pytest.raises(ValueError, match="off_policy_limit=0.5.*sampler_logps"):
+        L.policy_loss(logps, objective=L.Objective(off_policy_limit=0.5), **arrays(batch))
 
 
 @pytest.mark.parametrize(("advantage", "limit", "kept"), [(-1, 0.7, 0), (-1, 0.9, 1), (1, 0.7, 1), (0, 0.7, 1)])
@@ -97,7 +98,7 @@ def test_golden_off_policy_mask(advantage, limit, kept):
         behavior_logps=None,
         sampler_logps=old,
     )
-    loss, metrics = L.policy_loss(new, batch, L.Objective(off_policy_limit=limit))
+    loss, metrics = L.policy_loss(new, objective=L.Objective(off_policy_limit=limit), **arrays(batch))
     close(loss, -advantage * kept)
     close(metrics["off_policy"].total, 2.0 * (1 - kept))
 

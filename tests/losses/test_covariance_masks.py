@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import loss_oracles
 import numpy as np
 import pytest
-from loss_examples import NAN, P, example
+from loss_examples import NAN, P, arrays, covariance_mask, example
 from oracles import close
 
 from grpojax import losses as L
@@ -85,17 +85,15 @@ def test_the_mask_of_a_minibatch(seed):
     stopped = ((a > 0) & (ratio > 1.2)) | ((a < 0) & (ratio < 0.8))
     assert (stopped & (cov > 1) & (cov < 5)).any()
     free, count = loss_oracles.picked(cov, mask, 0.2, low=1.0, high=5.0, skip=stopped)
-    got = {tuple(i) for i in np.argwhere(L.covariance_mask(jax.random.key(seed), logps, batch, CLIP))}
+    got = {tuple(i) for i in np.argwhere(covariance_mask(jax.random.key(seed), logps, batch, CLIP))}
     assert got <= free and len(got) == count > 0
     top, _ = loss_oracles.picked(cov, mask, 0.1)
-    assert {tuple(i) for i in np.argwhere(L.covariance_mask(None, logps, batch, KL))} == top
+    assert {tuple(i) for i in np.argwhere(covariance_mask(None, logps, batch, KL))} == top
 
 
 def with_mask(logps, batch, objective):
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    return types.SimpleNamespace(
-        **fields, covariance_mask=L.covariance_mask(jax.random.key(1), logps, batch, objective)
-    )
+    return types.SimpleNamespace(**fields, covariance_mask=covariance_mask(jax.random.key(1), logps, batch, objective))
 
 
 def test_draws_follow_from_a_tokens_number_not_from_its_place():
@@ -113,8 +111,8 @@ def test_clip_cov_in_the_loss():
     """A picked token's policy term is 0, and what the loss divides by stays."""
     logps, batch = batch_of()
     full = with_mask(logps, batch, CLIP)
-    (loss, metrics), gradient = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, full, CLIP)
-    _, plain = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, batch, L.Objective())
+    (loss, metrics), gradient = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, objective=CLIP, **arrays(full))
+    _, plain = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, objective=L.Objective(), **arrays(batch))
     picked = np.asarray(full.covariance_mask)
     close(gradient, np.where(picked, 0, plain))
     assert np.abs(np.asarray(plain)[picked]).min() > 1e-4
@@ -127,13 +125,13 @@ def test_clip_cov_in_the_loss():
 def test_kl_cov_in_the_loss():
     logps, batch = batch_of()
     full = with_mask(logps, batch, KL)
-    loss, metrics = L.policy_loss(logps, full, KL)
+    loss, metrics = L.policy_loss(logps, objective=KL, **arrays(full))
     used, picked = np.asarray(batch.weights) > 0, np.asarray(full.covariance_mask)
     tokens = L.kl_cov_loss(logps - batch.behavior_logps, batch.advantages, picked, coef=0.5)
     close(loss, np.where(used, batch.weights * tokens, 0).sum(), atol=1e-5)
     close(metrics["kl_cov"].value, picked.sum() / used.sum())
     own = types.SimpleNamespace(**vars(full) | {"behavior_logps": None})
-    value, gradient = jax.value_and_grad(lambda x: L.policy_loss(x, own, KL)[0])(logps)
+    value, gradient = jax.value_and_grad(lambda x: L.policy_loss(x, objective=KL, **arrays(own))[0])(logps)
     close(gradient, -np.where(used, batch.weights * np.nan_to_num(batch.advantages), 0))  # nothing in the first update
 
 
@@ -143,12 +141,12 @@ def test_micro_batches_share_the_mask_of_their_minibatch(objective):
     objective = dataclasses.replace(objective, covariance_fraction=0.05)
     logps, batch = batch_of(2)
     full = with_mask(logps, batch, objective)
-    whole = L.policy_loss(logps, full, objective)[0]
+    whole = L.policy_loss(logps, objective=objective, **arrays(full))[0]
     parts, apart = 0.0, 0
     for p in range(P):
         part = jax.tree.map(lambda x: x[p : p + 1], vars(full))  # noqa: B023
-        parts += L.policy_loss(logps[p : p + 1], types.SimpleNamespace(**part), objective)[0]
-        mine = L.covariance_mask(jax.random.key(1), logps[p : p + 1], types.SimpleNamespace(**part), objective)
+        parts += L.policy_loss(logps[p : p + 1], objective=objective, **arrays(types.SimpleNamespace(**part)))[0]
+        mine = covariance_mask(jax.random.key(1), logps[p : p + 1], types.SimpleNamespace(**part), objective)
         apart += int((np.asarray(mine) != part["covariance_mask"]).sum())
     close(parts, whole, atol=1e-5)
     assert apart > 0
@@ -157,7 +155,7 @@ def test_micro_batches_share_the_mask_of_their_minibatch(objective):
 def test_a_missing_mask_is_named():
     logps, batch = batch_of()
     assert CLIP.needs_covariance_mask and KL.needs_covariance_mask and not L.Objective().needs_covariance_mask
-    with pytest.raises(ValueError, match="covariance='kl' needs batch.covariance_mask"):
-        L.policy_loss(logps, batch, KL)
+    with pytest.raises(ValueError, match="covariance='kl' needs covariance_mask"):
+        L.policy_loss(logps, objective=KL, **arrays(batch))
     with pytest.raises(ValueError, match="covariance='none'"):
-        L.covariance_mask(None, logps, batch, L.Objective())
+        covariance_mask(None, logps, batch, L.Objective())

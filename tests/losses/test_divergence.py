@@ -14,6 +14,7 @@ from loss_examples import (
     OLD,
     OTHER,
     Batch,
+    arrays,
     compiled,
     example,
 )
@@ -74,7 +75,9 @@ def expected_policy_gradient(objective, drawn_from=None, reward=None):
         weights=jnp.exp(drawn), advantages=jnp.zeros(3) if reward is None else reward(logps),
         behavior_logps=drawn_from, ref_logps=REF,
     )  # fmt: skip
-    return jax.jit(jax.grad(lambda logits: L.policy_loss(jax.nn.log_softmax(logits), batch, objective)[0]))(LOGITS)
+    return jax.jit(
+        jax.grad(lambda logits: L.policy_loss(jax.nn.log_softmax(logits), objective=objective, **arrays(batch))[0])
+    )(LOGITS)
 
 
 def test_the_two_gradients():
@@ -199,5 +202,5 @@ def test_an_unbiased_gradient_is_exact_where_exponentials_cancel():
     objective = L.Objective(kl_coef=1.0, kl_kind="unbiased")
     for d in (-18.0, -19.5, -40.0):
         batch = Batch(weights=jnp.ones(1), advantages=jnp.zeros(1), ref_logps=jnp.array([-1.0 - d]))
-        gradient = jax.grad(lambda x: L.policy_loss(x, batch, objective)[0])(jnp.array([-1.0]))  # noqa: B023
+        gradient = jax.grad(lambda x: L.policy_loss(x, objective=objective, **arrays(batch))[0])(jnp.array([-1.0]))  # noqa: B023
         close(gradient, d)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import loss_oracles
 import numpy as np
 import pytest
-from loss_examples import example
+from loss_examples import arrays, example
 from oracles import close
 
 from grpojax import losses as L
@@ -36,16 +36,20 @@ def test_in_the_loss():
     logps, batch, entropy = example()
     adaptive = L.Objective(entropy_target=0.2)
     assert adaptive.needs_entropy
-    run = jax.jit(lambda coef: L.policy_loss(logps, batch, adaptive, entropy=entropy, entropy_coef=coef))
+    run = jax.jit(
+        lambda coef: L.policy_loss(logps, objective=adaptive, **arrays(batch), entropy=entropy, entropy_coef=coef)
+    )
     for coef in (0.0, 0.25):
         loss, metrics = run(jnp.float32(coef))
-        close(loss, L.policy_loss(logps, batch, L.Objective(entropy_coef=coef), entropy=entropy)[0])
+        close(loss, L.policy_loss(logps, objective=L.Objective(entropy_coef=coef), **arrays(batch), entropy=entropy)[0])
     assert run._cache_size() == 1 and metrics["entropy"].value > 0
     with pytest.raises(ValueError, match="entropy_target=0.2 with entropy_coef=None"):
-        L.policy_loss(logps, batch, adaptive, entropy=entropy)
+        L.policy_loss(logps, objective=adaptive, **arrays(batch), entropy=entropy)
     with pytest.raises(ValueError, match="entropy_target=0.2 needs entropy"):
-        L.policy_loss(logps, batch, adaptive, entropy_coef=0.1)
+        L.policy_loss(logps, objective=adaptive, **arrays(batch), entropy_coef=0.1)
     with pytest.raises(ValueError, match="entropy_target=None with entropy_coef=0.1"):
-        L.policy_loss(logps, batch, L.Objective(entropy_coef=0.2), entropy=entropy, entropy_coef=0.1)
+        L.policy_loss(
+            logps, objective=L.Objective(entropy_coef=0.2), **arrays(batch), entropy=entropy, entropy_coef=0.1
+        )
     with pytest.raises(ValueError, match="entropy_coef goes with"):
-        L.policy_loss(logps, batch, L.Objective(), entropy_coef=0.1)
+        L.policy_loss(logps, objective=L.Objective(), **arrays(batch), entropy_coef=0.1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from loss_examples import HOW
+from loss_examples import HOW, arrays
 from oracles import close
 from ragged import SEEDS, G, P, many, masks, on
 from tabular_policy import PATHS, SEQUENCES, WRITTEN, expected_reward
@@ -23,7 +23,7 @@ def gradient_of(how, ratio, surrogate):
     def gradient(logps, behavior, advantages, mask):
         weights = L.loss_weights(mask, how, **HOW[how])
         batch = type("Batch", (), {"weights": weights, "advantages": advantages, "behavior_logps": behavior})
-        return jax.grad(lambda x: L.policy_loss(x, batch, objective)[0])(logps)
+        return jax.grad(lambda x: L.policy_loss(x, objective=objective, **arrays(batch))[0])(logps)
 
     return gradient
 
@@ -64,7 +64,7 @@ def enumerated(how, ratio, surrogate):
         weights = len(SEQUENCES) * odds * L.loss_weights(WRITTEN, how)
         batch = type("Batch", (), {"weights": weights, "advantages": jnp.broadcast_to(
             advantages[None, :, None], WRITTEN.shape), "behavior_logps": behavior})  # fmt: skip
-        return jax.grad(lambda x: L.policy_loss(logps_of(x), batch, objective)[0])(logits)
+        return jax.grad(lambda x: L.policy_loss(logps_of(x), objective=objective, **arrays(batch))[0])(logits)
 
     return gradient
 

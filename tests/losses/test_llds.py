@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from loss_examples import (
     LENGTHS,
     MASK4,
+    arrays,
 )
 from oracles import close
 from ragged import prefix
@@ -43,7 +44,7 @@ def test_golden_llds(fall, gate, want):
     )  # fmt: skip
 
     def loss(x, c=1.0):
-        return L.policy_loss(x, batch, L.Objective(llds_coef=c, llds_gate=gate))
+        return L.policy_loss(x, objective=L.Objective(llds_coef=c, llds_gate=gate), **arrays(batch))
 
     logps = -jnp.array([[fall]])
     (value, metrics), gradient = jax.value_and_grad(loss, has_aux=True)(logps)
@@ -52,10 +53,8 @@ def test_golden_llds(fall, gate, want):
     close(metrics["llds_loss"], want)
     open_ = np.array([True, True, True, True] if want == 0.175 else [False, False, True, True])
     close(gradient[0, 0], np.where(open_ & (np.array(fall) > 0), -0.25, 0))
-    with pytest.raises(ValueError, match=r"llds_coef=1\.0.*batch\.displacement_weights"):
-        L.policy_loss(
-            logps, types.SimpleNamespace(**vars(batch) | {"displacement_weights": None}), L.Objective(llds_coef=1.0)
-        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"llds_coef=1\.0.*displacement_weights"):
+        L.policy_loss(logps, objective=L.Objective(llds_coef=1.0), **arrays(batch) | {"displacement_weights": None})
 
 
 def test_golden_llds_weights():
@@ -66,7 +65,7 @@ def test_golden_llds_weights():
     for options, want in (
         ({}, 0.125),
         ({"normalise": "all"}, 0.0625),
-        ({"answer": ACTIONS == 1, "answer_weight": 0.25}, 0.03125),
+        ({"answer": np.repeat(ACTIONS, 2, 1) == 1, "answer_weight": 0.25}, 0.03125),
     ):
         close((L.displacement_weights(advantages, mask, **options) * terms).sum(), want)
     for options, names in (

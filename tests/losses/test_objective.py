@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from loss_examples import MASK4, example
+from loss_examples import MASK4, arrays, example
 from oracles import close
 
 from grpojax import losses as L
@@ -71,7 +71,7 @@ def test_only_the_policy_is_differentiated():
             behavior_logps=behavior,
             ref_logps=ref,
         )
-        return L.policy_loss(logps, batch, L.Objective(aggregate="sequence_sum", kl_coef=0.1))[0]
+        return L.policy_loss(logps, objective=L.Objective(aggregate="sequence_sum", kl_coef=0.1), **arrays(batch))[0]
 
     own, *others = jax.grad(loss, (0, 1, 2, 3))(logps, logps, logps - 0.3, advantages)
     assert own.any() and not any(np.asarray(x).any() for x in others)
@@ -120,15 +120,18 @@ def test_anchored_at_the_sampler():
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)} | {"displacement_weights": share}
     swapped = types.SimpleNamespace(**fields | {"behavior_logps": None, "sampler_logps": batch.behavior_logps})
     terms = {"kl_coef": 0.3, "kl_kind": "unbiased", "llds_coef": 0.2}
-    want = L.policy_loss(logps, types.SimpleNamespace(**fields), L.Objective(**terms))
+    want = L.policy_loss(logps, objective=L.Objective(**terms), **arrays(types.SimpleNamespace(**fields)))
     objective = L.Objective(anchor="sampler", **terms)
-    jax.tree.map(np.testing.assert_array_equal, L.policy_loss(logps, swapped, objective), want)
+    jax.tree.map(np.testing.assert_array_equal, L.policy_loss(logps, objective=objective, **arrays(swapped)), want)
     assert objective.needs_sampler_logps
-    with pytest.raises(ValueError, match="anchor='sampler' needs batch.sampler_logps"):
-        L.policy_loss(logps, types.SimpleNamespace(**fields), objective)
+    with pytest.raises(ValueError, match="anchor='sampler' needs sampler_logps"):
+        L.policy_loss(logps, objective=objective, **arrays(types.SimpleNamespace(**fields)))
 
 
 def test_the_typed_batch_is_one():
     logps, batch, _ = example(3)
     typed = PerToken(weights=batch.weights, advantages=batch.advantages, behavior_logps=batch.behavior_logps)
-    assert L.policy_loss(logps, typed, L.Objective())[0] == L.policy_loss(logps, batch, L.Objective())[0]
+    assert (
+        L.policy_loss(logps, objective=L.Objective(), **arrays(typed))[0]
+        == L.policy_loss(logps, objective=L.Objective(), **arrays(batch))[0]
+    )

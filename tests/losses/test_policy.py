@@ -24,6 +24,7 @@ from loss_examples import (
     G,
     P,
     T,
+    arrays,
     compiled,
     example,
     four_tokens,
@@ -204,7 +205,9 @@ def by_parameter(logps, batch, entropy):
     """d loss/d the parameters of a model that has two; what an optimiser would see."""
 
     def loss(scale, shift):
-        return L.policy_loss(scale * logps + shift, batch, OBJECTIVES["all"], entropy=scale * entropy)
+        return L.policy_loss(
+            scale * logps + shift, objective=OBJECTIVES["all"], **arrays(batch), entropy=scale * entropy
+        )
 
     return jax.grad(loss, argnums=(0, 1), has_aux=True)(jnp.float32(1.1), jnp.float32(-0.1))
 
@@ -273,16 +276,16 @@ def test_what_is_not_needed_is_not_read():
 
 def test_missing_arrays_are_named():
     logps, batch, entropy = example()
-    with pytest.raises(ValueError, match=r"kl_coef=0\.3.*batch\.ref_logps"):
-        L.policy_loss(logps, dataclasses.replace(batch, ref_logps=None), OBJECTIVES["k3"])
+    with pytest.raises(ValueError, match=r"kl_coef=0\.3.*ref_logps"):
+        L.policy_loss(logps, objective=OBJECTIVES["k3"], **arrays(dataclasses.replace(batch, ref_logps=None)))
     with pytest.raises(ValueError, match=r"entropy_coef=0\.2.*entropy"):
-        L.policy_loss(logps, batch, OBJECTIVES["entropy"])
+        L.policy_loss(logps, objective=OBJECTIVES["entropy"], **arrays(batch))
 
 
 def test_a_surrogate_is_any_function():
     logps, batch, _ = example()
     objective = L.Objective(surrogate=lambda log_ratios, advantages: -log_ratios * advantages)
-    loss, metrics = L.policy_loss(logps, batch, objective)
+    loss, metrics = L.policy_loss(logps, objective=objective, **arrays(batch))
     used = np.asarray(batch.weights) > 0
     close(loss, -(batch.weights * batch.advantages * (logps - batch.behavior_logps))[used].sum())
     assert not any("clip" in name for name in metrics)
@@ -305,7 +308,7 @@ def test_vmap_and_bfloat16(name):
     inputs = [example(seed) for seed in range(2)]
     low = jax.tree.map(lambda *x: jnp.stack(x).astype(jnp.bfloat16), *inputs)
     objective = OBJECTIVES[name]
-    run = jax.jit(jax.vmap(lambda x, batch, e: L.policy_loss(x, batch, objective, entropy=e)))
+    run = jax.jit(jax.vmap(lambda x, batch, e: L.policy_loss(x, objective=objective, **arrays(batch), entropy=e)))
     loss, metrics = run(*low)
     assert {x.dtype for x in (loss, *jax.tree.leaves(metrics))} == {jnp.dtype("float32")}
     for i in range(2):
@@ -318,8 +321,8 @@ def test_vmap_and_bfloat16(name):
 def test_batch_is_duck_typed():
     logps, batch, _ = example()
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    close(L.policy_loss(logps, types.SimpleNamespace(**fields), L.Objective())[0],
-          L.policy_loss(logps, batch, L.Objective())[0])  # fmt: skip
+    close(L.policy_loss(logps, objective=L.Objective(), **arrays(types.SimpleNamespace(**fields)))[0],
+          L.policy_loss(logps, objective=L.Objective(), **arrays(batch))[0])  # fmt: skip
 
 
 def test_clip_metrics_tell_the_side_that_was_passed():
@@ -330,13 +333,13 @@ def test_clip_metrics_tell_the_side_that_was_passed():
         behavior_logps=np.zeros(mask.shape, np.float32),
     )  # fmt: skip
     logps = np.log(np.array([[[5.0, 0.5, 1.5]]], np.float32))
-    _, metrics = L.policy_loss(logps, batch, L.Objective(surrogate=L.clipped(dual=3.0)))
+    _, metrics = L.policy_loss(logps, objective=L.Objective(surrogate=L.clipped(dual=3.0)), **arrays(batch))
     assert {k: float(metrics[k].total) for k in ("clip_low", "clip_high", "dual_clip")} == {
         "clip_low": 1,
         "clip_high": 1,
         "dual_clip": 1,
     }
-    assert "dual_clip" not in L.policy_loss(logps, batch, L.Objective())[1]
+    assert "dual_clip" not in L.policy_loss(logps, objective=L.Objective(), **arrays(batch))[1]
 
 
 def test_clip_cov_by_advantages_leaves_kl_and_ratios_alone():
@@ -352,7 +355,7 @@ def test_clip_cov_by_advantages_leaves_kl_and_ratios_alone():
             behavior_logps=logps - 0.1,
             ref_logps=ref,
         )
-        return L.policy_loss(logps, batch, L.Objective(kl_coef=0.1, aggregate="token_mean"))[1]
+        return L.policy_loss(logps, objective=L.Objective(kl_coef=0.1, aggregate="token_mean"), **arrays(batch))[1]
 
     ones = np.ones(mask.shape, np.float32)
     plain, cut = metrics(ones), metrics(np.where(keep, ones, 0))

@@ -18,6 +18,7 @@ from loss_examples import (
     G,
     P,
     T,
+    arrays,
     compiled,
     example,
 )
@@ -75,7 +76,7 @@ def test_rows_of_several_samples_give_the_same_loss():
         logps, segments = batch.pop("logps"), batch.pop("segments", None)
 
         def loss(x, objective):
-            return L.policy_loss(x, types.SimpleNamespace(**batch), objective, segments=segments)[0]
+            return L.policy_loss(x, objective=objective, **arrays(types.SimpleNamespace(**batch)), segments=segments)[0]
 
         return {name: jax.value_and_grad(loss)(logps, o) for name, o in objectives.items()}
 

@@ -21,6 +21,7 @@ from loss_examples import (
     Batch,
     G,
     P,
+    arrays,
     compiled,
     example,
     four_tokens,
@@ -165,7 +166,7 @@ def test_kl_and_llds_are_of_tokens_whatever_the_ratio():
     batch = types.SimpleNamespace(**fields, displacement_weights=share)
     terms = {"kl_coef": 0.3, "kl_kind": "unbiased", "llds_coef": 0.2}
     levels = [L.Objective(**terms), L.Objective(ratio="sequence", **terms), L.Objective(ratio="own", **terms)]
-    token, *others = (L.policy_loss(logps, batch, objective)[1] for objective in levels)
+    token, *others = (L.policy_loss(logps, objective=objective, **arrays(batch))[1] for objective in levels)
     for other in others:
         assert abs(other["policy_loss"] - token["policy_loss"]) > 1e-4
         for name in ("kl_loss", "llds_loss"):
@@ -191,7 +192,9 @@ def test_policy_gradient_is_exact(name, off):
     a = jnp.array([1.0, -0.5, 0.25])
     batch = Batch(weights=jnp.exp(drawn), advantages=a, behavior_logps=drawn)
     objective = L.Objective(surrogate=surrogate)
-    got = jax.jit(jax.grad(lambda x: L.policy_loss(jax.nn.log_softmax(x), batch, objective)[0]))(LOGITS)
+    got = jax.jit(jax.grad(lambda x: L.policy_loss(jax.nn.log_softmax(x), objective=objective, **arrays(batch))[0]))(
+        LOGITS
+    )
     want = -jax.grad(lambda x: (jax.nn.softmax(x) * a).sum())(LOGITS)
     if name == "reinforce" and off:
         assert np.abs(got - want).max() > 0.01
@@ -244,6 +247,6 @@ def test_the_cap_of_cispo_is_counted():
     used = np.asarray(batch.weights) > 0
     ratio = np.exp(logps - batch.behavior_logps)[used]
     for bounds in ({"weight_max": 1.2}, {"weight_max": 1.2, "weight_min": 0.9}):
-        _, metrics = L.policy_loss(logps, batch, L.Objective(surrogate=L.cispo(**bounds)))
+        _, metrics = L.policy_loss(logps, objective=L.Objective(surrogate=L.cispo(**bounds)), **arrays(batch))
         close(metrics["cap_hit"].total, ((ratio > 1.2) | (ratio < bounds.get("weight_min", 0))).sum())
         assert int(metrics["cap_hit"].count) == used.sum() and "clip_high" not in metrics

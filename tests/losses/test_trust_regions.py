@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_examples import arrays
 from oracles import close
 from ragged import prefix
 
@@ -68,7 +69,9 @@ def test_oracle(kind, seed, coef):
     )
     limits = {"low": 0.13, "high": 0.21} if kind == "tv" else {"low": 0.04, "high": 0.06}
     objective = L.Objective(surrogate=surrogate(kind, **limits, kl_coef=coef), anchor="sampler")
-    (loss, metrics), gradient = jax.value_and_grad(L.policy_loss, has_aux=True)(new, batch, objective)
+    (loss, metrics), gradient = jax.value_and_grad(L.policy_loss, has_aux=True)(
+        new, objective=objective, **arrays(batch)
+    )
     total, slopes, dropped = 0.0, np.zeros(mask.shape), 0
     for i in zip(*np.nonzero(mask), strict=True):
         value, slope = loss_oracles.dppo(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example as hypothesis_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_examples import arrays
 from oracles import close
 from plain_decoder import with_tokens
 from programs_examples import check, example
@@ -150,7 +151,7 @@ def test_loss_of_rows(sizes, objective):
     batch = with_tokens(batch, weights=np.asarray(L.loss_weights(mask, "token_mean")))
 
     def loss(logps, per_token, segments=None):
-        return L.policy_loss(logps, per_token, objective, segments=segments)
+        return L.policy_loss(logps, objective=objective, **arrays(per_token), segments=segments)
 
     run = jax.jit(jax.value_and_grad(loss, has_aux=True))
     logps = np.random.default_rng(1).normal(size=mask.shape).astype(np.float32)

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from loss_examples import arrays
 
 from grpojax import diagnostics
 from grpojax import losses as L
@@ -96,6 +97,6 @@ def test_every_name_that_an_update_may_give_is_known_or_logged_as_it_is():
         L.Objective(surrogate=L.cispo(), covariance="clip", entropy_coef=0.1),
         L.Objective(surrogate=L.unclipped(), covariance="kl"),
     ):
-        given |= set(L.policy_loss(ones - 2, tokens, objective, entropy=ones)[1])
+        given |= set(L.policy_loss(ones - 2, objective=objective, **arrays(tokens), entropy=ones)[1])
     assert {*step_metrics.MEANS, *step_metrics.FIRST} <= given
     assert given - {*step_metrics.MEANS, *step_metrics.FIRST} == {"loss", "policy_loss", "kl_loss", "llds_loss"}

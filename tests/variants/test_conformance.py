@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from loss_examples import arrays, covariance_mask
 from oracles import close
 from variant_examples import REQUIRED, built
 
@@ -96,8 +97,10 @@ def run(name, x: Inputs):
         displacement_weights=L.displacement_weights(advantages, mask),
     )  # fmt: skip
     if objective.needs_covariance_mask:
-        batch.covariance_mask = L.covariance_mask(jax.random.key(0), x.logps, batch, objective)
-    loss, gradient = jax.value_and_grad(lambda logps: L.policy_loss(logps, batch, objective)[0])(x.logps)
+        batch.covariance_mask = covariance_mask(jax.random.key(0), x.logps, batch, objective)
+    loss, gradient = jax.value_and_grad(lambda logps: L.policy_loss(logps, objective=objective, **arrays(batch))[0])(
+        x.logps
+    )
     return advantages, loss, gradient
 
 
@@ -350,7 +353,7 @@ def test_what_it_needs_is_declared(name):
     }  # fmt: skip
 
     def loss(logps):
-        return L.policy_loss(logps, bare, objective)[0]
+        return L.policy_loss(logps, objective=objective, **arrays(bare))[0]
 
     if any(needs.values()):
         with pytest.raises(ValueError, match="|".join(f for f, needed in needs.items() if needed)):

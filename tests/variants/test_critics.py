@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from loss_examples import arrays
 from oracles import close
 from tabular_policy import PATHS, SEQUENCES, WRITTEN, expected_reward
 
@@ -74,7 +75,7 @@ def test_a_critics_loss_says_what_it_misses():
         variants.BiasLoss()(jnp.ones(3), tokens)
     with pytest.raises(ValueError, match="critic_weights"):
         variants.BiasLoss(normalise="mean")(jnp.ones(3), tokens)
-    with pytest.raises(ValueError, match="value_clip=0.2 needs batch.critic_outputs"):
+    with pytest.raises(ValueError, match="value_clip=0.2 needs critic_outputs"):
         variants.ValueLoss()(jnp.ones(3), dataclasses.replace(tokens, critic_targets=jnp.ones(3)))
 
 
@@ -157,7 +158,9 @@ def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_rew
 
     def policy(advantages):
         batch = type("Batch", (), {"weights": weights, "advantages": advantages, "behavior_logps": logps(logits)})
-        return jax.grad(lambda x: L.policy_loss(logps(x), batch, variants.ppo().objective)[0])(logits)
+        return jax.grad(lambda x: L.policy_loss(logps(x), objective=variants.ppo().objective, **arrays(batch))[0])(
+            logits
+        )
 
     close(policy(np.where(WRITTEN, returns - values, 0)), want, atol=2e-6)
     # A table of values by state: the first token's, and those after 1 and after 2.

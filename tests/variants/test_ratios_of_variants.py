@@ -7,6 +7,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from loss_examples import arrays, covariance_mask
 from oracles import close
 from variant_examples import built
 
@@ -58,8 +59,8 @@ def gradient(objective):
         displacement_weights=L.displacement_weights(advantages, mask),
     )  # fmt: skip
     if objective.needs_covariance_mask:
-        part.covariance_mask = L.covariance_mask(jax.random.key(0), logps, part, objective)
-    return np.asarray(jax.grad(lambda x: L.policy_loss(x, part, objective)[0])(logps))
+        part.covariance_mask = covariance_mask(jax.random.key(0), logps, part, objective)
+    return np.asarray(jax.grad(lambda x: L.policy_loss(x, objective=objective, **arrays(part))[0])(logps))
 
 
 def plain(objective):
@@ -109,7 +110,9 @@ def test_golden_luspo():
     part = types.SimpleNamespace(
         weights=L.loss_weights(mask, "sequence_sum"), advantages=np.ones(mask.shape, np.float32), behavior_logps=None
     )
-    got = jax.grad(lambda x: L.policy_loss(x, part, variants.luspo().objective)[0])(np.zeros(mask.shape, np.float32))
+    got = jax.grad(lambda x: L.policy_loss(x, objective=variants.luspo().objective, **arrays(part))[0])(
+        np.zeros(mask.shape, np.float32)
+    )
     close(got, np.where(mask, -0.5, 0))
 
 

@@ -4,6 +4,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from loss_examples import arrays
 from oracles import close
 from variant_examples import REQUIRED, built, on_tokens
 
@@ -26,7 +27,9 @@ def first_update(variant, rewards, lengths, size):
         ref_logps=logps,
     )
     entropy = np.ones(mask.shape, np.float32) if objective.needs_entropy else None
-    return jax.value_and_grad(lambda x: L.policy_loss(x, batch, objective, entropy=entropy)[0])(logps)
+    return jax.value_and_grad(lambda x: L.policy_loss(x, objective=objective, **arrays(batch), entropy=entropy)[0])(
+        logps
+    )
 
 
 # From rewards [1, 0, 0, 0] to the gradient at one token of each sample; samples of 2, 4, 6 and 8 tokens.
@@ -336,7 +339,7 @@ def test_golden_negative_advantage():
             advantages=advantages, weights=L.loss_weights(mask, "sequence_sum"), behavior_logps=None
         )
         objective = L.Objective(surrogate=L.reinforce(), aggregate="sequence_sum")
-        loss = L.policy_loss(np.log(probs).astype(np.float32), batch, objective)[0]
+        loss = L.policy_loss(np.log(probs).astype(np.float32), objective=objective, **arrays(batch))[0]
         close(loss, want, atol=1e-6)
         close(2 * loss, {1.0: -3.32423634, 1 / 3: -1.10807878}[c], atol=1e-6)
 
@@ -361,7 +364,9 @@ def test_variants_that_are_another(name, options):
     )  # fmt: skip
 
     def first(variant):
-        return jax.jit(jax.value_and_grad(lambda x: L.policy_loss(x, batch, variant.objective)[0]))(logps)
+        return jax.jit(jax.value_and_grad(lambda x: L.policy_loss(x, objective=variant.objective, **arrays(batch))[0]))(
+            logps
+        )
 
     got = first(variants.get(name, **options))
     want = first(variants.get("gspo" if name == "gspo_token" else "grpo"))
