@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpojax import masked
-from grpojax.advantages import Signals, Transform, judged, need, per_sample
+from grpojax.advantages import Signals, Transform
+from grpojax.advantages.signals import judged, need, per_sample
 from grpojax.types import Array, PerPrompt, Samples, Scalar, is_concrete, pytree
 
 # --- which prompts are kept
@@ -319,9 +320,10 @@ def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
     if factor < 0:
         raise ValueError(f"soft_overlong(factor={factor}): must be at least 0")
 
-    def reward(values: Samples, signals: Signals) -> Samples:
+    def reward(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "soft_overlong")
         lengths = need(signals, "lengths", "soft_overlong")
-        return per_sample(values, "soft_overlong") + factor * overlong_penalty(lengths, limit, buffer)
+        return values + factor * overlong_penalty(lengths, limit, buffer)
 
     return reward
 
@@ -351,8 +353,9 @@ def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 
     if not 0 < share <= 1 or not 0 <= alpha <= 1:
         raise ValueError(f"length_selected(alpha={alpha}, share={share}): alpha in [0, 1], share in (0, 1]")
 
-    def reward(values: Samples, signals: Signals) -> Samples:
-        values, (outcome, valid) = per_sample(values, "length_selected"), judged(signals)
+    def reward(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "length_selected")
+        outcome, valid = judged(signals, "length_selected")
         lengths = jnp.asarray(need(signals, "lengths", "length_selected")).astype(jnp.float32)
         right = valid & (outcome >= success)
         over = {"mask": right, "axis": 1, "keepdims": True}

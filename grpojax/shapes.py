@@ -62,7 +62,8 @@ def _wanted(name: str, axes: str, known: Mapping[str, Any], shape: tuple[int, ..
     """The axes in words, with their sizes where all are known, and what to do where a sample's number is given."""
     text = f"[{', '.join(axes.split())}]"
     if not all(letter in known for letter in axes.split()):
-        return text
+        sizes = [f"{letter} = {known[letter]}" for letter in axes.split() if letter in known]
+        return f"{text} with {', '.join(sizes)}" if sizes else text
     whole: tuple[int, ...] = ()
     for letter in axes.split():
         whole += known[letter] if letter == "..." else (known[letter],)

@@ -16,7 +16,6 @@ from grpojax.advantages.baselines import (
     floor,
     rescale_live,
     scale,
-    signs,
     subtract_greedy,
     whiten,
 )
@@ -28,7 +27,7 @@ from grpojax.advantages.group_rules import (
     penalize_all_fail,
     virtual_best,
 )
-from grpojax.advantages.signals import Signals, Transform, chain, judged, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, chain
 from grpojax.advantages.tokens import (
     distill,
     gae,
@@ -49,18 +48,13 @@ __all__ = [
     "distill",
     "floor",
     "gae",
-    "judged",
     "likelihood_of_all_fail",
     "max_rl",
-    "need",
     "pass_at_k",
     "penalize_all_fail",
-    "per_sample",
-    "per_token",
     "process_rewards",
     "rescale_live",
     "scale",
-    "signs",
     "subtract_greedy",
     "subtract_kl",
     "to_tokens",

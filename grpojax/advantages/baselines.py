@@ -4,13 +4,18 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from grpojax import masked
-from grpojax.advantages.signals import Signals, Transform, need, per_sample
+from grpojax import masked, shapes
+from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
 from grpojax.types import Array, Samples
 
 
-def _unchanged(values: Samples, signals: Signals) -> Samples:
-    return values
+def _unchanged(name: str) -> Transform:
+    """The transform that changes nothing."""
+
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        return per_sample(values, signals, name)[0]
+
+    return transform
 
 
 def _axis(by: str, name: str) -> int | None:
@@ -55,11 +60,12 @@ def center(
     if by == "none":
         if leave_one_out or alone:
             raise ValueError("center(by='none') subtracts nothing: it takes no leave_one_out and no singleton")
-        return _unchanged
+        return _unchanged("center")
     axis = _axis(by, "center")
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        valid, values = signals.valid, per_sample(values, "center")
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "center")
+        valid = signals.valid
         n = valid.sum(axis, keepdims=True).astype(jnp.float32)
         # From the smallest on, so that a common offset costs no digits.
         low = jnp.where(n > 0, jnp.where(valid, values, jnp.inf).min(axis, keepdims=True), 0.0)
@@ -85,7 +91,7 @@ def signs(signals: Signals) -> Samples:
       >>> signs(Signals(rewards=jnp.array([[1.0, 0.0, 0.0]]), valid=jnp.array([[True, True, False]]))).tolist()
       [[1.0, -1.0, 0.0]]
     """
-    return jnp.sign(center("group")(signals.rewards, signals))
+    return jnp.sign(center("group")(need(signals, "rewards", "signs"), signals))
 
 
 def scale(
@@ -124,17 +130,17 @@ def scale(
         raise ValueError(f"scale(of={of!r}): must be 'rewards' or 'advantages'")
     alone = _keeps_singletons(singleton, "scale")
     if by == "none":
-        return _unchanged
+        return _unchanged("scale")
     axis = _axis(by, "scale")
     if live_only and by == "group":
         raise ValueError("scale(by='group', live_only=True): a group's deviation is its own")
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        valid, values = signals.valid, per_sample(values, "scale")
-        base = signals.rewards if of == "rewards" else values
-        counted = valid
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "scale")
+        valid = counted = signals.valid
+        base = need(signals, "rewards", "scale") if of == "rewards" else values
         if live_only:
-            counted = valid & ~masked.all_equal(signals.rewards, valid, 1, keepdims=True)
+            counted = valid & ~masked.all_equal(need(signals, "rewards", "scale"), valid, 1, keepdims=True)
         std, dead = masked.deviation(base, counted, axis, ddof)
         single = valid & (valid.sum(axis, keepdims=True) == 1) & alone
         return jnp.where(valid & ~dead, values / jnp.where(dead, 1.0, std + eps), jnp.where(single, values, 0.0))
@@ -156,10 +162,13 @@ def whiten(*, ddof: int = 0, eps: float = 1e-8) -> Transform:
       [0.7952, 0.8164, 0.8377, -1.2246, -1.2246, 0.0]
     """
 
-    def transform(values: Array, signals: Signals) -> Array:
-        counted = signals.valid
-        if values.ndim == 3:
-            counted = need(signals, "mask", "whiten") & counted[..., None]
+    def transform(values: Array, signals: Signals | None = None) -> Array:
+        if len(shapes.shape_of(values)) == 3:
+            values, signals = per_token(values, signals, "whiten")
+            counted = need(signals, "mask", "whiten") & need(signals, "valid", "whiten")[..., None]
+        else:
+            values, signals = per_sample(values, signals, "whiten")
+            counted = signals.valid
         std, dead = masked.deviation(values, counted, None, ddof)
         centred = values - masked.mean(values, counted)
         return jnp.where(counted & ~dead, centred / jnp.where(dead, 1.0, std + eps), 0.0)
@@ -179,8 +188,9 @@ def center_by_length() -> Transform:
       [[0.5, -0.5, -0.5, 0.5]]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        values, valid = per_sample(values, "center_by_length"), signals.valid
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "center_by_length")
+        valid = signals.valid
         lengths = jnp.asarray(need(signals, "lengths", "center_by_length")).astype(jnp.float32)
         tokens = masked.total(lengths, valid, 1, keepdims=True)
         baseline = masked.total(lengths * values, valid, 1, keepdims=True) / jnp.maximum(tokens, 1.0)
@@ -202,9 +212,10 @@ def subtract_greedy() -> Transform:
       [[0.0, -1.0]]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "subtract_greedy")
         greedy = jnp.asarray(need(signals, "greedy_rewards", "subtract_greedy"), jnp.float32)[:, None]
-        return jnp.where(jnp.isfinite(greedy), per_sample(values, "subtract_greedy") - greedy, 0.0)
+        return jnp.where(jnp.isfinite(greedy), values - greedy, 0.0)
 
     return transform
 
@@ -222,12 +233,13 @@ def rescale_live() -> Transform:
       [[1.5, -0.5, -0.5, -0.5], [0.0, 0.0, 0.0, 0.0]]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "rescale_live")
         valid = signals.valid
-        dead = masked.all_equal(signals.rewards, valid, 1, keepdims=True)
+        dead = masked.all_equal(need(signals, "rewards", "rescale_live"), valid, 1, keepdims=True)
         live = (valid & ~dead).sum().astype(jnp.float32)
         alpha = jnp.where(live > 0, valid.sum().astype(jnp.float32) / jnp.maximum(live, 1.0), 0.0)
-        return per_sample(values, "rescale_live") * alpha
+        return values * alpha
 
     return transform
 
@@ -245,7 +257,8 @@ def floor(x: float) -> Transform:
     if x > 0:
         raise ValueError(f"floor({x}): must be at most 0, or padding and dead groups would get an advantage")
 
-    def transform(values: Array, signals: Signals) -> Array:
-        return jnp.maximum(values, x)
+    def transform(values: Array, signals: Signals | None = None) -> Array:
+        on = per_token if len(shapes.shape_of(values)) == 3 else per_sample
+        return jnp.maximum(on(values, signals, "floor")[0], x)
 
     return transform

@@ -27,8 +27,9 @@ def virtual_best(reward_max: float = 1.0, count: int = 1, *, ddof: int = 1, eps:
     if count < 1:
         raise ValueError(f"virtual_best(count={count}): must be at least 1; center and scale do without")
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        values, valid = per_sample(values, "virtual_best"), signals.valid
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "virtual_best")
+        valid = signals.valid
         if is_concrete(values) and is_concrete(valid) and bool((valid & (values > reward_max)).any()):
             raise ValueError(
                 f"virtual_best(reward_max={reward_max}): a reward is {float(values.max()):g}; give the largest there is"
@@ -75,9 +76,10 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
     if k < 1:
         raise ValueError(f"pass_at_k(k={k}): must be at least 1")
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        outcome, valid = judged(signals)
-        if k > per_sample(values, "pass_at_k").shape[1]:
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "pass_at_k")
+        outcome, valid = judged(signals, "pass_at_k")
+        if k > values.shape[1]:
             raise ValueError(f"pass_at_k(k={k}): more than the group's {values.shape[1]} samples")
         right = valid & (outcome >= success)
         total = valid.sum(1, keepdims=True).astype(jnp.float32)
@@ -105,8 +107,9 @@ def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
       [0.0, 0.4, 0.0, 0.0]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        values, valid = per_sample(values, "best_margin"), signals.valid
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "best_margin")
+        valid = signals.valid
         if values.shape[1] < 2:
             return jnp.zeros_like(values)
         ranked = jax.lax.top_k(jnp.where(valid, values, -jnp.inf), 2)[0]
@@ -134,8 +137,9 @@ def max_rl() -> Transform:
     """
     centred = center("group")
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        values, valid = per_sample(values, "max_rl"), signals.valid
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "max_rl")
+        valid = signals.valid
         if is_concrete(values) and is_concrete(valid) and bool((valid & (values < 0)).any()):
             raise ValueError(f"max_rl: a reward is {float(values.min()):g}; it takes rewards of 0 or more")
         mean = masked.mean(values, valid, 1, keepdims=True)
@@ -158,9 +162,10 @@ def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
       [[-1.0, -1.0], [0.5, -0.5]]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        failed = masked.all_fail(*judged(signals), fail_reward)
-        return jnp.where(failed[:, None], -c, per_sample(values, "penalize_all_fail"))
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "penalize_all_fail")
+        failed = masked.all_fail(*judged(signals, "penalize_all_fail"), fail_reward)
+        return jnp.where(failed[:, None], -c, values)
 
     return transform
 
@@ -185,11 +190,12 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
       [-0.0018, 0.4673, -0.3327, -0.1327]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "likelihood_of_all_fail")
         likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
         taken = jnp.isfinite(likelihood)
         if not everywhere:
-            taken &= masked.all_fail(*judged(signals), fail_reward)[:, None]
+            taken &= masked.all_fail(*judged(signals, "likelihood_of_all_fail"), fail_reward)[:, None]
         return jnp.where(taken, likelihood, values)
 
     return transform

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from grpojax import masked, shapes
 from grpojax.types import Array, Hidden, PerPrompt, Samples, Tokens, pytree
 
 
@@ -68,6 +69,29 @@ class Signals:
     draws: Tokens = None
 
 
+# The axes of the fields, of which P and G are those of the rewards.
+_AXES = {
+    "P": ("greedy_rewards",),
+    "P G": ("rewards", "outcome", "valid", "lengths", "likelihood", "influence_means"),
+    "P G T": (
+        "mask",
+        "behavior_logps",
+        "entropy",
+        "tokens",
+        "token_bias",
+        "step_rewards",
+        "ref_logps",
+        "max_logps",
+        "values",
+        "columns",
+        "influence",
+        "draws",
+    ),
+    "P G T D": ("hidden",),
+    "P G T W": ("probs",),
+}
+_FILLED = ("rewards", "outcome", "valid")  # by `chain`, from its input
+
 # (values, signals) -> values
 Transform = Callable[..., Array]
 
@@ -81,46 +105,97 @@ def need(signals: Signals, field: str, transform: str) -> Array:
     """
     value = getattr(signals, field)
     if value is None:
-        raise ValueError(f"{transform} needs signals.{field}, which is missing")
+        remedy = f": chain({transform}(...)) fills it in from the rewards" if field in _FILLED else ""
+        raise ValueError(f"{transform} needs signals.{field}, which is missing{remedy}")
     return value
 
 
-def per_sample(values: Samples, transform: str) -> Samples:
-    """``values [P, G]``; raises `ValueError` naming the transform where they are on tokens already.
+def _checked(transform: str, values: Array, axes: str, signals: Signals) -> None:
+    """Raises `ValueError` where a field of the signals, whether it is read or not, does not go with the values."""
+    sizes = shapes.check(transform, axes, values=values)
+    for its_axes, names in _AXES.items():
+        sizes = shapes.check(
+            transform, its_axes, sizes, **{f"signals.{name}": getattr(signals, name) for name in names}
+        )
+
+
+def per_sample(values: Samples, signals: Signals | None, transform: str) -> tuple[Samples, Signals]:
+    """``(values [P, G] float32, signals)`` for a transform of samples; every transform begins with this or `per_token`.
+
+    Without ``signals.valid`` the values that are finite are the valid ones, as in `chain`.
+
+    Raises:
+      ValueError: the values have other axes, or a signal has another shape than goes with them.
 
     Example:
-      >>> per_sample(jnp.zeros((1, 2)), "mine").shape
-      (1, 2)
+      >>> values, signals = per_sample(jnp.array([[1.0, jnp.nan]]), None, "mine")
+      >>> values.shape, signals.valid.tolist()
+      ((1, 2), [[True, False]])
     """
-    if values.ndim != 2:
-        raise ValueError(f"{transform} takes [P, G], got {values.shape}: put it before to_tokens()")
-    return values
+    signals, shape = Signals() if signals is None else signals, shapes.shape_of(values)
+    if len(shape) != 2:
+        remedy = "a flat batch is values.reshape(P, G)" if len(shape) < 2 else "put it before to_tokens()"
+        raise ValueError(f"{transform} takes [P, G], got {shape}: {remedy}")
+    _checked(transform, values, "P G", signals)
+    (values,) = masked.float32(values)
+    if signals.valid is None:
+        signals = dataclasses.replace(signals, valid=jnp.isfinite(values))
+    return values, signals
 
 
-def per_token(values: Tokens, transform: str) -> Tokens:
-    """``values [P, G, T]``; raises `ValueError` naming the transform where they are not on tokens yet.
+def per_token(values: Tokens, signals: Signals | None, transform: str) -> tuple[Tokens, Signals]:
+    """``(values [P, G, T] float32, signals)`` for a transform of tokens (`per_sample`).
 
     Example:
-      >>> per_token(jnp.zeros((1, 2, 3)), "mine").shape
+      >>> per_token(jnp.zeros((1, 2, 3)), None, "mine")[0].shape
       (1, 2, 3)
     """
-    if values.ndim != 3:
-        raise ValueError(f"{transform} takes [P, G, T], got {values.shape}: put it after to_tokens()")
-    return values
+    signals, shape = Signals() if signals is None else signals, shapes.shape_of(values)
+    if len(shape) != 3:
+        raise ValueError(f"{transform} takes [P, G, T], got {shape}: put it after to_tokens()")
+    _checked(transform, values, "P G T", signals)
+    return masked.float32(values)[0], signals
 
 
-def judged(signals: Signals) -> tuple[Samples, Samples]:
+def along_tokens(
+    values: Array, signals: Signals | None, transform: str, *fields: str
+) -> tuple[Array, tuple[Array, ...]]:
+    """``(values float32, the fields of the signals)`` for a transform that goes along tokens and knows of no groups.
+
+    All of them are ``[..., T]``: grouped ``[P, G, T]``, or flat ``[B, T]``.
+
+    Example:
+      >>> values, (mask,) = along_tokens(jnp.zeros((2, 3)), Signals(mask=jnp.ones((2, 3), bool)), "mine", "mask")
+      >>> values.shape == mask.shape
+      True
+    """
+    signals = Signals() if signals is None else signals
+    read = {name: need(signals, name, transform) for name in fields}
+    shape = shapes.shape_of(values)
+    if any(len(shape) + 1 == len(shapes.shape_of(x)) for x in read.values()):
+        raise ValueError(f"{transform} takes [P, G, T] or flat [B, T], got {shape}: put it after to_tokens()")
+    shapes.check(transform, "... T", values=values, **{f"signals.{name}": x for name, x in read.items()})
+    return masked.float32(values)[0], tuple(read.values())
+
+
+def judged(signals: Signals, transform: str) -> tuple[Samples, Samples]:
     """``(outcome, valid)``, ``[P, G]``: what success is judged by, and of which samples it is known.
 
     The outcome is float32, ``valid`` bool: ``signals.valid``, less the outcomes that are not finite (`Signals`).
 
     Example:
       >>> signals = Signals(outcome=jnp.array([[1.0, jnp.nan]]), valid=jnp.ones((1, 2), bool))
-      >>> judged(signals)[1].tolist()
+      >>> judged(signals, "mine")[1].tolist()
       [[True, False]]
     """
-    outcome = jnp.asarray(signals.outcome, jnp.float32)
-    return outcome, signals.valid & jnp.isfinite(outcome)
+    outcome = jnp.asarray(need(signals, "outcome", transform), jnp.float32)
+    return outcome, need(signals, "valid", transform) & jnp.isfinite(outcome)
+
+
+def _name_of(transform: Transform) -> str:
+    """The function that made it: of ``center("group")`` it is "center"."""
+    name = getattr(transform, "__qualname__", type(transform).__name__)
+    return name.removesuffix(".<locals>.transform").removesuffix(".<locals>.reward")
 
 
 def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
@@ -129,6 +204,8 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
     The result takes ``rewards [P, G]`` and optionally `Signals`. A sample whose reward is not finite is invalid:
     it takes no part in any statistic, and its advantage is 0.
     Out come ``[P, G]`` or, after `to_tokens`, ``[P, G, T]``, float32. `grpojax.variants` has the published chains.
+    A flat batch ``[B]`` of prompts with G samples each is ``rewards.reshape(-1, G)``, and ``[B, T]`` in the same way.
+    Raises `ValueError` where rewards, a signal, or what a transform returns has another shape.
 
     Args:
       transforms: the steps.
@@ -142,7 +219,13 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
     """
 
     def apply(rewards: Samples, signals: Signals | None = None) -> Array:
-        signals = signals or Signals()
+        signals = Signals() if signals is None else signals
+        if len(shapes.shape_of(rewards)) != 2:
+            raise ValueError(
+                f"chain takes rewards [P, G], got {shapes.shape_of(rewards)}: a flat batch is rewards.reshape(P, G)"
+            )
+        _checked("chain", rewards, "P G", signals)
+        sizes = shapes.check("chain", "P G", rewards=rewards)
         values = jax.lax.stop_gradient(jnp.asarray(rewards, jnp.float32))
         signals = jax.tree.map(jax.lax.stop_gradient, signals)
         raw = values if signals.rewards is None else jnp.asarray(signals.rewards, jnp.float32)
@@ -153,10 +236,14 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
         signals = dataclasses.replace(signals, rewards=raw, outcome=outcome, valid=valid)
         values = jnp.where(valid, values, 0.0)
         if reward is not None:
-            values = jnp.where(signals.valid, reward(values, signals), 0.0)
+            values = reward(values, signals)
+            shapes.check(_name_of(reward), "P G", sizes, **{"its result": values})
+            values = jnp.where(signals.valid, values, 0.0)
             signals = dataclasses.replace(signals, rewards=values)
         for transform in transforms:
             values = transform(values, signals)
+            axes = "P G T" if len(shapes.shape_of(values)) == 3 else "P G"
+            sizes = shapes.check(_name_of(transform), axes, sizes, **{"its result": values})
         return jnp.where(valid.reshape(valid.shape + (1,) * (values.ndim - 2)), values, 0.0)
 
     return apply

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, along_tokens, need, per_sample
 from grpojax.types import Samples, Tokens
 
 
@@ -20,8 +20,8 @@ def to_tokens() -> Transform:
       [[[0.5, 0.5], [-0.5, 0.0]]]
     """
 
-    def transform(values: Samples, signals: Signals) -> Tokens:
-        values = per_sample(values, "to_tokens")
+    def transform(values: Samples, signals: Signals | None = None) -> Tokens:
+        values, signals = per_sample(values, signals, "to_tokens")
         return jnp.where(need(signals, "mask", "to_tokens"), values[..., None], 0.0)
 
     return transform
@@ -44,8 +44,8 @@ def process_rewards(*, ddof: int = 1, eps: float = 1e-4) -> Transform:
       ([0.0, 1.4852, -1.4852], 0.8911)
     """
 
-    def transform(values: Samples, signals: Signals) -> Tokens:
-        per_sample(values, "process_rewards")
+    def transform(values: Samples, signals: Signals | None = None) -> Tokens:
+        _, signals = per_sample(values, signals, "process_rewards")
         mask = need(signals, "mask", "process_rewards")
         rewards = jnp.asarray(need(signals, "step_rewards", "process_rewards"), jnp.float32)
         ends = mask & jnp.isfinite(rewards) & signals.valid[..., None]
@@ -77,8 +77,9 @@ def subtract_kl(coef: float) -> Transform:
       [[0.0, 0.0]]
     """
 
-    def reward(values: Samples, signals: Signals) -> Samples:
-        return per_sample(values, "subtract_kl") - coef * _k1(signals, "subtract_kl").sum(-1)
+    def reward(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "subtract_kl")
+        return values - coef * _k1(signals, "subtract_kl").sum(-1)
 
     return reward
 
@@ -100,10 +101,11 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
       [-0.01, -0.01, 0.99]
     """
 
-    def transform(values: Samples, signals: Signals) -> Tokens:
+    def transform(values: Samples, signals: Signals | None = None) -> Tokens:
+        values, signals = per_sample(values, signals, "token_rewards")
         mask = jnp.asarray(need(signals, "mask", "token_rewards"))
         last = mask & (jnp.cumsum(mask[..., ::-1], -1)[..., ::-1] == 1)
-        rewards = jnp.where(last, per_sample(values, "token_rewards")[..., None], 0.0)
+        rewards = jnp.where(last, values[..., None], 0.0)
         return rewards - kl_coef * _k1(signals, "token_rewards") if kl_coef else rewards
 
     return transform
@@ -128,17 +130,17 @@ def distill() -> Transform:
       [[[0.5, -2.0, 0.0]]]
     """
 
-    def transform(values: Samples, signals: Signals) -> Tokens:
-        per_sample(values, "distill")
+    def transform(values: Samples, signals: Signals | None = None) -> Tokens:
+        _, signals = per_sample(values, signals, "distill")
         return 0.0 - _k1(signals, "distill")
 
     return transform
 
 
 def token_returns(*, gamma: float = 1.0) -> Transform:
-    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]``; s - t counts in ``mask``.
+    """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]`` or flat ``[B, T]``.
 
-    REINFORCE++ (arXiv 2501.03262) takes them with ``gamma`` 1.
+    s - t counts in ``signals.mask``, of the same shape. REINFORCE++ (arXiv 2501.03262) takes them with ``gamma`` 1.
 
     Example:
       >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool))
@@ -146,18 +148,19 @@ def token_returns(*, gamma: float = 1.0) -> Transform:
       [0.97, 0.98, 0.99]
     """
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
-        return _suffix_sums(per_token(values, "token_returns"), need(signals, "mask", "token_returns"), gamma)
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, (mask,) = along_tokens(values, signals, "token_returns", "mask")
+        return _suffix_sums(values, mask, gamma)
 
     return transform
 
 
 def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
-    """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]``.
+    """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]`` or flat ``[B, T]``.
 
     ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token. The critic's
     target is ``A + V``. With both at 1 it is the return minus V. A mask may have holes, as of tool outputs: t + 1 is
-    the next token in it.
+    the next token in it. ``signals.mask`` and ``signals.values`` have the shape of the rewards.
 
     Example:
       >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), values=jnp.array([[[0.5, 0.6, 0.7]]]))
@@ -165,9 +168,10 @@ def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
       [0.46575, 0.385, 0.3]
     """
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
-        mask = jnp.asarray(need(signals, "mask", "gae"))
-        critic = jnp.where(mask, jnp.asarray(need(signals, "values", "gae"), jnp.float32), 0.0)
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, (mask, critic) = along_tokens(values, signals, "gae", "mask", "values")
+        mask = jnp.asarray(mask)
+        critic = jnp.where(mask, jnp.asarray(critic, jnp.float32), 0.0)
         size = mask.shape[-1]
         places = jnp.where(mask, jnp.arange(size, dtype=jnp.int32), size)
         following = jax.lax.cummin(places, axis=mask.ndim - 1, reverse=True)[..., 1:]  # the next token in the mask
@@ -175,7 +179,7 @@ def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
         after = jnp.take_along_axis(
             padded, jnp.pad(following, [(0, 0)] * (mask.ndim - 1) + [(0, 1)], constant_values=size), -1
         )
-        return _suffix_sums(per_token(values, "gae") + gamma * after - critic, mask, gamma * lam)
+        return _suffix_sums(values + gamma * after - critic, mask, gamma * lam)
 
     return transform
 

@@ -2,7 +2,8 @@
 
 import jax.numpy as jnp
 
-from grpojax.advantages import Signals, Transform, need, per_token, signs
+from grpojax.advantages.baselines import signs
+from grpojax.advantages.signals import Signals, Transform, need, per_token
 from grpojax.types import Samples, Tokens
 
 
@@ -44,10 +45,11 @@ def conflict_weights(gain: float = 2.0, *, count_norm: bool = False) -> Transfor
       [[2, 2, 2, 4, 4], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0]]
     """
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
-        values, mask = per_token(values, "conflict_weights"), need(signals, "mask", "conflict_weights")
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "conflict_weights")
+        mask = need(signals, "mask", "conflict_weights")
         tokens = jnp.asarray(need(signals, "tokens", "conflict_weights"))
-        mask = jnp.asarray(mask) & signals.valid[..., None]
+        mask = jnp.asarray(mask) & need(signals, "valid", "conflict_weights")[..., None]
         sign = signs(signals)
         n = mask.sum(-1, keepdims=True)
         mirror = jnp.clip(n - 1 - jnp.arange(mask.shape[-1]), 0)

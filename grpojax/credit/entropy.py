@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages import Signals, Transform, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
 from grpojax.types import Samples, Tokens
 
 
@@ -30,8 +30,9 @@ def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "q
     if not 0 < fraction <= 1 or rule not in ("quantile", "top"):
         raise ValueError(f"entropy_mask({fraction}, rule={rule!r}): a share in (0, 1]; rule 'quantile' or 'top'")
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
-        mask = need(signals, "mask", "entropy_mask") & signals.valid[..., None]
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "entropy_mask")
+        mask = need(signals, "mask", "entropy_mask") & need(signals, "valid", "entropy_mask")[..., None]
         entropy = jnp.asarray(need(signals, "entropy", "entropy_mask"), jnp.float32)
         ranked = jnp.sort(jnp.where(mask, entropy, jnp.inf), axis=None)
         n = mask.sum()
@@ -43,7 +44,7 @@ def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "q
             low = jnp.floor(at).astype(jnp.int32)
             high = jnp.minimum(low + 1, jnp.maximum(n - 1, 0))
             threshold = ranked[low] + (at - low.astype(jnp.float32)) * (ranked[high] - ranked[low])
-        return jnp.where(mask & (entropy >= threshold), per_token(values, "entropy_mask"), 0.0)
+        return jnp.where(mask & (entropy >= threshold), values, 0.0)
 
     return transform
 
@@ -62,8 +63,9 @@ def entropy_shaping(alpha: float = 0.4, kappa: float = 2.0) -> Transform:
     if alpha < 0 or kappa <= 1:
         raise ValueError(f"entropy_shaping({alpha}, {kappa}): alpha 0 or more, kappa over 1")
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
-        values, mask = per_token(values, "entropy_shaping"), need(signals, "mask", "entropy_shaping")
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "entropy_shaping")
+        mask = need(signals, "mask", "entropy_shaping")
         entropy = jnp.asarray(need(signals, "entropy", "entropy_shaping"), jnp.float32)
         return jnp.where(mask, values + jnp.minimum(alpha * entropy, jnp.abs(values) / kappa), 0.0)
 
@@ -91,10 +93,10 @@ def entropy_penalty(coef: float = 0.1, *, everywhere: bool = False) -> Transform
       [0.6367, -0.4233, -0.3833]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        values = per_sample(values, "entropy_penalty")
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "entropy_penalty")
         shaped = values - coef * _sample_entropy(signals, "entropy_penalty")
-        live = ~masked.all_equal(signals.rewards, signals.valid, 1, keepdims=True)
+        live = ~masked.all_equal(need(signals, "rewards", "entropy_penalty"), signals.valid, 1, keepdims=True)
         return jnp.where(live | everywhere, shaped, 0.0)
 
     return transform
@@ -116,10 +118,11 @@ def entropy_filter(threshold: float = math.log(2), *, initial: float | None = No
       [0.6367, 0.0, -0.3833]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "entropy_filter")
         if initial is not None and initial > threshold:
-            return per_sample(values, "entropy_filter")
+            return values
         kept = _sample_entropy(signals, "entropy_filter") <= threshold
-        return jnp.where(kept, per_sample(values, "entropy_filter"), 0.0)
+        return jnp.where(kept, values, 0.0)
 
     return transform

@@ -5,8 +5,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
-from grpojax.advantages import Signals, Transform, need, per_token, signs
+from grpojax import masked, shapes
+from grpojax.advantages.baselines import signs
+from grpojax.advantages.signals import Signals, Transform, need, per_token
 from grpojax.types import Array, Hidden, PerPrompt, Samples, Tokens
 
 
@@ -31,6 +32,8 @@ def group_vocabulary(tokens: Tokens, mask: Tokens, size: int) -> tuple[Array, To
       >>> entries.tolist(), columns.tolist(), counts.tolist()
       ([[3, 7, 9, -1]], [[[1, 0], [0, 2]]], [3])
     """
+    shapes.check("group_vocabulary", "P G T", tokens=tokens, mask=mask)
+    tokens = jnp.asarray(tokens)
     last = jnp.iinfo(jnp.int32).max
     flat = jnp.where(mask, tokens, last).astype(jnp.int32).reshape(tokens.shape[0], -1)
     ranked = jnp.sort(flat, -1)
@@ -88,6 +91,8 @@ def influence(probs: Array, hidden: Hidden, columns: Tokens, mask: Tokens, weigh
       [[[0.5], [-0.5]]]
     """
 
+    _check("influence", probs, hidden, columns, mask, weights=weights)
+
     def one(group: tuple[Array, ...]) -> Array:
         probs, hidden, columns, mask, weights = group
         probs = jnp.where(mask[:, None], probs, 0.0).astype(jnp.float32)
@@ -97,7 +102,13 @@ def influence(probs: Array, hidden: Hidden, columns: Tokens, mask: Tokens, weigh
 
     arrays = (jnp.asarray(x) for x in (probs, hidden, columns, mask, weights))
     scores = jax.lax.map(one, tuple(x.reshape(x.shape[0], -1, *x.shape[3:]) for x in arrays))
-    return scores.reshape(columns.shape)
+    return scores.reshape(shapes.shape_of(columns))
+
+
+def _check(function: str, probs: Array, hidden: Hidden, columns: Tokens, mask: Tokens, **more: Tokens) -> shapes.Sizes:
+    sizes = shapes.check(function, "P G T W", probs=probs)
+    sizes = shapes.check(function, "P G T D", sizes, hidden=hidden)
+    return shapes.check(function, "P G T", sizes, columns=columns, mask=mask, **more)
 
 
 def nthr_scores(
@@ -124,6 +135,7 @@ def nthr_scores(
       >>> scores[..., 0].tolist(), means.tolist()
       ([[1.0, 1.0, 2.0]], [[1.0, 1.0, 2.0]])
     """
+    shapes.check("nthr_scores", "P G", _check("nthr_scores", probs, hidden, columns, mask), sign=sign)
     right = jnp.broadcast_to((sign > 0)[..., None], mask.shape).astype(jnp.float32)
     scores = influence(probs, hidden, columns, mask, right)
     means = masked.mean(scores, mask, -1)
@@ -167,8 +179,9 @@ def nthr(
       [0.7071, 0.7071, -0.4714]
     """
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
-        values, valid = per_token(values, "nthr"), signals.valid
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "nthr")
+        valid = need(signals, "valid", "nthr")
         mask = jnp.asarray(need(signals, "mask", "nthr")) & valid[..., None]
         sign = signs(signals)
         if signals.influence is not None:

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from grpojax import masked
-from grpojax.advantages import Signals, Transform, need, per_token
+from grpojax import masked, shapes
+from grpojax.advantages.signals import Signals, Transform, need, per_token
 from grpojax.types import Array, Scalar, Tokens
 
 
@@ -41,12 +41,13 @@ def add_token_bias(*, bound: float | None = None, center: bool = False) -> Trans
       [1.7, 1.4, 1.9]
     """
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "add_token_bias")
         mask = need(signals, "mask", "add_token_bias")
         bias = bounded_bias(need(signals, "token_bias", "add_token_bias"), bound)
         if center:
             bias = bias - masked.mean(bias, mask, -1, keepdims=True)
-        return jnp.where(mask, per_token(values, "add_token_bias") + bias, 0.0)
+        return jnp.where(mask, values + bias, 0.0)
 
     return transform
 
@@ -73,9 +74,12 @@ def token_bias_loss(
       >>> round(float(token_bias_loss(bias, jnp.array([[1.5]]), bias != 0)), 4)
       -0.75
     """
+    sizes = shapes.check("token_bias_loss", "... T", bias=bias, weights=weights)
+    per_sample = len(shapes.shape_of(advantages)) < len(shapes.shape_of(bias))
+    shapes.check("token_bias_loss", "..." if per_sample else "... T", sizes, advantages=advantages)
     weights = jnp.asarray(weights, jnp.float32)
     mask = weights > 0
     advantages = jax.lax.stop_gradient(jnp.asarray(advantages, jnp.float32))
-    advantages = advantages if advantages.ndim == jnp.ndim(bias) else advantages[..., None]
+    advantages = advantages[..., None] if per_sample else advantages
     bias = bounded_bias(jnp.where(mask, bias, 0.0), bound)
     return (weights * (l2 * jnp.square(bias) - jnp.where(mask, advantages, 0.0) * bias)).sum()

@@ -5,7 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages import Signals, Transform, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
 from grpojax.types import Samples, Tokens
 
 
@@ -40,8 +40,8 @@ def compensate_rare_tokens(
         raise ValueError(f"compensate_rare_tokens(relative_to={relative_to!r}): must be one of {', '.join(axes)}")
     axis = axes[relative_to]
 
-    def transform(values: Tokens, signals: Signals) -> Tokens:
-        values = per_token(values, "compensate_rare_tokens")
+    def transform(values: Tokens, signals: Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "compensate_rare_tokens")
         mask = need(signals, "mask", "compensate_rare_tokens")
         logps = jnp.asarray(need(signals, "behavior_logps", "compensate_rare_tokens"), jnp.float32)
         if relative_to in ("group", "batch"):
@@ -72,8 +72,9 @@ def sharpen_novelty(coef: float = 2.5, cap: float = 0.5) -> Transform:
       [[1.0, 1.5, -1.0, -1.0]]
     """
 
-    def transform(values: Samples, signals: Signals) -> Samples:
-        values, valid = per_sample(values, "sharpen_novelty"), signals.valid
+    def transform(values: Samples, signals: Signals | None = None) -> Samples:
+        values, signals = per_sample(values, signals, "sharpen_novelty")
+        valid = signals.valid
         mask = need(signals, "mask", "sharpen_novelty")
         scores = masked.mean(need(signals, "behavior_logps", "sharpen_novelty"), mask, -1)
         novelty = jnp.exp(jnp.where(valid, scores - masked.mean(scores, valid, 1, keepdims=True), 0.0))

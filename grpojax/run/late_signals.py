@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpojax import masked
-from grpojax.advantages import Signals, signs
+from grpojax.advantages import Signals
+from grpojax.advantages.baselines import signs
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.models import flops

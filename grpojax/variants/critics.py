@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from grpojax import advantages as A
 from grpojax import credit as C
 from grpojax import losses as L
+from grpojax.advantages.signals import need, per_token
 from grpojax.types import PerToken, Scalar, Tokens
 
 
@@ -128,8 +129,9 @@ class WithCritic:
 def add_values() -> A.Transform:
     """``A + V``, the returns that values learn, from advantages ``[P, G, T]`` that are not whitened."""
 
-    def transform(values: Tokens, signals: A.Signals) -> Tokens:
-        mask = A.need(signals, "mask", "add_values")
-        return jnp.where(mask, values + A.need(signals, "values", "add_values"), 0.0)
+    def transform(values: Tokens, signals: A.Signals | None = None) -> Tokens:
+        values, signals = per_token(values, signals, "add_values")
+        mask = need(signals, "mask", "add_values")
+        return jnp.where(mask, values + need(signals, "values", "add_values"), 0.0)
 
     return transform

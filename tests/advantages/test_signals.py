@@ -7,6 +7,7 @@ from advantage_examples import CASES, NAN, G, P, build, compiled, rewards_and_ho
 from oracles import close
 
 from grpojax import advantages as A
+from grpojax.advantages.signals import need
 
 
 def test_chain_goes_from_left_to_right():
@@ -59,7 +60,7 @@ def test_a_missing_signal_is_named():
     with pytest.raises(ValueError, match=r"to_tokens.*signals\.mask"):
         A.chain(A.to_tokens())(jnp.ones((1, 2)))
     with pytest.raises(ValueError, match=r"mine.*signals\.entropy"):
-        A.need(A.Signals(mask=1), "entropy", "mine")
+        need(A.Signals(mask=1), "entropy", "mine")
 
 
 def test_token_transforms_say_where_they_belong():

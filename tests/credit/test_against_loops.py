@@ -15,6 +15,7 @@ from ragged import SEEDS, D, G, P, T, W, many, masks, on, scores
 
 from grpojax import advantages as A
 from grpojax import credit as C
+from grpojax.advantages.baselines import signs
 from grpojax.losses import loss_weights
 
 BOUNDS = [None, 0.7]
@@ -56,7 +57,7 @@ def token_level(rewards, signals, advantages):
         of = advantages if ndim == 3 else advantages[..., 0]
         weights = signals.mask if normalise == "sum" else loss_weights(signals.mask, "token_mean")
         losses[bound, l2, normalise, ndim] = jax.value_and_grad(loss)(signals.token_bias, of, weights)
-    sign = A.signs(A.Signals(rewards=jnp.nan_to_num(rewards), valid=jnp.isfinite(rewards)))
+    sign = signs(A.Signals(rewards=jnp.nan_to_num(rewards), valid=jnp.isfinite(rewards)))
     valid = signals.mask & jnp.isfinite(rewards)[..., None]
     nthr = [C.nthr_scores(signals.probs, signals.hidden, signals.columns, valid, sign, self_term=own) for own in SELF]
     return {name: chain(rewards, signals) for name, chain in CREDIT.items()}, list(losses.values()), nthr
