@@ -49,7 +49,7 @@ def check(function: str, axes: str, sizes: Mapping[str, Any] | None = None, /, *
             continue
         shape = shape_of(array)
         cut = len(shape) - len(letters)
-        found = dict(zip(letters, shape[max(cut, 0) :], strict=False))
+        found: Sizes = dict(zip(letters, shape[max(cut, 0) :], strict=False))
         if leading:
             found["..."] = shape[: max(cut, 0)]
         if cut < 0 or (cut > 0 and not leading) or any(known.get(k, v) != v for k, v in found.items()):

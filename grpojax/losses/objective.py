@@ -243,7 +243,7 @@ def _check_type(field: dataclasses.Field, value: Any) -> None:
     kinds, name = (get_args(field.type) or (field.type,)), field.name
     if get_origin(field.type) is Literal:
         if not isinstance(value, str) or value not in kinds:
-            raise ValueError(f"{name}={value!r}: must be one of {', '.join(kinds)}")
+            raise ValueError(f"{name}={value!r}: must be one of {', '.join(map(str, kinds))}")
     elif bool in kinds:
         if not isinstance(value, bool):
             raise ValueError(f"{name}={value!r}: must be True or False")

@@ -85,7 +85,7 @@ def policy_loss(
     """
     if not isinstance(objective, Objective):
         raise ValueError(f"policy_loss: objective is a {type(objective).__name__}, wanted a losses.Objective")
-    arrays = {
+    arrays: dict[str, Any] = {
         "advantages": advantages,
         "weights": weights,
         "old_logps": old_logps,
@@ -126,18 +126,19 @@ def policy_loss(
     sums["ratio"] = masked.total(jax.lax.stop_gradient(jnp.exp(ratios)), mask)
     # The KL and LLDS are of tokens, whatever the ratio.
     if objective.needs_reference:
-        ref = jnp.where(mask, ref_logps, 0.0)
+        ref = jnp.where(mask, arrays["ref_logps"], 0.0)
         if objective.kl_in == "loss":
             terms["kl_loss"] = (weights * kl(logps, ref, objective.kl_kind, log_ratios=by_token)).sum()
             loss = loss + objective.kl_coef * terms["kl_loss"]
         sums["kl"] = jax.lax.stop_gradient(masked.total(kl(logps, ref, "k3"), mask))
     if objective.needs_displacement_weights:
         fallen = displacement(by_token, mask, objective.llds_gate, actions=actions, segments=segments)
-        terms["llds_loss"] = (jnp.where(mask, displacement_weights, 0.0).astype(jnp.float32) * fallen).sum()
+        share = jnp.where(mask, arrays["displacement_weights"], 0.0).astype(jnp.float32)
+        terms["llds_loss"] = (share * fallen).sum()
         loss = loss + objective.llds_coef * terms["llds_loss"]
     if objective.needs_entropy:
         coef = objective.entropy_coef if entropy_coef is None else jnp.asarray(entropy_coef, jnp.float32)
-        loss = loss - coef * (weights * jnp.where(mask, entropy, 0.0).astype(jnp.float32)).sum()
+        loss = loss - coef * (weights * jnp.where(mask, arrays["entropy"], 0.0).astype(jnp.float32)).sum()
     if entropy is not None:
         sums["entropy"] = jax.lax.stop_gradient(masked.total(entropy, mask))
     count = mask.sum().astype(jnp.float32)

@@ -113,6 +113,8 @@ class Method:
         if math.prod(updates) > 1:
             return None
         name, options = variant_of(config)
+        if variants.is_path(name):  # its code is not run for a report
+            return None
         try:
             required = {k: 1.0 for k, v in variants.parameters(name).items() if v is inspect.Parameter.empty}
             return variants.twin_at_one_update(variants.get(name, **(required | options)))

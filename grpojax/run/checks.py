@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpojax import data
+from grpojax import data, variants
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs import lanes, packing, slot_cache
@@ -27,6 +27,17 @@ def shapes(config: Config, count: int, sampling: int) -> None:
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
+
+
+def variant_source(config: Config) -> None:
+    """Raises `UserError` where a recipe names another source of its variant than there is: it was stored with a run."""
+    found = variants.source(config.method.variant.name)
+    given = config.variant.get("source", found) if isinstance(config.variant, dict) else found
+    if found is not None and given != found:
+        raise UserError(
+            f"variant.source={given!r}: {config.method.variant.name} has changed since, and is {found!r} now\n"
+            "restore its file, or leave variant.source out of the recipe"
+        )
 
 
 def cache(config: Config, policy: Policy) -> None:

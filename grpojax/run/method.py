@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from grpojax import losses as L
 from grpojax import variants
 from grpojax.advantages import Signals
 from grpojax.host import settings
@@ -29,6 +30,13 @@ SUPPLIED = (
     "teacher",
 )
 
+
+# The options of a variant (`variants.Variant.options`) that the trainer reads for what it needs.
+READ_OPTIONS = {
+    "teacher": ("teacher",),
+    "hidden_states": ("self_term", "select"),
+    "ground_truth": ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward"),
+}
 
 # Their advantages are not centred by the group alone: there is a teacher, another baseline, or a reward that still
 # differs.
@@ -126,15 +134,17 @@ def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
     ``aggregate: constant``, and DAPO's overlong_limit with a fifth of it as overlong_buffer."""
     given: dict[str, Any] = {"name": variant} if isinstance(variant, str) else dict(variant)
     name = given.get("name")
+    if isinstance(name, str) and variants.is_path(name):
+        given.pop("source", None)  # of a stored recipe: not an option, and compared where a run starts
     if not isinstance(name, str):
         raise UserError("variant: give a name, as in `variant: grpo` or `variant: {name: grpo, clip_high: 0.28}`")
     try:
         parameters = variants.parameters(name)
     except ValueError as e:
         raise UserError(f"variant: {e}") from None
-    if given.get("aggregate", parameters["aggregate"]) == "constant":
+    if "constant" in parameters and given.get("aggregate", parameters.get("aggregate")) == "constant":
         given.setdefault("constant", float(longest))
-    elif parameters["constant"] is inspect.Parameter.empty:
+    elif parameters.get("constant") is inspect.Parameter.empty:
         given.setdefault("constant", None)
     if "overlong_limit" in parameters and not {"overlong_limit", "overlong_buffer"} & given.keys():
         given |= {"overlong_limit": longest, "overlong_buffer": max(longest // 5, 1)}
@@ -147,17 +157,26 @@ def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
 def _variant(options: Mapping[str, Any]) -> variants.Variant:
     given = dict(options)
     name = given.pop("name")
-    section = dataclasses.make_dataclass("VariantConfig", variants.annotations(name), frozen=True)
+    try:
+        fields = variants.annotations(name)
+    except ValueError as e:
+        raise UserError(f"variant: {e}") from None
+    section = dataclasses.make_dataclass("VariantConfig", fields, frozen=True)
     root = dataclasses.make_dataclass("Root", [("variant", section)])
     built = settings.build(root, {"variant": given}).variant
     try:
-        variant = variants.get(name, **dataclasses.asdict(built))
+        variant = variants.get(name, **{field[0]: getattr(built, field[0]) for field in fields})
     except ValueError as e:
         raise UserError(f"variant: {e}") from None
     try:
         variants.check_needs(variant, SUPPLIED)
     except ValueError as e:
         raise UserError(f"{e}: the trainer does not have that yet") from None
+    for need in variant.needs:
+        if missing := [option for option in READ_OPTIONS.get(need, ()) if option not in variant.options]:
+            raise UserError(f"variant {name!r} needs {need!r}, for which it must have the option {missing[0]!r}")
+    if ("critic" in variant.needs) != (variant.critic is not None):
+        raise UserError(f"variant {name!r}: needs 'critic' goes with a critic, and a critic with that")
     return variant
 
 
@@ -187,6 +206,11 @@ def _corrected(variant: variants.Variant, options: Mapping[str, Any], setting: s
         raise UserError(
             f"{said} with anchor={objective.anchor} takes no account of who drew the samples: set "
             f"variant.anchor=sampler, or variant.importance=truncate beside it, or {setting}=0"
+        )
+    if "anchor" not in variants.parameters(variant.name):
+        raise UserError(
+            f"{said} takes no account of who drew the samples, and has no option anchor: give its objective "
+            f"anchor='sampler' or an importance, or set {setting}=0"
         )
     return _variant({**options, "anchor": "sampler"})
 
@@ -385,6 +409,23 @@ def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
         values=tokens,
     )
     try:
-        jax.eval_shape(variant.advantage, rewards_like, signals)
-    except ValueError as e:
-        raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {e}") from None
+        made = jax.eval_shape(variant.advantage, rewards_like, signals)
+        if variants.is_path(variant.name):
+            _try_own(variant.objective, made, tokens)
+    except Exception as e:
+        if not isinstance(e, ValueError) and not variants.is_path(variant.name):
+            raise
+        said = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {' '.join(str(e).split())}"
+        raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {said}") from None
+
+
+def _try_own(objective: L.Objective, advantages: Any, tokens: np.ndarray) -> None:
+    """Raises what a variant that is not of this package would raise in the first update of a run."""
+    if getattr(advantages, "shape", None) != tokens.shape:
+        raise ValueError(
+            f"its advantages have shape {getattr(advantages, 'shape', None)}, wanted [P, G, T] = {tokens.shape}: end "
+            "the chain with to_tokens()"
+        )
+    given = {name: tokens for name in (*objective.reads, "old_logps", "advantages", "weights")}
+    coef = None if objective.entropy_target is None else np.float32(0)
+    jax.eval_shape(lambda x: L.policy_loss(x, objective=objective, entropy_coef=coef, **given), tokens)

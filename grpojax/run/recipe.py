@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from grpojax import variants
 from grpojax.data import DataConfig, sources
 from grpojax.evaluation import EvaluateConfig, judge_of
 from grpojax.host import settings
@@ -111,6 +112,9 @@ class Config:
     def resolved(self) -> dict[str, Any]:
         """The recipe as plain data, in which what can be written in two ways is written in one."""
         name = {"name": self.variant} if isinstance(self.variant, str) else self.variant
+        source = variants.source(self.method.variant.name)
+        if source is not None:  # a stored recipe keeps the digest that it was written with
+            name = {**name, "source": name.get("source", source)}
         same = dataclasses.replace(self, variant=name, rewards=self.method.rewards, critic=self.own_critic)
         return settings.to_dict(same)
 

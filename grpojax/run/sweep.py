@@ -6,6 +6,7 @@ draws more a step (a filter) costs more: the report says so.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -21,6 +22,8 @@ from grpojax.host.files import write_json
 from grpojax.records.metrics import read_metrics
 from grpojax.run import recipe
 from grpojax.run.jobs import Job, Outcome, Queue
+
+LONGEST_LABEL = 120  # characters of a method in the name of a directory, which may have 255
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,13 +174,15 @@ def label(variant: str | Mapping[str, Any]) -> str:
     """A method's part of a directory's name.
 
     Example:
-      >>> label("grpo"), label({"name": "dapo", "clip_high": 0.3})
-      ('grpo', 'dapo-clip_high=0.3')
+      >>> label("my_variants:mine"), label({"name": "dapo", "clip_high": 0.3})
+      ('my_variants-mine', 'dapo-clip_high=0.3')
     """
-    if isinstance(variant, str):
-        return variant
-    text = "-".join([variant["name"], *(f"{k}={v}" for k, v in variant.items() if k != "name")])
-    return re.sub(r"[^\w.=+-]+", "-", text)
+    given = {"name": variant} if isinstance(variant, str) else variant
+    text = "-".join([given["name"], *(f"{k}={v}" for k, v in given.items() if k != "name")])
+    text = re.sub(r"[^\w.=+-]+", "-", text)
+    if len(text) <= LONGEST_LABEL:
+        return text
+    return f"{text[:LONGEST_LABEL]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def run(sweep: Sweep, queue: Queue) -> Outcome:

@@ -95,6 +95,7 @@ class Trainer:
     ) -> None:
         """All that one process does by itself."""
         config = self.config
+        checks.variant_source(config)
         self.session = Session(config, take_over=self._take_over)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids)
         checks.shapes(config, self.policy.lanes, self.policy.sampling.lanes)

@@ -82,9 +82,11 @@ from grpojax.variants.registry import (
     annotations,
     check_needs,
     get,
+    is_path,
     names,
     parameters,
     published,
+    source,
     table,
 )
 from grpojax.variants.twins import twin_at_one_update
@@ -123,6 +125,7 @@ __all__ = [
     "gt_likelihood",
     "gtpo",
     "high_entropy_tokens",
+    "is_path",
     "kl_cov",
     "lite_ppo",
     "llds",
@@ -146,6 +149,7 @@ __all__ = [
     "rloo",
     "sapo",
     "scale_rl",
+    "source",
     "table",
     "token_critic",
     "twin_at_one_update",

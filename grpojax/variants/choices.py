@@ -12,7 +12,9 @@ _RENAMED = {"low": "clip_low", "high": "clip_high", "dual": "clip_dual", "kl_coe
 
 
 def _surrogate_options(surrogate: Any) -> dict[str, dataclasses.Field]:
-    """Option name to field of the surrogate."""
+    """Option name to field of the surrogate; none for a surrogate that is a plain function."""
+    if not dataclasses.is_dataclass(surrogate):
+        return {}
     return {_RENAMED.get(f.name, f.name): f for f in dataclasses.fields(surrogate)}
 
 
@@ -75,7 +77,7 @@ class Choice:
                 raise ValueError(
                     f"variant {name!r}: {option}={chosen[option]} with {self.option}={value!r} has no meaning"
                 )
-        return dataclasses.replace(surrogate, **given)
+        return dataclasses.replace(surrogate, **given) if given else surrogate
 
 
 def on_policy(surrogate: Any, *levels: Literal["token", "sequence"]) -> Choice:

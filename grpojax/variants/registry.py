@@ -1,14 +1,19 @@
-"""What a variant is, how one is stated, and how it is found by name."""
+"""What a variant is, how one is stated, and how it is found: by its name, or by the import path of one of your own."""
 
 import dataclasses
 import difflib
 import functools
+import hashlib
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from grpojax import advantages as A
 from grpojax import losses as L
+from grpojax.losses.surrogates import check_surrogate, name_of
 from grpojax.variants.choices import Choice, keyword_option
 from grpojax.variants.critics import Critic, WithCritic
 
@@ -17,7 +22,7 @@ Grade = Literal["deployed", "replicated", "ablated", "single team"]
 NEEDS = {
     "critic": "a critic: signals.values, or signals.token_bias, and a loss of its own",
     "culling": "a data order that leaves out solved prompts (allocation.cull)",
-    "displacement_weights": "batch.displacement_weights (losses.displacement_weights)",
+    "displacement_weights": "the weights of losses.displacement_weights",
     "entropy": "signals.entropy, of the full vocabulary at every token",
     "greedy": "signals.greedy_rewards, of one greedy completion a prompt",
     "ground_truth": "signals.likelihood of the true answer",
@@ -30,13 +35,13 @@ NEEDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One published method.
+    """One method: a published one, or one of your own.
 
     Attributes:
-      name: as in the config.
+      name: as in the config; one that is found by an import path is called by that.
       advantage: ``(rewards [P, G], Signals) -> [P, G, T]``.
       objective: what the update minimises.
-      citation: paper and arXiv id.
+      citation: paper and arXiv id; empty for one of your own.
       evidence: "deployed" in a named model, "replicated" by others, "ablated" by its team at length, "single team".
       needs: what it takes beyond rewards, lengths, tokens and log-probs; keys of `NEEDS`.
       keep: the filter ``(metrics, on) -> [P] bool`` that decides which prompts train (`allocation.keep_prompts`),
@@ -51,14 +56,27 @@ class Variant:
     name: str
     advantage: A.Transform
     objective: L.Objective
-    citation: str
-    evidence: Grade
+    citation: str = ""
+    evidence: Grade = "single team"
     needs: tuple[str, ...] = ()
     keep: Callable[..., Any] | None = None
     retire: float | None = None
     combine: Literal["sum", "normalize"] | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     critic: Critic | None = None
+
+    def __post_init__(self):
+        if not callable(self.advantage) or isinstance(self.advantage, type):
+            raise ValueError(
+                f"variant {self.name!r}: advantage={self.advantage!r}: give a chain, advantages.chain(...)"
+            )
+        if not isinstance(self.objective, L.Objective):
+            raise ValueError(f"variant {self.name!r}: objective={self.objective!r}: give a losses.Objective")
+        if self.evidence not in get_args(Grade):
+            raise ValueError(f"variant {self.name!r}: evidence={self.evidence!r}: {', '.join(get_args(Grade))}")
+        if isinstance(self.needs, str) or (unknown := [n for n in self.needs if n not in NEEDS]):
+            wrong = self.needs if isinstance(self.needs, str) else unknown[0]
+            raise ValueError(f"variant {self.name!r}: needs={wrong!r}: give a tuple of {', '.join(NEEDS)}")
 
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
@@ -104,9 +122,14 @@ def published(
 
     Args:
       citation, evidence, needs, keep, retire, combine: as in `Variant`.
-      surrogate, objective: fields of `losses.Objective`. The surrogate may be a `Choice`. ``aggregate="constant"``
-        without a constant makes that an option that must be given.
+      surrogate, objective: fields of `losses.Objective`. The surrogate may be a `Choice`, or a function of your own,
+        which has no options. ``aggregate="constant"`` without a constant makes that an option that must be given.
+
+    Raises:
+      ValueError: there is a variant of that name in another module, or the surrogate is none.
     """
+    for each in surrogate.of.values() if isinstance(surrogate, Choice) else (surrogate,):
+        check_surrogate(each)
     choice = surrogate if isinstance(surrogate, Choice) else Choice("", {"": surrogate})
     facts = {
         "citation": citation,
@@ -118,7 +141,9 @@ def published(
     }
 
     def register(chain: Callable[..., A.Transform | WithCritic]) -> Callable[..., Variant]:
-        name, own = chain.__name__, inspect.signature(chain).parameters
+        name, own = chain.__name__, inspect.signature(chain, eval_str=True).parameters
+        if name in _ALL and _ALL[name].__module__ != chain.__module__:
+            raise ValueError(f"variant {name!r} is there already, in {_ALL[name].__module__}: give it another name")
         signature = _signature(own, choice, objective)
 
         @functools.wraps(chain)
@@ -192,8 +217,63 @@ def names() -> list[str]:
     return sorted(_ALL)
 
 
+def is_path(name: str) -> bool:
+    """Whether ``name`` is the import path ``package.module:function`` of a variant that is not of this package.
+
+    Example:
+      >>> is_path("my_variants:mine"), is_path("grpo")
+      (True, False)
+    """
+    return ":" in name
+
+
+def source(name: str) -> str | None:
+    """A digest of the file, or the two files, that a variant's function and its import path are in.
+
+    None for a variant of this package. The file is that which was imported: later changes to it are not seen.
+    """
+    return _imported(name)[1] if is_path(name) else None
+
+
+@functools.cache
+def _imported(path: str) -> tuple[Callable[..., Variant], str]:
+    """The function behind ``package.module:function``, and `source`."""
+    module, _, name = path.partition(":")
+    if not (module and name.isidentifier()):
+        raise ValueError(f"{path!r} is no import path: give package.module:function")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as e:
+        where = "; it must be installed, or in the folder that you are in" if isinstance(e, ImportError) else ""
+        raise ValueError(f"{path!r} cannot be imported: {type(e).__name__}: {' '.join(str(e).split())}{where}") from e
+    if not callable(function) or isinstance(function, type):
+        raise ValueError(f"{path!r} is no function: give one under @published(...), or one that returns a Variant")
+    kinds = inspect.Parameter
+    for option in inspect.signature(function).parameters.values():
+        if option.kind in (kinds.POSITIONAL_ONLY, kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
+            raise ValueError(f"{path!r} takes {option}: its options must have names")
+        if option.name in ("name", "source"):
+            raise ValueError(f"{path!r} has an option {option.name!r}: give it another name")
+    modules = (sys.modules[m] for m in (module, function.__module__) if m in sys.modules)
+    files = sorted({file for m in modules if (file := getattr(m, "__file__", None))})
+    if not files:
+        raise ValueError(f"{path!r} is in no file: put it into one")
+    return function, hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:32]
+
+
+def _function(name: str) -> Callable[..., Variant]:
+    if is_path(name):
+        return _imported(name)[0]
+    if name not in _ALL:
+        raise ValueError(f"{name!r} is unknown{_nearest(name, _ALL)}")
+    return _ALL[name]
+
+
 def get(name: str, **overrides: Any) -> Variant:
     """The variant called ``name``; raises `ValueError` for a name or an override that it does not have.
+
+    ``name`` may be the import path ``package.module:function`` of one of your own, under `published` or a plain
+    function that takes options by name and returns a `Variant`.
 
     Example:
       >>> from grpojax import variants
@@ -204,7 +284,20 @@ def get(name: str, **overrides: Any) -> Variant:
     for key in overrides:
         if key not in known:
             raise ValueError(f"variant {name!r} takes no {key!r}{_nearest(key, known)}")
-    return _ALL[name](**overrides)
+    function = _function(name)
+    if not is_path(name):
+        return function(**overrides)
+    try:
+        made = function(**overrides)
+    except ValueError:
+        raise
+    except Exception as e:
+        raise ValueError(f"variant {name!r} failed: {type(e).__name__}: {' '.join(str(e).split())}") from e
+    if not isinstance(made, Variant):
+        raise ValueError(
+            f"variant {name!r} returned a {type(made).__name__}: put it under @published(...), or return a Variant"
+        )
+    return dataclasses.replace(made, name=name)
 
 
 def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:
@@ -226,16 +319,24 @@ def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:
 
 def parameters(name: str) -> Mapping[str, Any]:
     """What a variant takes: name to default, `inspect.Parameter.empty` where it must be given."""
-    if name not in _ALL:
-        raise ValueError(f"{name!r} is unknown{_nearest(name, _ALL)}")
-    return {k: p.default for k, p in inspect.signature(_ALL[name]).parameters.items()}
+    return {k: p.default for k, p in inspect.signature(_function(name)).parameters.items()}
 
 
 def annotations(name: str) -> list[tuple]:
     """A variant's parameters as the fields of `dataclasses.make_dataclass`, those that must be given first."""
-    types = inspect.signature(_ALL[name]).parameters
-    required = [(k, types[k].annotation) for k, v in parameters(name).items() if v is inspect.Parameter.empty]
-    rest = [(k, types[k].annotation, v) for k, v in parameters(name).items() if v is not inspect.Parameter.empty]
+    try:
+        options = inspect.signature(_function(name), eval_str=True).parameters.values()
+    except NameError as e:
+        raise ValueError(f"variant {name!r}: the type of an option is unknown: {e}") from e
+    empty, required, rest = inspect.Parameter.empty, [], []
+    for option in options:
+        kind = Any if option.annotation is empty else option.annotation
+        if option.default is empty:
+            required.append((option.name, kind))
+            continue
+        if type(option.default).__hash__ is None:
+            raise ValueError(f"variant {name!r}: the default of {option.name} may change: give a tuple, or None")
+        rest.append((option.name, kind, option.default))
     return required + rest
 
 
@@ -254,7 +355,7 @@ def table() -> str:
         row = (
             name,
             variant.evidence,
-            type(objective.surrogate).__name__,
+            name_of(objective.surrogate),
             objective.ratio,
             objective.aggregate,
             f"{objective.kl_coef:g} {objective.kl_kind} in the {objective.kl_in}" if objective.kl_coef else "-",
