@@ -13,6 +13,7 @@ from grpojax import variants
 from grpojax.advantages import Signals
 from grpojax.host import settings
 from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run.sections import FilterConfig, PlanConfig, RetireConfig, RolloutConfig, TrainConfig
 
@@ -37,20 +38,6 @@ READ_OPTIONS = {
     "hidden_states": ("self_term", "select"),
     "ground_truth": ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward"),
 }
-
-# Their advantages are not centred by the group alone: there is a teacher, another baseline, or a reward that still
-# differs.
-LEARN_FROM_EQUALS = (
-    "distill",
-    "grpo_process",
-    "gt_likelihood",
-    "negative_advantage",
-    "ngrpo",
-    "ppo",
-    "reinforce_pp",
-    "remax",
-    "token_critic",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,10 +76,13 @@ class Method:
         """Whether samples are learned from as other text than was drawn (`grpojax.run.late_signals.Late.replace`)."""
         return self.variant.options.get("train_on") == "spliced"
 
-    @property
-    def learns_from_equals(self) -> bool:
-        """Whether groups whose rewards are all the same teach something, too."""
-        return self.variant.name in LEARN_FROM_EQUALS
+    def learns_from_equals(self, group: int) -> bool:
+        """Whether groups whose rewards are all the same teach something, too, apart from a KL to the reference.
+
+        So it is where the advantages are not centred by the group alone: there is a teacher, another baseline, or a
+        reward that still differs. Found by giving the variant such groups.
+        """
+        return "teacher" in self.variant.needs or _learns_from_equals(self.variant, self.widest(group))
 
     def widest(self, group: int) -> int:
         """Samples of a prompt at most, G of what a step learns from, where ``rollout.group`` is ``group``."""
@@ -429,3 +419,33 @@ def _try_own(objective: L.Objective, advantages: Any, tokens: np.ndarray) -> Non
     given = {name: tokens for name in (*objective.reads, "old_logps", "advantages", "weights")}
     coef = None if objective.entropy_target is None else np.float32(0)
     jax.eval_shape(lambda x: L.policy_loss(x, objective=objective, entropy_coef=coef, **given), tokens)
+
+
+def _learns_from_equals(variant: variants.Variant, group: int) -> bool:
+    """Whether some advantage is not 0 where the samples of a group differ in all but their rewards."""
+    rng, shape = np.random.default_rng(0), (2, group, 3)
+
+    def draw(n: int) -> np.ndarray:
+        return rng.random(shape[:n], np.float32)
+
+    logps = -draw(3)
+    signals = Signals(
+        lengths=np.full(shape[:2], shape[2], np.int32),
+        mask=np.ones(shape, bool),
+        behavior_logps=logps,
+        ref_logps=logps,
+        max_logps=0 * logps,
+        entropy=draw(3),
+        tokens=(9 * draw(3)).astype(np.int32),
+        token_bias=draw(3),
+        step_rewards=draw(3),
+        values=draw(3),
+        greedy_rewards=draw(1),
+        likelihood=draw(2),
+        influence=draw(3),
+        influence_means=draw(2),
+        draws=draw(3),
+    )
+    rewards = np.repeat(np.array([[0], [1]], np.float32), shape[1], 1)  # a group that fails, and one that is right
+    with on_host():
+        return bool(np.asarray(variant.advantage(rewards, signals)).any())

@@ -168,7 +168,7 @@ class Trainer:
             judge=self.held_out.evaluator.judge,
             problems=len(self.held_out.problems),
             comparable=config.method.retire is None and config.rollout.curriculum is None,
-            uniform=config.method.learns_from_equals,
+            uniform=config.method.learns_from_equals(config.rollout.group),
         )
         with processes.AllOrNone():  # the first writes these files anew, once all have read them
             self._evaluated = _replay(self)
