@@ -4,6 +4,7 @@ import json
 import pkgutil
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import gguf_files
@@ -15,6 +16,7 @@ from tiny_run import make_run
 from grpojax.host.settings import build
 from grpojax.run import recipe as config
 from grpojax.tools import cli
+from grpojax.variants import registry
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,6 +40,19 @@ SHORT = {
     "plan": "rollout.prompts=16 rollout.group=4 rollout.max_tokens=128 data.max_prompt_tokens=128 --topology v5e:2x2",
 }
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(autouse=True)
+def files_of_the_readme(tmp_path_factory, monkeypatch):
+    """Python that says in its first line which file it is can be imported."""
+    folder = tmp_path_factory.mktemp("readme")
+    for kind, text in BLOCKS:
+        named = re.match(r"# (\w+)\.py\n", text)
+        if kind == "python" and named:
+            (folder / f"{named[1]}.py").write_text(text)
+            monkeypatch.delitem(sys.modules, named[1], raising=False)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(registry, "_ALL", dict(registry._ALL))
 
 
 @pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python"])

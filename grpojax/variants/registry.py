@@ -108,8 +108,8 @@ _CLIPPED = L.clipped()
 
 
 def published(
-    citation: str,
-    evidence: Grade,
+    citation: str = "",
+    evidence: Grade = "single team",
     *,
     needs: tuple[str, ...] = (),
     keep: Callable[..., Any] | None = None,
