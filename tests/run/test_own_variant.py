@@ -1,0 +1,236 @@
+"""A variant of one's own in a recipe: found by its import path, its options checked, its source compared."""
+
+import contextlib
+import itertools
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpojax import losses as L
+from grpojax import variants
+from grpojax.host import settings
+from grpojax.host.errors import UserError
+from grpojax.records.directory import RunDirectory
+from grpojax.run import checks, recipe, sweep
+from grpojax.run.method import _learns_from_equals
+
+QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
+NUMBER = itertools.count()  # a name once imported stays imported
+OWN = """
+from grpojax import advantages as A, losses as L, variants
+
+def squared(log_ratios, advantages):
+    return -log_ratios * advantages
+
+@variants.published(surrogate=L.clipped(0.2, 0.28), aggregate="token_mean")
+def mine(*, eps: float = 1e-4):
+    return A.chain(A.center("group"), A.scale("batch", of="advantages", eps=eps), A.to_tokens())
+
+@variants.published(surrogate=squared)
+def with_a_function():
+    return A.chain(A.center("group"), A.to_tokens())
+
+def plain(high: float = 0.3, untyped="x") -> variants.Variant:
+    objective = L.Objective(surrogate=L.clipped(0.2, high))
+    return variants.Variant(name="plain", advantage=A.chain(A.center(), A.to_tokens()), objective=objective)
+
+def on_samples():
+    return variants.Variant(name="x", advantage=A.chain(A.center()), objective=L.Objective())
+
+def sees_no_shape():
+    return variants.Variant(name="x", advantage=lambda r, s: r.no_such, objective=L.Objective())
+
+def mean_of_tokens():
+    own = L.Objective(surrogate=lambda r, a: (r * a).mean())
+    return variants.Variant(name="x", advantage=plain().advantage, objective=own)
+
+def needs(what="teacher"):
+    return variants.Variant(name="x", advantage=plain().advantage, objective=L.Objective(), needs=(what,))
+
+def no_variant():
+    return A.chain(A.center())
+
+def fails():
+    return 1 / 0
+
+def any_option(**options):
+    return plain()
+
+def positional(k, /):
+    return plain()
+
+def called_name(name="x"):
+    return plain()
+
+def changing(weights=[1.0]):
+    return plain()
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    name = f"own_variants_{next(NUMBER)}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))
+    return name
+
+
+def load(variant, *more):
+    return recipe.load(QUICKSTART, (f"variant={json.dumps(variant)}", *more))
+
+
+def test_its_options_are_those_of_its_function_its_surrogate_and_every_variant(module):
+    path = f"{module}:mine"
+    variant = load({"name": path, "eps": 1e-3, "clip_high": 0.4, "kl_coef": 0.1}).method.variant
+    assert variant.name == path and variant.options == {"eps": 1e-3}
+    assert variant.objective == L.Objective(surrogate=L.clipped(0.2, 0.4), aggregate="token_mean", kl_coef=0.1)
+    assert load({"name": path, "aggregate": "constant"}).method.variant.objective.constant == 40  # rollout.max_tokens
+    assert load(path, "rollout.ahead=1").method.variant.objective.anchor == "sampler"
+    assert load({"name": f"{module}:plain", "high": 0.5}).method.variant.objective.surrogate == L.clipped(0.2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("mine", {"epz": 1}, r"variant\.epz.*unknown key; did you mean 'eps'"),
+        ("plain", {"kl_coef": 1}, r"variant\.kl_coef.*unknown key; known keys: high, untyped"),
+        ("mine", {"eps": "much"}, r"variant\.eps='much'.*expected a (valid )?number"),
+        ("mine", {"clip_low": 2.0}, "variant: low=2.0"),
+        ("nothing", {}, "cannot be imported: AttributeError"),
+        ("number", {}, "is no function: give one under @published"),
+        ("on_samples", {}, r"advantages have shape \(2, 8\), wanted \[P, G, T\].*to_tokens"),
+        ("sees_no_shape", {}, "rollout.group=8: AttributeError"),
+        ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
+        ("needs", {}, "needs 'teacher', for which it must have the option 'teacher'"),
+        ("needs", {"what": "critic"}, "needs 'critic' goes with a critic"),
+        ("needs", {"what": "luck"}, "needs='luck': give a tuple of critic"),
+        ("no_variant", {}, "returned a function: put it under @published"),
+        ("fails", {}, "failed: ZeroDivisionError: division by zero"),
+        ("any_option", {}, r"takes \*\*options: its options must have names"),
+        ("positional", {}, "takes k: its options must have names"),
+        ("called_name", {}, "has an option 'name': give it another name"),
+        ("changing", {}, "the default of weights may change: give a tuple"),
+    ],
+)
+def test_what_is_refused(module, name, options, said):
+    with pytest.raises(UserError, match=said) as raised:
+        load({"name": f"{module}:{name}"} | options)
+    assert len(str(raised.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("no_such_module:mine", "ModuleNotFoundError.*installed, or in the folder"),
+        (":mine", "no import path: give package.module:function"),
+        ("module:", "no import path"),
+        ("module:a.b", "no import path"),
+    ],
+)
+def test_paths_that_lead_nowhere(path, said):
+    with pytest.raises(UserError, match=said):
+        load(path)
+
+
+def test_without_an_option_that_corrects_old_samples_it_says_so(module):
+    with pytest.raises(UserError, match=r"rollout\.ahead=1: .*:plain.*no option anchor.*or set rollout\.ahead=0"):
+        load(f"{module}:plain", "rollout.ahead=1")
+
+
+def test_a_plain_function_is_a_surrogate_under_published(module):
+    objective = load(f"{module}:with_a_function").method.variant.objective
+    ratios, ones = jnp.array([[0.5, -1.0]]), jnp.ones((1, 2))
+    np.testing.assert_array_equal(objective.surrogate(ratios, ones), -ratios)
+    loss, metrics = L.policy_loss(ratios, objective=objective, advantages=ones, weights=ones, old_logps=0 * ones)
+    assert loss == 0.5 and "clip_high" not in metrics
+    for wrong in ("clipped", L.clipped, 3):
+        with pytest.raises(ValueError, match="surrogate="):
+            variants.published(surrogate=wrong)
+
+
+def test_a_published_name_is_not_taken_over():
+    def grpo():
+        return None
+
+    with pytest.raises(ValueError, match=r"'grpo' is there already, in grpojax\.variants"):
+        variants.published()(grpo)
+
+
+def test_a_run_is_of_one_source(module, tmp_path):
+    """Its digest is in config.json, and so in what hosts compare; with another one the run is not resumed."""
+    config = load(f"{module}:mine")
+    stored = config.resolved()
+    assert stored["variant"] == {"name": f"{module}:mine", "source": variants.source(f"{module}:mine")}
+    assert "source" not in load("grpo").resolved()["variant"]
+
+    def directory(config):
+        read = lambda tree: settings.build(recipe.Config, tree).resolved()  # noqa: E731
+        return RunDirectory(tmp_path / "run", config.resolved(), config.may_differ, read)
+
+    directory(config).check()
+    with contextlib.ExitStack() as held:
+        directory(config).claim(held)
+        directory(config).write()
+    directory(config).check()
+    again = settings.build(recipe.Config, json.loads((tmp_path / "run/config.json").read_text()))
+    assert again.resolved() == stored
+    checks.variant_source(again)
+
+    file = tmp_path / f"{module}.py"
+    file.write_text(file.read_text() + "# changed\n")
+    variants.registry._imported.cache_clear()  # as in another process
+    changed = load(f"{module}:mine")
+    with pytest.raises(UserError, match=r"run of another config: variant\.source: '\w{32}' -> '\w{32}'"):
+        directory(changed).check()
+    with pytest.raises(UserError, match=r"variant\.source='\w{32}': .*:mine has changed since"):
+        checks.variant_source(settings.build(recipe.Config, stored))
+
+
+def test_the_source_is_that_of_the_function_too(tmp_path, monkeypatch):
+    """Imported into the named module from another, it changes with either of them."""
+    name = f"own_variants_{next(NUMBER)}"
+    (tmp_path / f"{name}_inner.py").write_text(OWN)
+    (tmp_path / f"{name}.py").write_text(f"from {name}_inner import plain\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(variants.registry, "_ALL", dict(variants.registry._ALL))
+    found = set()
+    for file in (f"{name}.py", f"{name}_inner.py", None):
+        found.add(variants.source(f"{name}:plain"))
+        variants.registry._imported.cache_clear()
+        if file:
+            (tmp_path / file).write_text((tmp_path / file).read_text() + "# more\n")
+    assert len(found) == 3
+
+
+def test_a_sweep_of_it(module, tmp_path):
+    long = {"name": f"{module}:plain", "untyped": "a/../b " * 40}
+    made = sweep.Sweep(
+        config=str(QUICKSTART), variants=(f"{module}:mine", "grpo", long), seeds=(0,), folder=tmp_path
+    ).jobs()
+    names = [job.name for job in made]
+    assert names[:2] == [f"{module}-mine_0", "grpo_0"]
+    assert all(
+        len(name) < 140 and job.directory.parent == tmp_path / "runs" for name, job in zip(names, made, strict=True)
+    )
+    assert made[0].config["variant"]["source"] == variants.source(f"{module}:mine")
+    assert sweep.read_variants(f"{module}:mine,grpo") == (f"{module}:mine", "grpo")
+
+
+LEARN = {"grpo": False, "rloo": False, "gtpo": False, "ppo": True, "ngrpo": True, "reinforce_pp": True, "remax": True}
+
+
+@pytest.mark.parametrize("name", LEARN)
+def test_which_learn_from_groups_of_equal_rewards(name):
+    """A KL in the reward, as RLOO's, teaches nothing here."""
+    assert _learns_from_equals(variants.get(name), 3) == LEARN[name]
+
+
+def test_with_a_teacher_all_groups_teach_something(module):
+    assert load({"name": "distill", "teacher": "builtin:tiny"}).method.learns_from_equals(8)
+    assert not load(f"{module}:plain").method.learns_from_equals(3)
