@@ -1,6 +1,9 @@
 """Reward functions that take more than they are given."""
 
+import os
 import subprocess
+
+import numpy as np
 
 HOARD = []
 
@@ -30,6 +33,37 @@ def members(prompts, completions, tokens, **columns):
 
 def over_float32(prompts, completions, tokens, **columns):
     return [1e300] * len(completions)
+
+
+def one_for_all(prompts, completions, tokens, **columns):
+    return [0.5]
+
+
+def takes_what_it_gets(prompts, completions, tokens, *, tags, **columns):
+    """Empties all that it is given, after it has counted."""
+    n = [float(len(ids)) + len(of_sample) for ids, of_sample in zip(tokens, tags, strict=True)]
+    for of_sample in (*tokens, *tags):
+        of_sample.clear()
+    prompts.clear(), completions.clear(), tokens.clear(), tags.clear()
+    return n
+
+
+def swings(prompts, completions, tokens, **columns):
+    return [1e37 * (-1) ** i for i in range(len(completions))]
+
+
+def column_vector(prompts, completions, tokens, **columns):
+    return np.zeros((len(completions), 1), np.float32)
+
+
+def forks(prompts, completions, tokens, **columns):
+    os.fork()
+    return [2.0] * len(completions)
+
+
+def chatters(prompts, completions, tokens, **columns):
+    """Raises with a message of a megabyte."""
+    raise RuntimeError("x" * 2**20)
 
 
 def no_columns(prompts, completions, tokens):

@@ -13,7 +13,6 @@ import grain
 import numpy as np
 
 from grpojax.data.problems import Problem
-from grpojax.host.errors import UserError
 from grpojax.types import Prompts
 
 _APART = 1_000_003  # between the seeds of two sources
@@ -22,16 +21,23 @@ _APART = 1_000_003  # between the seeds of two sources
 class Batches:
     """``batches[n]``: the problems of step n. Each pass over a source has an order of its own.
 
+    Passes follow one another without a gap: the end of one and the start of the next may be in the same batch, and of a
+    source with fewer problems than a batch takes, whole passes. A problem then stands in the batch more than once
+    (`to_prompts` gives each of them other draws).
+
     Args:
       problems: what to draw from; each has the number of its source.
       size: prompts in a batch.
       seed: of the orders.
       weights: of the sources, by number; None is one source.
+
+    Example:
+      >>> problems = [Problem(uid, (1,), "", None, {}) for uid in range(3)]
+      >>> [p.uid for p in Batches(problems, 7, seed=0)[0]]
+      [1, 2, 0, 0, 2, 1, 1]
     """
 
     def __init__(self, problems: Sequence[Problem], size: int, seed: int, weights: Sequence[float] | None = None):
-        if len(problems) < size:
-            raise _too_few(len(problems), size)
         self._problems = problems
         orders = []
         for number in range(len(weights or [1.0])):
@@ -77,9 +83,6 @@ class RetiringBatches:
       problems, size, seed, weights: as of `Batches`.
       readmit_after: passes that a solved problem is left out of; None for all.
 
-    Raises:
-      UserError: there are fewer problems than a batch takes.
-
     Example:
       >>> problems = [Problem(uid, (1,), "", None, {}) for uid in range(3)]
       >>> batches = RetiringBatches(problems, 2, seed=0)
@@ -99,8 +102,6 @@ class RetiringBatches:
         weights: Sequence[float] | None = None,
         readmit_after: int | None = None,
     ):
-        if len(problems) < size:
-            raise _too_few(len(problems), size)
         self._size, self._seed, self._readmit_after = size, seed, readmit_after
         numbers = range(len(weights or [1.0]))
         self._sources = [[p for p in problems if weights is None or p.source == n] for n in numbers]
@@ -165,10 +166,6 @@ class RetiringBatches:
         return self._cached[source][1]
 
 
-def _too_few(problems: int, size: int) -> UserError:
-    return UserError(f"rollout.prompts={size} is more than the {problems} problems of the data")
-
-
 def in_order(problems: list[Problem], size: int) -> Iterator[tuple[list[Problem], int]]:
     """Batches of ``size`` once through; the last is filled up with its own problems. Yields (batch, real ones)."""
     for start in range(0, len(problems), size):
@@ -180,8 +177,13 @@ def in_order(problems: list[Problem], size: int) -> Iterator[tuple[list[Problem]
 def to_prompts(problems: Sequence[Problem], length: int, group: int = 0) -> Prompts:
     """Right-padded prompts ``[P, length]``.
 
-    A problem that stands in the batch again (at the end of a small source) goes on with the sample after its
+    A problem that stands in the batch again (where a pass over a source ends in it) goes on with the sample after its
     ``group``, so that it does not get the same draws again.
+
+    Example:
+      >>> one, other = (Problem(uid, (1,), "", None, {}) for uid in (0, 1))
+      >>> to_prompts([one, other, one, one], 1, group=4).first_sample.tolist()
+      [0, 0, 4, 8]
     """
     tokens = np.zeros((len(problems), length), np.int32)
     seen: Counter[int] = Counter()

@@ -65,9 +65,6 @@ class LevelBatches:
       size: prompts in a batch.
       seed: of the orders.
 
-    Raises:
-      UserError: there are fewer problems than a batch takes.
-
     Example:
       >>> problems = [Problem(uid, (1,), "", None, {}, level=str(uid % 2)) for uid in range(6)]
       >>> batches = LevelBatches(problems, 4, seed=0)
@@ -77,8 +74,6 @@ class LevelBatches:
     """
 
     def __init__(self, problems: Sequence[Problem], size: int, seed: int):
-        if len(problems) < size:
-            raise UserError(f"rollout.prompts={size} is more than the {len(problems)} problems of the data")
         self._size = size
         self.levels = levels_of(problems)
         self._orders: dict[str, Any] = {}

@@ -103,6 +103,7 @@ class Evaluator:
         """
         longest = packing.bucket(max(len(p.ids) for p in problems), max_prompt_tokens, parts=4)
         columns = columns_of(problems)
+        self.rewards.check_columns(columns)
         first = start // size * size
         judging: Callable[[], list[Attempt]] | None = None
         for number, (batch, real) in enumerate(data.in_order(list(problems[first:]), size)):

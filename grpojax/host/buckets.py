@@ -119,8 +119,10 @@ def read(file: epath.Path) -> bytes:
 
 
 def move(folder: epath.Path, to: epath.Path) -> None:
-    """Every object below ``folder`` goes below ``to``."""
+    """Every object below ``folder`` goes below ``to``; an object takes the name ``to``."""
     bucket, start, target = system(), f"{folder}/".removeprefix("gs://"), f"{to}/".removeprefix("gs://")
+    if bucket.isfile(str(folder)):
+        return bucket.mv_file(start.removesuffix("/"), target.removesuffix("/"))
     old = [name for name in bucket.find(str(folder)) if name.startswith(start)]
     for name in old:
         bucket.mv_file(name, target + name.removeprefix(start))

@@ -161,7 +161,8 @@ def matches(pattern: str) -> list[str]:
 
 
 def move(folder: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
-    """Gives a folder another place, in which nothing stays of what was there. In a bucket that takes a request a file.
+    """Gives a folder, or a file, another place, in which nothing stays of what was there. In a bucket that takes a
+    request a file.
 
     Both are local, or both of the same bucket.
     """

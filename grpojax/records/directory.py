@@ -1,7 +1,13 @@
-"""A run's directory: whose it is, and that what comes back to it is the same run."""
+"""A run's directory: whose it is, and that what comes back to it is the same run.
+
+Before a run can begin, nothing is written there. A directory in which no run has come to a step may be taken over by
+any recipe.
+"""
 
 import contextlib
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +16,10 @@ from etils import epath
 from grpojax.host import claims, files, settings
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.records import checkpoint
+from grpojax.records import checkpoint, lines
+
+REPLACED = "replaced"  # the folder for what is left of a run that another one has replaced
+_NOTHING = ("lock", "config.json.tmp", REPLACED)  # what does not make a folder a run's, or anybody else's
 
 
 class RunDirectory:
@@ -42,25 +51,36 @@ class RunDirectory:
         """Whether the recipe stands in it."""
         return (self.path / "config.json").exists()
 
+    @property
+    def has_steps(self) -> bool:
+        """Whether a run in it has come to a step, or has a checkpoint."""
+        saved = any(folder.name.isdigit() for folder in files.listing(self.path / "checkpoints"))
+        if saved or files.listing(self.path / "broken"):
+            return True
+        return any(line["step"] > 0 for line in lines.read(self.path))
+
     def check(self, *, take_over: bool = False) -> None:
         """Raises `UserError` for a directory that is neither new nor this recipe's run, that cannot be one, or that
-        another process holds."""
-        _make(self.path)
+        another process holds. Changes nothing."""
+        _check_place(self.path)
         with _read(self.path):
             self._check()
         claims.check(self.path, take_over=take_over)
 
-    def _check(self) -> None:
+    def _check(self) -> list[str]:
+        """The settings by which a run without a step, which may be replaced, is another than this one."""
         if not self.started:
-            if any(file.name not in ("lock", "config.json.tmp") for file in files.listing(self.path)):
+            if any(file.name not in _NOTHING for file in files.listing(self.path)):
                 raise UserError(f"{self.path} exists and holds no run; give the run another run.dir")
-            return
+            return []
         checkpoint.check_format(self.path / "checkpoints")
-        if differ := [line for line in self._changes() if not self._may_differ(line.partition(":")[0])]:
+        differ = [line for line in self._changes() if not self._may_differ(line.partition(":")[0])]
+        if differ and self.has_steps:
             raise UserError(
                 f"{self.path} holds a run of another config: {'; '.join(differ[:5])}\n"
                 "give it another run.dir, or the config it was started with"
             )
+        return differ
 
     def _changes(self) -> list[str]:
         before = json.loads((self.path / "config.json").read_text())
@@ -73,10 +93,31 @@ class RunDirectory:
         return any(line.startswith(names) for line in self._changes())
 
     def claim(self, held: contextlib.ExitStack, *, take_over: bool = False) -> None:
-        """Takes the directory until ``held`` lets go (`grpojax.host.claims`); from here on it is this run's."""
+        """Takes the directory until ``held`` lets go (`grpojax.host.claims`); from here on it is this run's. What a run
+        of another config without a step has left there is replaced."""
+        _make(self.path)
         held.enter_context(claims.hold(self.path, take_over=take_over))
         with _read(self.path):
-            self._check()  # again: another process may have been here
+            differ = self._check()  # again: another process may have been here
+        if differ:
+            self._replace("; ".join(differ[:5]))
+
+    def _replace(self, change: str) -> None:
+        """Makes room for a run in place of one without a step. Its recipe goes; whatever else is there is moved."""
+        recipe = [self.path / name for name in ("data.json", "config.json")]
+        keep = (*_NOTHING, *(file.name for file in recipe))
+        found = [x for x in files.listing(self.path) if x.name not in keep]
+        left, place = [x for x in found if not x.is_dir() or files.listing(x)], ""
+        if left:
+            to = self.path / REPLACED / str(len(files.listing(self.path / REPLACED)) + 1)
+            place = f", and what else was there is in {to}"
+            files.make_folder(to)
+            for x in [*left, *(file for file in recipe if file.exists())]:
+                files.move(x, to / x.name)
+        # The recipe goes last: a folder with anything else in it and without one is taken for somebody else's.
+        for x in recipe:
+            x.unlink(missing_ok=True)
+        log.info("%s held a run without a step; this one takes its place (%s)%s", self.path, change, place)
 
     def write(self) -> None:
         """Writes the recipe; what has changed since the run was last started is said."""
@@ -85,16 +126,19 @@ class RunDirectory:
         files.write_json(self.path / "config.json", self._resolved)
 
     def check_data(self, fingerprints: Mapping[str, str | None]) -> None:
-        """Raises `UserError` where the data is not what the run started with."""
+        """Raises `UserError` where the data is not what the run started with; one without a step is replaced."""
         file = self.path / "data.json"
-        if not file.exists():
-            return files.write_json(file, dict(fingerprints))
-        before = json.loads(file.read_text())
+        before = json.loads(file.read_text()) if file.exists() else fingerprints
         if changed := [name for name in fingerprints if before.get(name) != fingerprints[name]]:
-            raise UserError(
-                f"the rows of data.{' and data.'.join(changed)} have changed since {self.path} was started\n"
-                "restore the file, or give the run another run.dir"
-            )
+            said = f"the rows of data.{' and data.'.join(changed)} have changed"
+            if self.has_steps:
+                raise UserError(
+                    f"{said} since {self.path} was started\nrestore the file, or give the run another run.dir"
+                )
+            self._replace(said)
+            self.write()
+        if not file.exists():
+            files.write_json(file, dict(fingerprints))
 
     def goes_on(self, *, finished: bool) -> None:
         """Takes back what says how the run ended, but for ``done`` where it still is ``finished``."""
@@ -109,6 +153,19 @@ class RunDirectory:
         """Says that the run was told to stop, and has saved."""
         log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, notice)
         files.write_json(self.path / "stopped", {"step": step, "notice": notice, "seconds": round(seconds, 3)})
+
+
+def _check_place(path: epath.Path) -> None:
+    """Raises `UserError` where no folder can be made; makes none."""
+    if files.in_bucket(path):
+        return _make(path)  # which asks whether there is the bucket
+    above = path
+    while not os.path.lexists(above) and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        raise UserError(f"run.dir={str(path)!r} cannot be made: {above} is no folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"run.dir={str(path)!r} cannot be made: {os.strerror(errno.EACCES)}")
 
 
 def _make(path: epath.Path) -> None:

@@ -20,7 +20,8 @@ class RewardConfig:
     Attributes:
       name: one of `builtin.REWARDS` or `NAMED_FUNCTIONS`, or the import path ``package.module:function`` of a reward
         function; it becomes that path where it names a function.
-      weight: its factor in the sum. With 0 it is only measured, and its invalid samples stay valid for the sum.
+      weight: its factor in the sum, at most a million in size. With 0 it is only measured, and its invalid samples stay
+        valid for the sum.
       options: what the named reward can be told (the fields of its class); a function gets them as keyword arguments.
       label: its name in metrics, if that is not to be ``name``.
       pieces: rewards get the column ``pieces`` too, the text of each of a sample's tokens, to tell where steps end.
@@ -33,6 +34,7 @@ class RewardConfig:
     pieces: bool = False
 
     def __post_init__(self):
+        require(self, weight="[-1e6, 1e6]")
         if self.name in NAMED_FUNCTIONS:
             object.__setattr__(self, "label", self.label or self.name)
             object.__setattr__(self, "name", NAMED_FUNCTIONS[self.name])

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _here = {"worker": False}
 
@@ -86,22 +86,36 @@ def imported(path: str) -> Callable[..., Any]:
     return getattr(importlib.import_module(module), name)
 
 
-def probe(path: str, options: Sequence[str]) -> str:
-    """Why ``path`` is no reward function that takes these options; "" if it is one."""
+class Probe(NamedTuple):
+    """What is known of a reward function before it is called.
+
+    Attributes:
+      problem: why it cannot be one, or does not take the options given; "" where it can.
+      options: its keywords that have a default other than None. Without a default, or with None, a keyword asks for a
+        column of the data.
+    """
+
+    problem: str
+    options: tuple[str, ...] = ()
+
+
+def probe(path: str, options: Sequence[str]) -> Probe:
+    """Looks at the function behind ``path``, which is to get these options."""
     try:
         function = imported(path)
     except BaseException as e:
-        return f"cannot be imported: {type(e).__name__}: {e}"
+        return Probe(f"cannot be imported: {type(e).__name__}: {e}")
     if not callable(function) or inspect.isclass(function):
-        return "is no function"
+        return Probe("is no function")
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):  # some that are written in C have none
-        return "has no signature: give a Python function"
+        return Probe("has no signature: give a Python function")
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    named = {p.name for p in (*positional[3:], *(p for p in parameters if p.kind == p.KEYWORD_ONLY))}
+    named = {p.name: p.default for p in (*positional[3:], *(p for p in parameters if p.kind == p.KEYWORD_ONLY))}
     if len(positional) < 3 or not any(p.kind == p.VAR_KEYWORD for p in parameters):
-        return "must take (prompts, completions, tokens, **columns)"
-    if unknown := sorted(set(options) - named):
-        return f"takes no option {unknown[0]!r}"
-    return ""
+        return Probe("must take (prompts, completions, tokens, **columns)")
+    if unknown := sorted(set(options) - set(named)):
+        return Probe(f"takes no option {unknown[0]!r}")
+    with_default = [n for n, x in named.items() if x is not None and x is not inspect.Parameter.empty]
+    return Probe("", tuple(with_default))

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -82,6 +82,7 @@ class _Job:
     term: int
     indices: list[int]
     attempt: int
+    twice: bool = False
 
 
 class PendingScores:
@@ -101,7 +102,8 @@ class PendingScores:
     def _submit(self, job: _Job) -> None:
         config, samples = self._rewards.config.terms[job.term], self._samples.take(job.indices)
         options = builtin.freeze(config.options)
-        self._jobs[self._rewards.workers.submit(worker.judge, config.name, options, samples)] = job
+        job.twice = self._rewards.count_is_open(job.term)
+        self._jobs[self._rewards.workers.submit(worker.judge, config.name, options, samples, job.twice)] = job
 
     def result(self) -> Scores:
         """The rewards, once all are there."""
@@ -111,14 +113,21 @@ class PendingScores:
             reason = pool.failure(future)
             if reason is not None:
                 self._rewards.workers.end_orphans()
+            n = len(job.indices)
             if reason is None:
                 outcomes, seconds = future.result()
-                self._rewards.note_pace(job.term, seconds / len(job.indices))
+                self._rewards.note_pace(job.term, seconds / (max(2, n) if job.twice else n))
+                reasons = {o.reason for o in outcomes}
+                if "count" not in reasons and reasons != {"error"}:
+                    self._rewards.close_count(job.term)
                 for i, outcome in zip(job.indices, outcomes, strict=True):
                     self._outcomes[job.term][i] = outcome
-            elif len(job.indices) > 1:  # one of them is to blame
+            elif n > 1:  # one of them is to blame
                 for i in job.indices:
                     self._submit(_Job(job.term, [i], job.attempt))
+            elif job.twice:  # two may be too much where one is not
+                self._rewards.close_count(job.term)
+                self._submit(job)
             elif reason != "timeout" and job.attempt == 1:  # maybe the worker's fault
                 self._submit(_Job(job.term, job.indices, 2))
             else:
@@ -173,10 +182,13 @@ class Rewards:
                 functions=paths,
                 preload=["math_verify"] if maths else [],
             )
-        for term in (c for c, t in zip(config.terms, self.terms, strict=True) if t is None):
-            if problem := _problem(self.workers, term):
+        self._open_counts = {t for t, term in enumerate(self.terms) if term is None}
+        self._options: dict[int, tuple[str, ...]] = {}
+        for t in sorted(self._open_counts):
+            problem, self._options[t] = _probe(self.workers, config.terms[t])
+            if problem:
                 self.close()
-                raise UserError(f"reward {term.name!r} {' '.join(problem.split())}")
+                raise UserError(f"reward {config.terms[t].name!r} {' '.join(problem.split())}")
 
     @property
     def workers(self) -> pool.Workers:
@@ -205,6 +217,7 @@ class Rewards:
         wrong = {k: len(v) for k, v in {"prompts": prompts, "tokens": tokens, **columns}.items() if len(v) != n}
         if wrong or n % group:
             raise ValueError(f"{n} completions in groups of {group}, but {wrong or 'that leaves a rest'}")
+        self.check_columns(columns)
         lists = {name: list(values) for name, values in columns.items()}
         return PendingScores(self, Samples(list(prompts), list(completions), list(map(list, tokens)), lists), group)
 
@@ -227,6 +240,31 @@ class Rewards:
                 if gold is None:
                     raise UserError(f"reward {config.name!r} needs gold answers: give data.answer their column")
                 term.check_gold(gold)
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raises `UserError` where a function has an option with the name of a column, which would be given in its
+        place. An option is what the recipe sets, and what has a default in the function other than None.
+
+        Args:
+          columns: of the data; ``gold`` is always there.
+        """
+        there = {*columns, "gold"}
+        for t, defaults in self._options.items():
+            term = self.config.terms[t]
+            if clash := sorted(there & {*term.options} | there & {*defaults} - {"gold", "pieces"}):
+                raise UserError(
+                    f"reward {term.name!r} has an option {clash[0]!r}, and the data has a column {clash[0]!r}: the "
+                    "function would get the column in place of the option\nrename one of them, or list in data.columns "
+                    "what the rewards need; a keyword that asks for a column has no default, or None"
+                )
+
+    def count_is_open(self, t: int) -> bool:
+        """Whether a function is yet to return the right number of values for several samples."""
+        return t in self._open_counts
+
+    def close_count(self, t: int) -> None:
+        """Takes note that it has, or that nothing more can be found out."""
+        self._open_counts.discard(t)
 
     def at_once(self, t: int, samples: Samples) -> list[Outcome | None]:
         """Outcomes of a reward that need no worker; None for those that do."""
@@ -286,14 +324,14 @@ class Rewards:
         self.close()
 
 
-def _problem(workers: pool.Workers, term: RewardConfig) -> str:
-    """What is wrong with a reward function; "" for nothing."""
+def _probe(workers: pool.Workers, term: RewardConfig) -> sandbox.Probe:
+    """What is known of a reward function before it is called."""
     future = workers.submit(sandbox.probe, term.name, list(term.options), timeout_s=IMPORT_TIMEOUT_S)
     # The workers import it before they take a job, so the job's own limit does not cover that.
     done, _ = wait([future], timeout=IMPORT_TIMEOUT_S)
     if not done:
-        return f"is not imported after {IMPORT_TIMEOUT_S:g} s"
-    return f"cannot be imported: {e}" if (e := future.exception()) else future.result()
+        return sandbox.Probe(f"is not imported after {IMPORT_TIMEOUT_S:g} s")
+    return sandbox.Probe(f"cannot be imported: {e}") if (e := future.exception()) else future.result()
 
 
 def weighted_sum(terms: Sequence[RewardConfig], by_name: Mapping[str, np.ndarray]) -> np.ndarray:

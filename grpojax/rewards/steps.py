@@ -5,6 +5,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 # Of one step: the tokens up to its end, and its reward.
 Steps = tuple[tuple[int, float], ...]
@@ -19,6 +20,8 @@ _OPERATORS: dict[type, Callable[[float, float], float]] = {
 _SIGNS: dict[type, Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _SIGNS_OF_LATEX = (("\\times", "*"), ("\\cdot", "*"), ("\\div", "/"))
 LONGEST_SIDE = 200  # characters of an equation's left side that are read
+# Size of a reward at most. Its square, summed over a batch or over a gradient's entries, is still a float32.
+LARGEST = 1e12
 
 
 def split_steps(pieces: Sequence[str], separator: str = "\n") -> list[tuple[int, str]]:
@@ -122,20 +125,44 @@ def read_steps(values: Sequence[object], tokens: int) -> Steps | tuple[str, str]
     for pair in values:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             return "type", f"it returned {pair!r:.80} in a list for a completion, not (token end, reward)"
-        end, value = pair
-        if isinstance(end, bool) or not hasattr(end, "__index__") or not _is_number(value):
+        end, number = pair[0], real(pair[1])
+        if isinstance(end, bool) or not hasattr(end, "__index__") or number is None:
             return "type", f"it returned {pair!r:.80} in a list for a completion, not (token end, reward)"
-        if not abs(float(value)) <= 3.4e38:  # of float32
-            return "nan", f"it returned {float(value)} for the step that ends at token {end}"
+        if not abs(number) <= LARGEST:
+            return (
+                "nan",
+                f"it returned {number:g} for the step that ends at token {end}, not a number up to {LARGEST:g}",
+            )
         if not (steps[-1][0] if steps else 0) < operator.index(end) <= tokens:
             before = f"after {steps[-1][0]}" if steps else "of the first"
             return (
                 "steps",
                 f"it returned a step's end of {end} {before}: ends rise, from 1 to the {tokens} tokens there are",
             )
-        steps.append((operator.index(end), float(value)))
+        steps.append((operator.index(end), number))
     return tuple(steps)
 
 
-def _is_number(value: object) -> bool:
-    return hasattr(value, "__float__") and not isinstance(value, str | bytes)
+def real(value: Any) -> float | None:
+    """A real number as a float; None for anything else, such as a text, a complex number or an array with axes.
+
+    Scalars of other libraries count: numpy's, an array without axes, a fraction. What is too large for a float is
+    infinite.
+
+    >>> import fractions, numpy as np
+    >>> real(np.bool_(True)), real(fractions.Fraction(1, 4)), real(np.array(2)), real(-(10**400))
+    (1.0, 0.25, 2.0, -inf)
+    >>> real("1"), real(1j), real(np.complex64(1)), real(np.ones(1))
+    (None, None, None, None)
+    """
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        if shape:
+            return None
+        value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

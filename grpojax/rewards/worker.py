@@ -5,13 +5,14 @@ import functools
 import inspect
 import math
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 from grpojax.rewards import builtin, sandbox
-from grpojax.rewards.steps import Steps, read_steps
+from grpojax.rewards.steps import LARGEST, Steps, read_steps, real
 
 T = TypeVar("T")
 
@@ -46,6 +47,8 @@ class Outcome(NamedTuple):
     steps: Steps | None = None
 
 
+LONGEST_DETAIL = 8000  # characters of a traceback
+
 # Of an invalid sample.
 REASONS = ("none", "nan", "type", "count", "steps", "error", "memory", "timeout", "crash")
 
@@ -61,48 +64,67 @@ def _reward(name: str, options: str) -> Callable[..., Any]:
     return functools.partial(sandbox.imported(name), **builtin.thaw(options))
 
 
-def judge(name: str, options: str, samples: Samples) -> tuple[list[Outcome], float]:
-    """Outcomes of some samples and the seconds they took. If they fail together, each is judged alone."""
+def judge(name: str, options: str, samples: Samples, twice: bool = False) -> tuple[list[Outcome], float]:
+    """Outcomes of some samples and the seconds they took. If a call with all of them raises, each gets its own call.
+
+    Args:
+      name, options: of the reward.
+      samples: what it gets: a copy, since it may change what it is given.
+      twice: never call it with one sample only: a single one is given twice. Of one sample, a function that returns
+        one value whatever it is given would look right.
+    """
     begin = time.perf_counter()
-    outcomes = _judge(name, options, samples)
+    outcomes = _judge(name, options, samples, twice)
     return outcomes, time.perf_counter() - begin
 
 
-def _judge(name: str, options: str, samples: Samples) -> list[Outcome]:
+def _judge(name: str, options: str, samples: Samples, twice: bool) -> list[Outcome]:
     n = len(samples.completions)
+    given = samples.take([0, 0]) if twice and n == 1 else samples
     try:
-        return outcomes_of(call(_reward(name, options), samples), samples.tokens)
+        values = call(_reward(name, options), pickle.loads(pickle.dumps(given)))
+        return outcomes_of(values, given.tokens)[:n]
     except MemoryError:
         os._exit(sandbox.OUT_OF_MEMORY)  # what it holds would fail the samples after it
     except BaseException as e:
         if n == 1:
             return [_none("error", _traceback(e))]
-    return [_judge(name, options, samples.take([i]))[0] for i in range(n)]
+    return [_judge(name, options, samples.take([i]), twice)[0] for i in range(n)]
 
 
 def _traceback(error: BaseException) -> str:
-    """Without this module's own frames."""
+    """Without this module's own frames, and no longer than is read."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    return "".join(traceback.format_exception(error.with_traceback(frames), limit=-20))
+    text = "".join(traceback.format_exception(error.with_traceback(frames), limit=-20))
+    return (
+        text if len(text) <= LONGEST_DETAIL else f"{text[: LONGEST_DETAIL // 2]}\n...\n{text[-LONGEST_DETAIL // 2 :]}"
+    )
 
 
 def call(function: Callable[..., Any], samples: Samples) -> Any:
     """What a reward function returns, awaited if it is asynchronous."""
-    values = function(samples.prompts, samples.completions, samples.tokens, **samples.columns)
-    if inspect.isawaitable(values):
+    process = os.getpid()
+    try:
+        values = function(samples.prompts, samples.completions, samples.tokens, **samples.columns)
+        if inspect.isawaitable(values):
 
-        async def finish():
-            return await values
+            async def finish():
+                return await values
 
-        values = asyncio.run(finish())
-    return values
+            values = asyncio.run(finish())
+        return values
+    finally:
+        if os.getpid() != process:  # the function has forked, and this is its copy of the worker
+            os._exit(0)
 
 
 def outcomes_of(values: Any, tokens: Sequence[Sequence[int]]) -> list[Outcome]:
     """What a reward function returned for samples of these tokens, as outcomes."""
-    n = len(tokens)
+    n, shape = len(tokens), getattr(values, "shape", None)
+    if isinstance(shape, tuple) and len(shape) != 1:
+        return [_none("type", f"it returned an array of shape {tuple(shape)}, not one of shape ({n},)")] * n
     if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
         return [_none("type", f"it returned {type(values).__name__}, not a list of numbers")] * n
     if len(values) != n:
@@ -118,9 +140,9 @@ def _outcome(value: Any, tokens: int) -> Outcome:
         if steps and isinstance(steps[0], str):
             return _none(*steps)
         return Outcome(sum(r for _, r in steps) / max(len(steps), 1), steps=steps)
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+    number = real(value)
+    if number is None:
         return _none("type", f"it returned {value!r:.80} for a completion, not a number")
-    number = float(value)
-    if not abs(number) <= 3.4e38:  # of float32
-        return _none("nan", f"it returned {number} for a completion")
+    if not abs(number) <= LARGEST:
+        return _none("nan", f"it returned {number:g} for a completion, not a number up to {LARGEST:g}")
     return Outcome(number)

@@ -38,6 +38,10 @@ SAID = {
         "right answers get less likely and the reward does not grow (likelihood displacement), in nats a token",
         f"{_SLOWER}, or take variant nthr, or llds with several updates a rollout",
     ),
+    "groups_never_differ": (
+        "in no group so far have two samples had different rewards, so that nothing was learned",
+        "take a reward that tells samples apart, other problems, or a larger rollout.group",
+    ),
     "groups_all_fail": (
         "nearly all groups are all wrong and teach nothing, as a share",
         "train on easier problems, or raise rollout.group",
@@ -72,13 +76,17 @@ SAID = {
     ),
 }
 
+# Those that mean nothing where groups with equal rewards teach something, too.
+DIFFERENCES = {"groups_never_differ", "groups_all_fail", "groups_all_right"}
+
 REWARD, ENTROPY, BIAS = "reward", "entropy", "critic/bias_abs"
 FAIL, RIGHT, SAME = "groups/all_fail", "groups/all_correct", "groups/zero_variance"
+EQUAL = "frac_reward_zero_std"  # of what advantages are made of; SAME is of the reward that decides
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 REPEATS, RIGHT_LOGP = "completions/repetition", "completions/right_logp"
 ACCURACY = "eval/accuracy"
 HELD_OUT = ("eval/reward", ACCURACY)
-READS = (REWARD, ENTROPY, BIAS, FAIL, RIGHT, LENGTH, CUT, REPEATS, RIGHT_LOGP, *HELD_OUT)
+READS = (REWARD, ENTROPY, BIAS, EQUAL, FAIL, RIGHT, LENGTH, CUT, REPEATS, RIGHT_LOGP, *HELD_OUT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,6 +102,7 @@ class Limits(diagnostics.CollapseLimits):
       jump: factor by which a step's entropy is not to be over all, or under all, of the window before it, ...
       jump_nats: ... if it is by so many nats a token, too.
       right_logp: fall of the right samples' log-prob in a window, nats a token.
+      equal: steps from the start in which no group differs.
       idle: share of groups that teach nothing: all wrong over a window, or all right over the run's first one.
       longer: growth of the length in a window, as a share.
       cut: rise of the share of truncated samples in a window.
@@ -114,6 +123,7 @@ class Limits(diagnostics.CollapseLimits):
     jump: float = 4.0
     jump_nats: float = 0.05
     right_logp: float = 0.1
+    equal: int = 10
     idle: float = 0.95
     longer: float = 0.5
     cut: float = 0.2
@@ -136,7 +146,7 @@ class Track:
         self._recent = limits.recent
         self.values: deque[float] = deque(maxlen=limits.window)
         self.count = 0
-        self.most = -math.inf
+        self.most, self.least = -math.inf, math.inf
         self.best = -math.inf  # mean of ``recent`` steps
         self._squares = self._last = 0.0
 
@@ -146,7 +156,7 @@ class Track:
             self._squares += self._last
         self.values.append(x)
         self.count += 1
-        self.most = max(self.most, x)
+        self.most, self.least = max(self.most, x), min(self.least, x)
         if self.count >= self._recent:
             self.best = max(self.best, self.now())
 
@@ -189,7 +199,6 @@ def ringing(
     *,
     rewards: Sequence[str],
     problems: int,
-    uniform: bool = False,
 ) -> dict[str, str]:
     """The alarms that ring, each with its figures.
 
@@ -200,12 +209,11 @@ def ringing(
       rewards: metrics that should not fall; none where the steps' prompts are not alike, so that nothing is told by
         whether the reward grows either.
       problems: held-out ones.
-      uniform: groups with equal rewards teach something, too.
     """
     if any(name in values for name in HELD_OUT):
         return _held_out(tracks, limits, problems)
     learns = not rewards or _learns(tracks)
-    found = _entropy(tracks, limits, values, learns=learns) | _samples(tracks, limits, learns=learns, uniform=uniform)
+    found = _entropy(tracks, limits, values, learns=learns) | _samples(tracks, limits, learns=learns)
     return found | _bias(tracks[BIAS], limits) | _rewards(tracks, limits, rewards)
 
 
@@ -255,12 +263,17 @@ def falls(y: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(y)) - slope * (len(y) - 1) / 2, -slope * (len(y) - 1)
 
 
-def _samples(tracks: Tracks, limits: Limits, *, learns: bool, uniform: bool) -> dict[str, str]:
+def _samples(tracks: Tracks, limits: Limits, *, learns: bool) -> dict[str, str]:
     found = {}
+    equal, reward = tracks[EQUAL], tracks[REWARD]
+    if equal.count == limits.equal and equal.least >= 1:
+        found["groups_never_differ"] = f"{limits.equal} steps, " + (
+            f"reward {reward.values[-1]:.3g}" if reward.count else "and no sample has had a valid reward"
+        )
     fail, right, length, logp = (tracks[name] for name in (FAIL, RIGHT, LENGTH, RIGHT_LOGP))
-    if not uniform and fail.mean() >= limits.idle:
+    if fail.mean() >= limits.idle:
         found["groups_all_fail"] = f"{fail.mean():.3g} over {limits.window} steps"
-    if not uniform and right.count == limits.window and right.mean() >= limits.idle:
+    if right.count == limits.window and right.mean() >= limits.idle:
         found["groups_all_right"] = f"{right.mean():.3g} over {limits.window} steps"
     for name, track, rise in (
         ("truncation", tracks[CUT], limits.cut),

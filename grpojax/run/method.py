@@ -76,14 +76,6 @@ class Method:
         """Whether samples are learned from as other text than was drawn (`grpojax.run.late_signals.Late.replace`)."""
         return self.variant.options.get("train_on") == "spliced"
 
-    def learns_from_equals(self, group: int) -> bool:
-        """Whether groups whose rewards are all the same teach something, too, apart from a KL to the reference.
-
-        So it is where the advantages are not centred by the group alone: there is a teacher, another baseline, or a
-        reward that still differs. Found by giving the variant such groups.
-        """
-        return "teacher" in self.variant.needs or _learns_from_equals(self.variant, self.widest(group))
-
     def widest(self, group: int) -> int:
         """Samples of a prompt at most, G of what a step learns from, where ``rollout.group`` is ``group``."""
         return group if self.plan is None else self.plan.most
@@ -379,34 +371,24 @@ def _check_eight_bits(variant: variants.Variant, rollout: RolloutConfig) -> None
 
 
 def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
-    """Raises `UserError` where the advantages of such a group cannot be, such as pass@k with k over the group."""
-    rewards_like = np.zeros((2, rollout.group), np.float32)
-    tokens = np.zeros((2, rollout.group, 3), np.float32)
-    signals = Signals(
-        lengths=rewards_like.astype(np.int32),
-        mask=tokens > 0,
-        behavior_logps=tokens,
-        ref_logps=tokens,
-        entropy=tokens,
-        tokens=tokens.astype(np.int32),
-        greedy_rewards=np.zeros(2, np.float32),
-        step_rewards=tokens,
-        likelihood=rewards_like,
-        influence=tokens,
-        influence_means=rewards_like,
-        draws=tokens,
-        token_bias=tokens,
-        values=tokens,
-    )
+    """Raises `UserError` where the advantages of such a group cannot be, such as pass@k with k over the group, or are
+    all 0, as in a group of one that is compared with itself."""
+    rewards = np.zeros((2, rollout.group), np.float32)
     try:
-        made = jax.eval_shape(variant.advantage, rewards_like, signals)
+        made = jax.eval_shape(variant.advantage, rewards, _made_up(variant, rewards.shape))
         if variants.is_path(variant.name):
-            _try_own(variant.objective, made, tokens)
+            _try_own(variant.objective, made, np.zeros((*rewards.shape, 3), np.float32))
     except Exception as e:
         if not isinstance(e, ValueError) and not variants.is_path(variant.name):
             raise
         said = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {' '.join(str(e).split())}"
         raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {said}") from None
+    if rollout.group == 1 and not learns_from_equals(variant, rollout):
+        raise UserError(
+            f"rollout.group=1: variant {variant.name!r} compares the samples of a prompt with each other: of a single "
+            "one every advantage is 0, and nothing would be learned\nset rollout.group to 2 or more, or take a variant "
+            "with another baseline, such as reinforce_pp (the mean of the batch) or remax (a greedy sample)"
+        )
 
 
 def _try_own(objective: L.Objective, advantages: Any, tokens: np.ndarray) -> None:
@@ -421,31 +403,54 @@ def _try_own(objective: L.Objective, advantages: Any, tokens: np.ndarray) -> Non
     jax.eval_shape(lambda x: L.policy_loss(x, objective=objective, entropy_coef=coef, **given), tokens)
 
 
-def _learns_from_equals(variant: variants.Variant, group: int) -> bool:
-    """Whether some advantage is not 0 where the samples of a group differ in all but their rewards."""
-    rng, shape = np.random.default_rng(0), (2, group, 3)
+@on_host()
+def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> bool:
+    """Whether a variant learns from groups whose rewards are all the same, of which a group of one is a case: whether
+    it gives any of them an advantage.
 
-    def draw(n: int) -> np.ndarray:
-        return rng.random(shape[:n], np.float32)
+    That is so with a baseline other than the group's mean, a teacher, a critic, or rewards that still differ.
 
-    logps = -draw(3)
-    signals = Signals(
-        lengths=np.full(shape[:2], shape[2], np.int32),
-        mask=np.ones(shape, bool),
+    Args:
+      variant: its advantages are computed for made-up samples.
+      rollout: how many prompts and samples there are.
+
+    Example:
+      >>> from grpojax import variants
+      >>> rollout = RolloutConfig(prompts=8, group=1, max_tokens=4)
+      >>> [learns_from_equals(variants.get(name), rollout) for name in ("grpo", "reinforce_pp")]
+      [False, True]
+    """
+    prompts = min(rollout.prompts, 3)
+    # From failed to passed: a variant may treat either in a way of its own. Means of these are exact.
+    rewards = np.repeat(np.float32([0.0, 1.0, 0.25])[:prompts, None], rollout.group, 1)
+    signals = _made_up(variant, rewards.shape)
+    return any(bool(np.any(np.asarray(variant.advantage(x, signals)) != 0)) for x in (rewards, 1 - rewards))
+
+
+def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
+    """Signals of made-up samples, ``shape [P, G]``, of three tokens each: all that a variant may read."""
+    rng = np.random.default_rng(0)
+
+    def some(*shape: int) -> np.ndarray:
+        return rng.uniform(0.1, 0.9, shape).astype(np.float32)
+
+    tokens = *shape, 3
+    logps = -some(*tokens)
+    return Signals(
+        lengths=np.full(shape, 3, np.int32),
+        mask=np.ones(tokens, bool),
         behavior_logps=logps,
-        ref_logps=logps,
+        # The reference is the policy itself, so that no KL teaches anything; a teacher is another model.
+        ref_logps=-some(*tokens) if "teacher" in variant.needs else logps,
         max_logps=0 * logps,
-        entropy=draw(3),
-        tokens=(9 * draw(3)).astype(np.int32),
-        token_bias=draw(3),
-        step_rewards=draw(3),
-        values=draw(3),
-        greedy_rewards=draw(1),
-        likelihood=draw(2),
-        influence=draw(3),
-        influence_means=draw(2),
-        draws=draw(3),
+        entropy=some(*tokens),
+        tokens=rng.integers(0, 9, tokens).astype(np.int32),
+        greedy_rewards=some(shape[0]),
+        step_rewards=some(*tokens),
+        likelihood=some(*shape),
+        influence=some(*tokens),
+        influence_means=some(*shape),
+        draws=some(*tokens),
+        token_bias=some(*tokens),
+        values=some(*tokens),
     )
-    rewards = np.repeat(np.array([[0], [1]], np.float32), shape[1], 1)  # a group that fails, and one that is right
-    with on_host():
-        return bool(np.asarray(jax.jit(variant.advantage)(rewards, signals)).any())  # compiled as a whole, it is faster

@@ -29,6 +29,7 @@ from grpojax.run.flight import Flight
 from grpojax.run.held_out import HeldOut
 from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
+from grpojax.run.method import learns_from_equals
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
@@ -107,9 +108,17 @@ class Trainer:
             raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")
         for line in self.problems.notes("train", config.data):
             log.info("%s", line)
+        if len(self.problems) < (size := config.rollout.prompts):
+            log.info(
+                "the data has %d problems for rollout.prompts=%d: passes over it follow one another within a step, and "
+                "a problem that is drawn again gets samples of its own",
+                len(self.problems),
+                size,
+            )
         if config.rollout.curriculum is not None:
             data.check_levels(self.problems)
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
+        self.rewards.check_columns(evaluation.columns_of([*self.problems, *self.held_out.problems]))
         checks.positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
         self.critic = _critic_of(config, self.policy)
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
@@ -168,7 +177,7 @@ class Trainer:
             judge=self.held_out.evaluator.judge,
             problems=len(self.held_out.problems),
             comparable=config.method.retire is None and config.rollout.curriculum is None,
-            uniform=config.method.learns_from_equals(config.rollout.group),
+            uniform=functools.partial(learns_from_equals, config.method.variant, config.rollout),
         )
         with processes.AllOrNone():  # the first writes these files anew, once all have read them
             self._evaluated = _replay(self)

@@ -5,7 +5,7 @@ other line does.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from etils import epath
@@ -30,7 +30,7 @@ class Watch:
       judge: says which reward is that for what is right; None where there is none.
       problems: how many are held out.
       comparable: whether the prompts of all steps are alike, so that their rewards can be compared.
-      uniform: whether groups with equal rewards teach something, too.
+      uniform: whether groups with equal rewards teach something, too; asked when it matters.
 
     Attributes:
       rings: the alarms that the last values have set off, and what is said of each.
@@ -44,7 +44,7 @@ class Watch:
         judge: Judge | None = None,
         problems: int = 0,
         comparable: bool = True,
-        uniform: bool = False,
+        uniform: Callable[[], bool] = lambda: False,
     ):
         self._directory, self.limits, self._problems, self._uniform = directory, limits, problems, uniform
         self._rewards = [REWARD, *([f"rewards/{judge.metric}/mean"] if judge else [])] if comparable else []
@@ -72,9 +72,11 @@ class Watch:
             values,
             rewards=self._rewards,
             problems=self._problems,
-            uniform=self._uniform,
         )
         fresh = {name: figures for name, figures in found.items() if name not in self._rung}
+        if alarms.DIFFERENCES & fresh.keys() and self._uniform():
+            self._rung |= alarms.DIFFERENCES  # they say nothing of such a run
+            fresh = {name: figures for name, figures in fresh.items() if name not in self._rung}
         self.rings = {name: f"{SAID[name][0]}: {x}; {SAID[name][1]}" for name, x in fresh.items()}
         self._rung |= fresh.keys()
         for name, said in self.rings.items():

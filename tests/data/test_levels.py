@@ -3,6 +3,7 @@
 import dataclasses
 import doctest
 import json
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -123,8 +124,15 @@ def test_problems_that_cannot_be_drawn_by_level(write):
     for found, message in cases:
         with pytest.raises(UserError, match=message):
             data.check_levels(found)
-    with pytest.raises(UserError, match="rollout.prompts=6 is more than the 5 problems of the data"):
-        LevelBatches(problems(a=2, b=3), 6, 0)
+
+
+def test_of_few_problems_a_level_begins_again_within_a_batch():
+    batches, now, of = LevelBatches(problems(a=2, b=3), 12, 0), None, {"a": 0.5, "b": 0.5}
+    now = batches.begin()
+    for _ in range(3):
+        batch, now = batches.draw(of, now)
+        assert Counter(p.level for p in batch) == {"a": 6, "b": 6}
+        assert set(Counter(p.uid for p in batch).values()) == {2, 3}
 
 
 def test_a_level_called_nan_has_its_place():

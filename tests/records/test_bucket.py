@@ -98,10 +98,23 @@ def test_a_directory_is_one_runs(place):
         second.check(take_over=True)
         with pytest.raises(UserError, match="is in use by"):
             second.claim(contextlib.ExitStack())
-    with pytest.raises(UserError, match="another config: a: 1 -> 2"):
-        RunDirectory(place, {"a": 2}, lambda name: False).check()
+    files.write(place / "reference.npz", b"r")
+    files.write(place / "eval/step_0/problems.jsonl", b"e")
+    other = RunDirectory(place, {"a": 2}, lambda name: False)
+    other.check()  # a run without a step gives way
+    with contextlib.ExitStack() as held:
+        other.claim(held)
+        other.write()
+        other.check_data({"train": "x"})
+    assert bucket.objects(str(place)) == [
+        "config.json", "data.json", "replaced/1/config.json", "replaced/1/data.json",
+        "replaced/1/eval/step_0/problems.jsonl", "replaced/1/reference.npz",
+    ]  # fmt: skip
+    record(place, 0, [1]).close()
+    with pytest.raises(UserError, match="another config: a: 2 -> 1"):
+        first.check()
     with pytest.raises(UserError, match="have changed"):
-        first.check_data({"train": "y"})
+        other.check_data({"train": "y"})
     with pytest.raises(UserError, match="gs://other/run.*no such bucket"):
         RunDirectory("gs://other/run", {}, lambda name: False).check()
     with pytest.raises(UserError, match="gs://bucket' is a whole bucket; give a folder in it: gs://bucket/RUN"):

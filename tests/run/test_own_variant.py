@@ -15,7 +15,6 @@ from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records.directory import RunDirectory
 from grpojax.run import checks, recipe, sweep
-from grpojax.run.method import _learns_from_equals
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
 NUMBER = itertools.count()  # a name once imported stays imported
@@ -220,17 +219,3 @@ def test_a_sweep_of_it(module, tmp_path):
     )
     assert made[0].config["variant"]["source"] == variants.source(f"{module}:mine")
     assert sweep.read_variants(f"{module}:mine,grpo") == (f"{module}:mine", "grpo")
-
-
-LEARN = {"grpo": False, "rloo": False, "gtpo": False, "ppo": True, "ngrpo": True, "reinforce_pp": True, "remax": True}
-
-
-@pytest.mark.parametrize("name", LEARN)
-def test_which_learn_from_groups_of_equal_rewards(name):
-    """A KL in the reward, as RLOO's, teaches nothing here."""
-    assert _learns_from_equals(variants.get(name), 3) == LEARN[name]
-
-
-def test_with_a_teacher_all_groups_teach_something(module):
-    assert load({"name": "distill", "teacher": "builtin:tiny"}).method.learns_from_equals(8)
-    assert not load(f"{module}:plain").method.learns_from_equals(3)

@@ -125,9 +125,41 @@ def test_a_held_out_reward_of_any_scale_is_told_from_how_it_goes_up_and_down():
 
 def test_where_groups_of_equal_rewards_teach_and_problems_change_less_is_said():
     fails = {FAIL.replace("/", "__"): [1.0] * 5, SAME.replace("/", "__"): [1.0] * 5}
-    assert rung(Watch(RUN, LIMITS), **fails) and not rung(Watch(RUN, LIMITS, uniform=True), **fails)
+    assert rung(Watch(RUN, LIMITS), **fails) and not rung(Watch(RUN, LIMITS, uniform=lambda: True), **fails)
     longer = {"completions__mean_length": [10, 10, 20, 30, 40], "reward": [0.5] * 5}
     assert rung(Watch(RUN, LIMITS), **longer) and not rung(Watch(RUN, LIMITS, comparable=False), **longer)
+
+
+@pytest.mark.parametrize(("share", "rings"), [
+    ([1.0] * 12, True),
+    ([1.0] * 9, False),
+    ([1.0] * 9 + [0.99] + [1.0] * 20, False),
+    ([0.0] + [1.0] * 20, False),  # such a run has learned something
+    ([None, None] + [1.0] * 10, True),  # of a step without groups nothing is known
+])  # fmt: skip
+def test_a_run_whose_groups_never_differ_says_so_after_ten_steps(share, rings):
+    rewards = [0.5] * len(share)
+    got = rung(Watch(RUN), frac_reward_zero_std=share, reward=rewards)
+    assert got == ([(share.index(1.0) + 10, "groups_never_differ")] if rings else [])
+    assert not rung(Watch(RUN, uniform=lambda: True), frac_reward_zero_std=share, reward=rewards)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"), [(0.5, "10 steps, reward 0.5"), (None, "no sample has had a valid reward")]
+)
+def test_it_says_what_the_rewards_are(reward, said):
+    watch = Watch(RUN)
+    assert rung(watch, frac_reward_zero_std=[1.0] * 10, reward=[reward] * 10)
+    assert said in watch.rings["groups_never_differ"]
+
+
+def test_whether_equal_rewards_teach_is_asked_once_and_when_it_matters():
+    asked = []
+    watch = Watch(RUN, LIMITS, uniform=lambda: not asked.append(1))
+    rung(watch, frac_reward_zero_std=[1.0] * 9)
+    assert not asked
+    rung(watch, frac_reward_zero_std=[1.0] * 30, groups__all_fail=[1.0] * 30, groups__zero_variance=[1.0] * 30)
+    assert asked == [1]
 
 
 @pytest.mark.parametrize(("metric", "values"), [

@@ -1,0 +1,73 @@
+"""How a run begins: what is refused leaves its directory free, and a few problems make any step."""
+
+import json
+
+import answered_runs
+import jax
+import pytest
+from runs import Trainer, numbers
+
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.records.samples import read_samples
+from grpojax.run import finetune, finetune_recipe
+from grpojax.run import recipe as config
+
+
+@pytest.fixture
+def said(caplog):
+    log.propagate = True
+    caplog.set_level("INFO", "grpojax")
+    return caplog
+
+
+def few(recipe, folder, directory, *overrides):
+    rows = (recipe.parent / "sums.jsonl").read_text().splitlines()[:3]
+    (folder / "few.jsonl").write_text("".join(json.dumps(json.loads(row) | {"scale": 7}) + "\n" for row in rows))
+    given = [f"run.dir={directory}", f"data.train={folder / 'few.jsonl'}", "data.eval=null", "train.checkpoint_every=1"]
+    return config.load(recipe, [*given, "train.steps=3", "rollout.max_tokens=4", "rollout.group=2", *overrides])
+
+
+def test_three_problems_make_steps_of_eight_prompts(recipe, tmp_path, said):
+    """Each with samples of its own, and bit for bit after a stop."""
+    whole = Trainer(few(recipe, tmp_path, tmp_path / "whole"), eos_ids=())
+    assert whole.run()
+    told = [r.getMessage() for r in said.records if "3 problems for rollout.prompts=8" in r.getMessage()]
+    assert len(told) == 1 and "passes over it follow one another within a step" in told[0]
+    drawn = [read_samples(tmp_path / "whole", n)[1] for n in (1, 2, 3)]
+    assert sorted(len([r for r in sum(drawn, []) if r["uid"] == uid]) for uid in range(3)) == [16, 16, 16]
+    first = [r["completion"] for r in drawn[0] if r["uid"] == 0]
+    assert len(first) >= 4 and len(set(first)) > len(first) // 2  # the same draws would give two texts
+    part = Trainer(few(recipe, tmp_path, tmp_path / "part"), eos_ids=())
+    part.on_step = lambda *_: part.done == 0 and part.session.course.ask("SIGTERM")
+    assert not part.run()
+    assert Trainer(few(recipe, tmp_path, tmp_path / "part"), eos_ids=()).run()
+    assert numbers(tmp_path / "part") == numbers(tmp_path / "whole")
+
+
+def test_a_refused_recipe_leaves_no_trace_and_a_run_without_a_step_gives_way(recipe, tmp_path, said):
+    place = tmp_path / "run"
+    with pytest.raises(UserError, match="reward 'misbehaving:scaled' has an option 'scale', and the data has a column"):
+        Trainer(few(recipe, tmp_path, place, "rewards.0.name=misbehaving:scaled"))
+    assert not place.exists()
+    Trainer(few(recipe, tmp_path, place)).close()
+    assert (place / "config.json").exists()
+    Trainer(few(recipe, tmp_path, place, "train.seed=5")).close()
+    assert f"{place} held a run without a step; this one takes its place (train.seed: 0 -> 5)" in said.text
+    assert json.loads((place / "config.json").read_text())["train"]["seed"] == 5
+
+
+def test_so_does_a_supervised_run(recipe, tmp_path, said):
+    """And what it has scored under the reference is not taken for another's."""
+    answers = answered_runs.make(tmp_path, recipe.parent)
+    place = tmp_path / "run"
+
+    def run_of(seed):
+        given = [f"run.dir={place}", "train.steps=1", f"train.seed={seed}"]
+        return finetune.FineTune(finetune_recipe.load_dpo(answers["dpo"], given), jax.devices()[:1])
+
+    run_of(0).close()
+    scored = (place / "reference.npz").stat().st_mtime_ns
+    run_of(1).close()
+    assert (place / "reference.npz").stat().st_mtime_ns > scored
+    assert f"and what else was there is in {place}/replaced/1" in said.text
