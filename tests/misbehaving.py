@@ -48,6 +48,15 @@ def takes_what_it_gets(prompts, completions, tokens, *, tags, **columns):
     return n
 
 
+def uses_up_its_options(prompts, completions, tokens, *, values=(3.0,), **columns):
+    return [values.pop() for _ in completions]
+
+
+def says(prompts, completions, tokens, *, value, **columns):
+    """Whatever the data has for it to return."""
+    return value[0]
+
+
 def swings(prompts, completions, tokens, **columns):
     return [1e37 * (-1) ** i for i in range(len(completions))]
 

@@ -58,9 +58,14 @@ def _none(reason: str, detail: str) -> Outcome:
 
 
 @functools.cache
+def _builtin(name: str, options: str) -> Callable[..., Any]:
+    return builtin.make(name, builtin.thaw(options))
+
+
 def _reward(name: str, options: str) -> Callable[..., Any]:
+    """The reward with its options; a function gets new ones for each call, since it may change them."""
     if name in builtin.REWARDS:
-        return builtin.make(name, builtin.thaw(options))
+        return _builtin(name, options)
     return functools.partial(sandbox.imported(name), **builtin.thaw(options))
 
 
@@ -98,9 +103,8 @@ def _traceback(error: BaseException) -> str:
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
     text = "".join(traceback.format_exception(error.with_traceback(frames), limit=-20))
-    return (
-        text if len(text) <= LONGEST_DETAIL else f"{text[: LONGEST_DETAIL // 2]}\n...\n{text[-LONGEST_DETAIL // 2 :]}"
-    )
+    half = LONGEST_DETAIL // 2
+    return text if len(text) <= LONGEST_DETAIL else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 def call(function: Callable[..., Any], samples: Samples) -> Any:

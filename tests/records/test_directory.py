@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 
 import pytest
 
@@ -166,6 +167,29 @@ def test_a_replacement_that_is_killed_is_made_by_the_next_start(tmp_path, monkey
     found = contents(tmp_path)
     assert {x.rpartition("/")[2] for x in found if "/" in x} >= {"reference.npz", "metrics.jsonl", "stopped"}
     assert {x for x in found if "/" not in x} == {"config.json", "data.json"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whoever_starts_whatever_was_written_is_there_and_a_step_settles_whose_it_is(tmp_path, seed):
+    rng, written, owner = random.Random(seed), [], None
+    for n in range(12):
+        run = run_of(tmp_path, who := rng.randrange(3))
+        if owner not in (None, who):
+            with pytest.raises(UserError, match="holds a run of another config"):
+                start(run)
+            continue
+        start(run)
+        assert json.loads((tmp_path / "config.json").read_text())["seed"] == who
+        for name in rng.sample(["reference.npz", "samples/1", "eval/step_0/a", "notes.txt"], 2):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            if not (tmp_path / name).exists():
+                (tmp_path / name).write_text(f"{n} {name}")
+                written.append(f"{n} {name}".encode())
+        if n > 6 and rng.random() < 0.5:
+            owner = who
+            a_step(tmp_path)
+    found = list(contents(tmp_path).values())
+    assert all(found.count(content) == 1 for content in written)
 
 
 def test_a_folder_of_somebody_elses_stays_as_it_is(tmp_path):

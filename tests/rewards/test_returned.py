@@ -52,7 +52,8 @@ def test_what_is_a_number(value, want):
 
 @pytest.mark.parametrize(("value", "reason"), [
     (None, "none"), (math.nan, "nan"), (math.inf, "nan"), (-math.inf, "nan"), (1e38, "nan"), (-2e12, "nan"),
-    (10**400, "nan"), (fractions.Fraction(-10) ** 5000, "nan"), (decimal.Decimal("NaN"), "nan"), ("1", "type"), (b"1", "type"),
+    (10**400, "nan"), (fractions.Fraction(-10) ** 5000, "nan"), (decimal.Decimal("NaN"), "nan"), ("1", "type"),
+    (b"1", "type"),
     (np.str_("1"), "type"), (1j, "type"), (np.complex64(1), "type"), (Scalar(2j), "type"), ({"a": 1}, "type"),
     ({1.0}, "type"), (np.ones(1), "type"), (np.ones((1, 1)), "type"), ([1.0], "type"), ([(1, 1j)], "type"),
     ([(1, 1e30)], "nan"), (object(), "type"), (lambda: 1.0, "type"), (np.datetime64("2024-01-01"), "type"),
@@ -91,6 +92,45 @@ def test_what_a_function_does_to_its_arguments_stays_with_it():
     outcomes, _ = worker.judge("misbehaving:takes_what_it_gets", "{}", given)
     assert [o.value for o in outcomes] == [2.0, 2.0, 5.0]
     assert given == samples(3, tags=[["a"], [], ["b", "c"]])
+
+
+def test_what_it_does_to_its_options_too():
+    for _ in range(2):
+        outcomes, _ = worker.judge("misbehaving:uses_up_its_options", '{"values": [1, 2]}', samples(2))
+        assert [o.value for o in outcomes] == [2.0, 1.0]
+
+
+def anything(rng, depth=0):
+    """A random value: numbers and what resembles them, and collections of those."""
+    kinds = 9 if depth > 2 else 14
+    kind = rng.integers(kinds)
+    size = int(rng.integers(4))
+    if kind >= 9:
+        inner = [anything(rng, depth + 1) for _ in range(size)]
+        return [inner, tuple(inner), dict(enumerate(inner)), [(i + 1, x) for i, x in enumerate(inner)], deque(inner)][
+            kind - 9
+        ]
+    return [
+        None, float(rng.normal()), int(rng.integers(-9, 9)) ** int(rng.integers(1, 400)), "12"[:size], bool(size % 2),
+        [math.nan, math.inf, -math.inf, 1e300][size], complex(size), np.full((size,) * int(rng.integers(3)), 0.5),
+        fractions.Fraction(size, 7),
+    ][kind]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_it_returns_each_sample_has_a_number_or_a_reason(seed):
+    rng, valid = np.random.default_rng(seed), 0
+    for _ in range(250):
+        n = int(rng.integers(1, 5))
+        value = anything(rng) if rng.random() < 0.3 else [anything(rng) for _ in range(n)]
+        outcomes, _ = worker.judge("misbehaving:says", "{}", samples(n, value=[value] * n), bool(rng.integers(2)))
+        assert len(outcomes) == n
+        for o in outcomes:
+            assert (abs(o.value) <= steps.LARGEST and not o.reason) or (
+                math.isnan(o.value) and o.reason in worker.REASONS
+            )
+        valid += sum(not o.reason for o in outcomes)
+    assert valid > 100
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])

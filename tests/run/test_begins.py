@@ -57,6 +57,17 @@ def test_a_refused_recipe_leaves_no_trace_and_a_run_without_a_step_gives_way(rec
     assert json.loads((place / "config.json").read_text())["train"]["seed"] == 5
 
 
+def test_a_run_that_fails_in_its_first_step_gives_way_too(recipe, tmp_path, said):
+    """After its evaluation, which is kept."""
+    place, held_out = tmp_path / "run", f"data.eval={recipe.parent / 'sums.jsonl'}"
+    with pytest.raises(UserError, match="gives rewards to steps, and variant 'grpo' reads none"):
+        Trainer(few(recipe, tmp_path, place, "rewards.0.name=tiny_run:last_step", held_out), eos_ids=()).run()
+    Trainer(few(recipe, tmp_path, place), eos_ids=()).close()
+    assert f"and what else was there is in {place}/replaced/1" in said.text
+    assert '"eval/reward"' in (place / "replaced/1/metrics.jsonl").read_text()
+    assert (place / "metrics.jsonl").read_text() == ""
+
+
 def test_so_does_a_supervised_run(recipe, tmp_path, said):
     """And what it has scored under the reference is not taken for another's."""
     answers = answered_runs.make(tmp_path, recipe.parent)
