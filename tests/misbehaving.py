@@ -66,8 +66,8 @@ def column_vector(prompts, completions, tokens, **columns):
 
 
 def forks(prompts, completions, tokens, **columns):
-    os.fork()
-    return [2.0] * len(completions)
+    """The other process, which goes on from here as well."""
+    return [float(os.fork())] * len(completions)
 
 
 def chatters(prompts, completions, tokens, **columns):

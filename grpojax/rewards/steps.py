@@ -160,7 +160,7 @@ def real(value: Any) -> float | None:
         if shape:
             return None
         value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, str | bytes | complex) or not hasattr(value, "__float__"):
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         return None
     try:
         return float(value)

@@ -4,7 +4,9 @@ import decimal
 import doctest
 import fractions
 import math
+import time
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,13 +178,26 @@ def rewards():
         yield made
 
 
+def gone(pid):
+    """Whether a process has ended, as it should in a moment; nobody need have asked for its status."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
 @pytest.mark.parametrize("n", [1, 9, 16])  # 9 leave a job of one sample, as jobs begin with 8
 def test_a_batch_through_the_workers(rewards, n):
     ids = [[0] * (i % 3) for i in range(n)]
     scores = rewards([""] * n, [""] * n, ids, {"tags": [["t"] for _ in range(n)]})
     assert scores.invalid == {"one_for_all/count": n, "swings/nan": n, "column_vector/type": n}
     assert scores.by_name["takes_what_it_gets"].tolist() == [len(x) + 1 for x in ids]
-    assert scores.by_name["forks"].tolist() == [2.0] * n
+    assert all(gone(int(pid)) for pid in scores.by_name["forks"])
 
 
 def test_a_column_with_the_name_of_an_option_is_refused_with_both(rewards):
