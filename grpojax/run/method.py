@@ -386,7 +386,7 @@ def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
     if rollout.group == 1 and not learns_from_equals(variant, rollout):
         raise UserError(
             f"rollout.group=1: variant {variant.name!r} compares the samples of a prompt with each other: of a single "
-            "one every advantage is 0, and nothing would be learned\nset rollout.group to 2 or more, or take a variant "
+            "one every advantage is 0, and nothing would be learned; set rollout.group to 2 or more, or take a variant "
             "with another baseline, such as reinforce_pp (the mean of the batch) or remax (a greedy sample)"
         )
 
