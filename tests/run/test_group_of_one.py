@@ -54,7 +54,7 @@ def test_a_group_of_one_is_refused_where_every_advantage_is_0(name):
     with pytest.raises(UserError) as refused:
         method._try(variant_of(name), rollout(1))
     said = str(refused.value)
-    assert f"rollout.group=1: variant {name!r}" in said and "raise rollout.group to 2 or more" in said
+    assert f"rollout.group=1: variant {name!r}" in said and "set rollout.group to 2 or more" in said
     assert "\n" not in said
 
 

@@ -176,6 +176,7 @@ def test_a_run_is_of_one_source(module, tmp_path):
     with contextlib.ExitStack() as held:
         directory(config).claim(held)
         directory(config).write()
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "reward": 1}\n')
     directory(config).check()
     again = settings.build(recipe.Config, json.loads((tmp_path / "run/config.json").read_text()))
     assert again.resolved() == stored
