@@ -2,16 +2,18 @@
 
 from grpojax.data.answered import Answered, AnsweredConfig, Answers, load_answered, read_answer, read_pair
 from grpojax.data.batches import Batches, Pass, RetiringBatches, in_order, to_prompts
+from grpojax.data.chats import Question, chat_in
+from grpojax.data.columns import find_columns
 from grpojax.data.exemplars import Exemplars
+from grpojax.data.golds import gold_answer, read_gold
 from grpojax.data.levels import Level, LevelBatches, check_levels, shares
 from grpojax.data.problems import (
     DataConfig,
     Example,
     Problem,
     Problems,
-    Question,
-    gold_answer,
     load_problems,
+    numbered,
     read_questions,
     read_rows,
     sources,
@@ -37,14 +39,18 @@ __all__ = [
     "RetiringBatches",
     "SourceConfig",
     "Tokenize",
+    "chat_in",
     "chat_of",
     "check_levels",
+    "find_columns",
     "gold_answer",
     "in_order",
     "load_answered",
     "load_problems",
     "locate",
+    "numbered",
     "read_answer",
+    "read_gold",
     "read_pair",
     "read_questions",
     "read_rows",

@@ -5,8 +5,10 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from grpojax.data.problems import DataConfig, Question, Source, canonical, question_of, sources
+from grpojax.data.chats import Question, chat_in, check_text, dialog_in, messages_of, question_in
+from grpojax.data.problems import DataConfig, Source, canonical, question_of, sources
 from grpojax.data.readers import open_source
+from grpojax.data.texts import halved
 from grpojax.data.tokenizing import Tokenize
 from grpojax.host.errors import UserError, require
 
@@ -17,7 +19,10 @@ class AnsweredConfig:
 
     A row has ``messages``, a chat whose last message is the assistant's and is what is learned; or ``prompt``, a text
     or a chat so far, with ``completion``. A pair has the question as ``messages`` or ``prompt``, and ``chosen`` and
-    ``rejected``, each a text or a list with the assistant's one message. Other columns are not read.
+    ``rejected``, each a text or a list with the assistant's one message; or both are whole chats, the same up to
+    that message, and the question is what they have in common. `grpojax.data.chats` has the forms of chats. Other
+    columns are not read. Where a source has none of these, ``conversations`` is taken for ``messages``, and
+    ``question`` and ``answer`` or ``problem`` and ``solution`` for ``prompt`` and ``completion``.
 
     Attributes:
       train: a path as in `grpojax.data.SourceConfig`, a source, or a list of them.
@@ -41,7 +46,7 @@ class AnsweredConfig:
 
     def __post_init__(self):
         require(self, max_prompt_tokens="[1, inf)", max_tokens="[1, inf)")
-        self.questions()  # refuses what is wrong with the sources
+        self.questions()  # refuses what is wrong with the sources and the system message
         for name in ("train", "eval"):
             for source in sources(getattr(self, name)):
                 if source.prompt is not None or source.answer is not None:
@@ -76,6 +81,7 @@ class Answers:
       dropped: rows left out for their length.
       skipped: a line for each row left out by ``on_bad_row: skip``: file, line and reason.
       fingerprint: of all rows read.
+      found: a line for each source whose columns have other names than `AnsweredConfig` says.
     """
 
     kept: tuple[Answered, ...]
@@ -83,11 +89,13 @@ class Answers:
     dropped: int
     skipped: tuple[str, ...]
     fingerprint: str
+    found: tuple[str, ...] = ()
 
     def notes(self, name: str, config: AnsweredConfig) -> list[str]:
         """Lines for the console: what there is, and what was left out; at most ten rows are listed."""
         answers = sum(len(entry.completions) for entry in self.kept)
-        lines = [f"{name} data: {answers} answers to {len({entry.ids for entry in self.kept})} prompts"]
+        lines = [f"{name} data: {line}" for line in self.found]
+        lines.append(f"{name} data: {answers} answers to {len({entry.ids for entry in self.kept})} prompts")
         if self.dropped:
             over = f"data.max_prompt_tokens={config.max_prompt_tokens} or data.max_tokens={config.max_tokens}"
             lines.append(f"{name} data: left out {self.dropped} rows over {over}")
@@ -106,49 +114,100 @@ def read_answer(row: Mapping[str, Any]) -> tuple[Question, tuple[str, ...]]:
     """
     if "messages" not in row:
         return question_of(row, "prompt"), (_answer(row, "completion"),)
-    chat = row["messages"]
-    if not isinstance(chat, list | tuple) or len(chat) < 2:
-        raise UserError(f"column 'messages' is no chat of a question and an answer, but {chat!r:.60}")
-    return _question(chat[:-1]), (_answer({"messages": list(chat[-1:])}, "messages"),)
+    chat = chat_in(row["messages"], "messages")
+    if chat is None or len(chat) < 2:
+        raise UserError(f"column 'messages' is no chat of a question and an answer, but {row['messages']!r:.60}")
+    return question_in(chat[:-1], "messages"), (_answer({"messages": chat[-1:]}, "messages"),)
 
 
 def read_pair(row: Mapping[str, Any]) -> tuple[Question, tuple[str, ...]]:
-    """The question of a row, and its chosen and its rejected answer.
+    r"""The question of a row, and its chosen and its rejected answer.
 
     Example:
       >>> read_pair({"prompt": "1+1=", "chosen": "2", "rejected": "3"})
       ('1+1=', ('2', '3'))
+      >>> read_pair({"chosen": "\n\nHuman: 1+1=\n\nAssistant: 2", "rejected": "\n\nHuman: 1+1=\n\nAssistant: 3"})
+      ('1+1=', ('2', '3'))
     """
-    question = _question(row["messages"]) if "messages" in row else question_of(row, "prompt")
+    sides = [_side(row, name) for name in ("chosen", "rejected")]
+    column = "messages" if "messages" in row else "prompt"
+    chosen_chat, rejected_chat = (side or [] for side in sides)
+    if len(chosen_chat) > 1 and len(rejected_chat) > 1:
+        begin = _common(chosen_chat, rejected_chat)
+        for name in {"messages", "prompt"} & set(row):
+            if not _is_question(begin, row[name], name) and chat_in(row[name], name) != chosen_chat:
+                raise UserError(f"chosen and rejected are chats that do not begin with the question in {name!r}")
+        column = "prompt"
+        row = {column: begin, "chosen": chosen_chat[-1:], "rejected": rejected_chat[-1:]}
+    elif (given := dialog_in(row.get(column))) is not None and given[-1] == {"role": "assistant", "content": ""}:
+        row = {**row, column: given[:-1]}
+    question = question_of(row, column)
     chosen, rejected = _answer(row, "chosen"), _answer(row, "rejected")
     if chosen == rejected:
         raise UserError("has the same text as chosen and as rejected")
     return question, (chosen, rejected)
 
 
-def _question(chat: Any) -> Question:
-    """A chat that is one question is a text, which needs no chat template."""
-    question = question_of({"messages": chat}, "messages")
-    return question[0]["content"] if len(question) == 1 and not isinstance(question, str) else question
+def _side(row: Mapping[str, Any], column: str) -> list[dict[str, str]] | None:
+    """The chat in a side of a pair; None where it is a text."""
+    value = row.get(column)
+    dialog = dialog_in(value)
+    if dialog is not None:
+        check_text(str(value), column)
+    return chat_in(value, column) if dialog is None else dialog
+
+
+def _common(chosen: Sequence[Mapping[str, str]], rejected: Sequence[Mapping[str, str]]) -> Sequence[Mapping[str, str]]:
+    """What two chats have in common, which must be all but the last message of each."""
+    begin = chosen[:-1]
+    if rejected[:-1] != begin:
+        n = next((i for i, (a, b) in enumerate(zip(begin, rejected[:-1], strict=False)) if a != b), len(begin))
+        raise UserError(
+            f"chosen and rejected are chats that differ before their last messages, at message {n + 1}; a pair has one "
+            "question and two answers to it"
+        )
+    return begin
+
+
+def _is_question(begin: Sequence[Mapping[str, str]], given: Any, column: str) -> bool:
+    """Whether a chat is the question that a row has besides, which may lack the system's message."""
+    chat = dialog_in(given) or chat_in(given, column) or [{"role": "user", "content": str(given)}]
+    if chat[-1] == {"role": "assistant", "content": ""}:
+        chat = chat[:-1]
+    asked, known = ([dict(m, content=m["content"].strip()) for m in each] for each in (chat, begin))
+    return asked in (known, known[1:] if known[0]["role"] == "system" else known)
 
 
 def _answer(row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
-    if isinstance(value, list | tuple):
-        roles = [m.get("role") if isinstance(m, Mapping) else None for m in value]
-        if roles != ["assistant"]:
+    chat = chat_in(value, column) if messages_of(value) is not None else None
+    if chat is not None:
+        if (roles := [m["role"] for m in chat]) != ["assistant"]:
             raise UserError(f"column {column!r}: expected one message of the assistant's, got roles {roles!r:.80}")
-        used = {name for name, part in value[0].items() if part is not None}
-        value = value[0]["content"] if used == {"role", "content"} else value[0]
+        value = chat[0]["content"]
     if not isinstance(value, str):
         raise UserError(f"column {column!r} has no text for the answer, but {value!r:.60}; it has {sorted(row)}"[:400])
     if not value.strip():
         raise UserError(f"column {column!r}: the answer is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UserError(f"column {column!r} is no valid Unicode") from None
-    return value
+    check_text(value, column)
+    return halved(value)
+
+
+# Columns by which a row of each kind is known, and what they are read as, the first first.
+_KINDS = (
+    {"messages": "messages"},
+    {"prompt": "prompt", "completion": "completion"},
+    {"conversations": "messages"},
+    {"question": "prompt", "answer": "completion"},
+    {"problem": "prompt", "solution": "completion"},
+)
+_PAIRS = ({"messages": "messages"}, {"prompt": "prompt"}, {"conversations": "messages"}, {"question": "prompt"})
+
+
+def _kind_of(row: Mapping[str, Any]) -> Mapping[str, str]:
+    """Which columns of a source are read as which, by its first row."""
+    kinds = _PAIRS if "chosen" in row and "rejected" in row else _KINDS
+    return next((kind for kind in kinds if set(kind) <= set(row)), {})
 
 
 def load_answered(
@@ -179,16 +238,23 @@ def load_answered(
     digest = hashlib.sha256()
     kept: list[Answered] = []
     skipped: list[str] = []
+    found: list[str] = []
     dropped = 0
     each = sources(given)
     for number, source in enumerate(each):
         before = len(kept)
+        kind: Mapping[str, str] | None = None
         for where, row in open_source(source):
             try:
                 if isinstance(row, str):
                     raise UserError(row)
                 digest.update(canonical(row))
-                question, answers = read(row)
+                if kind is None:
+                    kind = {name: to for name, to in _kind_of(row).items() if name != to}
+                    if kind:
+                        said = " and ".join(f"{name!r} as {to!r}" for name, to in kind.items())
+                        found.append(f"{source.path}: reads the column {said}")
+                question, answers = read({kind.get(name, name): value for name, value in row.items()} if kind else row)
                 entry = Answered(len(kept), *_encode(question, answers, tokenize, end), number)
                 over = _over(entry, config)
             except UserError as e:
@@ -208,7 +274,7 @@ def load_answered(
                 f"{config.max_prompt_tokens} or data.max_tokens={config.max_tokens}, {len(skipped)} are bad"
             )
     weights = tuple(s.weight for s in each)
-    return Answers(_grouped(kept, group), weights, dropped, tuple(skipped), digest.hexdigest()[:32])
+    return Answers(_grouped(kept, group), weights, dropped, tuple(skipped), digest.hexdigest()[:32], tuple(found))
 
 
 def _encode(

@@ -17,6 +17,9 @@ from grpojax.host.errors import UserError
 
 Row = dict[str, Any] | str  # a row, or what is wrong with it
 
+# Said of bytes that are not UTF-8: which of the encodings with a byte for each letter it is, nobody can know.
+ENCODING = "convert the file, as by iconv -f WINDOWS-1252 -t UTF-8"
+
 
 def _zstd(content: bytes) -> bytes:
     import pyarrow
@@ -54,15 +57,55 @@ def decompress(name: str, content: bytes) -> tuple[str, bytes]:
     return _KINDS.get(Path(stem).suffix, Path(stem).suffix), content
 
 
-def _lines(content: bytes) -> Iterator[tuple[int, str | UnicodeDecodeError]]:
-    """Numbered lines that are not blank."""
-    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, whose mark its own begins with
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_OTHERS = {
+    b"PK\3\4": "a zip archive, as Excel's .xlsx is; save the sheet as CSV",
+    b"\x1f\x8b": "compressed; let the name end in .gz",
+    b"PAR1": "Parquet; say format: parquet",
+    b"%PDF": "a PDF",
+}
+
+
+def _utf8(content: bytes) -> bytes:
+    """A file of text as UTF-8 without a byte order mark, where it says or shows which encoding it has.
+
+    A file without a mark whose every other byte of the first line is zero is UTF-16. What is not UTF-8 stays as it is:
+    which of the many encodings of a byte each it is cannot be known.
+    """
+    if (other := next((what for magic, what in _OTHERS.items() if content.startswith(magic)), None)) is not None:
+        raise UserError(f": it is no text but {other}")
+    mark, encoding = next(((m, e) for m, e in _MARKS if content.startswith(m)), (b"", "utf-8"))
+    start = content[:200]
+    if not mark and len(start) > 3:
+        pairs = start[: len(start) // 2 * 2]
+        zeros = pairs[::2].count(0), pairs[1::2].count(0)
+        if zeros in ((0, len(pairs) // 2), (len(pairs) // 2, 0)):
+            encoding = "utf-16-be" if zeros[0] else "utf-16-le"
+    if encoding == "utf-8":
+        return content.removeprefix(mark)
+    try:
+        return content[len(mark) :].decode(encoding).encode()
+    except UnicodeError as e:
+        raise UserError(f": not whole {encoding.upper()}, which its first bytes say it is: {e}"[:200]) from None
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, str | UserError]]:
+    """Numbered lines that are not blank; for one that is no text an error that says why."""
+    for number, line in enumerate(_utf8(content).split(b"\n"), 1):
         try:
             text = line.decode("utf-8").removesuffix("\r")
         except UnicodeDecodeError as e:
-            yield number, e
+            yield number, UserError(f"not UTF-8 at byte {e.start} of the line; {ENCODING}")
             continue
-        if text.strip():
+        if "\0" in text:
+            yield number, UserError(f"a NUL byte at character {text.index(chr(0)) + 1} of the line; take it out")
+        elif text.strip():
             yield number, text
 
 
@@ -79,23 +122,17 @@ def _object(text: str) -> Row:
 
 def _jsonl(content: bytes) -> Iterator[tuple[int, Row]]:
     for number, line in _lines(content):
-        yield (
-            number,
-            _object(line) if isinstance(line, str) else f"not UTF-8 at byte {line.start} of the line",
-        )
+        yield number, _object(line) if isinstance(line, str) else str(line)
 
 
 def _text(content: bytes) -> Iterator[tuple[int, Row]]:
     for number, line in _lines(content):
-        yield (
-            number,
-            {"text": line} if isinstance(line, str) else f"not UTF-8 at byte {line.start} of the line",
-        )
+        yield number, {"text": line} if isinstance(line, str) else str(line)
 
 
 def _json(content: bytes) -> Iterator[tuple[int, Row]]:
     """A list of objects; a file that starts otherwise is taken for JSON lines."""
-    content = content.removeprefix(codecs.BOM_UTF8)
+    content = _utf8(content)
     if not content.lstrip().startswith(b"["):
         yield from _jsonl(content)
         return
@@ -103,7 +140,7 @@ def _json(content: bytes) -> Iterator[tuple[int, Row]]:
         text = content.decode("utf-8")
     except UnicodeDecodeError as e:
         line = content.count(b"\n", 0, e.start) + 1
-        raise UserError(f":{line}: not UTF-8") from None
+        raise UserError(f":{line}: not UTF-8; {ENCODING}") from None
     decoder = json.JSONDecoder()
 
     def token(at: int) -> int:  # where the next one starts
@@ -138,14 +175,36 @@ def _json(content: bytes) -> Iterator[tuple[int, Row]]:
 csv.field_size_limit(sys.maxsize)  # a long text in a cell is no mistake
 
 
-def _table(delimiter: str) -> Callable[[bytes], Iterator[tuple[int, Row]]]:
+_DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+
+
+def _delimiter(text: str, given: str) -> tuple[str, int]:
+    """What separates the cells of a table, and how many characters stand before its header.
+
+    A first line ``sep=;``, which Excel writes, says it. Else it is that of the kind of file, unless the header has none
+    of those and one of another.
+    """
+    first = text.split("\n", 1)[0]
+    if said := re.fullmatch(r'"?sep=(.)"?\r?', first):
+        return said[1], len(first) + 1
+    header = re.search(r"[^\r\n]*\S[^\r\n]*", text)
+    if header is not None and given not in header[0]:
+        for other in _DELIMITERS:
+            cells = next(csv.reader([header[0]], delimiter=other))
+            if len(cells) > 1 and all(re.fullmatch(r"[\w .-]*", cell) for cell in cells):
+                return other, 0
+    return given, 0
+
+
+def _table(given: str) -> Callable[[bytes], Iterator[tuple[int, Row]]]:
     def read(content: bytes) -> Iterator[tuple[int, Row]]:
         # Bytes that are not UTF-8 become lone surrogates, which are found in their row.
-        text = io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline="")
-        rows = csv.reader(text, delimiter=delimiter, strict=True)
+        text = _utf8(content).decode("utf-8", errors="surrogateescape")
+        delimiter, skipped = _delimiter(text, given)
+        rows = csv.reader(io.StringIO(text[skipped:], newline=""), delimiter=delimiter, strict=True)
         names: list[str] | None = None
         while True:
-            line = rows.line_num + 1
+            line = rows.line_num + 1 + bool(skipped)
             try:
                 cells = next(rows)
             except StopIteration:
@@ -155,19 +214,39 @@ def _table(delimiter: str) -> Callable[[bytes], Iterator[tuple[int, Row]]]:
                 continue
             if not cells:
                 continue
-            bad = next((c for c in cells if re.search("[\ud800-\udfff]", c)), None)
+            not_utf8 = any(re.search("[\ud800-\udfff]", c) for c in cells)
             if names is None:
-                if bad is not None or len(set(cells)) < len(cells):
-                    raise UserError(f":{line}: the header is not UTF-8 or names a column twice")
-                names = cells
-            elif bad is not None:
-                yield line, "not UTF-8"
+                names = _header(cells, line, not_utf8)
+            elif not_utf8:
+                yield line, f"not UTF-8; {ENCODING}"
+            elif any("\0" in c for c in cells):
+                yield line, f"a NUL byte in {next(c for c in cells if chr(0) in c)[:60]!r}; take it out"
             elif len(cells) != len(names):
-                yield line, f"{len(cells)} cells, but the header has {len(names)}"
+                hint = f"{_DELIMITERS.get(delimiter, repr(delimiter))} in a cell need quotes around it"
+                yield line, f"{len(cells)} cells, but the header has {len(names)}; {hint}"
             else:
-                yield line, dict(zip(names, cells, strict=True))
+                yield line, _named(names, cells)
 
     return read
+
+
+def _header(cells: list[str], line: int, not_utf8: bool) -> list[str]:
+    names = [c.strip() for c in cells]
+    if not_utf8:
+        raise UserError(f":{line}: the header is not UTF-8; {ENCODING}")
+    if any("\0" in name for name in names):
+        raise UserError(f":{line}: the header has a NUL byte; is the file UTF-16 without its mark, or no table?")
+    if twice := sorted({name for name in names if name and names.count(name) > 1}):
+        raise UserError(f":{line}: the header names a column twice: {twice[0]!r}")
+    return names
+
+
+def _named(names: list[str], cells: list[str]) -> Row:
+    """A row less the columns without a name: an index at the beginning, and empty cells."""
+    for place, (name, value) in enumerate(zip(names, cells, strict=True)):
+        if not name and place and value.strip():
+            return f"the cell {value[:60]!r} is in a column without a name; name it in the header"
+    return {name: value for name, value in zip(names, cells, strict=True) if name}
 
 
 def _parquet(content: bytes) -> Iterator[tuple[int, Row]]:

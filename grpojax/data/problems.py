@@ -1,18 +1,26 @@
 """Problems: what rows must have, and what is left out."""
 
 import dataclasses
+import datetime
+import decimal
+import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import pathlib
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from grpojax.data.formats import Row
-from grpojax.data.readers import SourceConfig, open_source
-from grpojax.host.errors import UserError, require
+import numpy as np
 
-# A question as text, or as the messages of a chat so far: [{"role": "user", "content": "..."}].
-Question = str | Sequence[Mapping[str, str]]
+from grpojax.data.chats import Question, question_in
+from grpojax.data.columns import AUTO, Columns, cell, find, find_columns
+from grpojax.data.formats import Row
+from grpojax.data.golds import read_gold
+from grpojax.data.readers import SourceConfig, open_source
+from grpojax.data.texts import lost_backslash
+from grpojax.host.errors import UserError, require
 
 # The arguments of a reward function: no column can have their names.
 TAKEN = ("prompts", "completions", "tokens", "gold")
@@ -36,10 +44,11 @@ class DataConfig:
     Attributes:
       train: a path as in `SourceConfig`, a source, or a list of them.
       eval: the same, for evaluation; None evaluates nothing.
-      prompt: column with the question: a text, or a chat so far as a list of ``{"role", "content"}`` messages, the
-        last of them the user's.
+      prompt: column with the question: a text, or a chat so far (`grpojax.data.chats` has the forms) whose last message
+        is the user's. ``a.b`` is the column ``b`` in the column ``a``, here and in all columns below. "auto" is
+        ``question``, or what is certain without a name (`grpojax.data.columns.find_columns`).
       answer: column with the reference answer; None if the rewards need none. Of an answer with ``####`` (GSM8K) the
-        part after the last one counts.
+        part after the last one counts. "auto" is ``answer``, or found as the question is.
       level: column with the difficulty, a number or a name, for ``rollout.curriculum``; rows need not have it.
       columns: what reward functions get of the other columns: name for the function -> column. None gives all.
       system: system message for the chat template.
@@ -55,8 +64,8 @@ class DataConfig:
 
     train: Source | tuple[Source, ...]
     eval: Source | tuple[Source, ...] | None = None
-    prompt: str = "question"
-    answer: str | None = "answer"
+    prompt: str = AUTO
+    answer: str | None = AUTO
     level: str = "level"
     columns: dict[str, str] | None = None
     system: str | None = None
@@ -71,6 +80,10 @@ class DataConfig:
         require(self, max_prompt_tokens="[1, inf)")
         if self.instruction.count("{prompt}") != 1:
             raise UserError(f"instruction={self.instruction!r}: must have {{prompt}} in it once")
+        texts = {"instruction": self.instruction, "system": self.system or ""}
+        for n, example in enumerate(self.examples):
+            texts |= {f"examples.{n}.prompt": example.prompt, f"examples.{n}.completion": example.completion}
+        check_recipe(**texts)
         if self.columns and (bad := sorted(set(self.columns) & set(TAKEN))):
             raise UserError(f"columns.{bad[0]}: reward functions have an argument of that name; take another")
         for name in ("train", "eval"):
@@ -84,6 +97,13 @@ class DataConfig:
                 raise UserError("eval: every problem is evaluated once; weights are for train")
             if name == "eval" and any(s.level is not None for s in each):
                 raise UserError("eval: every problem is evaluated once; levels are for train")
+
+
+def check_recipe(**texts: str) -> None:
+    """Raises `UserError` for a text of a recipe in which a LaTeX command lost its backslash to YAML's double quotes."""
+    for name, text in texts.items():
+        if (wrong := lost_backslash(text)) is not None:
+            raise UserError(f"{name} {wrong}, or put the text into single quotes")
 
 
 def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
@@ -122,6 +142,7 @@ class Problems(Sequence[Problem]):
       skipped: a line for each row left out by ``on_bad_row: skip``: file, line and reason.
       fingerprint: of all rows read, whatever their file is called or how it is compressed.
       tokenize: what made their ids.
+      found: a line for each source whose columns nobody named and that are not ``question`` and ``answer``.
     """
 
     kept: tuple[Problem, ...]
@@ -130,6 +151,7 @@ class Problems(Sequence[Problem]):
     skipped: tuple[str, ...]
     fingerprint: str
     tokenize: Callable[..., tuple[int, ...]] = dataclasses.field(repr=False, compare=False)
+    found: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -145,8 +167,8 @@ class Problems(Sequence[Problem]):
         return self.tokenize(problem.chat or problem.prompt, examples)
 
     def notes(self, name: str, config: DataConfig) -> list[str]:
-        """Lines for the console on what was left out; at most ten rows are listed."""
-        lines = []
+        """Lines for the console: columns that were found, and what was left out; at most ten rows are listed."""
+        lines = [f"{name} data: {line}" for line in self.found]
         if self.dropped:
             over = f"data.max_prompt_tokens={config.max_prompt_tokens}"
             lines.append(f"{name} data: left out {self.dropped} prompts over {over}")
@@ -168,23 +190,31 @@ def read_rows(path: str) -> list[dict[str, Any]]:
     return rows
 
 
+def open_rows(source: SourceConfig, prompt: str, answer: str | None) -> Iterator[tuple[str, Row, Columns]]:
+    """`open_source`, each row with the columns of the source."""
+    columns: Columns | None = None
+    for where, row in open_source(source):
+        if columns is None and isinstance(row, dict):
+            columns = find_columns(row, source.prompt or prompt, source.answer or answer)
+        yield where, row, columns or Columns("question", "answer")
+
+
+def numbered(given: Source | Sequence[Source], prompt: str = AUTO) -> Iterator[tuple[int, Row, Question | None]]:
+    """The uid of each row as `load_problems` numbers them, the row, and its question; None where it has none."""
+    uid = 0
+    for source in sources(given):
+        for _, row, columns in open_rows(source, prompt, None):
+            try:
+                question = question_of(row, columns.prompt) if isinstance(row, dict) else None
+            except UserError:  # a bad row has no samples
+                question = None
+            yield uid, row, question
+            uid += 1
+
+
 def read_questions(config: DataConfig) -> dict[int, Question]:
     """The questions of ``config.train`` by uid, as `load_problems` numbers them; rows without one are left out."""
-    questions: dict[int, Question] = {}
-    uid = 0
-    for source in sources(config.train):
-        for _, row in open_source(source):
-            try:
-                questions[uid] = question_of(row if isinstance(row, dict) else {}, source.prompt or config.prompt)
-            except UserError:  # a bad row has no samples
-                questions.pop(uid, None)
-            uid += 1
-    return questions
-
-
-def gold_answer(text: str) -> str:
-    """The answer proper: what follows the last ``####``, or all of it."""
-    return text.rsplit("####", 1)[-1].strip()
+    return {uid: question for uid, _, question in numbered(config.train, config.prompt) if question is not None}
 
 
 def load_problems(
@@ -192,6 +222,8 @@ def load_problems(
     tokenize: Callable[[Question], tuple[int, ...]],
     config: DataConfig,
     check_gold: Callable[[str | None], None] | None = None,
+    *,
+    compared: bool = True,
 ) -> Problems:
     """Reads and tokenises the problems of one or more sources.
 
@@ -200,6 +232,8 @@ def load_problems(
       tokenize: question to token ids, such as a `Tokenize`.
       config: for columns, lengths and what to do with a bad row.
       check_gold: raises `UserError` for a reference answer that no reward can be computed from.
+      compared: whether reference answers are compared with those of a model (`grpojax.data.golds.read_gold`), and so
+        must be short ones.
 
     Raises:
       UserError: a source cannot be read; or a row cannot be used, with file and line.
@@ -209,15 +243,19 @@ def load_problems(
     digest = hashlib.sha256()
     kept: list[Problem] = []
     skipped: list[str] = []
+    found: list[str] = []
     dropped, uid = 0, 0
     each = sources(given)
     for number, source in enumerate(each):
         before = len(kept)
         first = uid
-        for where, row in open_source(source):
+        for where, row, columns in open_rows(source, config.prompt, config.answer):
             try:
                 digest.update(canonical(row))
-                problem = _problem(uid, row, tokenize, config, source, number, check_gold)
+                if isinstance(row, str):
+                    raise UserError(row)
+                gold_of = functools.partial(_gold, check_gold=check_gold, compared=compared and not source.generated)
+                problem = _problem(uid, row, columns, gold_of, tokenize, config, source.level, number)
             except UserError as e:
                 if config.on_bad_row == "error":
                     raise UserError(f"{where}: {e}") from None
@@ -235,62 +273,103 @@ def load_problems(
             uid += 1
         if uid == first:
             raise UserError(f"{source.path}: no rows")
+        asked = source.prompt or config.prompt, source.answer or config.answer
+        if AUTO in asked and not set(columns.names) <= {*asked, "question", "answer"}:
+            found.append(f"{source.path}: {columns}; data.prompt and data.answer name others")
         if len(kept) == before:
             why = f"every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}"
             if skipped:
                 why = f"no row can be used; the first left out is {skipped[0]}"
             raise UserError(f"{source.path}: {why}")
     weights = tuple(s.weight for s in each)
-    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32], tokenize)
+    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32], tokenize, tuple(found))
 
 
 def canonical(row: Row) -> bytes:
-    """The bytes that a row is told by, whatever the order of its columns."""
+    """The bytes that a row is known by, whatever the order of its columns: the same in every process.
+
+    Raises:
+      UserError: it holds something whose bytes nobody can know.
+
+    >>> canonical({"b": {3, 1}, "a": datetime.date(2024, 2, 29)})
+    b'{"a": "2024-02-29", "b": [1, 3]}\\n'
+    """
     try:
-        return json.dumps(row, sort_keys=True, default=repr).encode() + b"\n"
-    except (RecursionError, TypeError, ValueError) as e:  # brackets a thousand deep; keys of several types
+        return json.dumps(row, sort_keys=True, default=_plain).encode() + b"\n"
+    except (RecursionError, TypeError, ValueError, OverflowError) as e:  # brackets a thousand deep; keys of many types
         raise UserError(f"a row that cannot be handled: {e}") from None
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for, as what it has one for. Never `repr`, which may hold an address or a set's order."""
+    if isinstance(value, datetime.date | datetime.time):  # dates with a time are dates too
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta | decimal.Decimal | uuid.UUID | pathlib.PurePath):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": hashlib.sha256(value).hexdigest()}
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=canonical)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist() if value.dtype == object else {"array": [str(value.dtype), value.shape], **_bytes(value)}
+    if callable(getattr(value, "fingerprint", None)):
+        return value.fingerprint()
+    if all(hasattr(value, name) for name in ("mode", "size", "tobytes")):  # an image of PIL
+        return {"image": [value.mode, list(value.size)], **_bytes(value)}
+    raise UserError(f"a row that cannot be handled: it holds a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _bytes(value: Any) -> dict[str, Any]:
+    return {"bytes": hashlib.sha256(value.tobytes()).hexdigest()}
+
+
+def _gold(
+    row: Mapping[str, Any], columns: Columns, *, check_gold: Callable[[str | None], None] | None, compared: bool
+) -> str | None:
+    """The reference answer of a row; None where no column has one."""
+    if columns.answer is None:
+        return None
+    gold = read_gold(cell(row, columns.answer, "answer"), columns.answer, compared=compared, boxed=columns.boxed)
+    if check_gold is not None:
+        check_gold(gold)
+    return gold
 
 
 def _problem(
     uid: int,
-    row: Row,
+    row: Mapping[str, Any],
+    columns: Columns,
+    gold_of: Callable[[Mapping[str, Any], Columns], str | None],
     tokenize: Callable[[Question], tuple[int, ...]],
     config: DataConfig,
-    source: SourceConfig,
+    level: int | str | None,
     number: int,
-    check_gold: Callable[[str | None], None] | None,
 ) -> Problem:
-    if isinstance(row, str):
-        raise UserError(row)
-    question = question_of(row, source.prompt or config.prompt)
+    question = question_of(row, columns.prompt)
     prompt = question if isinstance(question, str) else question[-1]["content"]
     if not prompt.strip():
         raise UserError("has an empty prompt")
-    gold = None
-    if config.answer is not None:
-        gold = gold_answer(str(_cell(row, source.answer or config.answer, "answer")))
-        if not gold:
-            raise UserError("has an empty answer")
-        if check_gold is not None:
-            check_gold(gold)
+    gold = gold_of(row, columns)
     if config.columns is None:
         if bad := sorted(set(row) & set(TAKEN)):
             raise UserError(
                 f"column {bad[0]!r} has the name of a reward function's argument; "
                 "list the columns that rewards need in data.columns"
             )
-        columns = row
+        given = row
     else:
-        if lacking := sorted(set(config.columns.values()) - set(row)):
-            raise UserError(f"has no column {lacking[0]!r}; it has {sorted(map(str, row))}"[:400])
-        columns = {name: row[column] for name, column in config.columns.items()}
+        given = {name: cell(row, column) for name, column in config.columns.items()}
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
     chat = None if isinstance(question, str) else question
-    level = _level(row.get(config.level) if source.level is None else source.level)
-    return Problem(uid, ids, prompt, gold, columns, number, chat, level)
+    return Problem(
+        uid, ids, prompt, gold, given, number, chat, _level(find(row, config.level) if level is None else level)
+    )
 
 
 def _level(value: Any) -> str | None:
@@ -308,36 +387,5 @@ def _level(value: Any) -> str | None:
 
 
 def question_of(row: Mapping[str, Any], column: str) -> Question:
-    """The question in a column, a text or a chat that ends with the user; raises `UserError` where it is neither."""
-    value = row.get(column)
-    if not isinstance(value, list | tuple):
-        text = _cell(row, column, "question")
-        if not isinstance(text, str):
-            raise UserError(f"column {column!r} is no text but {text!r:.60}")
-        return text
-    for message in value:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UserError(f"column {column!r} has {message!r:.60}, no message with a role and a content")
-        _cell(message, "content", f"message in {column!r}")
-        used = {name for name, part in message.items() if part is not None}
-        if used != {"role", "content"} or not isinstance(message["content"], str):
-            raise UserError(f"column {column!r} has a message of more than role and text: {message!r:.60}")
-    if not value or value[-1]["role"] != "user":
-        raise UserError(f"column {column!r} is a list of messages that does not end with the user's")
-    return [{"role": m["role"], "content": m["content"]} for m in value]
-
-
-def _cell(row: Mapping[str, Any], column: str, what: str) -> str | int | float:
-    if column not in row:
-        raise UserError(f"has no column {column!r} for the {what}; it has {sorted(map(str, row))}"[:400])
-    value = row[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"has no text in column {column!r}, but {value!r:.60}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"has no text in column {column!r}, but {value}")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"column {column!r} is no valid Unicode") from None
-    return value
+    """The question in a column (`question_in`); raises `UserError` where there is none."""
+    return question_in(cell(row, column, "question"), column)

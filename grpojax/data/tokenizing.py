@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpojax.data.problems import DataConfig, Example, Question
+from grpojax.data.chats import Question
+from grpojax.data.problems import DataConfig, Example
 from grpojax.host.errors import UserError
 
 

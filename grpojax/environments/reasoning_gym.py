@@ -29,7 +29,7 @@ APART, MOST_SEED, MOST_SIZE = 1_000_003, 4_000, 1_000_000
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True)
 class Task:
     """What it takes to score an answer: the column ``task`` of a row.
 
@@ -42,8 +42,8 @@ class Task:
     options: str
     entry: Mapping[str, Any]
 
-    def __repr__(self) -> str:
-        """What counts in a fingerprint: the same in every process, unlike that of the sets in some entries."""
+    def fingerprint(self) -> str:
+        """What counts in the fingerprint of the data. The order of the sets in some entries differs by process."""
         return f"{self.family} {self.options}: {self.entry['question']} {self.entry['answer']}"
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from grpojax.data.problems import sources
-from grpojax.data.readers import HUB, SourceConfig, open_source
+from grpojax.data.problems import numbered, sources
+from grpojax.data.readers import HUB, SourceConfig
 from grpojax.evaluation import Attempt, paired_test, verdict
 from grpojax.host.errors import UserError
 from grpojax.records import comparison
@@ -133,21 +133,18 @@ def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
     try:
         listed = given if isinstance(given, list) else [given]
         each = [SourceConfig(**s) if isinstance(s, dict) else s for s in listed]
-        rows = []
-        for source in sources([s for s in each if s]):
-            if source.path.startswith(HUB) or "://" in source.path:
-                return None, {}
-            rows += [(source.prompt or asked, row) for _, row in open_source(source)]
+        of_files = sources([s for s in each if s])
+        if any(s.path.startswith(HUB) or "://" in s.path for s in of_files):
+            return None, {}
+        rows = list(numbered(of_files, asked or "auto"))
     except (UserError, TypeError):
         return None, {}
-    for uid, (prompt, row) in enumerate(rows):
+    for uid, row, question in rows:
         if not isinstance(row, dict):
             continue
         column = column or next((c for c in LEVELS if isinstance(row.get(c), str | int)), None)
-        question = row.get(prompt)
-        last = question[-1] if isinstance(question, list) and question else question
-        text = last.get("content") if isinstance(last, dict) else last
-        if column and isinstance(row.get(column), str | int) and isinstance(text, str):
+        text = question if isinstance(question, str | None) else question[-1]["content"]
+        if column and isinstance(row.get(column), str | int) and text is not None:
             found[uid, text] = row[column]
     return column, found
 

@@ -233,6 +233,11 @@ class Rewards:
         """The rewards of N samples: `submit` and its result."""
         return self.submit(prompts, completions, tokens, columns, group=group).result()
 
+    @property
+    def compares(self) -> bool:
+        """Whether a built-in reward compares answers with gold ones. Functions of a user may take any text for gold."""
+        return any(term is not None and term.needs_gold for term in self.terms)
+
     def check_gold(self, gold: str | None) -> None:
         """Raises `UserError` for a gold answer, or None for none at all, that a reward cannot judge by."""
         for config, term in zip(self.config.terms, self.terms, strict=True):

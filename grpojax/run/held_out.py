@@ -41,7 +41,8 @@ class HeldOut:
         self.best: str | None = None
         self.attempts: list[evaluation.Attempt] = []
         if config.data.eval:
-            loaded = data.load_problems(config.data.eval, tokenize, config.data, rewards.check_gold)
+            check, compared = rewards.check_gold, rewards.compares
+            loaded = data.load_problems(config.data.eval, tokenize, config.data, check, compared=compared)
             for line in loaded.notes("eval", config.data):
                 log.info("%s", line)
             self.problems, self.fingerprint = loaded[: config.train.eval_limit], loaded.fingerprint

@@ -103,8 +103,12 @@ class Trainer:
         checks.cache(config, self.policy)
         self.rewards = held.enter_context(Rewards(config.method.rewards))
         tokenize = data.Tokenize(self.policy.tokenizer, config.data)
-        self.problems = data.load_problems(config.data.train, tokenize, config.data, self.rewards.check_gold)
-        if "ground_truth" in config.method.variant.needs and any(p.gold is None for p in self.problems):
+        needs_truth = "ground_truth" in config.method.variant.needs
+        compared = self.rewards.compares or needs_truth
+        self.problems = data.load_problems(
+            config.data.train, tokenize, config.data, self.rewards.check_gold, compared=compared
+        )
+        if needs_truth and any(p.gold is None for p in self.problems):
             raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")
         for line in self.problems.notes("train", config.data):
             log.info("%s", line)

@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
             log.info("%s", evaluator.about())
             policy = Policy(recipe.model, recipe.mesh)
             tokenize = data.Tokenize(policy.tokenizer, recipe.data)
-            loaded = data.load_problems(recipe.data.eval or (), tokenize, recipe.data, rewards.check_gold)
+            check, compared = rewards.check_gold, rewards.compares
+            loaded = data.load_problems(recipe.data.eval or (), tokenize, recipe.data, check, compared=compared)
             for line in loaded.notes("eval", recipe.data):
                 log.info("%s", line)
             problems = list(loaded[: config.limit or None])

@@ -85,7 +85,7 @@ def test_answers_of_a_prompt_share_entries_in_the_order_they_came(tmp_path):
     ({"messages": [{"role": "assistant", "content": "A"}]}, "is no chat of a question and an answer"),
     ({"messages": "Q"}, "is no chat of a question and an answer, but 'Q'"),
     ({"messages": [*chat("Q", "A")["messages"][:1], {"role": "assistant", "content": None, "tool_calls": []}]},
-     "has no text for the answer"),
+     "has a message without a text: its content is None"),
     ({"prompt": "Q", "completion": "\ud800"}, "no valid Unicode"),
 ])  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named(tmp_path, row, message):

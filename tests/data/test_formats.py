@@ -61,7 +61,7 @@ def test_a_format_can_be_said(write):
     ("d.csv", "question,answer\na,1\nb\n", ":3: 1 cells, but the header has 2"),
     ("d.csv", "question,answer\n\"a\nb\",1\n,2\n", ":4: has an empty prompt"),
     ("d.csv", b"question,answer\n\xff,1\n", ":2: not UTF-8"),
-    ("d.csv", "question,question\n", ":1: the header is not UTF-8 or names a column twice"),
+    ("d.csv", "question,question\n", ":1: the header names a column twice: 'question'"),
     ("d.csv", 'question,answer\n"a"b,1\n', ":2: invalid CSV"),
     ("d.parquet", b"PAR1 not", "d.parquet: not a Parquet file that can be read"),
     ("d.parquet", as_parquet([{"question": q, "answer": "1"} for q in ("a", None)]), ":2: has no text in column"),
