@@ -22,7 +22,7 @@ _ESCAPES = {
         "tab",
         "t",
         r"(?:imes|heta|hickspace|herefore|riangle|anh(?![a-z])|ext[a-z]*\s*\{|(?:frac|binom|ag|ilde)\s*\{"
-        rf"|(?<![\n\t]\t)(?:anx(?![a-z])|an(?=[(\\^{{0-9\t]| (?:[(\\0-9]|{_LETTER}))|au(?= ?(?:[=+*/^_)}}$,.-]|$)))"
+        rf"|(?<![\n\t]\t)(?:anx(?![a-z])|an(?=[(\\^{{0-9]| (?:[(\\0-9]|{_LETTER}))|au(?= ?[=+*/^_)}}$]))"
         rf"|(?:(?<=[\w)}}]\t)|(?<=[\w)}}] \t))o(?= ?[-+]?[0-9(\\]| [-+]?{_LETTER}))",
     ),
     "\r": ("carriage return", "r", r"(?:ight|ho(?![a-z])|angle(?![a-z])|ceil|floor|brace|brack|vert|m\s*\{)"),
@@ -46,7 +46,9 @@ _IN_ANSWERS = {
 
 
 def _pattern(of_answers: bool) -> re.Pattern[str]:
-    after = {c: follows for c, (_, _, follows) in _ESCAPES.items()} | (_IN_ANSWERS if of_answers else {})
+    after = {c: follows for c, (_, _, follows) in _ESCAPES.items()}
+    for c, more in _IN_ANSWERS.items() if of_answers else ():
+        after[c] = more and f"(?:{more}|{after[c]})"
     return re.compile("|".join(f"{re.escape(c)}(?={follows})" if follows else c for c, follows in after.items()))
 
 

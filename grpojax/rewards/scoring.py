@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from grpojax.host.errors import UserError
-from grpojax.rewards import builtin, pool, sandbox, worker
+from grpojax.rewards import answers, builtin, pool, sandbox, worker
 from grpojax.rewards.config import RewardConfig, RewardsConfig
 from grpojax.rewards.worker import Outcome, Samples
 
@@ -245,6 +245,11 @@ class Rewards:
                 if gold is None:
                     raise UserError(f"reward {config.name!r} needs gold answers: give data.answer their column")
                 term.check_gold(gold)
+                if isinstance(term, builtin.Marked) and not _can_match(term, gold):
+                    raise UserError(
+                        f"gold answer {gold[:80]!r}: no completion that marks it is right by the reward {config.name!r}"
+                        f"{'' if term.marker is None else f' with marker {term.marker!r}'}"
+                    )
 
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raises `UserError` where a function has an option with the name of a column, which would be given in its
@@ -351,6 +356,15 @@ def weighted_sum(terms: Sequence[RewardConfig], by_name: Mapping[str, np.ndarray
         if term.weight:
             total = total + np.float32(term.weight) * by_name[term.metric]
     return total
+
+
+def _can_match(term: builtin.Marked, gold: str) -> bool:
+    """Whether a completion that marks the gold answer itself is right: a marker ends with its line, a box by braces."""
+    bare = answers.bare(gold)
+    lines, boxes = f"{term.marker or answers.MARKERS[0]} {bare}", f"\\boxed{{{bare}}}"
+    boxed = (term.marker or "").startswith("\\boxed")
+    written = [boxes] if boxed else [lines] if term.marker else [lines, boxes]
+    return any(term([""], [text], [[]], gold=[gold])[0] == 1.0 for text in written)
 
 
 def _outcome_part(values: np.ndarray, outcomes: Sequence[Outcome]) -> np.ndarray:
