@@ -18,7 +18,7 @@ from grpojax.host.errors import UserError
 Row = dict[str, Any] | str  # a row, or what is wrong with it
 
 # Said of bytes that are not UTF-8: which of the encodings with a byte for each letter it is, nobody can know.
-ENCODING = "convert the file, as by iconv -f WINDOWS-1252 -t UTF-8"
+ENCODING = "convert its encoding, as by iconv -f WINDOWS-1252 -t UTF-8"
 
 
 def _zstd(content: bytes) -> bytes:

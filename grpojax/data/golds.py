@@ -18,6 +18,7 @@ MISSING = frozenset(
 _NO_ANSWER = re.compile(
     r"(?:please |pls )?(?:see|refer to|check|cf\.?|consult)\b.{0,30}\b(?:solution|answer|explanation|proof|above|below"
     r"|attached|attachment|figure|diagram|image|picture|graph|table|appendix|text|book|textbook|comments?|link|key)s?"
+    r"(?: [^.]{1,30})?"
     r"|(?:see )?(?:solution|answer|proof) (?:above|below|omitted|attached|follows)"
     r"|(?:the )?(?:answer|solution)s? (?:is |are |was |were )?(?:not|un)[ -]?(?:available|provided|given|known|found)"
     r"|not ?(?:available|applicable|provided|given|found|specified|answered)"
@@ -174,7 +175,7 @@ def _only(text: str) -> str:
 
 def _is_missing(gold: str) -> bool:
     text = gold.strip(" \"'")
-    plain = text.strip(".!:* ") or text
+    plain = text.strip(".!:*()[] ") or text
     return text in MISSING or plain in MISSING or _NO_ANSWER.fullmatch(plain) is not None
 
 

@@ -29,7 +29,8 @@ _ESCAPES = {
     "\n": (
         "line break",
         "n",
-        rf"(?:eqq?(?![a-z.])|abla(?![a-z])|otin(?![a-z])|ot(?= ?[\\=<>])|leq|geq|eg(?=\(| ?\\| {_LETTER})"
+        rf"(?:eqq?(?![a-z.])|abla(?![a-z])|otin(?![a-z])|ot(?= ?[\\=<>])|leq|geq"
+        rf"|(?<= \n)e(?= ?[-0-9(\\]| {_LETTER})|(?<= \n)u(?= ?[=<>^_])|eg(?=\(| ?\\| {_LETTER})"
         r"|subseteq|supseteq|[lrLR](?:eft|ight)arrow|ewline|onumber|otag|atural(?![a-z]))",
     ),
 }

@@ -200,7 +200,8 @@ def _parse(text: str, where: str) -> Any:
         line = f", line {mark.line + 1}" if mark else ""
     except Exception as error:  # PyYAML's constructors leak theirs: KeyError for "!!bool x", ValueError, ...
         line, problem = "", error
-    raise UserError(_one_line(f"{where}{line}: invalid YAML: {problem}"))
+    hint = "; a text with a backslash goes into single quotes" if "escape" in str(problem) else ""
+    raise UserError(_one_line(f"{where}{line}: invalid YAML: {problem}{hint}"))
 
 
 def _replace(node: Any, keys: Sequence[str], value: Any, where: str) -> Any:

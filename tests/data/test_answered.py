@@ -7,7 +7,7 @@ import pytest
 from chat_tokenizer import Fake, chatml
 
 from grpojax import data
-from grpojax.data import answered, tokenizing
+from grpojax.data import answered, chats, columns, golds, problems, tokenizing
 from grpojax.host.errors import UserError
 
 END = 2
@@ -33,7 +33,7 @@ def texts(loaded):
     return [(text(e.ids), [text(c) for c in e.completions]) for e in loaded.kept]
 
 
-@pytest.mark.parametrize("module", [answered, tokenizing])
+@pytest.mark.parametrize("module", [answered, chats, columns, golds, problems, tokenizing, data.texts])
 def test_the_examples_run(module):
     assert doctest.testmod(module).attempted and not doctest.testmod(module).failed
 

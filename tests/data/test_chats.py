@@ -96,6 +96,8 @@ def test_every_form_of_any_pair_is_the_same_pair():
         sides = [[*begin, {"role": "assistant", "content": text}] for text in (better, worse)]
         for chosen, rejected in zip(*map(forms, sides), strict=True):
             row = {"chosen": chosen, "rejected": rejected}
+            if len(begin) == 2 and begin[0]["role"] == "system":
+                assert data.read_pair(row | {"prompt": begin[-1]["content"]}) == want
             for more in (
                 {},
                 {"prompt": begin[-1]["content"]} if len(begin) == 1 else {"prompt": begin},

@@ -37,6 +37,7 @@ def test_an_answer_is_taken_out_of_what_is_around_it(gold, want):
     *((x, "is no answer") for x in ("nan", "NaN", "None", "null", "N/A", "n/a", "#N/A", "<NA>", "NaT", "[]")),
     *((x, "is no answer") for x in ("?", "-", "…")),
     *((x, "is no answer") for x in ("See solution.", "see the figure below", "Refer to the proof above.", "TBD")),
+    *((x, "is no answer") for x in ("(see solution for details)", "(nan)")),
     *((x, "is no answer") for x in ("Not available", "No answer provided", "Answers may vary.", "proof", "notfound")),
     *((x, "is no answer") for x in ("['nan']", "[None]", "The answer is nan.", "<answer>N/A</answer>", '"None"')),
     ("['3', '4']", "2 answers"), (["3", "4"], "a list of 2 answers"), (True, "but True; write the answer in words"),

@@ -31,7 +31,7 @@ def test_bad_rows_can_be_skipped(write):
     assert [(p.prompt, p.uid) for p in got] == [("a", 0), ("b", 3)]
     assert [line.removeprefix(path) for line in got.skipped] == [
         ":2: invalid JSON: Expecting property name enclosed in double quotes", ":3: has an empty prompt",
-        ":5: not UTF-8 at byte 0 of the line; convert the file, as by iconv -f WINDOWS-1252 -t UTF-8",
+        ":5: not UTF-8 at byte 0 of the line; convert its encoding, as by iconv -f WINDOWS-1252 -t UTF-8",
     ]  # fmt: skip
     notes = got.notes("train", DataConfig(train=path))
     assert notes[0] == "train data: left out 3 bad rows" and notes[1].endswith(got.skipped[0]) and len(notes) == 4

@@ -17,7 +17,7 @@ COMMANDS = (
     r"\theta", r"\text{two}", r"\textbf{a}", r"\tfrac{1}{2}", r"\triangle ABC", r"\tilde{x}", r"\tan(x)", r"\tan 30",
     r"\tan x", r"\tau = 3", r"\to 0", r"\rho", r"\right)", r"\rightarrow", r"\rangle", r"\rfloor",
     r"\neq 3", r"\nabla f",
-    r"\notin", r"\nleq", r"\nRightarrow", r"\nsubseteq A", r"\neg p",
+    r"\notin", r"\nleq", r"\nRightarrow", r"\nsubseteq A", r"\neg p", r"\ne 0", r"\nu = 3",
 )  # fmt: skip
 # No escape of JSON: only YAML reads them.
 OF_YAML = (r"\alpha", r"\approx", r"\varepsilon", r"\vec{x}", r"\epsilon", r"\exp", r"\Lambda", r"\Phi", r"\Pi")
@@ -101,7 +101,7 @@ def test_doubled_backslashes_are_single_again():
         assert halved(text) == text and halved(text.replace("\\", "\\\\")) == text
         matrix = rf"\begin{{pmatrix}} 1 \\ {text} \end{{pmatrix}}"
         assert halved(matrix) == matrix and halved(matrix.replace("\\", "\\\\")) == matrix
-    for other in (r"C:\\data\\text", r"print('a\\n')", r"\\server\log", r"a\\b"):
+    for other in (r"C:\\data\\text", r"print('a\\n')", r"\\server\log", r"a\\b", r"\begin{matrix}1\\pi\end{matrix}"):
         assert halved(other) == other
 
 

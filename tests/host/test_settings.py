@@ -103,6 +103,10 @@ def test_refused_overrides(write, override, said):
         ("a: 1\nb: [2", ", line 2: invalid YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\na b\n", ", line 3: invalid YAML: could not find expected ':'"),
         ("a: 1\nb: {c: 1, c: 2}", ", line 2: invalid YAML: key 'c' stands twice"),
+        (
+            'a: "\\sqrt{2}"',
+            ", line 1: invalid YAML: found unknown escape character 's'; a text with a backslash goes into",
+        ),
         ("a: \x01", ": invalid YAML: unacceptable character #x0001"),
         ("model: !!python/name:os.system", ", line 1: invalid YAML: could not determine a constructor"),
     ],
