@@ -33,7 +33,7 @@ def test_what_is_certain_is_read(write, name, content):
     ("d.csv", "quest\0ion,answer\nWhat is 4 + 4?,8\n", ":1: the header has a NUL byte"),
     ("d.csv", "question,answer\nWas heißt 4 + 4?,8\n".encode("latin-1"),
      ":2: not UTF-8; convert its encoding, as by iconv"),
-    ("d.csv", "Größe,question,answer\n".encode("cp1252"), ":1: the header is not UTF-8; convert its encoding, as by iconv"),
+    ("d.csv", "Größe,question,answer\n".encode("cp1252"), ":1: the header is not UTF-8; convert its encoding"),
     ("d.csv", "question,answer\na,1\n\n,2\n", ":4: has an empty prompt"),
     ("d.csv", "question,answer\na,\n", ":2: has an empty answer"),
     ("d.csv", "question;answer\nWhat; is?;8\n", ":2: 3 cells, but the header has 2; semicolons in a cell need quotes"),
