@@ -22,6 +22,7 @@ from grpojax.models import flops, hf
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.hf.config_json import damaged
 from grpojax.models.weight_table import DECODER, Weight, WeightTable, initial, shardings, zeros
 from grpojax.types import Array, PerPrompt, Rows, Samples
 
@@ -105,11 +106,15 @@ def forward_flops(config: DecoderConfig, prompt_lengths: PerPrompt, lengths: Sam
 
 
 def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
-    """The head ``[D]`` beside a trunk's files, 0 where there is none; raises `UserError` for one of another size."""
+    """The head ``[D]`` beside a trunk's files, 0 where there is none; raises `UserError` for one of another size or
+    that is damaged."""
     file = hf.model_folder(folder) / HEAD_FILE
     if not file.exists():
         return np.zeros(config.hidden_size, np.float32)
-    head = safetensors.numpy.load(files.read(file)).get(CRITIC["token_head"].name or "")
+    try:
+        head = safetensors.numpy.load(files.read(file)).get(CRITIC["token_head"].name or "")
+    except safetensors.SafetensorError as e:
+        raise damaged(file, e) from None
     if head is None or head.shape != (config.hidden_size,):
         raise UserError(f"{file}: no head of {config.hidden_size} numbers; export the critic again, or remove the file")
     return head.astype(np.float32)

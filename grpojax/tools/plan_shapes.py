@@ -44,7 +44,11 @@ SHAPES = {
     "qwen2.5-7b": _shape(_QWEN, 28, 3584, 28, 4, 18944, 152064),
     "qwen3-8b": _shape("Qwen3ForCausalLM", 36, 4096, 32, 8, 12288, 151936, head_dim=128),
     "llama-3.1-8b": _shape(
-        "LlamaForCausalLM", 32, 4096, 32, 8, 14336, 128256, rope_theta=5e5, rope_scaling=_LLAMA_ROPE
+        "LlamaForCausalLM",
+        *(32, 4096, 32, 8, 14336, 128256),
+        rope_theta=5e5,
+        rope_scaling=_LLAMA_ROPE,
+        max_position_embeddings=131072,
     ),
 }
 
@@ -63,11 +67,13 @@ def shape_of(path: str) -> DecoderConfig:
       >>> shape_of("/nowhere/Qwen2.5-3B-Instruct").num_layers
       36
     """
-    name = Path(path).name.lower().removesuffix("-instruct")
+    name, folder = Path(path).name.lower().removesuffix("-instruct"), data.locate(path)
     try:
-        return hf.read_config(data.locate(path))
+        return hf.read_config(folder)
     except UserError as e:
-        if name not in SHAPES or data.locate(path).exists():
+        if folder.exists():
+            raise
+        if name not in SHAPES:
             raise UserError(f"{e}, or planned by the name of a published shape: {', '.join(SHAPES)}") from None
     _log.info("no folder %s: planned with the published shape of %s", path, name)
     return SHAPES[name]

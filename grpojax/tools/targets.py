@@ -12,6 +12,7 @@ from grpojax import data, variants
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
 from grpojax.host import agreement, files, processes, settings
 from grpojax.host.errors import UserError
+from grpojax.models.hf.config_json import model_folder, read_json, refuse_adapter
 from grpojax.programs.policy import weights_digest
 from grpojax.records import metrics
 from grpojax.records.checkpoint import Checkpoints
@@ -104,11 +105,10 @@ def read_target(
             )
     folder = data.locate(target)
     try:
-        tree = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        tree = None
-    if not isinstance(tree, dict):
-        raise UserError(f"{target} is no run directory and no Hugging Face folder: no config.json can be read there")
+        refuse_adapter(model_folder(folder))
+        tree = read_json(folder / "config.json")
+    except UserError as e:
+        raise UserError(f"{target} is no run directory and no Hugging Face folder: {e}") from None
     if {"model", "run"} <= tree.keys() and "rollout" not in tree:
         raise UserError(
             f"{target} is a supervised run, which has no rewards: grpojax export {target} --to FOLDER, and evaluate "

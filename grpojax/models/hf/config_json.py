@@ -3,17 +3,18 @@
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from etils import epath
 
 from grpojax.host import files, ranges
-from grpojax.host.errors import UserError
+from grpojax.host.errors import UserError, require
 from grpojax.models.decoder_config import DecoderConfig, RopeScaling
 
-# Architecture named in config.json -> family.
+# Architecture named in config.json -> family, which is also its model_type.
 ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
@@ -28,89 +29,254 @@ _SCALING = {
     "original_positions": "original_max_position_embeddings",
 }
 
+_LARGEST = 2**31 - 1  # sizes are counted in int32 on devices
+_MOST_LAYERS = 10_000  # a weight's name is made for each
+_LFS = b"version https://git-lfs.github.com/spec/"  # how a pointer of Git LFS begins
+MERGE = "peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)"
+
 
 def read_config(path: str | os.PathLike) -> DecoderConfig:
-    """The decoder that a folder's ``config.json`` describes; the weights need not be there."""
-    file = model_folder(path) / "config.json"
+    """The decoder that a folder's ``config.json`` describes; the weights need not be there.
+
+    Raises:
+      UserError: there is no such folder or file, it is damaged, it is an adapter's, or as `from_hf`.
+    """
+    folder = model_folder(path)
+    refuse_adapter(folder)
+    file = folder / "config.json"
+    if not file.exists():
+        inside = [f.parent for pattern in ("*", "snapshots/*") for f in folder.glob(f"{pattern}/config.json")]
+        hint = (
+            f"give one of its folders: {', '.join(map(str, sorted(inside)[:3]))}" if inside else "give a model's folder"
+        )
+        raise UserError(f"{folder} has no config.json; {hint}")
     return from_hf(read_json(file), str(file))
 
 
 def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig:
     """Reads a Hugging Face config, in the spelling of transformers 4 (as on the hub) or 5.
 
+    A field that is missing has the default of the family's config class in transformers, except for the sizes that
+    every model has to give. Fields that transformers ignores are ignored.
+
     Args:
       raw: the parsed ``config.json``.
       where: what to call it in errors.
 
     Raises:
-      UserError: an architecture or an option that this decoder does not have, or a missing field.
+      UserError: an architecture or an option that this decoder does not have, a missing size, or a value that the
+        field cannot have.
+
+    Example:
+      >>> sizes = dict(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
+      >>> from_hf({"model_type": "llama", **sizes}).rope_theta
+      10000.0
+      >>> from_hf({"model_type": "llama", **sizes, "hidden_size": "16"})
+      Traceback (most recent call last):
+      grpojax.host.errors.UserError: config.json: hidden_size='16': must be a whole number from 1 to 2147483647
     """
-    names = raw.get("architectures") or []
-    family = next((ARCHITECTURES[n] for n in names if n in ARCHITECTURES), None)
-    if family is None:
-        raise UserError(f"{where}: unknown architecture {names}; known: {', '.join(ARCHITECTURES)}")
-
-    def need(key: str) -> Any:
-        if raw.get(key) is None:
-            raise UserError(f"{where}: {key!r} is missing")
-        return raw[key]
-
-    _refuse(where, "hidden_act", raw.get("hidden_act", "silu"), ("silu",))
-    _refuse(where, "use_sliding_window", raw.get("use_sliding_window") or False, (False,))
-    _refuse(where, "quantization_config", raw.get("quantization_config"), (None,))
-    theta, scaling = _rope(raw, family, where)
-    heads = int(need("num_attention_heads"))
-    hidden = int(need("hidden_size"))
-    attention_bias = bool(raw.get("attention_bias", False))
+    family = _family(raw, where)
+    fields = _Fields(raw, where)
+    vocab, hidden, mlp = (fields.whole(key) for key in ("vocab_size", "hidden_size", "intermediate_size"))
+    layers, heads = fields.whole("num_hidden_layers", most=_MOST_LAYERS), fields.whole("num_attention_heads")
+    kv_heads = fields.whole("num_key_value_heads", missing=heads if family == "llama" else 32, null=heads)
+    if heads % kv_heads:
+        why = "" if "num_key_value_heads" in raw else ", which transformers takes where the field is missing"
+        raise UserError(
+            f"{where}: num_attention_heads={heads} does not divide by num_key_value_heads={kv_heads}{why}; correct it"
+        )
+    head_dim = _head_dim(fields, family, hidden, heads)
+    if fields.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
+        fields.refuse("hidden_act", "not supported; supported: 'silu'")
+    _check_attention(fields, layers)
+    for key in ("quantization_config", "compression_config"):
+        if raw.get(key):
+            fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
+    theta, scaling = _rope(fields)
+    attention_bias = family != "qwen2" and fields.flag("attention_bias")  # Qwen 2 has no such field
     return DecoderConfig(
         family=family,
-        vocab_size=int(need("vocab_size")),
+        vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=int(need("intermediate_size")),
-        num_layers=int(need("num_hidden_layers")),
+        intermediate_size=mlp,
+        num_layers=layers,
         num_heads=heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or (128 if family == "qwen3" else hidden // heads)),
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=1e-6),
+        tie_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=family == "qwen2" or attention_bias,
-        out_bias=family != "qwen2" and attention_bias,
-        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
+        out_bias=attention_bias,
+        mlp_bias=family == "llama" and fields.flag("mlp_bias"),
         qk_norm=family == "qwen3",
-        max_positions=int(raw.get("max_position_embeddings", 32768)),
+        max_positions=fields.whole("max_position_embeddings", missing=2048 if family == "llama" else 32768),
     )
 
 
-def _refuse(where: str, key: str, value: Any, allowed: Collection[Any]) -> None:
-    if value not in allowed:
-        raise UserError(f"{where}: {key}={value!r} is not supported; supported: {list(allowed)}")
+_REQUIRED: Any = object()  # in place of a default: there is none
 
 
-def _rope(raw: Mapping[str, Any], family: str, where: str) -> tuple[float, RopeScaling | None]:
+class _Fields:
+    """The fields of a JSON object, each as the kind that it must have, or refused by name."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str):
+        self.raw, self.where = raw, where
+
+    def get(self, key: str, missing: Any = _REQUIRED) -> Any:
+        """A field as it stands; ``missing`` where there is none."""
+        if key not in self.raw and missing is _REQUIRED:
+            raise UserError(f"{self.where}: {key!r} is missing; add it, or download the file again")
+        return self.raw.get(key, missing)
+
+    def whole(self, key: str, *, missing: Any = _REQUIRED, null: Any = _REQUIRED, most: int = _LARGEST) -> int:
+        """A whole number from 1 on; ``missing`` where there is no such field, ``null`` where it is null."""
+        value = self.get(key, missing)
+        if value is None and null is not _REQUIRED:
+            return null
+        if type(value) is not int or not 1 <= value <= most:
+            self.refuse(key, f"must be a whole number from 1 to {most}")
+        return value
+
+    def number(self, key: str, interval: str, *, missing: Any = _REQUIRED) -> float:
+        """A finite number in an interval, as `grpojax.host.errors.require` has it."""
+        value = self.get(key, missing)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+            self.refuse(key, "must be a number")
+        try:
+            require(SimpleNamespace(**{key: value}), **{key: interval})
+        except UserError as e:
+            raise UserError(f"{self.where}: {e}") from None
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """True or false; false where there is no such field or it is null."""
+        value = self.raw.get(key)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(key, "must be true or false")
+        return bool(value)
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """Raises the `UserError` for a field."""
+        raise UserError(f"{self.where}: {key}={_shown(self.raw.get(key))}: {why}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def _family(raw: Mapping[str, Any], where: str) -> str:
+    """By ``architectures``, or where that is missing by ``model_type``."""
+    names, kind = raw.get("architectures"), raw.get("model_type")
+    names = [names] if isinstance(names, str) else names
+    if not names:
+        if kind in ARCHITECTURES.values():
+            return str(kind)
+        what = f"architecture: none is named, and model_type={_shown(kind)}"
+    elif isinstance(names, list) and all(name in list(ARCHITECTURES) for name in names):
+        families = {ARCHITECTURES[name] for name in names}
+        if len(families) == 1 and kind in (None, *families):
+            return families.pop()
+        raise UserError(
+            f"{where}: architectures={_shown(names)} and model_type={_shown(kind)} are different families; correct one"
+        )
+    else:
+        what = f"architecture {_shown(names)}"
+    raise UserError(f"{where}: unknown {what}; known: {', '.join(ARCHITECTURES)}")
+
+
+def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
+    """Given, or by default 128 in Qwen 3 and hidden_size over the number of heads elsewhere."""
+    given = fields.raw.get("head_dim") is not None
+    if hidden % heads and (family == "llama" or (family == "qwen2" and not given)):
+        raise UserError(
+            f"{fields.where}: hidden_size={hidden} does not divide by num_attention_heads={heads}; correct it"
+        )
+    if family == "qwen3":
+        size = fields.whole("head_dim", missing=128)
+    else:
+        size = fields.whole("head_dim", missing=hidden // heads, null=hidden // heads)
+    if size % 2:
+        raise UserError(f"{fields.where}: head_dim={size}: rotary positions need an even size; correct it")
+    return size
+
+
+def _check_attention(fields: _Fields, layers: int) -> None:
+    """Raises `UserError` unless every layer attends to all tokens before, each layer as the others."""
+    if fields.raw.get("per_layer_config"):
+        fields.refuse("per_layer_config", "layers that differ are not supported")
+    windows, types = fields.flag("use_sliding_window"), fields.raw.get("layer_types")
+    if types is not None:
+        if types != ["full_attention"] * layers:
+            fields.refuse("layer_types", f"not supported; supported: 'full_attention' in each of the {layers} layers")
+        return
+    if not windows or fields.raw.get("sliding_window", 4096) is None:
+        return
+    window, first = fields.whole("sliding_window", missing=4096), fields.get("max_window_layers", 28)
+    if type(first) is not int or first < layers:
+        fields.refuse(
+            "use_sliding_window",
+            f"layers with a window (sliding_window={window}, max_window_layers={_shown(first)}) are not supported;"
+            f"\nset it to false where no text is longer than {window} tokens, which gives the same",
+        )
+
+
+def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     """Base and stretching of the rotary positions."""
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = rope.get("rope_theta", raw.get("rope_theta"))
-    if theta is None and family == "llama":
-        theta = 1e4  # folders written before the field existed
-    if theta is None:
-        raise UserError(f"{where}: 'rope_theta' is missing")
+    if fields.flag("use_mrope"):
+        fields.refuse("use_mrope", "positions of images are not supported; supported: false")
+    both = [key for key in ("rope_scaling", "rope_parameters") if fields.raw.get(key) not in (None, {})]
+    found = [_one_rope(fields, key) for key in both or ["rope_parameters"]]
+    if any(other != found[0] for other in found):
+        other = _shown(fields.raw["rope_parameters"])
+        fields.refuse("rope_scaling", f"rope_parameters={other} says something else; correct one")
+    return found[0]
+
+
+def _one_rope(fields: _Fields, key: str) -> tuple[float, RopeScaling | None]:
+    """As one of the two fields has it."""
+    given = fields.raw.get(key)
+    if given is not None and not isinstance(given, dict):
+        fields.refuse(key, "must be a mapping, or null")
+    above = {name: fields.raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in fields.raw}
+    rope = _Fields({**above, **(given or {})}, f"{fields.where}: {key}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    _refuse(where, "rope_type", kind, ("default", "llama3"))
-    turned = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))
-    _refuse(where, "partial_rotary_factor", turned, (1.0,))
-    if kind == "default":
-        return float(theta), None
-    if missing := [theirs for theirs in _SCALING.values() if theirs not in rope]:
-        raise UserError(f"{where}: rope scaling 'llama3' lacks {', '.join(missing)}")
+    if kind not in ("default", "linear", "llama3"):
+        raise UserError(f"{rope.where}: rope_type {_shown(kind)} is not supported; supported: 'default', 'llama3'")
+    if rope.raw.get("type") not in (None, kind):
+        rope.refuse("type", f"rope_type is {kind!r}; correct one")
+    if rope.raw.get("partial_rotary_factor") not in (None, 1):
+        rope.refuse("partial_rotary_factor", "not supported; supported: 1.0")
+    if rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False:
+        rope.refuse("mrope_section", "positions of images are not supported; use_mrope: false says that there are none")
+    theta = rope.number("rope_theta", "(0, inf)", missing=1e4)
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"}
+    known |= set(_SCALING.values()) if kind == "llama3" else {"factor"}
+    if strange := [name for name, value in rope.raw.items() if value is not None and name not in known]:
+        raise UserError(
+            f"{rope.where}: rope_type {kind!r} has no {_shown(strange[0])}; correct rope_type, or delete it"
+        )
+    if kind != "llama3":
+        if rope.number("factor", "[1, inf)", missing=_REQUIRED if kind == "linear" else 1.0) != 1:
+            rope.refuse("factor", f"not supported with rope_type {kind!r}; supported: 1.0")
+        return theta, None
+    if missing := [theirs for theirs in _SCALING.values() if theirs not in rope.raw]:
+        raise UserError(
+            f"{rope.where}: rope scaling 'llama3' lacks {', '.join(missing)}; add what the model's makers have"
+        )
     scaling = RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_positions=int(rope["original_max_position_embeddings"]),
+        factor=rope.number("factor", "[1, inf)"),
+        low_freq_factor=rope.number("low_freq_factor", "(0, inf)"),
+        high_freq_factor=rope.number("high_freq_factor", "(0, inf)"),
+        original_positions=rope.whole("original_max_position_embeddings"),
     )
-    return float(theta), scaling
+    if scaling.high_freq_factor <= scaling.low_freq_factor:
+        rope.refuse("high_freq_factor", f"must be over low_freq_factor {scaling.low_freq_factor}")
+    if fields.raw.get("original_max_position_embeddings") not in (None, scaling.original_positions):
+        fields.refuse("original_max_position_embeddings", f"{key} has {scaling.original_positions}; correct one")
+    return theta, scaling
 
 
 def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,6 +314,8 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         "torch_dtype": dtype,
         "dtype": dtype,
     }
+    if raw.get("layer_types") is not None:  # of the source, which may have more layers
+        raw["layer_types"] = ["full_attention"] * config.num_layers
     if config.family != "qwen2":
         raw["attention_bias"] = config.qkv_bias
     if config.family == "llama":
@@ -166,11 +334,24 @@ def model_folder(path: str | os.PathLike) -> epath.Path:
         with ranges.naming(path):
             if not path.is_dir():
                 raise UserError(f"{path}: no such folder in the bucket")
+    elif path.is_file():
+        convert = f": grpojax convert {path} --to FOLDER" if path.suffix == ".gguf" else ""
+        raise UserError(f"{path} is a file; give a folder with config.json and weights{convert}")
     elif not path.is_dir():
         raise UserError(
             f"{path}: no such folder; a model of the hub is downloaded first: hf download OWNER/NAME --local-dir FOLDER"
         )
     return path
+
+
+def refuse_adapter(folder: epath.Path) -> None:
+    """Raises `UserError` where the folder holds an adapter (LoRA and the like), as peft saves them."""
+    file = folder / "adapter_config.json"
+    if not file.exists():
+        return
+    base = _shown(read_json(file).get("base_model_name_or_path"))
+    merged = ", or remove adapter_* if it is merged already" if (folder / "config.json").exists() else ""
+    raise UserError(f"{folder} holds an adapter of {base}, which is not a whole model; merge it{merged}:\n{MERGE}")
 
 
 def read_json(file: Path | epath.Path) -> dict[str, Any]:
@@ -179,13 +360,51 @@ def read_json(file: Path | epath.Path) -> dict[str, Any]:
         content = json.loads(files.read(file))
     except FileNotFoundError:
         raise UserError(f"{file.parent} has no {file.name}") from None
-    except ValueError as e:
-        raise UserError(f"{file} is damaged: {e}") from None
+    except (ValueError, RecursionError) as e:
+        raise damaged(file, e) from None
     except OSError as e:
         raise UserError(f"{file} cannot be read: {e}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file} is damaged: it holds no JSON object")
+        raise damaged(file, "it holds no JSON object")
     return content
+
+
+def damaged(file: Path | epath.Path, why: object) -> UserError:
+    """The error for a file that cannot be what its name says, or that is only the pointer to it of Git LFS."""
+    if is_lfs_pointer(file):
+        return UserError(f"{file} is a pointer of Git LFS in place of the file; in its folder run: git lfs pull")
+    return UserError(f"{file} is damaged: {' '.join(str(why).split())[:200]}; restore it, or download it again")
+
+
+def is_lfs_pointer(file: Path | epath.Path) -> bool:
+    """Whether a file is what a clone without Git LFS has in place of a large one."""
+    if files.in_bucket(file):
+        head = ranges.read(file, 0, min(len(_LFS), ranges.size(file))).tobytes()
+    else:
+        with Path(file).open("rb") as f:
+            head = f.read(len(_LFS))
+    return head == _LFS
+
+
+def check_tokenizer_files(named: epath.Path, path: Path) -> None:
+    """Raises `UserError`, which names the file, where one that transformers reads for a tokenizer is damaged, or is a
+    pointer of Git LFS, or names ends that are no tokens' numbers.
+
+    Args:
+      named: the folder as the user has it.
+      path: its files on this machine.
+    """
+    jsons = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+    for name in (*jsons, "added_tokens.json"):
+        content = read_json(named / name) if (path / name).exists() else {}
+        ends = content.get("eos_token_id") if name in jsons[:2] else None
+        listed = ends if isinstance(ends, list) else [ends]
+        if ends is not None and not all(type(i) is int and i >= 0 for i in listed):
+            what = f"{named / name}: eos_token_id={repr(ends)[:200]}"
+            raise UserError(f"{what}: must be a token's number, a list of them or null")
+    for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt"):
+        if (path / name).exists() and is_lfs_pointer(path / name):
+            raise damaged(named / name, "a pointer")
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:

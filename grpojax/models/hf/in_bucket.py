@@ -16,6 +16,7 @@ from etils import epath
 
 from grpojax.host import files, ranges
 from grpojax.host.errors import UserError
+from grpojax.models.hf.config_json import damaged
 
 _DTYPES = {"F32": np.dtype(np.float32), "BF16": jnp.dtype(jnp.bfloat16), "F16": np.dtype(np.float16)}
 _LONGEST = 100 * 10**6  # bytes of a header, as safetensors itself has it
@@ -48,7 +49,7 @@ class TensorFile:
         except UserError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as e:
-            raise UserError(f"{file} is truncated or damaged: {e}") from None
+            raise damaged(file, e) from None
 
     def keys(self) -> KeysView[str]:
         """The names of its tensors."""

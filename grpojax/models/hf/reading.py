@@ -27,6 +27,7 @@ from grpojax.models.hf.weights import (
     file_dtype,
     names_of,
     open_file,
+    resolve_head,
     tensors_of,
     weights_on_disk,
 )
@@ -41,8 +42,8 @@ def load(
 ) -> Decoder:
     """Reads a Hugging Face folder (Qwen 2, Qwen 3 or Llama; bf16, f16 or f32 safetensors).
 
-    The ``lm_head.weight`` of a checkpoint with tied embeddings is ignored, and so are ``rotary_emb.inv_freq``
-    buffers.
+    Weights may have the names that ``torch.compile``, DDP, FSDP or peft give them, or lack the ``model.`` in front.
+    Of tied embeddings, ``lm_head.weight`` may be there if it is the same. ``rotary_emb.inv_freq`` is ignored.
 
     Args:
       path: a folder, local or in a bucket, with ``config.json`` and ``model.safetensors``, or shards and their index.
@@ -62,6 +63,7 @@ def load(
     check_mesh(config, mesh)
     graph, abstract = decoder.abstract(config)
     found = weights_on_disk(path)
+    resolve_head(path, config, found)
     check_weights(path, config, tensors_of(abstract), found)
     dtype = file_dtype(dtype or jnp.float32)
 
@@ -87,7 +89,7 @@ def _read(
     with contextlib.ExitStack() as stack:
         opened = functools.cache(lambda file: stack.enter_context(open_file(file)))
         for layer, name in enumerate(names):
-            _fill(parts, layer, opened(found[name].file).get_slice(name), weight)
+            _fill(parts, layer, opened(found[name].file).get_slice(found[name].name), weight)
         if sharding is None:
             array = jax.device_put(parts[bounds[0]])
         else:

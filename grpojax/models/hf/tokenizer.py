@@ -9,7 +9,13 @@ from typing import Any
 from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import model_folder, read_json
+from grpojax.models.hf.config_json import (
+    check_tokenizer_files,
+    damaged,
+    model_folder,
+    read_json,
+    refuse_adapter,
+)
 from grpojax.models.hf.in_bucket import small_files
 
 # Words, digits, spaces, punctuation, code and several scripts: what tokenizers split differently.
@@ -35,7 +41,9 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     path = small_files(named) if files.in_bucket(named) else Path(named)
     file = path / "tokenizer.json"
     if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        refuse_adapter(named)
         raise UserError(f"{named} holds no tokenizer (no tokenizer.json)")
+    check_tokenizer_files(named, path)
     if not file.exists():
         try:
             return transformers.AutoTokenizer.from_pretrained(path)
@@ -46,8 +54,12 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     try:
         saved = tokenizers.Tokenizer.from_file(str(file))
     except Exception as e:  # tokenizers raises nothing narrower
-        raise UserError(f"{named / file.name} is damaged: {e}") from None
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+        raise damaged(named / file.name, e) from None
+    try:
+        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(path)
+        tokenizer.encode(_PROBE)
+    except Exception as e:  # whatever a strange value in tokenizer_config.json makes transformers raise
+        raise damaged(named / "tokenizer_config.json", e) from None
     if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
         raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
     return tokenizer

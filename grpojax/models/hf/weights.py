@@ -1,7 +1,8 @@
 """The tensors of a checkpoint: which ours stand for, and which a folder has."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import read_json
+from grpojax.models.hf.config_json import MERGE, damaged, read_json
 from grpojax.models.hf.in_bucket import TensorFile
 from grpojax.models.weight_table import DECODER, axes_of, leaf_name
 
@@ -22,12 +23,20 @@ from grpojax.models.weight_table import DECODER, axes_of, leaf_name
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+# What torch.compile, FSDP and activation checkpointing put into the names of the weights that they wrap.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_CONVERT = "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+# Files beside weights: other people's and our own.
+_NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|token_head).*")
 
 
 class OnDisk(NamedTuple):
-    """Where a tensor is, from the header of its file."""
+    """Where a tensor is and what its file calls it, from the header of the file."""
 
     file: epath.Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
 
@@ -86,47 +95,116 @@ def open_file(file: epath.Path) -> Iterator[Any]:
     try:
         handle = safe_open(str(file), framework="np")
     except SafetensorError as e:
-        raise UserError(f"{file} is truncated or damaged: {e}") from None
+        raise damaged(file, e) from None
+    except OSError as e:
+        raise UserError(f"{file} cannot be read: {e}") from None
     with handle:
         yield handle
 
 
+def plain_name(name: str) -> str:
+    """A tensor's name without what wrappers put in front of it, and with the ``model.`` that a bare trunk lacks.
+
+    Example:
+      >>> plain_name("module._orig_mod.model.layers.0.mlp.up_proj.weight")
+      'model.layers.0.mlp.up_proj.weight'
+      >>> plain_name("base_model.model.lm_head.weight"), plain_name("norm.weight")
+      ('lm_head.weight', 'model.norm.weight')
+    """
+    plain = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    plain = re.sub(r"^(module\.)*(base_model\.model\.)?", "", plain)
+    return f"model.{plain}" if re.match(r"(layers|embed_tokens|norm)\.", plain) else plain
+
+
 def weights_on_disk(path: epath.Path) -> dict[str, OnDisk]:
-    """Every tensor in the folder, by name, from the files' headers."""
+    """Every tensor in the folder, by its plain name, from the files' headers."""
+    found: dict[str, OnDisk] = {}
+    for file in _weight_files(path):
+        with open_file(file) as f:
+            for name in f.keys():
+                tensor, plain = f.get_slice(name), plain_name(name)
+                if plain in found:
+                    other = found[plain]
+                    raise UserError(
+                        f"{path}: {other.name} in {other.file.name} and {name} in {file.name} are the same weight; "
+                        "remove the one that is left over, or download the folder again"
+                    )
+                found[plain] = OnDisk(file, name, tuple(tensor.get_shape()), tensor.get_dtype())
+    return found
+
+
+def _weight_files(path: epath.Path) -> list[epath.Path]:
+    """The safetensors files of a folder, as transformers finds them; raises `UserError` where it has none."""
     if (path / SINGLE).exists():
-        shards = [path / SINGLE]
-    elif (path / INDEX).exists():
+        return [path / SINGLE]
+    if (path / INDEX).exists():
         listed = read_json(path / INDEX).get("weight_map")
-        if not isinstance(listed, dict):
-            raise UserError(f"{path / INDEX} is damaged: it has no 'weight_map'")
+        if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+            raise damaged(path / INDEX, "it has no 'weight_map' of files")
         shards = [path / name for name in sorted(set(listed.values()))]
         if absent := [f.name for f in shards if not f.exists()]:
             raise UserError(f"{path}: {_some(absent)} named in {INDEX} but not there; download the folder again")
-    elif pickles := [f.name for f in files.listing(path) if f.suffix in (".bin", ".pt", ".pth")]:
+        return shards
+    names = [f.name for f in files.listing(path) if not _NO_WEIGHTS.fullmatch(f.name)]
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    none = f"{path} has neither {SINGLE} nor {INDEX}"
+    if any(name.startswith("adapter_model.") for name in names):
+        raise UserError(f"{none} but an adapter, without the base that it belongs to; merge it with peft:\n{MERGE}")
+    if any(re.fullmatch(r"model-\d+-of-\d+\.safetensors", name) for name in tensors):
+        raise UserError(f"{none}; its {_some(tensors)} need the index: download {INDEX} too")
+    if any(name.startswith("consolidated") for name in names):
+        raise UserError(f"{none}; consolidated.* is in a layout of its makers' own: download the files named model*")
+    if tensors:
+        raise UserError(f"{none}; it has {_some(tensors)}: rename what holds the weights to {SINGLE}")
+    if pickles := [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]:
         raise UserError(
             f"{path} holds pickled weights ({_some(pickles)}), which can run code and are not read; convert:"
-            "\ntransformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            f"\n{_CONVERT}"
         )
-    else:
-        raise UserError(f"{path} has neither {SINGLE} nor {INDEX}")
-    found = {}
-    for file in shards:
-        with open_file(file) as f:
-            for name in f.keys():
-                tensor = f.get_slice(name)
-                found[name] = OnDisk(file, tuple(tensor.get_shape()), tensor.get_dtype())
-    return found
+    if gguf := [name for name in names if name.endswith(".gguf")]:
+        raise UserError(f"{none}; convert the GGUF file: grpojax convert {path / gguf[0]} --to NEW_FOLDER")
+    raise UserError(f"{none}; download the weights too (it has {_some(names) or 'no files'})")
+
+
+def resolve_head(path: epath.Path, config: DecoderConfig, found: dict[str, OnDisk]) -> None:
+    """Of a model with tied embeddings, leaves one tensor in ``found`` for both sides, under the embedding's name.
+
+    Raises:
+      UserError: both are there and differ: transformers 5 would take them for a model that is not tied, 4 would not.
+    """
+    if not config.tie_embeddings or HEAD not in found:
+        return
+    head = found.pop(HEAD)
+    embed = found.setdefault(EMBED, head)
+    if embed.dtype in DTYPES.values() and not _same(embed, head):
+        raise UserError(
+            f"{path}: {HEAD} differs from {EMBED}, but config.json has tie_word_embeddings: true;"
+            f"\nset it to false if the model has an output head of its own, or remove {HEAD}"
+        )
+
+
+def _same(one: OnDisk, other: OnDisk) -> bool:
+    """Whether two tensors hold the same numbers; some rows at a time."""
+    if one == other:
+        return True
+    if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= set(DTYPES.values()):
+        return False
+    with open_file(one.file) as first, open_file(other.file) as second:
+        a, b = first.get_slice(one.name), second.get_slice(other.name)
+        rows, columns = one.shape
+        parts = [(slice(at, min(at + _ROWS, rows)), slice(0, columns)) for at in range(0, rows, _ROWS)]
+        return all(np.array_equal(a[part].astype(np.float32), b[part].astype(np.float32)) for part in parts)
+
+
+_ROWS = 4096  # of an embedding, compared at once
 
 
 def check_weights(path: epath.Path, config: DecoderConfig, wanted: dict[str, Tensor], found: dict[str, OnDisk]) -> None:
     """Raises `UserError` unless the tensors on disk are those, of those shapes, that the config calls for."""
-    ignored = {"lm_head.weight"} if config.tie_embeddings else set()
     both = [(name, found[name], wanted[name]) for name in wanted if name in found]
     problems = {
         "missing weights": [n for n in wanted if n not in found],
-        "unknown weights": [
-            n for n in found if n not in wanted and n not in ignored and not n.endswith("rotary_emb.inv_freq")
-        ],
+        "unknown weights": [found[n].name for n in found if n not in wanted and not n.endswith("rotary_emb.inv_freq")],
         "weights of another shape": [
             f"{n} {list(have.shape)} (config: {list(want.shape)})" for n, have, want in both if have.shape != want.shape
         ],
@@ -135,7 +213,25 @@ def check_weights(path: epath.Path, config: DecoderConfig, wanted: dict[str, Ten
         ],
     }
     if text := "; ".join(f"{what}: {_some(which)}" for what, which in problems.items() if which):
-        raise UserError(f"{path} does not fit its config.json ({config.family}): {text}")
+        raise UserError(f"{path} does not fit its config.json ({config.family}): {text}\n{_remedy(wanted, found)}")
+
+
+def _remedy(wanted: Mapping[str, Tensor], found: Mapping[str, OnDisk]) -> str:
+    """What to do about a folder whose weights are not those that its config calls for."""
+    strange = [name for name in found if name not in wanted]
+    if any(re.search(r"\.(lora_|base_layer\.|modules_to_save\.)", name) for name in strange):
+        return f"they hold an adapter that is not merged; merge it with peft: {MERGE}"
+    packed = (
+        r"\.(qweight|qzeros|g_idx|scales|absmax|weight_packed|weight_scale\w*|SCB)$|\.(absmax|quant_map|quant_state)"
+    )
+    dtypes = {tensor.dtype for name, tensor in found.items() if name in wanted} - set(DTYPES.values())
+    if dtypes - {"F64"} or any(re.search(packed, name) for name in strange):
+        return "quantised weights are not read; take the folder of the model before it was quantised"
+    if dtypes:
+        return f"convert: {_CONVERT}"
+    if [name for name in wanted if name not in found] == [HEAD]:
+        return "set tie_word_embeddings to true if the output head is the embedding, or download the folder again"
+    return "the config is another model's, or files are of another; download the folder again"
 
 
 def _some(names: Sequence[str], shown: int = 3) -> str:

@@ -56,7 +56,8 @@ def test_a_config_that_the_family_cannot_express_is_refused(tmp_path):
     tiny_hf.save(tmp_path / "in", "llama-mlp-bias")
     model = models.load(tmp_path / "in")
     model.config = from_hf(
-        json.loads((tmp_path / "in/config.json").read_text()) | {"architectures": ["Qwen2ForCausalLM"]}
+        json.loads((tmp_path / "in/config.json").read_text())
+        | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
     )
     object.__setattr__(model.config, "mlp_bias", True)
     with pytest.raises(UserError, match="qwen2 config.json cannot express this model's mlp_bias"):

@@ -69,7 +69,7 @@ def test_devices_that_hold_a_part_together_read_it_once(tmp_path, mesh, monkeypa
         ((1, 1, 8), {}, "num_attention_heads 4 does not divide over 8 shards"),
         ((2, 2, 2), {"intermediate_size": 39}, "intermediate_size 39 does not"),
         ((2, 2, 2), {"vocab_size": 95}, "vocab_size 95 does not"),
-        ((1, 8, 1), {"hidden_size": 20}, "hidden_size 20 does not divide over 8 shards"),
+        ((1, 8, 1), {"hidden_size": 20, "num_attention_heads": 2}, "hidden_size 20 does not divide over 8 shards"),
     ],
 )
 def test_sizes_that_do_not_divide_over_the_mesh_are_refused(tmp_path, sizes, changes, message):
@@ -221,23 +221,23 @@ DAMAGE = {
         put(**{NORM: np.ones(25, np.float32)}),
         r"weights of another shape: model.norm.weight \[25\] \(config: \[24\]\)$",
     ),
-    "layers": (edit_config(num_hidden_layers=2), r"unknown weights: model.layers.2.* and 9 more$"),
+    "layers": (edit_config(num_hidden_layers=2, layer_types=None), r"unknown weights: model.layers.2.* and 9 more$"),
     "integers": (
         put(**{NORM: np.ones(24, np.int8)}),
         r"weights other than F32, BF16, F16: model.norm.weight I8$",
     ),
     "untied": (edit_config(tie_word_embeddings=False), "missing weights: lm_head.weight$"),
-    "truncated": (truncate("model.safetensors", 9000), "model.safetensors is truncated or damaged"),
-    "no header": (truncate("model.safetensors", 5), "model.safetensors is truncated or damaged"),
+    "truncated": (truncate("model.safetensors", 9000), "model.safetensors is damaged"),
+    "no header": (truncate("model.safetensors", 5), "model.safetensors is damaged"),
     "shard gone": (
         shards(remove("b.safetensors")),
         "b.safetensors named in model.safetensors.index.json but not",
     ),
-    "shard truncated": (shards(truncate("b.safetensors", 9000)), "b.safetensors is truncated or damaged"),
+    "shard truncated": (shards(truncate("b.safetensors", 9000)), "b.safetensors is damaged"),
     "index damaged": (shards(truncate("model.safetensors.index.json", 99)), "index.json is damaged"),
     "index empty": (
         shards(lambda folder: (folder / "model.safetensors.index.json").write_text("{}")),
-        "index.json is damaged: it has no 'weight_map'",
+        "index.json is damaged: it has no 'weight_map' of files",
     ),
 }
 
@@ -248,17 +248,17 @@ def test_a_damaged_folder_is_refused_by_name(tmp_path, case):
     tiny_hf.save(tmp_path / "in", "qwen2-tied")
     models.load(tmp_path / "in")
     damage(tmp_path / "in")
-    with pytest.raises(UserError, match=message) as e:
+    with pytest.raises(UserError, match=f"(?m){message}") as e:
         models.load(tmp_path / "in")
     assert str(tmp_path) in str(e.value) and str(e.value).count("\n") <= 1
 
 
-def test_a_tied_head_and_rotary_buffers_are_ignored(tmp_path):
+def test_a_tied_head_that_is_the_embedding_and_rotary_buffers_change_nothing(tmp_path):
     tiny_hf.save(tmp_path / "in", "qwen2-tied")
     plain = models.load(tmp_path / "in")
-    head = np.zeros((94, 24), np.float32)
-    put(
-        lm_head__weight=head,
-        **{f"model__layers__{i}__self_attn__rotary_emb__inv_freq": head[0] for i in range(3)},
-    )(tmp_path / "in")
+    embed = np.array(plain.embed[...])
+    rotary = {f"model__layers__{i}__self_attn__rotary_emb__inv_freq": embed[0] for i in range(3)}
+    put(lm_head__weight=embed, **rotary)(tmp_path / "in")
     assert_same_weights(plain, models.load(tmp_path / "in"))
+    rewrite(tmp_path / "in/model.safetensors", lambda tensors: tensors.pop("model.embed_tokens.weight"))
+    assert_same_weights(plain, models.load(tmp_path / "in"))  # transformers 5 ties them the other way round
