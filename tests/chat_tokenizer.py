@@ -17,6 +17,9 @@ class Fake:
         first = [self.bos_token_id] if add_special_tokens and self.bos_token_id is not None else []
         return first + [1 if c == "^" else ord(c) for c in text]
 
+    def decode(self, ids, *, skip_special_tokens):
+        return "".join(chr(i) for i in ids if not (skip_special_tokens and i < 3))
+
 
 def dialog(turns):
     return "^" + "".join(f"<{t['role']}>{t['content']}" for t in turns) + "<assistant>"

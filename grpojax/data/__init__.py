@@ -2,6 +2,7 @@
 
 from grpojax.data.answered import Answered, AnsweredConfig, Answers, load_answered, read_answer, read_pair
 from grpojax.data.batches import Batches, Pass, RetiringBatches, in_order, to_prompts
+from grpojax.data.chat_template import writes_day
 from grpojax.data.chats import Question, chat_in
 from grpojax.data.columns import find_columns
 from grpojax.data.exemplars import Exemplars
@@ -57,4 +58,5 @@ __all__ = [
     "shares",
     "sources",
     "to_prompts",
+    "writes_day",
 ]

@@ -1,6 +1,7 @@
 """Questions with their answers, for supervised training: one that is right, or a better and a worse one."""
 
 import dataclasses
+import datetime
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -28,7 +29,7 @@ class AnsweredConfig:
       train: a path as in `grpojax.data.SourceConfig`, a source, or a list of them.
       eval: the same, held out; None evaluates nothing.
       system: system message for the chat template; a chat that has its own is refused with it.
-      template: as in `grpojax.data.DataConfig`.
+      template, template_options, today: as in `grpojax.data.DataConfig`.
       max_prompt_tokens: most tokens of a prompt.
       max_tokens: most tokens of an answer, the end-of-sequence token included.
       too_long: "drop" leaves longer ones out and counts them, "refuse" makes them an error.
@@ -39,6 +40,8 @@ class AnsweredConfig:
     eval: Source | tuple[Source, ...] | None = None
     system: str | None = None
     template: Literal["auto", "chat", "plain"] = "auto"
+    template_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    today: datetime.date | None = None
     max_prompt_tokens: int = 512
     max_tokens: int = 512
     too_long: Literal["drop", "refuse"] = "drop"
@@ -58,7 +61,10 @@ class AnsweredConfig:
 
     def questions(self) -> DataConfig:
         """What `grpojax.data.Tokenize` reads."""
-        return DataConfig(train=self.train, eval=self.eval, system=self.system, template=self.template, answer=None)
+        same = {
+            name: getattr(self, name) for name in ("train", "eval", "system", "template", "template_options", "today")
+        }
+        return DataConfig(**same, answer=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +228,7 @@ def load_answered(
     """Reads and tokenises answered questions.
 
     An answer's tokens are those of its text and ``end``, after the prompt's own: as the sampler would have drawn them.
+    What the prompt ends with already, such as ``<think>``, is not learned again.
 
     Args:
       given: what `AnsweredConfig.train` or ``.eval`` says.
@@ -283,8 +290,10 @@ def _encode(
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
-    encode = tokenize.tokenizer.encode
-    return ids, tuple((*encode(text, add_special_tokens=False), end) for text in answers)
+    encode, texts = tokenize.tokenizer.encode, [tokenize.answer(ids, text) for text in answers]
+    if any(not text.strip() for text in texts):
+        raise UserError("has nothing in an answer beyond what the prompt ends with")
+    return ids, tuple((*encode(text, add_special_tokens=False), end) for text in texts)
 
 
 def _over(entry: Answered, config: AnsweredConfig) -> str:

@@ -57,6 +57,9 @@ class DataConfig:
         ``{prompt}\nAnswer in \boxed{}.``
       template: "chat" uses the tokenizer's chat template, "plain" the bare question; "auto" takes the chat template
         if the tokenizer has one.
+      template_options: values of variables that the chat template reads, such as ``enable_thinking: false``.
+      today: the day that a chat template which writes one gets; None is the day on which a run starts, which its
+        config.json then has.
       max_prompt_tokens: most tokens of a prompt.
       too_long: "drop" leaves longer prompts out and counts them, "refuse" makes them an error.
       on_bad_row: "error" stops at a row that cannot be used, "skip" leaves it out, counts and lists it.
@@ -72,6 +75,8 @@ class DataConfig:
     examples: tuple[Example, ...] = ()
     instruction: str = "{prompt}"
     template: Literal["auto", "chat", "plain"] = "auto"
+    template_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    today: datetime.date | None = None
     max_prompt_tokens: int = 512
     too_long: Literal["drop", "refuse"] = "drop"
     on_bad_row: Literal["error", "skip"] = "error"

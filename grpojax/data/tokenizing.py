@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpojax.data.chat_template import ChatTemplate, after_reasoning, last_tags, special_texts, without_opening
 from grpojax.data.chats import Question
 from grpojax.data.problems import DataConfig, Example
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
 
@@ -56,41 +58,104 @@ class Tokenize:
 
     Raises:
       UserError: the tokenizer lacks what the config asks for, or its template loses part of it.
+
+    Attributes:
+      chat: whether prompts are chats.
+      special: texts of the tokens that decoding leaves out.
     """
 
     def __init__(self, tokenizer: Any, config: DataConfig):
         self.tokenizer, self.config = tokenizer, config
         self.chat = config.template == "chat" or (config.template == "auto" and bool(tokenizer.chat_template))
+        self.special = special_texts(tokenizer)
+        self._noted: set[str] = set()
         if self.chat and not tokenizer.chat_template:
             raise UserError("data.template='chat', but the tokenizer has no chat template; use 'plain'")
-        if not self.chat and config.system:
-            raise UserError(
-                "data.system needs a chat template; put the text into data.instruction or use data.template=chat"
-            )
+        for name in ("system", "template_options", "today"):
+            if not self.chat and getattr(config, name):
+                remedy = "put the text into data.instruction" if name == "system" else "leave it out"
+                raise UserError(f"data.{name} needs a chat template; {remedy} or use data.template=chat")
+        self._template = ChatTemplate(tokenizer, config.template_options, config.today) if self.chat else None
 
     def text(self, question: Question, examples: Sequence[Example] = ()) -> str:
         """What the model reads; ``examples`` are shown after those of the config."""
         config = dataclasses.replace(self.config, examples=(*self.config.examples, *examples))
-        if not self.chat:
+        if self._template is None:
             return _plain(question, config)
-        turns = chat_of(question, config)
+        messages = chat_of(question, config)
+        self._check_new(messages[-1]["content"], self._template)
         try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text = self._template.render(messages)
         except Exception as e:  # whatever a template raises, such as "system role not supported"
             raise UserError(f"the tokenizer's chat template refuses: {' '.join(str(e).split())[:200]}") from None
-        for turn in turns:
-            if turn["content"].strip() not in text:
-                raise UserError(
-                    f"the tokenizer's chat template loses the {turn['role']}'s {turn['content'][:60]!r}; "
-                    "use data.template=plain"
-                )
+        for message in messages:
+            content = message["content"].strip()
+            if content in text:
+                continue
+            if message["role"] == "assistant" and after_reasoning(content) in text:
+                self._note("reasoning", "the chat template leaves the reasoning out of earlier answers and examples")
+                continue
+            raise UserError(
+                f"the tokenizer's chat template loses the {message['role']}'s {message['content'][:60]!r}; "
+                "use data.template=plain"
+            )
         return text
+
+    def _check_new(self, question: str, template: ChatTemplate) -> None:
+        """A question that was rendered before would stand in a second chat."""
+        if not template.has_markers(question):
+            return
+        said = f"the prompt {question[-60:]!r} has the chat template's own markers, as if rendered before"
+        if self.config.template == "auto":
+            raise UserError(f"{said}: set data.template=plain, or data.template=chat if it was not")
+        self._note("markers", f"{said}; with data.template=plain it would stay as it is (shown once)")
+
+    def _note(self, kind: str, line: str) -> None:
+        """Shows the first line of a kind."""
+        if kind not in self._noted:
+            self._noted.add(kind)
+            log.warning("%s", line)
 
     def __call__(self, question: Question, examples: Sequence[Example] = ()) -> tuple[int, ...]:
         # A template that writes its own BOS must not get the tokenizer's on top.
         ids = list(self.tokenizer.encode(self.text(question, examples), add_special_tokens=not self.chat))
         # Further on it may stand again: it opens the turns of some templates, and ends them where it is EOS too.
         bos = self.tokenizer.bos_token_id
+        if bos is not None and not self.chat and ids[:2] == [bos, bos]:
+            ids = ids[1:]  # the text has its own
         if bos is not None and ids[:2] == [bos, bos]:
             raise UserError(f"a prompt starts with two beginning-of-sequence tokens: {str(question)[:60]!r}")
         return tuple(ids)
+
+    def tail(self, ids: Sequence[int]) -> str:
+        """The beginning of the answer that a prompt ends with, such as ``<think>``; mostly empty."""
+        if self._template is not None:
+            return self._template.tail
+        return last_tags(self.tokenizer.decode(list(ids[-32:]), skip_special_tokens=False))
+
+    def read(self, form: str, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> list[str]:
+        """Completions as the texts that rewards ask for.
+
+        Args:
+          form: "with_special_tokens", "with_prompt_tail", "with_both" (`grpojax.rewards.RewardConfig.text`).
+          prompts: ``[N]``, the ids of each one's prompt.
+          rows: ``[N]``, their ids, without the token that ended them.
+        """
+        skip, tail = form == "with_prompt_tail", form in ("with_prompt_tail", "with_both")
+        texts = [self.tokenizer.decode(list(ids), skip_special_tokens=skip) for ids in rows]
+        return [self.tail(p) + text for p, text in zip(prompts, texts, strict=True)] if tail else texts
+
+    def answer(self, prompt: Sequence[int], text: str) -> str:
+        """An answer to learn, without the beginning that its prompt ends with already."""
+        return without_opening(text, self.tail(prompt))
+
+    def message(self, said: str) -> str:
+        """A completion, special tokens included, as the content of an assistant's message.
+
+        It begins with what the chat template opened for it, and has those special tokens that are tags of its own: not
+        those that stand around messages, nor the tokenizer's own, such as its padding.
+        """
+        named = getattr(self.tokenizer, "special_tokens_map", {}).values()
+        for token in {*named, *(self._template.markers if self._template is not None else ())}:
+            said = said.replace(token, "")
+        return (self._template.tail if self._template is not None else "") + said

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
-from grpojax.evaluation.rewarded import columns_of, submit
+from grpojax.evaluation.rewarded import columns_of, submit, without_end
 from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means
 from grpojax.programs import packing
 from grpojax.programs.sampler_config import SamplerConfig
@@ -130,9 +130,15 @@ class Evaluator:
             # Plain, also where training normalises rewards by group: that has no mean to report.
             total = weighted_sum(self.rewards.config.terms, scores.by_name)
             rows = zip(rollout.tokens.reshape(-1, rollout.tokens.shape[-1]), rollout.lengths.flat, strict=True)
-            said = np.array(texts([ids[:n].tolist() for ids, n in rows]), object).reshape(shape)
+            ids = [row[:n].tolist() for row, n in rows]
+            said = np.array(texts(ids), object).reshape(shape)
+            read = said
+            if self.judge is not None and self.judge.text != "completion":  # answers are where the judge finds them
+                each = [p.ids for p in problems for _ in range(shape[1])]
+                whole = without_end(ids, rollout.stopped.flat)
+                read = np.array(self.rewards.texts(each, whole)[self.judge.text], object).reshape(shape)
             return [
-                self._attempt(problem, rollout, i, said[i], total.reshape(shape)[i], _named(scores, shape, i))
+                self._attempt(problem, rollout, i, said[i], read[i], total.reshape(shape)[i], _named(scores, shape, i))
                 for i, problem in enumerate(problems)
             ]
 
@@ -144,10 +150,11 @@ class Evaluator:
         rollout: Rollout,
         i: int,
         said: Sequence[str],
+        read: Sequence[str],
         total: np.ndarray,
         by_name: Mapping[str, np.ndarray],
     ) -> Attempt:
-        """Problem i of a batch, with its samples' texts and rewards ``[n]``."""
+        """Problem i of a batch, with its samples' texts, what the judge reads of them, and rewards ``[n]``."""
         samples = []
         for g, n in enumerate(rollout.lengths[i].tolist()):
             text = said[g]
@@ -155,8 +162,8 @@ class Evaluator:
             samples.append(
                 Sample(
                     completion=text,
-                    answer=self.answer(text),
-                    vote=None if self.judge is None else self.judge.vote(text),
+                    answer=self.answer(read[g]),
+                    vote=None if self.judge is None else self.judge.vote(read[g]),
                     correct=None if self.judge is None else right is True,
                     unjudged=self.judge is not None and right is None,
                     reward=_number(total[g]),

@@ -34,10 +34,12 @@ class Judge:
     Attributes:
       metric: the reward's name in metrics.
       reward: the built-in one that compares with a gold answer, None for any other: that has no answers to vote by.
+      text: what it reads as a completion (`grpojax.rewards.RewardConfig.text`).
     """
 
     metric: str
     reward: builtin.MathAnswer | builtin.Answer | builtin.Choice | None
+    text: str = "completion"
 
     def verdict(self, value: float) -> bool | None:
         """Whether a sample with this reward is right; None where the reward is invalid (NaN).
@@ -103,7 +105,7 @@ def judge_of(rewards: RewardsConfig, named: str | None = None) -> Judge | None:
 
 def _judge(term: RewardConfig) -> Judge:
     known = builtin.REWARDS.get(term.name, object)
-    return Judge(term.metric, known(**term.options) if issubclass(known, COMPARING) else None)
+    return Judge(term.metric, known(**term.options) if issubclass(known, COMPARING) else None, term.text)
 
 
 def marker_of(rewards: RewardsConfig, judge: Judge | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,16 @@ from grpojax.types import Rollout
 def columns_of(problems: Iterable[Problem]) -> list[str]:
     """The columns that reward functions get: all that any of the problems has. Those without one give None there."""
     return sorted(set().union(*(p.columns for p in problems)))
+
+
+def without_end(ids: Sequence[Sequence[int]], stopped: Iterable[Any]) -> list[Sequence[int]]:
+    """Completions ``[N]`` without the token that ended those which are ``stopped``.
+
+    Example:
+      >>> without_end([[5, 1], [5, 6]], [True, False])
+      [[5], [5, 6]]
+    """
+    return [row[:-1] if end else row for row, end in zip(ids, stopped, strict=True)]
 
 
 def submit(
@@ -53,7 +64,8 @@ def submit(
         piece = dict(zip(known, texts([[token] for token in known]), strict=True))
         values["pieces"] = [[piece[token] for token in row] for row in ids]
     with on_host():
-        pending = rewards.submit([p.prompt for p in each], texts(ids), ids, values, group=group)
+        forms = rewards.texts([p.ids for p in each], without_end(ids, rollout.stopped[mine].reshape(-1)))
+        pending = rewards.submit([p.prompt for p in each], texts(ids), ids, values, group=group, texts=forms)
 
     @functools.cache
     def wait() -> Scores:

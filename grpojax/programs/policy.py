@@ -11,6 +11,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from grpojax import data
 from grpojax.host import agreement, processes
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute, ModelConfig, compute_of
@@ -72,6 +73,7 @@ class Policy:
       mesh: how the devices are laid out, and which of them sample.
       devices: what to run on; None takes all there are.
       eos_ids: tokens that end a sample; None takes the model's own, and none at all lets every sample run to the end.
+      tokenizer: of the model's folder, where it is loaded already.
 
     Attributes:
       params: the weights as loaded; set to None by whoever takes them over.
@@ -91,6 +93,7 @@ class Policy:
         devices: Sequence[jax.Device] | None = None,
         *,
         eos_ids: tuple[int, ...] | None = None,
+        tokenizer: Any = None,
     ):
         devices = devices or jax.devices()
         self.count = len(devices)
@@ -100,8 +103,10 @@ class Policy:
         self.lanes = sharding.lanes(self.mesh)
         self.folder = str(data.locate(model.path))
         self.compute = compute_of(model, self.mesh)
-        self.tokenizer = hf.load_tokenizer(self.folder)
+        self.tokenizer = hf.load_tokenizer(self.folder) if tokenizer is None else tokenizer
         self.eos_ids = hf.eos_ids(self.folder, self.tokenizer) if eos_ids is None else eos_ids
+        if eos_ids is None and (note := hf.ends_note(self.folder, self.tokenizer)):
+            log.info("%s", note)
         loaded = hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh)
         self.config = loaded.config
         self.graph, self.params = state.split(loaded)

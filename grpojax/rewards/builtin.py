@@ -27,11 +27,13 @@ class Reward(abc.ABC):
       isolated: whether a call may hang or take much memory, and belongs into a worker process.
       needs_gold: whether the data must have answers.
       needs_pieces: whether it reads the text of each token, as the column ``pieces``.
+      reads_text: whether it reads the text of a completion.
     """
 
     isolated: ClassVar[bool] = False
     needs_gold: ClassVar[bool] = False
     needs_pieces: ClassVar[bool] = False
+    reads_text: ClassVar[bool] = True
 
     @abc.abstractmethod
     def __call__(
@@ -45,6 +47,10 @@ class Reward(abc.ABC):
     def at_once(self, completion: str, gold: str | None) -> float | None:
         """The reward where a look is enough; None where it takes a call. Only for rewards that are isolated."""
         return None
+
+    def looks_for(self) -> str:
+        """The text that it looks for in completions, as far as it is known; "" for none."""
+        return ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,9 @@ class Marked(Reward):
     def __post_init__(self):
         if self.marker is not None and not self.marker.strip():
             raise UserError(f"marker={self.marker!r}: give the text before an answer, or null for the known ones")
+
+    def looks_for(self) -> str:
+        return self.marker or ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +162,10 @@ class Format(Reward):
         pattern = re.compile(self.pattern, re.DOTALL)
         return [float(pattern.fullmatch(text) is not None) for text in completions]
 
+    def looks_for(self) -> str:
+        literal = re.sub(r"\\([^A-Za-z0-9])", r"\1", self.pattern)
+        return re.sub(r"\([^()]*\)[?*]", "", literal)  # without what may be missing
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice(Marked):
@@ -207,6 +220,7 @@ class SoftOverlong(Reward):
     max_tokens: int
     buffer: int
     factor: float = 0.5
+    reads_text: ClassVar[bool] = False
 
     def __post_init__(self):
         require(self, factor="(0, inf)")
@@ -233,6 +247,7 @@ class Repetition(Reward):
     """
 
     ngram: int = 20
+    reads_text: ClassVar[bool] = False
 
     def __post_init__(self):
         require(self, ngram="[1, inf)")
@@ -261,6 +276,7 @@ class Equations(Reward):
 
     separator: str = "\n"
     needs_pieces: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = False
 
     def __post_init__(self):
         if not self.separator:

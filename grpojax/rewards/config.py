@@ -25,6 +25,9 @@ class RewardConfig:
       options: what the named reward can be told (the fields of its class); a function gets them as keyword arguments.
       label: its name in metrics, if that is not to be ``name``.
       pieces: rewards get the column ``pieces`` too, the text of each of a sample's tokens, to tell where steps end.
+      text: what it gets as a completion. "completion" is the text without special tokens; "with_special_tokens" has
+        them, but not the one that ended the sample; "with_prompt_tail" begins with what the prompt ends with of the
+        answer, such as ``<think>``; "with_both" has both.
     """
 
     name: str
@@ -32,6 +35,7 @@ class RewardConfig:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     label: str | None = None
     pieces: bool = False
+    text: Literal["completion", "with_special_tokens", "with_prompt_tail", "with_both"] = "completion"
 
     def __post_init__(self):
         require(self, weight="[-1e6, 1e6]")
@@ -42,6 +46,8 @@ class RewardConfig:
         if known is not None:
             root = dataclasses.make_dataclass("Options", [("options", known)], frozen=True)
             settings.build(typing.cast(Any, root), {"options": self.options})
+            if self.text != "completion" and not known.reads_text:
+                raise UserError(f"reward {self.name!r} reads no text: leave text={self.text!r} out")
         elif not all(self.name.partition(":")[::2]):
             names = (*builtin.REWARDS, *NAMED_FUNCTIONS)
             close = difflib.get_close_matches(self.name, names, n=1)

@@ -2,8 +2,9 @@
 
 import dataclasses
 import logging
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -19,6 +20,9 @@ log = logging.getLogger("grpojax")
 # Most samples in a job, and the share of the time limit that a job should take.
 LARGEST_JOB, SHARE = 16, 0.1
 IMPORT_TIMEOUT_S = 300.0
+
+# (form, prompts' ids [N], completions' ids [N]) -> texts [N]
+Read = Callable[[str, Sequence[Sequence[int]], Sequence[Sequence[int]]], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +92,14 @@ class _Job:
 class PendingScores:
     """Rewards under way; `result` waits for them."""
 
-    def __init__(self, rewards: "Rewards", samples: Samples, group: int):
-        self._rewards, self._samples, self._group = rewards, samples, group
-        self._outcomes: list[list[Outcome | None]] = [rewards.at_once(t, samples) for t in range(len(rewards.terms))]
+    def __init__(self, rewards: "Rewards", samples: Samples, group: int, texts: Mapping[str, Sequence[str]]):
+        self._rewards, self._group = rewards, group
+        # Each reward gets the texts that it asks for.
+        self._samples = [
+            samples._replace(completions=list(texts[c.text])) if c.text in texts else samples
+            for c in rewards.config.terms
+        ]
+        self._outcomes: list[list[Outcome | None]] = [rewards.at_once(t, s) for t, s in enumerate(self._samples)]
         self._jobs: dict[Future, _Job] = {}
         for t, outcomes in enumerate(self._outcomes):
             open_ = [i for i, o in enumerate(outcomes) if o is None]
@@ -100,7 +109,7 @@ class PendingScores:
         self._scores: Scores | None = None
 
     def _submit(self, job: _Job) -> None:
-        config, samples = self._rewards.config.terms[job.term], self._samples.take(job.indices)
+        config, samples = self._rewards.config.terms[job.term], self._samples[job.term].take(job.indices)
         options = builtin.freeze(config.options)
         job.twice = self._rewards.count_is_open(job.term)
         self._jobs[self._rewards.workers.submit(worker.judge, config.name, options, samples, job.twice)] = job
@@ -149,6 +158,7 @@ class Rewards:
 
     Args:
       config: the section of a recipe, or the rewards alone.
+      read: makes the texts of rewards whose ``text`` is not "completion", as `grpojax.data.Tokenize.read` does.
 
     Raises:
       UserError: a function cannot be imported.
@@ -159,10 +169,10 @@ class Rewards:
     ([1.0, 0.0], 0.0)
     """
 
-    def __init__(self, config: RewardsConfig | Sequence[RewardConfig]):
+    def __init__(self, config: RewardsConfig | Sequence[RewardConfig], *, read: Read | None = None):
         if not isinstance(config, RewardsConfig):
             config = RewardsConfig(terms=tuple(config))
-        self.config = config
+        self.config, self._read = config, read
         self.terms = [builtin.make(c.name, c.options) if c.name in builtin.REWARDS else None for c in config.terms]
         # The text of each token, as the column ``pieces``.
         both = zip(config.terms, self.terms, strict=True)
@@ -204,6 +214,7 @@ class Rewards:
         columns: Mapping[str, Sequence[Any]],
         *,
         group: int = 1,
+        texts: Mapping[str, Sequence[str]] | None = None,
     ) -> PendingScores:
         """Starts the rewards of N samples; workers go on with them while the caller does something else.
 
@@ -212,14 +223,78 @@ class Rewards:
           tokens: ``[N]`` sampled ids.
           columns: ``[N]`` values each, of the data's columns and ``gold``.
           group: samples of one prompt, which stand together.
+          texts: ``[N]`` each, the completions by `RewardConfig.text` for the rewards that ask for it (`texts`).
         """
-        n = len(completions)
-        wrong = {k: len(v) for k, v in {"prompts": prompts, "tokens": tokens, **columns}.items() if len(v) != n}
+        n, texts = len(completions), texts or {}
+        if missing := sorted({c.text for c in self.config.terms} - {"completion", *texts}):
+            raise ValueError(f"a reward asks for text={missing[0]!r}, which was not given")
+        wrong = {
+            k: len(v) for k, v in {"prompts": prompts, "tokens": tokens, **texts, **columns}.items() if len(v) != n
+        }
         if wrong or n % group:
             raise ValueError(f"{n} completions in groups of {group}, but {wrong or 'that leaves a rest'}")
         self.check_columns(columns)
         lists = {name: list(values) for name, values in columns.items()}
-        return PendingScores(self, Samples(list(prompts), list(completions), list(map(list, tokens)), lists), group)
+        samples = Samples(list(prompts), list(completions), list(map(list, tokens)), lists)
+        return PendingScores(self, samples, group, texts)
+
+    def texts(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> dict[str, list[str]]:
+        """Completions as the rewards ask for them, by `RewardConfig.text`; plain ones are not among them.
+
+        Args:
+          prompts: ``[N]``, the ids of each one's prompt.
+          rows: ``[N]``, their ids, without the token that ended them.
+        """
+        forms = sorted({c.text for c in self.config.terms} - {"completion"})
+        if forms and self._read is None:
+            raise UserError(f"a reward has text={forms[0]!r}, and there is no tokenizer here to read tokens with")
+        return {form: self._read(form, prompts, rows) for form in forms} if self._read is not None else {}
+
+    def notes(self, special: Collection[str], tail: str) -> list[str]:
+        """Lines on rewards that look for text which they do not get.
+
+        Args:
+          special: texts of the special tokens.
+          tail: what prompts end with of the answer.
+
+        Example:
+          >>> with Rewards([RewardConfig(name="answer", options={"marker": "<a>"})]) as rewards:
+          ...     rewards.notes(["<a>", "</a>"], "")
+          ["reward answer looks for '<a>', a special token, which its texts are without: set text: with_special_tokens"]
+        """
+        lines = []
+        for config, term in zip(self.config.terms, self.terms, strict=True):
+            wanted = term.looks_for() if term is not None else ""
+            tags = [tag for tag in re.findall(r"<[^<>]+>|\[[^\[\]]+\]", tail) if tag in wanted]
+            lost = sorted(token for token in special if token in wanted)
+            has_tail = config.text in ("with_prompt_tail", "with_both")
+            has_special = config.text in ("with_special_tokens", "with_both")
+            if tags and not has_tail:
+                form = "with_both" if has_special or lost else "with_prompt_tail"
+                lines.append(
+                    f"reward {config.metric} looks for {tags[0]!r}, which the prompt ends with already, so that no "
+                    f"completion begins with it: set text: {form}"
+                )
+            elif lost and not has_special:
+                lines.append(
+                    f"reward {config.metric} looks for {lost[0]!r}, a special token, which its texts are without: set "
+                    f"text: {'with_both' if has_tail else 'with_special_tokens'}"
+                )
+            # Of a function nobody knows what it looks for.
+            pairs = sorted(t for t in special if re.fullmatch(r"<\w[\w:]+>", t) and f"</{t[1:]}" in special)
+            if term is None and pairs and not has_special:
+                lines.append(
+                    f"reward {config.metric} gets completions without {', '.join(pairs)}, which are special tokens; "
+                    "text: with_special_tokens keeps them"
+                )
+            if term is None and tail and not has_tail:
+                lines.append(
+                    f"reward {config.metric} gets completions without {tail!r}, which the prompt ends with; "
+                    "text: with_prompt_tail adds it"
+                )
+            if has_tail and not tail:
+                lines.append(f"reward {config.metric}: text={config.text}, but prompts end with nothing of the answer")
+        return lines
 
     def __call__(
         self,
@@ -229,9 +304,10 @@ class Rewards:
         columns: Mapping[str, Sequence[Any]],
         *,
         group: int = 1,
+        texts: Mapping[str, Sequence[str]] | None = None,
     ) -> Scores:
         """The rewards of N samples: `submit` and its result."""
-        return self.submit(prompts, completions, tokens, columns, group=group).result()
+        return self.submit(prompts, completions, tokens, columns, group=group, texts=texts).result()
 
     @property
     def compares(self) -> bool:

@@ -20,7 +20,7 @@ from grpojax import data
 from grpojax.host import peers, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import flops
+from grpojax.models import flops, hf
 from grpojax.models.compute import Compute
 from grpojax.programs import policy_update
 from grpojax.programs.compiling import quick_options
@@ -33,6 +33,7 @@ from grpojax.run import recorder, scoring, step_metrics, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teaching import Shapes
+from grpojax.run.today import with_day
 
 BEST = "-eval/loss"  # what the best checkpoint is told by: the largest
 
@@ -107,16 +108,21 @@ class FineTune:
 
     def _prepare(self, held: contextlib.ExitStack, devices: Sequence[jax.Device] | None) -> None:
         """All that one process does by itself."""
-        config, train = self.config, self.config.train
+        tokenizer = hf.load_tokenizer(str(data.locate(self.config.model.path)))
+        self.config = config = with_day(self.config, tokenizer, self.config.run.dir)
+        train = config.train
         self.session = Session(config, take_over=self._take_over)
         if config.mesh.rollout:
             raise UserError(f"mesh.rollout={config.mesh.rollout}: nothing is sampled here; leave it out")
-        self.policy = policy = Policy(config.model, config.mesh, devices)
-        tokenize = data.Tokenize(policy.tokenizer, config.data.questions())
-        own = policy.tokenizer.eos_token_id  # of several that end a sample, the tokenizer's
-        end = min(policy.eos_ids, default=None) if own is None else own
+        tokenize = data.Tokenize(tokenizer, config.data.questions())
+        self.policy = policy = Policy(config.model, config.mesh, devices, tokenizer=tokenizer)
+        # Of several that end a sample, the one that ends a message of the chat, or else the tokenizer's.
+        own = (hf.turn_end(tokenizer) if tokenize.chat else None, tokenizer.eos_token_id, *policy.eos_ids)
+        end = next((token for token in own if token is not None), None)
         if end is None:
             raise UserError(f"model.path={config.model.path!r} names no token that ends an answer (eos_token_id)")
+        if len(policy.eos_ids) > 1:
+            log.info("answers end with %r", tokenizer.convert_ids_to_tokens(end))
         self.answers = self.teaching.answers(config.data.train, tokenize, config.data, end)
         self.held_out = None
         if config.data.eval is not None:

@@ -155,10 +155,12 @@ def sample_rows(
     advantages: Tokens,
     texts: Callable[[Sequence[Sequence[int]]], list[str]],
     answer: Callable[[str], str | None],
+    special: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it.
 
-    ``learned`` is the text that was learned from in its place, where it was another.
+    ``learned`` is the text that was learned from in its place, where it was another; ``with_special_tokens`` is what
+    ``special`` makes of a completion without the token that ended it, where that is another text.
     """
     learned, rollout = judged.rollout, judged.drawn or judged.rollout
     mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
@@ -186,6 +188,10 @@ def sample_rows(
     others = [i for i, (ids, instead) in enumerate(zip(drawn, taken, strict=True)) if ids != instead]
     for i, text in zip(others, texts([taken[i] for i in others]), strict=True):
         rows[i]["learned"] = text
+    said = [ids[:-1] if row["stop"] == "eos" else ids for ids, row in zip(drawn, rows, strict=True)]
+    for row, text in zip(rows, special(said), strict=True) if special is not None else ():
+        if text != row["completion"]:
+            row["with_special_tokens"] = text
     return rows
 
 

@@ -422,7 +422,7 @@ def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> boo
     """
     prompts = min(rollout.prompts, 3)
     # From failed to passed: a variant may treat either in a way of its own. Means of these are exact.
-    rewards = np.repeat(np.float32([0.0, 1.0, 0.25])[:prompts, None], rollout.group, 1)
+    rewards = np.repeat(np.array([0.0, 1.0, 0.25], np.float32)[:prompts, None], rollout.group, 1)
     signals = _made_up(variant, rewards.shape)
     return any(bool(np.any(np.asarray(variant.advantage(x, signals)) != 0)) for x in (rewards, 1 - rewards))
 

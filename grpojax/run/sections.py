@@ -117,6 +117,9 @@ class RolloutConfig(SamplerConfig):
     sampler``, unless ``uncorrected`` has it take them for the policy's own. Evaluation is of the policy itself, and no
     greedy completion reads keys and values of eight bits.
 
+    ``no_end`` is for a model without a token that ends a sample: every sample then has ``max_tokens``. Without it such
+    a model is refused.
+
     Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
     ratio to the policy's own log-probs would be off by the mass that was cut.
     """
@@ -130,6 +133,7 @@ class RolloutConfig(SamplerConfig):
     retire: RetireConfig | None = None
     plan: PlanConfig | None = None
     curriculum: CurriculumConfig | None = None
+    no_end: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ from grpojax import data, evaluation, variants
 from grpojax.host import peers, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import flops
+from grpojax.models import flops, hf
 from grpojax.programs.idle import arrival
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
@@ -34,6 +34,7 @@ from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teacher import teacher_of
+from grpojax.run.today import with_day
 from grpojax.types import Rollout, Tokens
 
 REMEDIES = (
@@ -95,14 +96,19 @@ class Trainer:
         self, held: contextlib.ExitStack, devices: Sequence[jax.Device] | None, eos_ids: tuple[int, ...] | None
     ) -> None:
         """All that one process does by itself."""
-        config = self.config
-        checks.variant_source(config)
+        checks.variant_source(self.config)
+        tokenizer = hf.load_tokenizer(str(data.locate(self.config.model.path)))
+        self.config = config = with_day(self.config, tokenizer, self.config.run.dir)
         self.session = Session(config, take_over=self._take_over)
-        self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids)
+        self.tokenize = tokenize = data.Tokenize(tokenizer, config.data)
+        self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids, tokenizer=tokenizer)
+        if eos_ids is None:
+            hf.check_ends(
+                config.model.path, self.policy.eos_ids, no_end=config.rollout.no_end, setting="rollout.no_end=true"
+            )
         checks.shapes(config, self.policy.lanes, self.policy.sampling.lanes)
         checks.cache(config, self.policy)
-        self.rewards = held.enter_context(Rewards(config.method.rewards))
-        tokenize = data.Tokenize(self.policy.tokenizer, config.data)
+        self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))
         needs_truth = "ground_truth" in config.method.variant.needs
         compared = self.rewards.compares or needs_truth
         self.problems = data.load_problems(
@@ -112,6 +118,8 @@ class Trainer:
             raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")
         for line in self.problems.notes("train", config.data):
             log.info("%s", line)
+        for line in self.rewards.notes(tokenize.special, tokenize.tail(self.problems[0].ids)):
+            log.warning("%s", line)
         if len(self.problems) < (size := config.rollout.prompts):
             log.info(
                 "the data has %d problems for rollout.prompts=%d: passes over it follow one another within a step, and "
@@ -288,7 +296,8 @@ class Trainer:
         self.meta["updates"] = learner.updates
         learner.end_step(number)
         if samples:
-            rows = functools.partial(_rows, self.policy, self.held_out.evaluator, batch, advantages, said)
+            special = functools.partial(self.tokenize.read, "with_special_tokens", ())
+            rows = functools.partial(_rows, self.policy, self.held_out.evaluator, special, batch, advantages, said)
             self.metrics.write_samples(number, rows)
         self.work = learner.work(drawn, batch, lengths, warming_up=warming_up)
         if self.on_step is not None:
@@ -358,10 +367,16 @@ class Trainer:
 
 
 def _rows(
-    policy: Policy, evaluator: evaluation.Evaluator, batch: Judged, advantages: Tokens, said: Tokens | None
+    policy: Policy,
+    evaluator: evaluation.Evaluator,
+    special: Callable[[Sequence[Sequence[int]]], list[str]],
+    batch: Judged,
+    advantages: Tokens,
+    said: Tokens | None,
 ) -> list[dict[str, Any]]:
-    """A step's samples as they are kept; ``said`` is what a critic said of their tokens."""
-    rows = sample_rows(batch, advantages, policy.texts, evaluator.answer)
+    """A step's samples as they are kept; ``special`` makes texts with special tokens, ``said`` is what a critic said of
+    their tokens."""
+    rows = sample_rows(batch, advantages, policy.texts, evaluator.answer, special)
     if said is not None:
         annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
     return rows

@@ -28,6 +28,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--min-p", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, help="longest completion; the run's, or 512")
+    parser.add_argument("--no-end", action="store_true", help="for a model without a token that ends a completion")
     parser.add_argument("--limit", type=int, default=0, help="only the first problems; 0 takes all")
     parser.add_argument("--batch", type=int, default=128, help="completions at a time")
     parser.add_argument("--seed", type=int, default=0)
@@ -37,16 +38,18 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluates, or goes on. All processes draw and judge; the first writes the folder and prints the table."""
     import contextlib
+    import dataclasses
 
     from grpojax import data
     from grpojax.evaluation import Evaluator, summarize, table
     from grpojax.host import agreement, processes
     from grpojax.host.console import log
-    from grpojax.models import quantised
+    from grpojax.models import hf, quantised
     from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
+    from grpojax.run.today import with_day
     from grpojax.tools import targets
 
     ks = _ks(args)
@@ -55,19 +58,26 @@ def run(args: argparse.Namespace) -> int:
             target = targets.read_target(
                 args.target, args.overrides, data_file=args.data, step=args.step, best=args.best
             )
-            recipe = target.recipe
+            recipe, folder = target.recipe, str(data.locate(target.recipe.model.path))
+            tokenizer = hf.load_tokenizer(folder)
+            recipe = with_day(recipe, tokenizer)
+            target = dataclasses.replace(target, recipe=recipe)
             keep_compiled(recipe.compile_cache, target.run)
             config = _config(args, ks, recipe.rollout.max_tokens, quantised.exact(recipe.rollout.cache_dtype))
-            rewards = held.enter_context(Rewards(recipe.method.rewards))
+            tokenize = data.Tokenize(tokenizer, recipe.data)
+            rewards = held.enter_context(Rewards(recipe.method.rewards, read=tokenize.read))
             evaluator = Evaluator(rewards, recipe.evaluate)
             log.info("%s", evaluator.about())
-            policy = Policy(recipe.model, recipe.mesh)
-            tokenize = data.Tokenize(policy.tokenizer, recipe.data)
+            policy = Policy(recipe.model, recipe.mesh, tokenizer=tokenizer)
+            no_end = args.no_end or recipe.rollout.no_end
+            hf.check_ends(recipe.model.path, policy.eos_ids, no_end=no_end, setting="--no-end")
             check, compared = rewards.check_gold, rewards.compares
             loaded = data.load_problems(recipe.data.eval or (), tokenize, recipe.data, check, compared=compared)
             for line in loaded.notes("eval", recipe.data):
                 log.info("%s", line)
             problems = list(loaded[: config.limit or None])
+            for line in rewards.notes(tokenize.special, tokenize.tail(problems[0].ids)):
+                log.warning("%s", line)
             given = target.settings(config, evaluator, loaded)
             tree = recipe.resolved()
             how = {name: tree[name] for name in ("model", "mesh")}

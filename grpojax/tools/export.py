@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     params = session.load_policy_params(policy, args.run_dir, step)
     beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, step)
     try:
-        hf.save(args.to, nnx.merge(policy.graph, params), source=policy.folder, dtype=args.dtype)
+        merged = nnx.merge(policy.graph, params)
+        hf.save(args.to, merged, source=policy.folder, dtype=args.dtype, eos_ids=policy.eos_ids)
     except OSError as e:
         raise UserError(f"{e.filename or args.to}: {e.strerror or e}; give another --to") from None
     folders = [args.to]

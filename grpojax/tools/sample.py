@@ -13,6 +13,11 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     sample.add_argument("--prompt", required=True)
     sample.add_argument("--system", help="system message")
     sample.add_argument("--template", choices=("auto", "chat", "plain"), default="auto")
+    sample.add_argument(
+        "--template-options", metavar="YAML", default="{}", help="the chat template's, as {enable_thinking: false}"
+    )
+    sample.add_argument("--today", metavar="YYYY-MM-DD", help="the day that the chat template writes")
+    sample.add_argument("--no-end", action="store_true", help="for a model without a token that ends a completion")
     sample.add_argument("-n", type=int, default=1, help="number of samples")
     sample.add_argument("--max-tokens", type=int, default=256)
     sample.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
@@ -29,7 +34,8 @@ def run(args: argparse.Namespace) -> int:
     from flax import nnx
 
     from grpojax import data
-    from grpojax.host import processes
+    from grpojax.host import processes, settings
+    from grpojax.host.console import log
     from grpojax.models import Compute, hf
     from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.sampler import sample_groups
@@ -46,10 +52,16 @@ def run(args: argparse.Namespace) -> int:
     )
     folder = str(data.locate(args.model))
     tokenizer = hf.load_tokenizer(folder)
-    source = data.DataConfig(train="", system=args.system, template=args.template)
+    given, _ = settings.override({}, [f"template_options={args.template_options}"])
+    given |= {"train": "-", "system": args.system, "template": args.template, "today": args.today}
+    source = settings.build(data.DataConfig, given)
     ids = data.Tokenize(tokenizer, source)(args.prompt)
     if not ids:
         raise UserError("--prompt is empty")
+    eos_ids = hf.eos_ids(folder, tokenizer)
+    hf.check_ends(args.model, eos_ids, no_end=args.no_end, setting="--no-end")
+    if note := hf.ends_note(folder, tokenizer):
+        log.info("%s", note)
     prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
     graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
     rollout = sample_groups(
@@ -58,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         prompts,
         jax.random.key(args.seed),
         config,
-        eos_ids=hf.eos_ids(folder, tokenizer),
+        eos_ids=eos_ids,
         compute=Compute(dtype=args.dtype),
     )
     rows = zip(rollout.tokens[0], rollout.lengths[0], strict=True)

@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
             f"{args.run_dir}: no sample of {len(steps)} steps is right by {config.decides!r}; {_said(traces)}"
         )
     asked = recipe.data
+    tokenize = data.Tokenize(hf.load_tokenizer(data.locate(recipe.model.path)), asked)
     if asked.template == "auto":  # without a chat template the model read one text, and no messages
-        chat = data.Tokenize(hf.load_tokenizer(data.locate(recipe.model.path)), asked).chat
-        asked = dataclasses.replace(asked, template="chat" if chat else "plain")
+        asked = dataclasses.replace(asked, template="chat" if tokenize.chat else "plain")
     questions = data.read_questions(asked)  # of a chat the samples have the last message only
     rows = []
     for step, sample in traces.samples:
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
                 "the file, or say data.train=FILE"
             )
         messages = data.chat_of(question, asked)
-        rows.append(trace_row(step, sample, messages, args.run_dir, recipe.model.path))
+        whole = {**sample, "completion": tokenize.message(sample.get("with_special_tokens", sample["completion"]))}
+        rows.append(trace_row(step, whole, messages, args.run_dir, recipe.model.path))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     try:
         files.make_folder(files.path(args.to).parent)

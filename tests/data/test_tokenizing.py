@@ -55,7 +55,7 @@ def test_solved_problems_come_after_those_of_the_config(write):
 
 def test_two_beginnings_are_refused():
     with pytest.raises(UserError, match="starts with two beginning-of-sequence tokens: 'Q'"):
-        prompts_of(Fake(), instruction="^{prompt}")
+        prompts_of(Fake(), instruction="^^{prompt}")
     with pytest.raises(UserError, match="two beginning-of-sequence tokens"):
         prompts_of(Fake(lambda turns: "^" + dialog(turns)))
     # GPT-2's one special token begins a text and ends a turn.

@@ -2,11 +2,21 @@
 
 from grpojax.models.hf.config_json import from_hf, model_folder, read_config
 from grpojax.models.hf.reading import load
-from grpojax.models.hf.tokenizer import decode_all, eos_ids, fit_tokenizer, load_tokenizer
+from grpojax.models.hf.tokenizer import (
+    check_ends,
+    decode_all,
+    ends_note,
+    eos_ids,
+    fit_tokenizer,
+    load_tokenizer,
+    turn_end,
+)
 from grpojax.models.hf.writing import save
 
 __all__ = [
+    "check_ends",
     "decode_all",
+    "ends_note",
     "eos_ids",
     "fit_tokenizer",
     "from_hf",
@@ -15,4 +25,5 @@ __all__ = [
     "model_folder",
     "read_config",
     "save",
+    "turn_end",
 ]

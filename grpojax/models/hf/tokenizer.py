@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpojax.host import files
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import (
@@ -29,7 +30,7 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
     """The tokenizer saved in a folder, token for token.
 
     ``AutoTokenizer`` rebuilds a tokenizer by its model type, which splits a custom one's text differently; so
-    ``tokenizer.json`` is loaded as it stands.
+    ``tokenizer.json`` is loaded as it stands, but for a truncation or a padding in it, which are of how it was used.
 
     Raises:
       UserError: the folder holds no tokenizer, or a damaged one, or ``tokenizer_config.json`` changes how
@@ -60,6 +61,11 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
         tokenizer.encode(_PROBE)
     except Exception as e:  # whatever a strange value in tokenizer_config.json makes transformers raise
         raise damaged(named / "tokenizer_config.json", e) from None
+    for each in (saved, tokenizer.backend_tokenizer):
+        if each is saved and (each.truncation or each.padding):
+            log.info("%s: its truncation and padding are not used", named / file.name)
+        each.no_truncation()
+        each.no_padding()
     if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
         raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
     return tokenizer
@@ -100,12 +106,80 @@ def decode_all(tokenizer: Any, rows: Sequence[Sequence[int]]) -> list[str]:
 
 
 def eos_ids(path: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a completion, as the generation config, the config and the tokenizer have it.
+    """Every token that ends a completion, as the generation config, the config, the tokenizer and its chat template
+    have it.
 
     Sorted; empty where none of them names one.
     """
+    return tuple(sorted({i for ids in _named_ends(path, tokenizer).values() for i in ids}))
+
+
+def ends_note(path: str | os.PathLike, tokenizer: Any) -> str | None:
+    """A line that says what ends a completion, where the files of a folder disagree; None where they do not."""
+    named = {source: set(ids) for source, ids in _named_ends(path, tokenizer).items() if ids}
+    every = sorted(set().union(*named.values()))
+    if all(ids == set(every) for ids in named.values()):
+        return None
+    who = {i: ", ".join(source for source, ids in named.items() if i in ids) for i in every}
+    shown = [f"{tokenizer.convert_ids_to_tokens(i)!r} ({who[i]})" for i in every]
+    return f"{path}: completions end at {' or '.join(shown)}"
+
+
+def check_ends(path: str | os.PathLike, ids: Sequence[int], *, no_end: bool, setting: str) -> None:
+    """Raises `UserError` for a folder without a token that ends a completion, unless that is meant; or where it is
+    meant and there is one.
+
+    Args:
+      path: the folder.
+      ids: as of `eos_ids`.
+      no_end: whether completions are meant to have no end.
+      setting: what says so, for the message.
+    """
+    if not ids and not no_end:
+        raise UserError(
+            f"{path} names no token that ends a completion (eos_token_id): give it one in generation_config.json, or "
+            f"set {setting} to cut every completion at the most tokens"
+        )
+    if ids and no_end:
+        raise UserError(f"{setting}: {path} has tokens that end a completion, {list(ids)}; leave it out")
+
+
+def _named_ends(path: str | os.PathLike, tokenizer: Any) -> dict[str, tuple[int, ...]]:
+    """The tokens that end a completion, by who names them."""
     path = model_folder(path)
-    configs = [read_json(f) for f in (path / "generation_config.json", path / "config.json") if f.exists()]
-    named_ids = [c.get("eos_token_id") for c in configs] + [tokenizer.eos_token_id]
-    flat = [i for ids in named_ids for i in (ids if isinstance(ids, list) else [ids])]
-    return tuple(sorted({int(i) for i in flat if i is not None}))
+    found: dict[str, Any] = {}
+    for name in ("generation_config.json", "config.json"):
+        found[name] = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
+    found |= {"tokenizer": tokenizer.eos_token_id, "chat template": turn_end(tokenizer)}
+    listed = {name: ids if isinstance(ids, list) else [ids] for name, ids in found.items()}
+    return {name: tuple(int(i) for i in ids if i is not None) for name, ids in listed.items()}
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The token with which the chat template ends an assistant's message; None where it has none.
+
+    Example:
+      >>> from grpojax import data
+      >>> tokenizer = load_tokenizer(data.locate("builtin:tiny"))
+      >>> tokenizer.convert_ids_to_tokens(turn_end(tokenizer))
+      '<|end|>'
+    """
+    if not tokenizer.chat_template:
+        return None
+    said, again = "answer-1", "question-2"
+    chat = [{"role": "user", "content": "question-1"}, {"role": "assistant", "content": said}]
+    added = set(tokenizer.added_tokens_decoder)
+
+    def after(chat: list[dict[str, str]]) -> list[int]:
+        """The added tokens behind the answer; none where the template refuses the chat."""
+        try:
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
+            behind = text.rsplit(said, 1)[1]
+        except Exception:  # whatever a template raises
+            return []
+        return [i for i in tokenizer.encode(behind, add_special_tokens=False) if i in added]
+
+    last, earlier = after(chat), after([*chat, {"role": "user", "content": again}])
+    # What follows any answer: a template may write more at the end of a chat, or at the beginning of a question.
+    both = os.path.commonprefix([last, earlier])
+    return next(iter(both[-1:] or last[:1]), None)

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ def save(
     tokenizer: Any = None,
     source: str | os.PathLike | None = None,
     dtype: DTypeLike | None = None,
+    eos_ids: Sequence[int] = (),
     max_shard_bytes: int = 5 * 10**9,
 ) -> None:
     """Writes a folder that transformers (4 and 5), vLLM and `load` read; it appears whole or not at all.
@@ -59,6 +60,8 @@ def save(
       source: the folder that the model came from. Fields of its ``config.json`` that we do not know are kept,
         and its ``generation_config.json`` is copied.
       dtype: of the files; the weights' own unless given.
+      eos_ids: tokens that end a completion; those that the files of ``source`` do not name are added to
+        ``generation_config.json``.
       max_shard_bytes: a larger model is written as several files and an index.
 
     Raises:
@@ -80,7 +83,7 @@ def save(
     with appearing(path) if lead else contextlib.nullcontext((Path(os.devnull), Path())) as (large, folder):
         if lead:
             config = _config_json(model.config, dtypes["model.embed_tokens.weight"].name, source, tokenizer)
-            _write_small_files(folder, config, source, tokenizer)
+            _write_small_files(folder, config, source, tokenizer, eos_ids)
         for file, names in shards.filename_to_tensors.items():
             with (large / file if lead else large).open("wb") as f:
                 names = sorted(names, key=lambda n: -dtypes[n].itemsize)  # keeps every tensor aligned
@@ -176,16 +179,36 @@ def _config_json(config: DecoderConfig, dtype: str, source: str | os.PathLike | 
     return to_hf(config, dtype, base)
 
 
-def _write_small_files(folder: Path, config: dict[str, Any], source: str | os.PathLike | None, tokenizer: Any) -> None:
+def _write_small_files(
+    folder: Path,
+    config: dict[str, Any],
+    source: str | os.PathLike | None,
+    tokenizer: Any,
+    eos_ids: Sequence[int],
+) -> None:
     write_json(folder / "config.json", config)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
         described = read_json(folder / "tokenizer_config.json")
         if described.get("tokenizer_class") == "TokenizersBackend":  # transformers 4 knows it by its old name only
             write_json(folder / "tokenizer_config.json", described | {"tokenizer_class": "PreTrainedTokenizerFast"})
-    if source is None:
-        return
-    there = model_folder(source)
-    for name in ("generation_config.json", *(_TOKENIZER_FILES if tokenizer is None else ())):
-        if (there / name).exists():
-            (folder / name).write_bytes(files.read(there / name))
+    if source is not None:
+        there = model_folder(source)
+        for name in ("generation_config.json", *(_TOKENIZER_FILES if tokenizer is None else ())):
+            if (there / name).exists():
+                (folder / name).write_bytes(files.read(there / name))
+    _write_ends(folder, config, eos_ids)
+
+
+def _write_ends(folder: Path, config: dict[str, Any], eos_ids: Sequence[int]) -> None:
+    """Adds the tokens that end a completion to ``generation_config.json``, where engines would not stop at them."""
+    file = folder / "generation_config.json"
+    if file.exists():
+        described = read_json(file)
+    else:  # engines take what they need from config.json then
+        described = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in config}
+    named = described.get("eos_token_id")
+    known = named if isinstance(named, list) else [] if named is None else [named]
+    if missing := [i for i in eos_ids if i not in known]:
+        ends = [*known, *missing]
+        write_json(file, described | {"eos_token_id": ends if len(ends) > 1 else ends[0]})

@@ -84,6 +84,6 @@ def test_eos_ids_are_those_of_every_file(tmp_path):
     assert hf.eos_ids(tmp_path, tokenizer) == (1, 9)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 4]}')
     assert hf.eos_ids(tmp_path, tokenizer) == (1, 4, 9)
-    tokenizer.eos_token = None
+    tokenizer.eos_token = tokenizer.chat_template = None
     (tmp_path / "config.json").write_text("{}")
     assert hf.eos_ids(tmp_path, tokenizer) == (4, 9)

@@ -1,0 +1,209 @@
+"""What a chat template reads, and what it writes around the messages of a chat."""
+
+import contextlib
+import datetime
+import os
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grpojax.host.errors import UserError
+
+Messages = Sequence[Mapping[str, str]]
+
+# What a template gets without being asked.
+_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+
+# transformers gives templates `strftime_now`, which reads the clock. This macro takes its place and reads a given day.
+_FIXED_DAY = (
+    "{%- macro strftime_now(format) -%}{%- set ns = namespace(text=format) -%}"
+    "{%- for code, text in grpojax_day -%}{%- set ns.text = ns.text.replace(code, text) -%}{%- endfor -%}"
+    "{{- ns.text -}}{%- endmacro -%}"
+)
+
+_NAMES = r"[\w:]*(?:think|thought|reason|analy[sz]|reflect|scratch|cot\b)[\w:]*"
+# `<think>`, `<|begin_of_thought|>`, `[THINK]`; and what closes them.
+_OPENS = re.compile(rf"<{_NAMES}>|<\|(?:begin_of_|start_of_)?{_NAMES}\|>|\[{_NAMES}\]", re.IGNORECASE)
+_CLOSES = re.compile(rf"</{_NAMES}>|<\|(?:/|end_of_){_NAMES}\|>|\[/{_NAMES}\]", re.IGNORECASE)
+# Tags at the end of a text that open something. Tags with bars, such as `<|assistant|>`, open a message.
+_LAST_TAGS = re.compile(r"(?:(?:<[^<>|/\s][^<>|]*>|\[[A-Z_]+\])\s*)+\Z")
+
+
+def variables_of(template: str) -> frozenset[str]:
+    """The names that a template takes from outside.
+
+    Raises:
+      UserError: it is no Jinja template.
+
+    Example:
+      >>> sorted(variables_of("{% if thinking %}{{ messages[0].content }}{% endif %}"))
+      ['messages', 'thinking']
+    """
+    import jinja2.meta
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """The tag that marks what an assistant wrote; transformers has it too."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = ImmutableSandboxedEnvironment(extensions=[Generation, "jinja2.ext.loopcontrols"])
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+    except jinja2.TemplateError as e:
+        raise UserError(f"the tokenizer's chat template is no Jinja template: {e}") from None
+
+
+def writes_day(tokenizer: Any) -> bool:
+    """Whether the tokenizer's chat template writes the day on which it is used."""
+    text = _text(tokenizer)
+    return text is not None and "strftime_now" in text and "strftime_now" in variables_of(text)
+
+
+def _text(tokenizer: Any) -> str | None:
+    """The chat template; None where there is none."""
+    if isinstance(tokenizer.chat_template, Mapping):  # several by name
+        return tokenizer.get_chat_template()
+    return tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+
+
+class ChatTemplate:
+    """A tokenizer's chat template with its variables set.
+
+    Args:
+      tokenizer: of transformers, with a chat template.
+      options: values of variables that the template reads.
+      day: the day that a template which writes one gets; None is today.
+
+    Raises:
+      UserError: the template does not read an option, or writes no day and gets one.
+
+    Attributes:
+      tail: what a prompt ends with beyond the header of the assistant's message: the beginning of the answer, such as
+        ``<think>``. Empty for most templates.
+      markers: special tokens that it writes around messages.
+      opening: what it writes between a question and its answer, without ``tail``; empty where that cannot be found.
+    """
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any], day: datetime.date | None):
+        self._tokenizer = tokenizer
+        self._more: dict[str, Any] = dict(options)
+        text = _text(tokenizer)
+        reads = frozenset[str]() if text is None else variables_of(text)
+        own = reads - _GIVEN - set(getattr(tokenizer, "special_tokens_map", {}))
+        if unread := sorted(set(options) - own):
+            raise UserError(
+                f"data.template_options.{unread[0]}: the chat template does not read it; it reads "
+                f"{', '.join(sorted(own)) or 'no variable'}"
+            )
+        if "strftime_now" in reads:
+            self._more |= {"chat_template": _FIXED_DAY + str(text), "grpojax_day": _written(day)}
+        elif day is not None:
+            raise UserError(f"data.today={day}: the chat template writes no day; leave it out")
+        self.opening, self.tail = _between(self.render)
+        self.markers = self._markers()
+
+    def render(self, messages: Messages) -> str:
+        """The prompt of a chat, ready for the assistant's answer; raises what the template raises."""
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self._more)
+
+    def _markers(self) -> frozenset[str]:
+        written = self.opening
+        with contextlib.suppress(Exception):  # a template may refuse an empty text
+            written += self.render([{"role": "user", "content": ""}]).removesuffix(self.tail)
+        return frozenset(token for token in special_texts(self._tokenizer) if token in written)
+
+    def has_markers(self, text: str) -> bool:
+        """Whether a text was rendered by a chat template before: it ends as a prompt does, or has several markers.
+
+        One marker within a text may be what is asked about.
+        """
+        ends = [end for end in (self.opening.strip(), (self.opening + self.tail).strip()) if len(end) > 3]
+        return text.rstrip().endswith(tuple(ends)) or sum(marker in text for marker in self.markers) > 1
+
+
+def special_texts(tokenizer: Any) -> frozenset[str]:
+    """The texts of the tokens that decoding leaves out."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    named = getattr(tokenizer, "all_special_tokens", ())
+    return frozenset(map(str, named)) | {token.content for token in added if token.special}
+
+
+def _written(day: datetime.date | None) -> list[tuple[str, str]]:
+    """Each code of `strftime` with its text on that day, at midnight; ``%%`` last."""
+    at = datetime.datetime.combine(day or datetime.date.today(), datetime.time())
+    letters = string.ascii_letters.replace("s", "")  # the seconds since 1970 depend on the machine's time zone
+    codes = [f"%{dash}{c}" for dash in ("-", "") for c in letters]
+    found = []
+    for code in codes:
+        try:
+            text = at.strftime(code)
+        except ValueError:  # not a code on this machine
+            continue
+        if "%" not in text:
+            found.append((code, text))
+    return [*found, ("%%", "%")]
+
+
+def _between(render: Callable[[Messages], str]) -> tuple[str, str]:
+    """What stands between a question and its answer, in two parts: what every answer has before it, and what a prompt
+    has beyond that. Both are empty where the template refuses such chats."""
+    asked, said, again = "question-1", "answer-1", "question-2"
+    chat = [{"role": "user", "content": asked}]
+    longer = [*chat, {"role": "assistant", "content": said}, {"role": "user", "content": again}]
+    try:
+        ready = render(chat).split(asked, 1)[1]
+        before = render(longer).split(asked, 1)[1].split(said, 1)[0]
+    except Exception:  # whatever a template raises
+        return "", ""
+    common = len(os.path.commonprefix([ready, before]))
+    opens = _OPENS.search(ready)  # an earlier answer may stand after an empty `<think></think>`
+    cut = min(common, opens.start() if opens else common)
+    return ready[:cut], ready[cut:]
+
+
+def last_tags(text: str) -> str:
+    """The tags that a prompt without a chat template ends with: the beginning of the answer.
+
+    Example:
+      >>> last_tags("<|user|>1+1?<|assistant|><think> "), last_tags("1+1=")
+      ('<think> ', '')
+    """
+    found = _LAST_TAGS.search(text)
+    return found[0] if found else ""
+
+
+def after_reasoning(answer: str) -> str:
+    """An answer without its reasoning, which templates leave out of earlier messages.
+
+    Example:
+      >>> after_reasoning("<think>one and one</think> 2"), after_reasoning("2 < 3")
+      ('2', '2 < 3')
+    """
+    closes = list(_CLOSES.finditer(answer))
+    return (answer[closes[-1].end() :] if closes else answer).strip()
+
+
+def without_opening(answer: str, tail: str) -> str:
+    r"""An answer without the beginning that its prompt ends with already.
+
+    Args:
+      answer: to learn.
+      tail: the prompt's (`ChatTemplate.tail`).
+
+    Example:
+      >>> without_opening("<think>\none</think>2", "<think>\n"), without_opening("2", "<think>\n")
+      ('one</think>2', '2')
+    """
+    begins = [0, *(m.start() for m in re.finditer(r"[<\[]", tail))]
+    for begin in begins:
+        part = tail[begin:].rstrip()
+        if part and answer.lstrip().startswith(part):
+            return answer.lstrip()[len(part) :].removeprefix(tail[len(tail.rstrip()) :])
+    return answer

@@ -1,0 +1,296 @@
+"""Chat templates as people's models have them: what they drop, open, write and end with."""
+
+import datetime
+import json
+import logging
+import random
+
+import pytest
+from chat_templates import MARKS, TEMPLATES, tokenizer_of
+
+from grpojax import data
+from grpojax.data import AnsweredConfig, DataConfig, Tokenize
+from grpojax.data.chat_template import variables_of, without_opening
+from grpojax.host import agreement, settings
+from grpojax.host.errors import UserError
+
+
+def tokenize_with(template, /, *, tags=(), add_bos=False, **options):
+    tokenizer = tokenizer_of(template, tags=tags, add_bos=add_bos)
+    return Tokenize(tokenizer, settings.build(DataConfig, {"train": "-", **options}))
+
+
+# ------------------------------------------------------------------------------------------------- variables
+
+
+@pytest.mark.parametrize(
+    ("template", "reads"),
+    [
+        (TEMPLATES["drops"], {"messages", "add_generation_prompt", "thinking"}),
+        ("{% if not mood is defined %}{% set mood = 'calm' %}{% endif %}{{ mood }}", {"mood"}),
+        ("{% macro show(m) %}{{ m }}{{ style }}{% endmacro %}{{ show(messages[0]) }}", {"messages", "style"}),
+        ("{% for m in messages %}{% generation %}{{ m }}{% endgeneration %}{% break %}{% endfor %}", {"messages"}),
+        ("{% set ns = namespace(n=0) %}{{ ns.n }}{{ range(3) }}", set()),
+    ],
+)
+def test_the_variables_of_a_template(template, reads):
+    assert variables_of(template) == reads
+
+
+def test_an_option_changes_the_prompt():
+    without, off = tokenize_with("drops"), tokenize_with("drops", template_options={"thinking": False})
+    assert off.text("1+1?") == without.text("1+1?") + "<think>\n\n</think>\n\n"
+    assert off("1+1?")[: len(without("1+1?"))] == without("1+1?")
+    assert tokenize_with("drops", template_options={"thinking": True})("1+1?") == without("1+1?")
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "message"),
+    [
+        ("drops", {"thinkin": 0}, "data.template_options.thinkin: the chat template does not .*; it reads thinking$"),
+        ("plain", {"thinking": False}, "thinking: the chat template does not read it; it reads no variable"),
+        # What the trainer or the tokenizer says is no option.
+        ("bos", {"bos_token": "x"}, "bos_token: .* it reads no variable"),
+        ("plain", {"add_generation_prompt": False}, "add_generation_prompt: .* it reads no variable"),
+        ("dated", {"strftime_now": "x"}, "strftime_now: .* it reads no variable"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_not_read_is_refused(template, options, message):
+    with pytest.raises(UserError, match=message):
+        tokenize_with(template, template_options=options)
+
+
+@pytest.mark.parametrize("given", [{"template_options": {"a": 1}}, {"today": "2026-01-05"}])
+def test_options_need_a_chat_template(given):
+    with pytest.raises(UserError, match=f"data.{next(iter(given))} needs a chat template"):
+        tokenize_with("plain", template="plain", **given)
+
+
+def test_a_template_that_is_none_is_refused():
+    with pytest.raises(UserError, match="no Jinja template"):
+        tokenize_with("{% for %}")
+
+
+@pytest.mark.parametrize("section", [DataConfig, AnsweredConfig])
+def test_options_are_part_of_what_processes_and_runs_agree_on(section):
+    given = [{}, {"template_options": {"thinking": False}}, {"template_options": {"thinking": True}}]
+    given += [{"today": "2026-01-05"}, {"today": "2026-01-06"}]
+    trees = [settings.to_dict(settings.build(section, {"train": "-", **g})) for g in given]
+    assert len({agreement.digest(json.dumps(t, sort_keys=True).encode()) for t in trees}) == len(given)
+    assert [settings.build(section, t) for t in trees] == [settings.build(section, {"train": "-", **g}) for g in given]
+    if section is AnsweredConfig:
+        for g in given:
+            questions = settings.build(section, {"train": "-", **g}).questions()
+            assert (questions.template_options, str(questions.today)) == (
+                g.get("template_options", {}),
+                g.get("today", "None"),
+            )
+
+
+# ------------------------------------------------------------------------------------------------------- day
+
+
+@pytest.mark.parametrize("code", ["%d %b %Y", "%B %-d, %Y", "%Y-%m-%d", "%A", "%y%m%d 100%%", "%H:%M:%S"])
+def test_a_day_is_written_as_transformers_writes_it(code):
+    day = datetime.date(2026, 1, 5)
+    template = "{{ strftime_now('CODE') }}".replace("CODE", code) + TEMPLATES["plain"]
+    text = tokenize_with(template, today=day.isoformat()).text("Q")
+    midnight = datetime.datetime(2026, 1, 5)
+    assert text == midnight.strftime(code) + tokenize_with("plain").text("Q")
+
+
+def test_today_is_the_day_unless_one_is_given():
+    before = datetime.date.today()
+    text = tokenize_with("dated").text("Q")
+    tokenizer = tokenizer_of("dated")
+    theirs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text == theirs or before != datetime.date.today()
+    with pytest.raises(UserError, match="data.today=2026-01-05: the chat template writes no day"):
+        tokenize_with("plain", today="2026-01-05")
+
+
+# ------------------------------------------------------------------------------------------ earlier reasoning
+
+REASONED = [
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "<think>one and one</think>2"},
+    {"role": "user", "content": "And 2+2?"},
+]
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes"),
+    [("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>"), ("", "</think>"),
+     ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<|begin_of_thought|>", "<|end_of_thought|>")],
+)  # fmt: skip
+def test_reasoning_of_earlier_answers_may_be_dropped(opens, closes, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("grpojax"), "propagate", True)
+    template = TEMPLATES["drops"].replace("</think>')", f"{closes}')")
+    chat = [REASONED[0], {"role": "assistant", "content": f"{opens}so\n{closes}\n2"}, REASONED[2]]
+    tokenize = tokenize_with(template)
+    for _ in range(2):
+        assert "2<|end|>" in tokenize.text(chat) and "so" not in tokenize.text(chat)
+    assert [r.getMessage() for r in caplog.records] == [
+        "the chat template leaves the reasoning out of earlier answers and examples"
+    ]
+
+
+@pytest.mark.parametrize("answer", ["so it is 2", "<b>so</b> it is 2", "<think>so</think>3"])
+def test_an_answer_that_is_lost_otherwise_is_refused(answer):
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content[-9:] if loop.first else '2' }}{% endfor %}"
+    with pytest.raises(UserError, match="loses the assistant's"):
+        tokenize_with(template)(
+            [REASONED[0], {"role": "assistant", "content": answer}, {"role": "user", "content": "2"}]
+        )
+
+
+# --------------------------------------------------------------------------------------------------- the tail
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "tail"),
+    [
+        ("plain", {}, ""),
+        ("bos", {}, ""),
+        ("words", {}, ""),
+        ("dated", {}, ""),
+        ("drops", {}, ""),
+        ("drops", {"template_options": {"thinking": False}}, "<think>\n\n</think>\n\n"),
+        ("opens", {}, "<think>\n"),
+        ("fills", {}, "<think>\n"),
+        (TEMPLATES["opens"].replace("<think>", "Let me see.\n<think>"), {}, "Let me see.\n<think>\n"),
+        (TEMPLATES["opens"].replace("<think>", "[THINK]"), {}, "[THINK]\n"),
+        ("plain", {"template": "plain", "instruction": "User: {prompt}\nAssistant: <think>"}, "<think>"),
+        ("plain", {"template": "plain", "instruction": "<|user|>{prompt}<|end|><|assistant|><think>\n"}, "<think>\n"),
+        ("plain", {"template": "plain", "instruction": "{prompt}\nAnswer:"}, ""),
+        ("plain", {"template": "plain", "instruction": "{prompt} </b>"}, ""),
+    ],
+)  # fmt: skip
+def test_what_a_prompt_ends_with_of_the_answer(template, options, tail):
+    tokenize = tokenize_with(template, **options)
+    ids = tokenize("1+1?")
+    assert tokenize.tail(ids) == tail and tokenize.text("1+1?").endswith(tail)
+    words = [tokenize.tokenizer.convert_tokens_to_ids(c) for c in "so"]
+    both, plain = (tokenize.read(form, [ids], [words]) for form in ("with_prompt_tail", "with_special_tokens"))
+    assert (both, plain) == ([tail + "so"], ["so"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "tail", "rest"),
+    [
+        ("<think>\none\n</think>2", "<think>\n", "one\n</think>2"),
+        ("<think>one</think>2", "<think>\n", "one</think>2"),
+        ("\n<think>\none</think>2", "<think>\n", "one</think>2"),
+        ("2", "<think>\n", "2"),
+        ("\n2", "<think>\n", "\n2"),
+        ("<think>\n\n</think>\n\n2", "<think>\n\n</think>\n\n", "2"),
+        ("<think>so</think>2", "Let me see.\n<think>", "so</think>2"),
+        ("Let me see.\n<think>so</think>2", "Let me see.\n<think>", "so</think>2"),
+        ("[THINK]so", "[THINK]", "so"),
+        (" 2", "", " 2"),
+    ],
+)
+def test_an_answer_is_learned_from_where_its_prompt_ends(answer, tail, rest):
+    assert without_opening(answer, tail) == rest
+
+
+@pytest.mark.parametrize("rows", ["chat", "pair", "text"])
+def test_an_opening_is_learned_once(write, rows):
+    answer, question = "<think>\none and one\n</think>\n2", {"role": "user", "content": "1+1?"}
+    row = {
+        "chat": {"messages": [question, {"role": "assistant", "content": answer}]},
+        "pair": {"prompt": "1+1?", "chosen": answer, "rejected": "<think>\n</think>3"},
+        "text": {"prompt": "1+1?", "completion": answer},
+    }[rows]
+    tokenize = tokenize_with("opens")
+    config = AnsweredConfig(train=write("rows.jsonl", json.dumps(row)))
+    read = data.read_pair if rows == "pair" else data.read_answer
+    loaded = data.load_answered(config.train, tokenize, config, read, end=MARKS.index("<|end|>"))
+    entry = loaded.kept[0]
+    whole = tokenize.tokenizer.decode(entry.ids + entry.completions[0])
+    assert whole == f"<|user|>1+1?<|end|><|assistant|>{answer}<|end|>"
+    assert all(tokenize.tokenizer.decode(entry.ids + c).count("<think>") == 1 for c in entry.completions)
+
+
+def test_an_answer_of_nothing_else_is_refused(write):
+    config = AnsweredConfig(train=write("rows.jsonl", json.dumps({"prompt": "1+1?", "completion": "<think>\n"})))
+    with pytest.raises(UserError, match="rows.jsonl:1: has nothing in an answer beyond what the prompt ends with"):
+        data.load_answered(config.train, tokenize_with("opens"), config, data.read_answer, end=4)
+
+
+# ------------------------------------------------------------------------------------------- rendered before
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_prompts_that_were_rendered_before(template, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("grpojax"), "propagate", True)
+    ready = tokenize_with(template).text("What is 2 + 3?")
+    with pytest.raises(UserError, match="own markers, as if rendered before: set data.template=plain"):
+        tokenize_with(template)(ready)
+    with pytest.raises(UserError, match="own markers"):
+        tokenize_with(template)([*REASONED[:2], {"role": "user", "content": ready}])
+    with pytest.raises(UserError, match="own markers"):
+        tokenize_with(template, instruction=ready.replace("What is 2 + 3?", "{prompt}"))("What is 2 + 3?")
+    insists = tokenize_with(template, template="chat")
+    assert ready in insists.text(ready) and insists.text(ready)
+    assert len([r for r in caplog.records if "data.template=plain" in r.getMessage()]) == 1
+    for add_bos in (False, True):
+        plain = tokenize_with(template, template="plain", add_bos=add_bos)
+        assert plain.text(ready) == ready
+        # As the template's own prompt, with the beginning that the tokenizer adds where there was none.
+        own = tokenize_with(template)("What is 2 + 3?")
+        assert plain(ready) == (own if own[0] == 0 or not add_bos else (0, *own))
+
+
+@pytest.mark.parametrize(
+    "question", ["What does <|end|> mean?", "<b>2</b> <i>3</i>?", "Who is the assistant?", "a: b:"]
+)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_question_is_not_taken_for_a_prompt(template, question):
+    assert question in tokenize_with(template).text(question)
+
+
+# ------------------------------------------------------------------------------------------------ properties
+
+TEXTS = ["1+1?", " a  b ", "x<y", "</b>", "It is <think>", "2\n3", "{{ m }}", "%d"]
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_prompt_is_the_templates_text_with_one_beginning_at_most(template, add_bos):
+    """For random chats: ids spell what transformers renders, and what the sampler reads are these ids."""
+    draw = random.Random(template)
+    tokenize = tokenize_with(template, add_bos=add_bos, **({"today": "2026-01-05"} if template == "dated" else {}))
+    problems = []
+    for number in range(20):
+        system = [{"role": "system", "content": "Be brief."}] * draw.randint(0, 1)
+        earlier = [
+            {"role": role, "content": draw.choice(TEXTS)}
+            for _ in range(draw.randint(0, 2))
+            for role in ("user", "assistant")
+        ]
+        chat = [*system, *earlier, {"role": "user", "content": draw.choice(TEXTS)}]
+        ids = tokenize(chat)
+        text = tokenize.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert tokenize.tokenizer.decode(ids) == tokenize.text(chat)
+        assert template == "dated" or tokenize.text(chat) == text
+        assert ids.count(0) == (template == "bos")
+        problems.append(data.Problem(number, ids, chat[-1]["content"], None, {}))
+    prompts = data.to_prompts(problems, max(len(p.ids) for p in problems))
+    for row, n, problem in zip(prompts.tokens.tolist(), prompts.lengths.tolist(), problems, strict=True):
+        assert tuple(row[:n]) == problem.ids
+
+
+@pytest.mark.parametrize("template", ["opens", "drops", "fills"])
+def test_a_completion_read_with_all_is_the_end_of_what_the_sampler_saw(template):
+    options = {"template_options": {"thinking": False}} if template == "drops" else {}
+    tokenize = tokenize_with(template, tags=("<think>", "</think>"), **options)
+    tokenizer, ids = tokenize.tokenizer, tokenize("1+1?")
+    rows = [tokenizer.encode(text) for text in ("so</think>2", "", "<|user|>x")]
+    whole = [tokenizer.decode([*ids, *row]) for row in rows]
+    header = tokenizer.decode(ids).removesuffix(tokenize.tail(ids))
+    assert [header + text for text in tokenize.read("with_both", [ids] * 3, rows)] == whole
+    assert tokenize.read("with_prompt_tail", [ids] * 3, rows)[0] == tokenize.tail(ids) + "so2"
+    assert tokenize.message("so</think>2<|end|>") == tokenize.tail(ids) + "so</think>2"
