@@ -11,7 +11,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import Trainer, add_step, numbers
 
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
@@ -312,6 +312,7 @@ def test_data_that_changed_is_refused(recipe, tmp_path):
     data.write_text("\n".join(rows))
     trainer = Trainer(load(recipe, tmp_path / "run", f"data.train={data}"))
     trainer.close()
+    add_step(tmp_path / "run")
     data.write_text("\n".join(rows[:-1] + [json.dumps({"question": "9+9=", "answer": "18"})]))
     with pytest.raises(UserError, match="the rows of data.train have changed"):
         Trainer(load(recipe, tmp_path / "run", f"data.train={data}"))
