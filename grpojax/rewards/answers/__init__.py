@@ -1,14 +1,14 @@
 r"""Answers in completions: found, brought to one spelling, and compared with a gold answer.
 
-A comparison stops at the first step that decides: the same spelling; units that differ; two numbers; words; and last
-the math-verify library, which knows fractions, sets, intervals, equations and LaTeX, but may run for ever on an
-answer such as ``10^{10^{9}}``. Whoever calls `math_equal` must be able to stop it; `check_answer` sees to that itself.
+A comparison stops at the first step that decides: the same spelling; units that differ; two numbers; text; the values of
+what `reading` can read; and last the math-verify library, for integrals and the like, which may run for ever. Whoever
+calls `math_equal` must be able to stop it; `check_answer` sees to that itself.
 """
 
 from grpojax.rewards.answers.check import bare, check_answer, check_gold, verdict
 from grpojax.rewards.answers.equality import ballot, compare, is_prose
 from grpojax.rewards.answers.extract import MARKERS, extract_answer
-from grpojax.rewards.answers.mathematics import is_calm, math_equal, math_parses
+from grpojax.rewards.answers.mathematics import math_equal, math_parses
 from grpojax.rewards.answers.spelling import clean, normal_form, number, same_spelling
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "clean",
     "compare",
     "extract_answer",
-    "is_calm",
     "is_prose",
     "math_equal",
     "math_parses",

@@ -1,19 +1,33 @@
 """The verdict on a completion."""
 
+import re
+
 from grpojax.host.errors import UserError
 from grpojax.rewards import pool, sandbox
-from grpojax.rewards.answers.equality import compare, is_prose
+from grpojax.rewards.answers import values
+from grpojax.rewards.answers.equality import compare, is_prose, split_unit
 from grpojax.rewards.answers.extract import BOX, MARKERS, extract_answer
-from grpojax.rewards.answers.mathematics import is_calm, math_equal, math_parses
-from grpojax.rewards.answers.spelling import normal_form, number
+from grpojax.rewards.answers.mathematics import math_equal, math_parses
+from grpojax.rewards.answers.spelling import clean, normal_form, number
+
+# What tables and programs write where there is no answer, and what solutions write in place of one.
+_NONE = re.compile(r"(?:nan|none|null|n/?a|<na>|nil|tbd|see (?:the )?(?:solution|proof|above|below|explanation)s?)", re.IGNORECASE)
+_WRAPPED = re.compile(r"<answer>(.*)</answer>|(?:the )?(?:final )?answer(?: is|:) *:?(.*)", re.DOTALL | re.IGNORECASE)
 
 
 def check_gold(gold: str) -> None:
-    """Raises `UserError` where a gold answer is empty or can be neither read as mathematics nor compared as text."""
-    if not normal_form(gold):
+    """Raises `UserError` where a gold answer is none, or can be neither read as mathematics nor compared as text."""
+    text = normal_form(gold)
+    if not text:
         raise UserError(f"gold answer {gold[:80]!r} is empty")
-    if number(normal_form(gold)) is None and not is_prose(gold) and not _bounded("math_parses", gold):
+    if _NONE.fullmatch(text):
+        raise UserError(f"gold answer {gold[:80]!r} is none: leave its row out, or give the answer")
+    if number(text) is None and not is_prose(gold) and not _is_readable(gold):
         raise UserError(f"gold answer {gold[:80]!r} cannot be read")
+
+
+def _is_readable(gold: str) -> bool:
+    return values.is_readable(split_unit(clean(gold))[0]) or bool(_bounded("math_parses", gold))
 
 
 def check_answer(completion: str, gold: str, *, marker: str | None = None) -> bool:
@@ -50,17 +64,19 @@ def verdict(completion: str, gold: str, *, marker: str | None = None) -> bool | 
 
 
 def bare(gold: str) -> str:
-    """A gold answer without its marker; raises `UserError` where nothing is left."""
+    """A gold answer without its marker, tags or "the answer is"; raises `UserError` where nothing is left."""
     found = extract_answer(gold) if BOX.search(gold) or any(m in gold for m in MARKERS) else gold
+    if found and (m := _WRAPPED.fullmatch(found.strip())):
+        found = (m[1] or m[2] or "").strip()
     if not found or not normal_form(found):
         raise UserError(f"gold answer {gold[:80]!r} is empty")
     return found
 
 
 def _bounded(name: str, *answers: str) -> bool | None:
-    """Calls `math_equal` or `math_parses`: here if that is soon done, else in a worker process; None if it fails."""
+    """Calls `math_equal` or `math_parses` in a worker process, this one if it is one; None if it fails."""
     function = {"math_equal": math_equal, "math_parses": math_parses}[name]
-    if is_calm(*answers) or sandbox.in_worker():
+    if sandbox.in_worker():
         try:
             return function(*answers)
         except Exception:  # its own, and sympy's of every kind

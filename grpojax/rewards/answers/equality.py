@@ -4,6 +4,7 @@ import itertools
 import re
 from fractions import Fraction
 
+from grpojax.rewards.answers import values
 from grpojax.rewards.answers.spelling import (
     MONEY,
     clean,
@@ -41,47 +42,98 @@ _FACTORS = re.compile(
     r"|negative|inverse|repeating|recurring|remainder|or|and"
     r"|(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt) [a-z]+)\b"
 )
-NAMES = "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt|frac|infty|pi|cup|cap"
-# A numeral to the power of a power, and exponents and factorials of five digits: not to be evaluated.
-_HUGE = re.compile(r"(\^|\*\*)[\s({]*[0-9]+[\s)}]*(\^|\*\*)|(\^|\*\*)[\s({]*[0-9]{5}|[0-9]{5}[)}\s]*!|!\s*[)}]*\s*!")
+NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|floor|ceil|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt|frac|infty|pi|cup|cap"
 # What no equation has at its top level, and what is no name of a quantity.
 _NO_EQUATION = re.compile(r"[,;<>|]|\b(or|and)\b|\\(q?quad|[lgn]eq?|vee|lor|wedge|land|in)(?![a-z])")
 _CONSTANTS = re.compile(r"\\(frac|sqrt|cdot|times|div|pi)(?![a-zA-Z])")
 
 
 def compare(given: str, gold: str) -> bool | None:
-    """Whether two answers are the same by spelling or as numbers; None where that decides nothing.
+    """Whether two answers are the same by spelling, as numbers or as mathematics; None where that decides nothing.
 
-    >>> compare("1,000 dollars", "1000"), compare("7", "8"), compare("0.3", "x/y") is None
+    >>> compare("1,000 dollars", "1000"), compare("7", "8"), compare(r"\\int_0^1 x dx", "1/2") is None
     (True, False, True)
     """
-    if same_spelling(given, gold):
+    if same_spelling(given, gold) or _decimal_comma(given, gold):
         return True
     if len(given) > longest(gold) or not normal_form(given) or not normal_form(gold):
         return False
-    known = [decided(*claim) for claim in claims(given, gold)]
+    if (pairs := claims(given, gold)) is None:
+        return False
+    known = [decided(*pair) for pair in pairs]
     return False if False in known else None if None in known else True
 
 
-def claims(given: str, gold: str) -> list[tuple[str, str]]:
-    """Pairs that must be the same. An equation claims its last side, and of constants that they are the same as it."""
+def _decimal_comma(given: str, gold: str) -> bool:
+    """Whether a comma stands for the gold answer's point, which no thousands separator can: ``0,5``."""
+    text = unwrapped(given)
+    return (
+        re.fullmatch(r"-?[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})|-?0,[0-9]+", text) is not None
+        and "." in gold
+        and "," not in gold
+        and normal_form(text.replace(",", ".")) == normal_form(gold)
+    )
+
+
+def claims(given: str, gold: str) -> list[tuple[str, str]] | None:
+    """Pairs that must be the same; None where the given equation says nothing that the gold answer could be.
+
+    An equation stands for its last side only where its first is a name or a computation: ``x = 7`` and ``3 + 4 = 7`` are
+    7, ``2x = 7`` is not. The computations of a chain must be right. A sum of names may begin a chain with one:
+    ``m + n = 3 + 4 = 7``. Where the gold answer is ``x = 7``, so must an equation be, and not one to be solved.
+    """
     sides, golds = _sides(given), _sides(gold)
-    if len(sides) > 1 and len(golds) == 1:
-        *others, last = sides
-        return [(last, gold)] + [(side, last) for side in others if not _is_symbolic(side)]
-    if len(sides) == 1 and len(golds) == 2 and re.fullmatch(r"[a-zA-Z]|\\[a-zA-Z]+", golds[0]):
-        return [(given, golds[1])]
+    if len(golds) == 1:
+        if len(sides) == 1:
+            return [(given, gold)]
+        return [(sides[-1], gold), *_computed(sides)] if _stands_for_last(sides) else None
+    if len(sides) == 1:
+        named = _is_name(golds[0]) or re.fullmatch(r"\\?[a-zA-Z]+\(.*\)", golds[0]) or _stands_for_last(golds)
+        return [(given, golds[-1] if named else gold)]
+    if _is_name(golds[0]) and normal_form(sides[0]) == normal_form(golds[0]):
+        return [(sides[-1], golds[-1]), *_computed(sides)]
+    if _is_name(golds[0]) and _is_constant(golds[-1]):
+        return None
     return [(given, gold)]
+
+
+def _stands_for_last(sides: list[str]) -> bool:
+    first, *middle, last = sides
+    if _is_name(first) or _is_constant(first):
+        return True
+    if function := re.fullmatch(r"[a-zA-Z]\(([a-zA-Z])\)", first):  # its definition
+        return re.search(rf"(?<![a-zA-Z\\]){function[1]}(?![a-zA-Z])", last) is not None or function[1] in last
+    return any(map(_is_constant, middle)) and re.fullmatch(r"[a-zA-Z](?: ?\+? ?[a-zA-Z])*", first) is not None
+
+
+def _computed(sides: list[str]) -> list[tuple[str, str]]:
+    """The sides without variables must be the same as the last."""
+    return [(side, sides[-1]) for side in sides[:-1] if _is_constant(side)]
+
+
+_VARIABLE = r"(?:[^\W\d_]|\\(?!pi)[a-zA-Z]+|\\(?:vec|overline|overrightarrow|hat|bar) ?\{[a-zA-Z]+\}|(?:\\angle ?|m\\angle ?)?[A-Z]{2,3})(?:_(?:\w|\{[^{}]*\}))?'*"
+_NAME = re.compile(rf"{_VARIABLE}|\( ?{_VARIABLE}(?: ?, ?{_VARIABLE})+ ?\)")
+
+
+def _is_name(side: str) -> bool:
+    """Whether a side of an equation is one plain variable, or some in parentheses."""
+    return _NAME.fullmatch(side) is not None and side not in ("e", "i")
+
+
+def _is_constant(side: str) -> bool:
+    return not _is_symbolic(side) or values.constant(side)
 
 
 def _sides(answer: str) -> list[str]:
     """The sides of an equation or a chain of them; the answer alone if it is none, or more than that."""
     text = separated(unwrapped(answer))
     top = [i for i, depth in enumerate(depths(text)) if depth == 0]
-    ends = [i for i in top if text[i] == "="]
+    ends = [i for i in top if text[i] == "=" and text[i - 1 : i] not in ("<", ">", "!", "=") and text[i + 1 : i + 2] != "="]
     sides = [text[i + 1 : j].strip() for i, j in zip([-1, *ends], [*ends, len(text)], strict=True)]
     if _NO_EQUATION.search("".join(text[i] for i in top)) or not all(sides) or any(map(is_prose, sides[:-1])):
         return [text]
+    if len(sides) == 2 and _is_name(sides[1]) and not _is_name(sides[0]) and _is_constant(sides[0]):
+        sides.reverse()  # 7 = x
     return sides
 
 
@@ -96,26 +148,54 @@ def _is_symbolic(text: str) -> bool:
 
 
 def decided(given: str, gold: str) -> bool | None:
-    """Whether the two of a claim are the same by units, numbers and words; None where those decide nothing."""
+    """Whether the two of a claim are the same by units, numbers, words and values; None where those decide nothing."""
     (a, unit), (b, gold_unit) = _measure(given), _measure(gold)
     if any(x != y for x, y in zip(unit, gold_unit, strict=False)):
         return False
+    if _INTEGER.fullmatch(a) and _INTEGER.fullmatch(b):
+        return a == b
     x, y = number(a.removesuffix("%")), number(b.removesuffix("%"))
     if x is not None and y is not None:
         scales = (1,) if a.endswith("%") == b.endswith("%") else (1, 100) if a.endswith("%") else (1, Fraction(1, 100))
-        return any(_close(x, y * scale, "." in a + b) for scale in scales)
+        return any(_close(a, x, b, y, Fraction(scale)) for scale in scales)
     if a == b or same_spelling(a, b):
         return True
-    if _INTEGER.fullmatch(a) and _INTEGER.fullmatch(b) or {_brackets(a), _brackets(b)} == {"set", "tuple"}:
+    if {_brackets(a), _brackets(b)} == {"set", "tuple"}:
         return False
-    if is_prose(a) or is_prose(b) or _HUGE.search(given) and not _HUGE.search(gold):
+    if is_prose(a) or is_prose(b):
         return False
-    return None
+    if ":" in a + b and (known := _clocks(a, b)) is not None:
+        return known
+    return values.same(*(split_unit(clean(text))[0].removesuffix("%") for text in (given, gold)))
 
 
-def _close(x: Fraction, y: Fraction, rounded: bool) -> bool:
-    """Whether two numbers are the same; one with decimals may be the other to six digits."""
-    return x == y or rounded and abs(x - y) <= min(Fraction(1, 2 * 10**6), max(abs(x), abs(y)) / 10**5)
+def _close(a: str, x: Fraction, b: str, y: Fraction, scale: Fraction) -> bool:
+    """Whether a number is another times a scale; one with decimals may stand for one without end (`values.rounds`)."""
+    y *= scale
+    if x == y:
+        return True
+    for text, decimal, exact, by in ((a, x, y, Fraction(1)), (b, y, x, scale)):
+        m = re.match(r"[+-]?[0-9]*\.([0-9]+)", text)
+        if m and decimal and exact:
+            e = decimal / by / Fraction(m[0])
+            if values.rounds(decimal, len(m[1]), e * by, exact):
+                return True
+    return False
+
+
+def _clocks(a: str, b: str) -> bool | None:
+    """Whether two times of the day, or two ratios, are the same; a ratio of two numbers is their quotient."""
+    times = [re.fullmatch(r"([0-9]{1,2}):([0-5][0-9](?::[0-5][0-9])?)", text) for text in (a, b)]
+    if all(times):
+        return int(times[0][1]) == int(times[1][1]) and times[0][2] == times[1][2]  # type: ignore[index]
+    if any(times):
+        return False
+    x, y = ([number(part) for part in text.split(":")] for text in (a, b))
+    if None in x or None in y or 0 in x[1:] or 0 in y[1:]:
+        return None
+    x, y = ([v / (parts[-1] if len(parts) > 1 else 1) for v in parts if v is not None] for parts in (x, y))
+    x, y = (v[:-1] if len(v) > 1 else v for v in (x, y))
+    return x == y
 
 
 def _brackets(text: str) -> str:
@@ -155,7 +235,7 @@ def ballot(answer: str) -> str:
 def is_prose(answer: str) -> bool:
     """Whether an answer is words, which math-verify would take for products: "pairs" for "Paris"."""
     text = clean(answer)
-    words = re.sub(r"\\[a-zA-Z]+", " ", text)
+    words = re.sub(r"\\(?:begin|end)\{[a-zA-Z]+\}(?:\{[clr|]+\})?|\\[a-zA-Z]+", " ", text)
     if re.fullmatch(r"[^\W\d_]{2,}([ '-][^\W\d_]+)*", words.strip()) and words.strip() == text:
         return not re.fullmatch(f"(?:{NAMES})+", text)
     return bool(

@@ -27,9 +27,9 @@ def extract_answer(completion: str, marker: str | None = None) -> str | None:
     lines = () if boxed else (marker,) if marker else MARKERS
     place, found = max(((completion.rfind(m), m) for m in lines), default=(-1, ""))
     if boxed or marker is None:
-        *_, box = [None, *BOX.finditer(completion)]
-        if boxed or box is not None and box.start() > place:
-            return None if box is None else _inside(completion, box.end())
+        boxes = list(BOX.finditer(completion))
+        if boxed or boxes and boxes[-1].start() > place:
+            return _last_boxes(completion, boxes)
     if place < 0:
         return None
     line = completion[place + len(found) :].split("\n", 1)[0].strip()
@@ -38,11 +38,28 @@ def extract_answer(completion: str, marker: str | None = None) -> str | None:
     return line or None
 
 
-def _inside(text: str, begin: int) -> str | None:
-    """What stands from there to the brace that closes."""
+# Between two boxes that give one list.
+_BETWEEN = re.compile(r"[\s$]*(?:,|,?\s*(?:and|or|\\text\{ ?(?:and|or) ?\}))[\s$]*")
+
+
+def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
+    """What the last box has, after what those before it have from which only a comma or "and" divides it."""
+    found: list[str] = []
+    start = len(text)
+    for box in reversed(boxes[-50:]):
+        end = _closing(text, box.end())
+        if end is None or found and not _BETWEEN.fullmatch(text, end + 1, start):
+            break
+        found.insert(0, text[box.end() : end].strip())
+        start = box.start()
+    return ", ".join(dict.fromkeys(found)) or None
+
+
+def _closing(text: str, begin: int) -> int | None:
+    """Where the brace stands that closes what begins there."""
     depth = 1
     for i in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)
         if depth == 0:
-            return text[begin:i].strip() or None
+            return i
     return None

@@ -25,6 +25,12 @@ _SIGNS = str.maketrans(
         "≥": r"\ge ",
         "∞": r"\infty ",
         "π": r"\pi ",
+        "’": "'",
+        # What has no width, and a byte order mark.
+        **dict.fromkeys("\ufeff\u200b\u200c\u200d\u2060"),
+        # Digits and signs as wide as a character of Chinese, and Roman numerals.
+        **{chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F)},
+        **{chr(c): unicodedata.normalize("NFKC", chr(c)) for c in range(0x2160, 0x2180)},
     }
 )
 
@@ -45,7 +51,10 @@ def _fraction(m: re.Match[str]) -> str:
 _MOVES = [
     (re.compile(pattern), to)
     for pattern, to in (
-        (r"\\[dt]frac", r"\\frac"),
+        (r"\\\\(?=(?:[dt]?frac|sqrt|pi|cdot|times|infty|left|right|text|pm|cup|cap|le|ge|leq|geq|in)(?![a-zA-Z]))", r"\\"),
+        (r"\\[dtc]frac", r"\\frac"),
+        (r"\\(?:operatorname\*?|mathop)\{([a-zA-Z]+)\}", r"\\\1 "),
+        (r"(?<=[0-9] )([ap])\. ?m\.?", r"\1m"),
         (r"\\left(?![a-z])|\\right(?![a-z])", ""),
         (r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?:\{,\}|,?\\!|\\[,; ])[0-9]{3})+(?![0-9])", _digits),
         (r"\{,\}", ","),
@@ -142,7 +151,8 @@ def same_spelling(given: str, gold: str) -> bool:
 _NUMBERS = [
     re.compile(pattern)
     for pattern in (
-        r"(?P<n>[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?)(?:e(?P<e>[+-]?[0-9]{1,2}))?",
+        r"(?P<n>[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?)(?:e(?P<e>[+-]?[0-9]{1,3}))?",
+        r"(?P<n>[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?)(?:\\times|\\cdot|\*|x| x )10\^\{?(?P<e>-?[0-9]{1,3})\}?",
         r"(?P<n>[+-]?[0-9]{1,40})/(?P<d>[0-9]{1,40})",
         r"(?P<n>[+-]?)\\frac\{?(?P<t>[0-9]{1,40})\}?\{(?P<d>[0-9]{1,40})\}",
         r"(?P<n>[+-]?)\\frac(?P<t>[0-9])(?P<d>[0-9])",
