@@ -5,7 +5,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ log = logging.getLogger("grpojax")
 # Most samples in a job, and the share of the time limit that a job should take.
 LARGEST_JOB, SHARE = 16, 0.1
 IMPORT_TIMEOUT_S = 300.0
+# Seconds without any sample done after which the log says what is waited for.
+NOTICE_S = 3.0
 
 # (form, prompts' ids [N], completions' ids [N]) -> texts [N]
 Read = Callable[[str, Sequence[Sequence[int]], Sequence[Sequence[int]]], list[str]]
@@ -114,9 +116,18 @@ class PendingScores:
         job.twice = self._rewards.count_is_open(job.term)
         self._jobs[self._rewards.workers.submit(worker.judge, config.name, options, samples, job.twice)] = job
 
+    def _say_if_late(self) -> None:
+        if not wait(self._jobs, timeout=NOTICE_S, return_when=FIRST_COMPLETED).done:
+            late: Counter[str] = Counter()
+            for job in self._jobs.values():
+                late[self._rewards.config.terms[job.term].metric] += len(job.indices)
+            samples = ", ".join(f"{n} of {name}" for name, n in late.items())
+            log.info("waiting for rewards: %s (rewards.timeout_s=%g)", samples, self._rewards.config.timeout_s)
+
     def result(self) -> Scores:
         """The rewards, once all are there."""
         while self._jobs:
+            self._say_if_late()
             future = self._rewards.workers.next_done(list(self._jobs))
             job = self._jobs.pop(future)
             reason = pool.failure(future)

@@ -11,7 +11,9 @@ from grpojax.rewards.answers.mathematics import math_equal, math_parses
 from grpojax.rewards.answers.spelling import clean, normal_form, number
 
 # What tables and programs write where there is no answer, and what solutions write in place of one.
-_NONE = re.compile(r"(?:nan|none|null|n/?a|<na>|nil|tbd|see (?:the )?(?:solution|proof|above|below|explanation)s?)", re.IGNORECASE)
+_NONE = re.compile(
+    r"(?:nan|none|null|n/?a|<na>|nil|tbd|see (?:the )?(?:solution|proof|above|below|explanation)s?)", re.IGNORECASE
+)
 _WRAPPED = re.compile(r"<answer>(.*)</answer>|(?:the )?(?:final )?answer(?: is|:) *:?(.*)", re.DOTALL | re.IGNORECASE)
 
 

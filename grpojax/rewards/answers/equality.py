@@ -19,19 +19,30 @@ from grpojax.rewards.answers.spelling import (
 _INTEGER = re.compile(r"-?[0-9]+")
 # All before the first letter, with a digit in it; then the unit.
 _UNIT = re.compile(
-    r"(?=.*?[0-9])((?:[^a-z\\°]|\\frac)*)(?:(?<= )([a-z]{3,}(?:[ /][a-z]+)*(?:\^[23])?)"
+    r"(?=.*?(?:[0-9]|\\pi))((?:[^a-z\\°]|\\frac)*|(?:[^a-z\\°]|\\(?:frac|sqrt|pi|cdot|times)(?![a-z]))*(?=(?<= )[a-z]{2}))(?:(?<= )([a-z]{3,}(?:[ /][a-z]+)*(?:\^[23])?)"
     r"|((?:[cmk]?m|[km]?g|ml|lbs?|oz|ft|mph|hrs?|[ap]m|th|st|nd|rd)(?:/[a-z]+)?(?:\^[23])?)|(°) ?[cf]?)",
     re.IGNORECASE,
 )
-_CURRENCIES = {
-    "$": "dollar",
+_UNITS = {
     "usd": "dollar",
-    "€": "euro",
     "eur": "euro",
-    "£": "pound",
-    "gbp": "pound",
+    "gbp": "lb",
     "°": "degree",
-}
+    **{f"{name}{power}": f"{short}{power}"
+       for power in ("", "^2", "^3")
+       for name, short in {
+           "meter": "m", "metre": "m", "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "millimetre": "mm",
+           "kilometer": "km", "kilometre": "km", "feet": "ft", "foot": "ft", "inche": "inch", "gram": "g",
+           "kilogram": "kg", "pound": "lb", "ounce": "oz", "hour": "hr", "h": "hr", "minute": "min", "second": "sec",
+           "liter": "litre",
+       }.items()},
+}  # fmt: skip
+_KNOWN = re.compile(
+    "(?:sq|square|cu|cubic|units?|degrees?|dollars?|cents?|percent|miles?|yards?|days?|weeks?|months?|years?|acres?|gallons?|"
+    + "|".join(f"{name}s?" for name in (*_UNITS, *_UNITS.values())).replace("^", r"\^")
+    + r")\b"
+)
+_CURRENCIES = {"$": "dollar", "€": "euro", "£": "lb"}
 # Words after a number that make another one of it: with them it has no unit.
 _FACTORS = re.compile(
     r"\b(one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|zero|[a-z]+teen"
@@ -84,17 +95,25 @@ def claims(given: str, gold: str) -> list[tuple[str, str]] | None:
     """
     sides, golds = _sides(given), _sides(gold)
     if len(golds) == 1:
-        if len(sides) == 1:
+        if len(sides) == 1 or _has_equation(gold):
             return [(given, gold)]
         return [(sides[-1], gold), *_computed(sides)] if _stands_for_last(sides) else None
     if len(sides) == 1:
+        if _has_equation(given):
+            return [(given, gold)]
         named = _is_name(golds[0]) or re.fullmatch(r"\\?[a-zA-Z]+\(.*\)", golds[0]) or _stands_for_last(golds)
         return [(given, golds[-1] if named else gold)]
     if _is_name(golds[0]) and normal_form(sides[0]) == normal_form(golds[0]):
         return [(sides[-1], golds[-1]), *_computed(sides)]
-    if _is_name(golds[0]) and _is_constant(golds[-1]):
-        return None
+    if _is_name(golds[0]) and _is_constant(golds[-1]) and not golds[0].startswith("("):
+        return [(sides[-1], golds[-1]), *_computed(sides)] if _is_constant(sides[0]) else None
     return [(given, gold)]
+
+
+def _has_equation(answer: str) -> bool:
+    """Whether there is an equals sign in no bracket, as in a list of equations."""
+    text = unwrapped(answer)
+    return any(c == "=" and depth == 0 for c, depth in zip(text, depths(text), strict=True))
 
 
 def _stands_for_last(sides: list[str]) -> bool:
@@ -128,7 +147,9 @@ def _sides(answer: str) -> list[str]:
     """The sides of an equation or a chain of them; the answer alone if it is none, or more than that."""
     text = separated(unwrapped(answer))
     top = [i for i, depth in enumerate(depths(text)) if depth == 0]
-    ends = [i for i in top if text[i] == "=" and text[i - 1 : i] not in ("<", ">", "!", "=") and text[i + 1 : i + 2] != "="]
+    ends = [
+        i for i in top if text[i] == "=" and text[i - 1 : i] not in ("<", ">", "!", "=") and text[i + 1 : i + 2] != "="
+    ]
     sides = [text[i + 1 : j].strip() for i, j in zip([-1, *ends], [*ends, len(text)], strict=True)]
     if _NO_EQUATION.search("".join(text[i] for i in top)) or not all(sides) or any(map(is_prose, sides[:-1])):
         return [text]
@@ -150,7 +171,7 @@ def _is_symbolic(text: str) -> bool:
 def decided(given: str, gold: str) -> bool | None:
     """Whether the two of a claim are the same by units, numbers, words and values; None where those decide nothing."""
     (a, unit), (b, gold_unit) = _measure(given), _measure(gold)
-    if any(x != y for x, y in zip(unit, gold_unit, strict=False)):
+    if _other_unit(unit, gold_unit):
         return False
     if _INTEGER.fullmatch(a) and _INTEGER.fullmatch(b):
         return a == b
@@ -160,13 +181,18 @@ def decided(given: str, gold: str) -> bool | None:
         return any(_close(a, x, b, y, Fraction(scale)) for scale in scales)
     if a == b or same_spelling(a, b):
         return True
-    if {_brackets(a), _brackets(b)} == {"set", "tuple"}:
-        return False
     if is_prose(a) or is_prose(b):
         return False
     if ":" in a + b and (known := _clocks(a, b)) is not None:
         return known
     return values.same(*(split_unit(clean(text))[0].removesuffix("%") for text in (given, gold)))
+
+
+def _other_unit(unit: list[str], gold_unit: list[str]) -> bool:
+    """Whether two units differ. An answer may leave its unit out, and money what it is paid for: ``$18 per hour``."""
+    if unit and gold_unit and unit[0] not in _CURRENCIES.values() and ("per" in unit) != ("per" in gold_unit):
+        return True
+    return any(x != y for x, y in zip(unit, gold_unit, strict=False))
 
 
 def _close(a: str, x: Fraction, b: str, y: Fraction, scale: Fraction) -> bool:
@@ -198,16 +224,12 @@ def _clocks(a: str, b: str) -> bool | None:
     return x == y
 
 
-def _brackets(text: str) -> str:
-    if text.startswith(r"\{") and text.endswith(r"\}"):
-        return "set"
-    return "tuple" if text[:1] in ("(", "[") and text[-1:] in (")", "]") else ""
-
-
 def _measure(answer: str) -> tuple[str, list[str]]:
     """The `normal_form` without a unit, and the words of that in the singular."""
-    text, words = split_unit(MONEY.sub("", normal_form(answer)))
-    unit = [_CURRENCIES.get(w, w.removesuffix("s")) for w in words.split()]
+    text, words = split_unit(MONEY.sub("", clean(answer)).lower())
+    text = normal_form(text)
+    words = re.sub(r"\b(?:sq|square) (\w+)", r"\1^2", re.sub(r"\b(?:cu|cubic) (\w+)", r"\1^3", words))
+    unit = [_UNITS.get(w, w) for w in re.sub(r"(?<=[a-z]{2})s\b", "", words).replace("/", " per ").split()]
     if money := MONEY.search(unwrapped(answer)):
         name = _CURRENCIES[money[0][0]]
         unit = unit if unit[:1] == [name] else [name, *unit]
@@ -217,7 +239,12 @@ def _measure(answer: str) -> tuple[str, list[str]]:
 def split_unit(text: str) -> tuple[str, str]:
     """A number and the unit after it; the text and "" where it is something else."""
     m = _UNIT.fullmatch(text)
-    return (m[1].rstrip(" "), m[2] or m[3] or m[4]) if m and not _FACTORS.search(m[2] or "") else (text, "")
+    if not m or _FACTORS.search(m[2] or ""):
+        return text, ""
+    unit = m[2] or m[3] or m[4]
+    if "\\" in m[1] and m[2] and not _KNOWN.match(unit.lower()):  # \sqrt{2} abc is a product
+        return text, ""
+    return m[1].rstrip(" "), unit
 
 
 def ballot(answer: str) -> str:
@@ -240,5 +267,5 @@ def is_prose(answer: str) -> bool:
         return not re.fullmatch(f"(?:{NAMES})+", text)
     return bool(
         re.search(r"[^\W\d_]{4,}|[^\W\d_]{2,} [^\W\d_]{2,}", re.sub(NAMES, " ", words))
-        or re.search(r"[0-9] +[0-9]", text)
+        or re.search(r"(?<![_^0-9.])[0-9.]+ +[0-9]", text)
     )

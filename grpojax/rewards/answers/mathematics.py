@@ -90,4 +90,3 @@ def _far(x: Any, y: Any) -> bool:
 def math_parses(gold: str) -> bool:
     """Whether math-verify can read an answer. May take for ever: call it where it can be stopped."""
     return bool(_library()[0](gold))
-

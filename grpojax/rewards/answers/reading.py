@@ -313,9 +313,8 @@ class _Reader:
 
     def based(self, digits: str) -> Tree:
         self.blank()
-        if m := self.match(re.compile(r"\{\s*(?:base\s*)?([0-9]{1,2}|[a-z]+)\s*\}|([0-9])")):
-            name = m[1] or m[2]
-            base = int(name) if name.isdigit() else _BASES.get(name, 0)
+        if m := self.match(re.compile(r"\{\s*([0-9]{1,2})\s*\}|([0-9])")):
+            base = int(m[1] or m[2])
             if base >= 2:
                 return ("based", digits.lstrip("0") or "0", base)
         raise Unreadable("a base")
@@ -490,7 +489,6 @@ class _Reader:
 
 
 _INDICES = ("symbol", "constant")
-_BASES = dict(two=2, three=3, four=4, five=5, six=6, seven=7, eight=8, nine=9, ten=10, eleven=11, twelve=12, sixteen=16)
 # Commands that end a product.
 _NO_FACTOR = set(
     "} rangle rfloor rceil rvert vert pm mp cdot times ast div cup cap setminus le leq leqslant ge geq geqslant ne neq lt"

@@ -35,12 +35,19 @@ _SIGNS = str.maketrans(
 )
 
 
+_BASES = dict(two=2, three=3, four=4, five=5, six=6, seven=7, eight=8, nine=9, ten=10, eleven=11, twelve=12, sixteen=16)
+
+
+def _base(m: re.Match[str]) -> str:
+    return f"_{{{_BASES.get(m[1], m[1])}}}"
+
+
 def _digits(m: re.Match[str]) -> str:
     return re.sub("[^0-9]", "", m[0])
 
 
 def _power(m: re.Match[str]) -> str:
-    return "^{" + unicodedata.normalize("NFKC", m[0]) + "}"
+    return "^{" + unicodedata.normalize("NFKC", m[0]).replace("\u2212", "-") + "}"
 
 
 def _fraction(m: re.Match[str]) -> str:
@@ -51,19 +58,25 @@ def _fraction(m: re.Match[str]) -> str:
 _MOVES = [
     (re.compile(pattern), to)
     for pattern, to in (
-        (r"\\\\(?=(?:[dt]?frac|sqrt|pi|cdot|times|infty|left|right|text|pm|cup|cap|le|ge|leq|geq|in)(?![a-zA-Z]))", r"\\"),
+        (
+            r"(?<!\\)\\\\(?=(?:[dt]?frac|sqrt|pi|cdot|times|infty|left|right|text|pm|cup|cap|le|ge|leq|geq|in)(?![a-zA-Z]))",
+            r"\\",
+        ),
         (r"\\[dtc]frac", r"\\frac"),
         (r"\\(?:operatorname\*?|mathop)\{([a-zA-Z]+)\}", r"\\\1 "),
         (r"(?<=[0-9] )([ap])\. ?m\.?", r"\1m"),
         (r"\\left(?![a-z])|\\right(?![a-z])", ""),
         (r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?:\{,\}|,?\\!|\\[,; ])[0-9]{3})+(?![0-9])", _digits),
         (r"\{,\}", ","),
+        (r"(?<!\\)\\[,;:! ]|~", " "),
         (r"\\%", "%"),
-        (r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}(\^\{?[23]\}?)?", r" \1"),
+        (r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}", r" \1"),
         (r"[¼-¾⅐-⅞]", _fraction),
-        (r"[⁰¹²³⁴-⁹]+", _power),
+        (r"⁻?[⁰¹²³⁴-⁹]+", _power),
         (r"√ ?(?:\(([^()]*)\)|([0-9.]+|[a-zA-Z]))", r"\\sqrt{\1\2}"),
         (r"\s+", " "),
+        (rf"(?<=[0-9A-Fa-f]) ?\(? ?(?:in )?base[ -]?([0-9]+|{'|'.join(_BASES)}) ?\)?$", _base),
+        (rf"_ ?\{{ ?(?:base )?({'|'.join(_BASES)}) ?\}}", _base),
         (r"\^ ?\{? ?\\circ ?\}?", "°"),
         (r"([_^])\{(\w)\}", r"\1\2"),
         (r"(?<=[0-9])\s*(?:percent|per cent)$", "%"),

@@ -120,6 +120,9 @@ def is_scalar(tree: Tree) -> bool:
 
 
 def _has(tree: Any, kind: str) -> bool:
+    """Whether a kind is in a tree; a determinant is a number, whatever is in it."""
+    if isinstance(tree, tuple) and tree[:2] == ("function", "det"):
+        return False
     return isinstance(tree, tuple) and bool(tree) and (tree[0] == kind or any(_has(x, kind) for x in tree))
 
 
@@ -773,6 +776,12 @@ def _rows(tree: Tree) -> list[tuple[Tree, ...]] | None:
     """Rows of a matrix, of lists in a list, or of a tuple as a column."""
     if tree[0] == "matrix":
         return list(tree[1])
+    if tree[0] == "*" and tree[2][0] == "matrix" and is_scalar(tree[1]):
+        return [tuple(("*", tree[1], x) for x in row) for row in tree[2][1]]
+    if tree[0] == "/" and tree[1][0] == "matrix" and is_scalar(tree[2]):
+        return [tuple(("/", x, tree[2]) for x in row) for row in tree[1][1]]
+    if tree[0] == "-" and len(tree) == 2 and tree[1][0] == "matrix":
+        return [tuple(("-", x) for x in row) for row in tree[1][1]]
     if tree[0] != "tuple":
         return None
     if all(x[0] == "tuple" for x in tree[2]):
