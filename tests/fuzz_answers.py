@@ -8,6 +8,8 @@ integers and fractions, and in the kind "expression" from values of 80 digits at
 have no part in it. ``--math-verify`` tries these cases on math-verify, too.
 """
 
+# ruff: noqa: E501  one line for each table of spellings
+
 import argparse
 import itertools
 import json

@@ -14,7 +14,10 @@ from grpojax.rewards.answers.spelling import clean, normal_form, number
 _NONE = re.compile(
     r"(?:nan|none|null|n/?a|<na>|nil|tbd|see (?:the )?(?:solution|proof|above|below|explanation)s?)", re.IGNORECASE
 )
-_WRAPPED = re.compile(r"<answer>(.*)</answer>|(?:the )?(?:final )?answer(?: is|:) *:?(.*)", re.DOTALL | re.IGNORECASE)
+_WRAPPED = re.compile(
+    r"""<answer>(.*)</answer>|(?:the )?(?:final )?answer(?: is|:) *:?(.*)|\[(?:'([^']*)'|"([^"]*)")\]""",
+    re.DOTALL | re.IGNORECASE,
+)
 
 
 def check_gold(gold: str) -> None:
@@ -66,10 +69,10 @@ def verdict(completion: str, gold: str, *, marker: str | None = None) -> bool | 
 
 
 def bare(gold: str) -> str:
-    """A gold answer without its marker, tags or "the answer is"; raises `UserError` where nothing is left."""
+    """A gold answer without its marker, tags, "the answer is" or a Python list of one; raises `UserError` where nothing is left."""
     found = extract_answer(gold) if BOX.search(gold) or any(m in gold for m in MARKERS) else gold
     if found and (m := _WRAPPED.fullmatch(found.strip())):
-        found = (m[1] or m[2] or "").strip()
+        found = next((part for part in m.groups() if part), "").strip()
     if not found or not normal_form(found):
         raise UserError(f"gold answer {gold[:80]!r} is empty")
     return found

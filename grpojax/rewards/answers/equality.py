@@ -19,7 +19,9 @@ from grpojax.rewards.answers.spelling import (
 _INTEGER = re.compile(r"-?[0-9]+")
 # All before the first letter, with a digit in it; then the unit.
 _UNIT = re.compile(
-    r"(?=.*?(?:[0-9]|\\pi))((?:[^a-z\\°]|\\frac)*|(?:[^a-z\\°]|\\(?:frac|sqrt|pi|cdot|times)(?![a-z]))*(?=(?<= )[a-z]{2}))(?:(?<= )([a-z]{3,}(?:[ /][a-z]+)*(?:\^[23])?)"
+    r"(?=.*?(?:[0-9]|\\pi))"
+    r"((?:[^a-z\\°]|\\frac)*|(?:[^a-z\\°]|\\(?:frac|sqrt|pi|cdot|times)(?![a-z]))*(?=(?<= )[a-z](?:[a-z]|/)))"
+    r"(?:(?<= )([a-z]{3,}(?:[ /][a-z]+)*(?:\^[23])?)"
     r"|((?:[cmk]?m|[km]?g|ml|lbs?|oz|ft|mph|hrs?|[ap]m|th|st|nd|rd)(?:/[a-z]+)?(?:\^[23])?)|(°) ?[cf]?)",
     re.IGNORECASE,
 )
@@ -53,7 +55,7 @@ _FACTORS = re.compile(
     r"|negative|inverse|repeating|recurring|remainder|or|and"
     r"|(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt) [a-z]+)\b"
 )
-NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|floor|ceil|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|sqrt|frac|infty|pi|cup|cap"
+NAMES = "arcsin|arccos|arctan|sinh|cosh|tanh|floor|ceil|sin|cos|tan|cot|sec|csc|log|exp|sqrt|frac|infty|pi|cup|cap"
 # What no equation has at its top level, and what is no name of a quantity.
 _NO_EQUATION = re.compile(r"[,;<>|]|\b(or|and)\b|\\(q?quad|[lgn]eq?|vee|lor|wedge|land|in)(?![a-z])")
 _CONSTANTS = re.compile(r"\\(frac|sqrt|cdot|times|div|pi)(?![a-zA-Z])")
@@ -89,8 +91,8 @@ def _decimal_comma(given: str, gold: str) -> bool:
 def claims(given: str, gold: str) -> list[tuple[str, str]] | None:
     """Pairs that must be the same; None where the given equation says nothing that the gold answer could be.
 
-    An equation stands for its last side only where its first is a name or a computation: ``x = 7`` and ``3 + 4 = 7`` are
-    7, ``2x = 7`` is not. The computations of a chain must be right. A sum of names may begin a chain with one:
+    An equation stands for its last side only where its first is a name or a computation: ``x = 7`` and ``3 + 4 = 7``
+    are 7, ``2x = 7`` is not. The computations of a chain must be right. A sum of names may begin a chain with one:
     ``m + n = 3 + 4 = 7``. Where the gold answer is ``x = 7``, so must an equation be, and not one to be solved.
     """
     sides, golds = _sides(given), _sides(gold)
@@ -130,7 +132,10 @@ def _computed(sides: list[str]) -> list[tuple[str, str]]:
     return [(side, sides[-1]) for side in sides[:-1] if _is_constant(side)]
 
 
-_VARIABLE = r"(?:[^\W\d_]|\\(?!pi)[a-zA-Z]+|\\(?:vec|overline|overrightarrow|hat|bar) ?\{[a-zA-Z]+\}|(?:\\angle ?|m\\angle ?)?[A-Z]{2,3})(?:_(?:\w|\{[^{}]*\}))?'*"
+_VARIABLE = (
+    r"(?:[^\W\d_]|\\(?!pi)[a-zA-Z]+|\\(?:vec|overline|overrightarrow|hat|bar) ?\{[a-zA-Z]+\}"
+    r"|(?:m?\\angle ?)?[A-Z]{2,3})(?:_(?:\w|\{[^{}]*\}))?'*"
+)
 _NAME = re.compile(rf"{_VARIABLE}|\( ?{_VARIABLE}(?: ?, ?{_VARIABLE})+ ?\)")
 
 
@@ -216,12 +221,13 @@ def _clocks(a: str, b: str) -> bool | None:
         return int(times[0][1]) == int(times[1][1]) and times[0][2] == times[1][2]  # type: ignore[index]
     if any(times):
         return False
-    x, y = ([number(part) for part in text.split(":")] for text in (a, b))
-    if None in x or None in y or 0 in x[1:] or 0 in y[1:]:
-        return None
-    x, y = ([v / (parts[-1] if len(parts) > 1 else 1) for v in parts if v is not None] for parts in (x, y))
-    x, y = (v[:-1] if len(v) > 1 else v for v in (x, y))
-    return x == y
+    quotients = []
+    for text in (a, b):
+        parts = [x for part in text.split(":") if (x := number(part)) is not None]
+        if len(parts) != text.count(":") + 1 or 0 in parts[1:]:
+            return None
+        quotients.append([x / parts[-1] for x in parts[:-1]] or parts)
+    return quotients[0] == quotients[1]
 
 
 def _measure(answer: str) -> tuple[str, list[str]]:

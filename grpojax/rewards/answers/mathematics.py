@@ -83,8 +83,8 @@ def _far(x: Any, y: Any) -> bool:
 
     if not (isinstance(x, Expr) and isinstance(y, Expr)) or x.free_symbols or y.free_symbols:
         return False
-    a, b = x.evalf(30), y.evalf(30)
-    return bool(abs(a - b) > 1e-6 * max(abs(a), abs(b)))
+    difference, size = (x - y).evalf(30), max(abs(x.evalf(30)), abs(y.evalf(30)))  # type: ignore[arg-type, operator]
+    return bool(abs(difference) > 1e-6 * size)  # type: ignore[arg-type, operator]
 
 
 def math_parses(gold: str) -> bool:

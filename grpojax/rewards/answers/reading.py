@@ -491,8 +491,8 @@ class _Reader:
 _INDICES = ("symbol", "constant")
 # Commands that end a product.
 _NO_FACTOR = set(
-    "} rangle rfloor rceil rvert vert pm mp cdot times ast div cup cap setminus le leq leqslant ge geq geqslant ne neq lt"
-    " gt in vee lor wedge land bmod mod end \\ to equiv approx sim ldots cdots dots pmod".split()
+    "} rangle rfloor rceil rvert vert pm mp cdot times ast div cup cap setminus le leq leqslant ge geq geqslant ne neq"
+    " lt gt in vee lor wedge land bmod mod end \\ to equiv approx sim ldots cdots dots pmod".split()
 )
 
 

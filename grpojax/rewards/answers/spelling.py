@@ -68,6 +68,8 @@ _MOVES = [
         (r"\\left(?![a-z])|\\right(?![a-z])", ""),
         (r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?:\{,\}|,?\\!|\\[,; ])[0-9]{3})+(?![0-9])", _digits),
         (r"\{,\}", ","),
+        (r"\{([^{}]*)\\choose([^{}]*)\}", r"\\binom{\1}{\2}"),
+        (r"\\frac ([0-9]) ?([0-9])(?![0-9.])", r"\\frac{\1}{\2}"),
         (r"(?<!\\)\\[,;:! ]|~", " "),
         (r"\\%", "%"),
         (r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}", r" \1"),
@@ -104,7 +106,7 @@ def unwrapped(answer: str) -> str:
     before = None
     while before != text:
         before = text
-        text = text.strip(" ").removesuffix(".").removeprefix("= ").strip(" ")
+        text = re.sub(r"(?<!\.)\.$", "", text.strip(" ")).removeprefix("= ").strip(" ")
         for wrapper in _WRAPPERS:
             if (inside := wrapper.fullmatch(text)) and _balanced(inside[1]):
                 text = inside[1]
