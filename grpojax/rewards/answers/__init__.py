@@ -1,8 +1,8 @@
 r"""Answers in completions: found, brought to one spelling, and compared with a gold answer.
 
-A comparison stops at the first step that decides: the same spelling; units that differ; two numbers; text; the values of
-what `reading` can read; and last the math-verify library, for integrals and the like, which may run for ever. Whoever
-calls `math_equal` must be able to stop it; `check_answer` sees to that itself.
+A comparison stops at the first step that decides: the same spelling; units that differ; two numbers; text; the values
+of what `reading` can read; and last the math-verify library, for integrals and the like, which may run for ever.
+Whoever calls `math_equal` must be able to stop it; `check_answer` sees to that itself.
 """
 
 from grpojax.rewards.answers.check import bare, check_answer, check_gold, verdict

@@ -69,7 +69,11 @@ def verdict(completion: str, gold: str, *, marker: str | None = None) -> bool | 
 
 
 def bare(gold: str) -> str:
-    """A gold answer without its marker, tags, "the answer is" or a Python list of one; raises `UserError` where nothing is left."""
+    """A gold answer without its marker, tags, "the answer is" or a Python list of one.
+
+    Raises:
+      UserError: nothing is left.
+    """
     found = extract_answer(gold) if BOX.search(gold) or any(m in gold for m in MARKERS) else gold
     if found and (m := _WRAPPED.fullmatch(found.strip())):
         found = next((part for part in m.groups() if part), "").strip()

@@ -97,11 +97,11 @@ def claims(given: str, gold: str) -> list[tuple[str, str]] | None:
     """
     sides, golds = _sides(given), _sides(gold)
     if len(golds) == 1:
-        if len(sides) == 1 or _has_equation(gold):
+        if len(sides) == 1 or has_equation(gold):
             return [(given, gold)]
         return [(sides[-1], gold), *_computed(sides)] if _stands_for_last(sides) else None
     if len(sides) == 1:
-        if _has_equation(given):
+        if has_equation(given):
             return [(given, gold)]
         named = _is_name(golds[0]) or re.fullmatch(r"\\?[a-zA-Z]+\(.*\)", golds[0]) or _stands_for_last(golds)
         return [(given, golds[-1] if named else gold)]
@@ -112,7 +112,7 @@ def claims(given: str, gold: str) -> list[tuple[str, str]] | None:
     return [(given, gold)]
 
 
-def _has_equation(answer: str) -> bool:
+def has_equation(answer: str) -> bool:
     """Whether there is an equals sign in no bracket, as in a list of equations."""
     text = unwrapped(answer)
     return any(c == "=" and depth == 0 for c, depth in zip(text, depths(text), strict=True))

@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Any
 
-from grpojax.rewards.answers.equality import NAMES, claims, decided, split_unit
+from grpojax.rewards.answers.equality import NAMES, claims, decided, has_equation, split_unit
 from grpojax.rewards.answers.spelling import clean, normal_form, number
 
 _FUNCTIONS = re.compile(rf"(?<![a-zA-Z\\])({NAMES.replace('sqrt|frac|', '')})(?![a-zA-Z])")
@@ -62,7 +62,7 @@ def math_equal(given: str, gold: str) -> bool:
 def _math_equal(given: str, gold: str) -> bool:
     from sympy import nan, zoo
 
-    if _HUGE.search(given) and not _HUGE.search(gold):
+    if _HUGE.search(given) and not _HUGE.search(gold) or has_equation(given) and not has_equation(gold):
         return False
     parse, verify = _library()
     read = parse(given)

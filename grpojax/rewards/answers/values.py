@@ -517,7 +517,7 @@ class _Comparison:
             other = b if a[0] == "tuple" else a
             one = a if a[0] == "tuple" else b
             return other[0] == "list" and other[1] != "or" and one[1] == "()" and self.in_order(_items(a), _items(b))
-        if {a[0], b[0]} - {"list", "set"} and not (is_scalar(a) or is_scalar(b)):
+        if not {a[0], b[0]} & {"list", "set"}:
             if any(_has(x, kind) for x in (a, b) for kind in ("cup", "cap", "setminus", "numbers")):
                 raise Unreadable("collections")
             return False
