@@ -17,7 +17,7 @@ def test_exact_answers():
 
 def test_math_answers_go_to_a_worker_only_if_they_must():
     config = [RewardConfig(name="math_answer")]
-    texts = ["#### 7", "#### 8", "7", r"\boxed{7+x-x}", r"\boxed{7+x}"]
+    texts = ["#### 7", "#### 8", "7", r"\boxed{\int_0^1 14x dx}", r"\boxed{\int_0^1 x dx}"]
     with Rewards(config) as scorer:
         pending = scorer.submit([""] * 5, texts, [[]] * 5, {"gold": ["7"] * 5})
         assert sum(len(job.indices) for job in pending._jobs.values()) == 2

@@ -21,7 +21,16 @@ NAN = float("nan")
 
 @pytest.mark.parametrize(
     "module",
-    ["answers.check", "answers.equality", "answers.extract", "answers.spelling", "builtin", "scoring"],
+    [
+        "answers.check",
+        "answers.equality",
+        "answers.extract",
+        "answers.reading",
+        "answers.spelling",
+        "answers.values",
+        "builtin",
+        "scoring",
+    ],
 )
 def test_doctests(module):
     result = doctest.testmod(importlib.import_module(f"grpojax.rewards.{module}"))

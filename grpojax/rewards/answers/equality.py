@@ -40,7 +40,7 @@ _UNITS = {
        }.items()},
 }  # fmt: skip
 _KNOWN = re.compile(
-    "(?:sq|square|cu|cubic|units?|degrees?|dollars?|cents?|percent|miles?|yards?|days?|weeks?|months?|years?|acres?|gallons?|"
+    "(?:sq|square|cu|cubic|units?|degrees?|dollars?|cents?|percent|miles?|yards?|days?|weeks?|months?|years?|acres?|gallons?|cups?|[a-z]{4,}|"
     + "|".join(f"{name}s?" for name in (*_UNITS, *_UNITS.values())).replace("^", r"\^")
     + r")\b"
 )
@@ -67,9 +67,11 @@ def compare(given: str, gold: str) -> bool | None:
     >>> compare("1,000 dollars", "1000"), compare("7", "8"), compare(r"\\int_0^1 x dx", "1/2") is None
     (True, False, True)
     """
+    if len(given) > longest(gold):
+        return False
     if same_spelling(given, gold) or _decimal_comma(given, gold):
         return True
-    if len(given) > longest(gold) or not normal_form(given) or not normal_form(gold):
+    if not normal_form(given) or not normal_form(gold):
         return False
     if (pairs := claims(given, gold)) is None:
         return False
@@ -248,7 +250,7 @@ def split_unit(text: str) -> tuple[str, str]:
     if not m or _FACTORS.search(m[2] or ""):
         return text, ""
     unit = m[2] or m[3] or m[4]
-    if "\\" in m[1] and m[2] and not _KNOWN.match(unit.lower()):  # \sqrt{2} abc is a product
+    if "\\" in m[1] and m[2] and not _KNOWN.match(unit.lower()):  # \frac{1}{2} abc is a product
         return text, ""
     return m[1].rstrip(" "), unit
 

@@ -70,7 +70,7 @@ def _math_equal(given: str, gold: str) -> bool:
         if any(x.has(zoo, nan) for x in read):
             return False
         wanted = parse(gold)
-        return any(bool(verify(y, x)) and not _far(x, y) for x in read[:1] for y in wanted[:1])
+        return bool(verify(wanted, read)) and not any(_far(x, y) for x in read[:1] for y in wanted[:1])
     except ValueError as e:
         if str(e).startswith("zip()"):  # not as many parts
             return False

@@ -59,9 +59,8 @@ def read(text: str) -> Tree:
     Raises:
       Unreadable: it is not of this grammar.
 
-    >>> read(r"\frac{1}{2}x"), read("x = 3")
-    (('*', ('/', ('number', Fraction(1, 1), 0), ('number', Fraction(2, 1), 0)), ('symbol', 'x')), \
-('relation', (('symbol', 'x'), '=', ('number', Fraction(3, 1), 0))))
+    >>> read("x = 3")
+    ('relation', (('symbol', 'x'), '=', ('number', Fraction(3, 1), 0)))
     """
     reader = _Reader(text)
     tree = reader.items()
@@ -446,7 +445,10 @@ class _Reader:
         body = self.product()
         if start[0] != "relation" or len(start[1]) != 3 or start[1][1] != "=" or start[1][0][0] not in _INDICES:
             raise Unreadable("what a sum begins with")
-        return (name, start[1][0], start[1][2], end, body)
+        index = start[1][0]
+        if index[0] == "constant":  # i or e, which are names here
+            index, body = ("symbol", index[1]), _replaced(body, index, ("symbol", index[1]))
+        return (name, index, start[1][2], end, body)
 
     def function(self, name: str) -> Tree:
         base = power = None
@@ -494,6 +496,12 @@ _NO_FACTOR = set(
     "} rangle rfloor rceil rvert vert pm mp cdot times ast div cup cap setminus le leq leqslant ge geq geqslant ne neq"
     " lt gt in vee lor wedge land bmod mod end \\ to equiv approx sim ldots cdots dots pmod".split()
 )
+
+
+def _replaced(tree: Any, old: Tree, new: Tree) -> Any:
+    if tree == old or not isinstance(tree, tuple):
+        return new if tree == old else tree
+    return tuple(_replaced(x, old, new) for x in tree)
 
 
 def _signed(sign: str, tree: Tree, left: Tree | None = None) -> Tree:

@@ -174,8 +174,8 @@ class _Evaluation:
             raise Huge("a sum of many terms")
         total: Value = Fraction(0 if kind == "sum" else 1)
         name, before = index[1], self.point.get(index[1])
-        if index[0] != "symbol" or any(index[1] in x.partition("_")[2] for x in symbols(body)):
-            raise Unreadable("the index of a sum")  # e or i, or one that stands in a name
+        if any(index[1] in x.partition("_")[2] for x in symbols(body)):
+            raise Unreadable("an index in a name")
         for n in range(int(last - first) + 1):
             self.point[name] = first + n
             term = self.value(body)
