@@ -1,5 +1,6 @@
 r"""One spelling of answers: what only sets them is removed, and what is a number is read as one."""
 
+import functools
 import re
 import unicodedata
 from fractions import Fraction
@@ -98,6 +99,7 @@ def clean(answer: str) -> str:
     return re.sub(r"\$ ?(?=[+-]?[0-9.])", "", separated(unwrapped(answer)))
 
 
+@functools.lru_cache(64)  # one comparison asks for it many times
 def unwrapped(answer: str) -> str:
     """The answer without what is set around it, signs in LaTeX's spelling; thousands separators stay."""
     text = answer.strip().translate(_SIGNS)
@@ -130,6 +132,7 @@ def _balanced(text: str) -> bool:
     return depth == 0
 
 
+@functools.lru_cache(64)
 def normal_form(answer: str) -> str:
     """Spelling that does not matter removed: `clean`, then case, blanks around signs, ``+5``, ``007``, ``5.0``.
 
