@@ -964,8 +964,8 @@ def math_verify_says(case: Case):
 
     try:
         return math_verify.verify(
-            math_verify.parse(rf"\boxed{{{case.gold}}}", parsing_timeout=3),
-            math_verify.parse(completion(case), parsing_timeout=3), timeout_seconds=3,
+            math_verify.parse(rf"\boxed{{{case.gold}}}", parsing_timeout=10),
+            math_verify.parse(completion(case), parsing_timeout=10), timeout_seconds=10,
         )  # fmt: skip
     except BaseException as e:
         if isinstance(e, KeyboardInterrupt):

@@ -136,7 +136,7 @@ def _computed(sides: list[str]) -> list[tuple[str, str]]:
 
 _VARIABLE = (
     r"(?:[^\W\d_]|\\(?!pi)[a-zA-Z]+|\\(?:vec|overline|overrightarrow|hat|bar) ?\{[a-zA-Z]+\}"
-    r"|(?:m?\\angle ?)?[A-Z]{2,3})(?:_(?:\w|\{[^{}]*\}))?'*"
+    r"|(?:m?\\angle ?)?[A-Z]{1,3})(?:_(?:\w|\{[^{}]*\}))?'*"
 )
 _NAME = re.compile(rf"{_VARIABLE}|\( ?{_VARIABLE}(?: ?, ?{_VARIABLE})+ ?\)")
 

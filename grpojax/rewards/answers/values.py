@@ -691,12 +691,14 @@ def rounds(decimal: Fraction, places: int, scale: Fraction, exact: Value) -> boo
     if digits < ROUNDED or isinstance(exact, tuple) and _mp().im(exact[0]) != 0:
         return False
     if isinstance(exact, Fraction):
-        error = abs(decimal - exact)
         if _ends(exact):
-            return digits >= FLOATING and error <= abs(exact) / 10 ** (FLOATING - 1)
-        return error < scale / 10**places and decimal * exact > 0
-    a, _ = _parts(decimal)
-    return bool(abs(a - exact[0]) < _parts(scale / 10**places)[0] and a * exact[0] > 0)
+            return digits >= FLOATING and abs(decimal - exact) <= abs(exact) / 10 ** (FLOATING - 1)
+        size, shown, place = abs(exact), abs(decimal), scale / 10**places
+    else:
+        size, shown, place = abs(exact[0]), abs(_parts(decimal)[0]), _parts(scale / 10**places)[0]
+        exact = exact[0]
+    same_sign = (decimal > 0) == (exact > 0)
+    return bool(same_sign and (shown <= size < shown + place or abs(shown - size) <= place / 2))
 
 
 def _ends(x: Fraction) -> bool:
