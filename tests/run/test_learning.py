@@ -381,17 +381,18 @@ def test_an_evaluation_without_problems_is_said_to_do_nothing(recipe, tmp_path, 
 
 def test_a_recipe_spelt_in_another_way_is_the_same_run(recipe, tmp_path):
     Trainer(load(recipe, tmp_path / "run", "variant=grpo")).close()
-    add_step(tmp_path / "run")
     spelt = ("variant={name: grpo}", "rewards={terms: [{name: 'tiny_run:parity'}]}")
     Trainer(load(recipe, tmp_path / "run", *spelt)).close()
+    add_step(tmp_path / "run")
     with pytest.raises(UserError, match="rewards.combine: 'sum' -> 'normalize'"):
         Trainer(load(recipe, tmp_path / "run", "rewards={terms: [{name: 'tiny_run:parity'}], combine: normalize}"))
 
 
 def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
     config = load(recipe, tmp_path / "run")
+    record = Session(config).record
     add_step(tmp_path / "run")
-    Session(config).record.write()
+    record.write()
     file = tmp_path / "run" / "config.json"
     stored = json.loads(file.read_text())
 
