@@ -7,6 +7,7 @@ what each worker took.
 import atexit
 import ctypes
 import gc
+import logging
 import os
 import resource
 import shutil
@@ -60,6 +61,14 @@ def recipe(tmp_path_factory):
     from tiny_run import make_run
 
     return make_run(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def logger_of_its_own():
+    """A command takes the logger's lines to the console, which is none of the next test's business."""
+    logger = logging.getLogger("grpojax")
+    logger.handlers.clear()
+    logger.propagate = True
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m takes its choice

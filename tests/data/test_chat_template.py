@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import logging
 import random
 
 import pytest
@@ -125,8 +124,7 @@ REASONED = [
     [("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<reasoning>", "</reasoning>"), ("", "</think>"),
      ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<|begin_of_thought|>", "<|end_of_thought|>")],
 )  # fmt: skip
-def test_reasoning_of_earlier_answers_may_be_dropped(opens, closes, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("grpojax"), "propagate", True)
+def test_reasoning_of_earlier_answers_may_be_dropped(opens, closes, caplog):
     template = TEMPLATES["drops"].replace("</think>')", f"{closes}')")
     chat = [REASONED[0], {"role": "assistant", "content": f"{opens}so\n{closes}\n2"}, REASONED[2]]
     tokenize = tokenize_with(template)
@@ -224,8 +222,7 @@ def test_an_answer_of_nothing_else_is_refused(write):
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_prompts_that_were_rendered_before(template, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("grpojax"), "propagate", True)
+def test_prompts_that_were_rendered_before(template, caplog):
     ready = tokenize_with(template).text("What is 2 + 3?")
     with pytest.raises(UserError, match="own markers, as if rendered before: set data.template=plain"):
         tokenize_with(template)(ready)

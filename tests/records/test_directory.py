@@ -8,7 +8,6 @@ import random
 import pytest
 
 from grpojax.host import claims, files
-from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.directory import RunDirectory
 
@@ -67,8 +66,7 @@ def empty_folders(place):
 
 
 @pytest.mark.parametrize("left", [nothing, empty_folders])
-def test_a_run_without_a_step_gives_way_and_leaves_nothing(tmp_path, left, caplog, monkeypatch):
-    monkeypatch.setattr(log, "propagate", True)
+def test_a_run_without_a_step_gives_way_and_leaves_nothing(tmp_path, left, caplog):
     caplog.set_level("INFO", "grpojax")
     start(run_of(tmp_path))
     left(tmp_path)
@@ -83,7 +81,6 @@ def test_a_run_without_a_step_gives_way_and_leaves_nothing(tmp_path, left, caplo
 
 def test_what_it_had_is_moved_and_never_lost(tmp_path, caplog):
     """An evaluation before the first step, and log-probs of a reference that another recipe would read as its own."""
-    log.propagate = True
     caplog.set_level("INFO", "grpojax")
     place, seen = files.path(tmp_path), {}
     for seed in range(3):

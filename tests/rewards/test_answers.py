@@ -233,7 +233,6 @@ def test_what_has_no_end_is_decided_at_once_or_handed_on(given):
 def test_endless_answers_are_invalid_and_waited_for(monkeypatch, caplog):
     """An integral takes math-verify longer than the limit; the log says what is waited for, and the rest is judged."""
     monkeypatch.setattr(scoring, "NOTICE_S", 0.2)
-    monkeypatch.setattr(scoring.log, "propagate", True)
     given = [r"\int_0^1 x^{x^{x^{x}}} \sin(x^{x}) dx", *ENDLESS[:4], "7"]
     config = RewardsConfig(terms=(RewardConfig(name="math_answer"),), workers=1, timeout_s=2.0, memory_mb=1024)
     n = len(given)

@@ -7,7 +7,6 @@ import jax
 import pytest
 from runs import Trainer, numbers
 
-from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import finetune, finetune_recipe
@@ -16,7 +15,6 @@ from grpojax.run import recipe as config
 
 @pytest.fixture
 def said(caplog):
-    log.propagate = True
     caplog.set_level("INFO", "grpojax")
     return caplog
 

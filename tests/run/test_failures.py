@@ -16,7 +16,6 @@ import pytest
 from runs import Trainer, environment, numbers
 
 from grpojax.host import peers, preemption, processes
-from grpojax.host.console import log
 from grpojax.records import directory as directories
 from grpojax.records import evaluations
 from grpojax.records import metrics as tracking
@@ -44,7 +43,6 @@ def full(*args, **kwargs):
 
 
 def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe, tmp_path, caplog, monkeypatch):
-    log.propagate = True
     monkeypatch.setattr(evaluations, "write", full)
     trainer = Trainer(load(recipe, tmp_path / "run", "train.eval_every=2"))
     plain, written = trainer.metrics._metrics, []

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from runs import Trainer, add_step, numbers
 
-from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.samples import read_samples
@@ -101,7 +100,6 @@ class Full:
 def test_a_full_disk_costs_one_checkpoint(recipe, tmp_path, unbroken, caplog):
     trainer = Trainer(load(recipe, tmp_path / "run"))
     trainer.session.checkpoints._manager = Full(trainer.session.checkpoints._manager, {2})
-    log.propagate = True
     assert trainer.run()
     assert "No space left on device" in caplog.text
     assert trainer.session.checkpoints.steps()[-1] == 4
@@ -141,7 +139,6 @@ class Late(Full):
 def test_a_save_that_failed_late_does_not_cost_the_next_one(recipe, tmp_path, unbroken, caplog):
     trainer = Trainer(load(recipe, tmp_path / "run"))
     trainer.session.checkpoints._manager = Late(trainer.session.checkpoints._manager, {3})
-    log.propagate = True
     assert trainer.run()
     assert caplog.text.count("a save failed") == 1 and "Input/output error" in caplog.text
     assert trainer.session.checkpoints.steps()[-1] == 4
@@ -181,7 +178,6 @@ def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplo
         return mkdir(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    log.propagate = True
     assert trainer.run()
     assert caplog.text.count("Permission denied") >= 2
     assert set(trainer.session.checkpoints.steps()) <= {1, 4} and 4 in trainer.session.checkpoints.steps()
@@ -298,7 +294,6 @@ def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(recipe, tmp_pat
     for file in (tmp_path / "run" / "checkpoints" / "4" / "policy_params").rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    log.propagate = True
     again = Trainer(load(recipe, tmp_path / "run"))
     assert again.done == 3 and "step 4 cannot be read" in caplog.text
     assert (tmp_path / "run" / "broken" / "4").is_dir()

@@ -11,7 +11,6 @@ import runs
 from jax.extend.core import Primitive
 from runs import add_step, numbers
 
-from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
@@ -286,7 +285,6 @@ def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
 
 
 def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplog):
-    log.propagate = True
     caplog.set_level(logging.INFO, "grpojax")
     Trainer(load(recipe, tmp_path / "one", "variant=gspo")).close()
     assert "gspo has the gradient of GRPO's clip" in caplog.text
@@ -373,7 +371,6 @@ def test_samples_longer_than_the_models_positions_are_refused(recipe, tmp_path):
 
 
 def test_an_evaluation_without_problems_is_said_to_do_nothing(recipe, tmp_path, caplog):
-    log.propagate = True
     caplog.set_level(logging.INFO, "grpojax")
     Trainer(load(recipe, tmp_path / "run", "train.eval_every=1")).close()
     assert "train.eval_every=1 does nothing: there is no data.eval" in caplog.text
@@ -415,7 +412,6 @@ def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
 def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, caplog):
     first = Trainer(load(recipe, tmp_path / "run", "train.steps=1"))
     assert first.run()
-    log.propagate = True
     caplog.set_level(logging.INFO, "grpojax")
     changed = ("train.steps=2", "train.microbatches=2", "model.remat=none", "rollout.slots=2",
                "train.checkpoint_every=1", "tracking.samples=false")  # fmt: skip

@@ -6,7 +6,6 @@ import pytest
 from runs import Trainer, numbers
 
 from grpojax.data import Pass
-from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
@@ -89,7 +88,6 @@ def test_culling_shrinks_the_next_pass_by_exactly_what_is_solved(recipe, graded,
 
 def test_where_all_are_solved_all_are_drawn_again(recipe, graded, tmp_path, caplog):
     """Everything is over -1; the second pass would be empty, the third is not told by what the first said."""
-    log.propagate = True
     options = "variant=culling", "rollout.prompts=10", "rollout.retire={success: -1.0}", "train.steps=6"
     trainer = trainer_of(load(recipe, graded, tmp_path / "run", *options))
     assert trainer.run()

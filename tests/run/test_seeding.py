@@ -8,7 +8,6 @@ import pytest
 from runs import Trainer, numbers
 
 from grpojax.data import Problem, Problems
-from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
@@ -94,7 +93,6 @@ def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
 
 
 def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
-    log.propagate = True
     groups = seeded.rollouts.groups
     monkeypatch.setattr(groups._exemplars, "_longest", 10)
     judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3)().judged()

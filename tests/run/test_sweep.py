@@ -26,7 +26,6 @@ QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 @pytest.fixture
 def said(caplog):
     """What was logged, so far."""
-    logging.getLogger("grpojax").propagate = True
     caplog.set_level(logging.INFO, logger="grpojax")
     return lambda: "\n".join(record.getMessage() for record in caplog.records)
 

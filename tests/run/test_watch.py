@@ -9,7 +9,6 @@ import pytest
 
 from grpojax import diagnostics
 from grpojax.evaluation import Judge
-from grpojax.host.console import log
 from grpojax.run.alarms import SAID, Limits
 from grpojax.run.watch import KEY, Watch
 
@@ -64,7 +63,6 @@ def rung(watch, **histories):
     ("critic__bias_abs", [0.9, 5.0, 4.0, 3.0, 2.5], []),  # comes back
 ])  # fmt: skip
 def test_each_kind_of_trouble_is_named_once_with_its_remedy(metric, values, alarms, caplog):
-    log.propagate = True
     caplog.set_level(logging.WARNING, "grpojax")
     quiet = Watch(RUN, LIMITS, judge=Judge("answer", None), problems=1000)
     assert rung(quiet, **{metric: [*values, values[-1]] if alarms else values}) == alarms
