@@ -46,7 +46,7 @@ def test_who_learns_from_groups_with_equal_rewards(name):
     assert method.learns_from_equals(variant_of(name), rollout(4)) == (name in LEARN)
 
 
-@pytest.mark.parametrize("name", [x if x in OFTEN else pytest.param(x, marks=pytest.mark.slow) for x in ALL])
+@pytest.mark.parametrize("name", [x if x in OFTEN else pytest.param(x, marks=pytest.mark.exhaustive) for x in ALL])
 def test_a_group_of_one_is_refused_where_every_advantage_is_0(name):
     """That of ``gt_likelihood`` is centred in the group, too."""
     if name in LEARN - {"gt_likelihood"}:
