@@ -25,12 +25,12 @@ def console():
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("grpojax")
-    logger.addHandler(handler)
+    logging.getLogger().addHandler(handler)  # each test clears those of the package
     before = logger.level
     logger.setLevel(logging.INFO)
     yield lines
     logger.setLevel(before)
-    logger.removeHandler(handler)
+    logging.getLogger().removeHandler(handler)
 
 
 BAD = {
