@@ -88,10 +88,10 @@ def read_gold(value: Any, column: str = "answer", *, compared: bool = True, boxe
         text = last_box(text)
     last = text.rsplit("####", 1)[-1]
     if not compared:
-        return _some(last.strip())
+        return _some(last.strip(), column)
     if len(last) <= LONGEST and (wrong := lost_backslash(last, answer=True)) is not None:
         raise UserError(f"column {column!r} {wrong}")
-    gold = _some(_unwrapped(halved(seen(last).strip())))
+    gold = _some(_unwrapped(halved(seen(last).strip())), column)
     if _is_missing(gold):
         raise UserError(
             f"column {column!r} has {gold[:60]!r}, which is no answer; set data.on_bad_row=skip"
@@ -110,9 +110,9 @@ def read_gold(value: Any, column: str = "answer", *, compared: bool = True, boxe
     return gold
 
 
-def _some(gold: str) -> str:
+def _some(gold: str, column: str) -> str:
     if not gold:
-        raise UserError("has an empty answer")
+        raise UserError(f"column {column!r} has an empty answer; set data.on_bad_row=skip")
     return gold
 
 

@@ -44,7 +44,7 @@ def test_a_format_can_be_said(write):
     ("d.jsonl", '{"question": "a", "answer": [1]}', ":1: has no text in column 'answer', but [1]"),
     ("d.jsonl", '{"question": "a", "answer": true}', ":1: has no text in column 'answer', but True"),
     ("d.jsonl", '{"question": "a", "answer": NaN}', ":1: has no text in column 'answer', but nan"),
-    ("d.jsonl", '{"question": "a", "answer": " #### "}', ":1: has an empty answer"),
+    ("d.jsonl", '{"question": "a", "answer": " #### "}', ":1: column 'answer' has an empty answer"),
     ("d.jsonl", '{"question": " ", "answer": 1}', ":1: has an empty prompt"),
     ("d.jsonl", '{"question": "\\ud800", "answer": 1}', ":1: column 'question' is no valid Unicode"),
     ("d.jsonl", '{"question": "a", "answer": 1, "tokens": 2}', ":1: column 'tokens' has the name of a reward"),

@@ -35,7 +35,7 @@ def test_what_is_certain_is_read(write, name, content):
      ":2: not UTF-8; convert its encoding, as by iconv"),
     ("d.csv", "Größe,question,answer\n".encode("cp1252"), ":1: the header is not UTF-8; convert its encoding"),
     ("d.csv", "question,answer\na,1\n\n,2\n", ":4: has an empty prompt"),
-    ("d.csv", "question,answer\na,\n", ":2: has an empty answer"),
+    ("d.csv", "question,answer\na,\n", ":2: column 'answer' has an empty answer"),
     ("d.csv", "question;answer\nWhat; is?;8\n", ":2: 3 cells, but the header has 2; semicolons in a cell need quotes"),
     ("d.csv", "sep=;\nquestion,answer\na,8\n", 
      ":3: has no column 'question' for the question; it has ['question,answer']"),
@@ -55,7 +55,7 @@ def test_a_number_of_a_table_is_an_answer(write):
     assert [(p.prompt, p.gold, p.columns) for p in got] == [
         ("a", "8.0", {"question": "a", "answer": "8.0"}), ("c", "1e3", {"question": "c", "answer": "1e3"})
     ]  # fmt: skip
-    assert got.skipped[0].endswith("d.csv:3: has an empty answer")
+    assert got.skipped[0].endswith("d.csv:3: column 'answer' has an empty answer; set data.on_bad_row=skip")
 
 
 def test_any_table_in_any_encoding_with_any_delimiter(write):
