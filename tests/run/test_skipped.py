@@ -46,7 +46,8 @@ def test_what_is_learned_is_the_same(recipe, tmp_path, monkeypatch, options, dev
     all_params, plain, whole = trained(recipe, tmp_path / "all", *options, devices=devices)
     skip = (*options, "train.skip_zero_advantage=true")
     some_params, thin, part = trained(recipe, tmp_path / "some", *skip, devices=devices)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), all_params, some_params)
+    # Adam divides by a gradient's size, and so magnifies rounding where one is near 0. A step is 5e-3.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), all_params, some_params)
     for a, b in zip(plain, thin, strict=True):
         for name in ("reward", "grad_norm", "frac_reward_zero_std", "sampled_tokens"):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-4, err_msg=name)
