@@ -181,9 +181,7 @@ print(compiled.memory_analysis().temp_size_in_bytes)
 """
 
 
-@pytest.mark.exhaustive(
-    "tools/test_planner.py::test_an_update_has_no_room_for_all_layers_in_bfloat16_nor_for_copies_of_its_moments"
-)
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_temporaries_on_a_tpu_are_those_of_a_group():
     """Of a model of 7 B parameters: hidden states of eight samples of 4096 tokens are 224 MiB, a layer gathered 444;

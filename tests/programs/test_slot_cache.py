@@ -169,7 +169,8 @@ print(json.dumps([report.read_each, report.optional_each, report.per_iteration, 
 """
 
 
-@pytest.mark.exhaustive("tools/test_planner.py::test_programs_compile_and_move_what_they_must")
+@pytest.mark.slow
+@pytest.mark.in_ci("int8 of shared rows")
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(
     ("cells", "mesh"),

@@ -166,7 +166,7 @@ def test_the_bias_acts_on_the_next_advantages(recipe, tmp_path):
         np.testing.assert_allclose(np.sort(targets[0].reshape(-1)), np.sort(first.advantages.reshape(-1)), atol=1e-6)
 
 
-@pytest.mark.exhaustive("programs/test_roles.py::test_a_killed_run_of_two_networks_goes_on_on_another_mesh")
+@pytest.mark.exhaustive("run/test_critic.py::test_it_goes_on_on_another_mesh")
 def test_kill_nine_changes_nothing(recipe, tmp_path):
     overrides = [*SHORT, FAST, "variant={name: token_critic, bound: 1.0}", "critic.trunk=frozen",
                  "critic.warmup_steps=2", "train.steps=6", "train.minibatches=2",
@@ -181,7 +181,7 @@ def test_kill_nine_changes_nothing(recipe, tmp_path):
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "unbroken")
 
 
-@pytest.mark.exhaustive("programs/test_roles.py::test_a_killed_run_of_two_networks_goes_on_on_another_mesh")
+@pytest.mark.slow
 def test_it_goes_on_on_another_mesh(recipe, tmp_path):
     overrides = ["variant=token_critic", "critic.trunk=frozen"]
     meshes = [("mesh.data=1", 1), ("mesh.data=2", 8)]
