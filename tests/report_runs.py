@@ -10,9 +10,9 @@ from grpojax.records import evaluations
 
 CONFIG = {
     "model": {"path": "builtin:tiny"},
-    "data": {"train": "train.jsonl", "eval": None, "prompt": "question", "answer": "answer"},
+    "data": {"train": "train.jsonl", "validation": None, "prompt": "question", "answer": "answer"},
     "rollout": {"group": 4, "prompts": 3, "max_tokens": 8},
-    "train": {"steps": 6, "seed": 0, "iterations": 1, "minibatches": 1},
+    "train": {"steps": 6, "seed": 0, "ppo_epochs": 1, "minibatches": 1},
     "optimizer": {"learning_rate": 1e-3},
     "tracking": {"samples": True},
 }
@@ -49,7 +49,7 @@ def write_run(
     path.mkdir(parents=True)
     config = json.loads(json.dumps(CONFIG))
     config["train"] |= {"steps": steps, "seed": seed, **train}
-    config["data"]["eval"] = str(data) if data else None
+    config["data"]["validation"] = str(data) if data else None
     config["run"] = {"dir": str(path)}
     config["variant"] = {"name": variant} if isinstance(variant, str) else variant
     (path / "config.json").write_text(json.dumps(config))

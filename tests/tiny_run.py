@@ -67,7 +67,7 @@ def nothing(prompts, completions, tokens, **columns):
 
 RECIPE = """\
 model:     {{path: {folder}}}
-data:      {{train: {folder}/sums.jsonl, eval: {folder}/sums.jsonl, max_prompt_tokens: 8}}
+data:      {{train: {folder}/sums.jsonl, validation: {folder}/sums.jsonl, max_prompt_tokens: 8}}
 rewards:   [{{name: "tiny_run:length"}}]
 rollout:   {{prompts: 8, group: 4, max_tokens: 8}}
 variant:   {{name: grpo, kl_coef: 0.01}}

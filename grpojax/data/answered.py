@@ -27,7 +27,7 @@ class AnsweredConfig:
 
     Attributes:
       train: a path as in `grpojax.data.SourceConfig`, a source, or a list of them.
-      eval: the same, held out; None evaluates nothing.
+      validation: the same, held out; None evaluates nothing.
       system: system message for the chat template; a chat that has its own is refused with it.
       template, template_options, today: as in `grpojax.data.DataConfig`.
       max_prompt_tokens: most tokens of a prompt.
@@ -37,7 +37,7 @@ class AnsweredConfig:
     """
 
     train: Source | tuple[Source, ...]
-    eval: Source | tuple[Source, ...] | None = None
+    validation: Source | tuple[Source, ...] | None = None
     system: str | None = None
     template: Literal["auto", "chat", "plain"] = "auto"
     template_options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -50,7 +50,7 @@ class AnsweredConfig:
     def __post_init__(self):
         require(self, max_prompt_tokens="[1, inf)", max_tokens="[1, inf)")
         self.questions()  # refuses what is wrong with the sources and the system message
-        for name in ("train", "eval"):
+        for name in ("train", "validation"):
             for source in sources(getattr(self, name)):
                 if source.prompt is not None or source.answer is not None:
                     raise UserError(f"{name}: prompt and answer name no columns here; rows have messages, or prompt")
@@ -61,9 +61,8 @@ class AnsweredConfig:
 
     def questions(self) -> DataConfig:
         """What `grpojax.data.Tokenize` reads."""
-        same = {
-            name: getattr(self, name) for name in ("train", "eval", "system", "template", "template_options", "today")
-        }
+        shared = "train", "validation", "system", "template", "template_options", "today"
+        same = {name: getattr(self, name) for name in shared}
         return DataConfig(**same, answer=None)
 
 
@@ -231,7 +230,7 @@ def load_answered(
     What the prompt ends with already, such as ``<think>``, is not learned again.
 
     Args:
-      given: what `AnsweredConfig.train` or ``.eval`` says.
+      given: what `AnsweredConfig.train` or ``.validation`` says.
       tokenize: question to token ids.
       config: for lengths and what to do with a bad row.
       read: `read_answer` or `read_pair`.

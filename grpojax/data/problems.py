@@ -43,7 +43,7 @@ class DataConfig:
 
     Attributes:
       train: a path as in `SourceConfig`, a source, or a list of them.
-      eval: the same, for evaluation; None evaluates nothing.
+      validation: the same, for evaluation; None evaluates nothing.
       prompt: column with the question: a text, or a chat so far (`grpojax.data.chats` has the forms) whose last message
         is the user's. ``a.b`` is the column ``b`` in the column ``a``, here and in all columns below. "auto" is
         ``question``, or what is certain without a name (`grpojax.data.columns.find_columns`).
@@ -66,7 +66,7 @@ class DataConfig:
     """
 
     train: Source | tuple[Source, ...]
-    eval: Source | tuple[Source, ...] | None = None
+    validation: Source | tuple[Source, ...] | None = None
     prompt: str = AUTO
     answer: str | None = AUTO
     level: str = "level"
@@ -91,17 +91,17 @@ class DataConfig:
         check_recipe(**texts)
         if self.columns and (bad := sorted(set(self.columns) & set(TAKEN))):
             raise UserError(f"columns.{bad[0]}: reward functions have an argument of that name; take another")
-        for name in ("train", "eval"):
+        for name in ("train", "validation"):
             given = getattr(self, name)
             if given == ():
                 raise UserError(f"{name}: the list of sources is empty")
             each = sources(given)
-            if name == "eval" and any(not s.path for s in each):
-                raise UserError("eval: the name of a source is empty")
-            if name == "eval" and any(s.weight != 1 for s in each):
-                raise UserError("eval: every problem is evaluated once; weights are for train")
-            if name == "eval" and any(s.level is not None for s in each):
-                raise UserError("eval: every problem is evaluated once; levels are for train")
+            if name == "validation" and any(not s.path for s in each):
+                raise UserError("validation: the name of a source is empty")
+            if name == "validation" and any(s.weight != 1 for s in each):
+                raise UserError("validation: every problem is evaluated once; weights are for train")
+            if name == "validation" and any(s.level is not None for s in each):
+                raise UserError("validation: every problem is evaluated once; levels are for train")
 
 
 def check_recipe(**texts: str) -> None:
@@ -233,7 +233,7 @@ def load_problems(
     """Reads and tokenises the problems of one or more sources.
 
     Args:
-      given: what `DataConfig.train` or ``.eval`` says.
+      given: what `DataConfig.train` or ``.validation`` says.
       tokenize: question to token ids, such as a `Tokenize`.
       config: for columns, lengths and what to do with a bad row.
       check_gold: raises `UserError` for a reference answer that no reward can be computed from.

@@ -26,6 +26,15 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from grpojax.host.errors import UserError
 
 T = TypeVar("T")
+# Dotted keys that had another name before: old -> new. An old one is an error that names the new one.
+RENAMED = {
+    "data.eval": "data.validation",
+    "rollout.plan": "rollout.sample_allocation",
+    "rollout.slots": "rollout.decode_slots",
+    "train.iterations": "train.ppo_epochs",
+    "train.on_hang": "train.hang_policy",
+    "variant.anchor": "variant.ratio_denominator",
+}
 Key = tuple[Any, ...]  # where a value stands: ("rewards", 0, "weight")
 
 
@@ -114,6 +123,13 @@ def to_dict(config: Any) -> dict[str, Any]:
 def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Where two results of `to_dict` differ: sorted lines ``train.steps: 10 -> 20``."""
     return sorted(_differences(a, b, ()))
+
+
+def renamed(tree: Mapping[str, Any]) -> list[str]:
+    """The keys of a stored config that have another name now (`RENAMED`), as ``old -> new``."""
+    sections = {name: value for name, value in tree.items() if isinstance(value, Mapping)}
+    keys = ((old, new, *old.split(".")) for old, new in RENAMED.items())
+    return [f"{old} -> {new}" for old, new, section, key in keys if key in sections.get(section, ())]
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str, str]]:
@@ -262,8 +278,11 @@ class _Walk:
         hints = typing.get_type_hints(cls, include_extras=True)
         for key in value:
             if key not in fields:
+                at = (*path, key)
                 close = _did_you_mean(key, fields) or f"; known keys: {', '.join(fields)}"
-                self.problems.append(f"{_dotted((*path, key))}{self.origin((*path, key))}: unknown key{close}")
+                new = RENAMED.get(_dotted(at), "")
+                wrong = f"this key is {new} now" if new.rpartition(".")[2] in fields else f"unknown key{close}"
+                self.problems.append(f"{_dotted(at)}{self.origin(at)}: {wrong}")
         values = {}
         for name, field in fields.items():
             if name in value:
@@ -312,7 +331,8 @@ class _Walk:
 
     def origin(self, path: Key) -> str:
         """Where the value at ``path`` came from, for a message; empty where nothing is known."""
-        places = (_dotted(path[:n]) for n in range(len(path), -1, -1))
+        below = [place for place in self.origins if place.startswith(f"{_dotted(path)}.")]
+        places = (_dotted(path), *below, *(_dotted(path[:n]) for n in range(len(path) - 1, -1, -1)))
         return next((f" (from {self.origins[p]})" for p in places if p in self.origins), "")
 
 

@@ -10,7 +10,7 @@ from grpojax.losses.covariance_masks import clip_cov, covariance, covariance_mas
 from grpojax.losses.divergence import KLKind, KLPlace, full_kl, kl
 from grpojax.losses.entropy import adapt_entropy_coef
 from grpojax.losses.llds import Gate, displacement, displacement_weights
-from grpojax.losses.objective import Anchor, Covariance, Objective
+from grpojax.losses.objective import Covariance, Objective, RatioDenominator
 from grpojax.losses.policy import policy_loss
 from grpojax.losses.ratios import Ratio, log_ratio
 from grpojax.losses.supervised import dpo_loss, sft_loss
@@ -21,7 +21,7 @@ from grpojax.losses.weights import Aggregation, loss_weights
 
 __all__ = [
     "Aggregation",
-    "Anchor",
+    "RatioDenominator",
     "Covariance",
     "Gate",
     "Importance",

@@ -154,14 +154,15 @@ def covariance_mask(
         raise ValueError("covariance_mask with covariance='none': the objective asks for none")
     arrays = {"advantages": advantages, "weights": weights, "old_logps": old_logps, "sampler_logps": sampler_logps}
     shapes.check("covariance_mask", "... T", logps=logps, **arrays, segments=segments, places=places)
-    check_given("covariance_mask", objective, {"sampler_logps": sampler_logps} if objective.anchor == "sampler" else {})
+    sampler = {"sampler_logps": sampler_logps} if objective.ratio_denominator == "sampler" else {}
+    check_given("covariance_mask", objective, sampler)
     mask = jnp.asarray(weights) > 0
     logps, advantages = (jnp.where(mask, x, 0.0).astype(jnp.float32) for x in (logps, advantages))
     cov = covariance(logps, advantages, mask)
     if objective.covariance == "kl":
         return kl_cov(cov, mask, fraction=objective.covariance_fraction)
     surrogate = objective.surrogate
-    behavior = sampler_logps if objective.anchor == "sampler" else old_logps
+    behavior = sampler_logps if objective.ratio_denominator == "sampler" else old_logps
     ratios = log_ratio(logps, behavior, mask, objective.ratio, decay=objective.trace_decay, segments=segments)
     marks = {}
     if hasattr(surrogate, "marks"):

@@ -13,7 +13,7 @@ from grpojax.losses.ratios import Ratio
 from grpojax.losses.surrogates import check_surrogate, clipped, geometric, name_of, unclipped
 from grpojax.losses.weights import Aggregation
 
-Anchor = Literal["trainer", "sampler"]
+RatioDenominator = Literal["trainer", "sampler"]
 Covariance = Literal["none", "clip", "kl"]
 
 # Which of the options of the covariance each of its kinds reads.
@@ -34,7 +34,7 @@ class Objective:
       surrogate: ``(log_ratios, advantages) -> token losses`` (`grpojax.losses.surrogates`): one of this package, such
         as ``clipped(0.2, 0.28)``, or a function of your own.
       ratio: level of the importance ratio (`log_ratio`).
-      anchor: the policy that the ratio is taken against: "trainer", ``old_logps``, or "sampler",
+      ratio_denominator: the policy that the ratio is taken against: "trainer", ``old_logps``, or "sampler",
         ``sampler_logps``, so that the ratio corrects the sampler's numerics and stale samples too, and no pass
         of the old policy is needed.
       trace_decay: γλ of a trace ratio; None for the other levels.
@@ -70,7 +70,7 @@ class Objective:
 
     surrogate: Callable[..., Any] = clipped()
     ratio: Ratio = "token"
-    anchor: Anchor = "trainer"
+    ratio_denominator: RatioDenominator = "trainer"
     trace_decay: float | None = None
     aggregate: Aggregation = "sequence_mean"
     constant: float | None = None
@@ -138,8 +138,8 @@ class Objective:
             raise ValueError(f"{name} with ratio={self.ratio!r}: it reads no ratio")
         if self.ratio not in levels:
             raise ValueError(f"{name} with ratio={self.ratio!r}: it takes ratio={', '.join(map(repr, levels))}")
-        if self.anchor == "sampler" and not self.has_ratio:
-            raise ValueError(f"anchor='sampler' with {name}, ratio={self.ratio!r}: there is no ratio to anchor")
+        if self.ratio_denominator == "sampler" and not self.has_ratio:
+            raise ValueError(f"ratio_denominator='sampler' with {name}, ratio={self.ratio!r}: there is no ratio")
 
     def _check_importance(self):
         low, high = self.importance_low, self.importance_high
@@ -149,9 +149,9 @@ class Objective:
             raise ValueError(f"importance_low={low}, importance_high={high}: no range")
         if self.importance == "truncate" and self.importance_low is not None:
             raise ValueError(f"importance_low={self.importance_low}: 'truncate' has no lower bound; take 'mask'")
-        if self.importance != "none" and self.anchor == "sampler":
+        if self.importance != "none" and self.ratio_denominator == "sampler":
             raise ValueError(
-                f"importance={self.importance!r} with anchor='sampler': the ratio is already the one to the sampler"
+                f"importance={self.importance!r} with ratio_denominator='sampler': the ratio already is that"
             )
 
     def _check_entropy(self):
@@ -192,14 +192,14 @@ class Objective:
         """What `policy_loss` must be given besides log-probs, advantages and weights: array to the term that reads it.
 
         Example:
-          >>> Objective(kl_coef=0.1, anchor="sampler").reads
-          {'ref_logps': 'kl_coef=0.1', 'sampler_logps': "anchor='sampler'"}
+          >>> Objective(kl_coef=0.1, ratio_denominator="sampler").reads
+          {'ref_logps': 'kl_coef=0.1', 'sampler_logps': "ratio_denominator='sampler'"}
         """
         terms = {}
         if self.needs_reference:
             terms["ref_logps"] = f"kl_coef={self.kl_coef}"
-        if self.anchor == "sampler":
-            terms["sampler_logps"] = f"anchor={self.anchor!r}"
+        if self.ratio_denominator == "sampler":
+            terms["sampler_logps"] = f"ratio_denominator={self.ratio_denominator!r}"
         elif self.importance != "none":
             terms["sampler_logps"] = f"importance={self.importance!r}"
         elif self.off_policy_limit is not None:
@@ -225,7 +225,7 @@ class Objective:
     @property
     def needs_sampler_logps(self) -> bool:
         """Whether ``sampler_logps`` is read."""
-        return self.importance != "none" or self.off_policy_limit is not None or self.anchor == "sampler"
+        return self.importance != "none" or self.off_policy_limit is not None or self.ratio_denominator == "sampler"
 
     @property
     def needs_displacement_weights(self) -> bool:

@@ -111,7 +111,7 @@ def policy_loss(
     mask = weights > 0
     advantages = jax.lax.stop_gradient(jnp.where(mask, advantages, 0.0)).astype(jnp.float32)
     logps = jnp.where(mask, logps, 0.0).astype(jnp.float32)
-    behavior = sampler_logps if objective.anchor == "sampler" else old_logps
+    behavior = sampler_logps if objective.ratio_denominator == "sampler" else old_logps
     ratios = log_ratio(logps, behavior, mask, objective.ratio, decay=objective.trace_decay, segments=segments)
     by_token = ratios if objective.ratio == "token" else log_ratio(logps, behavior, mask)
     token_losses, sums = _policy_term(ratios, by_token, logps, advantages, mask, covariance_mask, objective, segments)

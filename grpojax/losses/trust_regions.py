@@ -26,8 +26,8 @@ class dppo_tv:
     """``-keep ρ A + kl_coef (log ρ)²``, ``keep`` by total variation (DPPO, arXiv 2602.04879).
 
     With π the policy's probability of the drawn token and μ that of the policy it is weighed against, the sampler
-    where ``anchor="sampler"``: keep = 0 where A > 0 and ``π - μ > high``, or A < 0 and ``μ - π > low``. It is constant
-    for the gradient. Takes ratio="token". On ``[...]``, ``logps`` differentiated, nats.
+    where ``ratio_denominator="sampler"``: keep = 0 where A > 0 and ``π - μ > high``, or A < 0 and ``μ - π > low``.
+    It is constant for the gradient. Takes ratio="token". On ``[...]``, ``logps`` differentiated, nats.
 
     Attributes:
       low, high: how far the probability may fall and rise, 0.2 in prime-rl.

@@ -163,7 +163,7 @@ def _blocks(stacked: Any, compute: Compute) -> Any:
 def before_decoding(fixed: Fixed, out: Rollout) -> Loop:
     """Caches empty, all samples waiting; rows that keep their prompts have theirs, the others none."""
     config, mesh, known = fixed.config, fixed.compute.mesh, fixed.known
-    n_prompts, slots = known.lengths.shape[0], config.slots or config.group
+    n_prompts, slots = known.lengths.shape[0], config.decode_slots or config.group
     parts, rows = lanes(mesh), fixed.rows
     idle = jnp.zeros((rows, slots), jnp.int32)
     own = jnp.arange(rows, dtype=jnp.int32) % (rows // parts)

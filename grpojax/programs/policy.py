@@ -177,7 +177,7 @@ class Policy:
         spread, group = lanes.spread(prompts, config.group, self.sampling.lanes)
         config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
         if group != config.group:
-            config = dataclasses.replace(config, group=group, slots=min(config.slots, group))
+            config = dataclasses.replace(config, group=group, decode_slots=min(config.decode_slots, group))
         return self._on_lanes(spread), config
 
     def _on_lanes(self, tree: Any) -> Any:

@@ -59,7 +59,7 @@ def sample_groups(
       graph, params: the two halves of a `Decoder` (``nnx.split``).
       prompts: the prompts; on a mesh their number must divide over its lanes (`spread`).
       key: a key that differs from rollout to rollout, such as ``fold_in(key(seed), step)``.
-      config: group size, lengths, temperature, truncation, slots.
+      config: group size, lengths, temperature, truncation, decode_slots.
       eos_ids: tokens that end a sample; none means that every sample has ``max_tokens``.
       compute: how to run the decoder.
       begun: ``[P, G, ...]`` samples of an earlier rollout (`grpojax.programs.begun`): of length 0 they are new,
@@ -87,9 +87,10 @@ def sample_groups(
     """
     if not isinstance(eos_ids, tuple):
         raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
-    if begun is not None and (config.rows or config.slots not in (0, config.group)):
+    if begun is not None and (config.rows or config.decode_slots not in (0, config.group)):
         raise UserError(
-            f"slots={config.slots}, rows={config.rows}: samples that were begun need slots of their own; set 0"
+            f"decode_slots={config.decode_slots}, rows={config.rows}: samples that were begun need slots of their own; "
+            "set 0"
         )
     return _sample(graph, params, prompts, key, config, eos_ids, compute, begun, left)
 

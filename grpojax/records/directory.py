@@ -75,6 +75,12 @@ class RunDirectory:
             return []
         checkpoint.check_format(self.path / "checkpoints")
         differ = [line for line in self._changes() if not self._may_differ(line.partition(":")[0])]
+        if differ and self.has_steps and (old := settings.renamed(self._stored())):
+            raise UserError(
+                f"{self.path} holds a run of an older version, whose keys have other names now: {'; '.join(old)}\n"
+                "give this run another run.dir, or go on with the version that wrote it; `grpojax export` reads its "
+                "weights"
+            )
         if differ and self.has_steps:
             raise UserError(
                 f"{self.path} holds a run of another config: {'; '.join(differ[:5])}\n"
@@ -83,10 +89,13 @@ class RunDirectory:
         return differ
 
     def _changes(self) -> list[str]:
-        before = json.loads((self.path / "config.json").read_text())
+        before = self._stored()
         with contextlib.suppress(UserError):
             before = self._read(before)
         return settings.diff(before, self._resolved)
+
+    def _stored(self) -> dict[str, Any]:
+        return json.loads((self.path / "config.json").read_text())
 
     def changed(self, names: tuple[str, ...]) -> bool:
         """Whether a setting whose name begins so is another than when the run was last started."""

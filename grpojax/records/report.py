@@ -97,7 +97,7 @@ def build(
     base = _baseline(methods, baseline)
     measured = _metric(runs, metric)
     if measured is None:
-        notes.append("No finished run has held-out values (data.eval), so that nothing is tested here.")
+        notes.append("No finished run has held-out values (data.validation), so that nothing is tested here.")
     for method in methods:
         notes += _about(method)
     notes += _unequal_cost(methods)

@@ -127,7 +127,7 @@ def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level
 
 def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
     """The column and, by number and text of the problem, its value. No network: other than local files are left out."""
-    given, asked = setting(run.config, "data.eval"), setting(run.config, "data.prompt")
+    given, asked = setting(run.config, "data.validation"), setting(run.config, "data.prompt")
     found: dict[tuple[int, str], Any] = {}
     column = None
     try:

@@ -48,7 +48,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the last step of the recipe is recorded, and held-out problems after it where there are any."""
-        evaluated = not setting(self.config, "data.eval") or self._last_evaluated() == self.done
+        evaluated = not setting(self.config, "data.validation") or self._last_evaluated() == self.done
         return self.share >= 1 and evaluated
 
     @property
@@ -109,7 +109,7 @@ class Method:
     def twin(self) -> str | None:
         """What its variant equals with the one update a rollout that it takes (`variants.twin_at_one_update`)."""
         config = self.runs[0].config
-        updates = [setting(config, f"train.{name}") or 1 for name in ("iterations", "minibatches")]
+        updates = [setting(config, f"train.{name}") or 1 for name in ("ppo_epochs", "minibatches")]
         if math.prod(updates) > 1:
             return None
         name, options = variant_of(config)

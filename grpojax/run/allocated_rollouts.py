@@ -110,7 +110,7 @@ class PlannedGroups(Groups):
             max_tokens=config.max_tokens,
             temperature=config.temperature,
             cache_dtype=config.cache_dtype,
-            slots=min(config.slots, group),
+            decode_slots=min(config.decode_slots, group),
             rows=config.rows,
             block=config.block,
         )
@@ -119,7 +119,9 @@ class PlannedGroups(Groups):
         """``[P, G]`` bool: the samples that succeed."""
         deciding, given = self.method.deciding, self.plan.success
         values = judged.by_name[deciding]
-        success = success_of(values, deciding, given, use="prompts are seeded", setting="rollout.plan.success")
+        success = success_of(
+            values, deciding, given, use="prompts are seeded", setting="rollout.sample_allocation.success"
+        )
         return values >= success  # NaN is no success
 
     def _seeded(self, probed: Drawn) -> list[data.Problem | None]:

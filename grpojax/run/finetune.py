@@ -125,9 +125,9 @@ class FineTune:
             log.info("answers end with %r", tokenizer.convert_ids_to_tokens(end))
         self.answers = self.teaching.answers(config.data.train, tokenize, config.data, end)
         self.held_out = None
-        if config.data.eval is not None:
-            self.held_out = self.teaching.answers(config.data.eval, tokenize, config.data, end)
-        for name, answers in (("train", self.answers), ("eval", self.held_out)):
+        if config.data.validation is not None:
+            self.held_out = self.teaching.answers(config.data.validation, tokenize, config.data, end)
+        for name, answers in (("train", self.answers), ("validation", self.held_out)):
             for line in answers.notes(name, config.data) if answers else ():
                 log.info("%s", line)
         self.shapes = _shapes(config, policy, [*self.answers.kept, *(self.held_out.kept if self.held_out else ())])
@@ -137,7 +137,7 @@ class FineTune:
         many: Any = self.answers.kept
         self.batches = data.Batches(many, train.batch_size, train.seed, self.answers.weights)
         self.steps = train.updates(count)
-        fingerprints = {"train": self.answers.fingerprint, "eval": self.held_out and self.held_out.fingerprint}
+        fingerprints = {"train": self.answers.fingerprint, "validation": self.held_out and self.held_out.fingerprint}
         self.session.claim(held, fingerprints)
 
     def _open(self, held: contextlib.ExitStack) -> None:
@@ -147,7 +147,7 @@ class FineTune:
         made = _programs(policy.graph, self.teaching, policy.compute, config.optimizer, self.steps)
         self.optimizer, self.update, score = made
         self.scorer = scoring.Scorer(policy, score, self.shapes, config.train.batch_size)
-        kept = {"train": self.answers.kept, "eval": self.held_out.kept if self.held_out else ()}
+        kept = {"train": self.answers.kept, "validation": self.held_out.kept if self.held_out else ()}
         if self.teaching.needs_reference:
             self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz")
         else:
@@ -290,7 +290,7 @@ class FineTune:
             return
         # Or `Stopped`, and this one is made up for when the run goes on.
         logps, lengths = self.scorer.sums(self.held_out.kept, self.state.params, self.session.course.turn)
-        values = self.teaching.held_out(logps, lengths, self.reference["eval"])
+        values = self.teaching.held_out(logps, lengths, self.reference["validation"])
         self.metrics.write(self.done, values)
         self.session.score(self.done, {BEST: -values["eval/loss"]})
         log.info("step %d  held-out loss %.4f of %d prompts", self.done, values["eval/loss"], len(logps))

@@ -28,7 +28,7 @@ EXECUTION = (
     "train.microbatches",
     "train.eval_every",
     "train.checkpoint_",
-    "train.on_hang",
+    "train.hang_policy",
     "train.keep",
     "train.log_every",
     "train.max_skipped",
@@ -45,11 +45,11 @@ class _LoopConfig:
       epochs: passes over the data; the last update is filled up from the next.
       seed: of the data's order.
       microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
-      eval_every: steps between evaluations on ``data.eval``; 0 evaluates only before and after.
+      eval_every: steps between evaluations on ``data.validation``; 0 evaluates only before and after.
       checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
       checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
-      on_hang: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides telling what
-        each thread does: "warn", or "stop" the run, which goes on from its last save.
+      hang_policy: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides
+        printing what each thread does: "warn", or "stop" the run, which goes on from its last save.
       keep: newest checkpoints kept (the one with the least held-out loss stays too).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
@@ -63,7 +63,7 @@ class _LoopConfig:
     eval_every: int = 0
     checkpoint_every: int = 0
     checkpoint_minutes: float = 10.0
-    on_hang: Literal["warn", "stop"] = "warn"
+    hang_policy: Literal["warn", "stop"] = "warn"
     keep: int = 2
     log_every: int = 1
     max_skipped: int = 5
@@ -146,8 +146,8 @@ class _Supervised:
             value = getattr(self.tracking, name)
             if value != getattr(TrackingConfig, name):
                 raise UserError(f"tracking.{name}={value!r}: nothing is sampled here; leave it out")
-        if train.eval_every and self.data.eval is None:
-            raise UserError(f"train.eval_every={train.eval_every}: there is no data.eval to evaluate on")
+        if train.eval_every and self.data.validation is None:
+            raise UserError(f"train.eval_every={train.eval_every}: there is no data.validation to evaluate on")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from grpojax.run.recipe import Config
 
 
 class HeldOut:
-    """Evaluates on ``data.eval``; without it there is nothing to evaluate on.
+    """Evaluates on ``data.validation``; without it there is nothing to evaluate on.
 
     Args:
       config: the recipe.
@@ -40,16 +40,16 @@ class HeldOut:
         self.fingerprint: str | None = None
         self.best: str | None = None
         self.attempts: list[evaluation.Attempt] = []
-        if config.data.eval:
+        if config.data.validation:
             check, compared = rewards.check_gold, rewards.compares
-            loaded = data.load_problems(config.data.eval, tokenize, config.data, check, compared=compared)
-            for line in loaded.notes("eval", config.data):
+            loaded = data.load_problems(config.data.validation, tokenize, config.data, check, compared=compared)
+            for line in loaded.notes("validation", config.data):
                 log.info("%s", line)
             self.problems, self.fingerprint = loaded[: config.train.eval_limit], loaded.fingerprint
             self.best = evaluation.BEST
             log.info("held-out problems are %s", self.evaluator.about())
         elif config.train.eval_every:
-            log.info("train.eval_every=%d does nothing: there is no data.eval", config.train.eval_every)
+            log.info("train.eval_every=%d does nothing: there is no data.validation", config.train.eval_every)
 
     def evaluate(self, number: int, params: Any) -> dict[str, float] | None:
         """The metrics of the policy after ``number`` steps; None without problems.

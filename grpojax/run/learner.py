@@ -153,7 +153,7 @@ class Learner:
             batch,
             learned=lengths,
             scores=self.scores_a_step,
-            iterations=self.train.iterations,
+            iterations=self.train.ppo_epochs,
             picks=self.objective.needs_covariance_mask,
             late=self._late.flops,
             critic=None if self.critic is None else self.critic.model,
@@ -307,7 +307,7 @@ class Learner:
         """
         adaptive = self.objective.entropy_target is not None
         frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
-        owed, count = [], self.train.iterations * len(minis)
+        owed, count = [], self.train.ppo_epochs * len(minis)
         for n in range(count):
             mini = minis[n % len(minis)]
             if not mini.live:

@@ -15,7 +15,7 @@ from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.rewards import RewardConfig, RewardsConfig
-from grpojax.run.sections import FilterConfig, PlanConfig, RetireConfig, RolloutConfig, TrainConfig
+from grpojax.run.sections import AllocationConfig, FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
 # What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
 SUPPLIED = (
@@ -59,7 +59,7 @@ class Method:
     rewards: RewardsConfig
     filter: FilterConfig | None
     retire: RetireConfig | None
-    plan: PlanConfig | None
+    plan: AllocationConfig | None
     deciding: str
     older: bool = False
 
@@ -69,7 +69,7 @@ class Method:
         Of one update they are the policy's own, and the ratio is 1. Of older samples that is never assumed: the
         objective corrects from the sampler to these log-probs, or its ratio is anchored at the sampler.
         """
-        return (self.older or updates > 1) and self.variant.objective.anchor == "trainer"
+        return (self.older or updates > 1) and self.variant.objective.ratio_denominator == "trainer"
 
     @property
     def replaces_samples(self) -> bool:
@@ -177,24 +177,24 @@ def _corrected(variant: variants.Variant, options: Mapping[str, Any], setting: s
             f"{said} with train_on=spliced learns from text that was not sampled, whose age cannot be corrected; set "
             f"{setting}=0, or variant.train_on=sampled"
         )
-    if objective.anchor == "sampler" or objective.importance != "none":
+    if objective.ratio_denominator == "sampler" or objective.importance != "none":
         return variant
     if not objective.has_ratio:
         raise UserError(
             f"{said} has no ratio to correct for samples of an older policy: set variant.importance=truncate, or "
             f"{setting}=0"
         )
-    if options.get("anchor") is not None:
+    if options.get("ratio_denominator") is not None:
         raise UserError(
-            f"{said} with anchor={objective.anchor} takes no account of who drew the samples: set "
-            f"variant.anchor=sampler, or variant.importance=truncate beside it, or {setting}=0"
+            f"{said} with ratio_denominator={objective.ratio_denominator} takes no account of who drew the samples: "
+            f"set variant.ratio_denominator=sampler, or variant.importance=truncate beside it, or {setting}=0"
         )
-    if "anchor" not in variants.parameters(variant.name):
+    if "ratio_denominator" not in variants.parameters(variant.name):
         raise UserError(
-            f"{said} takes no account of who drew the samples, and has no option anchor: give its objective "
-            f"anchor='sampler' or an importance, or set {setting}=0"
+            f"{said} takes no account of who drew the samples, and has no option ratio_denominator: give its objective "
+            f"ratio_denominator='sampler' or an importance, or set {setting}=0"
         )
-    return _variant({**options, "anchor": "sampler"})
+    return _variant({**options, "ratio_denominator": "sampler"})
 
 
 def _rewards(rewards: tuple[RewardConfig, ...] | RewardsConfig, variant: variants.Variant) -> RewardsConfig:
@@ -248,11 +248,12 @@ def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: Filte
     return dataclasses.replace(given, share=share, success=success)
 
 
-def _plan(rollout: RolloutConfig, variant: variants.Variant) -> PlanConfig | None:
+def _plan(rollout: RolloutConfig, variant: variants.Variant) -> AllocationConfig | None:
     if "rollout_plan" not in variant.needs:
-        if rollout.plan is not None:
+        if rollout.sample_allocation is not None:
             raise UserError(
-                f"rollout.plan: variant {variant.name!r} gives every prompt rollout.group samples; leave it out"
+                f"rollout.sample_allocation: variant {variant.name!r} gives every prompt rollout.group samples; leave "
+                "it out"
             )
         return None
     if variant.objective.count_empty and variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant"):
@@ -260,19 +261,23 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> PlanConfig | Non
             f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; "
             "leave it out"
         )
-    given = rollout.plan or PlanConfig()
+    given = rollout.sample_allocation or AllocationConfig()
     group = rollout.group
     plan = dataclasses.replace(given, probe=given.probe or group // 2, most=given.most or 2 * group)
     if not 1 <= plan.probe < group:
-        raise UserError(f"rollout.plan.probe={plan.probe}: must be at least 1 and under rollout.group={group}")
+        raise UserError(
+            f"rollout.sample_allocation.probe={plan.probe}: must be at least 1 and under rollout.group={group}"
+        )
     if plan.most < group:
         raise UserError(
-            f"rollout.plan.most={plan.most}: must be at least rollout.group={group}, or some are given to none"
+            f"rollout.sample_allocation.most={plan.most}: must be at least rollout.group={group}, or some are "
+            "given to none"
         )
     rest = rollout.prompts * (group - plan.probe)
     if rest % plan.phases:
         raise UserError(
-            f"rollout.plan.phases={plan.phases} does not divide the {rest} samples that are left after the probe"
+            f"rollout.sample_allocation.phases={plan.phases} does not divide the {rest} samples that are left "
+            "after the probe"
         )
     return plan
 
@@ -288,13 +293,13 @@ def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, t
         )
     if objective.needs_displacement_weights and updates == 1 and not method.older:
         raise UserError(
-            "variant.llds_coef acts from the second update of a rollout on: raise train.iterations or "
+            "variant.llds_coef acts from the second update of a rollout on: raise train.ppo_epochs or "
             "train.minibatches over 1, or set it to 0"
         )
     if not objective.has_ratio and updates > 1:
         raise UserError(
             f"variant {variant.name!r} has no importance ratio, so it is for one update a rollout, not {updates}: set "
-            "train.iterations and train.minibatches to 1, or ask for a ratio with variant.ratio"
+            "train.ppo_epochs and train.minibatches to 1, or ask for a ratio with variant.ratio"
         )
     if variant.name in ("max_rl", "ngrpo") and objective.needs_reference and objective.kl_in == "reward":
         raise UserError(
@@ -316,7 +321,7 @@ def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, t
             "variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
         )
     if variant.options.get("train_on") == "spliced" and objective.needs_sampler_logps:
-        names = ("importance", "off_policy_limit", "anchor")
+        names = ("importance", "off_policy_limit", "ratio_denominator")
         told = {name: getattr(objective, name) for name in names}
         raise UserError(
             f"variant {variant.name!r} with train_on=spliced and "
@@ -347,7 +352,10 @@ def _check_skips(method: Method, train: TrainConfig) -> None:
         (objective.needs_displacement_weights, f"variant.llds_coef={objective.llds_coef}: set it to 0"),
         (objective.needs_covariance_mask, f"variant.covariance={objective.covariance}: set it to none"),
         (bool(own), f"variant {variant.name!r}, which needs the {' and '.join(sorted(own))} of all samples"),
-        (later, "several updates a rollout, or older samples: all are scored first; set variant.anchor=sampler"),
+        (
+            later,
+            "several updates a rollout, or older samples: all are scored first; set variant.ratio_denominator=sampler",
+        ),
     ]
     for found, what in why:
         if train.skip_zero_advantage and found:
@@ -360,8 +368,9 @@ def _check_eight_bits(variant: variants.Variant, rollout: RolloutConfig) -> None
     objective = variant.objective
     if not rollout.eight_bits or rollout.uncorrected:
         return
-    if objective.importance == "none" and objective.anchor == "trainer":
-        remedy = "variant.importance=truncate" + (" or variant.anchor=sampler" if objective.has_ratio else "")
+    if objective.importance == "none" and objective.ratio_denominator == "trainer":
+        denominator = " or variant.ratio_denominator=sampler" if objective.has_ratio else ""
+        remedy = f"variant.importance=truncate{denominator}"
         if variant.options.get("train_on") == "spliced":
             remedy = f"variant.train_on=sampled and {remedy}"
         raise UserError(

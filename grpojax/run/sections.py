@@ -52,7 +52,7 @@ class CurriculumConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlanConfig:
+class AllocationConfig:
     """XRPO's plan of a rollout (arXiv 2510.06672): some samples of every prompt, then more where they tell most.
 
     A step draws as many samples as without it, ``prompts`` times ``group``; how many a prompt gets differs
@@ -108,14 +108,14 @@ class RolloutConfig(SamplerConfig):
     drawn, and learned from, is the same.
 
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
-    variant. ``plan`` is for a variant that has a plan of its rollouts (xrpo). ``curriculum`` draws problems by their
-    levels, and so does not go with ``retire``.
+    variant. ``sample_allocation`` is for a variant that allocates its samples (xrpo). ``curriculum`` draws problems by
+    their levels, and so does not go with ``retire``.
 
     ``weights`` are those that samples are drawn with: "compute" the policy's in ``model.dtype``, "int8" with matrices
     in eight bits (`grpojax.models.quantised`); ``cache_dtype: int8`` has keys and values so. Samples are then not of
-    the policy that learns, and the objective must correct for it, by ``variant.importance`` or ``variant.anchor:
-    sampler``, unless ``uncorrected`` has it take them for the policy's own. Evaluation is of the policy itself, and no
-    greedy completion reads keys and values of eight bits.
+    the policy that learns, and the objective must correct for it, by ``variant.importance`` or
+    ``variant.ratio_denominator: sampler``, unless ``uncorrected`` has it take them for the policy's own. Evaluation is
+    of the policy itself, and no greedy completion reads keys and values of eight bits.
 
     ``no_end`` is for a model without a token that ends a sample: every sample then has ``max_tokens``. Without it such
     a model is refused.
@@ -131,7 +131,7 @@ class RolloutConfig(SamplerConfig):
     overlap: float = 0.0
     parts: int = 1
     retire: RetireConfig | None = None
-    plan: PlanConfig | None = None
+    sample_allocation: AllocationConfig | None = None
     curriculum: CurriculumConfig | None = None
     no_end: bool = False
 
@@ -144,10 +144,10 @@ class RolloutConfig(SamplerConfig):
                     f"parts={self.parts} with {name}={value:g}: that has rewards run beside the devices by itself; set "
                     f"parts=1, or {name}=0"
                 )
-        if self.overlap and (self.rows or self.slots not in (0, self.group)):
+        if self.overlap and (self.rows or self.decode_slots not in (0, self.group)):
             raise UserError(
-                f"overlap={self.overlap:g} with slots={self.slots}, rows={self.rows}: a sample that goes on in the "
-                "next rollout has a slot of its own; set slots and rows to 0, or overlap=0"
+                f"overlap={self.overlap:g} with decode_slots={self.decode_slots}, rows={self.rows}: a sample that goes "
+                "on in the next rollout has a slot of its own; set decode_slots and rows to 0, or overlap=0"
             )
         if self.uncorrected and not self.eight_bits:
             raise UserError(
@@ -180,7 +180,7 @@ class TrainConfig:
         and greedy completions included. Schedules then follow the share of them that is used. Methods that draw more a
         step, or longer samples, so are compared at equal cost.
       seed: of the data's order and of all draws.
-      iterations: passes over each rollout.
+      ppo_epochs: passes over each rollout.
       minibatches: updates in a pass, each on its share of the prompts.
       microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
       truncated: what a sample that was cut at ``rollout.max_tokens`` does: "train" like any other, "mask" for weight 0
@@ -196,8 +196,8 @@ class TrainConfig:
       eval_temperature: 0 is greedy.
       checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
       checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
-      on_hang: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides telling what
-        each thread does: "warn", or "stop" the run, which goes on from its last save.
+      hang_policy: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides
+        printing what each thread does: "warn", or "stop" the run, which goes on from its last save.
       keep: newest checkpoints kept (the best by held-out reward stays too, and one from before an alarm).
       log_every: steps between lines on the console.
       max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
@@ -208,7 +208,7 @@ class TrainConfig:
     steps: int | None = None
     tokens: int | None = None
     seed: int = 0
-    iterations: int = 1
+    ppo_epochs: int = 1
     minibatches: int = 1
     microbatches: int = 1
     truncated: Literal["train", "mask", "drop"] = "train"
@@ -221,7 +221,7 @@ class TrainConfig:
     eval_temperature: float = 0.0
     checkpoint_every: int = 0
     checkpoint_minutes: float = 10.0
-    on_hang: Literal["warn", "stop"] = "warn"
+    hang_policy: Literal["warn", "stop"] = "warn"
     keep: int = 2
     log_every: int = 1
     max_skipped: int = 5
@@ -233,7 +233,7 @@ class TrainConfig:
         length = "tokens" if self.steps is None else "steps"
         counts = (
             length,
-            "iterations",
+            "ppo_epochs",
             "minibatches",
             "microbatches",
             "eval_limit",
@@ -254,7 +254,7 @@ class TrainConfig:
     @property
     def updates_a_rollout(self) -> int:
         """Optimiser updates of a step. With one, the ratio is exactly 1."""
-        return self.iterations * self.minibatches
+        return self.ppo_epochs * self.minibatches
 
     @property
     def updates(self) -> int | None:

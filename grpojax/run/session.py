@@ -36,7 +36,7 @@ class Saves(Protocol):
     def checkpoint_minutes(self) -> float: ...
 
     @property
-    def on_hang(self) -> str: ...
+    def hang_policy(self) -> str: ...
 
 
 class Recipe(Protocol):
@@ -92,7 +92,7 @@ class Session:
         self.profile = Profile(config.profile, config.run.dir)
         self.programs: Programs | None = None
         self.watchdog = watchdog.Watchdog(
-            functools.partial(_hang, config.train.on_hang),
+            functools.partial(_hang, config.train.hang_policy),
             lambda: self.programs is not None and self.programs.compiling,
         )
         self.save_s = 0.0
@@ -230,7 +230,7 @@ class Session:
 def _hang(option: str, said: str) -> None:
     """Where a step takes far too long."""
     if option == "stop":
-        peers.end(f"{said}; train.on_hang=stop ends the run, which goes on from its last save")
+        peers.end(f"{said}; train.hang_policy=stop ends the run, which goes on from its last save")
     log.warning("%s", said)
 
 

@@ -113,8 +113,8 @@ class Sweep:
         first = next(iter(self.methods().values()))
         run_dir = f"run.dir={json.dumps(str(self.folder))}"
         config = recipe.load(self.config, (*self.overrides, first, run_dir, "critic=null"))
-        if not config.data.eval:
-            raise UserError("--rates chooses by held-out reward: give the recipe data.eval")
+        if not config.data.validation:
+            raise UserError("--rates chooses by held-out reward: give the recipe data.validation")
         train, warmup = config.train, config.optimizer.warmup_steps
         if train.steps is None:
             length = f"train.tokens={max(1, round((train.tokens or 0) * self.rate_share))}"

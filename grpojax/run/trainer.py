@@ -38,8 +38,8 @@ from grpojax.run.today import with_day
 from grpojax.types import Rollout, Tokens
 
 REMEDIES = (
-    "raise train.microbatches, set model.remat=layer, lower rollout.slots, or spread over more devices (mesh.fsdp); in "
-    "a new run lower rollout.prompts or rollout.max_tokens"
+    "raise train.microbatches, set model.remat=layer, lower rollout.decode_slots, or spread over more devices "
+    "(mesh.fsdp); in a new run lower rollout.prompts or rollout.max_tokens"
 )
 
 
@@ -135,7 +135,7 @@ class Trainer:
         self.critic = _critic_of(config, self.policy)
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
         self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
-        self.session.claim(held, {"train": self.problems.fingerprint, "eval": self.held_out.fingerprint})
+        self.session.claim(held, {"train": self.problems.fingerprint, "validation": self.held_out.fingerprint})
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1 and not config.method.older:
             log.info("%s", twin)

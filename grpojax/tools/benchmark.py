@@ -64,7 +64,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     figures = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
     passes = {
         "score": trainer.learner.scores_a_step + (trainer.critic is not None) + (trainer.teacher is not None),
-        "update": config.train.iterations,
+        "update": config.train.ppo_epochs,
     }
     names = ("step",) if config.rollout.ahead else PHASES
     figures |= phase_figures(rows[WARM:], work[WARM:], tokens, rate, passes, names)
@@ -154,7 +154,7 @@ def _timed(config: Config, steps: int) -> Config:
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, steps=steps, tokens=None, checkpoint_every=0, eval_every=0),
-        data=dataclasses.replace(config.data, eval=None),
+        data=dataclasses.replace(config.data, validation=None),
         run=dataclasses.replace(config.run, dir=folder),
         profile=ProfileConfig(),
         critic=config.critic and dataclasses.replace(config.critic, warmup_steps=0),

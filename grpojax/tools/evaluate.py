@@ -20,7 +20,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     of_run = parser.add_mutually_exclusive_group()
     of_run.add_argument("--step", type=int, help="checkpoint of the run; the newest if left out")
     of_run.add_argument("--best", action="store_true", help="the run's checkpoint with the highest eval/reward")
-    parser.add_argument("--data", metavar="FILE", help="problems; the run's data.eval if left out")
+    parser.add_argument("--data", metavar="FILE", help="problems; the run's data.validation if left out")
     parser.add_argument("--samples", type=int, default=1, help="n: completions of each problem")
     parser.add_argument("--k", metavar="K,K", help="of pass@k and maj@k, each at most n; n if left out")
     parser.add_argument("--temperature", type=float, help="0 is greedy; 0 for one sample, 1 for several")
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
             no_end = args.no_end or recipe.rollout.no_end
             hf.check_ends(recipe.model.path, policy.eos_ids, no_end=no_end, setting="--no-end")
             check, compared = rewards.check_gold, rewards.compares
-            loaded = data.load_problems(recipe.data.eval or (), tokenize, recipe.data, check, compared=compared)
-            for line in loaded.notes("eval", recipe.data):
+            loaded = data.load_problems(recipe.data.validation or (), tokenize, recipe.data, check, compared=compared)
+            for line in loaded.notes("validation", recipe.data):
                 log.info("%s", line)
             problems = list(loaded[: config.limit or None])
             for line in rewards.notes(tokenize.special, tokenize.tail(problems[0].ids)):

@@ -127,7 +127,7 @@ def _laid_out(run: Shapes, count: int, sampling: SamplerConfig) -> tuple[Prompts
     """``count`` prompts as the lanes get them, and how the samples of each are drawn."""
     parts = sharding.lanes(run.sampling_mesh)
     prompts, group = lanes.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
-    config = dataclasses.replace(sampling, group=group, slots=min(sampling.slots, group))
+    config = dataclasses.replace(sampling, group=group, decode_slots=min(sampling.decode_slots, group))
     compute = dataclasses.replace(run.compute, mesh=run.sampling_mesh)
     return prompts, {"config": config, "eos_ids": (0,), "compute": compute}
 
@@ -154,7 +154,8 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
     prompts, how = _laid_out(run, count, sampling)
     config, compute = how["config"], how["compute"]
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
-    shape, slots, tokens = (len(prompts.lengths), config.group), config.slots or config.group, sampling.max_tokens
+    shape, tokens = (len(prompts.lengths), config.group), sampling.max_tokens
+    slots = config.decode_slots or config.group
     args = whole, place(prompts, mesh), key
     if overlap:
         how["left"] = most_left(overlap, count, sampling.group, parts)
@@ -192,9 +193,9 @@ def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]
         drawn = rollout(run, whole, run.prompts, sampling, run.overlap)
         calls = {"rollout": drawn} if run.parts == 1 else in_parts(run, drawn)
     else:
-        plan, slots = method.plan, sampling.slots
+        plan, slots = method.plan, sampling.decode_slots
         more = run.prompts * (sampling.group - plan.probe) // plan.phases
-        probe, one = (dataclasses.replace(sampling, group=n, slots=min(slots, n)) for n in (plan.probe, 1))
+        probe, one = (dataclasses.replace(sampling, group=n, decode_slots=min(slots, n)) for n in (plan.probe, 1))
         calls = {
             "rollout": rollout(run, whole, one_lane_each(run.prompts), probe),
             "rollout phase": rollout(run, whole, one_lane_each(more), one),

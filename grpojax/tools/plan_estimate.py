@@ -66,7 +66,7 @@ class Execution:
         known = math.prod(s for s in sizes.values() if s != -1)
         whole = {axis: max(1, chips // known) if s == -1 else s for axis, s in sizes.items()}
         train, model = config.train, config.model
-        return cls(**whole, microbatches=train.microbatches, remat=model.remat, slots=config.rollout.slots)
+        return cls(**whole, microbatches=train.microbatches, remat=model.remat, slots=config.rollout.decode_slots)
 
     def applied(self, config: Config) -> Config:
         """The recipe with it."""
@@ -75,7 +75,7 @@ class Execution:
             mesh=dataclasses.replace(config.mesh, data=self.data, fsdp=self.fsdp, tensor=self.tensor),
             model=dataclasses.replace(config.model, remat=self.remat),
             train=dataclasses.replace(config.train, microbatches=self.microbatches),
-            rollout=dataclasses.replace(config.rollout, slots=self.slots),
+            rollout=dataclasses.replace(config.rollout, decode_slots=self.slots),
         )
 
 
@@ -254,7 +254,7 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     c, (prompts, group) = w.spread, w.sampled
     rollout, length = w.config.rollout, w.config.data.max_prompt_tokens
     slots = min(w.slots or group, group)
-    sampling = SamplerConfig(group=group, slots=slots, rows=rollout.rows)
+    sampling = SamplerConfig(group=group, decode_slots=slots, rows=rollout.rows)
     rows, platform = rows_of(sampling, prompts, 1), "gpu" if target.by_sheet else "tpu"
     compute = Compute(dtype="bfloat16", platform=platform)
     ring = slot_cache.ring(rollout.max_tokens, rollout.block, compute)

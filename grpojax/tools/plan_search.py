@@ -40,7 +40,7 @@ class Candidate:
         e = self.execution
         return (
             f"mesh.data={e.data} mesh.fsdp={e.fsdp} mesh.tensor={e.tensor} train.microbatches={e.microbatches} "
-            f"model.remat={e.remat} rollout.slots={e.slots}"
+            f"model.remat={e.remat} rollout.decode_slots={e.slots}"
         )
 
 

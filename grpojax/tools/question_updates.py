@@ -51,19 +51,19 @@ def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
 
     Every update is the run's first, at the whole learning rate, and nothing is filtered, evaluated or tracked; the
     reference of a method that has one is what the run starts from. A section for the recipe's own variant (critic,
-    rollout.plan, rollout.retire without a share) goes with it alone.
+    rollout.sample_allocation, rollout.retire without a share) goes with it alone.
     """
     given = recipe.load(path, overrides)
     own = given.variant if isinstance(given.variant, dict) else {"name": given.variant}
     variant = own if own.get("name") == method else {"name": method}
     mix = type(given.train).reference_mix
-    one = {"iterations": 1, "minibatches": 1, "steps": 1, "tokens": None}
+    one = {"ppo_epochs": 1, "minibatches": 1, "steps": 1, "tokens": None}
     train = dataclasses.replace(given.train, **one, reference_every=0, reference_mix=mix)
     optimizer = dataclasses.replace(given.optimizer, schedule="constant", warmup_steps=0, final_fraction=0.0)
     critic, rollout, retire = given.critic, dataclasses.replace(given.rollout, overlap=0.0), given.rollout.retire
     if variant is not own:
         stays = retire is not None and retire.share is not None
-        critic, rollout = None, dataclasses.replace(rollout, plan=None, retire=retire if stays else None)
+        critic, rollout = None, dataclasses.replace(rollout, sample_allocation=None, retire=retire if stays else None)
     elif critic is not None:
         critic = dataclasses.replace(critic, warmup_steps=0)
     return dataclasses.replace(
@@ -74,7 +74,7 @@ def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
         rollout=rollout,
         train=train,
         optimizer=optimizer,
-        data=dataclasses.replace(given.data, eval=None),
+        data=dataclasses.replace(given.data, validation=None),
         tracking=TrackingConfig(samples=False, texts_every=0),
     )
 

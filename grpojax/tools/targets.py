@@ -24,7 +24,7 @@ class Target:
     """What is evaluated.
 
     Attributes:
-      recipe: its config; ``recipe.data.eval`` are the problems.
+      recipe: its config; ``recipe.data.validation`` are the problems.
       run: run directory, or None for a Hugging Face folder.
       step: checkpoint of the run.
       out: where its evaluation goes by default.
@@ -49,7 +49,7 @@ class Target:
             model |= {"run": agreement.digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
             if recipe.train.updates_a_rollout == 1:
                 model["alike"] = variants.twin_at_one_update(recipe.method.variant)
-        given = _fields(recipe.data, "train", "eval") | {
+        given = _fields(recipe.data, "train", "validation") | {
             "fingerprint": loaded.fingerprint,
             "problems": len(chosen),
             "tokens": agreement.digest(*(repr(p.ids).encode() for p in chosen)),
@@ -89,7 +89,7 @@ def read_target(
     Args:
       target: run directory, Hugging Face folder or ``builtin:tiny``.
       overrides: ``a.b=c`` for the sections model, data, rewards, evaluate and mesh.
-      data_file: the problems, in place of ``data.eval``.
+      data_file: the problems, in place of ``data.validation``.
       step: checkpoint of a run; the newest if None.
       best: take the checkpoint with the highest ``eval/reward`` in the metrics; of equals, the newest.
 
@@ -118,10 +118,10 @@ def read_target(
     if run is None:
         tree = {**_BARE, "model": {"path": target}}
     if data_file is not None:
-        overrides = [*overrides, f"data.eval={json.dumps(data_file)}"]
+        overrides = [*overrides, f"data.validation={json.dumps(data_file)}"]
     tree, origins = settings.override(tree, overrides)
     recipe = settings.build(Config, tree, {"": str(folder / "config.json"), **origins})
-    if not recipe.data.eval:
+    if not recipe.data.validation:
         raise UserError(f"{target} has no problems for evaluation; give --data FILE")
     if run is None:
         if step is not None or best:

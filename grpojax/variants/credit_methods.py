@@ -129,8 +129,8 @@ def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4
 def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """XRPO, arXiv 2510.06672: samples go where they tell most, unlikely right ones count more.
 
-    Its in-context seeding of prompts that nobody solves is the trainer's (``rollout.plan.exemplars``). The objective is
-    GRPO's, kl_coef DeepSeekMath's.
+    Its in-context seeding of prompts that nobody solves is the trainer's (``rollout.sample_allocation.exemplars``). The
+    objective is GRPO's, kl_coef DeepSeekMath's.
     """
     return A.chain(*group_normalised(ddof, eps), C.sharpen_novelty(novelty, novelty_cap), A.to_tokens())
 

@@ -133,7 +133,7 @@ def llds(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     "Qi et al., Rethinking the Trust Region in LLM Reinforcement Learning, arXiv 2602.04879",
     "replicated",
     surrogate=Choice("divergence", {"tv": L.dppo_tv(), "kl": L.dppo_kl()}),
-    anchor="sampler",
+    ratio_denominator="sampler",
     aggregate="token_mean",
 )
 def dppo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
@@ -169,7 +169,7 @@ def vespo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """VESPO, arXiv 2602.10693: ``-sg[φ(w)] A log π``, w the product of a sample's ratios; no clip, for stale samples.
 
     φ and its four numbers are TRL's, and so is the mean over tokens. For samples that are stale through and through
-    take ``anchor: sampler``.
+    take ``ratio_denominator: sampler``.
     """
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 

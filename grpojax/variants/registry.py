@@ -81,7 +81,7 @@ class Variant:
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
 OPTIONS = (
-    "anchor",
+    "ratio_denominator",
     "aggregate",
     "constant",
     "count_empty",

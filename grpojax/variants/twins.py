@@ -25,7 +25,7 @@ def twin_at_one_update(variant: Variant) -> str | None:
     levels = ("token", "sequence", "sequence_token", *(("joint",) if isinstance(surrogate, L.vespo) else ()))
     if type(surrogate) not in _ALIKE or ratio not in levels:
         return None
-    if objective.anchor == "sampler" or objective.covariance == "clip":
+    if objective.ratio_denominator == "sampler" or objective.covariance == "clip":
         return None
     if surrogate == L.clipped() and ratio == "token":
         return None

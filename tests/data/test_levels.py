@@ -103,8 +103,8 @@ def test_levels_are_read_from_a_column_or_given_to_a_source(write):
         "1",
         "4",
     }
-    with pytest.raises(UserError, match="eval: .* levels are for train"):
-        data.DataConfig(train="x", eval=SourceConfig(path="x", level=1))
+    with pytest.raises(UserError, match="validation: .* levels are for train"):
+        data.DataConfig(train="x", validation=SourceConfig(path="x", level=1))
     assert "level" not in refusal(SourceConfig(path="nothing.jsonl", level=1))
 
 

@@ -129,7 +129,8 @@ def test_chats_that_are_refused(tmp_path, chat, said):
     ("data.train={path: x, prompt: 3}", "data.train.prompt=3"),
     ("data.train=[x, {path: y, weigth: 2}]",
      "data.train.1.weigth (from the command line): unknown key; did you mean 'weight'?"),
-    ("data.eval=[{path: x, weight: 2}]", "data: eval: every problem is evaluated once; weights are for train"),
+    ("data.validation=[{path: x, weight: 2}]",
+     "data: validation: every problem is evaluated once; weights are for train"),
     ("data.columns=[a]", "data.columns=['a'] (from the command line): expected"),
     ("data.columns={tokens: a}", "columns.tokens: reward functions have an argument of that name"),
     ("data.columns={a: 3}", "data.columns.a=3 (from the command line): expected a string"),
@@ -155,12 +156,12 @@ def test_a_mistake_is_two_lines_and_status_two(override, message, tmp_path, caps
 def test_every_option_survives_the_record_of_a_run():
     options = {
         "train": ["a.jsonl", {"path": "hub:a/b", "split": "train", "subset": "main", "weight": 2, "prompt": "p"}],
-        "eval": {"path": "b.csv", "format": "csv"}, "columns": {"a": "b"}, "system": "s", "too_long": "refuse",
+        "validation": {"path": "b.csv", "format": "csv"}, "columns": {"a": "b"}, "system": "s", "too_long": "refuse",
         "examples": [{"prompt": "p", "completion": "c"}], "instruction": "{prompt}!", "on_bad_row": "skip",
     }  # fmt: skip
     got = settings.build(DataConfig, options)
     assert settings.build(DataConfig, json.loads(json.dumps(settings.to_dict(got)))) == got
-    assert got.train[1].weight == 2.0 and got.eval.format == "csv"
+    assert got.train[1].weight == 2.0 and got.validation.format == "csv"
 
 
 @pytest.mark.skipif(not GSM8K, reason="GRPOJAX_GSM8K names no folder with train.jsonl and test.jsonl")
@@ -170,7 +171,7 @@ def test_gsm8k_is_three_lines(tmp_path):
 model: {{path: "builtin:tiny"}}
 data:
   train: {GSM8K}/train.jsonl
-  eval: {GSM8K}/test.jsonl
+  validation: {GSM8K}/test.jsonl
 rewards: [{{name: math_answer}}]
 rollout: {{prompts: 4, group: 4, max_tokens: 8}}
 train: {{steps: 1}}
@@ -179,7 +180,8 @@ run: {{dir: {tmp_path}/run}}
     got = config.load(recipe)
     with Rewards(got.method.rewards) as rewards:
         train, test = (
-            data.load_problems(path, letters, got.data, rewards.check_gold) for path in (got.data.train, got.data.eval)
+            data.load_problems(path, letters, got.data, rewards.check_gold)
+            for path in (got.data.train, got.data.validation)
         )
     assert (len(train) + train.dropped, len(test) + test.dropped) == (7473, 1319)
     assert train[0].gold == "72" and not train.skipped and all(len(p.ids) <= 512 for p in train)

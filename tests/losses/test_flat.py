@@ -18,7 +18,7 @@ OBJECTIVES = {
     "ppo": L.Objective(kl_coef=0.1),
     "gspo": L.Objective(ratio="sequence", off_policy_limit=0.2, importance="mask"),
     "traces": L.Objective(ratio="trace", trace_decay=0.9, llds_coef=0.5),
-    "gmpo": L.Objective(surrogate=L.geometric(), anchor="sampler"),
+    "gmpo": L.Objective(surrogate=L.geometric(), ratio_denominator="sampler"),
     "kl_cov": L.Objective(surrogate=L.unclipped(), covariance="kl", covariance_fraction=0.2),
     "your own": L.Objective(surrogate=lambda log_ratios, advantages: -log_ratios * advantages),
 }
@@ -102,7 +102,7 @@ def test_transforms_along_tokens(lengths, seed, lam):
     [
         (L.Objective(kl_coef=0.2), r"policy_loss: kl_coef=0\.2 needs ref_logps, which is missing"),
         (L.Objective(kl_coef=0.2, kl_kind="k1", kl_in="reward"), r"kl_coef=0\.2 needs ref_logps"),
-        (L.Objective(anchor="sampler"), "anchor='sampler' needs sampler_logps"),
+        (L.Objective(ratio_denominator="sampler"), "ratio_denominator='sampler' needs sampler_logps"),
         (L.Objective(importance="mask"), "importance='mask' needs sampler_logps"),
         (L.Objective(off_policy_limit=0.5), r"off_policy_limit=0\.5 needs sampler_logps"),
         (L.Objective(llds_coef=0.3), r"llds_coef=0\.3 needs displacement_weights"),

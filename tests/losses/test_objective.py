@@ -98,10 +98,16 @@ def test_only_the_policy_is_differentiated():
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"anchor": "reference"}, "anchor='reference'.*sampler"),
-        ({"anchor": "sampler", "importance": "truncate"}, "importance='truncate' with anchor='sampler'"),
-        ({"anchor": "sampler", "surrogate": L.reinforce()}, "anchor='sampler' with reinforce.*no ratio"),
-        ({"anchor": "sampler", "surrogate": L.unclipped(), "ratio": "own"}, "no ratio to anchor"),
+        ({"ratio_denominator": "reference"}, "ratio_denominator='reference'.*sampler"),
+        (
+            {"ratio_denominator": "sampler", "importance": "truncate"},
+            "importance='truncate' with ratio_denominator='sampler'",
+        ),
+        (
+            {"ratio_denominator": "sampler", "surrogate": L.reinforce()},
+            "ratio_denominator='sampler' with reinforce.*no ratio",
+        ),
+        ({"ratio_denominator": "sampler", "surrogate": L.unclipped(), "ratio": "own"}, "there is no ratio"),
         ({"surrogate": L.vespo()}, "vespo with ratio='token'.*'joint'"),
         ({"surrogate": L.dppo_tv(), "ratio": "sequence"}, "dppo_tv with ratio='sequence'.*'token'"),
         ({"covariance": "both"}, "covariance='both'.*clip"),
@@ -136,10 +142,10 @@ def test_anchored_at_the_sampler():
     swapped = types.SimpleNamespace(**fields | {"behavior_logps": None, "sampler_logps": batch.behavior_logps})
     terms = {"kl_coef": 0.3, "kl_kind": "unbiased", "llds_coef": 0.2}
     want = L.policy_loss(logps, objective=L.Objective(**terms), **arrays(types.SimpleNamespace(**fields)))
-    objective = L.Objective(anchor="sampler", **terms)
+    objective = L.Objective(ratio_denominator="sampler", **terms)
     jax.tree.map(np.testing.assert_array_equal, L.policy_loss(logps, objective=objective, **arrays(swapped)), want)
     assert objective.needs_sampler_logps
-    with pytest.raises(ValueError, match="anchor='sampler' needs sampler_logps"):
+    with pytest.raises(ValueError, match="ratio_denominator='sampler' needs sampler_logps"):
         L.policy_loss(logps, objective=objective, **arrays(types.SimpleNamespace(**fields)))
 
 

@@ -68,7 +68,7 @@ def test_oracle(kind, seed, coef):
         weights=L.loss_weights(mask, "token_mean"), advantages=advantages, behavior_logps=None, sampler_logps=old
     )
     limits = {"low": 0.13, "high": 0.21} if kind == "tv" else {"low": 0.04, "high": 0.06}
-    objective = L.Objective(surrogate=surrogate(kind, **limits, kl_coef=coef), anchor="sampler")
+    objective = L.Objective(surrogate=surrogate(kind, **limits, kl_coef=coef), ratio_denominator="sampler")
     (loss, metrics), gradient = jax.value_and_grad(L.policy_loss, has_aux=True)(
         new, objective=objective, **arrays(batch)
     )

@@ -167,7 +167,7 @@ def test_what_the_last_samples_would_keep_waiting_is_drawn_in_fewer_steps(decode
 
 
 def test_rows_and_fewer_slots_are_refused(decoder):
-    for cells in ({"slots": 2}, {"rows": 2}):
+    for cells in ({"decode_slots": 2}, {"rows": 2}):
         with pytest.raises(UserError, match="samples that were begun need slots of their own"):
             run(decoder, some_prompts(), dataclasses.replace(CONFIG, **cells), begun.nothing_begun(3, 5, 23), 3)
 

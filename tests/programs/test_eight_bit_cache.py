@@ -173,9 +173,9 @@ def plain_logps(decoder, prompts, out):
 @pytest.mark.parametrize(
     ("cells", "compute"),
     [
-        ({"slots": 2, "rows": 2, "block": 4}, Compute()),
+        ({"decode_slots": 2, "rows": 2, "block": 4}, Compute()),
         pytest.param({}, Compute(), marks=pytest.mark.exhaustive),
-        pytest.param({"slots": 3, "block": 4}, TPU, marks=pytest.mark.exhaustive),
+        pytest.param({"decode_slots": 3, "block": 4}, TPU, marks=pytest.mark.exhaustive),
     ],
     ids=["blocks and rows", "all at once", "tpu"],
 )
@@ -194,11 +194,11 @@ def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, cells, compute
 @pytest.mark.parametrize(
     ("cells", "compute"),
     [
-        ({"slots": 3}, Compute()),
-        ({"slots": 2, "rows": 2, "block": 4}, Compute()),
-        ({"slots": 1, "rows": 7, "block": 3}, TPU),
+        ({"decode_slots": 3}, Compute()),
+        ({"decode_slots": 2, "rows": 2, "block": 4}, Compute()),
+        ({"decode_slots": 1, "rows": 7, "block": 3}, TPU),
         ({"block": 11}, TPU),
-        ({"slots": 2, "rows": 2, "block": 3}, TPU),
+        ({"decode_slots": 2, "rows": 2, "block": 3}, TPU),
     ],
     ids=str,
 )
@@ -230,7 +230,7 @@ def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     compute = dataclasses.replace(of, mesh=mesh)
     placed = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
-    cells = dataclasses.replace(EIGHT, rows=1, slots=2, block=4)
+    cells = dataclasses.replace(EIGHT, rows=1, decode_slots=2, block=4)
     same(run((graph, placed), some_prompts(8), cells, compute=compute), want)
 
 
@@ -241,7 +241,7 @@ def test_no_block_is_gathered(cache_dtype):
     config = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=32, num_layers=2)
     graph, params = random_decoder(config)
     mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=4, tensor=2))
-    compute, cells = dataclasses.replace(TPU, mesh=mesh), {"slots": 3, "block": 4, "cache_dtype": cache_dtype}
+    compute, cells = dataclasses.replace(TPU, mesh=mesh), {"decode_slots": 3, "block": 4, "cache_dtype": cache_dtype}
     own = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
     draw = functools.partial(
         sample_groups, graph, config=dataclasses.replace(EIGHT, **cells), eos_ids=(1, 2), compute=compute

@@ -68,7 +68,7 @@ def rollout(length=67, prompts=3, **cells):
     return stablehlo(jax.jit(flat), key, *leaves)
 
 
-@pytest.mark.parametrize("cells", [{}, {"slots": 4, "rows": 2}], ids=["own rows", "shared rows"])
+@pytest.mark.parametrize("cells", [{}, {"decode_slots": 4, "rows": 2}], ids=["own rows", "shared rows"])
 def test_a_bfloat16_rollout_multiplies_nothing_in_float32_and_copies_nothing_each_token(cells):
     """Numbers drawn are float32, but no product is of them. Of what is as large as a prompt's keys or a layer's
     smallest weight, a token makes nothing but caches with one column more, in place."""

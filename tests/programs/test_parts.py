@@ -55,7 +55,7 @@ def check(decoder, prompts, config, undone, want, *, compute=Compute(), lanes=1)
         np.testing.assert_array_equal(out.tokens, np.where(mask, want.tokens, 0))
         np.testing.assert_allclose(out.logps, np.where(mask, want.logps, 0), atol=1e-5)
         np.testing.assert_array_equal(out.stopped, want.stopped & (out.lengths == want.lengths))
-        if config.slots in (0, config.group) and not config.rows:
+        if config.decode_slots in (0, config.group) and not config.rows:
             np.testing.assert_array_equal(out.lengths, lengths_when(want.lengths, most, lanes))
         seen.append(out.lengths)
     np.testing.assert_array_equal(seen[-1], want.lengths)
@@ -66,11 +66,11 @@ def check(decoder, prompts, config, undone, want, *, compute=Compute(), lanes=1)
     ("compute", "cells"),
     [
         (Compute(), {}),
-        (Compute(), {"slots": 2}),
-        (TPU, {"slots": 2, "rows": 2}),
+        (Compute(), {"decode_slots": 2}),
+        (TPU, {"decode_slots": 2, "rows": 2}),
         *(
             pytest.param(*on, marks=pytest.mark.exhaustive)
-            for on in [(Compute(), {"slots": 3, "rows": 2}), (TPU, {}), (GPU, {"block": 16})]
+            for on in [(Compute(), {"decode_slots": 3, "rows": 2}), (TPU, {}), (GPU, {"block": 16})]
         ),
     ],
     ids=["own slots", "slots", "tpu rows", "rows", "tpu", "gpu"],
@@ -94,7 +94,11 @@ def test_a_sample_of_one_token_is_whole_at_once(decoder):
         ((8, 1, 1), Compute(), {}),
         *(
             pytest.param(*on, marks=pytest.mark.exhaustive)
-            for on in [((2, 2, 2), Compute(), {"slots": 2, "rows": 1}), ((2, 2, 2), TPU, {}), ((4, 2, 1), GPU, {})]
+            for on in [
+                ((2, 2, 2), Compute(), {"decode_slots": 2, "rows": 1}),
+                ((2, 2, 2), TPU, {}),
+                ((4, 2, 1), GPU, {}),
+            ]
         ),
     ],
     ids=["lanes", "rows", "tpu", "gpu"],

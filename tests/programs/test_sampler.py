@@ -57,7 +57,7 @@ def test_lengths_stops_and_padding(decoder):
 
 @pytest.mark.parametrize(
     "cells",
-    [{"slots": 3}, {"slots": 2, "rows": 2, "block": 4}, {"slots": 1, "rows": 7, "block": 3}],
+    [{"decode_slots": 3}, {"decode_slots": 2, "rows": 2, "block": 4}, {"decode_slots": 1, "rows": 7, "block": 3}],
     ids=["slots", "rows", "a slot a row"],
 )
 def test_draws_do_not_depend_on_slots_rows_or_blocks(decoder, cells):
@@ -71,7 +71,9 @@ TPU = Compute(platform="tpu", attention="xla")  # its program, run here
 
 
 @pytest.mark.parametrize(
-    "cells", [{"block": 4}, {"slots": 2, "rows": 2, "block": 3}, {"slots": 3, "block": 11}], ids=["own", "rows", "one"]
+    "cells",
+    [{"block": 4}, {"decode_slots": 2, "rows": 2, "block": 3}, {"decode_slots": 3, "block": 11}],
+    ids=["own", "rows", "one"],
 )
 def test_a_loop_over_blocks_draws_the_same(decoder, cells):
     want = run(decoder, some_prompts(), CONFIG)
@@ -86,7 +88,7 @@ GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpret
 
 @pytest.mark.parametrize(
     "cells",
-    [{"slots": 2, "rows": 2}, pytest.param({"block": 16}, marks=pytest.mark.exhaustive)],
+    [{"decode_slots": 2, "rows": 2}, pytest.param({"block": 16}, marks=pytest.mark.exhaustive)],
     ids=["rows", "blocks"],
 )
 def test_a_kernel_draws_the_same(decoder, cells):
@@ -145,7 +147,7 @@ def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
     placed = jax.device_put(params, shardings(params, mesh))
     compute = dataclasses.replace(of, mesh=mesh)
     rollout_params = state.make_reshard(config, compute)(placed)
-    two_a_lane = {"rows": 1, "slots": 2, "block": 0 if of is GPU else 4} if sizes != (8, 1, 1) else {}
+    two_a_lane = {"rows": 1, "decode_slots": 2, "block": 0 if of is GPU else 4} if sizes != (8, 1, 1) else {}
     got = run((graph, rollout_params), prompts, dataclasses.replace(CONFIG, **two_a_lane), compute=compute)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -164,7 +166,7 @@ def test_log_probs_equal_the_trainers(decoder, temperature):
     """Also with a pad id (0) that is an end-of-sequence id."""
     graph, params = decoder
     prompts = some_prompts()
-    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, slots=2, rows=2, block=4))
+    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2, rows=2, block=4))
     zeros = np.zeros(out.logps.shape, np.float32)
     per_token = PerToken(advantages=zeros, weights=zeros)
     packed, layout = packing.pack(
@@ -353,8 +355,8 @@ def test_extreme_logits_are_drawn_without_nan():
         {"top_p": 1.5},
         {"top_k": -1},
         {"min_p": 2.0},
-        {"slots": -1},
-        {"slots": 9},
+        {"decode_slots": -1},
+        {"decode_slots": 9},
         {"rows": -1},
         {"block": 257},
     ],

@@ -112,7 +112,9 @@ def test_a_tpus_blocks_are_an_eighth_or_128_positions():
     assert got == [Ring(1, 100), Ring(2, 150), Ring(8, 128), Ring(8, 512)]
 
 
-@pytest.mark.parametrize("cells", [{"slots": 4}, {"slots": 4, "rows": 3}], ids=["own rows", "shared rows"])
+@pytest.mark.parametrize(
+    "cells", [{"decode_slots": 4}, {"decode_slots": 4, "rows": 3}], ids=["own rows", "shared rows"]
+)
 def test_a_token_reads_weights_prompts_and_live_blocks(cells):
     """From the compiled HLO; in float32, twice the bytes of the formula."""
     config = SamplerConfig(group=8, max_tokens=256, **cells)
@@ -122,7 +124,7 @@ def test_a_token_reads_weights_prompts_and_live_blocks(cells):
     block_of_a_layer = 4 * 3 * 4 * 4 * 128 * 64  # and less than any weight
     assert each_token(text, 1000, "rows" in cells) and not each_token(text, block_of_a_layer, "rows" in cells)
     module = hlo.analyse(text)
-    rows, slots = config.rows or 4, config.slots or 8
+    rows, slots = config.rows or 4, config.decode_slots or 8
     for blocks in (1, 2, 4):
         moved = module.each - module.optional * (1 - blocks / ring.blocks)
         longest = blocks * ring.width - 7
@@ -132,14 +134,14 @@ def test_a_token_reads_weights_prompts_and_live_blocks(cells):
 
 def test_on_a_cpu_kernels_are_the_first_factors_of_a_tokens_products():
     """And lie ``[out, in]``, in the compiled HLO: few rows in front take up to three times as long."""
-    text = lowered(SamplerConfig(group=8, max_tokens=64, slots=4), Compute()).compile().as_text()
+    text = lowered(SamplerConfig(group=8, max_tokens=64, decode_slots=4), Compute()).compile().as_text()
     made = re.findall(r"= f32\[(\d+),(\d+)\]\S* dot\(.*while/body/(?:qkv|out|mlp)/", text)
     assert sorted({(int(n), int(rows)) for n, rows in made}) == [(512, 16), (1024, 16), (2816, 16)]
 
 
 def test_on_a_cpu_a_block_of_a_layer_is_widened_at_a_time():
     """And the cache is kept in eight bits: what the loop carries of it is int8."""
-    config = SamplerConfig(group=8, max_tokens=256, slots=4, cache_dtype="int8")
+    config = SamplerConfig(group=8, max_tokens=256, decode_slots=4, cache_dtype="int8")
     text = lowered(config, Compute()).compile().as_text()
     block = 4 * 4 * 4 * 128 * 64  # numbers of a layer's
     assert {size for *_, size in each_token(text, block)} <= {block, 4 * block}
@@ -176,7 +178,7 @@ print(json.dumps([report.read_each, report.optional_each, report.per_iteration, 
     ("cells", "mesh"),
     [
         ({}, {"fsdp": 2, "tensor": 2}),
-        ({"cache_dtype": "int8", "slots": 5, "rows": 3}, {"fsdp": 4}),
+        ({"cache_dtype": "int8", "decode_slots": 5, "rows": 3}, {"fsdp": 4}),
     ],
     ids=["tensor", "int8 of shared rows"],
 )
@@ -188,7 +190,7 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
     each, optional, moved, temp = json.loads(done.stdout.splitlines()[-1])
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)
     ring = slot_cache.ring(1024, 0, Compute(platform="tpu"))
-    rows, slots = cells.get("rows", 16 // mesh["fsdp"]), cells.get("slots", 16)
+    rows, slots = cells.get("rows", 16 // mesh["fsdp"]), cells.get("decode_slots", 16)
     dtype = cells.get("cache_dtype", "bfloat16")
     for blocks in range(1, ring.blocks + 1):
         read = (each - optional * (1 - blocks / ring.blocks)) * 2**30
@@ -211,7 +213,7 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
 
 def test_lanes_tell_each_other_four_bytes_a_token():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=8, fsdp=1))
-    config = SamplerConfig(group=3, max_tokens=4, slots=2, rows=1, block=2)
+    config = SamplerConfig(group=3, max_tokens=4, decode_slots=2, rows=1, block=2)
     module = hlo.analyse(lowered(config, Compute(mesh=mesh), prompts=16, length=8).compile().as_text())
     moved = [(c.kind, c.size) for c in module.collectives if c.unknown and c.wire]
     assert moved == [("all-reduce", 4)] * 2  # after a token, and where a row has taken over a prompt

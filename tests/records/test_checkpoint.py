@@ -20,7 +20,7 @@ from grpojax.tools import cli
 def old_run(recipe, tmp_path):
     """A run whose checkpoint has one network without a role, as format 1 had it; and its weights."""
     directory = tmp_path / "old"
-    overrides = [f"run.dir={directory}", "train.steps=1", "data.eval=null", "rewards.0.name=answer_format"]
+    overrides = [f"run.dir={directory}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
     trainer = Trainer(config.load(recipe, overrides))
     params = jax.tree.map(lambda x: np.asarray(x) + 0.5, nnx.to_pure_dict(trainer.learner.state["policy"].params))
     trainer.close()
@@ -37,7 +37,7 @@ def test_an_older_recipe_does_not_keep_a_policy_from_being_exported(old_run, tmp
     """Methods without a ratio once took several updates, and sections may have had other fields."""
     file = old_run[0] / "config.json"
     tree = json.loads(file.read_text())
-    tree["variant"], tree["train"]["iterations"], tree["gone"] = "rloo", 2, {"with": "time"}
+    tree["variant"], tree["train"]["ppo_epochs"], tree["gone"] = "rloo", 2, {"with": "time"}
     file.write_text(json.dumps(tree))
     assert cli.main(["export", str(old_run[0]), "--to", str(tmp_path / "policy")]) == 0
     capsys.readouterr()
@@ -58,7 +58,7 @@ def test_a_run_of_an_older_format_can_be_exported(old_run, tmp_path, capsys):
 
 
 def test_items_are_named_by_role(recipe, tmp_path):
-    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.eval=null", "rewards.0.name=answer_format"]
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
     assert Trainer(config.load(recipe, overrides)).run()
     saved = tmp_path / "run" / "checkpoints" / "1"
     assert {p.name for p in saved.iterdir() if p.is_dir()} == {"policy_params", "policy_opt_state", "meta"}

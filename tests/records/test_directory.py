@@ -11,7 +11,7 @@ from grpojax.host import claims, files
 from grpojax.host.errors import UserError
 from grpojax.records.directory import RunDirectory
 
-DATA = {"train": "x", "eval": None}
+DATA = {"train": "x", "validation": None}
 
 
 def run_of(place, seed=0, **more):
@@ -100,7 +100,7 @@ def test_what_it_had_is_moved_and_never_lost(tmp_path, caplog):
 def test_changed_rows_replace_a_run_without_a_step(tmp_path):
     start(run_of(tmp_path))
     files.write(files.path(tmp_path) / "reference.npz", b"of the rows before")
-    start(run_of(tmp_path), {"train": "y", "eval": None})
+    start(run_of(tmp_path), {"train": "y", "validation": None})
     assert json.loads((tmp_path / "data.json").read_text())["train"] == "y"
     assert (tmp_path / "config.json").exists() and not (tmp_path / "reference.npz").exists()
 
@@ -127,9 +127,17 @@ def test_a_run_with_a_step_is_never_replaced(tmp_path, left):
     with contextlib.ExitStack() as held, pytest.raises(UserError, match="holds a run of another config"):
         run_of(tmp_path, seed=1).claim(held)
     with pytest.raises(UserError, match="the rows of data.train have changed"):
-        start(run_of(tmp_path), {"train": "y", "eval": None})
+        start(run_of(tmp_path), {"train": "y", "validation": None})
     assert contents(tmp_path) == before
     start(run_of(tmp_path))
+
+
+def test_a_run_with_keys_that_have_other_names_now_is_refused_with_them(tmp_path):
+    start(run_of(tmp_path, data={"eval": "x"}, variant={"name": "grpo", "anchor": "sampler"}))
+    a_step(tmp_path)
+    names = "data.eval -> data.validation; variant.anchor -> variant.ratio_denominator"
+    with pytest.raises(UserError, match=f"of an older version, .*: {names}\ngive this run another run.dir"):
+        run_of(tmp_path).check()
 
 
 def test_one_that_another_process_holds_is_not_replaced(tmp_path):

@@ -150,7 +150,7 @@ def test_supervised_runs_are_left_out(tmp_path):
 def test_a_source_that_cannot_be_made_costs_the_difficulties_alone(tmp_path, source):
     path = report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=report_runs.write_data(tmp_path / "data.jsonl"))
     config = json.loads((path / "config.json").read_text())
-    config["data"]["eval"] = [source]
+    config["data"]["validation"] = [source]
     (path / "config.json").write_text(json.dumps(config))
     assert report.build([path]).levels == []
 

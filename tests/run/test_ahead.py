@@ -33,7 +33,7 @@ KINDS = {
 
 def load(recipe, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "rollout.ahead=1", "train.steps=5", "train.checkpoint_every=2",
+        f"run.dir={directory}", "data.validation=null", "rollout.ahead=1", "train.steps=5", "train.checkpoint_every=2",
         "train.eval_every=0", *overrides,
     ])  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_samples_are_of_the_weights_before_the_step_that_they_were_drawn_beside(
 def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
     """One update a step: with the samples' own weights it would be 1 throughout."""
     trainer = Trainer(load(recipe, tmp_path / "run"))
-    assert trainer.config.method.variant.objective.anchor == "sampler" and not trainer.learner._moves
+    assert trainer.config.method.variant.objective.ratio_denominator == "sampler" and not trainer.learner._moves
     assert trainer.run()
     ratios = [line["ratio_mean"] for line in lines_of(tmp_path / "run")]
     assert ratios[0] == pytest.approx(1.0, abs=1e-6) and all(abs(r - 1) > 1e-4 for r in ratios[1:])
@@ -84,7 +84,7 @@ def test_the_ratio_is_that_to_the_policy_that_drew_them(recipe, tmp_path):
 
 def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_corrected_to_the_sampler(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}", "train.steps=3"))
-    assert trainer.config.method.variant.objective.anchor == "trainer" and trainer.learner._scores_self
+    assert trainer.config.method.variant.objective.ratio_denominator == "trainer" and trainer.learner._scores_self
     assert trainer.run()
     lines = lines_of(tmp_path / "run")
     assert [line["ratio_mean"] for line in lines] == pytest.approx([1.0] * 3, abs=1e-6)
@@ -139,7 +139,13 @@ def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the
 )
 def test_kill_9_in_the_middle_of_a_step_goes_on_with_the_rollout_in_flight(recipe, tmp_path, more, devices):
     assert Trainer(load(recipe, tmp_path / "whole", "train.checkpoint_every=1", *more), devices).run()
-    short = ["data.eval=null", "rollout.ahead=1", "train.steps=5", "train.checkpoint_every=1", "train.eval_every=0"]
+    short = [
+        "data.validation=null",
+        "rollout.ahead=1",
+        "train.steps=5",
+        "train.checkpoint_every=1",
+        "train.eval_every=0",
+    ]
     short += more
     process = runs.start(recipe, tmp_path / "run", *short, devices=devices)
     for line in process.stdout:
@@ -165,7 +171,7 @@ def end_together(pair):
 def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe, tmp_path):
     """SIGTERM to the second; both save what is in flight, groups that wait among it, and are bit-equal to two that
     were left alone."""
-    given = ["data.eval=null", "rollout.ahead=1", "train.steps=5", "train.eval_every=0", "mesh.fsdp=2",
+    given = ["data.validation=null", "rollout.ahead=1", "train.steps=5", "train.eval_every=0", "mesh.fsdp=2",
              "rollout.overlap=0.25", "rollout.max_tokens=16"]  # fmt: skip
 
     def begin(name):
@@ -218,7 +224,10 @@ def test_what_is_solved_is_left_out_one_rollout_later(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("variant={name: grpo, anchor: trainer}",), "'grpo' with anchor=trainer takes no account.*variant.anchor"),
+        (
+            ("variant={name: grpo, ratio_denominator: trainer}",),
+            "'grpo' with ratio_denominator=trainer takes no account.*variant.ratio_denominator",
+        ),
         (("variant=gpg",), "'gpg' has no ratio.*variant.importance=truncate"),
         (("variant=xrpo",), "'xrpo' gives samples to prompts by the rewards of those before; set rollout.ahead=0"),
         (("variant={name: gt_likelihood, train_on: spliced}",), "'gt_likelihood' with train_on=spliced"),
@@ -233,7 +242,7 @@ def test_what_cannot_be_corrected_is_refused(recipe, tmp_path, overrides, said):
 def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
     with pytest.raises(UserError, match="llds_coef acts from the second update"):
         load(recipe, tmp_path / "run", "variant=llds", "rollout.ahead=0")
-    assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.anchor == "sampler"
+    assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.ratio_denominator == "sampler"
 
 
 def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):

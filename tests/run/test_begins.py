@@ -22,7 +22,12 @@ def said(caplog):
 def few(recipe, folder, directory, *overrides):
     rows = (recipe.parent / "sums.jsonl").read_text().splitlines()[:3]
     (folder / "few.jsonl").write_text("".join(json.dumps(json.loads(row) | {"scale": 7}) + "\n" for row in rows))
-    given = [f"run.dir={directory}", f"data.train={folder / 'few.jsonl'}", "data.eval=null", "train.checkpoint_every=1"]
+    given = [
+        f"run.dir={directory}",
+        f"data.train={folder / 'few.jsonl'}",
+        "data.validation=null",
+        "train.checkpoint_every=1",
+    ]
     return config.load(recipe, [*given, "train.steps=3", "rollout.max_tokens=4", "rollout.group=2", *overrides])
 
 
@@ -57,7 +62,7 @@ def test_a_refused_recipe_leaves_no_trace_and_a_run_without_a_step_gives_way(rec
 
 def test_a_run_that_fails_in_its_first_step_gives_way_too(recipe, tmp_path, said):
     """After its evaluation, which is kept."""
-    place, held_out = tmp_path / "run", f"data.eval={recipe.parent / 'sums.jsonl'}"
+    place, held_out = tmp_path / "run", f"data.validation={recipe.parent / 'sums.jsonl'}"
     with pytest.raises(UserError, match="gives rewards to steps, and variant 'grpo' reads none"):
         Trainer(few(recipe, tmp_path, place, "rewards.0.name=tiny_run:last_step", held_out), eos_ids=()).run()
     Trainer(few(recipe, tmp_path, place), eos_ids=()).close()

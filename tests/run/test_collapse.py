@@ -16,7 +16,7 @@ QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def load(recipe, directory, *overrides):
-    short = ("train.steps=7", "train.keep=1", "train.checkpoint_every=2", "data.eval=null", "variant.kl_coef=0",
+    short = ("train.steps=7", "train.keep=1", "train.checkpoint_every=2", "data.validation=null", "variant.kl_coef=0",
              "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4")  # fmt: skip
     return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
 
@@ -66,7 +66,7 @@ def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe,
 
 def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
     options = (
-        f"data.eval={recipe.parent / 'sums.jsonl'}",
+        f"data.validation={recipe.parent / 'sums.jsonl'}",
         "train.eval_every=2",
         "train.on_collapse=stop",
         "train.steps=8",
@@ -81,7 +81,7 @@ def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
 
 def test_an_alarm_in_an_evaluation_finds_the_checkpoint_before_it(recipe, tmp_path):
     """The save comes before its evaluation, and may take what it keeps from the one before."""
-    options = (f"data.eval={recipe.parent / 'sums.jsonl'}", "train.eval_every=4", "train.on_collapse=stop")
+    options = (f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_every=4", "train.on_collapse=stop")
     trainer = runs.Trainer(load(recipe, tmp_path / "run", *options))
     trainer.held_out.evaluate = lambda number, params: {"eval/reward": float("nan")}  # which is best is not known
 

@@ -15,7 +15,7 @@ from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.tools import cli
 
-SHORT = ("train.steps=2", "data.eval=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4")
+SHORT = ("train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4")
 FAST = "critic.optimizer.learning_rate=0.01"
 
 
@@ -128,7 +128,7 @@ def test_a_critic_spelt_out_is_the_same_run(recipe):
 @pytest.mark.parametrize("overrides", [["variant=token_critic"], ["variant=ppo", "critic.trunk=frozen"]])
 def test_minibatches_iterations_and_microbatches(recipe, tmp_path, overrides):
     # Adam would make as much of a rounding error as of a gradient, and a second step would draw other samples by it.
-    several = ["train.minibatches=2", "train.iterations=2", "train.steps=1", "critic.optimizer.name=sgd"]
+    several = ["train.minibatches=2", "train.ppo_epochs=2", "train.steps=1", "critic.optimizer.name=sgd"]
     run = trainer(recipe, tmp_path / "run", *overrides, *several, "train.microbatches=2")
     before = weights(run.learner.state)
     assert run.run()

@@ -16,8 +16,8 @@ from grpojax.run import recipe as config
 
 def load(recipe, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "train.steps=3", "train.checkpoint_every=0", "train.eval_every=0",
-        *overrides,
+        f"run.dir={directory}", "data.validation=null", "train.steps=3", "train.checkpoint_every=0",
+        "train.eval_every=0", *overrides,
     ])  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def trainer(recipe, directory, teacher, *more, devices=1, eos_ids=()):
     """Samples of one length, as a rule: an update compiles once."""
     variant = json.dumps({"name": "distill", "teacher": str(teacher)})
     overrides = [
-        f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
+        f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
         "train.steps=6", "train.checkpoint_every=3", "rollout.max_tokens=4", "optimizer.learning_rate=0.02",
     ]  # fmt: skip
     return Trainer(config.load(recipe, [*overrides, *more]), devices, eos_ids)

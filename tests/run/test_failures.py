@@ -63,7 +63,7 @@ def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe,
 @pytest.mark.slow
 def test_a_report_that_fails_is_said(recipe, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("grpojax.records.curve.draw_curve", full)
-    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "data.eval=null", "train.steps=1"]
+    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "data.validation=null", "train.steps=1"]
     assert cli.main(given) == 0
     assert "the report: OSError" in capsys.readouterr().out
     assert json.loads((tmp_path / "run" / "done").read_text()) == {"step": 1}
@@ -81,7 +81,7 @@ def test_an_evaluation_that_fails_costs_no_step(recipe, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_that_ends_is_marked_until_it_goes_on(recipe, tmp_path, monkeypatch):
     """0 is finished, 75 stopped and saved; ``done`` is there exactly when it is finished."""
-    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", *SHORT, "data.eval=null"]
+    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", *SHORT, "data.validation=null"]
 
     def interrupt(self, awaited=()):
         self.ask("SIGTERM")
@@ -98,7 +98,7 @@ def test_a_run_that_ends_is_marked_until_it_goes_on(recipe, tmp_path, monkeypatc
     assert not (tmp_path / "run" / "stopped").exists()
     assert json.loads((tmp_path / "run" / "done").read_text()) == {"step": 4}
     assert cli.main(given) == 0 and (tmp_path / "run" / "done").exists()
-    more = Trainer(load(recipe, tmp_path / "run", "data.eval=null", "train.steps=5"))
+    more = Trainer(load(recipe, tmp_path / "run", "data.validation=null", "train.steps=5"))
     assert not (tmp_path / "run" / "done").exists()
     assert more.run() and json.loads((tmp_path / "run" / "done").read_text()) == {"step": 5}
 
@@ -132,7 +132,7 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
 
 
 def test_saves_by_the_clock(recipe, tmp_path):
-    overrides = ("train.checkpoint_every=0", "train.keep=9", "data.eval=null")
+    overrides = ("train.checkpoint_every=0", "train.keep=9", "data.validation=null")
     for minutes, steps in ((1e-9, [1, 2, 3, 4]), (10, [4])):
         trainer = Trainer(load(recipe, tmp_path / f"{minutes}", *overrides, f"train.checkpoint_minutes={minutes}"))
         assert trainer.run() and trainer.session.checkpoints.steps() == steps
@@ -211,8 +211,8 @@ sys.exit(cli.main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_step_that_hangs_ends_the_run_by_option(recipe, tmp_path):
-    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "train.steps=6", "data.eval=null",
-             "train.on_hang=stop"]  # fmt: skip
+    given = ["train", str(recipe), f"run.dir={tmp_path / 'run'}", "train.steps=6", "data.validation=null",
+             "train.hang_policy=stop"]  # fmt: skip
     run = subprocess.run(
         [sys.executable, "-c", HANGS, *given], env=environment(), capture_output=True, text=True, timeout=300
     )

@@ -25,7 +25,7 @@ def load(recipe, directory, *overrides):
         "train.steps=4",
         "train.checkpoint_every=1",
         "train.eval_every=0",
-        "data.eval=null",
+        "data.validation=null",
         "rewards.0.name=answer_format",
     )
     return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
@@ -328,7 +328,7 @@ def test_out_of_memory_names_the_knobs(recipe, tmp_path):
 
     trainer.learner.train_step = train_step
     with pytest.raises(
-        UserError, match="train.microbatches.*model.remat.*rollout.slots.*in a new run.*rollout.max_tokens"
+        UserError, match="train.microbatches.*model.remat.*rollout.decode_slots.*in a new run.*rollout.max_tokens"
     ):
         trainer.run()
 
@@ -357,7 +357,7 @@ def test_dynamic_sampling_refills_from_a_named_reward(recipe, tmp_path):
         EVEN_TOO,
         "filter={metric: even, max_rollouts: 3}", "train.steps=2",
     )  # fmt: skip
-    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "data.eval=null", *overrides]))
+    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}", "data.validation=null", *overrides]))
     assert trainer.run()
     lines = [line for line in tracking.read_metrics(tmp_path / "run") if "reward" in line]
     assert all(line["frac_reward_zero_std"] < 1 for line in lines)

@@ -197,7 +197,7 @@ def test_gradients_that_are_not_finite_stop_the_run_and_cost_nothing(recipes, tm
     ("sft", ["data.answer=x"], "data.answer (from the command line): unknown key"),
     ("sft", ["tracking.samples=false"], "tracking.samples=False: nothing is sampled here"),
     ("dpo", ["tracking.texts_every=0"], "tracking.texts_every=0: nothing is sampled here"),
-    ("sft", ["data.eval=null"], "train.eval_every=3: there is no data.eval to evaluate on"),
+    ("sft", ["data.validation=null"], "train.eval_every=3: there is no data.validation to evaluate on"),
     ("sft", ["train.batch_size=19"], "train.batch_size=19 is more than the 18 entries of the data"),
     ("sft", ["train.microbatches=3"], "train.batch_size=8 does not divide over 1 batch shards with"),
     ("dpo", ["train.microbatches=16"], "make it a multiple of 16"),

@@ -14,7 +14,7 @@ from grpojax.run import recipe as config
 
 def load(recipe, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "variant=remax", "train.steps=2", "rollout.group=3",
+        f"run.dir={directory}", "data.validation=null", "variant=remax", "train.steps=2", "rollout.group=3",
         "rollout.prompts=5", "rollout.max_tokens=7", *overrides,
     ])  # fmt: skip
 

@@ -45,7 +45,7 @@ def test_a_life_in_a_bucket(tmp_path):
         inputs = {
             "model.path": bucket.put_folder(Path(data.locate("builtin:tiny")), "tiny"),
             "data.train": f"{bucket.URL}/data/train.jsonl",
-            "data.eval": f"{bucket.URL}/data/test.jsonl",
+            "data.validation": f"{bucket.URL}/data/test.jsonl",
         }
         bucket.put_folder(Path(data.locate("builtin:arithmetic")), "data")
         given = [f"{name}={place}" for name, place in inputs.items()]

@@ -20,7 +20,7 @@ from grpojax.types import Rollout
 
 
 def load(recipe, directory, *overrides):
-    short = ("train.steps=2", "data.eval=null", "rewards.0.name=tiny_run:parity", "variant.kl_coef=0",
+    short = ("train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "variant.kl_coef=0",
              "rollout.max_tokens=4")  # fmt: skip
     return config.load(recipe, [f"run.dir={directory}", *short, *overrides])
 
@@ -49,7 +49,7 @@ def watch(trainer, seen):
 
 
 @pytest.mark.parametrize("name", ["rloo", "gpg", "opo", "gtpo"])
-@pytest.mark.parametrize("several", ["train.iterations=2", "train.minibatches=2"])
+@pytest.mark.parametrize("several", ["train.ppo_epochs=2", "train.minibatches=2"])
 def test_a_method_without_a_ratio_takes_one_update_a_rollout(recipe, tmp_path, name, several):
     with pytest.raises(UserError, match=f"variant '{name}' has no importance ratio.*not 2.*variant.ratio"):
         load(recipe, tmp_path / "run", f"variant={name}", several)
@@ -164,9 +164,14 @@ def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
 
 def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
     overrides = ("train.minibatches=2", "train.steps=1")
-    for anchor in ("sampler", "trainer"):
+    for ratio_denominator in ("sampler", "trainer"):
         trainer = Trainer(
-            load(recipe, tmp_path / anchor, *overrides, f"variant={{name: grpo, kl_coef: 0, anchor: {anchor}}}")
+            load(
+                recipe,
+                tmp_path / ratio_denominator,
+                *overrides,
+                f"variant={{name: grpo, kl_coef: 0, ratio_denominator: {ratio_denominator}}}",
+            )
         )
         noisy(trainer)
         seen = []
@@ -175,13 +180,13 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path):
         plain = trainer.learner._score_self
         trainer.learner._score_self = lambda *args, plain=plain, scores=scores: scores.append(1) or plain(*args)
         assert trainer.run()
-        assert len(scores) == (0 if anchor == "sampler" else 2)
+        assert len(scores) == (0 if ratio_denominator == "sampler" else 2)
         tokens = seen[0].per_token
-        assert (tokens.behavior_logps is None) == (anchor == "sampler")
-        gap = np.abs(tokens.behavior_logps - tokens.sampler_logps) if anchor == "trainer" else np.ones(1)
+        assert (tokens.behavior_logps is None) == (ratio_denominator == "sampler")
+        gap = np.abs(tokens.behavior_logps - tokens.sampler_logps) if ratio_denominator == "trainer" else np.ones(1)
         assert gap.max() > 0.1
-    with pytest.raises(UserError, match="anchor"):
-        load(recipe, tmp_path / "no", "variant={name: grpo, anchor: sampler, importance: truncate}")
+    with pytest.raises(UserError, match="ratio_denominator"):
+        load(recipe, tmp_path / "no", "variant={name: grpo, ratio_denominator: sampler, importance: truncate}")
 
 
 @pytest.mark.in_ci("clip_cov")
@@ -373,7 +378,7 @@ def test_samples_longer_than_the_models_positions_are_refused(recipe, tmp_path):
 def test_an_evaluation_without_problems_is_said_to_do_nothing(recipe, tmp_path, caplog):
     caplog.set_level(logging.INFO, "grpojax")
     Trainer(load(recipe, tmp_path / "run", "train.eval_every=1")).close()
-    assert "train.eval_every=1 does nothing: there is no data.eval" in caplog.text
+    assert "train.eval_every=1 does nothing: there is no data.validation" in caplog.text
 
 
 def test_a_recipe_spelt_in_another_way_is_the_same_run(recipe, tmp_path):
@@ -413,7 +418,7 @@ def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, cap
     first = Trainer(load(recipe, tmp_path / "run", "train.steps=1"))
     assert first.run()
     caplog.set_level(logging.INFO, "grpojax")
-    changed = ("train.steps=2", "train.microbatches=2", "model.remat=none", "rollout.slots=2",
+    changed = ("train.steps=2", "train.microbatches=2", "model.remat=none", "rollout.decode_slots=2",
                "train.checkpoint_every=1", "tracking.samples=false")  # fmt: skip
     again = Trainer(load(recipe, tmp_path / "run", *changed))
     assert again.done == 1
@@ -424,7 +429,7 @@ def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, cap
     for refused in ("train.seed=1", "rollout.temperature=0.9", "train.minibatches=2", "variant.clip_high=0.3"):
         with pytest.raises(UserError, match="holds a run of another config"):
             Trainer(load(recipe, tmp_path / "run", *changed, refused))
-    assert Trainer(load(recipe, tmp_path / "run", *changed, "model.remat=layer", "rollout.slots=0")).run()
+    assert Trainer(load(recipe, tmp_path / "run", *changed, "model.remat=layer", "rollout.decode_slots=0")).run()
     with pytest.raises(UserError, match="train.steps=1: .* is at step 2 already"):
         Trainer(load(recipe, tmp_path / "run", *changed[1:], "train.steps=1"))
     with pytest.raises(UserError, match="train.steps: 2 -> 5"):  # the rate of every step depends on it

@@ -30,7 +30,7 @@ def leveled(recipe, tmp_path):
 
 def overrides(data_file, directory, *more):
     return [
-        f"run.dir={directory}", f"data.train={data_file}", "data.eval=null", "rewards.0.name=tiny_run:by_level",
+        f"run.dir={directory}", f"data.train={data_file}", "data.validation=null", "rewards.0.name=tiny_run:by_level",
         "train.steps=6", "train.checkpoint_every=1", "rollout.group=4", "rollout.max_tokens=4", "rollout.prompts=7",
         "rollout.curriculum={floor: 0.3, memory: 0.5}", *more,
     ]  # fmt: skip
@@ -101,7 +101,9 @@ def test_kill_nine_forgets_no_prompt_that_is_retired(recipe, leveled, tmp_path):
 @pytest.mark.exhaustive("host/test_processes.py::test_counts_are_added_up")
 def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
     """With solved problems in context too: both agree on rates and exemplars."""
-    given = overrides(leveled, "", "variant=xrpo", "rollout.plan={probe: 1, exemplars: 1}", "rollout.prompts=8")
+    given = overrides(
+        leveled, "", "variant=xrpo", "rollout.sample_allocation={probe: 1, exemplars: 1}", "rollout.prompts=8"
+    )
     given = [*given[1:], "data.max_prompt_tokens=16", "mesh.fsdp=2", "train.steps=4"]
     for process in start_together(recipe, tmp_path / "two", *given, processes=2, devices=1):
         said = process.communicate(timeout=300)[0]

@@ -14,7 +14,7 @@ TWIN = {"aggregate": "token_mean", "ddof": 0, "kl_coef": 1e-4}
 
 def train(recipe, directory, variant, *more, devices=1):
     overrides = [
-        f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
+        f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
         "train.steps=3", "rollout.max_tokens=4", *more,
     ]  # fmt: skip
     trainer, seen = Trainer(config.load(recipe, overrides), devices, eos_ids=()), []

@@ -30,8 +30,9 @@ KINDS = {
 
 def load(recipe, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "train.steps=6", "train.checkpoint_every=2", "train.eval_every=0",
-        "rollout.max_tokens=16", "rollout.overlap=0.2", "rewards.0.name=tiny_run:parity", *overrides,
+        f"run.dir={directory}", "data.validation=null", "train.steps=6", "train.checkpoint_every=2",
+        "train.eval_every=0", "rollout.max_tokens=16", "rollout.overlap=0.2", "rewards.0.name=tiny_run:parity",
+        *overrides,
     ])  # fmt: skip
 
 
@@ -194,16 +195,16 @@ def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path):
     ("overrides", "said"),
     [
         (
-            ("variant={name: grpo, anchor: trainer}",),
-            "rollout.overlap=0.2: variant 'grpo' with anchor=trainer takes no",
+            ("variant={name: grpo, ratio_denominator: trainer}",),
+            "rollout.overlap=0.2: variant 'grpo' with ratio_denominator=trainer takes no",
         ),
         (("variant=gpg",), "'gpg' has no ratio.*variant.importance=truncate, or rollout.overlap=0"),
         (("variant=xrpo",), "'xrpo' gives samples to prompts by the rewards of those before; set rollout.overlap=0"),
         (("variant=remax",), "'remax' draws a greedy completion with each group"),
         (("variant={name: gt_likelihood, train_on: spliced}",), "'gt_likelihood' with train_on=spliced"),
         (("rollout.overlap=1.0",), "overlap=1"),
-        (("rollout.slots=2",), "overlap=0.2 with slots=2, rows=0"),
-        (("rollout.rows=2",), "overlap=0.2 with slots=0, rows=2"),
+        (("rollout.decode_slots=2",), "overlap=0.2 with slots=2, rows=0"),
+        (("rollout.rows=2",), "overlap=0.2 with decode_slots=0, rows=2"),
     ],
 )
 def test_what_cannot_go_on_or_be_corrected_is_refused(recipe, tmp_path, overrides, said):
@@ -213,10 +214,10 @@ def test_what_cannot_go_on_or_be_corrected_is_refused(recipe, tmp_path, override
 
 def test_the_ratio_is_never_taken_for_one(recipe, tmp_path):
     sampler = load(recipe, tmp_path / "run").method
-    assert sampler.variant.objective.anchor == "sampler" and not sampler.scores_old(1)
+    assert sampler.variant.objective.ratio_denominator == "sampler" and not sampler.scores_old(1)
     trainer = load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}").method
-    assert trainer.variant.objective.anchor == "trainer" and trainer.scores_old(1)
-    assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.anchor == "sampler"
+    assert trainer.variant.objective.ratio_denominator == "trainer" and trainer.scores_old(1)
+    assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.ratio_denominator == "sampler"
 
 
 def test_sizes_that_leave_nothing_and_another_share_on_resume_are_refused(recipe, tmp_path):

@@ -90,7 +90,7 @@ def test_its_options_are_those_of_its_function_its_surrogate_and_every_variant(m
     assert variant.name == path and variant.options == {"eps": 1e-3}
     assert variant.objective == L.Objective(surrogate=L.clipped(0.2, 0.4), aggregate="token_mean", kl_coef=0.1)
     assert load({"name": path, "aggregate": "constant"}).method.variant.objective.constant == 40  # rollout.max_tokens
-    assert load(path, "rollout.ahead=1").method.variant.objective.anchor == "sampler"
+    assert load(path, "rollout.ahead=1").method.variant.objective.ratio_denominator == "sampler"
     assert load({"name": f"{module}:plain", "high": 0.5}).method.variant.objective.surrogate == L.clipped(0.2, 0.5)
 
 
@@ -138,7 +138,9 @@ def test_paths_that_lead_nowhere(path, said):
 
 
 def test_without_an_option_that_corrects_old_samples_it_says_so(module):
-    with pytest.raises(UserError, match=r"rollout\.ahead=1: .*:plain.*no option anchor.*or set rollout\.ahead=0"):
+    with pytest.raises(
+        UserError, match=r"rollout\.ahead=1: .*:plain.*no option ratio_denominator.*or set rollout\.ahead=0"
+    ):
         load(f"{module}:plain", "rollout.ahead=1")
 
 

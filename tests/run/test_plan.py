@@ -10,17 +10,17 @@ from grpojax import allocation
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
-from grpojax.run.sections import PlanConfig
+from grpojax.run.sections import AllocationConfig
 
 
 def load(recipe, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "variant=xrpo", "train.steps=2", "rollout.group=5",
+        f"run.dir={directory}", "data.validation=null", "variant=xrpo", "train.steps=2", "rollout.group=5",
         "rollout.prompts=5", "rollout.max_tokens=7", "rewards.0.name=tiny_run:some", *overrides,
     ])  # fmt: skip
 
 
-PLAN = "rollout.plan={probe: 2, phases: 3, most: 7}"
+PLAN = "rollout.sample_allocation={probe: 2, phases: 3, most: 7}"
 
 
 def drawn(recipe, directory, problems, *overrides, devices=1, number=3):
@@ -41,7 +41,7 @@ def plain(recipe, tmp_path_factory):
 
 @pytest.mark.exhaustive("run/test_plan.py::test_it_draws_the_first_samples_of_a_larger_group")
 def test_the_rows_of_a_phase_need_not_divide_over_the_devices(recipe, tmp_path, plain):
-    options = "rollout.prompts=2", "rollout.plan={probe: 3, phases: 4, most: 10}"
+    options = "rollout.prompts=2", "rollout.sample_allocation={probe: 3, phases: 4, most: 10}"
     judged = drawn(recipe, tmp_path / "run", (0, 29), *options, devices=2)
     counts = (judged.rollout.lengths > 0).sum(1)
     assert counts.sum() == 10 and judged.rollout.lengths.shape == (2, 10)
@@ -75,7 +75,12 @@ def test_it_draws_the_first_samples_of_a_larger_group(recipe, tmp_path, plain):
 @pytest.mark.slow
 def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
     """Rows of samples, metrics and tokens are of those there are; so are the updates, in any number of parts."""
-    options = "rewards.0.name=tiny_run:parity", "rollout.prompts=6", "rollout.plan={probe: 1}", "rollout.group=4"
+    options = (
+        "rewards.0.name=tiny_run:parity",
+        "rollout.prompts=6",
+        "rollout.sample_allocation={probe: 1}",
+        "rollout.group=4",
+    )
     trainer = Trainer(load(recipe, tmp_path / "run", *options, "train.minibatches=3"))
     seen, plain = [], trainer.rollouts.groups._submit
 
@@ -114,7 +119,7 @@ def test_a_filter_merges_it(recipe, tmp_path):
         "rewards.0.name=tiny_run:parity",
         "filter={max_rollouts: 2}",
         "rollout.group=3",
-        "rollout.plan={phases: 1}",
+        "rollout.sample_allocation={phases: 1}",
     )
     assert Trainer(load(recipe, tmp_path / "run", *options)).run()
     assert len([line for line in numbers(tmp_path / "run") if "kept/reward" in line]) == 2
@@ -124,13 +129,13 @@ def test_plans_that_cannot_be(recipe, tmp_path):
     def plan(*overrides):
         return load(recipe, tmp_path / "run", *overrides).method.plan
 
-    assert plan("rollout.prompts=4", "rollout.group=6") == PlanConfig(probe=3, phases=2, most=12)
+    assert plan("rollout.prompts=4", "rollout.group=6") == AllocationConfig(probe=3, phases=2, most=12)
     for overrides, match in (
-        (["rollout.plan={probe: 5}"], "probe=5: must be at least 1 and under rollout.group=5"),
+        (["rollout.sample_allocation={probe: 5}"], "probe=5: must be at least 1 and under rollout.group=5"),
         (["rollout.group=1"], "probe=0: must be at least 1 and under rollout.group=1"),
-        (["rollout.plan={most: 4}"], "most=4: must be at least rollout.group=5"),
-        (["rollout.plan={probe: 2, phases: 2}"], "phases=2 does not divide the 15 samples"),
-        ([PLAN, "variant=grpo"], "rollout.plan: variant 'grpo' gives every prompt rollout.group samples"),
+        (["rollout.sample_allocation={most: 4}"], "most=4: must be at least rollout.group=5"),
+        (["rollout.sample_allocation={probe: 2, phases: 2}"], "phases=2 does not divide the 15 samples"),
+        ([PLAN, "variant=grpo"], "rollout.sample_allocation: variant 'grpo' gives every prompt rollout.group samples"),
         (["variant={name: xrpo, count_empty: true}"], "would divide by samples that were never drawn"),
         (["rewards={terms: [{name: answer}], combine: normalize}"], "combine: sum"),
     ):

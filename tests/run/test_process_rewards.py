@@ -12,7 +12,7 @@ from grpojax.run import recipe as config
 
 def load(recipe, directory, rewards, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "variant=grpo_process", "train.steps=2", "rollout.group=3",
+        f"run.dir={directory}", "data.validation=null", "variant=grpo_process", "train.steps=2", "rollout.group=3",
         "rollout.prompts=5", "rollout.max_tokens=7", f"rewards={rewards}", *overrides,
     ])  # fmt: skip
 

@@ -22,7 +22,7 @@ CACHE = "rollout.cache_dtype=int8"
     [
         (
             [EIGHT],
-            "rollout.weights=int8 with variant 'grpo'.*variant.importance=truncate or variant.anchor=sampler, or",
+            "rollout.weights=int8 with variant 'grpo'.*importance=truncate or variant.ratio_denominator=sampler, or",
         ),
         ([EIGHT, "variant=rloo"], "variant 'rloo'.*set variant.importance=truncate, or rollout.uncorrected=true"),
         (
@@ -31,7 +31,7 @@ CACHE = "rollout.cache_dtype=int8"
         ),
         (
             [CACHE],
-            "rollout.cache_dtype=int8 with variant 'grpo'.*variant.importance=truncate or variant.anchor=sampler",
+            "rollout.cache_dtype=int8 with variant 'grpo'.*importance=truncate or variant.ratio_denominator=sampler",
         ),
         ([EIGHT, CACHE], "rollout.weights=int8 and rollout.cache_dtype=int8 with variant 'grpo'"),
         (
@@ -48,7 +48,7 @@ def test_uncorrected_samples_are_refused(recipe, overrides, said):
 
 
 @pytest.mark.parametrize(
-    "correction", ["variant.importance=mask", "variant.anchor=sampler", "rollout.uncorrected=true"]
+    "correction", ["variant.importance=mask", "variant.ratio_denominator=sampler", "rollout.uncorrected=true"]
 )
 def test_what_corrects_or_is_asked_for_by_name_is_taken(recipe, correction):
     assert config.load(recipe, [EIGHT, correction]).rollout.weights == "int8"
@@ -56,7 +56,7 @@ def test_what_corrects_or_is_asked_for_by_name_is_taken(recipe, correction):
 
 
 def test_samples_of_an_older_policy_are_corrected_for_already(recipe):
-    assert config.load(recipe, [CACHE, "rollout.ahead=1"]).method.variant.objective.anchor == "sampler"
+    assert config.load(recipe, [CACHE, "rollout.ahead=1"]).method.variant.objective.ratio_denominator == "sampler"
 
 
 def test_greedy_and_held_out_completions_read_the_policys_own_keys_and_values(recipe):

@@ -304,7 +304,7 @@ def test_rare_tokens_are_rare_beside_the_whole_rollout(relative_to, cut, devices
 def test_rare_tokens_of_two_processes(recipe, tmp_path):
     """The rollout is that of all processes."""
     model = recipe.parent
-    more = ["variant={name: rare_token, relative_to: batch}", "train.steps=2", "data.eval=null", "mesh.fsdp=2",
+    more = ["variant={name: rare_token, relative_to: batch}", "train.steps=2", "data.validation=null", "mesh.fsdp=2",
             "rewards.0.name=tiny_run:parity"]  # fmt: skip
     for process in start_together(recipe, tmp_path / "two", *more, processes=2, devices=1):
         said = process.communicate(timeout=300)[0]

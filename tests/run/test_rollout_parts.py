@@ -15,7 +15,12 @@ from grpojax.run import recipe as config
 
 KINDS = {
     "plain": ("train.minibatches=2",),
-    "filter": ("rewards.0.name=tiny_run:parity", "filter={max_rollouts: 3}", "rollout.slots=2", "rollout.rows=3"),
+    "filter": (
+        "rewards.0.name=tiny_run:parity",
+        "filter={max_rollouts: 3}",
+        "rollout.decode_slots=2",
+        "rollout.rows=3",
+    ),
     "invalid": ("rewards={combine: normalize, terms: [{name: 'tiny_run:some'}, {name: 'tiny_run:length'}]}",),
     "steps": ("variant=grpo_process", "rewards=[{name: 'tiny_run:steps', weight: 0.5}, {name: 'tiny_run:parity'}]"),
 }
@@ -23,8 +28,8 @@ KINDS = {
 
 def load(recipe, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "train.steps=3", "train.checkpoint_every=1", "train.eval_every=0",
-        "rollout.max_tokens=16", *overrides,
+        f"run.dir={directory}", "data.validation=null", "train.steps=3", "train.checkpoint_every=1",
+        "train.eval_every=0", "rollout.max_tokens=16", *overrides,
     ])  # fmt: skip
 
 
@@ -65,7 +70,7 @@ def test_groups_are_judged_while_the_others_are_drawn(recipe, tmp_path, monkeypa
 @pytest.mark.exhaustive("run/test_rollout_parts.py::test_a_run_is_the_same_in_any_number_of_parts")
 def test_a_run_that_is_stopped_or_killed_goes_on_in_another_number_of_parts(recipe, tmp_path):
     assert Trainer(load(recipe, tmp_path / "whole", "train.steps=5")).run()
-    short = ["data.eval=null", "train.steps=5", "train.checkpoint_every=1", "train.eval_every=0"]
+    short = ["data.validation=null", "train.steps=5", "train.checkpoint_every=1", "train.eval_every=0"]
     given = (*short, "rollout.max_tokens=16", "rollout.parts=3")
     process = runs.start(recipe, tmp_path / "parts", *given)
     assert any("step 3/5" in line for line in process.stdout)

@@ -25,9 +25,9 @@ def graded(recipe, tmp_path):
 
 def load(recipe, data, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", f"data.train={data}", "data.eval=null", "rewards.0.name=tiny_run:level", "filter=none",
-        "variant=scale_rl", "train.steps=7", "train.checkpoint_every=1", "rollout.group=2", "rollout.max_tokens=4",
-        *overrides,
+        f"run.dir={directory}", f"data.train={data}", "data.validation=null", "rewards.0.name=tiny_run:level",
+        "filter=none", "variant=scale_rl", "train.steps=7", "train.checkpoint_every=1", "rollout.group=2",
+        "rollout.max_tokens=4", *overrides,
     ])  # fmt: skip
 
 

@@ -12,14 +12,15 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
-from grpojax.run.sections import PlanConfig, RetireConfig
+from grpojax.run.sections import AllocationConfig, RetireConfig
 
 
 def load(recipe, directory, *overrides):
     return config.load(recipe, [
-        f"run.dir={directory}", "data.eval=null", "data.max_prompt_tokens=16", "variant=xrpo", "train.steps=3",
+        f"run.dir={directory}", "data.validation=null", "data.max_prompt_tokens=16", "variant=xrpo", "train.steps=3",
         "rollout.group=4", "rollout.prompts=6", "rollout.max_tokens=6", "rewards.0.name=tiny_run:parity",
-        "train.checkpoint_every=1", "rollout.plan={probe: 1, phases: 2, most: 7, exemplars: 1}", *overrides,
+        "train.checkpoint_every=1", "rollout.sample_allocation={probe: 1, phases: 2, most: 7, exemplars: 1}",
+        *overrides,
     ])  # fmt: skip
 
 
@@ -177,7 +178,7 @@ def test_what_is_solved_with_solutions_before_it_is_not_solved():
 
 
 def test_settings_that_cannot_be(recipe, tmp_path):
-    assert PlanConfig(exemplars=2, success=0.5, pool=3).pool == 3
+    assert AllocationConfig(exemplars=2, success=0.5, pool=3).pool == 3
     for options, match in (
         ("{success: 0.5}", "success=0.5: goes with exemplars over 0"),
         ("{pool: 3}", "pool=3: goes with exemplars over 0"),
@@ -185,13 +186,15 @@ def test_settings_that_cannot_be(recipe, tmp_path):
         ("{exemplars: 1, pool: 0}", "pool=0"),
     ):
         with pytest.raises(UserError, match=match):
-            load(recipe, tmp_path / "run", f"rollout.plan={options}")
+            load(recipe, tmp_path / "run", f"rollout.sample_allocation={options}")
 
 
 def test_a_graded_reward_seeds_by_a_success_that_is_given(seeded, monkeypatch):
     groups, values = seeded.rollouts.groups, np.array([[0.5, np.nan, 1.0]])
     judged = SimpleNamespace(by_name={"tiny_run:parity": values})
-    with pytest.raises(UserError, match="seeded by the reward 'tiny_run:parity', which gave 0.5.*rollout.plan.success"):
+    with pytest.raises(
+        UserError, match="seeded by the reward 'tiny_run:parity', which gave 0.5.*rollout.sample_allocation.success"
+    ):
         groups._passes(judged)
     monkeypatch.setattr(groups, "plan", dataclasses.replace(groups.plan, success=0.5))
     assert groups._passes(judged).tolist() == [[True, False, True]]

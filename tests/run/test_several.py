@@ -22,7 +22,7 @@ train:     {{steps: 3, batch_size: 8}}
 run:       {{dir: {folder}/sft}}
 """
 EVERY = ["optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}", "train.checkpoint_every=0", "mesh.data=2", "mesh.fsdp=2"]
-REINFORCED = ["rewards=[{name: 'tiny_run:parity'}]", "data.eval=null", "train.eval_every=0", "train.steps=3"]
+REINFORCED = ["rewards=[{name: 'tiny_run:parity'}]", "data.validation=null", "train.eval_every=0", "train.steps=3"]
 RECIPES = {
     "grpo": ["variant={name: grpo, kl_coef: 0.01}", "train.minibatches=2"],
     "dapo": ["variant=dapo", "rollout.group=2"],

@@ -15,7 +15,7 @@ from grpojax.records import metrics
 from grpojax.run import recipe as config
 from grpojax.types import PerToken
 
-BASE = ("data.eval=null", "train.steps=3", "rollout.prompts=6", "rollout.group=2", "rollout.max_tokens=7",
+BASE = ("data.validation=null", "train.steps=3", "rollout.prompts=6", "rollout.group=2", "rollout.max_tokens=7",
         "rewards.0.name=tiny_run:parity", "variant.kl_coef=0", "train.seed=5")  # fmt: skip
 
 
@@ -35,7 +35,9 @@ def trained(recipe, directory, *overrides, devices=1):
     [
         (("variant={name: dr_grpo}", "train.truncated=mask"), 2),
         *(pytest.param(options, 1, marks=pytest.mark.exhaustive) for options in [
-            (), ("variant={name: gspo, anchor: sampler, kl_coef: 0}", "train.minibatches=2", "train.microbatches=3"),
+            (),
+            ("variant={name: gspo, ratio_denominator: sampler, kl_coef: 0}", "train.minibatches=2",
+             "train.microbatches=3"),
         ]),
     ],
     ids=str,
@@ -77,11 +79,14 @@ def constant(recipe, folder) -> str:
         (["variant.entropy_coef=0.1"], "entropy_coef=0.1"),
         (["variant.entropy_target=0.1"], "entropy_coef=0"),
         (["variant=clip_cov"], "covariance=clip"),
-        (["variant={name: llds, kl_coef: 0}", "train.iterations=2"], "llds_coef"),
+        (["variant={name: llds, kl_coef: 0}", "train.ppo_epochs=2"], "llds_coef"),
         (["variant={name: gtpo, kl_coef: 0}"], "entropy of all samples"),
         (["variant={name: ppo, kl_coef: 0}"], "critic of all samples"),
-        (["train.iterations=2"], "anchor=sampler"),
-        (["variant.anchor=trainer", "variant.importance=truncate", "rollout.ahead=1"], "anchor=sampler"),
+        (["train.ppo_epochs=2"], "ratio_denominator=sampler"),
+        (
+            ["variant.ratio_denominator=trainer", "variant.importance=truncate", "rollout.ahead=1"],
+            "ratio_denominator=sampler",
+        ),
     ],
 )
 def test_what_does_not_go_with_it(recipe, tmp_path, options, said):

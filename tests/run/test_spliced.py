@@ -24,8 +24,8 @@ EVERY = {**SPLICED, "groups": "all"}
 def trainer_of(recipe, directory, variant, *more):
     """All of two steps with two updates on a rollout."""
     overrides = [
-        f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
-        "train.steps=2", "train.iterations=2", "train.checkpoint_every=1",
+        f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
+        "train.steps=2", "train.ppo_epochs=2", "train.checkpoint_every=1",
     ]  # fmt: skip
     return Trainer(config.load(recipe, [*overrides, *more]))
 
@@ -171,7 +171,7 @@ def test_a_stop_in_between_changes_nothing(recipe, tmp_path):
     [
         ({"importance": "truncate"}, "importance=truncate"),
         ({"off_policy_limit": 0.1}, "off_policy_limit=0.1"),
-        ({"anchor": "sampler"}, "anchor=sampler"),
+        ({"ratio_denominator": "sampler"}, "ratio_denominator=sampler"),
     ],
 )
 def test_what_the_sampler_would_have_to_know_is_refused(recipe, tmp_path, options, said):

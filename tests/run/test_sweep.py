@@ -258,7 +258,7 @@ def test_several_at_once_on_a_device_share_what_there_is(tmp_path):
     ({"rates": (-1.0,)}, "give different numbers over 0"),
     ({"rate_share": 0.5}, "goes with --rates"),
     ({"rates": (1e-4,), "rate_share": 5 / 60}, "5 steps end before optimizer.warmup_steps=5"),
-    ({"rates": (1e-4,), "overrides": ("data.eval=null",)}, "give the recipe data.eval"),
+    ({"rates": (1e-4,), "overrides": ("data.validation=null",)}, "give the recipe data.validation"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(tmp_path, given, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):

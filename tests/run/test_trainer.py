@@ -213,11 +213,11 @@ def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_
 @pytest.mark.in_ci("overrides0")
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [
-    ["variant={name: dr_grpo, kl_coef: 0.1, kl_kind: unbiased}", "train.iterations=2", "train.minibatches=2",
+    ["variant={name: dr_grpo, kl_coef: 0.1, kl_kind: unbiased}", "train.ppo_epochs=2", "train.minibatches=2",
      "rollout.prompts=16", "mesh.data=4"],
     ["variant={name: grpo, kl_coef: 0.1, kl_kind: k1, kl_in: reward}"],
     ["variant={name: grpo, entropy_coef: 0.01, aggregate: token_mean}", "train.microbatches=4", "model.dtype=bfloat16"],
-    ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.slots=2",
+    ["variant={name: grpo, kl_kind: k2, aggregate: prompt_mean, clip_high: 0.28}", "rollout.decode_slots=2",
      "optimizer.name=sgd"],
 ])  # fmt: skip
 def test_options_run(recipe, tmp_path, overrides):
@@ -225,7 +225,7 @@ def test_options_run(recipe, tmp_path, overrides):
     assert Trainer(recipe, devices=recipe.mesh.data).run()
     lines = [line for line in numbers(tmp_path / "run") if "reward" in line]
     assert len(lines) == 2 and all(np.isfinite(list(line.values())).all() for line in lines)
-    if "train.iterations=2" in overrides:
+    if "train.ppo_epochs=2" in overrides:
         assert lines[0]["ratio_mean"] != 1.0
     _, samples = read_samples(tmp_path / "run", 2)  # a KL in the reward is in the advantages only
     assert all(s["reward"] == s["rewards"]["tiny_run:length"] for s in samples)
@@ -235,7 +235,7 @@ def test_options_run(recipe, tmp_path, overrides):
 @pytest.mark.slow
 def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
     """GPG's factor makes up for groups without variance that are in the batch; those that were dropped are not."""
-    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.eval=null", "variant=gpg",
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.validation=null", "variant=gpg",
                  "rewards.0.name=tiny_run:even", "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
     trainer = Trainer(config.load(recipe, overrides))
     assert trainer.run()
@@ -253,7 +253,7 @@ def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
 @pytest.mark.parametrize("aggregate", ["prompt_mean", "sequence_mean", "token_mean"])
 def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
     """The weights of the tokens that learn sum to 1, however many groups fill the batch up; in each minibatch."""
-    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=2", "train.minibatches=2", "data.eval=null",
+    overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=2", "train.minibatches=2", "data.validation=null",
                  f"variant={{name: grpo, aggregate: {aggregate}, kl_coef: 0}}", "rewards.0.name=tiny_run:even",
                  "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
     trainer = Trainer(config.load(recipe, overrides))
@@ -271,7 +271,7 @@ def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
 
 def test_an_advantage_that_cannot_be_is_the_users_to_mend(recipe, tmp_path):
     """NGRPO with lengths for rewards: only the rewards themselves tell that 1 is not the best."""
-    overrides = [f"run.dir={tmp_path / 'run'}", "variant=ngrpo", "filter=none", "data.eval=null"]
+    overrides = [f"run.dir={tmp_path / 'run'}", "variant=ngrpo", "filter=none", "data.validation=null"]
     trainer = Trainer(config.load(recipe, overrides))
     with pytest.raises(UserError, match=r"variant 'ngrpo': virtual_best\(reward_max=1.0\): a reward is"):
         trainer.run()
@@ -301,7 +301,7 @@ def test_a_column_that_some_rows_lack_is_none_for_them(recipe, tmp_path):
     for row in rows[::2]:
         row["level"] = 2.0
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    overrides = [f"run.dir={tmp_path / 'run'}", f"data.train={tmp_path / 'data.jsonl'}", "data.eval=null",
+    overrides = [f"run.dir={tmp_path / 'run'}", f"data.train={tmp_path / 'data.jsonl'}", "data.validation=null",
                  "train.steps=2", "rewards.0.name=tiny_run:level"]  # fmt: skip
     trainer = Trainer(config.load(recipe, overrides))
     assert trainer.run()
@@ -314,7 +314,7 @@ def test_held_out_answers_are_checked_by_what_judges_them(recipe, tmp_path):
     (tmp_path / "eval.jsonl").write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "$$"}\n')
     overrides = [
         f"run.dir={tmp_path / 'run'}",
-        f"data.eval={tmp_path / 'eval.jsonl'}",
+        f"data.validation={tmp_path / 'eval.jsonl'}",
         "data.answer=answer",
         "rewards=[{name: answer_format}, {name: math_answer, weight: 0}]",
     ]
@@ -331,7 +331,7 @@ def test_a_directory_that_cannot_be_is_refused(recipe, tmp_path, place, capsys):
 
 
 def test_samples_show_the_answer_that_the_reward_looks_for(recipe, tmp_path, capsys):
-    overrides = [f"run.dir={tmp_path / 'run'}", "data.eval=null", "train.steps=1",
+    overrides = [f"run.dir={tmp_path / 'run'}", "data.validation=null", "train.steps=1",
                  'rewards=[{name: answer, options: {marker: "="}}, {name: "tiny_run:length"}]']  # fmt: skip
     assert Trainer(config.load(recipe, overrides)).run()
     _, samples = read_samples(tmp_path / "run")

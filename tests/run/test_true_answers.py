@@ -89,7 +89,7 @@ def test_likelihoods():
 
 
 def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
-    overrides = [f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity"]
+    overrides = [f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity"]
     return Trainer(config.load(recipe, [*overrides, *more]), devices, eos_ids)
 
 

@@ -59,7 +59,7 @@ def trainers(monkeypatch):
 
 
 def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
-    config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.iterations=2", "mesh.data=8", "profile.steps=[9, 12]"])
+    config = recipes.load(recipe, [f"run.dir={tmp_path}", "train.ppo_epochs=2", "mesh.data=8", "profile.steps=[9, 12]"])
     figures = benchmark.measure(config, steps=3)  # steps 3, 4 and 5
     assert figures["tokens_per_step"] == 9
     assert (figures["first_step_s"], figures["step_s"]) == (1, 4)
@@ -70,7 +70,7 @@ def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
     assert figures["idle_s"] == 0.5 and "idle 0.50 s a step" in benchmark.format_table(figures, "float32")
     assert "late" not in benchmark.format_table(figures, "float32")
     timed = trainers[0].config
-    assert timed.train.eval_every == 0 and timed.data.eval is timed.profile.steps is None
+    assert timed.train.eval_every == 0 and timed.data.validation is timed.profile.steps is None
 
 
 def test_a_recipe_that_ends_by_tokens_is_timed_for_steps(recipe, trainers, tmp_path):

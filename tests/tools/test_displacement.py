@@ -52,7 +52,7 @@ def test_mistakes(recipe, capsys, arguments, message):
 
 
 def test_a_recipe_keeps_its_own_variants_options(recipe):
-    overrides = ["variant={name: nthr, beta: 0.5}", "train.iterations=2", "optimizer.warmup_steps=9", "train.tokens=9"]
+    overrides = ["variant={name: nthr, beta: 0.5}", "train.ppo_epochs=2", "optimizer.warmup_steps=9", "train.tokens=9"]
     own, other = (question_updates.recipe_of(str(recipe), overrides, name) for name in ("nthr", "grpo"))
     assert own.method.variant.options["beta"] == 0.5 and other.method.variant.name == "grpo"
     assert other.train.updates_a_rollout == other.train.steps == 1 and other.optimizer.warmup_steps == 0
@@ -65,9 +65,9 @@ def test_sections_of_the_recipes_own_variant_go_with_it_alone(recipe):
     critic = ["critic={layers: 1, warmup_steps: 3}"]
     own, other = of("ppo", "ppo", *critic), of("grpo", "ppo", *critic)
     assert own.critic.layers == 1 and own.critic.warmup_steps == 0 and other.critic is None
-    plan = ["rollout.plan={probe: 1, phases: 1}"]
+    plan = ["rollout.sample_allocation={probe: 1, phases: 1}"]
     own, other = of("xrpo", "xrpo", *plan), of("grpo", "xrpo", *plan)
-    assert own.rollout.plan.probe == 1 and other.rollout.plan is None
+    assert own.rollout.sample_allocation.probe == 1 and other.rollout.sample_allocation is None
     for share, stays in ((None, False), (0.5, True)):
         retire = [f"rollout.retire={{share: {'null' if share is None else share}, readmit_after: 2}}"]
         own, other = of("scale_rl", "scale_rl", *retire), of("grpo", "scale_rl", *retire)

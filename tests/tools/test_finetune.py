@@ -31,7 +31,7 @@ def test_every_recipe_parses_and_says_how_to_run_it(name, load):
 def finished(recipe, tmp_path_factory):
     """A run in which samples of an even length are right, with an instruction in its prompts."""
     directory = tmp_path_factory.mktemp("runs") / "run"
-    overrides = [f"run.dir={directory}", "train.steps=2", "data.eval=null", "variant.kl_coef=0",
+    overrides = [f"run.dir={directory}", "train.steps=2", "data.validation=null", "variant.kl_coef=0",
                  "rewards=[{name: 'tiny_run:even'}, {name: 'tiny_run:length', weight: 0.1}]",
                  "data.instruction='is {prompt}'", "data.max_prompt_tokens=16"]  # fmt: skip
     assert Trainer(config.load(recipe, overrides)).run()
@@ -94,8 +94,8 @@ def test_a_run_s_answers_become_a_model(recipe, finished, tmp_path, capsys, monk
     first = rows[0]["messages"]
     (tmp_path / "one.jsonl").write_text("".join(json.dumps({"messages": first}) + "\n" for _ in range(8)))
     recipes = answered_runs.make(tmp_path, recipe.parent)
-    overrides = [f"data.train={tmp_path}/one.jsonl", "data.eval=null", "data.max_prompt_tokens=16", "train.group=1",
-                 "train.eval_every=0", "train.steps=30", "optimizer.learning_rate=0.02"]  # fmt: skip
+    overrides = [f"data.train={tmp_path}/one.jsonl", "data.validation=null", "data.max_prompt_tokens=16",
+                 "train.group=1", "train.eval_every=0", "train.steps=30", "optimizer.learning_rate=0.02"]  # fmt: skip
     assert cli.main(["sft", str(recipes["sft"]), *overrides]) == 0
     assert cli.main(["export", str(tmp_path / "sft"), "--to", str(tmp_path / "model")]) == 0
     capsys.readouterr()
@@ -119,7 +119,7 @@ def test_a_damaged_config_is_named(tmp_path, capsys, command):
 
 def test_traces_of_a_model_without_a_chat_template_are_what_it_read(recipe, tmp_path, capsys):
     """With ``template: auto`` its prompts were one text, examples and all; as messages, sft would refuse them."""
-    overrides = ["data.examples=[{prompt: 2+2=, completion: '4'}]", "data.max_prompt_tokens=32", "data.eval=null",
+    overrides = ["data.examples=[{prompt: 2+2=, completion: '4'}]", "data.max_prompt_tokens=32", "data.validation=null",
                  f"run.dir={tmp_path}/run"]  # fmt: skip
     given = config.load(recipe, overrides)
     (tmp_path / "run").mkdir()
@@ -142,7 +142,7 @@ def test_a_chat_is_exported_whole(tmp_path, capsys):
     turns = [("user", "Hi"), ("assistant", "Yes?"), ("user", "1+1=")]
     chat = [{"role": role, "content": content} for role, content in turns]
     (tmp_path / "chats.jsonl").write_text(json.dumps({"chat": chat, "answer": "2"}) + "\n")
-    overrides = [f"data.train={tmp_path}/chats.jsonl", "data.prompt=chat", "data.system=Add.", "data.eval=null",
+    overrides = [f"data.train={tmp_path}/chats.jsonl", "data.prompt=chat", "data.system=Add.", "data.validation=null",
                  "data.instruction='{prompt} ?'", "data.examples=[{prompt: 2+2=, completion: '4'}]",
                  f"run.dir={tmp_path}/run"]  # fmt: skip
     recipe = config.load(CONFIGS.parent / "quickstart.yaml", overrides)

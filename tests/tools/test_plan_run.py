@@ -12,7 +12,7 @@ from grpojax.tools.plan_report import ProgramReport
 
 
 def load(recipe, tmp_path, *more):
-    keep = [f"run.dir={tmp_path}", "data.eval=null", "rewards.0.name=tiny_run:parity", "train.steps=1"]
+    keep = [f"run.dir={tmp_path}", "data.validation=null", "rewards.0.name=tiny_run:parity", "train.steps=1"]
     return recipes.load(recipe, [*keep, *more])
 
 
@@ -21,9 +21,9 @@ def load(recipe, tmp_path, *more):
 @pytest.mark.parametrize(
     "more",
     [
-        ["variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.iterations=2"],
+        ["variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.ppo_epochs=2"],
         ["variant=gtpo"],
-        ["variant={name: clip_cov, kl_coef: 0.1}", "train.iterations=2"],
+        ["variant={name: clip_cov, kl_coef: 0.1}", "train.ppo_epochs=2"],
         ["variant={name: rloo, kl_coef: 0.1}"],
     ],
     ids=["grpo", "gtpo", "clip_cov", "rloo"],
@@ -51,18 +51,21 @@ def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_pat
         (["variant={name: grpo, kl_coef: 0}"], {"update": 1}),
         (["variant={name: grpo, kl_coef: 0.1}"], {"score": 1, "update": 1}),
         (
-            ["variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.iterations=3"],
+            ["variant={name: grpo, kl_coef: 0.1}", "train.minibatches=2", "train.ppo_epochs=3"],
             {"score": 4, "update": 6},
         ),
         (["variant=gtpo"], {"score with entropy": 1, "update": 1}),
         (["variant=nthr"], {"score": 1, "influence": 4, "update": 1}),
         # by the policy as it was before the first update, and for its mask as it is before each
-        (["variant=clip_cov", "train.iterations=2"], {"score": 3, "covariance mask": 2, "update": 2}),
+        (["variant=clip_cov", "train.ppo_epochs=2"], {"score": 3, "covariance mask": 2, "update": 2}),
         (["variant={name: rloo, kl_coef: 0.1}"], {"score": 2, "update": 1}),  # the reward has the KL
         (["variant={name: distill, teacher: t}"], {"score": 1, "teacher": 1, "update": 1}),
         (["variant=ppo"], {"critic": 1, "update": 1}),
         (["variant=remax"], {"greedy": 1, "update": 1}),
-        (["variant=xrpo", "rollout.plan={probe: 1, phases: 3}"], {"score": 1, "rollout phase": 3, "update": 1}),
+        (
+            ["variant=xrpo", "rollout.sample_allocation={probe: 1, phases: 3}"],
+            {"score": 1, "rollout phase": 3, "update": 1},
+        ),
     ],
 )
 def test_what_a_step_runs_is_what_its_variant_needs(recipe, tmp_path, more, expected):
@@ -94,7 +97,7 @@ def test_chips_set_apart_take_the_longer_of_rollout_and_the_rest(recipe, tmp_pat
 
 
 def test_an_evaluation_is_cut_for_the_chips_that_sample(recipe, tmp_path):
-    given = [f"data.eval={recipe.parent / 'sums.jsonl'}", "train.eval_limit=258"]
+    given = [f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_limit=258"]
     assert plan_run.batches(load(recipe, tmp_path, *given), 8) == 3
     assert plan_run.batches(load(recipe, tmp_path, *given, "mesh.rollout=3"), 8) == 2
 
@@ -134,7 +137,7 @@ def test_evaluations_are_part_of_the_run(recipe, tmp_path):
     assert run.beside == 4 * (3 * 7 + 0.5) and run.hours == pytest.approx((10 * 1.5 + 86) / 3600)
     assert plan_run.batches(config, 256) == 2
     assert plan_run.bound(load(recipe, tmp_path, *more, "train.eval_every=0"), reports, chips=1).beside == 43
-    held_out = load(recipe, tmp_path, f"data.eval={config.data.train}")
+    held_out = load(recipe, tmp_path, f"data.validation={config.data.train}")
     assert plan_run.bound(held_out, reports[:1], chips=1).left_out[0] == "evaluations"
     assert "evaluations" not in plan_run.bound(held_out, reports, chips=1).left_out
 

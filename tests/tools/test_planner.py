@@ -311,10 +311,10 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
     [
         ("grpo", [], ["rollout"]),
         ("remax", [], ["rollout", "greedy"]),
-        ("xrpo", ["rollout.plan={probe: 1, phases: 3}"], ["rollout", "rollout phase"]),
+        ("xrpo", ["rollout.sample_allocation={probe: 1, phases: 3}"], ["rollout", "rollout phase"]),
         ("nthr", [], ["rollout", "influence"]),
         ("gt_likelihood", [], ["rollout", "true answers"]),
-        ("clip_cov", ["train.iterations=2"], ["rollout", "covariance mask"]),
+        ("clip_cov", ["train.ppo_epochs=2"], ["rollout", "covariance mask"]),
         ("gtpo", [], ["rollout", "score with entropy"]),
         ("grpo", ["train.reference_every=3"], ["rollout", "reference refresh"]),
     ],
@@ -324,7 +324,7 @@ def test_a_variants_own_programs_are_those_that_its_run_calls(recipe, tmp_path, 
     keep = ["variant=" + variant] if variant != "grpo" else []
     overrides = [
         f"run.dir={tmp_path}",
-        "data.eval=null",
+        "data.validation=null",
         "rewards.0.name=tiny_run:parity",
         "train.steps=3",
         *keep,
@@ -366,7 +366,7 @@ def test_late_programs_have_the_shapes_of_a_run(recipe, tmp_path):
     """Those of its longest groups."""
     overrides = [
         f"run.dir={tmp_path}",
-        "data.eval=null",
+        "data.validation=null",
         "rewards.0.name=tiny_run:parity",
         "train.steps=1",
         "variant=nthr",
@@ -570,7 +570,7 @@ def test_the_batch_is_the_trainers():
     assert packed.rows.tokens.shape == (4, 8, 2, 128)
     # with several updates also those of the policy before them
     assert sum(x.dtype == np.float32 for x in jax.tree.leaves(packed)) == 5
-    packed = batch(4, 64, sampling, TrainConfig(steps=1, iterations=2))
+    packed = batch(4, 64, sampling, TrainConfig(steps=1, ppo_epochs=2))
     assert packed.per_token.behavior_logps is not None
     with pytest.raises(UserError, match="5 prompts of a batch"):
         batch(16, 64, sampling, TrainConfig(steps=1, minibatches=3))
@@ -583,7 +583,7 @@ def test_the_least_time_is_that_of_flops_and_of_bytes():
         devices=np.array([types.SimpleNamespace(device_kind="TPU v5 lite")] * 4), size=4,
         shape={"data": 1, "fsdp": 4, "tensor": 1}, empty=False,
     )  # fmt: skip
-    sampling = SamplerConfig(group=6, max_tokens=10, slots=4)
+    sampling = SamplerConfig(group=6, max_tokens=10, decode_slots=4)
     got = plan_calls.limits(c, mesh, 4, 32, sampling, 2)
     run = types.SimpleNamespace(mesh=mesh, prompt_tokens=32, sampling=sampling)
     calls = {

@@ -102,7 +102,7 @@ def leaves(cls, path=()):
     for name, kind in typing.get_type_hints(cls).items():
         options = [kind, *typing.get_args(kind)] if typing.get_origin(kind) is not tuple else []
         inner = [k for k in options if dataclasses.is_dataclass(k)]
-        if inner and name != "rewards" and (*path, name) not in [("data", "train"), ("data", "eval")]:
+        if inner and name != "rewards" and (*path, name) not in [("data", "train"), ("data", "validation")]:
             yield from leaves(inner[0], (*path, name))
         else:
             yield ".".join((*path, name)), kind

@@ -40,8 +40,8 @@ def test_both_sizes_are_said(command, folder, tmp_path, capsys):
     where = (f"model.path={folder}", f"run.dir={tmp_path / 'run'}")
     sums, taught = f"data.train={folder / 'sums.jsonl'}", f"data.train={folder / 'taught.jsonl'}"
     arguments = {
-        "train": [QUICKSTART, *where, sums, "data.eval=null"],
-        "bench": [QUICKSTART, *where, sums, "data.eval=null"],
+        "train": [QUICKSTART, *where, sums, "data.validation=null"],
+        "bench": [QUICKSTART, *where, sums, "data.validation=null"],
         "eval": [str(folder), "--data", str(folder / "sums.jsonl"), "--out", str(tmp_path / "run")],
         "sample": [str(folder), "--prompt", "<extra_90> What is 2 + 0?"],
         "sft": [str(SUPERVISED / "sft.yaml"), *where, taught],
@@ -58,6 +58,6 @@ def test_a_critic_reads_every_token_of_the_policy(folder, tmp_path, capsys):
     policy = make_teacher(folder, tmp_path / "policy", **sizes)
     capsys.readouterr()
     data_file, where = f"data.train={folder / 'sums.jsonl'}", f"run.dir={tmp_path / 'run'}"
-    given = ["variant=ppo", f"critic.path={folder}", data_file, "data.eval=null", "rollout.prompts=2", where]
+    given = ["variant=ppo", f"critic.path={folder}", data_file, "data.validation=null", "rollout.prompts=2", where]
     assert cli.main(["train", QUICKSTART, f"model.path={policy}", *given]) == 2
     check_said(f"critic.path='{folder}': its tokenizer has ids for 454 tokens, and its embedding 384 rows", capsys)

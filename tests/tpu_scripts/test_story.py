@@ -7,7 +7,7 @@ import quick_xla
 import runs
 from tpu_play import ROOT
 
-SHORT = ["train.steps=5", "train.checkpoint_every=1", "train.eval_every=0", "data.eval=null", "mesh.fsdp=2"]
+SHORT = ["train.steps=5", "train.checkpoint_every=1", "train.eval_every=0", "data.validation=null", "mesh.fsdp=2"]
 SHORT += ["rollout.prompts=4", "rollout.group=4", "rollout.max_tokens=8"]
 
 # The bucket is a folder, which this program finds where the command says gs://.

@@ -65,7 +65,10 @@ def gradient(objective):
 
 def plain(objective):
     """The objective with PPO's clip on tokens in place of its own ratio, clip and masks."""
-    off = {name: L.Objective.__dataclass_fields__[name].default for name in ("anchor", "covariance", "covariance_coef")}
+    off = {
+        name: L.Objective.__dataclass_fields__[name].default
+        for name in ("ratio_denominator", "covariance", "covariance_coef")
+    }
     return dataclasses.replace(objective, surrogate=L.clipped(), ratio="token", trace_decay=None, **off)
 
 
@@ -91,9 +94,9 @@ def test_what_the_line_says():
     line = variants.twin_at_one_update
     assert "GRPO's clip" in line(variants.gspo()) and "DAPO's clip" in line(variants.cispo())
     assert "aggregated by 'prompt_mean'" in line(variants.scale_rl())
-    assert line(variants.gspo(anchor="sampler")) is None and line(variants.gspo(covariance="clip")) is None
+    assert line(variants.gspo(ratio_denominator="sampler")) is None and line(variants.gspo(covariance="clip")) is None
     assert line(variants.grpo(clip_high=0.28)) is not None
-    assert line(variants.dppo(anchor="trainer")) is not None  # against the old policy nothing has moved yet
+    assert line(variants.dppo(ratio_denominator="trainer")) is not None  # against the old policy nothing has moved yet
 
 
 def test_dppo_has_two_forms():

@@ -177,7 +177,7 @@ DEFAULTS = {
     "rare_token": {"limit": None, "relative_to": "sample", "positive_only": True, "aggregate": "sequence_sum"},
     "token_critic": {"bound": None, "center_bias": False, "aggregate": "sequence_sum"},
     "max_rl": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "token_mean", "kl_coef": 0.0},
-    "dppo": {"divergence": "tv", "ratio_kl_coef": 0.0, "anchor": "sampler", "aggregate": "token_mean"},
+    "dppo": {"divergence": "tv", "ratio_kl_coef": 0.0, "ratio_denominator": "sampler", "aggregate": "token_mean"},
     "luspo": {"clip_low": 2e-3, "clip_high": 2.5e-3, "ratio": "sequence", "aggregate": "sequence_sum"},
     "vespo": {
         "k_positive": 2.0,
