@@ -9,8 +9,10 @@ from grpojax.data.exemplars import Exemplars
 from grpojax.data.golds import gold_answer, read_gold
 from grpojax.data.levels import Level, LevelBatches, check_levels, shares
 from grpojax.data.problems import (
+    PARTS,
     DataConfig,
     Example,
+    Known,
     Problem,
     Problems,
     load_problems,
@@ -24,6 +26,7 @@ from grpojax.data.tokenizing import Tokenize, chat_of
 
 __all__ = [
     "BUILTIN",
+    "PARTS",
     "Answered",
     "AnsweredConfig",
     "Answers",
@@ -31,6 +34,7 @@ __all__ = [
     "DataConfig",
     "Example",
     "Exemplars",
+    "Known",
     "Level",
     "LevelBatches",
     "Pass",

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from grpojax.data.chats import Question, chat_in, check_text, dialog_in, messages_of, question_in
-from grpojax.data.problems import DataConfig, Source, canonical, question_of, sources
+from grpojax.data.problems import (
+    PARTS,
+    DataConfig,
+    Known,
+    Source,
+    canonical,
+    held_out_notes,
+    held_out_warnings,
+    question_of,
+    sources,
+)
 from grpojax.data.readers import open_source
 from grpojax.data.texts import halved
 from grpojax.data.tokenizing import Tokenize
@@ -27,7 +37,7 @@ class AnsweredConfig:
 
     Attributes:
       train: a path as in `grpojax.data.SourceConfig`, a source, or a list of them.
-      validation: the same, held out; None evaluates nothing.
+      validation, test: the same, held out, as in `grpojax.data.DataConfig`.
       system: system message for the chat template; a chat that has its own is refused with it.
       template, template_options, today: as in `grpojax.data.DataConfig`.
       max_prompt_tokens: most tokens of a prompt.
@@ -38,6 +48,7 @@ class AnsweredConfig:
 
     train: Source | tuple[Source, ...]
     validation: Source | tuple[Source, ...] | None = None
+    test: Source | tuple[Source, ...] | None = None
     system: str | None = None
     template: Literal["auto", "chat", "plain"] = "auto"
     template_options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -50,7 +61,7 @@ class AnsweredConfig:
     def __post_init__(self):
         require(self, max_prompt_tokens="[1, inf)", max_tokens="[1, inf)")
         self.questions()  # refuses what is wrong with the sources and the system message
-        for name in ("train", "validation"):
+        for name in PARTS:
             for source in sources(getattr(self, name)):
                 if source.prompt is not None or source.answer is not None:
                     raise UserError(f"{name}: prompt and answer name no columns here; rows have messages, or prompt")
@@ -61,7 +72,7 @@ class AnsweredConfig:
 
     def questions(self) -> DataConfig:
         """What `grpojax.data.Tokenize` reads."""
-        shared = "train", "validation", "system", "template", "template_options", "today"
+        shared = *PARTS, "system", "template", "template_options", "today"
         same = {name: getattr(self, name) for name in shared}
         return DataConfig(**same, answer=None)
 
@@ -74,6 +85,7 @@ class Answered:
     ids: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
     source: int = 0
+    content: str | None = None  # of a made problem: `grpojax.data.SourceConfig.content`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +99,8 @@ class Answers:
       skipped: a line for each row left out by ``on_bad_row: skip``: file, line and reason.
       fingerprint: of all rows read.
       found: a line for each source whose columns have other names than `AnsweredConfig` says.
+      left_out: rows of made problems that a held-out part has.
+      shared: prompts that stand word for word in a held-out part.
     """
 
     kept: tuple[Answered, ...]
@@ -95,12 +109,15 @@ class Answers:
     skipped: tuple[str, ...]
     fingerprint: str
     found: tuple[str, ...] = ()
+    left_out: int = 0
+    shared: int = 0
 
     def notes(self, name: str, config: AnsweredConfig) -> list[str]:
         """Lines for the console: what there is, and what was left out; at most ten rows are listed."""
         answers = sum(len(entry.completions) for entry in self.kept)
         lines = [f"{name} data: {line}" for line in self.found]
         lines.append(f"{name} data: {answers} answers to {len({entry.ids for entry in self.kept})} prompts")
+        lines += held_out_notes(name, self.left_out)
         if self.dropped:
             over = f"data.max_prompt_tokens={config.max_prompt_tokens} or data.max_tokens={config.max_tokens}"
             lines.append(f"{name} data: left out {self.dropped} rows over {over}")
@@ -108,6 +125,10 @@ class Answers:
             lines.append(f"{name} data: left out {len(self.skipped)} bad rows")
             lines += [f"  {line}" for line in self.skipped[:10]]
         return lines
+
+    def warnings(self, name: str) -> list[str]:
+        """Warnings for the console: prompts that a held-out part has word for word."""
+        return held_out_warnings(name, self.shared)
 
 
 def read_answer(row: Mapping[str, Any]) -> tuple[Question, tuple[str, ...]]:
@@ -223,6 +244,7 @@ def load_answered(
     *,
     end: int,
     group: int = 1,
+    known: Known = Known(),  # noqa: B008  frozen
 ) -> Answers:
     """Reads and tokenises answered questions.
 
@@ -237,6 +259,7 @@ def load_answered(
       end: the token that ends an answer.
       group: most answers of one prompt in an entry; a prompt with more has several. Entries stand where their first
         answer stood. Pairs are entries as they are: 1.
+      known: the problems of held-out parts, as in `grpojax.data.load_problems`.
 
     Raises:
       UserError: a source cannot be read; or a row cannot be used, with file and line.
@@ -245,7 +268,7 @@ def load_answered(
     kept: list[Answered] = []
     skipped: list[str] = []
     found: list[str] = []
-    dropped = 0
+    dropped, left_out = 0, 0
     each = sources(given)
     for number, source in enumerate(each):
         before = len(kept)
@@ -261,14 +284,18 @@ def load_answered(
                         said = " and ".join(f"{name!r} as {to!r}" for name, to in kind.items())
                         found.append(f"{source.path}: reads the column {said}")
                 question, answers = read({kind.get(name, name): value for name, value in row.items()} if kind else row)
-                entry = Answered(len(kept), *_encode(question, answers, tokenize, end), number)
+                ids, answer_ids = _encode(question, answers, tokenize, end)
+                content = source.content(question) if isinstance(question, str) else None
+                entry = Answered(len(kept), ids, answer_ids, number, content)
                 over = _over(entry, config)
             except UserError as e:
                 if config.on_bad_row == "error":
                     raise UserError(f"{where}: {e}") from None
                 skipped.append(f"{where}: {e}")
                 continue
-            if not over:
+            if entry.content in known.contents:
+                left_out += 1
+            elif not over:
                 kept.append(entry)
             elif config.too_long == "drop":
                 dropped += 1
@@ -277,10 +304,20 @@ def load_answered(
         if len(kept) == before:
             raise UserError(
                 f"{source.path}: no row can be used; {dropped} are over data.max_prompt_tokens="
-                f"{config.max_prompt_tokens} or data.max_tokens={config.max_tokens}, {len(skipped)} are bad"
+                f"{config.max_prompt_tokens} or data.max_tokens={config.max_tokens}, {len(skipped)} are bad, a "
+                f"held-out part has {left_out}"
             )
     weights = tuple(s.weight for s in each)
-    return Answers(_grouped(kept, group), weights, dropped, tuple(skipped), digest.hexdigest()[:32], tuple(found))
+    return Answers(
+        kept=_grouped(kept, group),
+        weights=weights,
+        dropped=dropped,
+        skipped=tuple(skipped),
+        fingerprint=digest.hexdigest()[:32],
+        found=tuple(found),
+        left_out=left_out,
+        shared=len({entry.ids for entry in kept} & known.prompts),
+    )
 
 
 def _encode(
@@ -316,4 +353,4 @@ def _grouped(entries: Sequence[Answered], group: int) -> tuple[Answered, ...]:
             whole.append(open_[key])
         open_[key].append(entry)
     merged = [(each[0], tuple(c for entry in each for c in entry.completions)) for each in whole]
-    return tuple(Answered(n, first.ids, answers, first.source) for n, (first, answers) in enumerate(merged))
+    return tuple(dataclasses.replace(x, uid=n, completions=answers) for n, (x, answers) in enumerate(merged))

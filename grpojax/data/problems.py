@@ -9,8 +9,8 @@ import json
 import math
 import pathlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from grpojax.host.errors import UserError, require
 
 # The arguments of a reward function: no column can have their names.
 TAKEN = ("prompts", "completions", "tokens", "gold")
+# The parts of the data. What a later one has is no problem of an earlier one.
+PARTS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,9 @@ class DataConfig:
 
     Attributes:
       train: a path as in `SourceConfig`, a source, or a list of them.
-      validation: the same, for evaluation; None evaluates nothing.
+      validation: the same, evaluated while the run goes on: what picks rates and checkpoints, and rings alarms. None
+        evaluates nothing.
+      test: the same, evaluated once, with the final weights, at the end of the run. None says nothing of a test set.
       prompt: column with the question: a text, or a chat so far (`grpojax.data.chats` has the forms) whose last message
         is the user's. ``a.b`` is the column ``b`` in the column ``a``, here and in all columns below. "auto" is
         ``question``, or what is certain without a name (`grpojax.data.columns.find_columns`).
@@ -67,6 +71,7 @@ class DataConfig:
 
     train: Source | tuple[Source, ...]
     validation: Source | tuple[Source, ...] | None = None
+    test: Source | tuple[Source, ...] | None = None
     prompt: str = AUTO
     answer: str | None = AUTO
     level: str = "level"
@@ -91,17 +96,17 @@ class DataConfig:
         check_recipe(**texts)
         if self.columns and (bad := sorted(set(self.columns) & set(TAKEN))):
             raise UserError(f"columns.{bad[0]}: reward functions have an argument of that name; take another")
-        for name in ("train", "validation"):
+        for name in PARTS:
             given = getattr(self, name)
             if given == ():
                 raise UserError(f"{name}: the list of sources is empty")
             each = sources(given)
-            if name == "validation" and any(not s.path for s in each):
-                raise UserError("validation: the name of a source is empty")
-            if name == "validation" and any(s.weight != 1 for s in each):
-                raise UserError("validation: every problem is evaluated once; weights are for train")
-            if name == "validation" and any(s.level is not None for s in each):
-                raise UserError("validation: every problem is evaluated once; levels are for train")
+            if name != "train" and any(not s.path for s in each):
+                raise UserError(f"{name}: the name of a source is empty")
+            if name != "train" and any(s.weight != 1 for s in each):
+                raise UserError(f"{name}: every problem is evaluated once; weights are for train")
+            if name != "train" and any(s.level is not None for s in each):
+                raise UserError(f"{name}: every problem is evaluated once; levels are for train")
 
 
 def check_recipe(**texts: str) -> None:
@@ -134,6 +139,53 @@ class Problem:
     source: int = 0
     chat: Question | None = None
     level: str | None = None
+    content: str | None = None  # of a made problem: `SourceConfig.content`
+
+
+class Loaded(Protocol):
+    """A problem, or a prompt with answers."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def content(self) -> str | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """The problems of the parts that are held out from another part.
+
+    Attributes:
+      prompts: their token ids.
+      contents: what those of them ask that are made (`SourceConfig.content`).
+    """
+
+    prompts: frozenset[tuple[int, ...]] = frozenset()
+    contents: frozenset[str] = frozenset()
+
+    def and_those_of(self, loaded: Iterable[Loaded]) -> "Known":
+        """These, and the problems of another part."""
+        each = list(loaded)
+        contents = {x.content for x in each if x.content is not None}
+        return Known(self.prompts | {x.ids for x in each}, self.contents | contents)
+
+
+def held_out_notes(part: str, left_out: int) -> list[str]:
+    """A line for the console where made problems of a part were left out, since a held-out part has them."""
+    rest = " or ".join(f"data.{name}" for name in PARTS[PARTS.index(part) + 1 :])
+    return [f"{left_out} problems of data.{part} are left out, because {rest} has them"] if left_out else []
+
+
+def held_out_warnings(part: str, shared: int) -> list[str]:
+    """A warning where rows of a part are word for word in a held-out part, and how to mend that."""
+    rest = " or ".join(f"data.{name}" for name in PARTS[PARTS.index(part) + 1 :])
+    why = "was trained on" if part == "train" else "has picked the checkpoint"
+    warning = (
+        f"{shared} problems of data.{part} are word for word in {rest}, whose figures are then of what {why}: take "
+        "them out of one of the files, or give rows: [start, stop] to a source"
+    )
+    return [warning] if shared else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +200,8 @@ class Problems(Sequence[Problem]):
       fingerprint: of all rows read, whatever their file is called or how it is compressed.
       tokenize: what made their ids.
       found: a line for each source whose columns nobody named and that are not ``question`` and ``answer``.
+      left_out: made problems that a held-out part has.
+      shared: problems that stand word for word in a held-out part.
     """
 
     kept: tuple[Problem, ...]
@@ -157,6 +211,8 @@ class Problems(Sequence[Problem]):
     fingerprint: str
     tokenize: Callable[..., tuple[int, ...]] = dataclasses.field(repr=False, compare=False)
     found: tuple[str, ...] = ()
+    left_out: int = 0
+    shared: int = 0
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -174,6 +230,7 @@ class Problems(Sequence[Problem]):
     def notes(self, name: str, config: DataConfig) -> list[str]:
         """Lines for the console: columns that were found, and what was left out; at most ten rows are listed."""
         lines = [f"{name} data: {line}" for line in self.found]
+        lines += held_out_notes(name, self.left_out)
         if self.dropped:
             over = f"data.max_prompt_tokens={config.max_prompt_tokens}"
             lines.append(f"{name} data: left out {self.dropped} prompts over {over}")
@@ -181,6 +238,10 @@ class Problems(Sequence[Problem]):
             lines.append(f"{name} data: left out {len(self.skipped)} bad rows")
             lines += [f"  {line}" for line in self.skipped[:10]]
         return lines
+
+    def warnings(self, name: str) -> list[str]:
+        """Warnings for the console: problems that a held-out part has word for word."""
+        return held_out_warnings(name, self.shared)
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
@@ -229,6 +290,7 @@ def load_problems(
     check_gold: Callable[[str | None], None] | None = None,
     *,
     compared: bool = True,
+    known: Known = Known(),  # noqa: B008  frozen
 ) -> Problems:
     """Reads and tokenises the problems of one or more sources.
 
@@ -239,6 +301,8 @@ def load_problems(
       check_gold: raises `UserError` for a reference answer that no reward can be computed from.
       compared: whether reference answers are compared with those of a model (`grpojax.data.golds.read_gold`), and so
         must be short ones.
+      known: the problems of held-out parts. Those of them that would be made again are left out here; rows of files
+        that are word for word the same are counted.
 
     Raises:
       UserError: a source cannot be read; or a row cannot be used, with file and line.
@@ -249,10 +313,10 @@ def load_problems(
     kept: list[Problem] = []
     skipped: list[str] = []
     found: list[str] = []
-    dropped, uid = 0, 0
+    dropped, uid, left_out = 0, 0, 0
     each = sources(given)
     for number, source in enumerate(each):
-        before = len(kept)
+        before, left_before = len(kept), left_out
         first = uid
         for where, row, columns in open_rows(source, config.prompt, config.answer):
             try:
@@ -260,13 +324,15 @@ def load_problems(
                 if isinstance(row, str):
                     raise UserError(row)
                 gold_of = functools.partial(_gold, check_gold=check_gold, compared=compared and not source.generated)
-                problem = _problem(uid, row, columns, gold_of, tokenize, config, source.level, number)
+                problem = _problem(uid, row, columns, gold_of, tokenize, config, source, number)
             except UserError as e:
                 if config.on_bad_row == "error":
                     raise UserError(f"{where}: {e}") from None
                 skipped.append(f"{where}: {e}")
             else:
-                if len(problem.ids) <= config.max_prompt_tokens:
+                if problem.content in known.contents:
+                    left_out += 1
+                elif len(problem.ids) <= config.max_prompt_tokens:
                     kept.append(problem)
                 elif config.too_long == "drop":
                     dropped += 1
@@ -283,11 +349,23 @@ def load_problems(
             found.append(f"{source.path}: {columns}; data.prompt and data.answer name others")
         if len(kept) == before:
             why = f"every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}"
-            if skipped:
+            if left_out > left_before:
+                why = "a held-out part has all its problems; give them another seed"
+            elif skipped:
                 why = f"no row can be used; the first left out is {skipped[0]}"
             raise UserError(f"{source.path}: {why}")
     weights = tuple(s.weight for s in each)
-    return Problems(tuple(kept), weights, dropped, tuple(skipped), digest.hexdigest()[:32], tokenize, tuple(found))
+    return Problems(
+        kept=tuple(kept),
+        weights=weights,
+        dropped=dropped,
+        skipped=tuple(skipped),
+        fingerprint=digest.hexdigest()[:32],
+        tokenize=tokenize,
+        found=tuple(found),
+        left_out=left_out,
+        shared=sum(problem.ids in known.prompts for problem in kept),
+    )
 
 
 def canonical(row: Row) -> bytes:
@@ -351,7 +429,7 @@ def _problem(
     gold_of: Callable[[Mapping[str, Any], Columns], str | None],
     tokenize: Callable[[Question], tuple[int, ...]],
     config: DataConfig,
-    level: int | str | None,
+    source: SourceConfig,
     number: int,
 ) -> Problem:
     question = question_of(row, columns.prompt)
@@ -372,9 +450,8 @@ def _problem(
     if not ids:
         raise UserError("has an empty prompt")
     chat = None if isinstance(question, str) else question
-    return Problem(
-        uid, ids, prompt, gold, given, number, chat, _level(find(row, config.level) if level is None else level)
-    )
+    level = _level(find(row, config.level) if source.level is None else source.level)
+    return Problem(uid, ids, prompt, gold, given, number, chat, level, source.content(prompt))
 
 
 def _level(value: Any) -> str | None:

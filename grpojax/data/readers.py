@@ -18,10 +18,11 @@ from grpojax.host.errors import UserError, require
 
 BUILTIN, HUB = "builtin:", "hub:"
 
-# Prefix -> the function ``(name, options) -> rows`` that makes the problems of ``prefix:name``.
+# Prefix -> the module whose ``rows(name, options)`` makes the problems of ``prefix:name``, and whose
+# ``content(name, question)`` is the same for two questions that ask the same thing.
 GENERATED = {
-    "reasoning": "grpojax.environments.reasoning:rows",
-    "reasoning_gym": "grpojax.environments.reasoning_gym:rows",
+    "reasoning": "grpojax.environments.reasoning",
+    "reasoning_gym": "grpojax.environments.reasoning_gym",
 }
 _MADE = ", ".join(f"{prefix}:" for prefix in GENERATED)
 
@@ -36,6 +37,8 @@ class SourceConfig:
         and ``reasoning:stories`` (`grpojax.environments.reasoning`), ``reasoning_gym:family`` (the package's families).
       format: of files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet", "text" (a prompt a line, in the
         column ``text``); "auto" goes by the name, less a ``.gz``, ``.bz2``, ``.xz`` or ``.zst`` at its end.
+      rows: ``[start, stop]`` takes only these rows of it, counted as Python's slices are: ``[0, -500]`` is all but the
+        last 500, ``[-500, null]`` the last 500.
       weight: share of the prompts that come from here, relative to the other sources.
       subset, split: of a hub dataset.
       options: of problems that are made, such as ``{size: 500, seed: 1}``.
@@ -45,6 +48,7 @@ class SourceConfig:
 
     path: str
     format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet", "text"] = "auto"
+    rows: tuple[int, int | None] | None = None
     weight: float = 1.0
     subset: str | None = None
     split: str | None = None
@@ -55,6 +59,8 @@ class SourceConfig:
 
     def __post_init__(self):
         require(self, weight="(0, inf)")
+        if self.rows is not None and not range(1 << 62)[slice(*self.rows)]:
+            raise UserError(f"rows={list(self.rows)}: takes no row; [-500, null], for example, takes the last 500")
         hub = self.path.startswith(HUB)
         if hub and not self.split:
             raise UserError(f"split: which part of {self.path!r}? Such as split: train")
@@ -72,6 +78,13 @@ class SourceConfig:
     def generated(self) -> bool:
         """Whether its problems are made, not read."""
         return self.path.partition(":")[0] in GENERATED
+
+    def content(self, question: str) -> str | None:
+        """What a made problem asks, the same for all ways to write it; None for a source that is read."""
+        if not self.generated:
+            return None
+        prefix, _, name = self.path.partition(":")
+        return f"{prefix} {importlib.import_module(GENERATED[prefix]).content(name, question)}"
 
 
 def locate(path: str) -> epath.Path:
@@ -98,6 +111,11 @@ def open_source(source: SourceConfig) -> Iterator[tuple[str, Row]]:
 
     A row that cannot be read is a text that says why. Raises `UserError` where nothing after it could be read.
     """
+    rows = _all_rows(source)
+    return rows if source.rows is None else iter(list(rows)[slice(*source.rows)])
+
+
+def _all_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
     if source.path.startswith(HUB):
         yield from _hub_rows(source)
         return
@@ -171,6 +189,5 @@ def _hub_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
 
 def _generated_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
     prefix, _, name = source.path.partition(":")
-    module, _, function = GENERATED[prefix].partition(":")
-    for number, row in enumerate(getattr(importlib.import_module(module), function)(name, source.options), 1):
+    for number, row in enumerate(importlib.import_module(GENERATED[prefix]).rows(name, source.options), 1):
         yield f"{source.path} row {number}", row

@@ -1,20 +1,25 @@
 """Made problems with a dial for their difficulty: plain sums, and stories in the words that ``builtin:tiny`` knows.
 
-No question is in both parts, train and test, whatever the seeds. The rows have ``question``, ``answer`` and ``level``.
+No question is in two of the parts train, validation and test, whatever the seeds, nor a sum with its terms in another
+order. The rows have ``question``, ``answer`` and ``level``.
 """
 
 import dataclasses
 import hashlib
 import itertools
 import random
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, Literal, cast
 
 from grpojax.host import settings
 from grpojax.host.errors import UserError, require
 
-# One question in so many is for tests.
-TEST_SHARE = 8
+# One question in so many is for tests, and as many are for validation.
+HELD_OUT_SHARE = 8
+# A sum or difference of numbers in a text.
+CHAIN = re.compile(r"-?\d+(?:\.\d+)?(?: [+-] -?\d+(?:\.\d+)?)+")
 # Questions drawn in vain before it is said that there are no more.
 TRIES = 1000
 
@@ -38,19 +43,20 @@ class Made:
     Attributes:
       size: problems; None gives all sums that there are, and 1000 stories.
       seed: which problems, and in what order.
-      part: train or test problems.
+      part: train, validation or test problems.
     """
 
     size: int | None = None
     seed: int = 0
-    part: Literal["train", "test"] = "train"
+    part: Literal["train", "validation", "test"] = "train"
 
     def __post_init__(self):
         require(self, size="[1, inf)")
 
     def has(self, question: str) -> bool:
-        """Whether a question is in this part."""
-        return (hashlib.sha256(question.encode()).digest()[0] % TEST_SHARE == 0) == (self.part == "test")
+        """Whether a question is in this part: what it asks says so, not how it is written."""
+        drawn = hashlib.sha256(without_order(question).encode()).digest()[0] % HELD_OUT_SHARE
+        return self.part == {0: "test", 1: "validation"}.get(drawn, "train")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,6 +155,31 @@ def _story(rng: random.Random, steps: int, asides: int) -> tuple[str, int]:
 
 
 FAMILIES = {"sums": Sums, "stories": Stories}
+
+
+def without_order(question: str) -> str:
+    """A question in which every sum or difference has its terms in order: the same text for all orders of the terms.
+
+    Example:
+      >>> without_order("What is 12 + 7?"), without_order("12 - 7 + 3 =") == without_order("3 + 12 - 7 =")
+      ('What is 7 + 12?', True)
+    """
+
+    def ordered(chain: re.Match[str]) -> str:
+        sign, terms = 1, []
+        for word in chain.group().split():
+            if word in "+-":
+                sign = 1 if word == "+" else -1
+            else:
+                terms.append(sign * Decimal(word))
+        return " + ".join(map(str, sorted(terms)))
+
+    return CHAIN.sub(ordered, question)
+
+
+def content(family: str, question: str) -> str:
+    """What a question of a family asks: the same for all orders of the terms of a sum."""
+    return without_order(question)
 
 
 def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:

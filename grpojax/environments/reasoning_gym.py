@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpojax.environments.reasoning import without_order
 from grpojax.host.errors import UserError
 from grpojax.rewards.answers import extract_answer
 
@@ -26,6 +27,7 @@ with contextlib.suppress(ImportError):  # here, so that a worker has it before i
 # Task i of seed s is drawn with the seed s + i, so that neighbouring seeds have all but one task in common: ours are
 # this far apart. They end where numpy's do, at 2^32.
 APART, MOST_SEED, MOST_SIZE = 1_000_003, 4_000, 1_000_000
+SUMS = ("chain_sum", "decimal_chain_sum")  # families in which the order of the terms makes no other problem
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -53,7 +55,8 @@ def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     Args:
       family: such as "chain_sum".
       options: ``size`` (1000 unless given) and ``seed`` (0 to 4000; 0 unless given; problems for evaluation need
-        another one than those for training), and whatever the family's own config takes.
+        another one than those for training), and whatever the family's own config takes. Where two seeds draw the same
+        problem, the run leaves it out of the part that is trained on (`grpojax.data.problems.Known`).
 
     Returns:
       Rows of ``question``, ``answer`` and ``task``; without ``answer`` where a family has no single right one, and
@@ -94,6 +97,16 @@ def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         | {"task": Task(family, frozen, e)}
         for e in made
     ]
+
+
+def content(family: str, question: str) -> str:
+    """What a question of a family asks: of a chain of sums and differences the same for all orders of its terms.
+
+    Example:
+      >>> content("chain_sum", "12 + 9 =") == content("chain_sum", "9 + 12 ="), content("lcm", "6 + 4")
+      (True, '6 + 4')
+    """
+    return without_order(question) if family in SUMS else question
 
 
 def score(

@@ -123,21 +123,27 @@ class FineTune:
             raise UserError(f"model.path={config.model.path!r} names no token that ends an answer (eos_token_id)")
         if len(policy.eos_ids) > 1:
             log.info("answers end with %r", tokenizer.convert_ids_to_tokens(end))
-        self.answers = self.teaching.answers(config.data.train, tokenize, config.data, end)
-        self.held_out = None
-        if config.data.validation is not None:
-            self.held_out = self.teaching.answers(config.data.validation, tokenize, config.data, end)
-        for name, answers in (("train", self.answers), ("validation", self.held_out)):
-            for line in answers.notes(name, config.data) if answers else ():
+        self.parts, known = dict[str, data.Answers](), data.Known()
+        for name in ("test", "validation", "train"):
+            if (given := getattr(config.data, name)) is None:
+                continue
+            loaded = self.parts[name] = self.teaching.answers(given, tokenize, config.data, end, known)
+            known = known.and_those_of(loaded.kept)
+            for line in loaded.notes(name, config.data):
                 log.info("%s", line)
-        self.shapes = _shapes(config, policy, [*self.answers.kept, *(self.held_out.kept if self.held_out else ())])
+            for line in loaded.warnings(name):
+                log.warning("%s", line)
+        self.answers, self.held_out = self.parts["train"], self.parts.get("validation")
+        self.shapes = _shapes(config, policy, [entry for part in self.parts.values() for entry in part.kept])
         count = len(self.answers.kept)
         if train.batch_size > count:
             raise UserError(f"train.batch_size={train.batch_size} is more than the {count} entries of the data")
         many: Any = self.answers.kept
         self.batches = data.Batches(many, train.batch_size, train.seed, self.answers.weights)
         self.steps = train.updates(count)
-        fingerprints = {"train": self.answers.fingerprint, "validation": self.held_out and self.held_out.fingerprint}
+        fingerprints = dict.fromkeys(("train", "validation", "test")) | {
+            name: part.fingerprint for name, part in self.parts.items()
+        }
         self.session.claim(held, fingerprints)
 
     def _open(self, held: contextlib.ExitStack) -> None:
@@ -147,7 +153,7 @@ class FineTune:
         made = _programs(policy.graph, self.teaching, policy.compute, config.optimizer, self.steps)
         self.optimizer, self.update, score = made
         self.scorer = scoring.Scorer(policy, score, self.shapes, config.train.batch_size)
-        kept = {"train": self.answers.kept, "validation": self.held_out.kept if self.held_out else ()}
+        kept = {name: self.parts[name].kept if name in self.parts else () for name in ("train", "validation", "test")}
         if self.teaching.needs_reference:
             self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz")
         else:
@@ -170,6 +176,7 @@ class FineTune:
             lines = metrics.read_metrics(self.session.directory)
         at = [x["step"] for x in lines if x["step"] <= self.done and "eval/loss" in x]
         self._evaluated = max(at, default=-1)
+        self._tested = any("test/problems" in x and x["step"] == self.done for x in lines)
         self.metrics = recorder.Recorder(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.since = time.perf_counter()
@@ -226,6 +233,8 @@ class FineTune:
                 self._evaluate()
             if evaluates or saves:
                 self.since = time.perf_counter()
+        if "test" in self.parts and not self._tested:
+            self._test()
 
     def _evaluates(self) -> bool:
         every = self.config.train.eval_every
@@ -294,6 +303,17 @@ class FineTune:
         self.metrics.write(self.done, values)
         self.session.score(self.done, {BEST: -values["eval/loss"]})
         log.info("step %d  held-out loss %.4f of %d prompts", self.done, values["eval/loss"], len(logps))
+
+    def _test(self) -> None:
+        """Records what the final policy makes of the test set. A run that is stopped in it does so when it goes on."""
+        entries = self.parts["test"].kept
+        log.info("data.test is read now, once, with the final weights: %d prompts", len(entries))
+        logps, lengths = self.scorer.sums(entries, self.state.params, self.session.course.turn)
+        values = self.teaching.held_out(logps, lengths, self.reference["test"])
+        named = {name.replace("eval/", "test/", 1): value for name, value in values.items()}
+        self.metrics.write(self.done, named | {"test/problems": float(len(entries))})
+        self._tested = True
+        log.info("test loss %.4f of %d prompts, read once with the final weights", named["test/loss"], len(entries))
 
 
 def _ready(policy: Policy, state: Any) -> None:

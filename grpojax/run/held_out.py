@@ -1,4 +1,8 @@
-"""The held-out problems of a run: what its own rewards say of the policy on them, on the run's schedule."""
+"""The held-out problems of a run, and what its own rewards say of the policy on them.
+
+The validation set is evaluated on the run's schedule: it picks the best checkpoint and rings alarms, and a search picks
+rates by it. The test set is evaluated once, with the final weights, and nothing is picked by it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,9 +17,11 @@ from grpojax.rewards import Rewards
 from grpojax.run import recorder
 from grpojax.run.recipe import Config
 
+SETS = ("validation", "test")
+
 
 class HeldOut:
-    """Evaluates on ``data.validation``; without it there is nothing to evaluate on.
+    """Evaluates on ``data.validation`` and ``data.test``; where one of them is None, it is not evaluated.
 
     Args:
       config: the recipe.
@@ -25,7 +31,10 @@ class HeldOut:
 
     Attributes:
       evaluator: the rewards, and the one of them that says what is right.
-      fingerprint: of all rows read; None without.
+      problems: of validation, ``train.eval_limit`` at most.
+      test: all problems of the test set.
+      fingerprints: of all rows read of both sets, by the set's name; None for one that is not given.
+      known: the problems of both sets, also those over the limit.
       best: the metric that the best checkpoint is told by; None without.
       attempts: of the last evaluation.
     """
@@ -36,23 +45,24 @@ class HeldOut:
         self._max_prompt_tokens = config.data.max_prompt_tokens
         self.evaluator = evaluation.Evaluator(rewards, config.evaluate)
         self.config = config_of(config)
+        loaded = load(config.data, rewards, tokenize)
+        self.fingerprints = {name: loaded[name].fingerprint if name in loaded else None for name in SETS}
+        self.known = data.Known()
+        for problems in loaded.values():
+            self.known = self.known.and_those_of(problems)
         self.problems: Sequence[data.Problem] = ()
-        self.fingerprint: str | None = None
+        self.test: Sequence[data.Problem] = loaded.get("test", ())
         self.best: str | None = None
         self.attempts: list[evaluation.Attempt] = []
-        if config.data.validation:
-            check, compared = rewards.check_gold, rewards.compares
-            loaded = data.load_problems(config.data.validation, tokenize, config.data, check, compared=compared)
-            for line in loaded.notes("validation", config.data):
-                log.info("%s", line)
-            self.problems, self.fingerprint = loaded[: config.train.eval_limit], loaded.fingerprint
-            self.best = evaluation.BEST
-            log.info("held-out problems are %s", self.evaluator.about())
+        if "validation" in loaded:
+            self.problems, self.best = loaded["validation"][: config.train.eval_limit], evaluation.BEST
         elif config.train.eval_every:
             log.info("train.eval_every=%d does nothing: there is no data.validation", config.train.eval_every)
+        if loaded:
+            log.info("held-out problems are %s", self.evaluator.about())
 
     def evaluate(self, number: int, params: Any) -> dict[str, float] | None:
-        """The metrics of the policy after ``number`` steps; None without problems.
+        """The metrics of the policy on the validation set after ``number`` steps; None without one.
 
         Args:
           number: steps done; the attempts go to ``eval/step_N.jsonl``.
@@ -60,25 +70,78 @@ class HeldOut:
         """
         if not self.problems:
             return None
-        batches = evaluation.evaluate(
-            self.policy, params, self.problems, self.config, self.evaluator, max_prompt_tokens=self._max_prompt_tokens
-        )
-        self.attempts = [attempt for batch in batches for attempt in batch]
-        if processes.is_first():
-            with recorder.optional(f"the evaluation of step {number} is not kept"):
-                evaluations.write(self._folder / "eval" / f"step_{number}.jsonl", self.attempts)
+        self.attempts = self._attempts(self.problems, params, "eval", number)
         values = self.evaluator.metrics(self.attempts, self.config.ks)
         log.info("step %d  %s of %d", number, evaluation.headline(values, self.config), len(self.attempts))
         return values
 
+    def read_test(self, number: int, params: Any) -> dict[str, float]:
+        """The metrics of the final policy on the whole test set, and ``test/problems``, how many those are.
+
+        Args:
+          number: steps of the run; the attempts go to ``test/step_N.jsonl``.
+          params: the rollout's weights.
+        """
+        log.info("data.test is read now, once, with the final weights: %d problems", len(self.test))
+        done = self._attempts(self.test, params, "test", number)
+        values = self.evaluator.metrics(done, self.config.ks)
+        named = {name.replace("eval/", "test/", 1): value for name, value in values.items()}
+        return {**named, "test/problems": float(len(done))}
+
+    def _attempts(
+        self, problems: Sequence[data.Problem], params: Any, folder: str, number: int
+    ) -> list[evaluation.Attempt]:
+        """Tries the problems; the first process writes ``folder/step_N.jsonl``."""
+        batches = evaluation.evaluate(
+            self.policy, params, problems, self.config, self.evaluator, max_prompt_tokens=self._max_prompt_tokens
+        )
+        done = [attempt for batch in batches for attempt in batch]
+        if processes.is_first():
+            with recorder.optional(f"{folder}/step_{number}.jsonl is not kept"):
+                evaluations.write(self._folder / folder / f"step_{number}.jsonl", done)
+        return done
+
     def report(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """What became of the held-out reward, and three samples."""
-        if said := evaluation.report(lines, self.config):
+        """What became of the held-out reward, three samples, and the test set's figures where there are any."""
+        said = evaluation.report(lines, self.config)
+        if said:
             log.info("%s", said)
         for attempt in self.attempts[:3]:
             sample = attempt.samples[0]
             verdict = evaluation.verdict(attempt, sample)
             log.info("Q: %s\n%s\n[%s]", attempt.prompt, sample.completion.strip(), verdict)
+        if tested := [line for line in lines if "test/problems" in line]:
+            last = {name.replace("test/", "eval/", 1): value for name, value in tested[-1].items()}
+            shown = evaluation.headline(last, self.config).replace("held-out", "test")
+            log.info("%s of %d problems, read once with the final weights", shown, last["eval/problems"])
+        elif said and not self.test:
+            log.info("no data.test: the held-out figures are of data.validation, by which checkpoints are picked")
+
+
+def load(config: data.DataConfig, rewards: Rewards, tokenize: data.Tokenize) -> dict[str, data.Problems]:
+    """The held-out sets that a recipe names, by ``validation`` and ``test``; says on the console what was left out.
+
+    A made problem of validation that the test set has too is left out of validation.
+    """
+    loaded, known = dict[str, data.Problems](), data.Known()
+    for name in reversed(SETS):
+        given = getattr(config, name)
+        if not given:
+            continue
+        loaded[name] = data.load_problems(
+            given, tokenize, config, rewards.check_gold, compared=rewards.compares, known=known
+        )
+        known = known.and_those_of(loaded[name])
+        announce(loaded[name], name, config)
+    return loaded
+
+
+def announce(loaded: data.Problems, name: str, config: data.DataConfig) -> None:
+    """Says what was found and left out of a part of the data."""
+    for line in loaded.notes(name, config):
+        log.info("%s", line)
+    for line in loaded.warnings(name):
+        log.warning("%s", line)
 
 
 def config_of(config: Config) -> evaluation.EvalConfig:

@@ -50,9 +50,11 @@ class Completions:
     columns: ClassVar[tuple[Column, ...]] = (("loss", "loss", ".4f"), ("entropy", "entropy", ".3f"), *_SPEED, *_SECONDS)
     needs_reference: ClassVar[bool] = False
 
-    def answers(self, given: Any, tokenize: data.Tokenize, config: data.AnsweredConfig, end: int) -> data.Answers:
-        """Reads the data; ``end`` is the token that ends an answer."""
-        return data.load_answered(given, tokenize, config, data.read_answer, end=end, group=self.group)
+    def answers(
+        self, given: Any, tokenize: data.Tokenize, config: data.AnsweredConfig, end: int, known: data.Known
+    ) -> data.Answers:
+        """Reads the data; ``end`` is the token that ends an answer, ``known`` what held-out parts have."""
+        return data.load_answered(given, tokenize, config, data.read_answer, end=end, group=self.group, known=known)
 
     def objective(self, graph: Any, compute: Compute) -> Loss:
         """The loss of a part."""
@@ -87,9 +89,11 @@ class Preferences:
     )
     needs_reference: ClassVar[bool] = True
 
-    def answers(self, given: Any, tokenize: data.Tokenize, config: data.AnsweredConfig, end: int) -> data.Answers:
-        """Reads the data; ``end`` is the token that ends an answer."""
-        return data.load_answered(given, tokenize, config, data.read_pair, end=end)
+    def answers(
+        self, given: Any, tokenize: data.Tokenize, config: data.AnsweredConfig, end: int, known: data.Known
+    ) -> data.Answers:
+        """Reads the data; ``end`` is the token that ends an answer, ``known`` what held-out parts have."""
+        return data.load_answered(given, tokenize, config, data.read_pair, end=end, known=known)
 
     def objective(self, graph: Any, compute: Compute) -> Loss:
         """The loss of a part."""

@@ -26,7 +26,7 @@ from grpojax.rewards import Rewards
 from grpojax.run import checks, recorder, step_metrics, watch
 from grpojax.run.critic import RunCritic, annotate
 from grpojax.run.flight import Flight
-from grpojax.run.held_out import HeldOut
+from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
 from grpojax.run.method import learns_from_equals
@@ -111,13 +111,18 @@ class Trainer:
         self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))
         needs_truth = "ground_truth" in config.method.variant.needs
         compared = self.rewards.compares or needs_truth
+        self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
         self.problems = data.load_problems(
-            config.data.train, tokenize, config.data, self.rewards.check_gold, compared=compared
+            config.data.train,
+            tokenize,
+            config.data,
+            self.rewards.check_gold,
+            compared=compared,
+            known=self.held_out.known,
         )
         if needs_truth and any(p.gold is None for p in self.problems):
             raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")
-        for line in self.problems.notes("train", config.data):
-            log.info("%s", line)
+        announce(self.problems, "train", config.data)
         for line in self.rewards.notes(tokenize.special, tokenize.tail(self.problems[0].ids)):
             log.warning("%s", line)
         if len(self.problems) < (size := config.rollout.prompts):
@@ -129,13 +134,13 @@ class Trainer:
             )
         if config.rollout.curriculum is not None:
             data.check_levels(self.problems)
-        self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
-        self.rewards.check_columns(evaluation.columns_of([*self.problems, *self.held_out.problems]))
-        checks.positions([*self.problems, *self.held_out.problems], config.rollout.max_tokens, self.policy)
+        every = [*self.problems, *self.held_out.problems, *self.held_out.test]
+        self.rewards.check_columns(evaluation.columns_of(every))
+        checks.positions(every, config.rollout.max_tokens, self.policy)
         self.critic = _critic_of(config, self.policy)
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
         self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
-        self.session.claim(held, {"train": self.problems.fingerprint, "validation": self.held_out.fingerprint})
+        self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1 and not config.method.older:
             log.info("%s", twin)
@@ -192,7 +197,7 @@ class Trainer:
             uniform=functools.partial(learns_from_equals, config.method.variant, config.rollout),
         )
         with processes.AllOrNone():  # the first writes these files anew, once all have read them
-            self._evaluated = _replay(self)
+            self._evaluated, self._tested = _replay(self)
         self.metrics = recorder.Recorder(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.table = metrics.Table(config.train.steps)
@@ -256,6 +261,8 @@ class Trainer:
                 self._save(judged=evaluates and bool(self.held_out.problems))
             if evaluates:
                 self._evaluate(self.done)
+        if self.held_out.test and not self._tested:
+            self._test()
 
     def _step(self, sampled: Sampled, waited: float) -> _Pending:
         """Learns from a rollout that was waited for so long; its updates are under way when this returns."""
@@ -348,6 +355,12 @@ class Trainer:
             self.session.score(number, values)
             watch.heed(self.watch, number, self.session, self.meta, self.config.train)
 
+    def _test(self) -> None:
+        """Evaluates the final policy on the test set. A run that is stopped in it does so when it goes on."""
+        values = self.held_out.read_test(self.done, self.policy.reshard(self.learner.state["policy"].params))
+        self.metrics.write(self.done, values)
+        self._tested = True
+
     def _save(self, *, judged: bool = False) -> None:
         self.meta["step"] = self._saved = self.done
         self.metrics.flush()
@@ -399,13 +412,18 @@ def _longest_prompt(config: Config, problems: data.Problems) -> int:
     return min(most, -(-max(len(p.ids) for p in problems) // 8) * 8)
 
 
-def _replay(trainer: Trainer) -> int:
-    """Has the watch take in what was recorded of the steps that are done; the last of them that was evaluated."""
+def _replay(trainer: Trainer) -> tuple[int, bool]:
+    """Has the watch take in what was recorded of the steps that are done.
+
+    Returns:
+      The last step that was evaluated, -1 for none, and whether the test set was read at the newest step.
+    """
     session = trainer.session
     lines = [x for x in metrics.read_metrics(session.directory) if x["step"] <= trainer.done]
     asked = bool(lines) and session.record.changed(("train.eval_", "evaluate", "rewards"))
     trainer.watch.replay(x for x in lines if not (asked and "eval/reward" in x))
-    return max((x["step"] for x in lines if "eval/reward" in x), default=-1)
+    tested = any("test/problems" in x and x["step"] == trainer.done for x in lines)
+    return max((x["step"] for x in lines if "eval/reward" in x), default=-1), tested
 
 
 def _start(trainer: Trainer) -> Flight:

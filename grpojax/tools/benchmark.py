@@ -154,7 +154,7 @@ def _timed(config: Config, steps: int) -> Config:
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, steps=steps, tokens=None, checkpoint_every=0, eval_every=0),
-        data=dataclasses.replace(config.data, validation=None),
+        data=dataclasses.replace(config.data, validation=None, test=None),
         run=dataclasses.replace(config.run, dir=folder),
         profile=ProfileConfig(),
         critic=config.critic and dataclasses.replace(config.critic, warmup_steps=0),

@@ -104,7 +104,7 @@ def bound(
     tokens = rollout.prompts * rollout.group * rollout.max_tokens
     steps = train.steps if train.steps is not None else -(-(train.tokens or 0) // tokens)
     left_out = ("compiling", "judging", "saving")
-    if config.data.validation and "evaluation" not in by_name:
+    if (config.data.validation or config.data.test) and "evaluation" not in by_name:
         left_out = ("evaluations", *left_out)
     beside = _beside(config, by_name, steps, chips)
     ahead = rollout.ahead > 0 and config.mesh.rollout > 0

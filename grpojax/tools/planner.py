@@ -95,7 +95,7 @@ def plan_recipe(
         method=config.method,
         teacher=None if taught_by is None else shorter(taught_by, layers),
         train=config.train,
-        evaluation=config_of(config) if config.data.validation else None,
+        evaluation=config_of(config) if config.data.validation or config.data.test else None,
         weights=config.rollout.weights,
         overlap=config.rollout.overlap,
         parts=config.rollout.parts,
@@ -234,7 +234,7 @@ def _supervised_calls(
     graph, network = decoder_network(model, optimize, mesh)
     state = abstract_state({"policy": network}, mesh)["policy"]
     calls = {"update": Call(make_update(kind.objective(graph, compute), optimize, mesh), (state, None, part), state)}
-    if config.data.validation is not None or kind.needs_reference:
+    if config.data.validation is not None or config.data.test is not None or kind.needs_reference:
         calls["score"] = Call(policy_update.make_score(graph, compute), (state.params, rows), state.params)
     limits, chip = {}, flops.CHIPS.get(mesh.devices.flat[0].device_kind)
     if chip is not None:

@@ -74,7 +74,7 @@ def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
         rollout=rollout,
         train=train,
         optimizer=optimizer,
-        data=dataclasses.replace(given.data, validation=None),
+        data=dataclasses.replace(given.data, validation=None, test=None),
         tracking=TrackingConfig(samples=False, texts_every=0),
     )
 

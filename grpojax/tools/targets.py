@@ -49,7 +49,7 @@ class Target:
             model |= {"run": agreement.digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
             if recipe.train.updates_a_rollout == 1:
                 model["alike"] = variants.twin_at_one_update(recipe.method.variant)
-        given = _fields(recipe.data, "train", "validation") | {
+        given = _fields(recipe.data, *data.PARTS) | {
             "fingerprint": loaded.fingerprint,
             "problems": len(chosen),
             "tokens": agreement.digest(*(repr(p.ids).encode() for p in chosen)),
