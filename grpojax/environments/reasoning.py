@@ -194,7 +194,7 @@ def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Example:
       >>> rows("sums", {"size": 2, "most": 9})[1]
-      {'question': 'What is 0 + 7?', 'answer': '7', 'level': 2}
+      {'question': 'What is 6 + 5?', 'answer': '11', 'level': 2}
     """
     if family not in FAMILIES:
         raise UserError(f"reasoning:{family}: no such family; there are {', '.join(FAMILIES)}")

@@ -97,7 +97,7 @@ class HeldOut:
         )
         done = [attempt for batch in batches for attempt in batch]
         if processes.is_first():
-            with recorder.optional(f"{folder}/step_{number}.jsonl is not kept"):
+            with recorder.optional(f"the evaluation of step {number} is not kept"):
                 evaluations.write(self._folder / folder / f"step_{number}.jsonl", done)
         return done
 

@@ -63,9 +63,10 @@ def test_sums():
     for row in rows:
         terms = re.fullmatch(r"What is (\d+) \+ (\d+) \+ (\d+)\?", row["question"]).groups()
         assert row["answer"] == str(sum(map(int, terms))) and max(map(int, terms)) <= 12
-    rest = reasoning.rows("sums", {"most": 12, "terms": 3, "part": "test"})
-    assert len({r["question"] for r in rows + rest}) == len(rows + rest) == 13**3
-    assert 0.09 < len(rest) / 13**3 < 0.16  # an eighth
+    held = [reasoning.rows("sums", {"most": 12, "terms": 3, "part": part}) for part in ("validation", "test")]
+    every = [*rows, *held[0], *held[1]]
+    assert len({r["question"] for r in every}) == len(every) == 13**3
+    assert all(0.09 < len(part) / 13**3 < 0.16 for part in held)  # an eighth
     assert doctest.testmod(reasoning).failed == 0
 
 
@@ -104,7 +105,7 @@ def test_they_are_sources():
     ("reasoning:sums", {"most": 99, "terms": 4}, "most=99: with terms=4 there are over a million sums"),
     ("reasoning:stories", {"levels": [0]}, "levels: there is no level 0; there are 1 to 9"),
     ("reasoning:stories", {"levels": []}, "levels: the list is empty"),
-    ("reasoning:stories", {"part": "eval"}, "expected 'train' or 'test'"),
+    ("reasoning:stories", {"part": "eval"}, "expected 'train', 'validation' or 'test'"),
 ])  # fmt: skip
 def test_what_is_refused(path, options, message):
     assert message in refusal(SourceConfig(path=path, options=options))

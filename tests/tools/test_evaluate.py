@@ -1,7 +1,9 @@
 """``grpojax eval``: resumption, refusals, and runs evaluated by their own rewards as they were in training."""
 
 import json
+import logging
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +14,14 @@ from grpojax import rewards
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.evaluations import read
+from grpojax.run import course, held_out
 from grpojax.run import recipe as config
 from grpojax.run.trainer import Trainer
 from grpojax.tools import cli
 from grpojax.tools.targets import read_target
 
 DATA = "builtin:arithmetic/test.jsonl"
+ROWS_8_TO_15 = [(a, b) for a in range(6) for b in range(5)][8:16]
 
 
 def run(*arguments):
@@ -152,13 +156,17 @@ def test_places_that_are_not_an_evaluations(whole, tmp_path, capsys):
 # -------------------------------------------------------------------------------------------- runs, comparison
 
 
+def overrides_of(recipe):
+    return ["train.steps=4", "train.eval_every=2", "train.checkpoint_every=2", "train.eval_samples=2",
+            "train.eval_temperature=1.0", "mesh.data=8",
+            f"data.test={{path: {recipe.parent}/sums.jsonl, rows: [8, 16]}}"]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def trained(recipe, tmp_path_factory):
     """A run of four steps that evaluates two samples a problem; its reward is a function and nothing judges."""
     directory = tmp_path_factory.mktemp("runs") / "run"
-    overrides = ["train.steps=4", "train.eval_every=2", "train.checkpoint_every=2", "train.eval_samples=2",
-                 "train.eval_temperature=1.0", "mesh.data=8"]  # fmt: skip
-    trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides]))
+    trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides_of(recipe)]))
     assert trainer.run()
     trainer.report()
     return directory
@@ -184,6 +192,44 @@ def test_a_run_reports_its_own_rewards_mean_on_held_out_problems(trained, capsys
     assert {"reward", "rewards/tiny_run:length", "mean_length", "clipped_ratio"} == set(
         json.loads((trained / "eval" / "step_4" / "summary.json").read_text())["metrics"]
     )
+
+
+def test_the_test_set_is_read_once_at_the_end_also_where_that_was_interrupted(
+    recipe, trained, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level(logging.INFO)
+    lines = tracking.read_metrics(trained)
+    (test,) = [x for x in lines if any(name.startswith("test/") for name in x)]
+    assert test is lines[-1] and test["step"] == 4 and test["test/problems"] == 8
+    done = read(trained / "test" / "step_4.jsonl")
+    assert [a.uid for a in done] == list(range(8)) and [a.prompt for a in done] == [
+        f"{a}+{b}=" for a, b in ROWS_8_TO_15
+    ]
+    assert test["test/reward"] == np.mean([s.reward for a in done for s in a.samples])
+
+    def resumed(*more):
+        trainer = Trainer(config.load(recipe, [f"run.dir={again}", *overrides_of(recipe), *more]))
+        finished = trainer.run()
+        trainer.report()
+        return finished
+
+    shutil.copytree(trained, again := tmp_path / "again")
+    with monkeypatch.context() as patch:  # a finished run does not read it again
+        patch.setattr(held_out.HeldOut, "read_test", None)
+        assert resumed() and tracking.read_metrics(again) == lines
+    assert "of 8 problems, read once with the final weights" in caplog.text
+    text = (again / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (again / "metrics.jsonl").write_text("".join(text[:-1]))  # as if it had been stopped while it was read
+    (again / "done").unlink()
+
+    def stop(*_):
+        raise course.Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(held_out.HeldOut, "read_test", stop)
+        assert not resumed() and not (again / "done").exists()
+    assert resumed("train.eval_limit=4") and (again / "done").exists()
+    assert tracking.read_metrics(again) == lines  # whole, whatever the limit of validation is
 
 
 @pytest.mark.slow
