@@ -5,7 +5,12 @@ from pathlib import Path
 
 RECIPE = """\
 model:     {{path: {model}}}
-data:      {{train: {folder}/{kind}.jsonl, validation: {folder}/{kind}.jsonl, max_prompt_tokens: 8, max_tokens: 8}}
+data:
+  train: {folder}/{kind}.jsonl
+  validation: {folder}/{kind}.jsonl
+  test: {{path: {folder}/{kind}.jsonl, rows: [0, 9]}}
+  max_prompt_tokens: 8
+  max_tokens: 8
 optimizer: {{learning_rate: 5.0e-3}}
 mesh:      {{data: 1, fsdp: -1, tensor: 1}}
 train:     {{batch_size: 8, steps: 7, checkpoint_every: 2, eval_every: 3}}

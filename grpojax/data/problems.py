@@ -350,7 +350,7 @@ def load_problems(
         if len(kept) == before:
             why = f"every prompt is longer than data.max_prompt_tokens={config.max_prompt_tokens}"
             if left_out > left_before:
-                why = "a held-out part has all its problems; give them another seed"
+                why = "a held-out part has all its problems; give them another seed or part"
             elif skipped:
                 why = f"no row can be used; the first left out is {skipped[0]}"
             raise UserError(f"{source.path}: {why}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         report,
         summarize,
         table,
+        table_of_sets,
         verdict,
     )
 
@@ -42,6 +43,7 @@ _OF_MODULE = {
         "report",
         "summarize",
         "table",
+        "table_of_sets",
         "verdict",
     ),
 }
@@ -77,5 +79,6 @@ __all__ = [
     "submit",
     "summarize",
     "table",
+    "table_of_sets",
     "verdict",
 ]

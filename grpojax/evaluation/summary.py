@@ -203,6 +203,40 @@ def table(metrics: Mapping[str, Mapping[str, float | None]], config: EvalConfig,
     return "\n".join(lines)
 
 
+def table_of_sets(sets: Mapping[str, Mapping[str, Any]], config: EvalConfig) -> str:
+    """A row a set: problems, and the metrics of what is right with their 95 % intervals over problems.
+
+    Args:
+      sets: by name the ``problems``, how many, and their ``metrics`` (`summarize`). Where nobody says what is right,
+        the mean reward is shown.
+      config: what was drawn.
+
+    Example:
+      >>> config = EvalConfig(sampler=SamplerConfig(group=4))
+      >>> metrics = {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": 1, "low": 1, "high": 1}}
+      >>> print(table_of_sets({"validation": {"problems": 64, "metrics": metrics}}, config))
+      set         problems  avg@4                  pass@4
+      validation        64  50.0 % (40.0 to 60.0)  100.0 % (100.0 to 100.0)
+    """
+    every = list(next(iter(sets.values()))["metrics"])
+    judged = "accuracy" in every
+    names = [name for name in every if (_is_share(name) and name != "clipped_ratio" if judged else name == "reward")]
+    rows = [["set", "problems", *(config.accuracy_name if name == "accuracy" else name for name in names)]]
+    for set_name, found in sets.items():
+        row = [set_name, str(found["problems"])]
+        for name in names:
+            metric = found["metrics"].get(name, {})
+            value, low, high = (_shown(name, metric.get(part)) for part in ("value", "low", "high"))
+            row.append(f"{value}{' %' if _is_share(name) else ''} ({low} to {high})")
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [f"{x:>{w}}" if i == 1 else f"{x:{w}}" for i, (x, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
 def _is_share(name: str) -> bool:
     return name in ("accuracy", "clipped_ratio") or name.startswith(("pass@", "maj@"))
 

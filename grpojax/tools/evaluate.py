@@ -1,6 +1,7 @@
 """``grpojax eval``: what a model makes of held-out problems, judged by the run's own rewards."""
 
 import argparse
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,14 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     of_run = parser.add_mutually_exclusive_group()
     of_run.add_argument("--step", type=int, help="checkpoint of the run; the newest if left out")
     of_run.add_argument("--best", action="store_true", help="the run's checkpoint with the highest eval/reward")
-    parser.add_argument("--data", metavar="FILE", help="problems; the run's data.validation if left out")
+    parser.add_argument(
+        "--data",
+        metavar="SET",
+        action="append",
+        default=[],
+        help="a file of problems, or 'validation' or 'test' for the run's own; several by several --data; validation "
+        "if left out",
+    )
     parser.add_argument("--samples", type=int, default=1, help="n: completions of each problem")
     parser.add_argument("--k", metavar="K,K", help="of pass@k and maj@k, each at most n; n if left out")
     parser.add_argument("--temperature", type=float, help="0 is greedy; 0 for one sample, 1 for several")
@@ -39,10 +47,11 @@ def run(args: argparse.Namespace) -> int:
     """Evaluates, or goes on. All processes draw and judge; the first writes the folder and prints the table."""
     import contextlib
     import dataclasses
+    import functools
 
     from grpojax import data
-    from grpojax.evaluation import Evaluator, summarize, table
-    from grpojax.host import agreement, processes
+    from grpojax.evaluation import Evaluator, summarize, table, table_of_sets
+    from grpojax.host import agreement, files, processes
     from grpojax.host.console import log
     from grpojax.models import hf, quantised
     from grpojax.programs.compiling import keep_compiled
@@ -55,9 +64,7 @@ def run(args: argparse.Namespace) -> int:
     ks = _ks(args)
     with contextlib.ExitStack() as held:
         with processes.AllOrNone():
-            target = targets.read_target(
-                args.target, args.overrides, data_file=args.data, step=args.step, best=args.best
-            )
+            target = targets.read_target(args.target, args.overrides, sets=args.data, step=args.step, best=args.best)
             recipe, folder = target.recipe, str(data.locate(target.recipe.model.path))
             tokenizer = hf.load_tokenizer(folder)
             recipe = with_day(recipe, tokenizer)
@@ -71,32 +78,66 @@ def run(args: argparse.Namespace) -> int:
             policy = Policy(recipe.model, recipe.mesh, tokenizer=tokenizer)
             no_end = args.no_end or recipe.rollout.no_end
             hf.check_ends(recipe.model.path, policy.eos_ids, no_end=no_end, setting="--no-end")
-            check, compared = rewards.check_gold, rewards.compares
-            loaded = data.load_problems(recipe.data.validation or (), tokenize, recipe.data, check, compared=compared)
-            for line in loaded.notes("validation", recipe.data):
-                log.info("%s", line)
-            problems = list(loaded[: config.limit or None])
-            for line in rewards.notes(tokenize.special, tokenize.tail(problems[0].ids)):
+            sets = _load(target, tokenize, rewards)
+            first = next(iter(sets.values()))
+            for line in rewards.notes(tokenize.special, tokenize.tail(first[0].ids)):
                 log.warning("%s", line)
-            given = target.settings(config, evaluator, loaded)
             tree = recipe.resolved()
             how = {name: tree[name] for name in ("model", "mesh")}
+            given = {name: target.settings(config, evaluator, loaded) for name, loaded in sets.items()}
             agreement.agree(evaluation=given, batch=args.batch, config=how, **model_facts(tree))
-            record, start, out = None, 0, args.out or target.out
+            out = files.path(args.out or target.out)
+            if len(sets) > 1 and (out / "settings.json").exists():
+                raise UserError(f"{out} holds the evaluation of one set; give another --out for several")
+            records: dict[str, Record] = {}
             if processes.is_first():
-                record = held.enter_context(Record(out, given, problems))
-                start = len(record.done)
-            start = int(processes.meet(str(start))[0])
-        if start:
-            log.info("%s: going on after %d of %d problems", out, start, len(problems))
-        if start < len(problems):
-            _go_on(record, policy, target, problems, config, evaluator, start)
-        if record is not None:
-            metrics = summarize(record.done, config, evaluator.judge)
-            record.finish(metrics)
-            print(table(metrics, config, len(problems)))
+                for name, loaded in sets.items():
+                    place = out / name if len(sets) > 1 else out
+                    record = Record(place, given[name], loaded[: config.limit or None])
+                    records[name] = held.enter_context(record)
+            starts = [len(records[name].done) if records else 0 for name in sets]
+            starts = json.loads(processes.meet(json.dumps(starts))[0])
+        weights = functools.cache(lambda: _weights(policy, target))
+        found = dict[str, dict[str, Any]]()
+        for (name, loaded), start in zip(sets.items(), starts, strict=True):
+            problems, record = list(loaded[: config.limit or None]), records.get(name)
+            if len(sets) > 1:
+                log.info("%s: %d problems", name, len(problems))
+            if start:
+                place = record.directory if record is not None else out
+                log.info("%s: going on after %d of %d problems", place, start, len(problems))
+            if start < len(problems):
+                _go_on(record, policy, weights(), target, problems, config, evaluator, start)
+            if record is not None:
+                metrics = summarize(record.done, config, evaluator.judge)
+                record.finish(metrics)
+                found[name] = {"problems": len(problems), "metrics": metrics}
+        if len(found) == 1:
+            (one,) = found.values()
+            print(table(one["metrics"], config, one["problems"]))
+        elif found:
+            files.write_json(out / "summary.json", {"sets": found})
+            print(table_of_sets(found, config))
+        if found:
             print(f"wrote {out}")
     return 0
+
+
+def _load(target: Any, tokenize: Any, rewards: Any) -> dict[str, Any]:
+    """The problems of every set; the recipe's own are those that the run evaluates."""
+    from grpojax import data
+    from grpojax.run import held_out
+
+    config = target.recipe.data
+    own = held_out.load(config, rewards, tokenize) if {"validation", "test"} & target.sets.keys() else {}
+    sets = {}
+    for name, given in target.sets.items():
+        if name in own and given == getattr(config, name):
+            sets[name] = own[name]
+            continue
+        sets[name] = data.load_problems(given, tokenize, config, rewards.check_gold, compared=rewards.compares)
+        held_out.announce(sets[name], "validation", config)
+    return sets
 
 
 def _ks(args: argparse.Namespace) -> tuple[int, ...]:
@@ -125,20 +166,28 @@ def _config(args: argparse.Namespace, ks: tuple[int, ...], max_tokens: int, cach
     return EvalConfig(sampler=sampler, ks=ks, limit=args.limit, seed=args.seed, batch=args.batch)
 
 
-def _go_on(record: Any, policy: Any, target: Any, problems: Any, config: Any, evaluator: Any, start: int) -> None:
-    """Evaluates the problems from ``start`` on, batch by batch; the first process has the record."""
-    from grpojax.evaluation import evaluate, headline
-    from grpojax.host import processes
-    from grpojax.host.console import log
+def _weights(policy: Any, target: Any) -> Any:
+    """The weights that are evaluated, laid out for sampling."""
     from grpojax.run import session
 
     params = policy.params
     if target.run is not None:
         policy.params = params = None
         params = session.load_policy_params(policy, target.run, target.step)
+    return policy.reshard(params)
+
+
+def _go_on(
+    record: Any, policy: Any, params: Any, target: Any, problems: Any, config: Any, evaluator: Any, start: int
+) -> None:
+    """Evaluates the problems from ``start`` on, batch by batch; the first process has the record."""
+    from grpojax.evaluation import evaluate, headline
+    from grpojax.host import processes
+    from grpojax.host.console import log
+
     batches = evaluate(
         policy,
-        policy.reshard(params),
+        params,
         problems,
         config,
         evaluator,

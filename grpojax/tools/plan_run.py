@@ -106,6 +106,8 @@ def bound(
     left_out = ("compiling", "judging", "saving")
     if (config.data.validation or config.data.test) and "evaluation" not in by_name:
         left_out = ("evaluations", *left_out)
+    elif config.data.test:
+        left_out = ("the test set", *left_out)
     beside = _beside(config, by_name, steps, chips)
     ahead = rollout.ahead > 0 and config.mesh.rollout > 0
     return RunBound(phases=phases, steps=steps, chips=chips, beside=beside, left_out=left_out, ahead=ahead)
@@ -119,7 +121,7 @@ def _beside(config: Config, by_name: Mapping[str, ProgramReport], steps: int, ch
         return by_name[name].at_least if name in by_name else 0.0
 
     train, total = config.train, 0.0
-    if "evaluation" in by_name:
+    if "evaluation" in by_name and config.data.validation:
         times = 2 + ((steps - 1) // train.eval_every if train.eval_every else 0)
         own = "evaluation reshard" if "evaluation reshard" in by_name else "reshard"
         total += times * (seconds(own) + batches(config, chips) * seconds("evaluation"))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ class Target:
     """What is evaluated.
 
     Attributes:
-      recipe: its config; ``recipe.data.validation`` are the problems.
+      recipe: its config.
+      sets: what is evaluated, by the name of each set: the recipe's ``validation`` and ``test``, or a file's name.
       run: run directory, or None for a Hugging Face folder.
       step: checkpoint of the run.
       out: where its evaluation goes by default.
     """
 
     recipe: Config
+    sets: dict[str, Any]
     run: epath.Path | None
     step: int | None
     out: epath.Path
@@ -80,7 +83,7 @@ def read_target(
     target: str,
     overrides: Sequence[str] = (),
     *,
-    data_file: str | None = None,
+    sets: Sequence[str] = (),
     step: int | None = None,
     best: bool = False,
 ) -> Target:
@@ -89,7 +92,8 @@ def read_target(
     Args:
       target: run directory, Hugging Face folder or ``builtin:tiny``.
       overrides: ``a.b=c`` for the sections model, data, rewards, evaluate and mesh.
-      data_file: the problems, in place of ``data.validation``.
+      sets: what to evaluate: "validation" or "test" for the recipe's own, files and other sources of problems by their
+        path; ``data.validation`` where there are none.
       step: checkpoint of a run; the newest if None.
       best: take the checkpoint with the highest ``eval/reward`` in the metrics; of equals, the newest.
 
@@ -117,20 +121,40 @@ def read_target(
     run = folder if {"model", "rollout", "run"} <= tree.keys() else None
     if run is None:
         tree = {**_BARE, "model": {"path": target}}
-    if data_file is not None:
-        overrides = [*overrides, f"data.validation={json.dumps(data_file)}"]
     tree, origins = settings.override(tree, overrides)
     recipe = settings.build(Config, tree, {"": str(folder / "config.json"), **origins})
-    if not recipe.data.validation:
+    if not sets and not recipe.data.validation:
         raise UserError(f"{target} has no problems for evaluation; give --data FILE")
+    named = _named(recipe, sets or ("validation",), target)
     if run is None:
         if step is not None or best:
             raise UserError(f"--step and --best are for a run directory, and {target} is none")
         name = folder.name if files.in_bucket(folder) else Path(target.removeprefix(data.BUILTIN)).resolve().name
-        return Target(recipe=recipe, run=None, step=None, out=files.path("evaluations") / name)
+        out = files.path("evaluations") / "_".join([name, *(named if len(named) > 1 else ())])
+        return Target(recipe=recipe, sets=named, run=None, step=None, out=out)
     # Of several processes the first one's: of a run that is still saving, another may see more.
     step = int(processes.meet(str(_pick_step(run, step, best)))[0])
-    return Target(recipe=recipe, run=run, step=step, out=run / "eval" / f"step_{step}")
+    folder = "test" if list(named) == ["test"] else "eval"
+    out = run / folder / "_".join([f"step_{step}", *(named if len(named) > 1 else ())])
+    return Target(recipe=recipe, sets=named, run=run, step=step, out=out)
+
+
+def _named(recipe: Config, sets: Sequence[str], target: str) -> dict[str, Any]:
+    """What to evaluate by its name, which is that of a folder and of a row in the table."""
+    found = dict[str, Any]()
+    for given in sets:
+        if given in ("validation", "test"):
+            name, source = given, getattr(recipe.data, given)
+            if not source:
+                raise UserError(f"--data {given}: {target} has no data.{given}; give a file")
+        else:
+            dataclasses.replace(recipe.data, validation=given)  # refuses what is wrong with its name
+            name, source = re.sub(r"[^\w-]+", "_", re.sub(r"^.*/|\.[^/]*$", "", given)) or "data", given
+        if source in found.values():
+            raise UserError(f"--data {given} is there twice")
+        same = [other for other in found if re.sub(r"_\d+$", "", other) == name]
+        found[f"{name}_{len(same) + 1}" if same else name] = source
+    return found
 
 
 def _pick_step(run: epath.Path, step: int | None, best: bool) -> int:

@@ -71,7 +71,7 @@ def test_made_problems_that_a_held_out_part_has_are_left_out_and_counted():
     said = f"{train.left_out} problems of data.train are left out, because data.validation or data.test has them"
     assert said in train.notes("train", WORDS) and not train.warnings("train")
     assert train.fingerprint == loaded(source(part="train")).fingerprint
-    with pytest.raises(UserError, match="a held-out part has all its problems; give them another seed"):
+    with pytest.raises(UserError, match="a held-out part has all its problems; give them another seed or part"):
         loaded(source(part="train", seed=1, size=5), held)
 
 

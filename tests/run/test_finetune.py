@@ -15,7 +15,7 @@ from runs import environment, numbers
 
 from grpojax.host.errors import UserError
 from grpojax.records.checkpoint import Checkpoints
-from grpojax.run import finetune, teaching
+from grpojax.run import course, finetune, teaching
 from grpojax.run.finetune_recipe import load_dpo, load_sft
 
 LOAD = {"sft": load_sft, "dpo": load_dpo}
@@ -51,6 +51,9 @@ def test_a_run_learns_and_says_so(unbroken, kind):
     assert held_out[-1]["eval/loss"] < held_out[0]["eval/loss"] - 0.1
     assert all(line["grad_norm"] > 0 and line["skipped_updates"] == 0 for line in updates)
     assert updates[-1]["num_tokens"] > updates[0]["num_tokens"] > 0
+    (test,) = [line for line in lines if "test/loss" in line]
+    assert test is lines[-1] and test["step"] == 7 and test["test/problems"] == {"sft": 5, "dpo": 9}[kind]
+    assert {name.replace("test/", "eval/") for name in test} == {*held_out[-1], "eval/problems"}
     saved = Checkpoints(unbroken / kind / "checkpoints", read_only=True)
     assert saved.latest() == 7
     saved.close()
@@ -62,7 +65,8 @@ def test_a_policy_that_is_the_reference_has_no_margin(unbroken):
     assert lines[0]["eval/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert lines[1]["loss"] == pytest.approx(math.log(2), abs=1e-6) and abs(lines[1]["rewards/margins"]) < 1e-5
     assert lines[1]["logps/rejected"] < lines[1]["logps/chosen"] < 0
-    assert lines[-1]["eval/rewards/margins"] > 0.1 and lines[-1]["eval/rewards/accuracies"] > 0.9
+    assert lines[-2]["eval/rewards/margins"] > 0.1 and lines[-2]["eval/rewards/accuracies"] > 0.9
+    assert lines[-1]["test/rewards/margins"] > 0.1
 
 
 @KINDS
@@ -95,7 +99,10 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkey
         assert (tmp_path / "run" / "reference.npz").read_bytes() == before
 
 
-def test_a_stop_in_an_evaluation_drops_it_and_it_is_made_up_for(recipes, unbroken, tmp_path):
+def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(recipes, unbroken, tmp_path):
+    def stop():
+        raise course.Stopped
+
     first = run_of(recipes, "sft", tmp_path / "run")
     plain = first.scorer.sums
 
@@ -108,8 +115,18 @@ def test_a_stop_in_an_evaluation_drops_it_and_it_is_made_up_for(recipes, unbroke
     assert not first.run() and first.done == 3
     assert "eval/loss" not in numbers(tmp_path / "run")[-1]
     second = run_of(recipes, "sft", tmp_path / "run")
-    assert second.done == 3 and second.run()
+    whole = second.scorer.sums
+    second.scorer.sums = lambda entries, *more: (
+        stop() if entries is second.parts["test"].kept else whole(entries, *more)
+    )
+    assert second.done == 3 and not second.run()
+    assert numbers(tmp_path / "run") == numbers(unbroken / "sft")[:-1]
+    third = run_of(recipes, "sft", tmp_path / "run")
+    assert third.done == 7 and third.run()
     assert numbers(tmp_path / "run") == numbers(unbroken / "sft")
+    third = run_of(recipes, "sft", tmp_path / "run")
+    third._test = None  # a finished run does not read it again
+    assert third.run()
 
 
 def command(recipes, kind, directory, *overrides):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from refusals import check_said
 
-from grpojax import rewards
+from grpojax import data, rewards
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.evaluations import read
@@ -151,6 +151,52 @@ def test_places_that_are_not_an_evaluations(whole, tmp_path, capsys):
         fcntl.flock(busy, fcntl.LOCK_EX)
         assert run(*TINY, "--out", whole) == 2
     assert "another evaluation is writing there" in capsys.readouterr().err
+
+
+def test_several_sets_have_a_row_each_and_a_folder(whole, tmp_path, capsys):
+    """One was evaluated before, the other is new; the same command again draws nothing."""
+    shutil.copytree(whole, tmp_path / "test")
+    other = tmp_path / "more.test.jsonl"
+    other.write_bytes(b"".join(data.locate(DATA).read_bytes().splitlines(keepends=True)[20:30]))
+    given = [*TINY, "--data", other, "--out", tmp_path]
+    for _ in range(2):
+        assert run(*given) == 0
+        out = capsys.readouterr().out
+        found = json.loads((tmp_path / "summary.json").read_text())["sets"]
+        assert list(found) == ["test", "more"] and [s["problems"] for s in found.values()] == [10, 10]
+        for name in found:
+            one = json.loads((tmp_path / name / "summary.json").read_text())
+            assert one["metrics"] == found[name]["metrics"]
+            accuracy, best = one["metrics"]["accuracy"], one["metrics"]["pass@2"]
+            right = [np.mean([s.correct for s in a.samples]) for a in read(tmp_path / name)]
+            assert accuracy["value"] == pytest.approx(np.mean(right)) and accuracy["low"] < accuracy["high"]
+            shown = [
+                f"{100 * m['value']:.1f} % ({100 * m['low']:.1f} to {100 * m['high']:.1f})" for m in (accuracy, best)
+            ]
+            assert re.search(rf"^{name} +10  {re.escape(shown[0])} .*  {re.escape(shown[1])}", out, re.M), out
+        assert re.search(r"^set +problems +avg@4 +pass@1 +pass@2 +maj@2$", out, re.M)
+    assert (tmp_path / "test" / "problems.jsonl").read_bytes() == (whole / "problems.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(("sets", "message"), [
+    (["test"], "--data test: builtin:tiny has no data.test; give a file"),
+    ([DATA, DATA], f"--data {DATA} is there twice"),
+    ([""], "the name of a source is empty"),
+])  # fmt: skip
+def test_sets_that_are_refused(sets, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_target("builtin:tiny", sets=sets)
+
+
+def test_the_sets_of_a_run_and_where_their_evaluations_go(trained):
+    def read_sets(*sets):
+        target = read_target(str(trained), sets=sets)
+        return list(target.sets), str(target.out.relative_to(trained))
+
+    assert read_sets() == read_sets("validation") == (["validation"], "eval/step_4")
+    assert read_sets("test") == (["test"], "test/step_4")
+    both = ["a", "test", "a_2"]
+    assert read_sets("x/a.jsonl", "test", "y/a.jsonl.gz") == (both, "eval/step_4_a_test_a_2")
 
 
 # -------------------------------------------------------------------------------------------- runs, comparison
