@@ -30,7 +30,7 @@ PAGES = ("README.md", "CONTRIBUTING.md")
 SHORT = {
     "train configs/quickstart.yaml": "train.steps=1 train.eval_limit=8",
     "train configs/smollm2": "train.steps=1 rollout.prompts=4 rollout.group=2 rollout.max_tokens=4 train.eval_limit=8",
-    "train configs/gsm8k": "train.steps=10 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
+    "train configs/gsm8k": "train.steps=10 train.eval_limit=8 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
     "data.max_prompt_tokens=192",
     "sweep": "train.steps=1 train.eval_limit=8 rollout.prompts=4 rollout.group=2",
     "sft": "train.epochs=null train.steps=2 train.batch_size=8",
@@ -78,8 +78,8 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
         (folder / "chat_template.jinja").write_text(CHAT)
     rows = (folder / "sums.jsonl").read_text()
     (tmp_path / "gsm8k").mkdir()
-    for file in ("gsm8k/train.jsonl", "gsm8k/test.jsonl"):
-        (tmp_path / file).write_text(rows)
+    (tmp_path / "gsm8k" / "train.jsonl").write_text(rows * 10)  # the last 256 are for validation
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(rows)
     (tmp_path / "prompts.jsonl").write_text(rows)
     llama = tiny_hf.model(tiny_hf.config("llama-tied"))
     gguf_files.write_model(tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf", llama)
