@@ -156,7 +156,8 @@ def test_a_mistake_is_two_lines_and_status_two(override, message, tmp_path, caps
 def test_every_option_survives_the_record_of_a_run():
     options = {
         "train": ["a.jsonl", {"path": "hub:a/b", "split": "train", "subset": "main", "weight": 2, "prompt": "p"}],
-        "validation": {"path": "b.csv", "format": "csv"}, "test": {"path": "b.csv", "rows": [-5, None]}, "columns": {"a": "b"}, "system": "s", "too_long": "refuse",
+        "validation": {"path": "b.csv", "format": "csv"}, "test": {"path": "b.csv", "rows": [-5, None]},
+        "columns": {"a": "b"}, "system": "s", "too_long": "refuse",
         "examples": [{"prompt": "p", "completion": "c"}], "instruction": "{prompt}!", "on_bad_row": "skip",
     }  # fmt: skip
     got = settings.build(DataConfig, options)

@@ -18,6 +18,7 @@ from hypothesis import given
 
 from grpojax import variants
 from grpojax.advantages import Signals
+from grpojax.data import PARTS
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
@@ -102,7 +103,7 @@ def leaves(cls, path=()):
     for name, kind in typing.get_type_hints(cls).items():
         options = [kind, *typing.get_args(kind)] if typing.get_origin(kind) is not tuple else []
         inner = [k for k in options if dataclasses.is_dataclass(k)]
-        if inner and name != "rewards" and (*path, name) not in [("data", "train"), ("data", "validation")]:
+        if inner and name != "rewards" and (*path, name) not in [("data", part) for part in PARTS]:
             yield from leaves(inner[0], (*path, name))
         else:
             yield ".".join((*path, name)), kind
