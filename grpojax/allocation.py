@@ -12,7 +12,7 @@ import numpy as np
 
 from grpojax import masked
 from grpojax.advantages import Signals, Transform
-from grpojax.advantages.signals import judged, need, per_sample
+from grpojax.advantages.signals import described, judged, need, per_sample
 from grpojax.types import Array, PerPrompt, Samples, Scalar, is_concrete, pytree
 
 # --- which prompts are kept
@@ -296,6 +296,7 @@ def overlong_penalty(lengths: Array, limit: int, buffer: int) -> Array:
     return jnp.clip(left / buffer, -1.0, 0.0)
 
 
+@described
 def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
     """``r_i + factor overlong_penalty``, for `grpojax.advantages.chain`'s ``reward``.
 
@@ -328,6 +329,7 @@ def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
     return reward
 
 
+@described
 def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 1.0) -> Transform:
     """GRPO-λ's length strategy (arXiv 2505.18086), for `grpojax.advantages.chain`'s ``reward``.
 

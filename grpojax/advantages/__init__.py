@@ -8,6 +8,9 @@ Example:
   >>> grpo = chain(center("group"), scale("group", ddof=1, eps=1e-4))
   >>> [round(float(a), 4) for a in grpo(jnp.array([[1.0, 0.0, 0.0, 0.0]]))[0]]
   [1.4997, -0.4999, -0.4999, -0.4999]
+  >>> text_of(grpo)
+  'center(by=group, leave_one_out=False, singleton=zero) | scale(by=group, of=rewards, ddof=1, eps=0.0001, \
+live_only=False, singleton=zero)'
 """
 
 from grpojax.advantages.baselines import (
@@ -27,7 +30,7 @@ from grpojax.advantages.group_rules import (
     penalize_all_fail,
     virtual_best,
 )
-from grpojax.advantages.signals import Signals, Transform, chain
+from grpojax.advantages.signals import Signals, Transform, chain, described, text_of
 from grpojax.advantages.tokens import (
     distill,
     gae,
@@ -45,6 +48,7 @@ __all__ = [
     "center",
     "center_by_length",
     "chain",
+    "described",
     "distill",
     "floor",
     "gae",
@@ -57,6 +61,7 @@ __all__ = [
     "scale",
     "subtract_greedy",
     "subtract_kl",
+    "text_of",
     "to_tokens",
     "token_returns",
     "token_rewards",

@@ -5,7 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from grpojax import masked, shapes
-from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, described, need, per_sample, per_token
 from grpojax.types import Array, Samples
 
 
@@ -31,6 +31,7 @@ def _keeps_singletons(singleton: str, name: str) -> bool:
     return singleton == "reward"
 
 
+@described
 def center(
     by: Literal["group", "batch", "none"] = "group",
     *,
@@ -94,6 +95,7 @@ def signs(signals: Signals) -> Samples:
     return jnp.sign(center("group")(need(signals, "rewards", "signs"), signals))
 
 
+@described
 def scale(
     by: Literal["group", "batch", "none"] = "group",
     *,
@@ -148,6 +150,7 @@ def scale(
     return transform
 
 
+@described
 def whiten(*, ddof: int = 0, eps: float = 1e-8) -> Transform:
     """Subtracts the mean of the batch and divides by its standard deviation.
 
@@ -176,6 +179,7 @@ def whiten(*, ddof: int = 0, eps: float = 1e-8) -> Transform:
     return transform
 
 
+@described
 def center_by_length() -> Transform:
     """``A_i = r_i - b``, ``b = Σ |o_j| r_j / Σ |o_j|`` over the group (OPO, arXiv 2505.23585). Lengths in tokens.
 
@@ -200,6 +204,7 @@ def center_by_length() -> Transform:
     return transform
 
 
+@described
 def subtract_greedy() -> Transform:
     """``A_i = r_i - r_greedy``, the reward of the prompt's greedy completion (ReMax, arXiv 2310.10505).
 
@@ -220,6 +225,7 @@ def subtract_greedy() -> Transform:
     return transform
 
 
+@described
 def rescale_live() -> Transform:
     """Times ``α = B / (B - M)``: B valid samples of the batch, M of them in groups without variance.
 
@@ -244,6 +250,7 @@ def rescale_live() -> Transform:
     return transform
 
 
+@described
 def floor(x: float) -> Transform:
     """``max(A, x)``: negative advantages go no lower (GRPO-λ's traces, arXiv 2510.00194: -0.1). ``x`` is at most 0.
 

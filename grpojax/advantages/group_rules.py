@@ -5,10 +5,11 @@ import jax.numpy as jnp
 
 from grpojax import masked
 from grpojax.advantages.baselines import center
-from grpojax.advantages.signals import Signals, Transform, judged, need, per_sample
+from grpojax.advantages.signals import Signals, Transform, described, judged, need, per_sample
 from grpojax.types import Array, Samples, is_concrete
 
 
+@described
 def virtual_best(reward_max: float = 1.0, count: int = 1, *, ddof: int = 1, eps: float = 1e-6) -> Transform:
     """Mean and deviation over the group *and* ``count`` virtual samples that have ``reward_max``.
 
@@ -53,6 +54,7 @@ def _none_of(drawn: int, wrong: Array, total: Array) -> Array:
     return chance
 
 
+@described
 def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
     """The advantage under pass@k as the reward, in closed form (arXiv 2508.10751).
 
@@ -93,6 +95,7 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
     return transform
 
 
+@described
 def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
     """Only a group's best sample learns: ``r_(1) - r_(2)``, the margin to the second best (arXiv 2503.19595).
 
@@ -121,6 +124,7 @@ def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
     return transform
 
 
+@described
 def max_rl() -> Transform:
     """Maximum likelihood by its expansion: ``A_i = (r_i - mean r) / mean r`` of the group (MaxRL, arXiv 2602.02710).
 
@@ -149,6 +153,7 @@ def max_rl() -> Transform:
     return transform
 
 
+@described
 def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
     """``A_i = -c`` in a group in which no outcome is over ``fail_reward``; other groups as they come; ``[P, G]``.
 
@@ -165,11 +170,12 @@ def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
     def transform(values: Samples, signals: Signals | None = None) -> Samples:
         values, signals = per_sample(values, signals, "penalize_all_fail")
         failed = masked.all_fail(*judged(signals, "penalize_all_fail"), fail_reward)
-        return jnp.where(failed[:, None], -c, values)
+        return jnp.where(failed[:, None], 0.0 - c, values)  # c = 0 gives 0, not -0
 
     return transform
 
 
+@described
 def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False) -> Transform:
     """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood [P, G]`` instead.
 

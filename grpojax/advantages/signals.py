@@ -1,7 +1,10 @@
 """What a transform is, what it may read besides the values, and how transforms are joined."""
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +97,93 @@ _FILLED = ("rewards", "outcome", "valid")  # by `chain`, from its input
 
 # (values, signals) -> values
 Transform = Callable[..., Array]
+_Arguments = ParamSpec("_Arguments")
+_DEEPEST = 8  # functions inside functions that `text_of` looks into
+
+
+def described(factory: Callable[_Arguments, Transform]) -> Callable[_Arguments, Transform]:
+    """A decorator for a function that makes a transform: `text_of` the transform is then the call that made it.
+
+    Every argument is in that text, the defaults too, so that a run can record what it did. The transform itself stays
+    the function that it was.
+
+    Example:
+      >>> @described
+      ... def clip(most: float, *, least: float = -1.0) -> Transform:
+      ...     def transform(values, signals=None):
+      ...         return jnp.clip(values, least, most)
+      ...
+      ...     return transform
+      >>> text_of(clip(2.0))
+      'clip(most=2.0, least=-1.0)'
+    """
+    signature = inspect.signature(factory)
+
+    @functools.wraps(factory)
+    def make(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Transform:
+        transform = factory(*args, **kwargs)
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        transform.description = _call(factory.__name__, given.arguments)  # pyrefly: ignore
+        return transform
+
+    return make
+
+
+def text_of(value: Any) -> str:
+    """A transform, a surrogate or an argument of one as text: the same in every process, and complete where it can be.
+
+    A transform of this package is the call that made it, with every argument (`described`), and a chain is its steps
+    with ``|`` between them. Of any other function the text has its name and what it has closed over; of an object that
+    is no dataclass, only its type.
+
+    Example:
+      >>> from grpojax.advantages import center, max_rl
+      >>> text_of(chain(center("group"), max_rl()))
+      'center(by=group, leave_one_out=False, singleton=zero) | max_rl()'
+    """
+    return _text(value, _DEEPEST)
+
+
+def _text(value: Any, depth: int) -> str:
+    if isinstance(description := getattr(value, "description", None), str):
+        return description
+    if value is None or isinstance(value, bool | int | float | complex):
+        return str(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_text(x, depth) for x in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k}: {_text(x, depth)}' for k, x in value.items())}}}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return str(value.item()) if value.shape == () else f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, type) or depth == 0:
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return _call(type(value).__name__, fields, depth - 1)
+    if isinstance(value, functools.partial):
+        given = {str(n): x for n, x in enumerate(value.args)} | value.keywords
+        return _call(_text(value.func, depth - 1), given, depth - 1)
+    if inspect.isfunction(function := inspect.unwrap(value) if callable(value) else value):
+        name = function.__qualname__.partition(".<locals>")[0]
+        kept = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        inside = {name: cell.cell_contents for name, cell in kept if _is_filled(cell)}
+        return _call(name, inside, depth - 1) if inside else name
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # of a variable that is not set yet
+        return False
+    return True
+
+
+def _call(name: str, arguments: dict[str, Any], depth: int = _DEEPEST) -> str:
+    return f"{name}({', '.join(f'{key}={_text(value, depth)}' for key, value in arguments.items())})"
 
 
 def need(signals: Signals, field: str, transform: str) -> Array:
@@ -246,4 +336,9 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
             sizes = shapes.check(_name_of(transform), axes, sizes, **{"its result": values})
         return jnp.where(valid.reshape(valid.shape + (1,) * (values.ndim - 2)), values, 0.0)
 
+    steps = [text_of(transform) for transform in transforms]
+    steps = [f"({step})" if step.startswith("reward=") else step for step in steps]  # a chain with a reward of its own
+    if reward is not None:
+        steps.insert(0, f"reward={text_of(reward)}")
+    apply.description = " | ".join(steps) or "chain()"  # pyrefly: ignore
     return apply

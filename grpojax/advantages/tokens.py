@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages.signals import Signals, Transform, along_tokens, need, per_sample
+from grpojax.advantages.signals import Signals, Transform, along_tokens, described, need, per_sample
 from grpojax.types import Samples, Tokens
 
 
+@described
 def to_tokens() -> Transform:
     """Gives every token of a sample the sample's value: ``[P, G]`` to ``[P, G, T]``, 0 on padding.
 
@@ -27,6 +28,7 @@ def to_tokens() -> Transform:
     return transform
 
 
+@described
 def process_rewards(*, ddof: int = 1, eps: float = 1e-4) -> Transform:
     """GRPO with process supervision, DeepSeekMath (arXiv 2402.03300): ``[P, G]`` to ``[P, G, T]``.
 
@@ -63,6 +65,7 @@ def _k1(signals: Signals, transform: str) -> Tokens:
     return jnp.where(mask, jnp.asarray(logps, jnp.float32) - jnp.asarray(ref, jnp.float32), 0.0)
 
 
+@described
 def subtract_kl(coef: float) -> Transform:
     """``r_i - coef Σ_t (log π_behavior - log π_ref)_t``, k1 in the reward, for `chain`'s ``reward``; ``[P, G]``.
 
@@ -84,6 +87,7 @@ def subtract_kl(coef: float) -> Transform:
     return reward
 
 
+@described
 def token_rewards(*, kl_coef: float = 0.0) -> Transform:
     """``R_t = 1[t is the last token] r - kl_coef (log π_behavior - log π_ref)_t``: ``[P, G]`` to ``[P, G, T]``.
 
@@ -111,6 +115,7 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
     return transform
 
 
+@described
 def distill() -> Transform:
     """``A_t = log π_teacher - log π_student`` of each sampled token, on-policy distillation: ``[P, G, T]``, nats.
 
@@ -137,6 +142,7 @@ def distill() -> Transform:
     return transform
 
 
+@described
 def token_returns(*, gamma: float = 1.0) -> Transform:
     """Token rewards to returns: ``A_t = Σ_{s >= t} gamma^(s - t) R_s``, on ``[P, G, T]`` or flat ``[B, T]``.
 
@@ -155,6 +161,7 @@ def token_returns(*, gamma: float = 1.0) -> Transform:
     return transform
 
 
+@described
 def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
     """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]`` or flat ``[B, T]``.
 

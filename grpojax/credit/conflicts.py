@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from grpojax.advantages.baselines import signs
-from grpojax.advantages.signals import Signals, Transform, need, per_token
+from grpojax.advantages.signals import Signals, Transform, described, need, per_token
 from grpojax.types import Samples, Tokens
 
 
@@ -21,6 +21,7 @@ def _conflict_run(tokens: Tokens, mask: Tokens, sign: Samples) -> Tokens:
     return jnp.cumprod(conflicts.astype(jnp.int32), -1).astype(bool)
 
 
+@described
 def conflict_weights(gain: float = 2.0, *, count_norm: bool = False) -> Transform:
     """Protects the beginnings and ends that right and wrong samples share, on ``[P, G, T]`` (GTPO, arXiv 2508.03772).
 

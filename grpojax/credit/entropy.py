@@ -6,10 +6,11 @@ from typing import Literal
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, described, need, per_sample, per_token
 from grpojax.types import Samples, Tokens
 
 
+@described
 def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "quantile") -> Transform:
     """Only the tokens of highest entropy learn, on ``[P, G, T]`` ("80/20", arXiv 2506.01939).
 
@@ -49,6 +50,7 @@ def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "q
     return transform
 
 
+@described
 def entropy_shaping(alpha: float = 0.4, kappa: float = 2.0) -> Transform:
     """``A_t + min(alpha H_t, |A_t| / kappa)`` on ``[P, G, T]`` (arXiv 2506.14758).
 
@@ -77,6 +79,7 @@ def _sample_entropy(signals: Signals, transform: str) -> Samples:
     return masked.mean(need(signals, "entropy", transform), need(signals, "mask", transform), -1)
 
 
+@described
 def entropy_penalty(coef: float = 0.1, *, everywhere: bool = False) -> Transform:
     """``A_i - coef mean_t H_t`` on ``[P, G]`` (GTPO, arXiv 2508.03772).
 
@@ -102,6 +105,7 @@ def entropy_penalty(coef: float = 0.1, *, everywhere: bool = False) -> Transform
     return transform
 
 
+@described
 def entropy_filter(threshold: float = math.log(2), *, initial: float | None = None) -> Transform:
     """Samples with a mean entropy over ``threshold`` nats get 0, on ``[P, G]`` (GTPO, arXiv 2508.03772).
 

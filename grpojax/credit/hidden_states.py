@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from grpojax import masked, shapes
 from grpojax.advantages.baselines import signs
-from grpojax.advantages.signals import Signals, Transform, need, per_token
+from grpojax.advantages.signals import Signals, Transform, described, need, per_token
 from grpojax.types import Array, Hidden, PerPrompt, Samples, Tokens
 
 
@@ -146,6 +146,7 @@ def nthr_scores(
     return scores, means
 
 
+@described
 def nthr(
     *,
     beta: float = 1.0,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from grpojax import masked, shapes
-from grpojax.advantages.signals import Signals, Transform, need, per_token
+from grpojax.advantages.signals import Signals, Transform, described, need, per_token
 from grpojax.types import Array, Scalar, Tokens
 
 
@@ -23,6 +23,7 @@ def bounded_bias(bias: Array, bound: float | None = None) -> Array:
     return bias if bound is None else bound * jnp.tanh(bias / bound)
 
 
+@described
 def add_token_bias(*, bound: float | None = None, center: bool = False) -> Transform:
     """``A_t = A_i + b_t`` on ``[P, G, T]``: a critic's output per token, from ``signals.token_bias``.
 

@@ -5,10 +5,11 @@ from typing import Literal
 import jax.numpy as jnp
 
 from grpojax import masked
-from grpojax.advantages.signals import Signals, Transform, need, per_sample, per_token
+from grpojax.advantages.signals import Signals, Transform, described, need, per_sample, per_token
 from grpojax.types import Samples, Tokens
 
 
+@described
 def compensate_rare_tokens(
     limit: float | None = None,
     *,
@@ -57,6 +58,7 @@ def compensate_rare_tokens(
     return transform
 
 
+@described
 def sharpen_novelty(coef: float = 2.5, cap: float = 0.5) -> Transform:
     """More for unlikely correct samples, on ``[P, G]`` (XRPO, arXiv 2510.06672)::
 

@@ -100,7 +100,8 @@ def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] |
     a boolean is never a number, nor a number a string, and every number is finite.
 
     Args:
-      cls: a frozen dataclass.
+      cls: a frozen dataclass. Its static method ``settings_of``, where it has one, takes out of the mapping what is
+        stored with the settings and is none.
       mapping: the values, as YAML gives them.
       origins: dotted path -> where the values at and below it came from; ``""`` is the root.
 
@@ -108,6 +109,8 @@ def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] |
       UserError: names the first problem and counts the others.
     """
     walk = _Walk(origins or {})
+    if settings_of := getattr(cls, "settings_of", None):
+        mapping = settings_of(mapping)
     config = walk.visit(cls, mapping, ())
     if walk.problems:
         first, *others = walk.problems

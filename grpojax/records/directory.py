@@ -16,7 +16,7 @@ from etils import epath
 from grpojax.host import claims, files, settings
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.records import checkpoint, lines
+from grpojax.records import checkpoint, lines, methods
 
 REPLACED = "replaced"  # the folder for what is left of a run that another one has replaced
 _NOTHING = ("lock", "config.json.tmp", REPLACED)  # what does not make a folder a run's, or anybody else's
@@ -30,10 +30,13 @@ class RunDirectory:
 
     Args:
       path: where it is, or will be.
-      resolved: the whole recipe as plain data.
+      resolved: the whole recipe as plain data, and under ``method`` what its variant stands for
+        (`grpojax.run.method.describe`), where it has one.
       may_differ: whether a run may be resumed although the setting with this dotted name differs.
       read: makes of a stored recipe what ``resolved`` is of it today, so that settings which are new since have their
-        defaults. It raises `UserError` for what is no recipe any more, which is then compared as it stands.
+        defaults. It raises `UserError` for what is no recipe any more, which is then compared as it stands. It is
+        given the settings only: a stored method is compared with today's by itself, as a default that has changed
+        between versions shows nowhere else.
     """
 
     def __init__(
@@ -86,13 +89,25 @@ class RunDirectory:
                 f"{self.path} holds a run of another config: {'; '.join(differ[:5])}\n"
                 "give it another run.dir, or the config it was started with"
             )
-        return differ
+        if differ:
+            return differ
+        changed = methods.changes(self._stored().get("method"), self._resolved.get("method"))
+        if changed and self.has_steps:
+            said, remedy = methods.explain(changed, self._resolved["method"])
+            raise UserError(
+                f"{self.path} holds a run of another method, though the recipe is the same: {said}\n"
+                f"{remedy}, or give the run another run.dir"
+            )
+        return [f"{name}: {before} -> {now}" for name, (before, now) in changed.items()]
 
     def _changes(self) -> list[str]:
-        before = self._stored()
+        stored = self._stored()
+        before = _settings(stored)
         with contextlib.suppress(UserError):
-            before = self._read(before)
-        return settings.diff(before, self._resolved)
+            before = _settings(self._read(before))
+        same = methods.equal_options(stored.get("method"), self._resolved.get("method"))
+        lines = settings.diff(before, _settings(self._resolved))
+        return [line for line in lines if line.partition(":")[0].removeprefix("variant.") not in same]
 
     def _stored(self) -> dict[str, Any]:
         return json.loads((self.path / "config.json").read_text())
@@ -132,6 +147,12 @@ class RunDirectory:
         """Writes the recipe; what has changed since the run was last started is said."""
         for line in self._changes() if self.started else ():
             log.info("resumed with a change: %s", line)
+        if "method" in self._resolved and self.has_steps and "method" not in self._stored():
+            log.warning(
+                "%s was started by a version that did not store the resolved method: a default of its variant that has "
+                "changed since would not show",
+                self.path,
+            )
         files.write_json(self.path / "config.json", self._resolved)
 
     def check_data(self, fingerprints: Mapping[str, str | None]) -> None:
@@ -162,6 +183,10 @@ class RunDirectory:
         """Says that the run was told to stop, and has saved."""
         log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, notice)
         files.write_json(self.path / "stopped", {"step": step, "notice": notice, "seconds": round(seconds, 3)})
+
+
+def _settings(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in resolved.items() if key != "method"}
 
 
 def _check_place(path: epath.Path) -> None:

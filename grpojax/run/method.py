@@ -10,10 +10,11 @@ import numpy as np
 
 from grpojax import losses as L
 from grpojax import variants
-from grpojax.advantages import Signals
+from grpojax.advantages import Signals, text_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
+from grpojax.records.methods import differences as differences  # beside `describe`, whose results it compares
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run.sections import AllocationConfig, FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
@@ -109,6 +110,58 @@ def resolve(
     )
     _check(method, options, rollout, train)
     return method
+
+
+def describe(method: Method) -> dict[str, Any]:
+    """What a method is, as plain data: every option and every term with its value, whoever has set it.
+
+    Returns:
+      ``variant``, its name; ``options``, all it has; ``advantage``, the chain as text (`grpojax.advantages.text_of`);
+      ``objective``, every field of `grpojax.losses.Objective`, the surrogate as text; and ``filter``, ``retire``,
+      ``critic`` and ``plan``, None without, and ``needs``. `differences` compares two.
+
+    Example:
+      >>> from grpojax.rewards import RewardConfig
+      >>> rollout, train = RolloutConfig(prompts=2, group=4, max_tokens=8), TrainConfig(steps=1)
+      >>> grpo, control = (
+      ...     describe(resolve(variant, (RewardConfig(name="answer"),), "auto", rollout, train))
+      ...     for variant in ("grpo", {"name": "grpo", "aggregate": "sequence_sum", "kl_coef": 0.0})
+      ... )
+      >>> grpo["advantage"].split(" | ")[0]
+      'center(by=group, leave_one_out=False, singleton=zero)'
+      >>> differences(grpo, control)
+      {'objective.aggregate': ('sequence_mean', 'sequence_sum'), 'objective.kl_coef': (0.04, 0.0)}
+    """
+    variant = method.variant
+    objective = {f.name: getattr(variant.objective, f.name) for f in dataclasses.fields(variant.objective)}
+    chosen = method.filter
+    filtered = chosen and {
+        "keep": text_of(variant.keep) if variant.keep else "groups that differ",
+        **settings.to_dict(chosen),
+        "metric": method.deciding,
+    }
+    critic = variant.critic
+    return settings.to_dict(
+        {
+            "variant": variant.name,
+            "options": {name: _plain(value) for name, value in variant.options.items()},
+            "advantage": text_of(variant.advantage),
+            "objective": {**objective, "surrogate": text_of(variant.objective.surrogate)},
+            "filter": filtered,
+            "retire": method.retire,
+            "critic": critic
+            and {"signal": critic.signal, "targets": text_of(critic.targets), "loss": text_of(critic.loss)},
+            "plan": method.plan,
+            "needs": list(variant.needs),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """An option's value as it stands in JSON; as text where it could not."""
+    if isinstance(value, list | tuple):
+        return [_plain(x) for x in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else text_of(value)
 
 
 def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:

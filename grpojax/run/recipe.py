@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,13 +110,23 @@ class Config:
         return method.resolve(self.variant, self.rewards, self.filter, self.rollout, self.train)
 
     def resolved(self) -> dict[str, Any]:
-        """The recipe as plain data, in which what can be written in two ways is written in one."""
+        """The recipe as plain data, in which what can be written in two ways is written in one.
+
+        ``method`` in it is what the variant stands for, every option and term with its value (`method.describe`). It is
+        no setting: `settings_of` takes it out again where a stored recipe is built.
+        """
         name = {"name": self.variant} if isinstance(self.variant, str) else self.variant
         source = variants.source(self.method.variant.name)
         if source is not None:  # a stored recipe keeps the digest that it was written with
             name = {**name, "source": name.get("source", source)}
         same = dataclasses.replace(self, variant=name, rewards=self.method.rewards, critic=self.own_critic)
-        return settings.to_dict(same)
+        return {**settings.to_dict(same), "method": method.describe(self.method)}
+
+    @staticmethod
+    def settings_of(mapping: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a recipe, or of a stored one, which has ``method`` beside them (`resolved`)."""
+        stored = isinstance(method := mapping.get("method"), Mapping) and {"variant", "objective"} <= method.keys()
+        return {key: value for key, value in mapping.items() if not (stored and key == "method")}
 
     def may_differ(self, name: str) -> bool:
         """Whether a run may be resumed with another value of the setting with this dotted name.
@@ -141,6 +151,8 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """
     given = list(overrides)
     keys = {text.partition("=")[0].strip() for text in given}
+    if "method" in {key.partition(".")[0] for key in keys}:
+        raise UserError("method is what the variant stands for, not a setting: set variant, such as variant.kl_coef=0")
     for one, other in (("train.steps", "train.tokens"), ("train.tokens", "train.steps")):
         if one in keys and other not in keys:
             given.append(f"{other}=null")

@@ -133,7 +133,7 @@ def gpg(*, scaled: bool = False, ddof: int = 1, eps: float = 1e-4) -> A.Transfor
     return A.chain(A.center("group"), scale, A.rescale_live(), A.to_tokens())
 
 
-@published("Chen et al., Pass@k Training, arXiv 2508.10751", "single team", aggregate="token_mean")
+@published("Chen et al., Pass@k Training, arXiv 2508.10751", "single team", aggregate="token_mean", control={"k": 1})
 def pass_at_k(*, k: int = 4, success: float = 1.0) -> A.Transform:
     """Pass@k as the reward in closed form, arXiv 2508.10751; k = 1 is GRPO with ddof 0.
 

@@ -55,6 +55,7 @@ def gtpo(
     keep=allocation.keep_prompts,
     surrogate=L.clipped(high=0.28),
     aggregate="token_mean",
+    control={"fraction": 1.0},
 )
 def high_entropy_tokens(
     *, fraction: float = 0.2, rule: Literal["quantile", "top"] = "quantile", ddof: int = 1, eps: float = 1e-4
@@ -68,7 +69,12 @@ def high_entropy_tokens(
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), C.entropy_mask(fraction, rule=rule))
 
 
-@published("Cheng et al., Reasoning with Exploration, arXiv 2506.14758", "single team", needs=("entropy",))
+@published(
+    "Cheng et al., Reasoning with Exploration, arXiv 2506.14758",
+    "single team",
+    needs=("entropy",),
+    control={"alpha": 0.0},
+)
 def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with a bonus of the entropy on every token's advantage, arXiv 2506.14758.
 
@@ -79,7 +85,7 @@ def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, ep
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), C.entropy_shaping(alpha, kappa))
 
 
-@published("Dai et al., GRPO-λ, arXiv 2505.18086", "single team", kl_coef=0.04)
+@published("Dai et al., GRPO-λ, arXiv 2505.18086", "single team", kl_coef=0.04, control={"name": "grpo"})
 def grpo_lambda_length(
     *, alpha: float = 0.6, share: float = 0.2, success: float = 1.0, ddof: int = 1, eps: float = 1e-4
 ) -> A.Transform:
@@ -105,6 +111,7 @@ def grpo_lambda_length(
     ratio="trace",
     trace_decay=0.99,
     kl_coef=0.04,
+    control={"trace_decay": 0.0},  # a token's ratio is its own then
 )
 def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO-λ with eligibility traces, arXiv 2510.00194 (ε-trace, "recent"; "both" is ``ratio: trace_both``).
@@ -141,6 +148,7 @@ def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: 
     needs=("hidden_states",),
     aggregate="token_mean",
     kl_coef=1e-4,
+    control={"eta": 1.0},  # a penalty times 1
 )
 def nthr(
     *,

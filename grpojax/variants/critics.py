@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from grpojax import advantages as A
 from grpojax import credit as C
 from grpojax import losses as L
-from grpojax.advantages.signals import need, per_token
+from grpojax.advantages.signals import described, need, per_token
 from grpojax.types import PerToken, Scalar, Tokens
 
 
@@ -126,6 +126,7 @@ class WithCritic:
     critic: Critic
 
 
+@described
 def add_values() -> A.Transform:
     """``A + V``, the returns that values learn, from advantages ``[P, G, T]`` that are not whitened."""
 

@@ -14,7 +14,7 @@ from grpojax.variants.registry import group_normalised, published
 _UIUC = "Zhao, UIUC, unpublished; GRPO as in arXiv 2402.03300"
 
 
-@published(_UIUC, "single team", needs=("critic",), aggregate="sequence_sum")
+@published(_UIUC, "single team", needs=("critic",), aggregate="sequence_sum", control={"name": "grpo"})
 def token_critic(
     *,
     bound: float | None = None,
@@ -43,7 +43,7 @@ def token_critic(
     )
 
 
-@published(_UIUC, "single team", aggregate="sequence_sum")
+@published(_UIUC, "single team", aggregate="sequence_sum", control={"limit": 1.0})
 def rare_token(
     *,
     limit: float | None = None,
@@ -63,7 +63,7 @@ def rare_token(
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), rare)
 
 
-@published(_UIUC, "single team", needs=("culling",), retire=1.0, aggregate="sequence_sum")
+@published(_UIUC, "single team", needs=("culling",), retire=1.0, aggregate="sequence_sum", control={"name": "grpo"})
 def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO (arXiv 2402.03300) on prompts not yet solved (`grpojax.allocation.cull`); reported as no change.
 
@@ -72,7 +72,7 @@ def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published(_UIUC, "single team", aggregate="sequence_sum")
+@published(_UIUC, "single team", aggregate="sequence_sum", control={"c": 0.0})
 def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO (arXiv 2402.03300) with ``A = -c`` where a whole group fails; reported as inconclusive.
 
@@ -83,7 +83,7 @@ def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 
     return A.chain(*group_normalised(ddof, eps), A.penalize_all_fail(c, fail_reward), A.to_tokens())
 
 
-@published(_UIUC, "single team", needs=("ground_truth",), aggregate="sequence_sum")
+@published(_UIUC, "single team", needs=("ground_truth",), aggregate="sequence_sum", control={"name": "grpo"})
 def gt_likelihood(
     *,
     groups: Literal["all_fail", "all"] = "all_fail",

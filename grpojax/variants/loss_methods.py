@@ -79,7 +79,13 @@ def gmpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published("Ye et al., arXiv 1912.09729", "replicated", surrogate=L.clipped(dual=3.0), kl_coef=0.04)
+@published(
+    "Ye et al., arXiv 1912.09729",
+    "replicated",
+    surrogate=L.clipped(dual=3.0),
+    kl_coef=0.04,
+    control={"clip_dual": None},
+)
 def dual_clip(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with the dual clip of arXiv 1912.09729: with A < 0 ratios over 3 stop too."""
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
@@ -119,6 +125,7 @@ def ppo(*, gamma: float = 1.0, lam: float = 0.95, value_clip: float | None = 0.2
     kl_coef=1e-3,
     llds_coef=0.2,
     llds_gate="action",
+    control={"llds_coef": 0.0},
 )
 def llds(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with LLDS, arXiv 2512.04220: a loss on what the likelihood of right (A >= 0) samples lost.
@@ -177,7 +184,7 @@ def vespo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
 _COVARIANCE = "Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617"
 
 
-@published(_COVARIANCE, "ablated", covariance="clip", aggregate="token_mean")
+@published(_COVARIANCE, "ablated", covariance="clip", aggregate="token_mean", control={"covariance": "none"})
 def clip_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """Clip-Cov, arXiv 2505.22617: a few tokens of high covariance of A and log π teach nothing, which saves entropy.
 
@@ -186,7 +193,14 @@ def clip_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published(_COVARIANCE, "ablated", surrogate=L.unclipped(), covariance="kl", aggregate="token_mean")
+@published(
+    _COVARIANCE,
+    "ablated",
+    surrogate=L.unclipped(),
+    covariance="kl",
+    aggregate="token_mean",
+    control={"covariance": "none"},
+)
 def kl_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """KL-Cov, arXiv 2505.22617: the tokens of highest covariance of A and log π pay for moving; no clip.
 

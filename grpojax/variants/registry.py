@@ -49,8 +49,17 @@ class Variant:
       retire: the pass rate from which on a prompt is not drawn in later epochs; None for never.
       combine: how several rewards must become one: "sum", or "normalize", each scaled in its group first
         (`grpojax.rewards`); None for either.
-      options: what its advantage was made with; a trainer reads there how a signal is to be computed.
+      options: every option with its value; a trainer reads there how a signal is to be computed.
       critic: the network that learns beside the policy; None for none.
+
+    Printed, a variant is its advantage chain and its objective.
+
+    Example:
+      >>> from grpojax import variants
+      >>> print(variants.max_rl())
+      max_rl
+      advantage: max_rl() | to_tokens()
+      objective: clipped(low=0.2, high=0.2, dual=None), ratio=token, anchor=trainer, aggregate=token_mean, no KL
     """
 
     name: str
@@ -77,6 +86,15 @@ class Variant:
         if isinstance(self.needs, str) or (unknown := [n for n in self.needs if n not in NEEDS]):
             wrong = self.needs if isinstance(self.needs, str) else unknown[0]
             raise ValueError(f"variant {self.name!r}: needs={wrong!r}: give a tuple of {', '.join(NEEDS)}")
+
+    def __str__(self) -> str:
+        terms = {f.name: getattr(self.objective, f.name) for f in dataclasses.fields(self.objective)}
+        usual = {f.name: f.default for f in dataclasses.fields(L.Objective)}
+        shown = ["surrogate", "ratio", "anchor", "aggregate"]
+        shown += [name for name, value in terms.items() if name not in shown and value != usual[name]]
+        text = ", ".join(f"{n}={A.text_of(terms[n])}" if n != "surrogate" else A.text_of(terms[n]) for n in shown)
+        text += "" if self.objective.needs_reference else ", no KL"
+        return f"{self.name}\nadvantage: {A.text_of(self.advantage)}\nobjective: {text}"
 
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
@@ -115,6 +133,7 @@ def published(
     keep: Callable[..., Any] | None = None,
     retire: float | None = None,
     combine: Literal["sum", "normalize"] | None = None,
+    control: Mapping[str, Any] | None = None,
     surrogate: Any = _CLIPPED,
     **objective: Any,
 ) -> Callable[[Callable[..., A.Transform | WithCritic]], Callable[..., Variant]]:
@@ -122,11 +141,14 @@ def published(
 
     Args:
       citation, evidence, needs, keep, retire, combine: as in `Variant`.
+      control: what `control` gives: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
+        where another variant is the same without that mechanism.
       surrogate, objective: fields of `losses.Objective`. The surrogate may be a `Choice`, or a function of your own,
         which has no options. ``aggregate="constant"`` without a constant makes that an option that must be given.
 
     Raises:
-      ValueError: there is a variant of that name in another module, or the surrogate is none.
+      ValueError: there is a variant of that name in another module, the surrogate is none, or ``control`` names an
+        option that the variant does not have.
     """
     for each in surrogate.of.values() if isinstance(surrogate, Choice) else (surrogate,):
         check_surrogate(each)
@@ -159,10 +181,16 @@ def published(
                 terms[choice.option] = chosen[choice.option]
             loss = L.Objective(surrogate=choice.pick(name, chosen), **terms)
             advantage, critic = _advantage(chain, own, chosen, loss)
-            options = {option: chosen[option] for option in own}
-            return Variant(name=name, advantage=advantage, critic=critic, objective=loss, options=options, **facts)
+            return Variant(name=name, advantage=advantage, critic=critic, objective=loss, options=dict(chosen), **facts)
 
+        if control is not None and "name" not in control:
+            for option in (option for option in control if option not in signature.parameters):
+                raise ValueError(
+                    f"variant {name!r}: control={dict(control)}: it has no option {option!r}"
+                    f"{_nearest(option, signature.parameters)}"
+                )
         variant.__signature__ = signature  # pyrefly: ignore
+        variant.control = control  # pyrefly: ignore
         _ALL[name] = variant
         return variant
 
@@ -280,10 +308,7 @@ def get(name: str, **overrides: Any) -> Variant:
       >>> variants.get("grpo", kl_coef=0.0).objective.needs_reference
       False
     """
-    known = parameters(name)
-    for key in overrides:
-        if key not in known:
-            raise ValueError(f"variant {name!r} takes no {key!r}{_nearest(key, known)}")
+    known = _check_options(name, overrides)
     function = _function(name)
     if not is_path(name):
         return function(**overrides)
@@ -297,7 +322,59 @@ def get(name: str, **overrides: Any) -> Variant:
         raise ValueError(
             f"variant {name!r} returned a {type(made).__name__}: put it under @published(...), or return a Variant"
         )
-    return dataclasses.replace(made, name=name)
+    options = {k: v for k, v in known.items() if v is not inspect.Parameter.empty} | overrides
+    return dataclasses.replace(made, name=name, options={**options, **made.options})
+
+
+def _check_options(name: str, options: Iterable[str]) -> Mapping[str, Any]:
+    """The parameters of a variant; raises `ValueError` for an option that is none of them."""
+    known = parameters(name)
+    for key in options:
+        if key not in known:
+            raise ValueError(f"variant {name!r} takes no {key!r}{_nearest(key, known)}")
+    return known
+
+
+def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
+    """The control of a variant under these options: the same chain and objective, with its one mechanism off.
+
+    What it is stands beside the variant's definition (`published`). Compared with it, a variant shows what its
+    mechanism does; compared with anything else, it shows that and whatever else the two differ in.
+
+    Args:
+      name: as in `get`.
+      options: as in `get`, those that the variant itself runs with.
+
+    Returns:
+      The name and the options of the control, or None where the variant states none, or is its own control already.
+      Options that the variant shares with a control of another name are given where they differ from the defaults
+      there.
+
+    Raises:
+      ValueError: there is no such variant, or it has no such option.
+
+    Example:
+      >>> control("negative_advantage", eps=1e-6)
+      ('negative_advantage', {'eps': 1e-06, 'c': 0.0})
+      >>> control("culling")
+      ('grpo', {'aggregate': 'sequence_sum', 'kl_coef': 0.0})
+      >>> control("grpo")
+    """
+    known = _check_options(name, options)
+    off = getattr(_function(name), "control", None)
+    if off is None:
+        return None
+    if "name" not in off:
+        own = {k: v for k, v in known.items() if v is not inspect.Parameter.empty} | options
+        return (
+            None
+            if all(own.get(k, inspect.Parameter.empty) == v for k, v in off.items())
+            else (name, {**options, **off})
+        )
+    other = parameters(off["name"])
+    shared = {k: v for k, v in (dict(known) | options).items() if k in other and v is not inspect.Parameter.empty}
+    shared |= {k: v for k, v in off.items() if k != "name"}
+    return off["name"], {k: v for k, v in shared.items() if v != other[k]}
 
 
 def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:

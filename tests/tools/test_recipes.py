@@ -54,7 +54,7 @@ def test_a_variants_recipe_changes_only_what_it_says(name):
     said = yaml.safe_load(text)
     loaded, base = of_variant(name), of_variant("base")
     changed = {line.split(":")[0].split(".")[0] for line in settings.diff(base.resolved(), loaded.resolved())}
-    assert changed - {"rewards"} <= said.keys() and loaded.run.dir == f"runs/variants/{name}"
+    assert changed - {"rewards", "method"} <= said.keys() and loaded.run.dir == f"runs/variants/{name}"
     assert settings.build(config.Config, loaded.resolved()).resolved() == loaded.resolved()  # as a run stores it
     if name != "base":
         assert said["base"] == "base.yaml" and len(said) <= 5 and len(text.splitlines()) <= 8
