@@ -35,6 +35,43 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
     return {name: pair for name, pair in found.items() if name.removeprefix("options.") not in objectives}
 
 
+def without_repeats(found: Differences) -> Differences:
+    """The things that two methods differ in: of `differences` without what only says one of them again.
+
+    Those are the name, what it needs of a trainer, and an option that the chain, the objective or the critic shows as
+    well. A critic, a filter or a rule for solved prompts is one thing.
+
+    Example:
+      >>> found = {"options.eta": (1.0, None), "advantage.nthr.eta": ("1.0", "None"), "variant": ("a", "b")}
+      >>> without_repeats(found)
+      {'advantage.nthr.eta': ('1.0', 'None')}
+    """
+    things: Differences = {}
+    for name, (a, b) in found.items():
+        kind, _, part = name.partition(".")
+        if kind in ("critic", "filter", "retire", "plan"):
+            before = things.get(kind, (None, None))
+            things[kind] = tuple(_joined(x, part, y) for x, y in zip(before, (a, b), strict=True))  # pyrefly: ignore
+        elif kind in ("advantage", "objective"):
+            things[name] = a, b
+    shown = [f"({name.rpartition('.')[2]}={a}, {a}, {b}" for name, (a, b) in things.items()]
+    for name, pair in found.items():
+        option = name.removeprefix("options.")
+        argument = option.removeprefix("clip_").removeprefix("ratio_")
+        said = any(f"({argument}=" in x or f" {argument}=" in x for x in shown)
+        # Of two variants, one has options that the other lacks: what they set is in the chain, or is one thing with it.
+        foreign = "variant" in found and None in pair and bool(things)
+        if option != name and not said and not foreign:
+            things[name] = pair
+    return things
+
+
+def _joined(before: str | None, name: str, value: Any) -> str | None:
+    if value is None:
+        return before
+    return ", ".join(filter(None, (before, f"{name}={value}")))
+
+
 def changes(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Differences:
     """Where a method is another now than when it was stored; none where either is unknown.
 

@@ -7,22 +7,26 @@ defined. All methods learn from the same samples.
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpojax import diagnostics, masked
-from grpojax.host import processes
+from grpojax import diagnostics, masked, variants
+from grpojax.host import processes, settings
 from grpojax.host.errors import UserError
 from grpojax.programs import lanes, policy_update
+from grpojax.records.methods import Differences, differences, without_repeats
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
 from grpojax.run.influence import Influences
 from grpojax.run.judged import Judged, Sampled
+from grpojax.run.method import describe
 from grpojax.run.minibatches import Minibatch
 from grpojax.run.recipe import Config
+from grpojax.run.sweep import label
 from grpojax.run.trainer import Trainer
 from grpojax.types import PerPrompt, Samples, Tokens, TrainState
 
@@ -46,22 +50,113 @@ class QuestionUpdates:
     displacement: Mapping[str, PerPrompt]
 
 
-def recipe_of(path: str, overrides: Iterable[str], method: str) -> Config:
-    """A recipe for single updates by a method: its own options where the recipe names it, else the variant's defaults.
+def read_methods(text: str) -> dict[str, str | dict[str, Any]]:
+    """What ``--methods`` says, by label: names, mappings as YAML, or recipe files, of which the variant alone counts.
 
-    Every update is the run's first, at the whole learning rate, and nothing is filtered, evaluated or tracked; the
-    reference of a method that has one is what the run starts from. A section for the recipe's own variant (critic,
-    rollout.sample_allocation, rollout.retire without a share) goes with it alone.
+    Raises:
+      UserError: there is none, one is none of these, or two have one label.
+
+    Example:
+      >>> read_methods("grpo, {name: nthr, eta: 0}, configs/variants/nthr_random.yaml")  # doctest: +SKIP
+      {'grpo': 'grpo', 'nthr-eta=0': {'name': 'nthr', 'eta': 0}, 'nthr_random': {'name': 'nthr', 'select': 'random'}}
+    """
+    if not text.strip(" ,"):
+        raise UserError(f"--methods {text!r}: name at least one variant")
+    tree, _ = settings.override({}, [f"methods=[{text}]"])
+    found: dict[str, str | dict[str, Any]] = {}
+    for method in tree["methods"]:
+        name, given = method, method
+        if isinstance(method, str) and Path(method).suffix in (".yaml", ".yml", ".json"):
+            name, given = Path(method).stem, _mapping(settings.read(method).get("variant", Config.variant))
+        elif isinstance(method, str) or (isinstance(method, dict) and isinstance(method.get("name"), str)):
+            name = label(method)
+        else:
+            raise UserError(
+                f"--methods: {method!r} is no variant, no mapping such as {{name: nthr, eta: 0}} and no recipe"
+            )
+        if name in found:
+            raise UserError(f"--methods: {name} is there twice; give it once")
+        found[name] = given
+    return found
+
+
+def recipes_of(
+    path: str, overrides: Iterable[str], methods: Mapping[str, str | Mapping[str, Any]], *, controls: bool = False
+) -> dict[str, Config]:
+    """The recipes of `recipe_of` by label, and with ``controls`` those of the methods' controls.
+
+    A control is `grpojax.variants.control` of a method with its options. One that is among the methods already, under
+    whatever label, is not there twice.
+    """
+    given = list(overrides)
+    recipes = {name: recipe_of(path, given, method) for name, method in methods.items()}
+    for name in methods if controls else ():
+        if (control := _control(recipes[name])) is None:
+            continue
+        made = recipe_of(path, given, control)
+        if all(_differ(made, other) for other in recipes.values()):
+            own = label(control)
+            recipes[own if own not in recipes else f"{name}-control"] = made
+    return recipes
+
+
+def mismatches(path: str, overrides: Iterable[str], methods: Iterable[str], recipes: Mapping[str, Config]) -> list[str]:
+    """A line for each method that differs in several things from the first, and has no control among the recipes.
+
+    Args:
+      path, overrides: as in `recipes_of`.
+      methods: the labels that were asked for.
+      recipes: what `recipes_of` made of them.
+    """
+    given = list(overrides)
+    first, *others = methods
+    lines = []
+    for name in others:
+        control = _control(recipes[name])
+        if control is not None:
+            matched = recipe_of(path, given, control)
+            if not all(_differ(matched, other) for other in recipes.values()):
+                continue
+        things = without_repeats(_differ(recipes[first], recipes[name]))
+        if len(things) > 1:
+            listed = "; ".join(f"{k}: {a} -> {b}" for k, (a, b) in things.items())
+            lines.append(f"{name} differs from {first} in {len(things)} things: {listed}")
+    return lines
+
+
+def _control(config: Config) -> dict[str, Any] | None:
+    options = {k: v for k, v in _mapping(config.variant).items() if k not in ("name", "source")}
+    control = variants.control(config.method.variant.name, **options)
+    return control and {"name": control[0], **control[1]}
+
+
+def _differ(a: Config, b: Config) -> Differences:
+    return differences(describe(a.method), describe(b.method))
+
+
+def _mapping(variant: str | Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": variant} if isinstance(variant, str) else dict(variant)
+
+
+def recipe_of(path: str, overrides: Iterable[str], method: str | Mapping[str, Any]) -> Config:
+    """A recipe for single updates by a method: a name, or a mapping with its options.
+
+    A name has its own options where the recipe names it, else the variant's defaults. Every update is the run's first,
+    at the whole learning rate, and nothing is filtered, evaluated or tracked; the reference of a method that has one is
+    what the run starts from. A section for the recipe's own variant (critic, rollout.sample_allocation, rollout.retire without a
+    share) goes with that variant only.
     """
     given = recipe.load(path, overrides)
-    own = given.variant if isinstance(given.variant, dict) else {"name": given.variant}
-    variant = own if own.get("name") == method else {"name": method}
+    own, variant = _mapping(given.variant), _mapping(method)
+    is_own = own.get("name") == variant.get("name")
+    if is_own and isinstance(method, str):
+        variant = own
     mix = type(given.train).reference_mix
     one = {"ppo_epochs": 1, "minibatches": 1, "steps": 1, "tokens": None}
     train = dataclasses.replace(given.train, **one, reference_every=0, reference_mix=mix)
     optimizer = dataclasses.replace(given.optimizer, schedule="constant", warmup_steps=0, final_fraction=0.0)
     critic, rollout, retire = given.critic, dataclasses.replace(given.rollout, overlap=0.0), given.rollout.retire
-    if variant is not own:
+    if not is_own:
         stays = retire is not None and retire.share is not None
         critic, rollout = None, dataclasses.replace(rollout, sample_allocation=None, retire=retire if stays else None)
     elif critic is not None:

@@ -55,7 +55,7 @@ def gtpo(
     keep=allocation.keep_prompts,
     surrogate=L.clipped(high=0.28),
     aggregate="token_mean",
-    control={"fraction": 1.0},
+    control={"fraction": 1.0, "rule": "quantile"},
 )
 def high_entropy_tokens(
     *, fraction: float = 0.2, rule: Literal["quantile", "top"] = "quantile", ddof: int = 1, eps: float = 1e-4
@@ -73,7 +73,7 @@ def high_entropy_tokens(
     "Cheng et al., Reasoning with Exploration, arXiv 2506.14758",
     "single team",
     needs=("entropy",),
-    control={"alpha": 0.0},
+    control={"alpha": 0.0, "kappa": 2.0},
 )
 def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with a bonus of the entropy on every token's advantage, arXiv 2506.14758.
@@ -111,7 +111,7 @@ def grpo_lambda_length(
     ratio="trace",
     trace_decay=0.99,
     kl_coef=0.04,
-    control={"trace_decay": 0.0},  # a token's ratio is its own then
+    control={"trace_decay": 0.0, "ratio": "trace"},  # a token's ratio is its own then
 )
 def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO-λ with eligibility traces, arXiv 2510.00194 (ε-trace, "recent"; "both" is ``ratio: trace_both``).
@@ -148,7 +148,7 @@ def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: 
     needs=("hidden_states",),
     aggregate="token_mean",
     kl_coef=1e-4,
-    control={"eta": 1.0},  # a penalty times 1
+    control={"eta": 1.0, "beta": 1.0, "self_term": True, "select": "influence"},  # a penalty times 1
 )
 def nthr(
     *,

@@ -43,7 +43,12 @@ def token_critic(
     )
 
 
-@published(_UIUC, "single team", aggregate="sequence_sum", control={"limit": 1.0})
+@published(
+    _UIUC,
+    "single team",
+    aggregate="sequence_sum",
+    control={"limit": 1.0, "relative_to": "sample", "positive_only": True},
+)
 def rare_token(
     *,
     limit: float | None = None,
@@ -72,7 +77,7 @@ def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published(_UIUC, "single team", aggregate="sequence_sum", control={"c": 0.0})
+@published(_UIUC, "single team", aggregate="sequence_sum", control={"c": 0.0, "fail_reward": 0.0})
 def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO (arXiv 2402.03300) with ``A = -c`` where a whole group fails; reported as inconclusive.
 

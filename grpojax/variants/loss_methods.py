@@ -1,5 +1,7 @@
 """Methods that are a policy loss: other ratios, clips and aggregations, most of them on GRPO's advantage."""
 
+import dataclasses
+
 from grpojax import advantages as A
 from grpojax import allocation
 from grpojax import losses as L
@@ -125,7 +127,7 @@ def ppo(*, gamma: float = 1.0, lam: float = 0.95, value_clip: float | None = 0.2
     kl_coef=1e-3,
     llds_coef=0.2,
     llds_gate="action",
-    control={"llds_coef": 0.0},
+    control={"llds_coef": 0.0, "llds_gate": "action"},
 )
 def llds(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with LLDS, arXiv 2512.04220: a loss on what the likelihood of right (A >= 0) samples lost.
@@ -184,7 +186,13 @@ def vespo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
 _COVARIANCE = "Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617"
 
 
-@published(_COVARIANCE, "ablated", covariance="clip", aggregate="token_mean", control={"covariance": "none"})
+# Without it none of its options is read, and so each stands at its default.
+_NO_COVARIANCE = {"covariance": "none"} | {
+    f.name: f.default for f in dataclasses.fields(L.Objective) if f.name.startswith("covariance_")
+}
+
+
+@published(_COVARIANCE, "ablated", covariance="clip", aggregate="token_mean", control=_NO_COVARIANCE)
 def clip_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """Clip-Cov, arXiv 2505.22617: a few tokens of high covariance of A and log π teach nothing, which saves entropy.
 
@@ -199,7 +207,7 @@ def clip_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     surrogate=L.unclipped(),
     covariance="kl",
     aggregate="token_mean",
-    control={"covariance": "none"},
+    control=_NO_COVARIANCE,
 )
 def kl_cov(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """KL-Cov, arXiv 2505.22617: the tokens of highest covariance of A and log π pay for moving; no clip.

@@ -346,9 +346,8 @@ def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
       options: as in `get`, those that the variant itself runs with.
 
     Returns:
-      The name and the options of the control, or None where the variant states none, or is its own control already.
-      Options that the variant shares with a control of another name are given where they differ from the defaults
-      there.
+      The name of the control and its options, those that differ from their defaults; or None where the variant states
+      no control, or is its own control already.
 
     Raises:
       ValueError: there is no such variant, or it has no such option.
@@ -364,17 +363,13 @@ def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
     off = getattr(_function(name), "control", None)
     if off is None:
         return None
-    if "name" not in off:
-        own = {k: v for k, v in known.items() if v is not inspect.Parameter.empty} | options
-        return (
-            None
-            if all(own.get(k, inspect.Parameter.empty) == v for k, v in off.items())
-            else (name, {**options, **off})
-        )
-    other = parameters(off["name"])
-    shared = {k: v for k, v in (dict(known) | options).items() if k in other and v is not inspect.Parameter.empty}
-    shared |= {k: v for k, v in off.items() if k != "name"}
-    return off["name"], {k: v for k, v in shared.items() if v != other[k]}
+    own = {k: v for k, v in {**known, **options}.items() if v is not inspect.Parameter.empty}
+    target = off.get("name", name)
+    defaults = parameters(target)
+    wanted = {k: v for k, v in own.items() if k in defaults} | {k: v for k, v in off.items() if k != "name"}
+    if target == name and wanted == own:
+        return None
+    return target, {k: v for k, v in wanted.items() if v != defaults[k]}
 
 
 def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:
