@@ -1,6 +1,5 @@
 """How two resolved methods differ: plain trees, as ``config.json`` has one under ``method``."""
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -38,32 +37,41 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
 def without_repeats(found: Differences) -> Differences:
     """The things that two methods differ in: of `differences` without what only says one of them again.
 
-    Those are the name, what it needs of a trainer, and an option that the chain, the objective or the critic shows as
-    well. A critic, a filter or a rule for solved prompts is one thing.
+    Of one variant under two sets of options, the options that differ are the things, and what they change in the chain
+    is left out. Of two variants, it is the steps and terms that differ, and the options that set these are left out. A
+    critic, a filter or a rule for solved prompts is one thing.
 
     Example:
-      >>> found = {"options.eta": (1.0, None), "advantage.nthr.eta": ("1.0", "None"), "variant": ("a", "b")}
-      >>> without_repeats(found)
-      {'advantage.nthr.eta': ('1.0', 'None')}
+      >>> without_repeats({"options.eta": (1.0, None), "advantage.nthr.eta": ("1.0", "None")})
+      {'options.eta': (1.0, None)}
+      >>> without_repeats({"variant": ("grpo", "mine"), "options.c": (None, 1), "advantage.fail": (None, "fail(c=1)")})
+      {'advantage.fail': (None, 'fail(c=1)')}
     """
+    follows = "advantage", "critic", "objective.surrogate"
+    options = {name: pair for name, pair in found.items() if name.startswith("options.")}
     things: Differences = {}
     for name, (a, b) in found.items():
         kind, _, part = name.partition(".")
-        if kind in ("critic", "filter", "retire", "plan"):
+        if kind in ("options", "variant", "needs") or ("variant" not in found and options and name.startswith(follows)):
+            continue
+        if kind in ("critic", "filter", "retire", "plan") and part:
             before = things.get(kind, (None, None))
-            things[kind] = tuple(_joined(x, part, y) for x, y in zip(before, (a, b), strict=True))  # pyrefly: ignore
-        elif kind in ("advantage", "objective"):
+            things[kind] = _joined(before[0], part, a), _joined(before[1], part, b)
+        else:
             things[name] = a, b
-    shown = [f"({name.rpartition('.')[2]}={a}, {a}, {b}" for name, (a, b) in things.items()]
-    for name, pair in found.items():
-        option = name.removeprefix("options.")
-        argument = option.removeprefix("clip_").removeprefix("ratio_")
-        said = any(f"({argument}=" in x or f" {argument}=" in x for x in shown)
-        # Of two variants, one has options that the other lacks: what they set is in the chain, or is one thing with it.
-        foreign = "variant" in found and None in pair and bool(things)
-        if option != name and not said and not foreign:
-            things[name] = pair
-    return things
+    if "variant" in found and things:
+        shown = [f"({name.rpartition('.')[2]}={a}, {a}, {b}" for name, (a, b) in things.items()]
+        options = {
+            name: pair
+            for name, pair in options.items()
+            if None not in pair and not any(f"{mark}{_argument(name)}=" in x for x in shown for mark in "( ")
+        }
+    return things | options
+
+
+def _argument(option: str) -> str:
+    """What an option is called in the text of a step or a surrogate."""
+    return option.removeprefix("options.").removeprefix("clip_").removeprefix("ratio_")
 
 
 def _joined(before: str | None, name: str, value: Any) -> str | None:
@@ -114,8 +122,8 @@ def explain(changed: Differences, now: Mapping[str, Any]) -> tuple[str, str]:
             given[f"variant.{option}"] = before, after
         else:
             others[name] = before, after
-    # An argument in the text of the chain or of the surrogate is what an option has set; a step by itself is not.
-    follows = [name for name in others if name == "objective.surrogate" or name.count(".") > 1]
+    # An option sets arguments in the chain, the surrogate and the critic; a step that is new or gone is no argument.
+    follows = [n for n in others if n == "objective.surrogate" or n.startswith("critic.") or n.count(".") > 1]
     listed = {name: pair for name, pair in (given | others).items() if not (given and name in follows)}
     said = [f"{name} was {before}, is {after} now" for name, (before, after) in listed.items()]
     text = said[0] + (f" (and {len(said) - 1} more)" if len(said) > 1 else "")
@@ -144,20 +152,31 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_chains(a: str, b: str) -> Differences:
-    one, other = ([_call(step) for step in _split(chain, " | ")] for chain in (a, b))
+    """Steps of one name are compared in the order in which they come."""
+    one, other = (_steps(chain) for chain in (a, b))
     found: Differences = {}
-    names = [name for name, _, _ in one], [name for name, _, _ in other]
-    for kind, i, i_end, j, j_end in difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes():
-        if kind != "equal":
-            found |= {f"advantage.{name}": (text, None) for name, _, text in one[i:i_end]}
-            for name, _, text in other[j:j_end]:
-                found[f"advantage.{name}"] = found.get(f"advantage.{name}", (None,))[0], text
+    for key in one | other:
+        name = f"advantage.{key[0]}"
+        (before, text), (after, other_text) = one.get(key, ({}, None)), other.get(key, ({}, None))
+        if text is None or other_text is None:
+            found[name] = text, other_text
             continue
-        for (name, before, _), (_, after, _) in zip(one[i:i_end], other[j:j_end], strict=True):
-            for key in before | after:
-                if before.get(key) != after.get(key):
-                    found[f"advantage.{name}.{key}"] = before.get(key), after.get(key)
+        for argument in before | after:
+            if before.get(argument) != after.get(argument):
+                found[f"{name}.{argument}"] = before.get(argument), after.get(argument)
+    orders = [[key for key in steps if key in one and key in other] for steps in (one, other)]
+    if orders[0] != orders[1]:
+        found["advantage"] = tuple(", ".join(name for name, _ in order) for order in orders)  # pyrefly: ignore
     return found
+
+
+def _steps(chain: str) -> dict[tuple[str, int], tuple[dict[str, str], str]]:
+    """Name of a step, and which of that name it is, to its arguments and its text, in order."""
+    steps: dict[tuple[str, int], tuple[dict[str, str], str]] = {}
+    for step in _split(chain, " | "):
+        name, arguments, text = _call(step)
+        steps[name, sum(key[0] == name for key in steps)] = arguments, text
+    return steps
 
 
 def _call(text: str) -> tuple[str, dict[str, str], str]:

@@ -141,6 +141,8 @@ class Trainer:
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
         self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
+        for line in str(config.method.variant).splitlines()[1:]:
+            log.info("%s", line)
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1 and not config.method.older:
             log.info("%s", twin)

@@ -143,8 +143,8 @@ def recipe_of(path: str, overrides: Iterable[str], method: str | Mapping[str, An
 
     A name has its own options where the recipe names it, else the variant's defaults. Every update is the run's first,
     at the whole learning rate, and nothing is filtered, evaluated or tracked; the reference of a method that has one is
-    what the run starts from. A section for the recipe's own variant (critic, rollout.sample_allocation, rollout.retire without a
-    share) goes with that variant only.
+    what the run starts from. A section for the recipe's own variant (critic, rollout.sample_allocation, rollout.retire
+    without a share) goes with that variant only.
     """
     given = recipe.load(path, overrides)
     own, variant = _mapping(given.variant), _mapping(method)

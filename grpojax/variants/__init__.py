@@ -13,6 +13,9 @@ what one is the same as with one.
 ``kl_in`` says where the KL stands: "loss", "reward" (of the whole sample, in any variant) or "token_reward" (only where
 the chain has token rewards).
 
+`control` gives the same method with its one mechanism off, to compare it with. A variant that is printed shows its
+advantage chain and its objective.
+
 Example:
   >>> get("dapo", clip_high=0.3).objective.surrogate
   clipped(low=0.2, high=0.3, dual=None)

@@ -201,3 +201,53 @@ def test_a_folder_of_somebody_elses_stays_as_it_is(tmp_path):
     with pytest.raises(UserError, match="exists and holds no run"):
         run_of(tmp_path).check()
     assert os.listdir(tmp_path) == ["thesis.txt"]
+
+
+METHOD = {
+    "variant": "grpo",
+    "options": {"eps": 1e-4, "ddof": 1},
+    "advantage": "center(by=group) | scale(ddof=1, eps=0.0001)",
+    "objective": {"aggregate": "sequence_mean"},
+}
+CHANGED = METHOD | {"options": {"eps": 1e-6, "ddof": 1}, "advantage": "center(by=group) | scale(ddof=1, eps=1e-06)"}
+
+
+def test_a_default_that_has_changed_since_is_refused_by_name(tmp_path):
+    start(run_of(tmp_path, method=METHOD))
+    a_step(tmp_path)
+    start(run_of(tmp_path, method=METHOD))
+    with pytest.raises(UserError) as e:
+        run_of(tmp_path, method=CHANGED).check()
+    first, second = str(e.value).splitlines()
+    assert first.endswith("though the recipe is the same: variant.eps was 0.0001, is 1e-06 now")
+    assert second == "set variant.eps=0.0001, or give the run another run.dir"
+
+
+def test_the_remedy_is_no_other_config(tmp_path):
+    """An option that is given as it was by default, or left out where the default is the same, is no change."""
+    start(run_of(tmp_path, method=METHOD, variant={"name": "grpo", "ddof": 1}))
+    a_step(tmp_path)
+    start(run_of(tmp_path, method=METHOD, variant={"name": "grpo", "eps": 1e-4}))
+    with pytest.raises(UserError, match=r"another config: variant.eps: \(absent\) -> 1e-06"):
+        start(run_of(tmp_path, method=CHANGED, variant={"name": "grpo", "eps": 1e-6}))
+
+
+def test_a_run_without_a_step_gives_way_to_another_method(tmp_path, caplog):
+    caplog.set_level("INFO", "grpojax")
+    start(run_of(tmp_path, method=METHOD))
+    start(run_of(tmp_path, method=CHANGED))
+    assert "takes its place (options.eps: 0.0001 -> 1e-06; advantage.scale.eps: 0.0001 -> 1e-06)" in caplog.text
+    assert json.loads((tmp_path / "config.json").read_text())["method"] == CHANGED
+
+
+def test_a_run_that_was_stored_without_its_method_goes_on_with_a_warning(tmp_path, caplog):
+    start(run_of(tmp_path))
+    a_step(tmp_path)
+    with contextlib.ExitStack() as held:
+        run_of(tmp_path, method=METHOD).claim(held)
+        run_of(tmp_path, method=METHOD).write()
+    assert [r.levelname for r in caplog.records] == ["WARNING"] and "did not store the resolved method" in caplog.text
+    assert json.loads((tmp_path / "config.json").read_text())["method"] == METHOD
+    caplog.clear()
+    run_of(tmp_path, method=METHOD).write()
+    assert caplog.text == ""
