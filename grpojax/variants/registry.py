@@ -354,7 +354,7 @@ def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
 
     Example:
       >>> control("negative_advantage", eps=1e-6)
-      ('negative_advantage', {'eps': 1e-06, 'c': 0.0})
+      ('negative_advantage', {'c': 0.0, 'eps': 1e-06})
       >>> control("culling")
       ('grpo', {'aggregate': 'sequence_sum', 'kl_coef': 0.0})
       >>> control("grpo")

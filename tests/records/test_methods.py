@@ -5,11 +5,15 @@ import itertools
 import json
 
 import pytest
+from refusals import QUICKSTART
 from variant_examples import REQUIRED, built
 
 from grpojax import variants
+from grpojax.host import settings
+from grpojax.host.errors import UserError
 from grpojax.records.methods import changes, differences, equal_options, explain, without_repeats
 from grpojax.rewards import RewardConfig
+from grpojax.run import recipe
 from grpojax.run.method import describe, resolve
 from grpojax.run.sections import RolloutConfig, TrainConfig
 
@@ -103,6 +107,16 @@ def test_what_has_changed_is_named_with_both_values_and_the_remedy(path, value, 
     place[path[-1]] = value
     got = explain(changes(stored, TREES["grpo"]), TREES["grpo"])
     assert got[0] == said and got[1].startswith(remedy)
+
+
+def test_a_method_is_no_setting_but_a_stored_recipe_has_one():
+    stored = recipe.load(QUICKSTART).resolved()
+    assert stored["method"]["variant"] == "grpo" and settings.build(recipe.Config, stored).resolved() == stored
+    for override in ("method.objective.kl_coef=1", "method=grpo"):
+        with pytest.raises(UserError, match="method is what the variant stands for, not a setting: set variant"):
+            recipe.load(QUICKSTART, [override])
+    with pytest.raises(UserError, match="method: unknown key"):
+        settings.build(recipe.Config, stored | {"method": "grpo"})
 
 
 def test_a_step_that_is_new_is_a_change_and_an_option_that_is_new_is_none():

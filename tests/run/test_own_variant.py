@@ -94,6 +94,18 @@ def test_its_options_are_those_of_its_function_its_surrogate_and_every_variant(m
     assert load({"name": f"{module}:plain", "high": 0.5}).method.variant.objective.surrogate == L.clipped(0.2, 0.5)
 
 
+def test_its_method_is_recorded(module):
+    def method(name, **options):
+        return load({"name": f"{module}:{name}", **options}).resolved()["method"]
+
+    mine = method("mine", eps=1e-3)
+    assert mine["advantage"].split(" | ")[1].startswith("scale(by=batch, of=advantages, ddof=1, eps=0.001, ")
+    assert mine["options"].items() >= {"eps": 1e-3, "clip_high": 0.28}.items()
+    assert method("with_a_function")["objective"]["surrogate"] == "squared"
+    plain = method("plain", high=0.5)
+    assert plain["options"]["high"] == 0.5 and "high=0.5" in plain["objective"]["surrogate"]
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [

@@ -58,6 +58,49 @@ def test_a_recipe_keeps_its_own_variants_options(recipe):
     assert other.train.updates_a_rollout == other.train.steps == 1 and other.optimizer.warmup_steps == 0
 
 
+def test_methods_are_names_mappings_and_recipes(tmp_path):
+    (tmp_path / "base.yaml").write_text("variant: {name: nthr, beta: 0.5}\n")
+    (tmp_path / "random.yaml").write_text("base: base.yaml\nvariant: {select: random}\n")
+    (tmp_path / "plain.yaml").write_text("train: {steps: 3}\n")
+    text = f"grpo, {{name: nthr, eta: 0}}, {tmp_path}/random.yaml, {tmp_path}/plain.yaml"
+    assert question_updates.read_methods(text) == {
+        "grpo": "grpo",
+        "nthr-eta=0": {"name": "nthr", "eta": 0},
+        "random": {"name": "nthr", "beta": 0.5, "select": "random"},
+        "plain": {"name": "grpo"},
+    }
+    for wrong, said in (("grpo,grpo", "grpo is there twice"), ("3", "3 is no variant"), ("[grpo]", "is no variant")):
+        with pytest.raises(UserError, match=said):
+            question_updates.read_methods(wrong)
+
+
+def test_controls_are_added_once_and_stand_for_their_methods(recipe):
+    """What differs beside the mechanism is printed for a method without its control."""
+    own = ["variant={name: grpo, kl_coef: 0.1}"]
+    methods = question_updates.read_methods(
+        "grpo, culling, token_critic, rare_token, dapo, {name: rare_token, limit: 1}"
+    )
+    plain, both = (question_updates.recipes_of(str(recipe), own, methods, controls=on) for on in (False, True))
+    assert list(plain) == list(methods) and plain["grpo"].method.variant.objective.kl_coef == 0.1
+    added = ["grpo-aggregate=sequence_sum-kl_coef=0.0"]  # of both; that of rare_token is there already
+    assert list(both) == [*methods, *added] and both[added[0]].method.variant.objective.kl_coef == 0
+    lines = question_updates.mismatches(str(recipe), own, methods, plain)
+    assert [line.partition(" differs from grpo in ")[0] for line in lines] == ["culling", "token_critic", "dapo"] + [
+        "rare_token-limit=1"
+    ]
+    assert "culling differs from grpo in 3 things: objective.aggregate: sequence_mean -> sequence_sum; " in lines[0]
+    lines = question_updates.mismatches(str(recipe), own, methods, both)
+    assert [line.partition(" ")[0] for line in lines] == ["dapo", "rare_token-limit=1"]
+
+
+def test_a_control_of_the_name_of_the_recipes_own_variant_is_another(recipe):
+    """The control has the published options, the method by that name the recipe's."""
+    own, methods = ["variant={name: grpo, kl_coef: 0.1}"], {"grpo": "grpo", "grpo_lambda_length": "grpo_lambda_length"}
+    recipes = question_updates.recipes_of(str(recipe), own, methods, controls=True)
+    assert [x.method.variant.objective.kl_coef for x in recipes.values()] == [0.1, 0.04, 0.04]
+    assert list(recipes)[2] == "grpo_lambda_length-control"
+
+
 def test_sections_of_the_recipes_own_variant_go_with_it_alone(recipe):
     def of(method, variant, *overrides):
         return question_updates.recipe_of(str(recipe), [f"variant={{name: {variant}}}", *overrides], method)
