@@ -54,7 +54,7 @@ def without_repeats(found: Differences) -> Differences:
         kind, _, part = name.partition(".")
         if kind in ("options", "variant", "needs") or ("variant" not in found and options and name.startswith(follows)):
             continue
-        if kind in ("critic", "filter", "retire", "plan") and part:
+        if kind in ("critic", "filter", "retire", "sample_allocation") and part:
             before = things.get(kind, (None, None))
             things[kind] = _joined(before[0], part, a), _joined(before[1], part, b)
         else:

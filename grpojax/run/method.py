@@ -118,7 +118,7 @@ def describe(method: Method) -> dict[str, Any]:
     Returns:
       ``variant``, its name; ``options``, all it has; ``advantage``, the chain as text (`grpojax.advantages.text_of`);
       ``objective``, every field of `grpojax.losses.Objective`, the surrogate as text; and ``filter``, ``retire``,
-      ``critic`` and ``plan``, None without, and ``needs``. `differences` compares two.
+      ``critic`` and ``sample_allocation``, None without, and ``needs``. `differences` compares two.
 
     Example:
       >>> from grpojax.rewards import RewardConfig
@@ -151,7 +151,7 @@ def describe(method: Method) -> dict[str, Any]:
             "retire": method.retire,
             "critic": critic
             and {"signal": critic.signal, "targets": text_of(critic.targets), "loss": text_of(critic.loss)},
-            "plan": method.plan,
+            "sample_allocation": method.plan,
             "needs": list(variant.needs),
         }
     )

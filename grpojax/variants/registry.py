@@ -59,7 +59,7 @@ class Variant:
       >>> print(variants.max_rl())
       max_rl
       advantage: max_rl() | to_tokens()
-      objective: clipped(low=0.2, high=0.2, dual=None), ratio=token, anchor=trainer, aggregate=token_mean, no KL
+      objective: clipped(low=0.2, high=0.2, dual=None), ratio=token, aggregate=token_mean, no KL
     """
 
     name: str
@@ -90,7 +90,7 @@ class Variant:
     def __str__(self) -> str:
         terms = {f.name: getattr(self.objective, f.name) for f in dataclasses.fields(self.objective)}
         usual = {f.name: f.default for f in dataclasses.fields(L.Objective)}
-        shown = ["surrogate", "ratio", "anchor", "aggregate"]
+        shown = ["surrogate", "ratio", "aggregate"]
         shown += [name for name, value in terms.items() if name not in shown and value != usual[name]]
         text = ", ".join(f"{n}={A.text_of(terms[n])}" if n != "surrogate" else A.text_of(terms[n]) for n in shown)
         text += "" if self.objective.needs_reference else ", no KL"

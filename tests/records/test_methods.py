@@ -35,7 +35,8 @@ def test_a_method_is_described_in_plain_json_with_all_its_options(name):
     assert json.loads(json.dumps(described)) == described
     assert described["options"].keys() == variants.parameters(name).keys()
     assert list(described) == [
-        "variant", "options", "advantage", "objective", "filter", "retire", "critic", "plan", "needs",
+        "variant", "options", "advantage", "objective", "filter", "retire", "critic",
+        "sample_allocation", "needs",
     ]  # fmt: skip
     assert differences(described, tree(name)) == {} == changes(described, tree(name))
 
