@@ -57,8 +57,8 @@ def read_methods(text: str) -> dict[str, str | dict[str, Any]]:
       UserError: there is none, one is none of these, or two have one label.
 
     Example:
-      >>> read_methods("grpo, {name: nthr, eta: 0}, configs/variants/nthr_random.yaml")  # doctest: +SKIP
-      {'grpo': 'grpo', 'nthr-eta=0': {'name': 'nthr', 'eta': 0}, 'nthr_random': {'name': 'nthr', 'select': 'random'}}
+      >>> read_methods("grpo, {name: nthr, eta: 0}")
+      {'grpo': 'grpo', 'nthr-eta=0': {'name': 'nthr', 'eta': 0}}
     """
     if not text.strip(" ,"):
         raise UserError(f"--methods {text!r}: name at least one variant")

@@ -1,5 +1,6 @@
 """``grpojax displacement``: one update on each question alone."""
 
+import doctest
 from types import SimpleNamespace
 
 import jax
@@ -59,6 +60,7 @@ def test_a_recipe_keeps_its_own_variants_options(recipe):
 
 
 def test_methods_are_names_mappings_and_recipes(tmp_path):
+    assert doctest.testmod(question_updates).failed == 0
     (tmp_path / "base.yaml").write_text("variant: {name: nthr, beta: 0.5}\n")
     (tmp_path / "random.yaml").write_text("base: base.yaml\nvariant: {select: random}\n")
     (tmp_path / "plain.yaml").write_text("train: {steps: 3}\n")
