@@ -16,6 +16,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.host.files import write_json
 from grpojax.records.metrics import read_metrics
+from grpojax.records.sweeps import Failure
 
 LAST_LINES = 8  # of a failed run's output
 _LOOK_S = 0.1
@@ -63,11 +64,16 @@ class Job:
 
 @dataclasses.dataclass(kw_only=True)
 class Outcome:
-    """What became of the jobs: those done, now or before, those that failed with their last lines, and whether the
-    queue was told to stop before it was through."""
+    """What became of the jobs.
+
+    Attributes:
+      done: those that came to their end, now or before.
+      failed: name -> how it ended.
+      stopped: whether the queue had to stop before it was through.
+    """
 
     done: list[Job] = dataclasses.field(default_factory=list)
-    failed: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    failed: dict[str, Failure] = dataclasses.field(default_factory=dict)
     stopped: bool = False
 
 
@@ -197,9 +203,10 @@ class Queue:
                 self._stop(signal.SIGTERM)
         else:
             text = self._file(job, ".log").read_text(encoding="utf-8", errors="replace")
-            outcome.failed[job.name] = text.splitlines()[-LAST_LINES:] or ["it said nothing"]
+            lines = tuple(text.splitlines()[-LAST_LINES:]) or ("it printed nothing",)
+            outcome.failed[job.name] = Failure(status=ended.process.returncode, step=steps, lines=lines)
             log.warning("%s: failed with status %d; its last lines:", job.name, ended.process.returncode)
-            for line in outcome.failed[job.name]:
+            for line in lines:
                 log.warning("  %s", line)
 
     def _tell(self, waiting: Sequence[Job]) -> None:

@@ -1,4 +1,4 @@
-"""Several methods by several seeds: which runs that makes, and which learning rate each method gets.
+"""Several methods by several seeds: which runs that makes, and what each method is compared with.
 
 Where the recipe has ``train.tokens``, all runs draw as many tokens, whatever a method drops, probes or compares with,
 and its schedules follow the share of them. Where it has ``train.steps``, each method updates as often, and one that
@@ -6,24 +6,53 @@ draws more a step (a filter) costs more: the report says so.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from grpojax import variants
 from grpojax.host import settings
-from grpojax.host.console import log
-from grpojax.host.errors import UserError, require
-from grpojax.host.files import write_json
-from grpojax.records.metrics import read_metrics
+from grpojax.host.errors import UserError
+from grpojax.records import comparison, matching, power, sweeps
+from grpojax.records.sweeps import Compared, Record
 from grpojax.run import recipe
-from grpojax.run.jobs import Job, Outcome, Queue
+from grpojax.run.jobs import Job, Outcome
 
 LONGEST_LABEL = 120  # characters of a method in the name of a directory, which may have 255
+LEAST = 3  # rates to choose from, and seeds to choose by
+_FIRST_RATE_SEED = 1000  # far from the seeds of a comparison, so that more of those leave the choice as it is
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method of a sweep.
+
+    Attributes:
+      given: a name, or a mapping with a name and options, as ``variant`` of a recipe.
+      spec: the whole mapping: the recipe's and the command line's options are in it where the method has them.
+      lacks: options of the recipe's or the command line's variant that it does not have.
+      config: its resolved recipe, with the highest seed of the runs, and the recipe's learning rate.
+      overrides: what makes that recipe of the sweep's, less seed and directory.
+      control, baseline: labels of what it is compared with (`grpojax.records.sweeps.Compared`).
+      has_control: whether its variant has a control, in the sweep or not.
+    """
+
+    given: str | Mapping[str, Any]
+    spec: Mapping[str, Any]
+    lacks: tuple[str, ...]
+    config: Mapping[str, Any]
+    overrides: tuple[str, ...]
+    control: str | None = None
+    baseline: str | None = None
+    has_control: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,13 +60,16 @@ class Sweep:
     """What is to be compared.
 
     Attributes:
-      config: path of the recipe.
-      overrides: settings that replace its own in every run.
+      config: path of the recipe. The options of its variant go to every method that has them.
+      overrides: settings that replace its own in every run; ``variant.x=y`` in every method that has the option x.
       variants: names, or mappings with a name and options, as ``variant`` of a recipe.
       seeds: of the runs.
-      folder: where everything goes: ``runs/METHOD_SEED``, ``rates/METHOD_RATE``, ``state/`` and ``cache/``.
+      folder: where everything goes: ``sweep.json``, ``rates.json``, ``runs/METHOD_SEED``, ``rates/METHOD_RATE_SEED``,
+        ``state/`` and ``cache/``.
+      controls: whether the control of each method (`grpojax.variants.control`) is run too.
       rates: learning rates to choose from, for each method by itself; none takes the recipe's.
-      rate_share: of the recipe's steps or tokens, what the runs that the choice is made by have.
+      rate_count: seeds of the runs that the choice is made by; None for `LEAST`.
+      margin: kept in ``sweep.json`` for the report: differences within it count as none.
     """
 
     config: str
@@ -45,99 +77,295 @@ class Sweep:
     variants: tuple[str | dict[str, Any], ...]
     seeds: Sequence[int]
     folder: Path
+    controls: bool = False
     rates: tuple[float, ...] = ()
-    rate_share: float = 0.25
+    rate_count: int | None = None
+    margin: float | None = None
 
     def __post_init__(self) -> None:
-        require(self, rate_share="(0, 1]")
-        if self.rate_share != type(self).rate_share and not self.rates:
-            raise UserError(f"--rate-share {self.rate_share:g}: goes with --rates")
         if not self.variants:
             raise UserError("--variants: give one at least, such as --variants grpo,dapo")
-        own = ("variant", "train.seed", "run.dir", *(("optimizer.learning_rate",) if self.rates else ()))
+        own = ("variant.name", "train.seed", "run.dir", *(("optimizer.learning_rate",) if self.rates else ()))
         for text in self.overrides:
             key = text.partition("=")[0].strip()
             if taken := next((name for name in own if key == name or key.startswith(name + ".")), None):
                 raise UserError(f"{text}: the sweep sets {taken} itself; leave it out")
-        if len(set(self.rates)) < len(self.rates) or any(not (0 < x < math.inf) for x in self.rates):
-            raise UserError(f"--rates {','.join(f'{x:g}' for x in self.rates)}: give different numbers over 0")
+            if key == "variant":
+                raise UserError(f"{text}: the sweep sets the variant itself; give its options, as in variant.kl_coef=0")
+        if self.rates:
+            self._check_rates()
+        elif self.rate_count is not None:
+            raise UserError(f"--rate-seeds {self.rate_count}: goes with --rates")
+        if self.margin is not None and not 0 < self.margin < math.inf:
+            raise UserError(f"--margin {self.margin:g}: give a difference over 0, in units of the held-out value")
 
-    @property
-    def rates_seed(self) -> int:
-        """Of the runs that learning rates are chosen by: no other run has it."""
-        return max(self.seeds) + 1
+    def _check_rates(self) -> None:
+        shown, rates = [f"{x:g}" for x in self.rates], sorted(self.rates)
+        if any(not (0 < x < math.inf) for x in rates) or any(
+            b < 1.1 * a for a, b in zip(rates, rates[1:], strict=False)
+        ):
+            raise UserError(
+                f"--rates {','.join(shown)}: give numbers over 0, each a tenth larger than the next or more"
+            )
+        if len(shown) < LEAST:
+            raise UserError(f"--rates {','.join(shown)}: give at least {LEAST}, or the best may lie outside")
+        if self.rate_count is not None and self.rate_count < LEAST:
+            raise UserError(f"--rate-seeds {self.rate_count}: give at least {LEAST}, or chance makes the choice")
 
-    def methods(self) -> dict[str, str]:
-        """The name of each method's directories, and the override that makes it; raises for one that is there twice."""
-        found: dict[str, str] = {}
-        for variant in self.variants:
-            name, value = label(variant), f"variant={json.dumps(variant)}"
-            if name in found:
+    @functools.cached_property
+    def rate_seeds(self) -> tuple[int, ...]:
+        """Of the runs that learning rates are chosen by: none is a seed of the comparison."""
+        count = self.rate_count or LEAST
+        free = (x for x in range(_FIRST_RATE_SEED, _FIRST_RATE_SEED + count + len(self.seeds)) if x not in self.seeds)
+        return tuple(free)[:count]
+
+    @functools.cached_property
+    def _options(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The options of the recipe's variant, the command line's among them, and the names of the latter."""
+        texts = [text for text in self.overrides if text.strip().startswith("variant.")]
+        variant = settings.read(self.config).get("variant", "grpo")
+        tree, _ = settings.override({"variant": variant}, texts)
+        options = dict(tree["variant"]) if isinstance(tree["variant"], Mapping) else {}
+        asked = [text.partition("=")[0].strip().split(".")[1] for text in texts]
+        return {k: x for k, x in options.items() if k not in ("name", "source")}, tuple(dict.fromkeys(asked))
+
+    @functools.cached_property
+    def methods(self) -> dict[str, Method]:
+        """Every method by its label, controls among them where they are asked for.
+
+        Raises:
+          UserError: a method is there twice, one is not right, or no method has an option of the command line.
+        """
+        found: dict[str, Method] = {}
+        for given in self.variants:
+            if (name := label(given)) in found:
                 raise UserError(f"--variants: {name} is there twice; give it once")
-            found[name] = value
+            found[name] = self._method(given)
+        for option in self._options[1]:
+            if all(option in method.lacks for method in found.values()):
+                raise UserError(f"variant.{option}: none of the methods has this option; leave it out")
+        of_grpo = [name for name, method in found.items() if method.spec["name"] == "grpo"]
+        baseline = "grpo" if "grpo" in of_grpo else of_grpo[0] if of_grpo else None
+        for name in list(found):
+            control = self._control_of(name, found[name])
+            found[name] = dataclasses.replace(
+                found[name],
+                baseline=None if baseline is None or _same(found[name], found[baseline]) else baseline,
+                control=None if control is None else self._find(control, found),
+                has_control=control is not None,
+            )
         return found
 
-    def job(self, kind: str, name: str, *overrides: str) -> Job:
-        """One run; raises `UserError` where its recipe is not right."""
-        directory = self.folder / kind / name
-        given = (*self.overrides, *overrides, f"run.dir={json.dumps(str(directory))}")
-        config = recipe.load(self.config, (*given, "critic=null"))
-        if config.method.variant.critic is None:  # a section for those of the methods that have one
-            given = (*given, "critic=null")
-        else:
-            config = recipe.load(self.config, given)
-        command = (sys.executable, "-m", "grpojax.tools.cli", "train", self.config, *given)
-        length = {"steps": config.train.steps, "tokens": config.train.tokens}
-        return Job(name=name, directory=directory, command=command, **length, config=config.resolved())
+    def _spec(self, given: str | Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """A variant with the recipe's and the command line's options, and those of them that it does not have."""
+        own = {"name": given} if isinstance(given, str) else dict(given)
+        options = self._options[0]
+        try:
+            known = variants.parameters(own["name"])
+        except ValueError as e:
+            raise UserError(f"variant: {e}") from None
+        spec = own | {k: x for k, x in options.items() if k in known and k not in own}
+        return spec, tuple(k for k in options if k not in known)
 
-    def jobs(self, rates: Mapping[str, float] | None = None) -> list[Job]:
-        """All runs, seed by seed, so that a sweep cut short has some seeds of every method.
+    def _method(self, given: str | Mapping[str, Any]) -> Method:
+        spec, lacks = self._spec(given)
+        rest = [text for text in self.overrides if not text.strip().startswith("variant.")]
+        overrides = (*rest, f"variant={json.dumps(spec)}", "critic=null")
+        highest = f"train.seed={max(*self.seeds, *self.rate_seeds)}", f"run.dir={json.dumps(str(self.folder))}"
+        config = recipe.load(self.config, (*overrides, *highest))
+        if config.method.variant.critic is not None:  # a section for those of the methods that have one
+            overrides = overrides[:-1]
+            config = recipe.load(self.config, (*overrides, *highest))
+        return Method(given=given, spec=spec, lacks=lacks, config=config.resolved(), overrides=overrides)
+
+    def _control_of(self, of: str, method: Method) -> Method | None:
+        """The control of a method; None for one that has none, or whose mechanism is off already."""
+        if (made := variants.control(method.spec["name"], **_typed(method.spec))) is None:
+            return None
+        name, options = made
+        # Less the options that it has here anyway, so that its label is short, or that of a method given.
+        own = dict(variants.parameters(name)) | _typed(self._spec(name)[0])
+        options = {k: x for k, x in options.items() if own.get(k) != x}
+        try:
+            control = self._method({"name": name, **options} if options else name)
+        except UserError as e:
+            if self.controls:
+                raise UserError(f"--controls: that of {of}: {e}") from None
+            return None
+        return None if _same(control, method) else control
+
+    def _find(self, control: Method, found: dict[str, Method]) -> str | None:
+        """The label of a control among the methods; it is added where it is asked for, and None where it is not."""
+        name = next((name for name, method in found.items() if _same(method, control)), None)
+        if name is None and self.controls:
+            name = label(control.given)
+            found[name] = control
+        return name
+
+    def _job(self, kind: str, name: str, method: Method, **values: Mapping[str, Any]) -> Job:
+        """One run: the method's recipe with other values, by section and name."""
+        directory = self.folder / kind / name
+        values = {**values, "run": {"dir": str(directory)}}
+        config = {**method.config, **{section: {**method.config[section], **x} for section, x in values.items()}}
+        given = [f"{section}.{key}={json.dumps(x)}" for section, own in values.items() for key, x in own.items()]
+        command = (sys.executable, "-m", "grpojax.tools.cli", "train", self.config, *method.overrides, *given)
+        length = {"steps": config["train"]["steps"], "tokens": config["train"]["tokens"]}
+        return Job(name=name, directory=directory, command=command, **length, config=config)
+
+    def jobs(self, rates: Mapping[str, float] | None = None) -> dict[tuple[str, int], Job]:
+        """By label and seed, all runs; two methods with the same resolved recipe have the same job.
+
+        Seed by seed, so that a sweep cut short has some seeds of every method.
 
         Args:
           rates: the learning rate of each method; those without one are left out. None takes the recipe's for all.
         """
-        methods = self.methods()
-        made = [
-            self.job("runs", f"{name}_{seed}", value, f"train.seed={seed}", *_rate(rates, name))
-            for seed in self.seeds
-            for name, value in methods.items()
-            if rates is None or name in rates
-        ]
+        made = {}
+        for seed in self.seeds:
+            for name, method in self.methods.items():
+                if rates is None or name in rates:
+                    rate = {} if rates is None else {"optimizer": {"learning_rate": rates[name]}}
+                    made[name, seed] = self._job("runs", f"{name}_{seed}", method, train={"seed": seed}, **rate)
         asked = next((text for text in self.overrides if re.match(r"\s*critic\b", text)), None)
-        if asked is not None and all(job.config["critic"] is None for job in made):
+        if asked is not None and all(job.config["critic"] is None for job in made.values()):
             raise UserError(f"{asked}: none of the methods has a critic; leave it out")
-        return made
+        return shared(made)
 
-    def rate_jobs(self) -> dict[str, dict[float, Job]]:
-        """By method and rate, the runs that the choice is made by: shorter, and of a seed that no other run has."""
-        first = next(iter(self.methods().values()))
-        run_dir = f"run.dir={json.dumps(str(self.folder))}"
-        config = recipe.load(self.config, (*self.overrides, first, run_dir, "critic=null"))
-        if not config.data.validation:
+    def rate_job(self, name: str, rate: float, seed: int) -> Job:
+        """A run that a method's learning rate is chosen by, of the full length."""
+        if not self.methods[name].config["data"]["eval"]:
             raise UserError("--rates chooses by held-out reward: give the recipe data.validation")
-        train, warmup = config.train, config.optimizer.warmup_steps
-        if train.steps is None:
-            length = f"train.tokens={max(1, round((train.tokens or 0) * self.rate_share))}"
-        else:
-            steps = max(1, round(train.steps * self.rate_share))
-            length = f"train.steps={steps}"
-            if warmup >= steps * train.updates_a_rollout:
-                raise UserError(
-                    f"--rate-share {self.rate_share:g}: {steps} steps end before optimizer.warmup_steps={warmup}; give "
-                    "more, or a shorter warmup"
-                )
-        extra = (f"train.seed={self.rates_seed}", length, "profile.steps=null")
-        return {
-            name: {
-                x: self.job("rates", f"{name}_{x:g}", value, *extra, f"optimizer.learning_rate={x!r}")
-                for x in self.rates
-            }
-            for name, value in self.methods().items()
-        }
+        values = {"train": {"seed": seed}, "optimizer": {"learning_rate": rate}, "profile": {"steps": None}}
+        return self._job("rates", f"{name}_{rate:g}_{seed}", self.methods[name], **values)
 
 
-def _rate(rates: Mapping[str, float] | None, name: str) -> list[str]:
-    return [] if rates is None else [f"optimizer.learning_rate={rates[name]!r}"]
+def record(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], outcome: Outcome | None = None) -> Record:
+    """What ``sweep.json`` says, with what an earlier command put there for the same folder.
+
+    Args:
+      sweep: the sweep.
+      jobs: of `Sweep.jobs`.
+      outcome: what became of these; None before they are started.
+    """
+    methods = {
+        name: Compared(variant=m.given, control=m.control, baseline=m.baseline) for name, m in sweep.methods.items()
+    }
+    runs: dict[str, dict[int, str]] = {}
+    for (name, seed), job in jobs.items():
+        runs.setdefault(name, {})[seed] = job.name
+    new = Record(methods=methods, seeds=sweep.seeds, rates=sweep.rates, margin=sweep.margin, runs=runs)
+    old = sweeps.read(sweep.folder) or new
+    failed = dict(old.failed)
+    if outcome is not None:
+        done = {job.name for job in outcome.done}
+        failed = {k: x for k, x in old.failed.items() if k not in done} | outcome.failed
+    return Record(
+        methods={**old.methods, **new.methods},
+        seeds=sorted({*old.seeds, *new.seeds}),
+        rates=new.rates or old.rates,
+        margin=old.margin if new.margin is None else new.margin,
+        runs={name: {**old.runs.get(name, {}), **runs.get(name, {})} for name in {**old.runs, **runs}},
+        failed=failed,
+    )
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """A text that two resolved recipes share if they compute the same: directory and settings of execution are not in
+    it, and the variant is there as it was resolved, not as it was written."""
+    rest = {k: x for k, x in config.items() if k != "variant"}
+    return json.dumps([_computed(rest), config["variant"].get("source")], sort_keys=True)
+
+
+def _same(a: Method, b: Method) -> bool:
+    return identity(a.config) == identity(b.config)
+
+
+def _computed(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """A tree without the settings of execution."""
+    kept = {k: x for k, x in tree.items() if not f"{at}{k}.".startswith(recipe.EXECUTION)}
+    return {k: _computed(x, f"{at}{k}.") if isinstance(x, Mapping) else x for k, x in kept.items()}
+
+
+def shared(jobs: Mapping[K, Job]) -> dict[K, Job]:
+    """The same with one job for all that compute the same: the one whose directory is there, or else the first."""
+    first: dict[str, Job] = {}
+    keys = {k: identity(job.config) for k, job in jobs.items()}
+    for k, job in jobs.items():
+        kept = first.setdefault(keys[k], job)
+        if job.directory.exists() and not kept.directory.exists():
+            first[keys[k]] = job
+    return {k: first[key] for k, key in keys.items()}
+
+
+def unique(jobs: Mapping[Any, Job]) -> dict[str, Job]:
+    """Each job once, by its name, in the order in which they came."""
+    return {job.name: job for job in jobs.values()}
+
+
+def introduction(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], pilot: str | None = None) -> list[str]:
+    """What is to be known of a sweep before it starts, in lines: how the methods differ, and what its seeds can show.
+
+    Args:
+      sweep: the sweep.
+      jobs: of `Sweep.jobs`.
+      pilot: folder of runs whose spread is taken for that of the sweep's; None for none.
+    """
+    lines, seed = [], sweep.seeds[0]
+    for name, method in sweep.methods.items():
+        if method.lacks:
+            lines.append(f"{name}: has no option {', '.join(method.lacks)}, which is left out of it")
+        if jobs[name, seed].name != f"{name}_{seed}":
+            lines.append(f"{name}: the same resolved recipe as {jobs[name, seed].name}, run once for both")
+        if (other := method.control or method.baseline) is not None:
+            lines += _pair(name, method, other, sweep.methods[other])
+    return lines + _seeds(record(sweep, jobs), pilot)
+
+
+def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
+    """How a method differs from what it is compared with, and a warning where that is more than what it is about."""
+    a, b = against.config["method"], method.config["method"]
+    lines = [f"{name}, compared with {other}: {matching.in_a_line(a, b) or 'no difference'}"]
+    if found := matching.unmatched(a, b):
+        each = ", ".join(f"{what} ({x}; {other} {y})" for what, (y, x) in found.items())
+        remedy = ""
+        if method.control is None and method.has_control:
+            remedy = "; --controls adds a control that has the same"
+        lines.append(f"warning: {name} and {other} differ in more than the method: {each}{remedy}")
+    return lines
+
+
+def _seeds(record: Record, pilot: str | None) -> list[str]:
+    """What the seeds of a sweep can show."""
+    count, seeds = len(record.comparisons), len(record.seeds)
+    lines = []
+    if count and seeds < (needed := comparison.seeds_needed(count)):
+        lines.append(
+            f"warning: with {seeds} seeds and {count} comparisons no corrected p-value can be under 0.05; "
+            f"--seeds {needed} is the least"
+        )
+    if pilot is None:
+        return lines
+    found = power.read_pilot(pilot)
+    least = power.smallest_difference(found.spread.sd, seeds, comparisons=max(count, 1))
+    how = "differences of pairs" if found.spread.paired else "one method, taken as unpaired"
+    unfinished = f", {found.unfinished} of them not finished" if found.unfinished else ""
+    lines.append(
+        f"{pilot}: {found.runs} runs{unfinished}; {found.metric} differs by {found.spread.sd:.3g} from seed to seed "
+        f"(standard deviation of {how}, {found.spread.freedom} degrees of freedom)"
+    )
+    shown = "no difference" if least is None else f"a difference of {least:.3g} or more"
+    lines.append(
+        f"with {seeds} seeds, {shown} is shown at 80 % power (paired t, 5 % corrected for {max(count, 1)} comparisons)"
+    )
+    return lines
+
+
+def _typed(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a variant as its function takes them: `1e-4`, a text in YAML, is a number then."""
+    fields = [field[:2] for field in variants.annotations(spec["name"]) if field[0] in spec]
+    section = dataclasses.make_dataclass("Options", fields, frozen=True)
+    built = settings.build(section, {name: spec[name] for name, _ in fields})
+    return {name: getattr(built, name) for name, _ in fields}
 
 
 def read_variants(text: str) -> tuple[str | dict[str, Any], ...]:
@@ -183,89 +411,3 @@ def label(variant: str | Mapping[str, Any]) -> str:
     if len(text) <= LONGEST_LABEL:
         return text
     return f"{text[:LONGEST_LABEL]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def run(sweep: Sweep, queue: Queue) -> Outcome:
-    """Chooses learning rates where there are some to choose from, and makes the runs that are not made yet.
-
-    Raises:
-      UserError: a recipe is not right; nothing has been started then.
-    """
-    jobs = sweep.jobs()  # all recipes are looked at before anything starts
-    if not sweep.rates:
-        return queue.run(jobs)
-    chosen, outcome = choose_rates(sweep, queue)
-    if outcome.stopped:
-        return outcome
-    made = queue.run(sweep.jobs(chosen))
-    made.failed = outcome.failed | made.failed
-    return made
-
-
-def choose_rates(sweep: Sweep, queue: Queue) -> tuple[dict[str, float], Outcome]:
-    """The learning rate of each method with the highest last held-out reward; of equal ones the smallest.
-
-    Each method has as many runs of the same length. A choice, once made, is kept in ``rates.json``, so that a sweep
-    that is started again goes on with it; not one made without a run that failed, which is tried again then. A method
-    none of whose runs has a held-out reward is left out, said, and counted among what failed.
-    """
-    by_method = sweep.rate_jobs()
-    kept_in = sweep.folder / "rates.json"
-    kept, unkept = _read(kept_in), {}
-    asked = {
-        name: {"seed": sweep.rates_seed, "runs": [job.config for job in jobs.values()]}
-        for name, jobs in by_method.items()
-    }
-    asked = json.loads(json.dumps(asked))
-    open_ones = [name for name in by_method if kept.get(name, {}).get("asked") != asked[name]]
-    # By rate, so that where several run at once the first of a method has compiled what the others find in the cache.
-    outcome = queue.run([by_method[name][x] for x in sweep.rates for name in open_ones])
-    if outcome.stopped:
-        return {}, outcome
-    for name in open_ones:
-        jobs = by_method[name]
-        rewards = {x: r for x, job in jobs.items() if job in outcome.done and (r := last_reward(job)) is not None}
-        if not rewards:
-            log.warning("%s: no learning rate gave a held-out reward; its runs are left out", name)
-            kept.pop(name, None)
-            outcome.failed[name] = ["no learning rate gave a held-out reward"]
-            continue
-        best = min(rewards, key=lambda x: (-rewards[x], x))
-        choice = {"asked": asked[name], "rate": best, "rewards": {f"{x:g}": r for x, r in rewards.items()}}
-        if any(job.name in outcome.failed for job in jobs.values()):
-            unkept[name] = choice
-            continue
-        kept[name] = choice
-        write_json(kept_in, kept)
-    made = kept | unkept
-    chosen = {name: made[name]["rate"] for name in by_method if name in made}
-    for name, rate in chosen.items():
-        each = ", ".join(f"{x} {r:.3f}" for x, r in made[name]["rewards"].items())
-        edge = "; it is at the end of the range" if len(sweep.rates) > 2 and rate in _ends(sweep.rates) else ""
-        log.info(
-            "%s: learning rate %g, by held-out reward after %.0f %% of a run, seed %d: %s%s",
-            name,
-            rate,
-            100 * sweep.rate_share,
-            sweep.rates_seed,
-            each,
-            edge,
-        )
-    return chosen, outcome
-
-
-def last_reward(job: Job) -> float | None:
-    """The held-out reward of a run's last evaluation; None where it has none, whatever those before it had."""
-    rewards = [line["eval/reward"] for line in read_metrics(job.directory) if "eval/reward" in line]
-    return rewards[-1] if rewards else None
-
-
-def _ends(rates: Sequence[float]) -> Iterable[float]:
-    return min(rates), max(rates)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}

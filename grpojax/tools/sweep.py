@@ -16,12 +16,13 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     sweep.add_argument("--seeds", default="3", metavar="N", help="how many, from 0 on, or such as 5-9; 3 if left out")
     sweep.add_argument("--to", required=True, metavar="DIR", help="folder; the runs go to DIR/runs")
     sweep.add_argument("--devices", metavar="0,1", help="a run at a time on each of these; all for one if left out")
+    sweep.add_argument("--controls", action="store_true", help="run each variant's control too, its mechanism off")
     sweep.add_argument(
-        "--rates", metavar="X,Y", help="learning rates to choose from, for each variant by held-out reward"
+        "--rates", metavar="X,Y,Z", help="at least 3 learning rates to choose from, for each variant by held-out reward"
     )
-    sweep.add_argument(
-        "--rate-share", type=float, default=0.25, metavar="X", help="of a whole run, for those that choose; a quarter"
-    )
+    sweep.add_argument("--rate-seeds", type=int, metavar="N", help="seeds that a rate is chosen by; 3 if left out")
+    sweep.add_argument("--margin", type=float, metavar="M", help="differences of at most M count as none in the report")
+    sweep.add_argument("--pilot", metavar="DIR", help="runs made before, for the difference that these seeds can show")
     sweep.add_argument("--at-once", type=int, default=1, metavar="N", help="runs on each device at a time")
 
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     environment = dict(os.environ)
     jax.config.update("jax_platforms", "cpu")  # reading the recipes must not take an accelerator from the runs
     from grpojax.host import files
-    from grpojax.run import sweep
+    from grpojax.run import rate_search, sweep
     from grpojax.run.jobs import Queue
 
     folder = files.local(args.to, "--to").absolute()
@@ -48,21 +49,24 @@ def run(args: argparse.Namespace) -> int:
         seeds=sweep.read_seeds(args.seeds),
         folder=folder,
         rates=_numbers(args.rates),
-        rate_share=args.rate_share,
+        controls=args.controls,
+        rate_count=args.rate_seeds,
+        margin=args.margin,
     )
     environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "cache"))
     if args.at_once < 1:
         raise UserError(f"--at-once {args.at_once}: must be at least 1")
     queue = Queue(folder, environment, _devices(args.devices), at_once=args.at_once)
     try:
-        outcome = sweep.run(asked, queue)
+        outcome = rate_search.run(asked, queue, args.pilot)
     except OSError as e:
         raise UserError(f"{e.filename}: {e.strerror}; give another --to") from None
     if outcome.stopped:
         print("stopped; the same command goes on")
         return os.EX_TEMPFAIL
-    for name, lines in outcome.failed.items():
-        print(f"{name}: {lines[-1]}" if name in asked.methods() else f"{name} failed; the same command tries it again")
+    for name, failure in outcome.failed.items():
+        left_out = failure.status is None
+        print(f"{name}: {failure.lines[-1]}" if left_out else f"{name} failed; the same command tries it again")
     if outcome.done:
         print(f"grpojax report {shlex.quote(str(folder / 'runs'))} --to {shlex.quote(str(folder / 'report.html'))}")
     return 1 if outcome.failed else 0

@@ -227,6 +227,7 @@ def test_a_sweep_of_it(module, tmp_path):
     made = sweep.Sweep(
         config=str(QUICKSTART), variants=(f"{module}:mine", "grpo", long), seeds=(0,), folder=tmp_path
     ).jobs()
+    made = list(made.values())
     names = [job.name for job in made]
     assert names[:2] == [f"{module}-mine_0", "grpo_0"]
     assert all(

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from grpojax.host.errors import UserError
+from grpojax.records.sweeps import Failure
 from grpojax.run import jobs as jobs_module
-from grpojax.run import sweep
+from grpojax.run import rate_search, recipe, sweep
 from grpojax.run.jobs import Job, Outcome, Queue
 from grpojax.tools import cli
 
 FAKE = str(Path(__file__).parents[1] / "fake_train.py")
+RATES = (1e-4, 3e-4, 1e-3)
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 
 
@@ -55,7 +57,7 @@ def test_runs_are_made_once_and_in_order(tmp_path, said):
 def test_a_run_that_fails_costs_itself_alone(tmp_path, said):
     outcome = Queue(tmp_path, os.environ).run([job(tmp_path, "a", how="fail"), job(tmp_path, "b")])
     assert [j.name for j in outcome.done] == ["b"] and not outcome.stopped
-    assert outcome.failed == {"a": ["first line", "all is lost"]}
+    assert outcome.failed == {"a": Failure(status=1, step=0, lines=("first line", "all is lost"))}
     assert "a: failed with status 1; its last lines:\n  first line\n  all is lost" in said()
     again = Queue(tmp_path, os.environ).run([job(tmp_path, "a"), job(tmp_path, "b")])
     assert len(again.done) == 2  # it was tried again
@@ -63,7 +65,8 @@ def test_a_run_that_fails_costs_itself_alone(tmp_path, said):
 
 def test_a_killed_run_goes_on_at_the_next_start(tmp_path, said):
     one = job(tmp_path, "a", steps=4, how="die")
-    assert Queue(tmp_path, os.environ).run([one]).failed == {"a": ["it said nothing"]}
+    killed = Failure(status=-signal.SIGKILL, step=2, lines=("it printed nothing",))
+    assert Queue(tmp_path, os.environ).run([one]).failed == {"a": killed}
     assert Queue(tmp_path, os.environ).run([one]).done == [one]
     assert "a: started again after step 2" in said() and one.done() == (4, 1.0)
 
@@ -177,38 +180,47 @@ def made(tmp_path, **given):
                        **{"seeds": (0, 1), **given})  # fmt: skip
 
 
+def rows(asked, **given):
+    return list(asked.jobs(**given).values())
+
+
 def test_every_method_with_every_seed(tmp_path):
-    jobs = made(tmp_path, overrides=("train.steps=7",)).jobs()
+    jobs = rows(made(tmp_path, overrides=("train.steps=7",)))
     assert [j.name for j in jobs] == ["grpo_0", "dapo-clip_high=0.3_0", "grpo_1", "dapo-clip_high=0.3_1"]
     last = jobs[-1]
     assert last.directory == tmp_path / "runs" / last.name and last.steps == 7
-    assert last.config["variant"] == {"name": "dapo", "clip_high": 0.3} and last.config["train"]["seed"] == 1
-    assert last.config["run"]["dir"] == str(last.directory)
+    # The KL of the recipe's own variant is every method's.
+    assert last.config["variant"] == {"name": "dapo", "clip_high": 0.3, "kl_coef": 0.0}
+    assert last.config["run"]["dir"] == str(last.directory) and last.config["train"]["seed"] == 1
     assert last.command[:5] == (sys.executable, "-m", "grpojax.tools.cli", "train", QUICKSTART)
     assert "train.steps=7" in last.command and "train.seed=1" in last.command
 
 
+@pytest.mark.parametrize("kind", ["runs", "rates"])
+def test_the_command_makes_the_recipe_that_is_recorded(tmp_path, kind):
+    given = ("train.steps=24", "profile.steps=[9, 12]", "critic.warmup_steps=3", "variant.kl_coef=1e-3")
+    asked = made(tmp_path, variants="ppo,negative_advantage", overrides=given, controls=True, seeds=(3,))
+    jobs = rows(asked, rates=dict.fromkeys(asked.methods, 3e-5))
+    if kind == "rates":
+        jobs = [asked.rate_job(name, 3e-5, 1001) for name in asked.methods]
+    for one in jobs:
+        assert recipe.load(one.command[4], one.command[5:]).resolved() == one.config
+    assert len(jobs) == 3 and {j.config["optimizer"]["learning_rate"] for j in jobs} == {3e-5}
+
+
 def test_a_critic_is_for_the_methods_that_have_one(tmp_path):
-    asked = made(tmp_path, variants="ppo,grpo", overrides=("critic.warmup_steps=3",), rates=(1e-4,))
-    jobs = asked.jobs()
-    assert set(asked.rate_jobs()) == {"ppo", "grpo"}
-    assert jobs[0].config["critic"]["warmup_steps"] == 3 and jobs[1].config["critic"] is None
+    asked = made(tmp_path, variants="ppo,grpo", overrides=("critic.warmup_steps=3",), seeds=(0,))
+    ppo, grpo = rows(asked)
+    assert ppo.config["critic"]["warmup_steps"] == 3 and grpo.config["critic"] is None
+    assert asked.rate_job("ppo", 1e-4, 7).config["critic"]["warmup_steps"] == 3
     with pytest.raises(UserError, match="critic.warmup_stepz=3: none of the methods has a critic"):
         made(tmp_path, variants="grpo", overrides=("critic.warmup_stepz=3",)).jobs()
 
 
-def test_shorter_runs_trace_nothing(tmp_path):
-    asked = made(tmp_path, overrides=("train.steps=24", "profile.steps=[9, 12]"), rates=(1e-4,))
-    assert asked.jobs()[0].config["profile"] == {"steps": [9, 12]}
-    assert asked.rate_jobs()["grpo"][1e-4].config["profile"] == {"steps": None}
-
-
 def test_runs_of_equal_tokens(tmp_path):
-    given = ("train.steps=null", "train.tokens=1000")
-    asked = made(tmp_path, overrides=given, rates=(1e-4, 3e-4), rate_share=0.3)
-    one = asked.jobs({"grpo": 1e-4})[0]
-    assert (one.steps, one.tokens) == (None, 1000)
-    assert {j.tokens for jobs in asked.rate_jobs().values() for j in jobs.values()} == {300}
+    asked = made(tmp_path, overrides=("train.steps=null", "train.tokens=1000"))
+    one = rows(asked, rates={"grpo": 1e-4})[0]
+    assert (one.steps, one.tokens) == (None, 1000) == (asked.rate_job("grpo", 1e-3, 7).steps, 1000)
     one.directory.mkdir(parents=True)
     lines = [
         {"step": 1, "sampled_tokens": 600.0},
@@ -217,6 +229,128 @@ def test_runs_of_equal_tokens(tmp_path):
     ]
     (one.directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     assert one.done() == (2, 0.999)
+
+
+# -------------------------------------------------------------------------------- options of the recipe's variant
+
+
+def recipe_with(tmp_path, variant):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"base: {QUICKSTART}\nvariant: {variant}\n")
+    return str(file)
+
+
+@pytest.mark.parametrize(("variant", "overrides", "method", "wanted"), [
+    # The recipe's option, the command line's over it, and the method's own over both.
+    ("{name: grpo, kl_coef: 1.0e-3}", (), "grpo", {"kl_coef": 1e-3}),
+    ("{name: grpo, kl_coef: 1.0e-3}", (), "dr_grpo", {"kl_coef": 1e-3}),
+    ("{name: grpo, kl_coef: 1.0e-3}", ("variant.kl_coef=0.5",), "dr_grpo", {"kl_coef": 0.5}),
+    ("{name: grpo, kl_coef: 1.0e-3}", ("variant.kl_coef=0.5",), "{name: dr_grpo, kl_coef: 0.2}", {"kl_coef": 0.2}),
+    ("grpo", ("variant.kl_coef=0.5", "variant.eps=0.1"), "grpo", {"kl_coef": 0.5, "eps": 0.1}),
+    # What a method does not have is left out of it.
+    ("{name: grpo, clip_high: 0.25, kl_coef: 0.1}", (), "cispo", {"kl_coef": 0.1}),
+    ("{name: negative_advantage, c: 0.1, ddof: 0}", (), "rare_token", {"ddof": 0}),
+    # Another variant's name on top is no option.
+    ("dapo", (), "grpo", {}),
+])  # fmt: skip
+def test_options_of_the_recipe_go_to_every_method_that_has_them(tmp_path, variant, overrides, method, wanted):
+    asked = sweep.Sweep(config=recipe_with(tmp_path, variant), variants=sweep.read_variants(method), seeds=(0,),
+                        folder=tmp_path / "s", overrides=overrides)  # fmt: skip
+    (job,) = rows(asked)
+    given = job.config["variant"]
+    assert {k: x for k, x in given.items() if k != "name"} == wanted
+    assert given["name"] == sweep.read_variants(method)[0] or given["name"] in method
+    # The command gives what was resolved here.
+    said = [json.loads(text.partition("=")[2]) for text in job.command if text.startswith("variant=")]
+    assert said == [given] and not any(text.startswith("variant.") for text in job.command)
+
+
+def test_what_a_method_does_not_have_is_said_once(tmp_path):
+    asked = made(tmp_path, variants="grpo,cispo,dapo", overrides=("variant.clip_high=0.25", "variant.ddof=0"))
+    lines = [line for line in sweep.introduction(asked, asked.jobs()) if "has no option" in line]
+    assert lines == ["cispo: has no option clip_high, which is left out of it"]
+    with pytest.raises(UserError, match="variant.clip_high: none of the methods has this option; leave it out"):
+        made(tmp_path, variants="cispo", overrides=("variant.clip_high=0.25",)).jobs()
+
+
+# ------------------------------------------------------------------------------------------------- controls
+
+
+def links(asked):
+    return {name: (m.control, m.baseline) for name, m in asked.methods.items()}
+
+
+def test_controls_are_added_once(tmp_path):
+    asked = made(tmp_path, variants="culling,grpo,token_critic,negative_advantage,gspo", controls=True)
+    sums, off = "grpo-aggregate=sequence_sum", "negative_advantage-c=0.0"
+    assert links(asked) == {
+        "culling": (sums, "grpo"), "grpo": (None, None), "token_critic": (sums, "grpo"),
+        "negative_advantage": (off, "grpo"), "gspo": (None, "grpo"), sums: (None, None), off: (None, None),
+    }  # fmt: skip
+    assert asked.methods[sums].config["variant"] == {"name": "grpo", "aggregate": "sequence_sum", "kl_coef": 0.0}
+    assert [j.name for j in rows(asked)[5::7]] == [f"{sums}_0", f"{sums}_1"]
+    # The recipe's options are the control's too, and in no label.
+    other = made(tmp_path, variants="culling", controls=True, overrides=("variant.kl_coef=0.1", "variant.ddof=0"))
+    assert other.methods[sums].config["variant"] == {
+        "name": "grpo", "aggregate": "sequence_sum", "kl_coef": 0.1, "ddof": 0
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llds", "nthr", "pass_at_k", "rare_token", "gt_likelihood", "grpo_lambda_traces"])
+def test_a_method_and_its_control_differ_in_nothing_else(tmp_path, name):
+    asked = made(tmp_path, variants=name, controls=True, overrides=("train.iterations=2",))
+    assert asked.methods[name].control in asked.methods
+    assert not [x for x in sweep.introduction(asked, asked.jobs()) if "differ in more" in x]
+
+
+def test_a_control_that_is_given_is_found(tmp_path):
+    given = "culling,{name: grpo, aggregate: sequence_sum, clip_low: 0.2}"
+    label = "grpo-aggregate=sequence_sum-clip_low=0.2"
+    for controls in (False, True):
+        asked = made(tmp_path, variants=given, controls=controls)
+        assert links(asked) == {"culling": (label, label), label: (None, None)}
+    off = made(tmp_path, variants="{name: negative_advantage, c: 0}", controls=True)
+    assert links(off) == {"negative_advantage-c=0": (None, None)}  # it is its own control
+    alone = made(tmp_path, variants="grpo,negative_advantage")
+    assert links(alone) == {"grpo": (None, None), "negative_advantage": (None, "grpo")}
+    line, warning, _ = sweep.introduction(alone, alone.jobs())
+    assert line.startswith("negative_advantage, compared with grpo: advantage.penalize_all_fail: none -> ")
+    assert warning == (
+        "warning: negative_advantage and grpo differ in more than the method: aggregation (sequence_sum; grpo "
+        "sequence_mean); --controls adds a control that has the same"
+    )
+
+
+# -------------------------------------------------------------------------------------------- equal recipes
+
+
+def test_equal_recipes_are_run_once(tmp_path):
+    asked = made(tmp_path, variants="grpo,{name: grpo, kl_coef: 0.0},{name: grpo, ddof: 1, eps: 1e-4},gspo")
+    jobs = asked.jobs()
+    assert [job.name for job in sweep.unique(jobs).values()] == ["grpo_0", "gspo_0", "grpo_1", "gspo_1"]
+    runs = sweep.record(asked, jobs).runs
+    assert runs["grpo"] == runs["grpo-kl_coef=0.0"] == runs["grpo-ddof=1-eps=1e-4"] == {0: "grpo_0", 1: "grpo_1"}
+    lines = sweep.introduction(asked, jobs)
+    assert "grpo-kl_coef=0.0: the same resolved recipe as grpo_0, run once for both" in lines
+    assert sweep.record(asked, jobs).comparisons == [("gspo", "grpo")]  # nothing is compared with itself
+    # A run that is there is taken, whichever of them it was made for.
+    (tmp_path / "runs" / "grpo-kl_coef=0.0_1").mkdir(parents=True)
+    again = sweep.record(asked, asked.jobs()).runs
+    assert again["grpo"] == again["grpo-kl_coef=0.0"] == {0: "grpo_0", 1: "grpo-kl_coef=0.0_1"}
+
+
+def test_what_is_recorded_and_how_it_is_executed_makes_no_other_recipe(tmp_path):
+    config = rows(made(tmp_path))[0].config
+    same = {**config, "run": {"dir": "x"}, "variant": {"name": "grpo", "ddof": 1},
+            "train": {**config["train"], "keep": 7, "eval_every": 3}, "compile_cache": None}  # fmt: skip
+    assert sweep.identity(same) == sweep.identity(config)
+    others = [
+        {**config, "train": {**config["train"], "seed": 9}},
+        {**config, "variant": {"name": "grpo", "source": "digest"}},
+        {**config, "method": {**config["method"], "filter": {"max_rollouts": 2}}},
+        {**config, "optimizer": {**config["optimizer"], "learning_rate": 1.0}},
+    ]
+    assert len({sweep.identity(x) for x in [config, *others]}) == 5
 
 
 def test_cores_and_memory_are_shared_evenly(tmp_path, monkeypatch):
@@ -251,92 +385,43 @@ def test_several_at_once_on_a_device_share_what_there_is(tmp_path):
     ({"variants": "grpo,{clip_high: 3}"}, "neither a name nor a mapping"),
     ({"variants": "{name: dapo"}, "invalid YAML"),
     ({"variants": ""}, "give one at least"),
+    ({"seeds": (2**31,)}, "seed=2147483648: must be at least 0 and at most 2147483647"),
     ({"overrides": ("train.seed=3",)}, "train.seed=3: the sweep sets train.seed itself"),
-    ({"overrides": ("variant.clip_high=3",)}, "the sweep sets variant itself"),
-    ({"overrides": ("optimizer.learning_rate=1",), "rates": (1e-4,)}, "sets optimizer.learning_rate itself"),
-    ({"rates": (1e-4, 1e-4)}, "give different numbers over 0"),
-    ({"rates": (-1.0,)}, "give different numbers over 0"),
-    ({"rate_share": 0.5}, "goes with --rates"),
-    ({"rates": (1e-4,), "rate_share": 5 / 60}, "5 steps end before optimizer.warmup_steps=5"),
-    ({"rates": (1e-4,), "overrides": ("data.validation=null",)}, "give the recipe data.validation"),
+    ({"overrides": ("variant=dapo",)}, "the sweep sets the variant itself; give its options"),
+    ({"overrides": ("variant.name=dapo",)}, "the sweep sets variant.name itself"),
+    ({"overrides": ("variant.clip_hihg=3",)}, "variant.clip_hihg: none of the methods has this option"),
+    ({"overrides": ("variant.clip_high=high",)}, "variant.clip_high='high'"),
+    ({"overrides": ("filter.max_rollouts=0",), "controls": True}, "max_rollouts=0: must be at least 1"),
+    ({"overrides": ("optimizer.learning_rate=1",), "rates": RATES}, "sets optimizer.learning_rate itself"),
+    ({"rates": (1e-4, 1e-3, 1e-4)}, "give numbers over 0, each a tenth larger"),
+    ({"rates": (1e-4, 1.05e-4, 1e-3)}, "give numbers over 0, each a tenth larger"),
+    ({"rates": (-1.0, 1e-4, 1e-3)}, "give numbers over 0"),
+    ({"rates": (1e-4, float("inf"), 1e-3)}, "give numbers over 0"),
+    ({"rates": (1e-4, 1e-3)}, "--rates 0.0001,0.001: give at least 3"),
+    ({"rates": RATES, "rate_count": 2}, "--rate-seeds 2: give at least 3"),
+    ({"rate_count": 5}, "--rate-seeds 5: goes with --rates"),
+    ({"margin": 0.0}, "--margin 0: give a difference over 0"),
+    ({"margin": float("nan")}, "--margin nan: give a difference over 0"),
+    ({"rates": RATES, "overrides": ("data.validation=null",)}, "give the recipe data.validation"),
 ])  # fmt: skip
 def test_mistakes_are_told_before_anything_starts(tmp_path, given, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
-        sweep.run(made(tmp_path, **given), Queue(tmp_path, {}))
+        rate_search.run(made(tmp_path, **given), Queue(tmp_path, {}))
     assert not list(tmp_path.iterdir())
 
 
 def test_fresh_seeds_are_the_ones_that_are_asked_for(tmp_path):
     asked = made(tmp_path, seeds=sweep.read_seeds("5-7"))
-    assert [job.name for job in asked.jobs()] == [f"{name}_{seed}" for seed in (5, 6, 7) for name in asked.methods()]
-    assert [job.config["train"]["seed"] for job in asked.jobs()] == [5, 5, 6, 6, 7, 7]
-    assert asked.rates_seed == 8
+    assert [job.name for job in rows(asked)] == [f"{name}_{seed}" for seed in (5, 6, 7) for name in asked.methods]
+    assert [job.config["train"]["seed"] for job in rows(asked)] == [5, 5, 6, 6, 7, 7]
+    assert asked.rate_seeds == (1000, 1001, 1002)
+    assert made(tmp_path, seeds=(1001, 1003), rates=RATES, rate_count=4).rate_seeds == (1000, 1002, 1004, 1005)
     for text in ("0", "7-5"):
         with pytest.raises(UserError, match=f"--seeds {text}: there are none"):
             sweep.read_seeds(text)
     for text in ("", "x", "-3", "3-", "1-2-3"):
         with pytest.raises(UserError, match="give how many, such as 5, or the first and the last, such as 5-9"):
             sweep.read_seeds(text)
-
-
-class FakeQueue:
-    """Makes each run in no time; its held-out reward is what the rate and the method give."""
-
-    def __init__(self, reward, fails=()):
-        self.reward, self.fails, self.ran = reward, fails, []
-
-    def run(self, jobs):
-        for one in jobs:
-            self.ran.append(one)
-            one.directory.mkdir(parents=True, exist_ok=True)
-            value = self.reward(one.config["variant"]["name"], one.config["optimizer"]["learning_rate"])
-            lines = [{"step": 1, "eval/reward": 9.0}, {"step": one.steps, "eval/reward": value}]
-            (one.directory / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-        failed = {one.name: ["all is lost"] for one in jobs if one.name in self.fails}
-        return Outcome(done=[one for one in jobs if one.name not in failed], failed=failed)
-
-
-def test_rates_are_chosen_by_the_last_held_out_reward_at_equal_cost(tmp_path, said):
-    best = {"grpo": {1e-4: 0.2, 3e-4: 0.5, 1e-3: 0.5}, "dapo": {1e-4: 0.9, 3e-4: 0.5, 1e-3: None}}
-    queue = FakeQueue(lambda name, rate: best[name][rate])
-    asked = made(tmp_path, rates=(1e-3, 3e-4, 1e-4), rate_share=11 / 60)
-    outcome = sweep.run(asked, queue)
-    search, runs = queue.ran[:6], queue.ran[6:]
-    assert {(j.directory.parent.name, j.steps, j.config["train"]["seed"]) for j in search} == {("rates", 11, 2)}
-    rates = {(j.config["variant"]["name"], j.config["optimizer"]["learning_rate"]) for j in runs}
-    assert rates == {("grpo", 3e-4), ("dapo", 1e-4)}  # of equal ones the smaller
-    assert len(runs) == 4 and outcome.done == runs and {j.steps for j in runs} == {60}
-    assert (
-        "grpo: learning rate 0.0003, by held-out reward after 18 % of a run, seed 2: 0.001 0.500, 0.0003 0.500"
-        in said()
-    )
-    assert "dapo-clip_high=0.3: learning rate 0.0001" in said() and said().count("at the end of the range") == 1
-    again = FakeQueue(lambda name, rate: 1.0)
-    sweep.run(asked, again)
-    assert [j.name for j in again.ran] == [j.name for j in runs]  # the choice is kept
-    sweep.run(made(tmp_path, rates=(1e-3, 3e-4), rate_share=11 / 60), again)
-    assert {j.directory.parent.name for j in again.ran[4:8]} == {"rates"}  # asked anew
-
-
-def test_a_choice_without_a_rate_that_failed_is_not_kept(tmp_path):
-    asked = made(tmp_path, rates=(1e-4, 3e-4))
-    first = FakeQueue(lambda name, rate: rate, fails=("grpo_0.0003",))
-    assert list(sweep.run(asked, first).failed) == ["grpo_0.0003"]
-    assert {j.config["optimizer"]["learning_rate"] for j in first.ran[4:] if j.name.startswith("grpo")} == {1e-4}
-    assert list(json.loads((tmp_path / "rates.json").read_text())) == ["dapo-clip_high=0.3"]
-    again = FakeQueue(lambda name, rate: rate)
-    assert not sweep.run(asked, again).failed
-    assert [j.name for j in again.ran[:2]] == ["grpo_0.0001", "grpo_0.0003"]  # tried again, and chosen
-    assert {j.config["optimizer"]["learning_rate"] for j in again.ran[2:]} == {3e-4}
-
-
-def test_a_method_without_any_held_out_reward_is_left_out(tmp_path, said):
-    queue = FakeQueue(lambda name, rate: 0.5 if name == "grpo" else None)
-    outcome = sweep.run(made(tmp_path, rates=(1e-4, 3e-4)), queue)
-    assert outcome.failed == {"dapo-clip_high=0.3": ["no learning rate gave a held-out reward"]}
-    assert {j.config["variant"]["name"] for j in queue.ran[4:]} == {"grpo"}
-    assert "dapo-clip_high=0.3: no learning rate gave a held-out reward; its runs are left out" in said()
-    assert {j.steps for j in queue.ran[:4]} == {15}  # a quarter
 
 
 # ------------------------------------------------------------------------------------------ command line
@@ -346,6 +431,7 @@ def test_a_method_without_any_held_out_reward_is_left_out(tmp_path, said):
     (["--devices", "0,0"], "--devices 0,0: give different numbers"),
     (["--devices", "a"], "--devices a"),
     (["--rates", "low,high"], "--rates low,high: give numbers"),
+    (["--pilot", "nowhere"], "nowhere is no directory"),
     (["train.stepz=3"], "did you mean 'steps'"),
 ])  # fmt: skip
 def test_mistakes_of_the_command_line(arguments, message, tmp_path, capsys):
@@ -354,8 +440,9 @@ def test_mistakes_of_the_command_line(arguments, message, tmp_path, capsys):
 
 
 def test_what_failed_is_told(tmp_path, capsys, monkeypatch):
-    failed = {"grpo": ["no learning rate gave a held-out reward"], "grpo_1": ["all is lost"]}
-    monkeypatch.setattr(sweep, "run", lambda *_: Outcome(failed=failed))
+    left_out = Failure(status=None, step=0, lines=("no learning rate gave a held-out reward",))
+    failed = {"grpo": left_out, "grpo_1": Failure(status=1, step=3, lines=("all is lost",))}
+    monkeypatch.setattr(rate_search, "run", lambda *_: Outcome(failed=failed))
     assert cli.main(["sweep", QUICKSTART, "--variants", "grpo", "--to", str(tmp_path)]) == 1
     assert capsys.readouterr().out == (
         "grpo: no learning rate gave a held-out reward\ngrpo_1 failed; the same command tries it again\n"
@@ -392,7 +479,7 @@ def test_the_command_starts_trainers_that_share_a_cache_and_says_what_comes_next
     )
 
 
-@pytest.mark.parametrize("module", [sweep, jobs_module])
+@pytest.mark.parametrize("module", [sweep, rate_search, jobs_module])
 def test_examples(module):
     assert doctest.testmod(module).failed == 0
 

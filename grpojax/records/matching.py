@@ -1,0 +1,79 @@
+"""What two methods that are compared differ in, besides what the comparison is about."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from grpojax.records.methods import differences
+
+# What `describe`'s trees repeat of the advantage and the objective, or what follows from these.
+_REPEATED = ("variant", "options", "needs")
+_DDOF = re.compile(r"\bddof=(\w+)")
+
+
+def unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Settings of the loss that differ between two methods, in addition to what tells the methods apart.
+
+    Looked at are aggregation, KL, ddof, clip and filter. Where a single one of these is all that differs, the methods
+    are about it, and nothing is unmatched. A clip is compared only between surrogates of one name, a ddof only between
+    chains that both divide by a standard deviation: otherwise the method itself is another.
+
+    Args:
+      a, b: resolved methods, the trees of `grpojax.run.method.describe`.
+
+    Returns:
+      Name of the setting -> its value in a and in b, as text.
+    """
+    mine, other = _settings(a), _settings(b)
+    found = {name: (mine[name], other[name]) for name in mine if name in other and mine[name] != other[name]}
+    return found if len(found) > 1 or _rest(a) != _rest(b) else {}
+
+
+def in_a_line(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """How the method ``b`` differs from ``a``: ``name: of a -> of b``, with "; " between; empty where nothing differs.
+
+    Args:
+      a, b: as for `unmatched`.
+
+    Example:
+      >>> tree = {"advantage": "center(by=group) | scale(ddof=1)", "objective": {"aggregate": "sequence_mean"}}
+      >>> in_a_line(tree, {"advantage": "center(by=group) | scale(ddof=0)", "objective": {"aggregate": "constant"}})
+      'advantage.scale.ddof: 1 -> 0; objective.aggregate: sequence_mean -> constant'
+    """
+    found = {name: pair for name, pair in differences(a, b).items() if name != "variant"}
+    # An option is shown where nothing else shows what it does.
+    shown = {name: pair for name, pair in found.items() if name.partition(".")[0] not in _REPEATED} or found
+    return "; ".join(f"{name}: {_text(x)} -> {_text(y)}" for name, (x, y) in shown.items())
+
+
+def _settings(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The settings that `unmatched` looks at, as text."""
+    objective = tree["objective"]
+    name, _, clip = str(objective["surrogate"]).partition("(")
+    divisor = "" if objective["constant"] is None else f" {objective['constant']:g}"
+    empty = "" if objective["count_empty"] else " without empty samples"
+    kl = f"{objective['kl_coef']:g} {objective['kl_kind']} in {objective['kl_in']}" if objective["kl_coef"] else "0"
+    found = {
+        "aggregation": f"{objective['aggregate']}{divisor}{empty}",
+        "KL": kl,
+        f"clip of {name}": clip.removesuffix(")") or "none",
+        "filter": _text(tree["filter"]),
+    }
+    if ddof := _DDOF.findall(tree["advantage"]):
+        found["ddof"] = ", ".join(dict.fromkeys(ddof))
+    return found
+
+
+def _rest(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree without the settings that `unmatched` looks at."""
+    own = ("aggregate", "constant", "count_empty", "kl_coef", "kl_kind", "kl_in")
+    objective = {k: x for k, x in tree["objective"].items() if k not in own}
+    objective["surrogate"] = str(objective["surrogate"]).partition("(")[0]
+    rest = {k: x for k, x in tree.items() if k not in (*_REPEATED, "filter")}
+    return rest | {"objective": objective, "advantage": _DDOF.sub("", tree["advantage"])}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {_text(x)}" for k, x in value.items() if x is not None) + "}"
+    return "none" if value is None else str(value)

@@ -1,0 +1,159 @@
+"""Before a comparison is run: the smallest difference that its seeds can show, from the spread of runs made before."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from etils import epath
+
+from grpojax.host.errors import UserError
+from grpojax.records.runs import by_method, read_runs
+
+# What a pilot's runs are measured by: the first of these that all runs with any held-out value have.
+METRICS = ("test/accuracy", "test/reward", "eval/accuracy", "eval/reward")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far the differences of two methods vary from seed to seed.
+
+    Attributes:
+      sd: standard deviation of a difference, in units of the metric.
+      freedom: degrees of freedom that it is estimated with.
+      paired: whether it comes from differences of two methods with the same seed. Otherwise it is sqrt(2) times the
+        standard deviation of one method's runs, as if the runs of one seed had nothing in common: an upper estimate.
+    """
+
+    sd: float
+    freedom: int
+    paired: bool
+
+
+def spread(values: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> Spread:
+    """The spread of differences between methods, pooled over the methods.
+
+    With d the differences of a method and the baseline over the seeds that both have, ``sd² = Σ Σ (d - mean d)² / Σ (n
+    - 1)``; without two common seeds the same of the values, times 2.
+
+    Args:
+      values: method -> seed -> last held-out value.
+      baseline: a method; None takes the first.
+
+    Raises:
+      ValueError: no method has two seeds.
+
+    Example:
+      >>> spread({"grpo": {0: 0.1, 1: 0.2}, "dapo": {0: 0.2, 1: 0.4}})  # differences 0.1 and 0.2
+      Spread(sd=0.07071067811865477, freedom=1, paired=True)
+    """
+    base = next(iter(values)) if baseline is None else baseline
+    of_base = values[base]
+    differences = [[x[s] - of_base[s] for s in x.keys() & of_base.keys()] for m, x in values.items() if m != base]
+    if pooled := _pooled(differences):
+        return Spread(sd=pooled[0], freedom=pooled[1], paired=True)
+    if pooled := _pooled(list(x.values()) for x in values.values()):
+        return Spread(sd=math.sqrt(2) * pooled[0], freedom=pooled[1], paired=False)
+    raise ValueError("no method has two seeds")
+
+
+def _pooled(samples: Iterable[Sequence[float]]) -> tuple[float, int] | None:
+    """Standard deviation over all samples about their own means, and its degrees of freedom; None without any."""
+    several = [np.asarray(x, np.float64) for x in samples if len(x) > 1]
+    freedom = sum(len(x) - 1 for x in several)
+    return (math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / freedom), freedom) if freedom else None
+
+
+def smallest_difference(
+    sd: float, seeds: int, *, comparisons: int = 1, level: float = 0.05, power: float = 0.8
+) -> float | None:
+    """The smallest true mean difference that a paired t test over so many seeds shows with the given power.
+
+    The test is two-sided at ``level / comparisons``, where Holm's correction begins. Its statistic has a noncentral t
+    distribution with ``seeds - 1`` degrees of freedom and noncentrality ``difference sqrt(seeds) / sd``
+    (Cohen 1988, chapter 2).
+
+    Args:
+      sd: standard deviation of the paired differences.
+      seeds: pairs.
+      comparisons: how many are corrected for.
+
+    Returns:
+      The difference in units of ``sd``'s; None with fewer than two seeds.
+
+    Example:
+      >>> [round(smallest_difference(1.0, n), 2) for n in (3, 5, 8, 34)]
+      [3.26, 1.68, 1.16, 0.5]
+      >>> round(smallest_difference(0.02, 8, comparisons=6), 3)
+      0.033
+    """
+    if seeds < 2:
+        return None
+    critical = _root(lambda t: 2 * (1 - _t_below(t, seeds - 1, 0.0)) - level / comparisons)
+    missed = _root(lambda shift: _t_below(critical, seeds - 1, shift) - (1 - power))
+    return sd * missed / math.sqrt(seeds)
+
+
+_erf = np.vectorize(math.erf)
+
+
+def _t_below(t: float, freedom: int, shift: float) -> float:
+    """The chance that a noncentral t of ``freedom`` degrees and noncentrality ``shift`` is under ``t``.
+
+    ``∫ Φ(t u - shift) f(u) du`` over ``u = sqrt(χ² / freedom)``, whose density is ``f(u) ∝ u^(freedom-1)
+    exp(-freedom u² / 2)``, by the midpoint rule in the root of u, as a large t needs many points near 0.
+    """
+    root = (np.arange(1000) + 0.5) / 1000
+    u = root**2 * (1 + 8 / math.sqrt(freedom))
+    log_density = (freedom - 1) * np.log(u) - freedom * u**2 / 2
+    density = root * np.exp(log_density - log_density.max())
+    below = 0.5 * (1 + _erf((t * u - shift) / math.sqrt(2)))
+    return float(density @ below / density.sum())
+
+
+def _root(falls: Callable[[float], float]) -> float:
+    """Where a falling function of numbers from 0 on is 0."""
+    low, high = 0.0, 1.0
+    while falls(high) > 0:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if falls(middle) > 0 else (low, middle)
+    return high
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pilot:
+    """What a pilot's runs say.
+
+    Attributes:
+      metric: what they are measured by.
+      spread: of differences.
+      runs: how many they are.
+      unfinished: how many of these did not come to their last step; they count with their last value, or 0.
+    """
+
+    metric: str
+    spread: Spread
+    runs: int
+    unfinished: int
+
+
+def read_pilot(folder: epath.PathLike) -> Pilot:
+    """Reads the folder of a sweep, or of several runs.
+
+    Raises:
+      UserError: there are no runs with held-out values, or no method has two seeds.
+    """
+    runs, _ = read_runs([folder])
+    measured = [run for run in runs if any(run.last(name) is not None for name in METRICS)]
+    metric = next((name for name in METRICS if measured and all(r.last(name) is not None for r in measured)), None)
+    if metric is None:
+        raise UserError(f"--pilot {folder}: its runs have no held-out values; give runs of a recipe with held-out data")
+    methods = by_method(runs)
+    values = {m.name: {run.seed: run.last(metric) or 0.0 for run in m.runs} for m in methods}
+    try:
+        found = spread(values, next((m.name for m in methods if m.values["variant"] == "grpo"), None))
+    except ValueError as e:
+        raise UserError(f"--pilot {folder}: {e}; give runs with at least two") from None
+    return Pilot(metric=metric, spread=found, runs=len(runs), unfinished=sum(not run.finished for run in runs))
