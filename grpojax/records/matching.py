@@ -12,7 +12,7 @@ _DDOF = re.compile(r"\bddof=(\w+)")
 
 
 def unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Settings of the loss that differ between two methods, in addition to what tells the methods apart.
+    """Settings of the loss that differ between two methods, in addition to what makes them two methods.
 
     Looked at are aggregation, KL, ddof, clip and filter. Where a single one of these is all that differs, the methods
     are about it, and nothing is unmatched. A clip is compared only between surrogates of one name, a ddof only between

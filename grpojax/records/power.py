@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from etils import epath
+from scipy import special
 
 from grpojax.host.errors import UserError
 from grpojax.records.runs import by_method, read_runs
@@ -89,37 +90,8 @@ def smallest_difference(
     """
     if seeds < 2:
         return None
-    critical = _root(lambda t: 2 * (1 - _t_below(t, seeds - 1, 0.0)) - level / comparisons)
-    missed = _root(lambda shift: _t_below(critical, seeds - 1, shift) - (1 - power))
-    return sd * missed / math.sqrt(seeds)
-
-
-_erf = np.vectorize(math.erf)
-
-
-def _t_below(t: float, freedom: int, shift: float) -> float:
-    """The chance that a noncentral t of ``freedom`` degrees and noncentrality ``shift`` is under ``t``.
-
-    ``∫ Φ(t u - shift) f(u) du`` over ``u = sqrt(χ² / freedom)``, whose density is ``f(u) ∝ u^(freedom-1)
-    exp(-freedom u² / 2)``, by the midpoint rule in the root of u, as a large t needs many points near 0.
-    """
-    root = (np.arange(1000) + 0.5) / 1000
-    u = root**2 * (1 + 8 / math.sqrt(freedom))
-    log_density = (freedom - 1) * np.log(u) - freedom * u**2 / 2
-    density = root * np.exp(log_density - log_density.max())
-    below = 0.5 * (1 + _erf((t * u - shift) / math.sqrt(2)))
-    return float(density @ below / density.sum())
-
-
-def _root(falls: Callable[[float], float]) -> float:
-    """Where a falling function of numbers from 0 on is 0."""
-    low, high = 0.0, 1.0
-    while falls(high) > 0:
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falls(middle) > 0 else (low, middle)
-    return high
+    critical = special.stdtrit(seeds - 1, 1 - level / 2 / comparisons)
+    return sd * float(special.nctdtrinc(seeds - 1, 1 - power, critical)) / math.sqrt(seeds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +122,12 @@ def read_pilot(folder: epath.PathLike) -> Pilot:
     metric = next((name for name in METRICS if measured and all(r.last(name) is not None for r in measured)), None)
     if metric is None:
         raise UserError(f"--pilot {folder}: its runs have no held-out values; give runs of a recipe with held-out data")
-    methods = by_method(runs)
+    try:
+        methods = by_method(runs)
+    except UserError:
+        raise UserError(
+            f"--pilot {folder}: two of its runs have the same method and seed; give runs that differ in these"
+        ) from None
     values = {m.name: {run.seed: run.last(metric) or 0.0 for run in m.runs} for m in methods}
     try:
         found = spread(values, next((m.name for m in methods if m.values["variant"] == "grpo"), None))

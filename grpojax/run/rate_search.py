@@ -112,9 +112,9 @@ def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str
         jobs = rate_jobs(sweep, more)
     for name in asked:
         if kept[name].rate is None:
-            said = "no learning rate gave a held-out reward; its runs are left out"
-            outcome.failed[name] = Failure(status=None, step=0, lines=(said,))
-            log.warning("%s: %s", name, said)
+            text = "no learning rate gave a held-out reward; its runs are left out"
+            outcome.failed[name] = Failure(status=None, step=0, lines=(text,))
+            log.warning("%s: %s", name, text)
         else:
             log.info("%s: %s", name, _summary(kept[name], len(sweep.rate_seeds)))
     return {name: rate for name in asked if (rate := kept[name].rate) is not None}, outcome

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.records import comparison, matching, power, sweeps
+from grpojax.records import matching, power, sweeps
 from grpojax.records.sweeps import Compared, Record
 from grpojax.run import recipe
 from grpojax.run.jobs import Job, Outcome
@@ -187,12 +187,11 @@ class Sweep:
         own = dict(variants.parameters(name)) | _typed(self._spec(name)[0])
         options = {k: x for k, x in options.items() if own.get(k) != x}
         try:
-            control = self._method({"name": name, **options} if options else name)
+            return self._method({"name": name, **options} if options else name)
         except UserError as e:
             if self.controls:
                 raise UserError(f"--controls: that of {of}: {e}") from None
             return None
-        return None if _same(control, method) else control
 
     def _find(self, control: Method, found: dict[str, Method]) -> str | None:
         """The label of a control among the methods; it is added where it is asked for, and None where it is not."""
@@ -336,26 +335,24 @@ def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
 
 def _seeds(record: Record, pilot: str | None) -> list[str]:
     """What the seeds of a sweep can show."""
-    count, seeds = len(record.comparisons), len(record.seeds)
-    lines = []
-    if count and seeds < (needed := comparison.seeds_needed(count)):
-        lines.append(
-            f"warning: with {seeds} seeds and {count} comparisons no corrected p-value can be under 0.05; "
-            f"--seeds {needed} is the least"
-        )
+    count, seeds = max(len(record.comparisons), 1), len(record.seeds)
+    least = power.smallest_difference(1.0, seeds, comparisons=count)
+    if least is None:
+        lines = ["warning: one seed gives no p-value, whatever it shows; --seeds 2 is the least, and shows little"]
+    else:
+        lines = [
+            f"seeds {seeds}, comparisons {count}: a difference of {least:.2g} standard deviations or more is shown at "
+            "80 % power (paired t, 5 % over all comparisons; standard deviations of differences between seeds)"
+        ]
     if pilot is None:
         return lines
     found = power.read_pilot(pilot)
-    least = power.smallest_difference(found.spread.sd, seeds, comparisons=max(count, 1))
-    how = "differences of pairs" if found.spread.paired else "one method, taken as unpaired"
-    unfinished = f", {found.unfinished} of them not finished" if found.unfinished else ""
+    how = "pairs of runs" if found.spread.paired else "runs of one method, as if unpaired"
+    unfinished = f", {found.unfinished} not finished" if found.unfinished else ""
+    difference = "" if least is None else f", so that is a difference of {found.spread.sd * least:.3g}"
     lines.append(
-        f"{pilot}: {found.runs} runs{unfinished}; {found.metric} differs by {found.spread.sd:.3g} from seed to seed "
-        f"(standard deviation of {how}, {found.spread.freedom} degrees of freedom)"
-    )
-    shown = "no difference" if least is None else f"a difference of {least:.3g} or more"
-    lines.append(
-        f"with {seeds} seeds, {shown} is shown at 80 % power (paired t, 5 % corrected for {max(count, 1)} comparisons)"
+        f"{pilot}: a standard deviation is {found.spread.sd:.3g} of {found.metric} by {how} ({found.runs} runs"
+        f"{unfinished}, {found.spread.freedom} degrees of freedom){difference}"
     )
     return lines
 

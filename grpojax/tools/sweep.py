@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         left_out = failure.status is None
         print(f"{name}: {failure.lines[-1]}" if left_out else f"{name} failed; the same command tries it again")
     if outcome.done:
-        print(f"grpojax report {shlex.quote(str(folder / 'runs'))} --to {shlex.quote(str(folder / 'report.html'))}")
+        print(f"grpojax report {shlex.quote(str(folder))} --to {shlex.quote(str(folder / 'report.html'))}")
     return 1 if outcome.failed else 0
 
 

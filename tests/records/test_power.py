@@ -38,8 +38,8 @@ def test_the_spread_is_of_pairs_where_there_are_any():
     one = power.spread({"a": values["a"]})
     assert not one.paired and one.freedom == 399
     assert one.sd == pytest.approx(math.sqrt(2) * np.std(of_seed + noise[0], ddof=1))
-    apart = power.spread({"a": {0: 1.0, 1: 2.0}, "b": {2: 5.0, 3: 5.0}})  # no common seeds
-    assert not apart.paired and apart.sd == pytest.approx(math.sqrt(2) * math.sqrt(0.25))
+    separate = power.spread({"a": {0: 1.0, 1: 2.0}, "b": {2: 5.0, 3: 5.0}})  # no common seeds
+    assert not separate.paired and separate.sd == pytest.approx(math.sqrt(2) * math.sqrt(0.25))
     with pytest.raises(ValueError, match="no method has two seeds"):
         power.spread({"a": {0: 1.0}, "b": {0: 2.0}})
 
@@ -72,6 +72,14 @@ def test_a_pilot_is_read(tmp_path):
 def test_a_pilot_that_says_nothing_is_refused(tmp_path, values, message):
     with pytest.raises(UserError, match=f"--pilot {tmp_path}: {message}"):
         power.read_pilot(write_runs(tmp_path, values))
+
+
+def test_a_pilot_with_two_runs_of_a_seed_is_refused(tmp_path):
+    write_runs(tmp_path, {("grpo", 0): 0.5, ("grpo", 1): 0.4})
+    (tmp_path / "grpo_0").rename(tmp_path / "other")
+    write_runs(tmp_path, {("grpo", 0): 0.5})
+    with pytest.raises(UserError, match=f"--pilot {tmp_path}: two of its runs have the same method and seed"):
+        power.read_pilot(tmp_path)
 
 
 def test_examples():

@@ -17,7 +17,7 @@ DAPO = "dapo-clip_high=0.3"
 
 
 @pytest.fixture
-def said(caplog):
+def logged(caplog):
     """What was logged, so far."""
     caplog.set_level(logging.INFO, logger="grpojax")
     return lambda: "\n".join(record.getMessage() for record in caplog.records)
@@ -57,7 +57,7 @@ class FakeQueue:
         return list(dict.fromkeys(j.config["optimizer"]["learning_rate"] for j in found))
 
 
-def test_the_rate_of_the_best_mean_over_seeds_of_full_runs(tmp_path, said):
+def test_the_rate_of_the_best_mean_over_seeds_of_full_runs(tmp_path, logged):
     table = {"grpo": {1e-4: 0.2, 3e-4: 0.5, 1e-3: 0.4}, "dapo": {1e-4: 0.4, 3e-4: 0.45, 1e-3: 0.4}}
     queue = FakeQueue(lambda name, rate, seed: table[name][rate])
     asked = made(tmp_path, overrides=("train.steps=24", "profile.steps=[9, 12]"), rate_count=4)
@@ -70,7 +70,8 @@ def test_the_rate_of_the_best_mean_over_seeds_of_full_runs(tmp_path, said):
     assert queue.rates("runs", "grpo") == queue.rates("runs", "dapo") == [3e-4]
     assert outcome.done == runs and len(runs) == 4 and {j.config["train"]["seed"] for j in runs} == {0, 1}
     assert (
-        "grpo: learning rate 0.0003, by held-out reward over 4 seeds: 0.0001 0.200, 0.0003 0.500, 0.001 0.400" in said()
+        "grpo: learning rate 0.0003, by held-out reward over 4 seeds: 0.0001 0.200, 0.0003 0.500, 0.001 0.400"
+        in logged()
     )
     kept = sweeps.read_rates(tmp_path)
     assert [(x.rate, x.mean) for x in kept["grpo"].curve] == [(1e-4, 0.2), (3e-4, 0.5), (1e-3, 0.4)]
@@ -100,7 +101,7 @@ def test_one_seed_does_not_choose(tmp_path):
     (1.0, [3.33e-3, 1.11e-2, 3.7e-2], "highest", 3.7e-2),
     (1e-9, [3.33e-5, 1.11e-5, 3.7e-6], "lowest", 3.7e-6),
 ])  # fmt: skip
-def test_an_optimum_at_the_end_extends_the_range(tmp_path, said, peak, tried, edge, rate):
+def test_an_optimum_at_the_end_extends_the_range(tmp_path, logged, peak, tried, edge, rate):
     queue = FakeQueue(lambda name, rate, seed: 1 / (1 + max(rate / peak, peak / rate)))
     rate_search.run(made(tmp_path, "grpo,{name: dapo, clip_high: 0.3}"), queue)
     for name, label in (("grpo", "grpo"), ("dapo", DAPO)):
@@ -108,10 +109,10 @@ def test_an_optimum_at_the_end_extends_the_range(tmp_path, said, peak, tried, ed
         assert queue.rates("runs", name) == [rate]
         kept = sweeps.read_rates(tmp_path)[label]
         assert (kept.rate, kept.edge, [x.rate for x in kept.curve]) == (rate, edge, sorted([*RATES, *tried]))
-    assert said().count("is tried too") == 2 * len(tried)
-    assert ("after 3 extensions" in said()) == (edge is not None)
+    assert logged().count("is tried too") == 2 * len(tried)
+    assert ("after 3 extensions" in logged()) == (edge is not None)
     if edge:
-        assert f"it is still the {edge} of the range" in said()
+        assert f"it is still the {edge} of the range" in logged()
 
 
 def curve(*means):
@@ -130,7 +131,7 @@ def test_of_equal_rates_the_smallest_inside(means, wanted):
     assert rate_search.best(curve(*means)) == wanted
 
 
-def test_a_run_that_fails_counts(tmp_path, said):
+def test_a_run_that_fails_counts(tmp_path, logged):
     """With what it had, or 0; the choice is kept, and so is how the run ended."""
 
     def reward(name, rate, seed):
@@ -142,7 +143,7 @@ def test_a_run_that_fails_counts(tmp_path, said):
     outcome = rate_search.run(made(tmp_path, "grpo"), queue)
     assert queue.rates("runs", "grpo") == [3e-4]  # 0.5 against (0.6 + 0 + 0.6) / 3
     assert list(outcome.failed) == ["grpo_1"]
-    assert "2 runs failed and count with their last value, or 0" in said()
+    assert "2 runs failed and count with their last value, or 0" in logged()
     lost = Failure(status=1, step=2, lines=("all is lost",))
     _, middle, high = sweeps.read_rates(tmp_path)["grpo"].curve
     assert (middle.mean, middle.failed) == (0.5, {1002: lost})
@@ -154,11 +155,11 @@ def test_a_run_that_fails_counts(tmp_path, said):
     assert sweeps.read(tmp_path).failed == {}  # it came to its end now
 
 
-def test_a_method_without_any_held_out_reward_is_left_out(tmp_path, said):
+def test_a_method_without_any_held_out_reward_is_left_out(tmp_path, logged):
     queue = FakeQueue(lambda name, rate, seed: 1e-3 - abs(rate - 3e-4) if name == "grpo" else None)
     outcome = rate_search.run(made(tmp_path), queue)
     text = "no learning rate gave a held-out reward; its runs are left out"
-    assert outcome.failed == {DAPO: Failure(status=None, step=0, lines=(text,))} and f"{DAPO}: {text}" in said()
+    assert outcome.failed == {DAPO: Failure(status=None, step=0, lines=(text,))} and f"{DAPO}: {text}" in logged()
     assert queue.rates("runs", "dapo") == [] and queue.rates("runs", "grpo") == [3e-4]
     assert sweeps.read_rates(tmp_path)[DAPO].rate is None
     again = FakeQueue(lambda name, rate, seed: 1e-3 - abs(rate - 3e-4))
@@ -202,7 +203,7 @@ def test_a_second_command_adds_to_what_the_first_wrote(tmp_path):
     assert list(sweeps.read(tmp_path).failed) == ["grpo_1"]
 
 
-def test_what_seeds_can_show_is_said(tmp_path, said):
+def test_what_seeds_can_show_is_printed(tmp_path, logged):
     for seed, (a, b) in enumerate([(0.4, 0.5), (0.4, 0.7)]):
         for name, value in (("grpo", a), ("dapo", b)):
             path = tmp_path / "pilot" / f"{name}_{seed}"
@@ -212,10 +213,10 @@ def test_what_seeds_can_show_is_said(tmp_path, said):
             (path / "metrics.jsonl").write_text(json.dumps({"step": 1, "eval/accuracy": value, "eval/reward": 1}))
     asked = made(tmp_path / "s", "grpo,gspo,cispo", rates=(), seeds=range(8))
     rate_search.run(asked, FakeQueue(None, stops=True), str(tmp_path / "pilot"))
-    assert "eval/accuracy differs by 0.141 from seed to seed (standard deviation of differences of pairs" in said()
-    assert "with 8 seeds, a difference of 0.189 or more is shown at 80 % power (paired t, 5 % corrected for 2" in said()
-    assert "no corrected p-value" not in said()
-    rate_search.run(made(tmp_path / "s5", "grpo,gspo,cispo", rates=(), seeds=range(5)), FakeQueue(None, stops=True))
-    assert (
-        "warning: with 5 seeds and 2 comparisons no corrected p-value can be under 0.05; --seeds 7 is the least"
-    ) in said()
+    text = logged()
+    assert "seeds 8, comparisons 2: a difference of 1.3 standard deviations or more is shown at 80 % power" in text
+    pilot = "pilot: a standard deviation is 0.141 of eval/accuracy by pairs of runs (4 runs, 1 degrees of freedom)"
+    assert f"{pilot}, so that is a difference of 0.189" in text
+    assert "gives no p-value" not in text
+    rate_search.run(made(tmp_path / "one", "grpo,gspo", rates=(), seeds=(3,)), FakeQueue(None, stops=True))
+    assert "warning: one seed gives no p-value" in logged()

@@ -261,11 +261,11 @@ def test_options_of_the_recipe_go_to_every_method_that_has_them(tmp_path, varian
     assert {k: x for k, x in given.items() if k != "name"} == wanted
     assert given["name"] == sweep.read_variants(method)[0] or given["name"] in method
     # The command gives what was resolved here.
-    said = [json.loads(text.partition("=")[2]) for text in job.command if text.startswith("variant=")]
-    assert said == [given] and not any(text.startswith("variant.") for text in job.command)
+    given_to_it = [json.loads(text.partition("=")[2]) for text in job.command if text.startswith("variant=")]
+    assert given_to_it == [given] and not any(text.startswith("variant.") for text in job.command)
 
 
-def test_what_a_method_does_not_have_is_said_once(tmp_path):
+def test_what_a_method_does_not_have_is_printed_once(tmp_path):
     asked = made(tmp_path, variants="grpo,cispo,dapo", overrides=("variant.clip_high=0.25", "variant.ddof=0"))
     lines = [line for line in sweep.introduction(asked, asked.jobs()) if "has no option" in line]
     assert lines == ["cispo: has no option clip_high, which is left out of it"]
@@ -311,9 +311,9 @@ def test_a_control_that_is_given_is_found(tmp_path):
         assert links(asked) == {"culling": (label, label), label: (None, None)}
     off = made(tmp_path, variants="{name: negative_advantage, c: 0}", controls=True)
     assert links(off) == {"negative_advantage-c=0": (None, None)}  # it is its own control
-    alone = made(tmp_path, variants="grpo,negative_advantage")
-    assert links(alone) == {"grpo": (None, None), "negative_advantage": (None, "grpo")}
-    line, warning, _ = sweep.introduction(alone, alone.jobs())
+    without = made(tmp_path, variants="grpo,negative_advantage")
+    assert links(without) == {"grpo": (None, None), "negative_advantage": (None, "grpo")}
+    line, warning, _ = sweep.introduction(without, without.jobs())
     assert line.startswith("negative_advantage, compared with grpo: advantage.penalize_all_fail: none -> ")
     assert warning == (
         "warning: negative_advantage and grpo differ in more than the method: aggregation (sequence_sum; grpo "
@@ -475,7 +475,7 @@ def test_the_command_starts_trainers_that_share_a_cache_and_says_what_comes_next
     assert {"train.steps=2", "train.eval_every=1"} <= set(command)
     assert env["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "new" / "cache")
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"grpojax report {tmp_path}/new/runs --to {tmp_path}/new/report.html"
+        f"grpojax report {tmp_path}/new --to {tmp_path}/new/report.html"
     )
 
 
