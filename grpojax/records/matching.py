@@ -30,7 +30,8 @@ def unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str
 
 
 def in_a_line(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """How the method ``b`` differs from ``a``: ``name: of a -> of b``, with "; " between; empty where nothing differs.
+    """How the method ``b`` differs from ``a``: ``name: of a -> of b``, with "; " between; empty where nothing but their
+    names and needs differs.
 
     Args:
       a, b: as for `unmatched`.
@@ -40,7 +41,7 @@ def in_a_line(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
       >>> in_a_line(tree, {"advantage": "center(by=group) | scale(ddof=0)", "objective": {"aggregate": "constant"}})
       'advantage.scale.ddof: 1 -> 0; objective.aggregate: sequence_mean -> constant'
     """
-    found = {name: pair for name, pair in differences(a, b).items() if name != "variant"}
+    found = {name: pair for name, pair in differences(a, b).items() if name not in ("variant", "needs")}
     # An option is shown where nothing else shows what it does.
     shown = {name: pair for name, pair in found.items() if name.partition(".")[0] not in _REPEATED} or found
     return "; ".join(f"{name}: {_text(x)} -> {_text(y)}" for name, (x, y) in shown.items())

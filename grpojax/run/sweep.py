@@ -323,7 +323,9 @@ def introduction(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], pilot: str |
 def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
     """How a method differs from what it is compared with, and a warning where that is more than what it is about."""
     a, b = against.config["method"], method.config["method"]
-    lines = [f"{name}, compared with {other}: {matching.in_a_line(a, b) or 'no difference'}"]
+    if not (line := matching.in_a_line(a, b)):
+        return [f"warning: {name} and {other} are the same under this recipe: a setting of it gives both the mechanism"]
+    lines = [f"{name}, compared with {other}: {line}"]
     if found := matching.unmatched(a, b):
         each = ", ".join(f"{what} ({x}; {other} {y})" for what, (y, x) in found.items())
         remedy = ""

@@ -75,6 +75,7 @@ def test_what_is_unmatched(changes, wanted):
      "advantage.penalize_all_fail: none -> penalize_all_fail(c=0.3)"),
     ((NO_SCALE, {"retire": {"share": 1.0}}),
      "advantage.scale: scale(by=group, ddof=1, eps=0.0001) -> none; retire.share: none -> 1.0"),
+    (({"variant": "culling", "needs": ["culling"]},), ""),
     # An option that shows nowhere else is shown itself.
     (({"options": {"ddof": 1, "groups": "all_fail"}},), "options.groups: none -> all_fail"),
 ])  # fmt: skip

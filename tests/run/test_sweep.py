@@ -303,6 +303,15 @@ def test_a_method_and_its_control_differ_in_nothing_else(tmp_path, name):
     assert not [x for x in sweep.introduction(asked, asked.jobs()) if "differ in more" in x]
 
 
+def test_a_recipe_that_gives_the_control_the_mechanism_is_warned_of(tmp_path):
+    asked = made(tmp_path, variants="culling", controls=True, overrides=("rollout.retire.share=0.5",), seeds=(0, 1))
+    first, _ = sweep.introduction(asked, asked.jobs())
+    assert first == (
+        "warning: culling and grpo-aggregate=sequence_sum are the same under this recipe: a setting of it gives both "
+        "the mechanism"
+    )
+
+
 def test_a_control_that_is_given_is_found(tmp_path):
     given = "culling,{name: grpo, aggregate: sequence_sum, clip_low: 0.2}"
     label = "grpo-aggregate=sequence_sum-clip_low=0.2"
