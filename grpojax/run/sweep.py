@@ -234,7 +234,12 @@ class Sweep:
         """A run that a method's learning rate is chosen by, of the full length."""
         if not self.methods[name].config["data"]["eval"]:
             raise UserError("--rates chooses by held-out reward: give the recipe data.validation")
-        values = {"train": {"seed": seed}, "optimizer": {"learning_rate": rate}, "profile": {"steps": None}}
+        values = {
+            "train": {"seed": seed},
+            "optimizer": {"learning_rate": rate},
+            "profile": {"steps": None},
+            "data": {"test": None},
+        }
         return self._job("rates", f"{name}_{rate:g}_{seed}", self.methods[name], **values)
 
 

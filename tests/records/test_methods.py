@@ -19,7 +19,7 @@ from grpojax.run import method, recipe
 from grpojax.run.method import describe, resolve
 from grpojax.run.sections import RolloutConfig, TrainConfig
 
-ROLLOUT, TRAIN = RolloutConfig(prompts=8, group=4, max_tokens=16), TrainConfig(steps=1, iterations=2)
+ROLLOUT, TRAIN = RolloutConfig(prompts=8, group=4, max_tokens=16), TrainConfig(steps=1, ppo_epochs=2)
 REWARDS = (RewardConfig(name="answer"),)
 NAMES = [name for name in variants.names() if built(name).objective.has_ratio]
 

@@ -11,7 +11,7 @@ GRPO = {"name": "grpo", "aggregate": "sequence_sum", "kl_coef": 0.0}
 
 def metrics(recipe, directory, variant):
     overrides = [
-        f"run.dir={directory}", f"variant={variant}", "data.eval=null", "rewards.0.name=tiny_run:parity",
+        f"run.dir={directory}", f"variant={variant}", "data.validation=null", "rewards.0.name=tiny_run:parity",
         "train.steps=2", "rollout.max_tokens=4", "optimizer.learning_rate=1e-2",
     ]  # fmt: skip
     assert Trainer(config.load(recipe, overrides), eos_ids=()).run()

@@ -298,7 +298,7 @@ def test_controls_are_added_once(tmp_path):
 
 @pytest.mark.parametrize("name", ["llds", "nthr", "pass_at_k", "rare_token", "gt_likelihood", "grpo_lambda_traces"])
 def test_a_method_and_its_control_differ_in_nothing_else(tmp_path, name):
-    asked = made(tmp_path, variants=name, controls=True, overrides=("train.iterations=2",))
+    asked = made(tmp_path, variants=name, controls=True, overrides=("train.ppo_epochs=2",))
     assert asked.methods[name].control in asked.methods
     assert not [x for x in sweep.introduction(asked, asked.jobs()) if "differ in more" in x]
 

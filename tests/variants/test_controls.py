@@ -44,7 +44,7 @@ def test_which_variants_have_one():
     assert found["grpo_lambda_length"] == ("grpo", {})
 
 
-@pytest.mark.parametrize("name", [*BY_OPTION, *BY_GRPO])
+@pytest.mark.parametrize("name", [*BY_OPTION, *sorted(BY_GRPO)])
 def test_it_has_the_objective_of_its_variant_but_for_the_mechanism(name):
     control, options = variants.control(name)
     of_control, own = variants.get(control, **options).objective, variants.get(name).objective
