@@ -233,7 +233,9 @@ class FineTune:
                 self._evaluate()
             if evaluates or saves:
                 self.since = time.perf_counter()
-        if "test" in self.parts and not self._tested:
+        if "test" not in self.parts and self.held_out is not None:
+            log.info("no data.test: the held-out figures are of data.validation, by which checkpoints are picked")
+        elif "test" in self.parts and not self._tested:
             self._test()
 
     def _evaluates(self) -> bool:

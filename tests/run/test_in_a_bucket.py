@@ -17,8 +17,8 @@ from grpojax.records import samples
 
 QUICKSTART = Path(__file__).parents[2] / "configs/quickstart.yaml"
 SHORT = ("train.steps=4", "train.checkpoint_every=1", "train.eval_every=0", "train.eval_limit=4",
-         "data.test.rows=[0, 4]", "rollout.prompts=2", "rollout.group=4", "rollout.max_tokens=12",
-         "profile.steps=[4, 4]")  # fmt: skip
+         "data.test.rows=[0, 4]",
+         "rollout.prompts=2", "rollout.group=4", "rollout.max_tokens=12", "profile.steps=[4, 4]")  # fmt: skip
 RUN = f"{bucket.URL}/runs/first"
 COMMANDS = "import json, sys; from grpojax.tools.cli import main; sys.exit(any(map(main, json.loads(sys.argv[1]))))"
 
