@@ -46,7 +46,7 @@ def test_a_life_in_a_bucket(tmp_path):
         inputs = {
             "model.path": bucket.put_folder(Path(data.locate("builtin:tiny")), "tiny"),
             "data.train": f"{bucket.URL}/data/train.jsonl",
-            "data.validation": f"{bucket.URL}/data/test.jsonl",
+            "data.validation.path": f"{bucket.URL}/data/test.jsonl",
             "data.test.path": f"{bucket.URL}/data/test.jsonl",
         }
         bucket.put_folder(Path(data.locate("builtin:arithmetic")), "data")
