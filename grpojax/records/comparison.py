@@ -1,96 +1,195 @@
-"""Statistics over few runs: paired tests over seeds, several comparisons at once, and what could have been seen."""
+"""Statistics over few seeds: t intervals, paired tests of a difference and of equivalence, and verdicts.
 
-import itertools
+All of it is for one value a seed, such as a run's accuracy on the test set. ``docs/statistics.md`` says how often the
+intervals hold and how often the verdicts are false.
+"""
+
+import dataclasses
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
-# Up to so many pairs every choice of signs is counted; beyond, so many random ones are.
-_EXACT, _DRAWS = 16, 20_000
+LEVEL = 0.05  # the chance that any verdict of a report is false
+BETTER, WORSE, EQUIVALENT, OPEN = "better", "worse", "equivalent", "not told apart"
 
 
-def _signs(n: int, seed: int = 0) -> np.ndarray:
-    """Choices of signs of n differences, ``[choices, n]``: all of them or random ones, up to the sign of the whole.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the paired differences of two methods show, in units of the metric.
 
-    The first row has no sign changed.
+    Attributes:
+      difference: the mean.
+      low, high: its 95 % interval (`t_interval`), not corrected; None where there is none.
+      p: of "the mean difference is 0" (`p_difference`); None with fewer than two seeds.
+      p_equivalent: of "it is the margin or more" (`p_equivalent`); None without a margin, too.
+      p_corrected, p_equivalent_corrected: the same, corrected over all comparisons (`holm`).
+      shown: the smallest mean difference that would have been significant with this spread and this number of
+        comparisons. A true difference of that size is missed about every second time. None without a spread.
+      verdict: `BETTER`, `WORSE`, `EQUIVALENT` or `OPEN`. A difference that is significant and smaller than the margin
+        is `EQUIVALENT`, since the margin says from where on a difference counts.
     """
-    if n <= _EXACT:
-        rest = np.array(list(itertools.product((1.0, -1.0), repeat=n - 1))).reshape(2 ** (n - 1), n - 1)
-        return np.concatenate([np.ones((len(rest), 1)), rest], 1)
-    drawn = np.random.default_rng(seed).choice((1.0, -1.0), (_DRAWS, n))
-    return np.concatenate([np.ones((1, n)), drawn * drawn[:, :1]])
+
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    p_equivalent: float | None
+    p_corrected: float | None = None
+    p_equivalent_corrected: float | None = None
+    shown: float | None = None
+    verdict: str = OPEN
 
 
-def sign_flip(differences: ArrayLike) -> float:
-    """The two-sided p-value of "these paired differences have either sign by chance alone".
-
-    The share of all choices of signs with a mean at least as far from 0: exact up to 16 pairs, of 20000 random choices
-    beyond. No normal limit is behind it, and n pairs never give less than ``2 / 2^n``.
+def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Student's interval of the mean of a few values: ``mean ± t(n - 1) sd / √n`` (Student 1908).
 
     Args:
-      differences: ``[n]``, such as one method less another, a seed each.
-
-    Example:
-      >>> sign_flip([0.1, 0.2, 0.1, 0.3, 0.2]), sign_flip([0.1, -0.1])
-      (0.0625, 1.0)
-    """
-    d = np.asarray(differences, np.float64)
-    if d.ndim != 1 or not len(d) or not np.isfinite(d).all():
-        raise ValueError(f"differences of shape {d.shape}: needs [n] finite numbers")
-    sums = np.abs(_signs(len(d)) @ d)
-    return float(np.mean(sums >= sums[0] - 1e-9 * np.abs(d).sum()))  # ties are as far, whatever their rounding
-
-
-def smallest_shown(differences: ArrayLike, level: float = 0.05) -> float | None:
-    """The mean difference from which on `sign_flip` would have been at most ``level``, were the scatter the same.
-
-    The differences less their mean are what the seeds scatter by; shifted by ``δ`` in the direction that was seen, a
-    choice of signs s is as extreme as none as long as ``δ <= max(Σ s r / (n - Σ s), -Σ s r / (n + Σ s))``, so the
-    answer is one of these bounds. A true difference of that size is still missed about every second time.
+      values: ``[..., n]``; of a comparison, the differences of two methods seed by seed.
+      confidence: the share of such intervals that have the true mean inside, for values that are normal.
 
     Returns:
-      The bound; None where no difference at all would do, since ``2 / 2^n`` is over ``level``.
+      Lower and upper bounds, ``[...]``. NaN with fewer than two values, and where all are the same: these say nothing
+      about how far a next one lies.
 
     Example:
-      >>> smallest_shown([0.1, 0.2, 0.3]) is None, round(smallest_shown([0.1, 0.2, 0.3], level=0.5), 3)
-      (True, 0.05)
+      >>> low, high = t_interval([0.40, 0.44, 0.42])
+      >>> round(float(low), 3), round(float(high), 3)
+      (0.37, 0.47)
+    """
+    x = np.asarray(values, np.float64)
+    error = _standard_error(x)
+    half = np.where(error > 0, special.stdtrit(max(1, x.shape[-1] - 1), (1 + confidence) / 2) * error, np.nan)
+    return x.mean(-1) - half, x.mean(-1) + half
+
+
+def p_difference(differences: ArrayLike) -> float:
+    """Two-sided p-value of "the mean of these paired differences is 0", by the paired t test.
+
+    Args:
+      differences: ``[n]``, such as one method less another, a seed each; at least two.
+
+    Example:
+      >>> round(p_difference([0.1, 0.2, 0.3]), 4)
+      0.0742
+    """
+    return min(1.0, 2 * min(_p_over(differences, 0.0), _p_over(-np.asarray(differences, np.float64), 0.0)))
+
+
+def p_equivalent(differences: ArrayLike, margin: float) -> float:
+    """p-value of "the mean difference is the margin or more, in either direction".
+
+    Two one-sided t tests (TOST; Schuirmann 1987): the larger p-value of "it is at most -margin" and "it is at least
+    margin". A small one shows that two methods are the same up to the margin. A large one shows nothing.
+
+    Args:
+      differences: ``[n]``, at least two.
+      margin: over 0.
+
+    Example:
+      >>> round(p_equivalent([0.01, -0.01, 0.0], 0.05), 4)
+      0.0065
+    """
+    if not margin > 0:
+        raise ValueError(f"margin={margin}: must be over 0")
+    d = np.asarray(differences, np.float64)
+    return max(_p_over(d, -margin), _p_over(-d, -margin))
+
+
+def _p_over(differences: ArrayLike, bound: float) -> float:
+    """One-sided p-value of "the mean is at most the bound".
+
+    The t test divides by the spread. Where all n differences are the same it has none, and p is that of the sign test
+    instead: ``2^-n`` if they lie over the bound. Without that, two equal differences would prove anything.
     """
     d = np.asarray(differences, np.float64)
-    signs = _signs(len(d))
-    residuals = (d - d.mean()) * (-1.0 if d.mean() < 0 else 1.0)
-    moved = signs[np.abs(signs.sum(1)) < len(d)]
-    same = len(signs) - len(moved)
-    may_count = math.floor(level * len(signs) * (1 + 1e-12)) - same
-    if may_count < 0:
-        return None
-    sums, total = moved @ residuals, moved.sum(1)
-    bounds = np.sort(np.maximum(sums / (len(d) - total), -sums / (len(d) + total)))[::-1]
-    return float(max(0.0, bounds[may_count])) if may_count < len(bounds) else 0.0
+    if d.ndim != 1 or len(d) < 2 or not np.isfinite(d).all():
+        raise ValueError(f"differences of shape {d.shape}: needs [n] finite numbers, at least two")
+    error, over = float(_standard_error(d)), float(d.mean()) - bound
+    if error == 0:
+        return 2.0 ** -len(d) if over > 1e-12 else 1.0
+    return float(special.stdtr(len(d) - 1, -over / error))
 
 
-def seeds_needed(comparisons: int, level: float = 0.05) -> int:
-    """The fewest common seeds with which one of so many comparisons can pass Holm's correction.
+def _standard_error(x: np.ndarray) -> np.ndarray:
+    """Of the mean over the last axis; 0 where all values are the same up to rounding, NaN of one value."""
+    n = x.shape[-1]
+    if n < 2:
+        return np.full(x.shape[:-1], np.nan)
+    sd = x.std(-1, ddof=1)
+    return np.where(sd <= 1e-12 + 1e-9 * np.abs(x).max(-1), 0.0, sd) / math.sqrt(n)
 
-    Example:
-      >>> seeds_needed(1), seeds_needed(3)
-      (6, 7)
-    """
-    return math.ceil(1 + math.log2(max(1, comparisons) / level))
 
-
-def holm(ps: Sequence[float]) -> list[float]:
+def holm(ps: Sequence[float], most_true: int | None = None) -> list[float]:
     """p-values corrected for their number (Holm 1979): the chance of any false one among them stays under the level.
 
     The i-th smallest of m is multiplied by ``m - i + 1``, and none is less than the one before it.
+
+    Args:
+      ps: p-values.
+      most_true: how many of the m hypotheses can be true at once, where that is fewer than m. No factor is larger than
+        that then (Shaffer 1986).
 
     Example:
       >>> [round(p, 3) for p in holm([0.04, 0.01, 0.03])]
       [0.06, 0.03, 0.06]
     """
     corrected, least = [0.0] * len(ps), 0.0
+    most = len(ps) if most_true is None else most_true
     for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        least = max(least, min(1.0, (len(ps) - rank) * ps[i]))
+        least = max(least, min(1.0, min(most, len(ps) - rank) * ps[i]))
         corrected[i] = least
     return corrected
+
+
+def verdicts(differences: Sequence[ArrayLike], margin: float | None = None) -> list[Verdict]:
+    """The verdicts of a report, corrected over all its comparisons.
+
+    The chance that any of them is false is at most `LEVEL`. A comparison has two hypotheses, "no difference" and "the
+    margin or more", of which one at most is true: they are corrected together, by the number of comparisons.
+
+    Args:
+      differences: of each comparison ``[n]``, the method less the other one, a seed each; n is at least one and may
+        differ from comparison to comparison.
+      margin: differences within it count as none. Without one nothing is called equivalent.
+
+    Example:
+      >>> found = verdicts([[0.11, 0.12, 0.10, 0.11], [0.001, -0.002, 0.0, 0.001], [0.1, -0.1]], margin=0.02)
+      >>> [v.verdict for v in found]
+      ['better', 'equivalent', 'not told apart']
+    """
+    each = [np.asarray(d, np.float64) for d in differences]
+    found = [_uncorrected(d, margin) for d in each]
+    tested = [i for i, v in enumerate(found) if v.p is not None]
+    ps = [p for v in found for p in (v.p, v.p_equivalent) if p is not None]
+    corrected = iter(holm(ps, len(tested)))
+    for i in tested:
+        v = dataclasses.replace(found[i], p_corrected=next(corrected))
+        if v.p_equivalent is not None:
+            v = dataclasses.replace(v, p_equivalent_corrected=next(corrected))
+        error, n = float(_standard_error(each[i])), len(each[i])
+        shown = special.stdtrit(n - 1, 1 - LEVEL / 2 / len(tested)) * error if error > 0 else None
+        found[i] = dataclasses.replace(v, shown=shown and float(shown), verdict=_verdict(v))
+    return found
+
+
+def _uncorrected(d: np.ndarray, margin: float | None) -> Verdict:
+    low, high = (None if math.isnan(x) else float(x) for x in t_interval(d))
+    several = len(d) > 1
+    return Verdict(
+        difference=float(d.mean()),
+        low=low,
+        high=high,
+        p=p_difference(d) if several else None,
+        p_equivalent=p_equivalent(d, margin) if several and margin is not None else None,
+    )
+
+
+def _verdict(v: Verdict) -> str:
+    if v.p_equivalent_corrected is not None and v.p_equivalent_corrected <= LEVEL:
+        return EQUIVALENT
+    if v.p_corrected is not None and v.p_corrected <= LEVEL:
+        return BETTER if v.difference > 0 else WORSE
+    return OPEN

@@ -26,7 +26,8 @@ class RunDirectory:
     """The directory of one run.
 
     ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was told to
-    stop and has saved: the step, the notice, and the seconds from the notice to the end of the save.
+    stop and has saved: the step, the notice, and the seconds from the notice to the end of the save; ``failed`` when an
+    error has ended it: the step and the reason.
 
     Args:
       path: where it is, or will be.
@@ -172,12 +173,16 @@ class RunDirectory:
 
     def goes_on(self, *, finished: bool) -> None:
         """Takes back what says how the run ended, but for ``done`` where it still is ``finished``."""
-        for name in ("stopped",) if finished else ("stopped", "done"):
+        for name in ("stopped", "failed") if finished else ("stopped", "failed", "done"):
             (self.path / name).unlink(missing_ok=True)
 
     def finished(self, step: int) -> None:
         """Says that the run is finished."""
         files.write_json(self.path / "done", {"step": step})
+
+    def failed(self, step: int, reason: str) -> None:
+        """Says that the run has ended by an error after a step, and why."""
+        files.write_json(self.path / "failed", {"step": step, "reason": reason})
 
     def stopped(self, step: int, *, notice: str | None, seconds: float) -> None:
         """Says that the run was told to stop, and has saved."""

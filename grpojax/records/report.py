@@ -1,27 +1,45 @@
-"""Several runs compared: what each method comes to, whether it differs from the baseline, and what seeds could show."""
+"""Several runs compared: what each method comes to, and how it differs from its control and from the baseline."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from grpojax.evaluation import bootstrap
 from grpojax.host.errors import UserError
-from grpojax.records import comparison, report_problems
+from grpojax.records import comparison, report_problems, sweeps
+from grpojax.records.comparison import Verdict
 from grpojax.records.report_charts import number
-from grpojax.records.report_curves import Curve, draw, title_of
-from grpojax.records.runs import Method, Run, by_method, differences, read_runs
+from grpojax.records.report_curves import Curve, draw, over_rates, title_of
+from grpojax.records.runs import (
+    FAILED,
+    UNFINISHED,
+    Method,
+    Run,
+    by_method,
+    control_of,
+    differences,
+    of_sweep,
+    read_runs,
+    read_sweep,
+)
+
+CONTROL, BASELINE = "control", "baseline"
+NO_METHOD = "the resolved method is not recorded: a run of an older version"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """A method's last held-out value: the mean over its finished seeds, and its 95 % interval from two seeds on.
+    """What a method comes to.
 
-    ``values`` is by seed. Against the baseline, over the seeds that both have: ``difference`` with its interval, ``p``
-    and ``p_holm`` of `comparison.sign_flip`, and ``shown``, the `comparison.smallest_shown` difference at the level
-    that Holm's correction begins with; None where that cannot be told.
+    Attributes:
+      method: its name.
+      values: seed -> last value of the metric, of the runs that are finished or failed (`Run.value`).
+      mean: of the values.
+      low, high: its 95 % interval (`comparison.t_interval`); None where there is none.
+      failed: seed -> why that run failed.
+      unfinished: seeds whose runs are in no result.
     """
 
     method: str
@@ -29,13 +47,26 @@ class Result:
     mean: float | None
     low: float | None
     high: float | None
-    common: tuple[int, ...] = ()
-    difference: float | None = None
-    difference_low: float | None = None
-    difference_high: float | None = None
-    p: float | None = None
-    p_holm: float | None = None
-    shown: float | None = None
+    failed: dict[int, str]
+    unfinished: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A method less another one, over the seeds that both have.
+
+    Attributes:
+      method, other: their names.
+      roles: what the other is to the method: `CONTROL`, `BASELINE` or both.
+      seeds: that both have.
+      result: of `comparison.verdicts`, corrected over all comparisons of the report.
+    """
+
+    method: str
+    other: str
+    roles: tuple[str, ...]
+    seeds: tuple[int, ...]
+    result: Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,119 +75,213 @@ class Report:
 
     Attributes:
       metric: the held-out metric that decides; None where no run has any.
-      baseline: the method that others are compared with.
+      margin: differences within it count as none; None where none was stated.
+      baseline: the method that others are compared with; None in a sweep without GRPO.
       methods: with their runs.
       results: by method.
+      comparisons: each method with its control and with the baseline.
       seed_tests: over problems, seed by seed; ``problems_by`` is what they compare: "accuracy" or "reward".
       column: the column of ``levels``.
       levels: from easy to hard if they are numbers, by name if not.
       samples: of one seed.
       curves: of the metrics.
-      changes: by method, settings in which it differs from the baseline.
+      rates: label -> the learning rates that a sweep has tried for it; ``over_rates`` is their curve.
+      changes: method -> other -> how the method differs from it, in lines.
       notes: what a reader must know.
     """
 
     metric: str | None
-    baseline: str
+    margin: float | None
+    baseline: str | None
     methods: Sequence[Method]
     results: Sequence[Result]
+    comparisons: Sequence[Comparison]
     seed_tests: Sequence[report_problems.SeedTest]
     problems_by: str
     column: str | None
     levels: Sequence[report_problems.Level]
     samples: Sequence[report_problems.Shown]
     curves: Sequence[Curve]
-    changes: dict[str, list[str]]
+    rates: Mapping[str, sweeps.Chosen]
+    over_rates: Curve | None
+    changes: dict[str, dict[str, list[str]]]
     notes: Sequence[str]
 
     def title(self) -> str:
         """What the metric is called."""
         return title_of(self.metric) if self.metric else "no held-out value"
 
+    def compared(self, method: str, role: str) -> Comparison | None:
+        """A method with its control or with the baseline."""
+        return next((c for c in self.comparisons if c.method == method and role in c.roles), None)
+
 
 def build(
     paths: Iterable[epath.PathLike],
     *,
-    by: Sequence[str] = ("variant",),
+    by: Sequence[str] | None = None,
     baseline: str | None = None,
     metric: str | None = None,
+    margin: float | None = None,
 ) -> Report:
     """Reads the runs and compares them.
 
     Args:
-      paths: run directories, or folders of them.
-      by: settings that make a method.
-      baseline: the method that others are compared with; None takes grpo, or the first.
-      metric: None takes ``eval/accuracy`` where every finished run has it, otherwise ``eval/reward``.
+      paths: run directories, or folders of them, or the folder of a sweep, whose ``sweep.json`` says what its methods
+        are and what each is compared with.
+      by: settings that make a method; None takes those of ``sweep.json``, or ``variant`` where there is none.
+      baseline: the method that others are compared with; None takes that of ``sweep.json``, or grpo, or the first.
+      metric: None takes accuracy where every finished run has it, otherwise the reward; of the test set where every
+        finished run has read it, otherwise of the validation set.
+      margin: differences within it count as none, in units of the metric; None takes that of ``sweep.json``.
 
     Raises:
       UserError: there is no run, no such baseline, or no run with such a metric.
     """
+    paths = list(paths)
     runs, notes = read_runs(paths)
-    methods = by_method(runs, by)
-    base = _baseline(methods, baseline)
-    measured = _metric(runs, metric)
-    if measured is None:
-        notes.append("No finished run has held-out values (data.validation), so that nothing is tested here.")
+    swept = read_sweep(paths) if by is None else None
+    record = None
+    if swept is None:
+        methods = by_method(runs, by or ("variant",))
+    else:
+        record, (methods, more) = swept[0], of_sweep(*swept, runs)
+        runs, notes = [run for m in methods for run in m.runs], notes + more
+    margin = record.margin if margin is None and record else margin
+    if margin is not None and not margin > 0:
+        raise UserError(f"--margin {margin:g}: give a number over 0, in units of the metric, such as 0.02")
+    base = _baseline(methods, baseline, record)
+    pairs, more = _pairs(methods, base if record is None or baseline else None, record)
+    measured, about_metric = _metric(runs, metric)
+    notes += more + about_metric
     for method in methods:
-        notes += _about(method)
+        notes += _about(method, measured)
     notes += _unequal_cost(methods)
-    results = _results(methods, base, measured) if measured else []
-    tests, kind, more = report_problems.seed_tests(methods, base)
+    tests, kind, more = report_problems.seed_tests(methods, [(p.method, p.other) for p in pairs])
     column, levels = report_problems.levels(methods, kind)
+    rates = sweeps.read_rates(swept[1]) if swept else {}
     return Report(
         metric=measured,
-        baseline=base.name,
+        margin=margin,
+        baseline=base.name if base else None,
         methods=methods,
-        results=results,
+        results=[_result(m, measured) for m in methods] if measured else [],
+        comparisons=_compare(pairs, measured, margin) if measured else [],
         seed_tests=tests,
         problems_by=kind,
         column=column,
         levels=levels,
         samples=report_problems.samples(methods, kind),
         curves=draw(methods),
-        changes={m.name: _changes(base, m, by) for m in methods if m is not base},
+        rates=rates,
+        over_rates=over_rates([m.name for m in methods], rates),
+        changes=_changes(pairs, by or ("variant",)),
         notes=[*notes, *more],
     )
 
 
-def _changes(base: Method, method: Method, by: Sequence[str]) -> list[str]:
-    """Settings that are not the baseline's, those aside that make the method."""
-    made = {*method.values, *base.values, *(f"{name}.name" for name in by)}
-    return [x for x in differences(base.runs[0], method.runs[0]) if x.partition(":")[0] not in made]
+class _Pair(NamedTuple):
+    method: Method
+    other: Method
+    roles: tuple[str, ...]
 
 
-def _baseline(methods: Sequence[Method], wanted: str | None) -> Method:
-    if wanted is None:
-        return next((m for m in methods if m.name == "grpo"), methods[0])
+def _pairs(
+    methods: Sequence[Method], base: Method | None, record: sweeps.Record | None
+) -> tuple[list[_Pair], list[str]]:
+    """Each method with its control and with the baseline, once where they are the same; and notes.
+
+    Args:
+      methods: all of them.
+      base: what all others are compared with; None takes what the record says.
+      record: of a sweep; without one, controls are found among the methods (`control_of`).
+    """
+    by_name, found, notes = {m.name: m for m in methods}, [], []
     for method in methods:
-        if wanted == method.name:
-            return method
-    raise UserError(f"--baseline {wanted!r}: no such method; there are {', '.join(repr(m.name) for m in methods)}")
+        roles: dict[str, tuple[str, ...]] = {}
+        its = record.methods[method.name] if record else None
+        control = control_of(method, methods) if its is None else None
+        others = [
+            (CONTROL, its.control if its else control and control.name),
+            (BASELINE, its.baseline if its and base is None else base and base.name),
+        ]
+        for role, name in others:
+            if name == method.name:
+                continue
+            if name in by_name:
+                roles[name] = (*roles.get(name, ()), role)
+            elif name is not None:
+                notes.append(f"{method.name}: its {role} {name} has no runs yet")
+        for name, its_roles in roles.items():
+            if [run.path for run in by_name[name].runs] == [run.path for run in method.runs]:
+                notes.append(f"{method.name} and {name} have the same recipe and the same runs: not compared")
+            else:
+                found.append(_Pair(method, by_name[name], its_roles))
+    return found, notes
 
 
-def _metric(runs: Sequence[Run], wanted: str | None) -> str | None:
-    ended = [run for run in runs if run.finished and run.last("eval/reward" if wanted is None else wanted) is not None]
+def _changes(pairs: Sequence[_Pair], by: Sequence[str]) -> dict[str, dict[str, list[str]]]:
+    """How each method differs from what it is compared with: in the resolved method, and in other settings."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for method, other, _ in pairs:
+        lines = differences(other.runs[0], method.runs[0])
+        made = {*method.values, *other.values, *(f"{name}.name" for name in by)}
+        lines = [x for x in lines if x.partition(":")[0] not in made]
+        if not all("method" in m.runs[0].config for m in (method, other)):
+            lines.append(NO_METHOD)
+        found.setdefault(method.name, {})[other.name] = lines
+    return found
+
+
+def _baseline(methods: Sequence[Method], wanted: str | None, record: sweeps.Record | None) -> Method | None:
+    names = {m.name: m for m in methods}
+    if wanted is None and record is not None:
+        return next((names[c.baseline] for c in record.methods.values() if c.baseline in names), None)
+    if wanted is None:
+        return names.get("grpo", methods[0])
+    if wanted in names:
+        return names[wanted]
+    raise UserError(f"--baseline {wanted!r}: no such method; there are {', '.join(map(repr, names))}")
+
+
+def _metric(runs: Sequence[Run], wanted: str | None) -> tuple[str | None, list[str]]:
+    """What decides, and notes on it."""
+    finished = [run for run in runs if run.finished]
     if wanted is not None:
-        if not wanted.startswith("eval/") or not ended:
+        if not wanted.startswith(("eval/", "test/")) or all(run.last(wanted) is None for run in finished):
             raise UserError(f"--metric {wanted}: no finished run has it; give a held-out one, such as eval/reward")
-        return wanted
-    if not ended:
-        return None
-    return "eval/accuracy" if all(run.last("eval/accuracy") is not None for run in ended) else "eval/reward"
+        return wanted, []
+    ended = finished or [run for run in runs if run.ending[0] == FAILED]
+    tested = [run for run in ended if run.last("test/reward") is not None]
+    validated = [run for run in ended if run.last("eval/reward") is not None]
+    if tested and len(tested) == len(ended):
+        part, measured, notes = "test", tested, []
+    elif validated:
+        part, measured = "eval", validated
+        read = f"only {len(tested)} of {len(ended)} runs have read a test set" if tested else "no test set was read"
+        notes = [f"The figures are of the validation set, by which rates and checkpoints are picked: {read}."]
+    else:
+        return None, ["No finished run has held-out values (data.eval), so that nothing is tested here."]
+    accuracy = all(run.last(f"{part}/accuracy") is not None for run in measured)
+    return f"{part}/accuracy" if accuracy else f"{part}/reward", notes
 
 
-def _about(method: Method) -> list[str]:
-    """What must be known of a method: what it equals, and how its runs are not alike."""
+def _about(method: Method, metric: str | None) -> list[str]:
+    """What must be known of a method: what it equals, how its runs are not alike, and which of them did not finish."""
     notes = [f"{method.name}: {twin}"] if (twin := method.twin()) else []
     if unlike := method.differences():
         notes.append(f"{method.name}: its runs differ in more than the seed: {'; '.join(unlike)[:300]}")
-    notes += [f"{run.path}: {run.state()}; it is in no result" for run in method.runs if not run.finished]
-    for run in (r for r in method.runs if r.finished):
-        try:
-            _ = run.attempts
-        except UserError as e:
-            notes.append(f"its problems are not compared: {e}")
+    for run in method.runs:
+        if run.ending[0] == UNFINISHED:
+            notes.append(f"{run.path}: {run.state()}; it is in no result")
+        elif run.ending[0] == FAILED:
+            counts = "" if metric is None else f"; it counts as {run.value(metric):.3g}"
+            notes.append(f"{run.path}: {run.state()}{counts}")
+        else:
+            try:
+                _ = run.attempts
+            except UserError as e:
+                notes.append(f"its problems are not compared: {e}")
     return notes
 
 
@@ -172,73 +297,90 @@ def _unequal_cost(methods: Sequence[Method]) -> list[str]:
     return [f"Not at equal cost, see the curves by tokens drawn; each run's in all: {each}"]
 
 
-def _results(methods: Sequence[Method], base: Method, metric: str) -> list[Result]:
-    each = {m.name: _values(m, metric) for m in methods}
-    results = []
-    for method in methods:
-        values = each[method.name]
-        low, high = bootstrap(list(values.values())) if len(values) > 1 else (None, None)
-        mean = float(np.mean(list(values.values()))) if values else None
-        result = Result(method=method.name, values=values, mean=mean, low=low, high=high)
-        common = tuple(sorted(values.keys() & each[base.name].keys()))
-        if method is not base and common:
-            d = np.array([values[seed] - each[base.name][seed] for seed in common])
-            low, high = bootstrap(d) if len(d) > 1 else (None, None)
-            result = dataclasses.replace(
-                result,
-                common=common,
-                difference=float(d.mean()),
-                difference_low=low,
-                difference_high=high,
-                p=comparison.sign_flip(d) if len(d) > 1 else None,
-            )
-        results.append(result)
-    tested = [i for i, r in enumerate(results) if r.p is not None]
-    corrected = comparison.holm([p for r in results if (p := r.p) is not None])
-    for i, p in zip(tested, corrected, strict=True):
-        values, of_base = results[i].values, each[base.name]
-        d = [values[seed] - of_base[seed] for seed in results[i].common]
-        shown = comparison.smallest_shown(d, 0.05 / len(tested))
-        results[i] = dataclasses.replace(results[i], p_holm=p, shown=shown)
-    return results
+def _result(method: Method, metric: str) -> Result:
+    values = _values(method, metric)
+    low, high = comparison.t_interval(list(values.values())) if values else (np.nan, np.nan)
+    ends = {run.seed: run.ending for run in method.runs}
+    return Result(
+        method=method.name,
+        values=values,
+        mean=float(np.mean(list(values.values()))) if values else None,
+        low=None if np.isnan(low) else float(low),
+        high=None if np.isnan(high) else float(high),
+        failed={seed: why for seed, (kind, why) in ends.items() if kind == FAILED},
+        unfinished=tuple(seed for seed, (kind, _) in ends.items() if kind == UNFINISHED),
+    )
+
+
+def _compare(pairs: Sequence[_Pair], metric: str, margin: float | None) -> list[Comparison]:
+    """All comparisons of methods with a common seed, with their verdicts."""
+    each = []
+    for pair in pairs:
+        mine, theirs = _values(pair.method, metric), _values(pair.other, metric)
+        if common := tuple(sorted(mine.keys() & theirs.keys())):
+            each.append((pair, common, [mine[seed] - theirs[seed] for seed in common]))
+    found = comparison.verdicts([d for _, _, d in each], margin)
+    return [
+        Comparison(method=pair.method.name, other=pair.other.name, roles=pair.roles, seeds=common, result=verdict)
+        for (pair, common, _), verdict in zip(each, found, strict=True)
+    ]
 
 
 def _values(method: Method, metric: str) -> dict[int, float]:
-    """The last value by seed, of finished runs."""
-    return {run.seed: x for run in method.runs if run.finished and (x := run.last(metric)) is not None}
+    return {run.seed: x for run in method.runs if (x := run.value(metric)) is not None}
 
 
 def headlines(report: Report) -> list[str]:
-    """The results in a line each."""
+    """The results and the verdicts, a line each."""
     lines = []
     for r in report.results:
         text = f"{r.method}: {report.title()} " + ("-" if r.mean is None else f"{r.mean:.3f}")
+        text += "" if r.low is None else f" ({r.low:.3f} to {r.high:.3f})"
         text += f" over {len(r.values)} seed" + "s" * (len(r.values) != 1)
-        if r.difference is not None:
-            text += f", {r.difference:+.3f} to {report.baseline}"
-            text += "" if r.p_holm is None else f" (p = {r.p_holm:.3g}, corrected)"
-        lines.append(text)
+        lines.append(text + (f", {len(r.failed)} of them failed" if r.failed else ""))
+    for c in report.comparisons:
+        v = c.result
+        text = f"{c.method} less {c.other} ({' and '.join(c.roles)}): {v.difference:+.3f}"
+        text += "" if v.low is None else f" ({v.low:+.3f} to {v.high:+.3f})"
+        text += f": {verdict_text(v, report.margin)}"
+        lines.append(text + ("" if v.p_corrected is None else f" (p = {v.p_corrected:.3g}, corrected)"))
     return lines
+
+
+def verdict_text(verdict: Verdict, margin: float | None) -> str:
+    """The verdict with the margin that it is of."""
+    return f"equivalent within {margin:g}" if verdict.verdict == comparison.EQUIVALENT else verdict.verdict
 
 
 def to_json(report: Report) -> dict[str, Any]:
     """The numbers of a report as plain data; what is unknown is None."""
     return {
         "metric": report.metric,
+        "margin": report.margin,
+        "level": comparison.LEVEL,
         "baseline": report.baseline,
         "methods": [
             {
                 "name": m.name,
                 "settings": dict(m.values),
-                "runs": [{"path": str(r.path), "seed": r.seed, "state": r.state()} for r in m.runs],
+                "method": m.runs[0].config.get("method"),
+                "runs": [
+                    {"path": str(r.path), "seed": r.seed, "ended": r.ending[0], "why": r.ending[1], "state": r.state()}
+                    for r in m.runs
+                ],
             }
             for m in report.methods
         ],
         "results": [dataclasses.asdict(r) for r in report.results],
+        "comparisons": [
+            {"method": c.method, "other": c.other, "roles": c.roles, "seeds": c.seeds, **dataclasses.asdict(c.result)}
+            for c in report.comparisons
+        ],
         "problems_by": report.problems_by,
         "seed_tests": [dataclasses.asdict(t) for t in report.seed_tests],
         "levels": {"column": report.column, "levels": [dataclasses.asdict(x) for x in report.levels]},
         "curves": [dataclasses.asdict(c) for c in report.curves],
+        "rates": {name: dataclasses.asdict(chosen) for name, chosen in report.rates.items()},
         "changes": report.changes,
         "notes": list(report.notes),
     }

@@ -37,7 +37,7 @@ def number(x: float) -> str:
       >>> [number(x) for x in (0.0, 0.25, 40.0, 1500.0, 2.5e6, 3e-7)]
       ['0', '0.25', '40', '1.5k', '2.5M', '3e-07']
     """
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(x) >= size:
             return f"{x / size:.3g}{letter}"
     return f"{x:.3g}"
@@ -48,32 +48,42 @@ def look(method: int) -> tuple[int, str]:
     return method % COLOURS, DASHES[(method + method // COLOURS) % len(DASHES)]
 
 
+# What is written under an axis.
+LABELS = {
+    "steps": "step",
+    "tokens": "tokens drawn",
+    "flops": "useful FLOPs",
+    "minutes": "minutes of training",
+    "rate": "learning rate, log scale",
+}
+
+
 def chart(curve: Curve, names: Sequence[str], axis: str, ident: str) -> str:
     """A curve as an SVG element.
 
     Args:
       curve: what to draw.
       names: of the methods.
-      axis: "steps" or "tokens"; it is a class of the element.
+      axis: of `Line.at`; ``by-AXIS`` is a class of the element.
       ident: of the element's title, unlike every other on the page.
 
     Returns:
-      The element; empty where no line has tokens and ``axis`` asks for them.
+      The element; empty where no line has such an axis.
     """
-    lines = [(line, line.steps if axis == "steps" else line.tokens) for line in curve.lines]
-    drawn = [(line, xs) for line, xs in lines if xs]
+    drawn = [(line, line.at[axis]) for line in curve.lines if axis in line.at]
     if not drawn:
         return ""
-    x_low, x_high = _bounds(x for _, xs in drawn for x in xs)
+    log = axis == "rate"
+    x_low, x_high = _bounds(math.log(x) if log else x for _, xs in drawn for x in xs)
     y_low, y_high = _bounds([y for line, _ in drawn for y in (*line.low, *line.high)])
     margin = 0.04 * (y_high - y_low)
     y_low, y_high = y_low - margin, y_high + margin
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_low) / (x_high - x_low) * (WIDTH - _LEFT - _RIGHT)
+        across = ((math.log(x) if log else x) - x_low) / (x_high - x_low) * (WIDTH - _LEFT - _RIGHT)
         return _LEFT + across, HEIGHT - _BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - _TOP - _BOTTOM)
 
-    title = f"{curve.title} by {axis}; last: " + ", ".join(
+    title = f"{curve.title} by {LABELS[axis]}; last: " + ", ".join(
         f"{names[line.method]} {_value(line.mean[-1])}" for line, _ in drawn
     )
     parts = [
@@ -81,15 +91,17 @@ def chart(curve: Curve, names: Sequence[str], axis: str, ident: str) -> str:
         f'<title id="{ident}">{escape(title)}</title>',
     ]
     for y in ticks(y_low, y_high):
-        height = place(x_low, y)[1]
+        height = HEIGHT - _BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - _TOP - _BOTTOM)
         parts.append(f'<path class="grid" d="M{_LEFT} {height:.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(f'<text class="tick" x="{_LEFT - 5}" y="{height + 4:.1f}" text-anchor="end">{number(y)}</text>')
     bottom = HEIGHT - _BOTTOM
-    for x in (x for x in ticks(x_low, x_high) if axis == "tokens" or x.is_integer()):
+    marks = sorted({x for _, xs in drawn for x in xs}) if log else ticks(x_low, x_high)
+    for x in (x for x in marks if axis != "steps" or x.is_integer()):
         at = place(x, y_low)[0]
         parts.append(f'<path class="grid" d="M{at:.1f} {bottom}v4"/>')
-        parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 16}" text-anchor="middle">{number(x)}</text>')
-    called = "step" if axis == "steps" else "tokens drawn"
+        anchor = "end" if log and at > WIDTH - 2 * _RIGHT else "middle"
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{bottom + 16}" text-anchor="{anchor}">{number(x)}</text>')
+    called = LABELS[axis]
     parts.append(f'<text class="tick" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}" text-anchor="end">{called}</text>')
     for line, xs in drawn:
         parts.append(_line(line, xs, place, names[line.method], called))
@@ -105,6 +117,8 @@ def _line(line: Line, xs: Sequence[float], place, name: str, called: str) -> str
         lower = [place(x, y) for x, y in zip(xs, line.low, strict=True)]
         parts.append(f'<path class="band" d="{_path([*upper, *lower[::-1]])}Z"/>')
     parts.append(f'<path class="mean" stroke-dasharray="{dashes}" d="{_path(means)}"/>')
+    for x, values in zip(xs, line.each, strict=False):
+        parts += [f'<path class="seed" d="M{place(x, y)[0]:.1f} {place(x, y)[1]:.1f}h0"/>' for y in values]
     if len(means) <= _DOTTED_UP_TO:
         for (x, y), at, mean, seeds in zip(means, xs, line.mean, line.seeds, strict=True):
             said = f"{name}: {_value(mean)} at {called} {number(at)}" + (f", {seeds} seeds" if seeds > 1 else "")

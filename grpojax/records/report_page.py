@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-from grpojax.records import comparison
-from grpojax.records.report import Report, Result
-from grpojax.records.report_charts import chart, swatch
-from grpojax.records.report_curves import Curve
+from grpojax.records.report import BASELINE, CONTROL, Comparison, Report, verdict_text
+from grpojax.records.report_charts import LABELS, chart, swatch
+from grpojax.records.report_curves import AXES, Curve
 
 _FOLDER = "assets/report"
 
@@ -20,16 +19,19 @@ def page(report: Report) -> str:
     names = [m.name for m in report.methods]
     runs = sum(len(m.runs) for m in report.methods)
     summary = f"{_count(runs, 'run')} of {_count(len(names), 'method')}"
-    summary += f". What decides: {report.title()}. Baseline: {report.baseline}." if report.metric else "."
+    summary += f". What decides: {report.title()}." if report.metric else "."
+    summary += f" Baseline: {report.baseline}." if report.metric and report.baseline else ""
     sections = (
         _results(report),
         _curves(report.curves, names),
+        _rates(report),
         _levels(report),
         _samples(report),
         _methods(report),
         _runs(report),
     )
     hidden = "".join(f"\nbody:has(#show-{i}:not(:checked)) .line-{i} {{ display: none; }}" for i in range(len(names)))
+    hidden += "".join(f"\nbody:has(#axis-{x}:not(:checked)) .by-{x} {{ display: none; }}" for x in AXES)
     return string.Template(template).substitute(
         title=escape(" and ".join(names) if len(names) < 4 else f"{len(names)} methods compared"),
         style=style + hidden,
@@ -44,53 +46,87 @@ def _results(report: Report) -> str:
     if not report.metric:
         return ""
     share = is_share(report.metric)
-    rows, any_test = [], [r for r in report.results if r.difference is not None]
+    roles = [role for role in (CONTROL, BASELINE) if any(role in c.roles for c in report.comparisons)]
+    rows = []
     for r in report.results:
-        mean = _with(_value(r.mean, share), _interval(r.low, r.high, share))
-        cells = [r.method, str(len(r.values)), mean]
-        if any_test:
-            difference = _with(
-                _value(r.difference, share, sign=True), _interval(r.difference_low, r.difference_high, share, sign=True)
-            )
-            cells += (
-                ["baseline", "", "", ""]
-                if r.method == report.baseline
-                else [
-                    _with(difference, "" if r.difference is None else f"{len(r.common)} common"),
-                    _p(r.p),
-                    _p(r.p_holm),
-                    _could(r, share),
-                ]
-            )
-        rows.append(cells)
-    heads = ["method", "seeds", "mean over seeds"]
-    heads += ["less the baseline", "p", "p, corrected", "shown from"] if any_test else []
+        reasons = "; ".join(dict.fromkeys(r.failed.values()))
+        mean = _lines(_value(r.mean, share), _interval(r.low, r.high, share))
+        failed = f"{len(r.failed)}: {reasons}" if r.failed else "0"
+        rows.append([r.method, str(len(r.values)), mean])
+        rows[-1] += [*(_compared(report, r.method, role, share) for role in roles), failed]
+    called = {CONTROL: "less its own control", BASELINE: f"less the baseline, {report.baseline}"}
+    heads = ["method", "seeds", "mean over seeds", *(called[role] for role in roles), "of the seeds failed"]
     unit = " in %" if share else ""
-    table = _table(f"Last {report.title()}{unit} of finished runs; below it, its 95 % interval", heads, rows)
-    return f'<section>\n<h2 id="result">Result</h2>\n{table}\n{_reading(report)}\n{_seed_tests(report)}\n</section>'
+    caption = f"{report.title().capitalize()}{unit} at the end; below it, its 95 % interval, and the verdict"
+    parts = [
+        _table(caption, heads, rows, text=(len(heads) - 1,)),
+        _reading(report),
+        _details(report, share),
+        _seed_tests(report),
+    ]
+    return '<section>\n<h2 id="result">Result</h2>\n' + "\n".join(x for x in parts if x) + "\n</section>"
+
+
+def _compared(report: Report, method: str, role: str, share: bool) -> str:
+    """A cell: difference, interval and verdict, and of a control its name."""
+    if role == BASELINE and method == report.baseline:
+        return "baseline"
+    if (c := report.compared(method, role)) is None:
+        return ""
+    v = c.result
+    interval = _interval(v.low, v.high, share, sign=True)
+    name = f"control: {c.other}" if role == CONTROL else ""
+    return _lines(_value(v.difference, share, sign=True), interval, _verdict(report, c), name)
+
+
+def _verdict(report: Report, c: Comparison) -> str:
+    if report.margin is None or not is_share(report.metric or ""):
+        return verdict_text(c.result, report.margin)
+    return verdict_text(c.result, round(100 * report.margin, 10))
 
 
 def _reading(report: Report) -> str:
-    """What the table's columns mean, and what so few seeds cannot say."""
-    tested = [r for r in report.results if r.p is not None]
-    said = "Intervals are bootstraps over seeds; of few seeds they are too narrow."
+    """What the columns mean, and what the seeds cannot say."""
+    text = "Runs that failed count with their last held-out value, or 0. Intervals are Student's t over seeds."
+    tested = [c for c in report.comparisons if c.result.p is not None]
     if tested:
-        said += (
-            " p: the share of all choices of signs of the differences, seed by seed, with a mean at least as far from 0"
-            f" (exact up to 16 seeds); corrected by Holm for {_count(len(tested), 'comparison')}."
-            " Shown from: the mean difference that these seeds, scattering as they do, would have shown at 5 %,"
-            " corrected; a true difference of that size is missed about every second time."
+        text += (
+            " Differences are taken seed by seed. Better and worse: a paired t test at 5 %, corrected by Holm for all"
+            f" {_count(len(tested), 'comparison')} of this page."
         )
-        fewest = min(len(r.common) for r in tested)
-        needed = comparison.seeds_needed(len(tested))
-        if fewest < needed:
-            said += (
-                f" {fewest} common seeds give no p under {2 / 2**fewest:.3g}: whatever the difference, it takes"
-                f" {needed} to show one at 5 %."
-            )
+        if report.margin is None:
+            text += " No margin was stated (--margin), so that no two methods are called equivalent."
+        else:
+            unit = " points" if is_share(report.metric or "") else ""
+            margin = _value(report.margin, is_share(report.metric or ""))
+            text += f" Equivalent: two one-sided t tests show that it is under the margin of {margin}{unit}."
+        text += " Not told apart means that neither was shown, not that two methods are the same."
     elif len(report.results) > 1:
-        said += " A test of a difference takes two finished seeds or more that a method and the baseline share."
-    return f'<p class="hint">{escape(said)}</p>'
+        text += " A test of a difference takes two seeds or more that both methods have."
+    return f'<p class="hint">{escape(text)}</p>'
+
+
+def _details(report: Report, share: bool) -> str:
+    """All comparisons with their p-values."""
+    if not report.comparisons:
+        return ""
+    rows = []
+    for c in report.comparisons:
+        v = c.result
+        difference = _lines(_value(v.difference, share, sign=True), _interval(v.low, v.high, share, sign=True))
+        ps = [_p(p) for p in (v.p, v.p_corrected, v.p_equivalent, v.p_equivalent_corrected)]
+        cells = [c.method, c.other, " and ".join(c.roles), str(len(c.seeds)), difference, *ps]
+        rows.append([*cells, _value(v.shown, share), _verdict(report, c)])
+    heads = ["method", "less", "which is its", "common seeds", "difference", "p, no difference", "corrected"]
+    heads += ["p, margin or more", "corrected", "shown from", "verdict"]
+    table = _table("All comparisons", heads, rows)
+    hint = (
+        "Shown from: the mean difference that these seeds, with this spread, would have shown at 5 %, corrected. "
+        "A true difference of that size is missed about every second time."
+    )
+    return (
+        f'<details>\n<summary>All comparisons, with p-values</summary>\n{table}\n<p class="hint">{hint}</p>\n</details>'
+    )
 
 
 def _seed_tests(report: Report) -> str:
@@ -100,17 +136,18 @@ def _seed_tests(report: Report) -> str:
     rows = [
         [
             t.method,
+            t.other,
             str(t.seed),
             str(t.problems),
-            _with(_value(t.difference, share, sign=True), _interval(t.low, t.high, share, sign=True)),
+            _lines(_value(t.difference, share, sign=True), _interval(t.low, t.high, share, sign=True)),
             str(t.better),
             str(t.worse),
             _p(t.p),
-            _p(t.p_holm),
+            _p(t.p_corrected),
         ]
         for t in report.seed_tests
     ]
-    heads = ["method", "seed", "problems", "less the baseline", "better on", "worse on", "p", "p, corrected"]
+    heads = ["method", "less", "seed", "problems", "difference", "better on", "worse on", "p", "p, corrected"]
     unit = " in %" if share else ""
     table = _table(f"{report.problems_by.capitalize()}{unit} on the held-out problems, one seed at a time", heads, rows)
     hint = (
@@ -127,27 +164,52 @@ def _curves(curves: Sequence[Curve], names: Sequence[str]) -> str:
         f'<label><input type="checkbox" id="show-{i}" checked>{swatch(i)}{escape(name)}</label>'
         for i, name in enumerate(names)
     )
-    tokens = any(line.tokens for curve in curves for line in curve.lines)
-    axis = (
-        "<fieldset><legend>Across</legend>"
-        '<label><input type="radio" name="axis" id="axis-steps" checked>steps</label>'
-        '<label><input type="radio" name="axis" id="axis-tokens">tokens drawn</label></fieldset>'
+    there = [axis for axis in AXES if any(axis in line.at for curve in curves for line in curve.lines)]
+    buttons = "".join(
+        f'<label><input type="radio" name="axis" id="axis-{x}"{" checked" * (x == "steps")}>{LABELS[x]}</label>'
+        for x in there
     )
+    across = f"<fieldset><legend>Across</legend>{buttons}</fieldset>" if len(there) > 1 else ""
     figures = []
     for i, curve in enumerate(curves):
-        drawn = [chart(curve, names, axis, f"chart-{i}-{axis}") for axis in ("steps", "tokens")]
+        drawn = {axis: chart(curve, names, axis, f"chart-{i}-{axis}") for axis in there}
         note = f"<small>each point the mean of {curve.binned} steps</small>" if curve.binned > 1 else ""
-        none = "" if drawn[1] else '<p class="by-tokens hint">No tokens are recorded.</p>'
+        none = "".join(f'<p class="by-{x} hint">Not recorded.</p>' for x, svg in drawn.items() if not svg)
         caption = f"<figcaption>{escape(curve.title[:1].upper() + curve.title[1:])}{note}</figcaption>"
-        figures.append(f'<figure>\n{caption}\n{"".join(drawn)}{none}\n<output class="readout"></output>\n</figure>')
+        figures.append(
+            f'<figure>\n{caption}\n{"".join(drawn.values())}{none}\n<output class="readout"></output>\n</figure>'
+        )
     hint = (
-        "Lines are means over seeds, bands go from the lowest to the highest seed. Of a method with finished runs, "
-        "only those are drawn. A chart that has the focus tells its points one by one with the arrow keys."
+        "Lines are means over seeds, bands go from the lowest to the highest seed. A run that failed stays in the "
+        "held-out curves with its last value, and is left out of the other curves from there on; an unfinished run is "
+        "in none. In a chart that has the focus, the arrow keys read out the points one by one."
     )
     return (
         f'<section>\n<h2 id="curves">Curves</h2>\n<p class="hint">{hint}</p>\n<div class="controls">'
-        f"<fieldset><legend>Methods</legend>{boxes}</fieldset>{axis if tokens else ''}</div>\n"
+        f"<fieldset><legend>Methods</legend>{boxes}</fieldset>{across}</div>\n"
         f'<div class="curves">\n{"".join(figures)}\n</div>\n</section>'
+    )
+
+
+def _rates(report: Report) -> str:
+    """Every learning rate that was tried, as a curve and as a table."""
+    if report.over_rates is None:
+        return ""
+    names, rows = [m.name for m in report.methods], []
+    for name in names:
+        chosen = report.rates.get(name)
+        for x in chosen.curve if chosen else ():
+            each = ", ".join(f"{value:.3f}" for value in x.values.values())
+            mark = "" if chosen is None or x.rate != chosen.rate else "chosen"
+            mark += f", still the {chosen.edge} of the range" if mark and chosen and chosen.edge else ""
+            rows.append([name, f"{x.rate:g}", f"{x.mean:.3f}", each, str(len(x.failed)), mark])
+    heads = ["method", "learning rate", "mean", "each seed", "of them failed", ""]
+    table = _table("Last held-out reward on the validation set, by learning rate", heads, rows)
+    svg = chart(report.over_rates, names, "rate", "chart-rates")
+    return (
+        '<section>\n<h2 id="rates">Learning rates</h2>\n<div class="curves"><figure>\n'
+        f"<figcaption>{escape(report.over_rates.title.capitalize())}</figcaption>{svg}\n"
+        f'<output class="readout"></output>\n</figure></div>\n{table}\n</section>'
     )
 
 
@@ -184,23 +246,22 @@ def _methods(report: Report) -> str:
     rows = []
     for method in report.methods:
         options = ", ".join(f"{k} = {v}" for k, v in method.values.items())
-        changes = "; ".join(report.changes.get(method.name, ())) or (
-            "-" if method.name != report.baseline else "baseline"
-        )
-        rows.append([method.name, options, changes])
-    heads = ["method", "what makes it", "other settings than the baseline's"]
-    table = _table("Settings; seed and directory aside", heads, rows, text=(1, 2))
+        changes = report.changes.get(method.name, {})
+        text = "; ".join(f"from {other}: {', '.join(lines) or 'none'}" for other, lines in changes.items())
+        rows.append([method.name, options, text or ("baseline" if method.name == report.baseline else "-")])
+    heads = ["method", "what makes it", "differences from its control and from the baseline"]
+    table = _table("Resolved methods and all other settings, but for seed and directory", heads, rows, text=(1, 2))
     return f'<section>\n<h2 id="methods">Methods</h2>\n{table}\n</section>'
 
 
 def _runs(report: Report) -> str:
     metric = report.metric
     rows = [
-        [m.name, str(r.seed), _value(r.last(metric), is_share(metric)) if metric else "-", r.state(), str(r.path)]
+        [m.name, str(r.seed), _value(r.value(metric), is_share(metric)) if metric else "-", r.state(), str(r.path)]
         for m in report.methods
         for r in m.runs
     ]
-    heads = ["method", "seed", "last value", "state", "directory"]
+    heads = ["method", "seed", "counts as", "state", "directory"]
     return f'<section>\n<h2 id="runs">Runs</h2>\n{_table("All runs read", heads, rows, text=(3, 4))}\n</section>'
 
 
@@ -233,7 +294,9 @@ def _list(lines: Iterable[str], kind: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Whether a held-out metric is a share, shown in percent."""
-    return metric.startswith(("eval/accuracy", "eval/pass@", "eval/maj@"))
+    return metric.startswith(
+        tuple(f"{part}/{name}" for part in ("eval", "test") for name in ("accuracy", "pass@", "maj@"))
+    )
 
 
 def _value(x: float | None, share: bool, *, sign: bool = False) -> str:
@@ -249,18 +312,12 @@ def _interval(low: float | None, high: float | None, share: bool, *, sign: bool 
     return f"{_value(low, share, sign=sign)} to {_value(high, share, sign=sign)}"
 
 
-def _with(first: str, second: str) -> str:
-    return f"{first}\n{second}" if second else first
+def _lines(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
 
 
 def _p(p: float | None) -> str:
     return "-" if p is None else f"{p:.3g}" if p >= 1e-9 else "under 1e-9"
-
-
-def _could(result: Result, share: bool) -> str:
-    if result.p is None:
-        return "-"
-    return "none\ntoo few seeds" if result.shown is None else _value(result.shown, share)
 
 
 def _count(n: int, word: str) -> str:

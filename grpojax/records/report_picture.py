@@ -29,9 +29,10 @@ def draw_report(report: Report, path: epath.PathLike) -> None:
             colour, dashes = look(line.method)
             name = report.methods[line.method].name.replace("$", r"\$")  # between two stands a formula
             kind = "-" if dashes == "none" else (0, tuple(float(x) / 2 for x in dashes.split()))
-            one.plot(line.steps, line.mean, color=colours[colour], linestyle=kind, label=name)
+            steps = line.at["steps"]
+            one.plot(steps, line.mean, color=colours[colour], linestyle=kind, label=name)
             if max(line.seeds) > 1:
-                one.fill_between(line.steps, line.low, line.high, color=colours[colour], alpha=0.15, linewidth=0)
+                one.fill_between(steps, line.low, line.high, color=colours[colour], alpha=0.15, linewidth=0)
         one.set_title(curve.title, fontsize=10)
         one.set_xlabel("step", fontsize=8)
         one.tick_params(labelsize=8)

@@ -21,9 +21,10 @@ SAMPLES = 5  # prompts shown
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeedTest:
-    """A method against the baseline on the problems of one seed, by `evaluation.paired_test`; ``p_holm`` over all."""
+    """A method and another on the problems of one seed, by `evaluation.paired_test`; ``p_corrected`` over all rows."""
 
     method: str
+    other: str
     seed: int
     problems: int
     difference: float
@@ -32,7 +33,7 @@ class SeedTest:
     better: int
     worse: int
     p: float
-    p_holm: float = math.nan
+    p_corrected: float = math.nan
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Shown:
 
 
 def attempts(run: Run) -> list[Attempt]:
-    """Those of the last evaluation of a finished run; none where they cannot be read."""
+    """Those of a finished run at its end (`Run.attempts`); none where they cannot be read."""
     try:
         return run.attempts if run.finished else []
     except UserError:
@@ -65,14 +66,16 @@ def _value(attempt: Attempt, kind: str) -> float:
     return attempt.accuracy if kind == "accuracy" else attempt.reward
 
 
-def seed_tests(methods: Sequence[Method], base: Method) -> tuple[list[SeedTest], str, list[str]]:
-    """Each method's seeds against the baseline's, what is compared, and what could not be."""
+def seed_tests(
+    methods: Sequence[Method], pairs: Sequence[tuple[Method, Method]]
+) -> tuple[list[SeedTest], str, list[str]]:
+    """The seeds of each pair of methods on the same problems, what is compared, and what could not be."""
     everything = [a for m in methods for run in m.runs for a in attempts(run)]
     kind = "accuracy" if everything and all(a.judged for a in everything) else "reward"
     tests, notes = [], []
-    theirs = {run.seed: run for run in base.runs}
-    for method in (m for m in methods if m is not base):
-        for run in (r for r in method.runs if r.seed in theirs):
+    for method, other in pairs:
+        theirs = {run.seed: run for run in other.runs}
+        for run in (r for r in method.runs if r.seed in theirs and r.path != theirs[r.seed].path):
             a, b = ({x.uid: x for x in attempts(r)} for r in (theirs[run.seed], run))
             if not a or not b:
                 continue
@@ -84,22 +87,11 @@ def seed_tests(methods: Sequence[Method], base: Method) -> tuple[list[SeedTest],
             values = np.array([[_value(x[u], kind) for u in sorted(a)] for x in (a, b)])
             values = values[:, np.isfinite(values).all(0)]
             if values.size:
-                c = paired_test(*values)
-                tests.append(
-                    SeedTest(
-                        method=method.name,
-                        seed=run.seed,
-                        problems=values.shape[1],
-                        difference=c.difference,
-                        low=c.low,
-                        high=c.high,
-                        better=c.better,
-                        worse=c.worse,
-                        p=c.p,
-                    )
-                )
+                found = dataclasses.asdict(paired_test(*values))
+                names = {"method": method.name, "other": other.name}
+                tests.append(SeedTest(**names, seed=run.seed, problems=values.shape[1], **found))
     corrected = comparison.holm([t.p for t in tests])
-    tests = [dataclasses.replace(t, p_holm=p) for t, p in zip(tests, corrected, strict=True)]
+    tests = [dataclasses.replace(t, p_corrected=p) for t, p in zip(tests, corrected, strict=True)]
     return tests, kind, notes
 
 
@@ -127,7 +119,8 @@ def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level
 
 def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
     """The column and, by number and text of the problem, its value. No network: other than local files are left out."""
-    given, asked = setting(run.config, "data.validation"), setting(run.config, "data.prompt")
+    given = setting(run.config, "data.validation" if run.tested is None else "data.test")
+    asked = setting(run.config, "data.prompt")
     found: dict[tuple[int, str], Any] = {}
     column = None
     try:

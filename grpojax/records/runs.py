@@ -12,13 +12,16 @@ from etils import epath
 
 from grpojax import variants
 from grpojax.evaluation import Attempt
-from grpojax.host import files, settings
+from grpojax.host import claims, files, settings
 from grpojax.host.errors import UserError
-from grpojax.records import evaluations
+from grpojax.records import evaluations, methods, sweeps
 from grpojax.records.metrics import read_metrics
+from grpojax.records.sweeps import Record
 
-# What tells apart the runs of one method.
-_APART = ("train.seed", "run.", "tracking.", "compile_cache", "profile.")
+# Settings in which two runs of one method may differ.
+_OWN = ("train.seed", "run.", "tracking.", "compile_cache", "profile.")
+FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
+STARTED_AGAIN = 75  # exit status of a run that asks for that
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,11 +32,13 @@ class Run:
       path: the directory.
       config: the recipe, as plain data.
       lines: of ``metrics.jsonl``.
+      failure: how its process ended, where the sweep that started it has noted a failure.
     """
 
     path: epath.Path
     config: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
+    failure: sweeps.Failure | None = None
 
     @property
     def seed(self) -> int:
@@ -47,9 +52,56 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step of the recipe is recorded, and held-out problems after it where there are any."""
-        evaluated = not setting(self.config, "data.validation") or self._last_evaluated() == self.done
-        return self.share >= 1 and evaluated
+        """Whether the last step of the recipe is recorded, and the held-out sets after it where there are any."""
+        evaluated = not setting(self.config, "data.validation") or self.evaluated == self.done
+        tested = not setting(self.config, "data.test") or self.tested == self.done
+        return self.share >= 1 and evaluated and tested
+
+    @functools.cached_property
+    def ending(self) -> tuple[str, str]:
+        """How it ended, and why: `FINISHED`, `FAILED` or `UNFINISHED`.
+
+        Unfinished is a run without a step, one whose process still goes on, and one that was told to stop and has
+        saved. Any other that is short of its last step has failed, also where its process left no reason, as one does
+        that is killed.
+        """
+        if self.finished:
+            return FINISHED, ""
+        if _in_use(self.path):
+            return UNFINISHED, "it goes on"
+        if (self.path / "failed").exists():
+            return FAILED, str(_json(self.path / "failed").get("reason", ""))
+        if (self.path / "stopped").exists() or (self.failure and self.failure.status == STARTED_AGAIN):
+            return UNFINISHED, "it was told to stop, and can go on"
+        if self.failure is not None:
+            status = self.failure.status or 0
+            last = self.failure.lines[-1] if self.failure.lines else f"exit status {status}"
+            return FAILED, f"killed by signal {-status}" if status < 0 else last
+        return (FAILED, self._symptom()) if self.done else (UNFINISHED, "no step is recorded")
+
+    def _symptom(self) -> str:
+        """What the last step says about why there is no further one."""
+        last = {name: x for line in self.lines if line["step"] == self.done for name, x in line.items()}
+        if last.get("skipped_updates"):
+            return "the gradient was not finite"
+        alarms = [name.removeprefix("alarm/") for name in last if name.startswith("alarm/") and last[name]]
+        if alarms and setting(self.config, "train.on_collapse") == "stop":
+            return f"stopped by the alarm {alarms[0]}"
+        return "its process left no reason; it was killed or crashed"
+
+    def value(self, metric: str) -> float | None:
+        """Its result: the last value of a held-out metric. None for an unfinished run.
+
+        A run that failed counts, too: with the last number that was recorded of the metric, of the validation set where
+        the metric is of the test set, which is read at the end only, or else with 0.
+        """
+        kind = self.ending[0]
+        if kind != FAILED:
+            return self.last(metric) if kind == FINISHED else None
+        for name in (metric, metric.replace("test/", "eval/", 1)):
+            if numbers := [line[name] for line in self.lines if _is_number(line.get(name))]:
+                return float(numbers[-1])
+        return 0.0
 
     @property
     def share(self) -> float:
@@ -60,19 +112,27 @@ class Run:
         return (self.last("sampled_tokens") or 0.0) / tokens if tokens else 0.0
 
     def state(self) -> str:
-        """What became of it, in a few words."""
+        """How far it came, and how it ended, in a few words."""
+        kind, why = self.ending
         if not self.lines:
-            return "no step recorded"
+            return "no step recorded" + (f", failed: {why}" if kind == FAILED else "")
         steps, tokens = setting(self.config, "train.steps"), setting(self.config, "train.tokens")
         said = f"{self.done} of {steps} steps"
         if not steps and tokens:
             said = f"{self.done} steps, {self.last('sampled_tokens') or 0:.0f} of {tokens} tokens"
-        if self._last_evaluated() is None:
+        if self.evaluated is None:
             said += ", no held-out problems"
-        return said if self.finished else f"{said}, not finished"
+        return said if kind == FINISHED else f"{said}, {kind}: {why}"
 
-    def _last_evaluated(self) -> int | None:
+    @property
+    def evaluated(self) -> int | None:
+        """The last step after which the validation set was evaluated."""
         return max((line["step"] for line in self.lines if "eval/reward" in line), default=None)
+
+    @property
+    def tested(self) -> int | None:
+        """The step after which the test set was read."""
+        return max((line["step"] for line in self.lines if "test/reward" in line), default=None)
 
     def last(self, metric: str) -> float | None:
         """What was last recorded as a metric; None where that is null."""
@@ -81,9 +141,10 @@ class Run:
 
     @functools.cached_property
     def attempts(self) -> list[Attempt]:
-        """Of its last evaluation; empty where there is none. Raises `UserError` for a file that cannot be read."""
-        step = self._last_evaluated()
-        file = self.path / "eval" / f"step_{step}.jsonl"
+        """On the test set, or else of the last evaluation; empty where there is none. Raises `UserError` for a file
+        that cannot be read."""
+        name, step = ("eval", self.evaluated) if self.tested is None else ("test", self.tested)
+        file = self.path / name / f"step_{step}.jsonl"
         return evaluations.read(file) if step is not None and file.exists() else []
 
 
@@ -102,9 +163,14 @@ class Method:
     runs: tuple[Run, ...]
 
     @property
-    def told(self) -> tuple[Run, ...]:
-        """The runs that curves are of: those that are finished, or all where none is."""
-        return tuple(r for r in self.runs if r.finished) or self.runs
+    def ended(self) -> tuple[Run, ...]:
+        """The runs that results and curves are of: those that are finished or failed."""
+        return tuple(r for r in self.runs if r.ending[0] != UNFINISHED)
+
+    @property
+    def drawn(self) -> tuple[Run, ...]:
+        """The runs that curves are of: those that `ended`, or all where none has."""
+        return self.ended or self.runs
 
     def twin(self) -> str | None:
         """What its variant equals with the one update a rollout that it takes (`variants.twin_at_one_update`)."""
@@ -142,8 +208,103 @@ def variant_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def differences(a: Run, b: Run) -> list[str]:
-    """Settings in which two runs differ, less seed, directory and what is recorded."""
-    return [line for line in settings.diff(a.config, b.config) if not line.startswith(_APART)]
+    """Settings in which two runs differ, less seed, directory and what is recorded; of two methods, options and what
+    they make of advantage and objective."""
+    trees = [dict(x.config) for x in (a, b)]
+    resolved = [tree.pop("method", None) for tree in trees]
+    lines = [line for line in settings.diff(*trees) if not line.startswith(_OWN)]
+    if all(isinstance(x, Mapping) for x in resolved):
+        found = methods.differences(*resolved)
+        lines = [line for line in lines if not line.startswith("variant")]
+        return [f"{name}: {_text(x)} -> {_text(y)}" for name, (x, y) in found.items()] + lines
+    return lines
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _in_use(path: epath.Path) -> bool:
+    """Whether a process holds the run's directory."""
+    place = path / "lock"
+    if files.in_bucket(place):
+        return place.exists()  # a holder removes it at its end
+    try:
+        claims.check(path)
+    except UserError:
+        return True
+    return False
+
+
+def _json(file: epath.Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def read_sweep(paths: Iterable[epath.PathLike]) -> tuple[Record, epath.Path] | None:
+    """The record of a sweep and its folder, where that is all that was given; None otherwise.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    folders = list(map(files.path, paths))
+    record = sweeps.read(folders[0]) if len(folders) == 1 else None
+    return None if record is None else (record, folders[0])
+
+
+def of_sweep(record: Record, folder: epath.Path, runs: Sequence[Run]) -> tuple[list[Method], list[str]]:
+    """The methods of a sweep, by their labels; two of them may have the same runs.
+
+    Args:
+      record: of the sweep.
+      folder: of the sweep.
+      runs: those in it.
+
+    Returns:
+      The methods that have runs, and notes on runs that are not there, and on those that are not the sweep's.
+    """
+    by_name = {run.path.name: run for run in runs if run.path.parent == folder / "runs"}
+    by_name = {name: dataclasses.replace(run, failure=record.failed.get(name)) for name, run in by_name.items()}
+    found, notes, used = [], [], set()
+    for label in record.methods:
+        names = record.runs.get(label, {}).values()
+        used |= set(names)
+        if missing := [name for name in names if name not in by_name]:
+            notes.append(f"{label}: {len(missing)} of its {len(names)} runs have not been started")
+        if own := sorted((by_name[name] for name in names if name in by_name), key=lambda run: run.seed):
+            found.append(Method(name=label, values=_values(own[0], ("variant",)), runs=tuple(own)))
+    others = [run for run in runs if run.path.name not in used or run.path.name not in by_name]
+    notes += [f"{run.path}: left out, sweep.json does not have it" for run in others]
+    if not found:
+        raise UserError(f"{folder}: none of the runs of its sweep.json is there; start the sweep again")
+    return found, notes
+
+
+def control_of(method: Method, among: Sequence[Method]) -> Method | None:
+    """The control of a method (`variants.control`) among others: one with that name and with all of its options.
+
+    None where the variant has none, where no such method is there, and for runs whose config.json has no ``method``.
+    """
+    tree = method.runs[0].config.get("method")
+    if not isinstance(tree, Mapping) or variants.is_path(str(tree["variant"])):
+        return None
+    try:
+        control = variants.control(str(tree["variant"]), **tree["options"])
+        if control is None:
+            return None
+        defaults = {k: v for k, v in variants.parameters(control[0]).items() if v is not inspect.Parameter.empty}
+    except (ValueError, TypeError):  # of another version
+        return None
+    options = json.loads(json.dumps({**defaults, **control[1]}, default=str))
+
+    def is_control(other: Method) -> bool:
+        its = other.runs[0].config.get("method")
+        return isinstance(its, Mapping) and (its["variant"], its["options"]) == (control[0], options)
+
+    return next((other for other in among if other is not method and is_control(other)), None)
 
 
 def read_runs(paths: Iterable[epath.PathLike]) -> tuple[list[Run], list[str]]:

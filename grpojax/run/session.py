@@ -204,8 +204,11 @@ class Session:
             except UserError as e:
                 self._gather(str(e))
                 if self._together:
-                    rescue()
+                    step = rescue()
                     self.wait()
+                    if processes.is_first() and not isinstance(e, PassingError):
+                        reason = str(e).partition("\n")[0].removeprefix(f"{self.directory} ")
+                        self.record.failed(step, reason)
                 raise
             self.wait()
         self._together = True

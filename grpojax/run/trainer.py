@@ -162,11 +162,11 @@ class Trainer:
             teacher=self.teacher,
         )
         self.meta = dict[str, Any]()
-        for count in ("step", "rollouts", "updates", "num_tokens", "sampled_tokens", "skipped"):
+        for count in ("step", "rollouts", "updates", "num_tokens", "sampled_tokens", "skipped", "flops"):
             self.meta[count] = 0
         restored = self.session.restore(self.learner.abstract())
         if restored is not None:
-            self.meta |= restored[1]
+            self.meta |= {"flops": None} | restored[1]  # a checkpoint of an older version has not counted them
             watch.resume(self.session, self.meta, config.train)
             self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
             self.learner.updates = self.meta["updates"]
@@ -309,6 +309,9 @@ class Trainer:
             rows = functools.partial(_rows, self.policy, self.held_out.evaluator, special, batch, advantages, said)
             self.metrics.write_samples(number, rows)
         self.work = learner.work(drawn, batch, lengths, warming_up=warming_up)
+        if self.meta["flops"] is not None:
+            self.meta["flops"] += sum(self.work.values())
+            known["flops"] = float(self.meta["flops"])
         if self.on_step is not None:
             self.on_step(sampled.problems, sampled.rollout)
         return _Pending(

@@ -12,7 +12,13 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     report.add_argument("runs", nargs="+", metavar="RUN", help="run directory, a folder of them, or that of a sweep")
     report.add_argument("--baseline", metavar="NAME", help="method that others are compared with; grpo, or the first")
     report.add_argument(
-        "--by", action="append", metavar="SETTING", help="what makes a method (may be repeated); variant if left out"
+        "--by",
+        action="append",
+        metavar="SETTING",
+        help="what makes a method (may be repeated); else the sweep's, or variant",
+    )
+    report.add_argument(
+        "--margin", type=float, metavar="X", help="differences within it count as none; that of the sweep if left out"
     )
     report.add_argument("--metric", metavar="NAME", help="held-out metric that decides, such as eval/pass@8")
     report.add_argument("--to", default="report.html", metavar="FILE.html", help="page; the picture goes beside it")
@@ -29,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     file = files.path(args.to)
     if file.suffix not in (".html", ".htm"):
         raise UserError(f"--to {args.to}: give a name that ends in .html")
-    built = report.build(args.runs, by=args.by or ("variant",), baseline=args.baseline, metric=args.metric)
+    built = report.build(args.runs, by=args.by, baseline=args.baseline, metric=args.metric, margin=args.margin)
     picture = file.with_suffix(".png")
     try:
         files.make_folder(file.parent)

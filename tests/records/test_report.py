@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import report_runs
 
-from grpojax.evaluation import bootstrap, paired_test
+from grpojax import variants
+from grpojax.evaluation import paired_test
+from grpojax.host import claims
 from grpojax.host.errors import UserError
-from grpojax.records import report
-from grpojax.records.comparison import smallest_shown
+from grpojax.records import report, sweeps
+from grpojax.records.comparison import t_interval, verdicts
 from grpojax.records.report_charts import chart
 from grpojax.records.report_curves import draw
-from grpojax.records.runs import by_method, read_runs
+from grpojax.records.report_page import page
+from grpojax.records.runs import by_method, control_of, read_runs
+from grpojax.records.sweeps import Chosen, Compared, Failure, Rate
 
 DAPO = {"name": "dapo", "clip_high": 0.3}
 SKILLS = {
@@ -33,7 +37,7 @@ def folder(tmp_path_factory):
         for seed, skill in seeds.items():
             variant = DAPO if name == "dapo" else name
             report_runs.write_run(folder / "runs" / f"{name}_{seed}", variant, seed, skill, data=data)
-    report_runs.write_run(folder / "runs" / "grpo_7", "grpo", 7, 1.0, data=data, done=4)
+    report_runs.write_run(folder / "runs" / "grpo_7", "grpo", 7, 1.0, data=data, done=4, ended="stopped")
     return folder
 
 
@@ -48,15 +52,14 @@ def test_the_table(built):
     assert [m.name for m in built.methods] == ["dapo", "grpo", "gspo"]
     results = {r.method: r for r in built.results}
     assert results["grpo"].values == {0: 0.25, 1: 0.5, 2: 0.25}  # not seed 7, which is not finished
-    assert results["grpo"].difference is None
-    assert results["gspo"].mean == pytest.approx(7 / 12) and results["gspo"].common == (0, 2)
-    assert results["gspo"].difference == pytest.approx(0.125)
-    dapo = results["dapo"]
-    d = [0.25, 0.25, 0.375]
-    assert (dapo.low, dapo.high) == bootstrap([0.5, 0.75, 0.625])
-    assert (dapo.difference_low, dapo.difference_high) == pytest.approx(bootstrap(d))
-    assert (dapo.p, dapo.p_holm) == (0.25, 0.5) and (results["gspo"].p, results["gspo"].p_holm) == (1.0, 1.0)
-    assert dapo.shown is None is smallest_shown(d, 0.025)
+    assert results["grpo"].unfinished == (7,) and not any(r.failed for r in built.results)
+    assert results["gspo"].mean == pytest.approx(7 / 12)
+    assert (results["dapo"].low, results["dapo"].high) == pytest.approx(t_interval([0.5, 0.75, 0.625]))
+    dapo, gspo = built.comparisons
+    assert [(c.method, c.other, c.roles, c.seeds) for c in (dapo, gspo)] == [
+        ("dapo", "grpo", ("baseline",), (0, 1, 2)), ("gspo", "grpo", ("baseline",), (0, 2))]  # fmt: skip
+    assert [dapo.result, gspo.result] == verdicts([[0.25, 0.25, 0.375], [0.0, 0.25]])
+    assert gspo.result.difference == 0.125 and dapo.result.p_corrected == pytest.approx(2 * dapo.result.p)
 
 
 def test_problems_seed_by_seed(built, folder):
@@ -65,10 +68,9 @@ def test_problems_seed_by_seed(built, folder):
     want = paired_test([0.25] * 12, [1.0] * 6 + [0.25] * 6)
     got = tests["dapo", 2]
     assert (got.difference, got.p, got.better, got.worse, got.problems) == (0.375, want.p, 6, 0, 12)
-    assert got.p == pytest.approx(2 / 2**6) and got.p_holm == pytest.approx(
-        2 * got.p
-    )  # three smaller, and then one of two
-    assert tests["dapo", 0].p_holm == pytest.approx(5 * 2 / 2**12)
+    assert got.other == "grpo" and got.p == pytest.approx(2 / 2**6)
+    assert got.p_corrected == pytest.approx(2 * got.p)  # three smaller, and then one of two
+    assert tests["dapo", 0].p_corrected == pytest.approx(5 * 2 / 2**12)
 
 
 def test_rates_by_difficulty(built):
@@ -98,14 +100,16 @@ def test_curves_are_means_over_finished_seeds(built):
     assert list(curves) == ["eval/accuracy", "eval/reward", "eval/pass@4", "reward", "groups/all_fail", "entropy",
                             "grad_norm", "completions/mean_length"]  # fmt: skip
     line = next(x for x in curves["reward"].lines if built.methods[x.method].name == "gspo")
-    assert line.steps == (1, 2, 3, 4, 5, 6) and line.seeds == (3,) * 6
+    assert line.at["steps"] == (1, 2, 3, 4, 5, 6) and line.seeds == (3,) * 6
     assert line.mean[0] == pytest.approx(0.1 + 0.01 * 7 / 3) and (line.low[0], line.high[0]) == pytest.approx(
         (0.1, 0.15)
     )
-    assert line.tokens[1] == pytest.approx(200 + 7 / 3)
+    assert line.at["tokens"][1] == pytest.approx(200 + 7 / 3)
+    assert line.at["flops"] == tuple(1e12 * i for i in range(1, 7)) and line.at["minutes"][2] == 1.5
     evals = curves["eval/accuracy"].lines[1]
-    assert evals.steps == (0, 6) and evals.tokens[0] == 0 and evals.mean == (0, pytest.approx(1 / 3))
-    assert curves["grad_norm"].lines[0].steps == (1, 3, 4, 5, 6)  # null is no point
+    assert evals.at["steps"] == (0, 6) and evals.at["tokens"][0] == 0 and evals.mean == (0, pytest.approx(1 / 3))
+    assert evals.at["minutes"] == (0, 3)
+    assert curves["grad_norm"].lines[0].at["steps"] == (1, 3, 4, 5, 6)  # null is no point
     assert curves["reward"].binned == 1
 
 
@@ -113,8 +117,9 @@ def test_long_curves_are_binned(tmp_path):
     report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None, steps=500)
     curve = next(c for c in report.build([tmp_path / "a"]).curves if c.metric == "reward")
     line = curve.lines[0]
-    assert curve.binned == 3 and line.steps[:2] == (3, 6) and line.steps[-1] == 500 and len(line.steps) == 167
-    assert line.mean[0] == pytest.approx(0.2) and line.tokens[0] == 300
+    steps = line.at["steps"]
+    assert curve.binned == 3 and steps[:2] == (3, 6) and steps[-1] == 500 and len(steps) == 167
+    assert line.mean[0] == pytest.approx(0.2) and line.at["tokens"][0] == 300
 
 
 def test_a_bin_has_the_same_steps_of_every_seed(tmp_path):
@@ -129,7 +134,7 @@ def test_a_bin_has_the_same_steps_of_every_seed(tmp_path):
     ]
     (curve,) = (c for c in draw(by_method(unfinished)) if c.metric == "reward")
     line = curve.lines[0]
-    assert curve.binned == 3 and line.steps == (*range(3, 500, 3), 500) and set(line.seeds) == {2}
+    assert curve.binned == 3 and line.at["steps"] == (*range(3, 500, 3), 500) and set(line.seeds) == {2}
     assert (line.low[1], line.high[1], line.mean[1]) == (5, 5, 5)
     assert (line.low[0], line.high[0]) == (2, 2) and (line.low[-1], line.high[-1]) == (499, 499.5)
 
@@ -169,8 +174,9 @@ def test_a_message_without_content_is_of_no_difficulty(tmp_path):
 def test_what_must_be_known_is_said(built):
     notes = "\n".join(built.notes)
     assert "gspo: with one update a rollout the ratio is 1: gspo has the gradient of GRPO's clip" in notes
-    assert "grpo_7: 4 of 6 steps, not finished; it is in no result" in notes
-    assert built.changes == {"dapo": [], "gspo": []}
+    assert "grpo_7: 4 of 6 steps, unfinished: it was told to stop, and can go on; it is in no result" in notes
+    assert "The figures are of the validation set, by which rates and checkpoints are picked: no test set was" in notes
+    assert built.changes == {"dapo": {"grpo": [report.NO_METHOD]}, "gspo": {"grpo": [report.NO_METHOD]}}
 
 
 def test_unequal_cost_is_said(tmp_path):
@@ -206,7 +212,7 @@ def test_crashed_and_empty_runs_and_those_without_evaluation_are_said(tmp_path, 
     notes = "\n".join(got.notes)
     assert got.metric is None and got.results == [] and "nothing is tested" in notes
     assert f"{tmp_path / 'torn'}: left out, its config.json cannot be read" in notes
-    assert f"{empty}: no step recorded; it is in no result" in notes
+    assert f"{empty}: no step recorded; it is in no result" in notes  # not started, as far as one can know
     assert [r.state() for r in got.methods[0].runs] == ["6 of 6 steps, no held-out problems", "no step recorded"]
     mixed = report.build([tmp_path, folder / "runs" / "dapo_0"])
     assert mixed.metric == "eval/accuracy" and [r.mean for r in mixed.results] == [None, 0.5]
@@ -219,7 +225,7 @@ def test_a_file_of_problems_that_cannot_be_read_costs_its_tests_alone(tmp_path):
     (tmp_path / "gspo" / "eval" / "step_6.jsonl").write_text("{}\n")
     got = report.build([tmp_path / "grpo", tmp_path / "gspo"])
     assert "its problems are not compared: " in "\n".join(got.notes) and not got.seed_tests
-    assert got.results[1].difference == 0
+    assert got.comparisons[0].result.difference == 0
 
 
 def test_a_last_evaluation_without_a_value_is_none(tmp_path):
@@ -227,7 +233,7 @@ def test_a_last_evaluation_without_a_value_is_none(tmp_path):
     with (path / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 6, "eval/reward": None}) + "\n")
     got = report.build([path], metric=None)
-    assert got.metric is None and got.curves[1].lines[0].steps == (0, 6)
+    assert got.metric is None and got.curves[1].lines[0].at["steps"] == (0, 6)
 
 
 def test_other_problems_are_not_compared_by_problem(tmp_path):
@@ -236,7 +242,7 @@ def test_other_problems_are_not_compared_by_problem(tmp_path):
     b = report_runs.write_run(tmp_path / "b", "gspo", 0, 0.5, data=data, problems=11)
     got = report.build([a, b])
     assert not got.seed_tests and "its problems are not those of" in "\n".join(got.notes)
-    assert got.results[1].p is None  # one seed tests nothing
+    assert got.comparisons[0].result.p is None  # one seed tests nothing
 
 
 def test_runs_are_told_apart_by_other_settings(tmp_path):
@@ -286,11 +292,234 @@ def test_mistakes(tmp_path, folder):
 def test_another_metric_and_baseline(folder):
     got = report.build([folder / "runs"], metric="eval/pass@4", baseline="dapo")
     assert got.title() == "held-out pass@4" and {r.method: r.mean for r in got.results}["grpo"] == 1.0
-    assert {r.method: r.difference for r in got.results} == {"dapo": None, "grpo": 0.0, "gspo": 0.0}
+    assert {c.method: c.result.difference for c in got.comparisons} == {"grpo": 0.0, "gspo": 0.0}
 
 
 def test_the_numbers_as_json(built):
     plain = json.loads(json.dumps(report.to_json(built), allow_nan=False))
     assert plain["results"][0]["values"] == {"0": 0.5, "1": 0.75, "2": 0.625}
     assert {c["metric"] for c in plain["curves"]} > {"reward", "eval/accuracy"}
-    assert np.isfinite([t["p_holm"] for t in plain["seed_tests"]]).all()
+    assert np.isfinite([t["p_corrected"] for t in plain["seed_tests"]]).all()
+
+
+@pytest.mark.parametrize(("seeds", "ended", "last", "counts"), [
+    ((2, 3, 4), "step 4: 3 updates in a row had a gradient that is not finite", 0.02, 0.02),
+    ((2, 3, 4), None, 0.02, 0.02),  # killed: the process left no reason
+    ((4,), "entropy_collapse", 0.02, 0.02),
+    ((1, 2, 3, 4), "no held-out value is recorded", None, 0.0),
+    ((1,), "the last one is not a number", [0.02, None], 0.02),
+])  # fmt: skip
+def test_a_run_that_failed_counts(tmp_path, seeds, ended, last, counts):
+    """Two methods by five seeds; the failed ones are at step 4 of 6, with accuracy 0.02 or less."""
+    data = report_runs.write_data(tmp_path / "data.jsonl")
+    for seed in range(5):
+        report_runs.write_run(tmp_path / "runs" / f"grpo_{seed}", "grpo", seed, 0.5, data=data)
+        lost = {"done": 4, "ended": ended} if seed in seeds else {}
+        path = report_runs.write_run(
+            tmp_path / "runs" / f"token_critic_{seed}", "token_critic", seed, 1.0, data=data, **lost
+        )
+        if lost:
+            lines = [json.loads(x) for x in (path / "metrics.jsonl").read_text().splitlines()]
+            lines = [x for x in lines if "eval/accuracy" not in x]
+            values = [] if last is None else last if isinstance(last, list) else [last]
+            lines += [{"step": 4, "eval/reward": x, "eval/accuracy": x} for x in values]
+            (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    got = report.build([tmp_path])
+    result = next(r for r in got.results if r.method == "token_critic")
+    values = {seed: counts if seed in seeds else 1.0 for seed in range(5)}
+    reason = "its process left no reason; it was killed or crashed" if ended is None else ended
+    assert result.values == values and result.failed == dict.fromkeys(seeds, reason)
+    assert result.mean == pytest.approx(np.mean(list(values.values())))
+    assert (result.low, result.high) == pytest.approx(t_interval(list(values.values())))
+    (compared,) = got.comparisons
+    assert compared.seeds == (0, 1, 2, 3, 4)
+    assert compared.result == verdicts([[values[seed] - 0.5 for seed in range(5)]])[0]
+    assert f"failed: {reason}; it counts as {counts:.3g}" in "\n".join(got.notes)
+    line = next(x for c in got.curves if c.metric == "eval/accuracy" for x in c.lines if x.method == 1)
+    assert line.at["steps"][-1] == 6 and line.seeds[-1] == 5 and line.mean[-1] == pytest.approx(result.mean)
+    reward = next(x for c in got.curves if c.metric == "reward" for x in c.lines if x.method == 1)
+    assert reward.seeds == (5, 5, 5, 5, 5 - len(seeds), 5 - len(seeds))
+
+
+@pytest.mark.parametrize(("more", "last_line", "kind", "why"), [
+    ({}, {}, "failed", "its process left no reason"),
+    ({"ended": "stopped"}, {}, "unfinished", "it was told to stop, and can go on"),
+    ({"ended": "step 3: out"}, {}, "failed", "step 3: out"),
+    ({"on_collapse": "stop"}, {"alarm/entropy_collapse": 1.0}, "failed", "stopped by the alarm entropy_collapse"),
+    ({}, {"alarm/entropy_collapse": 1.0}, "failed", "its process left no reason"),
+    ({}, {"skipped_updates": 2.0}, "failed", "the gradient was not finite"),
+])  # fmt: skip
+def test_how_a_run_ended(tmp_path, more, last_line, kind, why):
+    path = report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None, done=3, **more)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, **last_line}) + "\n")
+    (run,), _ = read_runs([path])
+    assert (run.ending[0], run.ending[1][: len(why)]) == (kind, why)
+
+
+def test_a_run_that_goes_on_is_unfinished(tmp_path):
+    path = report_runs.write_run(tmp_path / "a", "grpo", 0, 0.5, data=None, done=3)
+    with claims.hold(path):
+        (run,), _ = read_runs([path])
+        assert run.ending == ("unfinished", "it goes on")
+    (run,), _ = read_runs([path])
+    assert run.ending[0] == "failed"
+
+
+def test_the_test_set_is_the_result_where_every_run_has_read_it(tmp_path):
+    data = report_runs.write_data(tmp_path / "data.jsonl")
+    for seed in (0, 1):
+        report_runs.write_run(tmp_path / "runs" / f"grpo_{seed}", "grpo", seed, 0.25, data=data, test=0.5)
+    lost = report_runs.write_run(tmp_path / "runs" / "dapo_0", "dapo", 0, 0.25, data=data, done=5, ended="out")
+    report_runs.write_run(tmp_path / "runs" / "dapo_1", "dapo", 1, 0.25, data=data, test=1.0)
+    got = report.build([tmp_path])
+    assert got.metric == "test/accuracy" and got.title() == "test accuracy" and "validation" not in "\n".join(got.notes)
+    # The test set is read at the end only: what failed before counts with its last value of the validation set.
+    assert {r.method: r.values for r in got.results} == {"dapo": {0: 0.25, 1: 1.0}, "grpo": {0: 0.5, 1: 0.5}}
+    (test,) = got.seed_tests
+    assert (test.seed, test.difference) == (1, 0.5)  # on the problems of the test set
+    report_runs.write_run(tmp_path / "runs" / "dapo_2", "dapo", 2, 0.25, data=data)
+    mixed = report.build([tmp_path])
+    assert mixed.metric == "eval/accuracy" and "only 3 of 4 runs have read a test set" in "\n".join(mixed.notes)
+    assert lost.name in "\n".join(mixed.notes)
+
+
+def tree(name, **options):
+    """A resolved method."""
+    made = variants.get(name, **options)
+    objective = {"aggregate": made.objective.aggregate, "kl_coef": made.objective.kl_coef}
+    plain = json.loads(json.dumps(dict(made.options), default=str))
+    return {"variant": name, "options": plain, "advantage": "center(by=group)", "objective": objective, "needs": []}
+
+
+def sweep_of_two(folder, margin=None, seeds=(0, 1, 2)):
+    """A sweep of negative_advantage with its control, GRPO as the baseline, and a rate that is looked for."""
+    data = report_runs.write_data(folder / "data.jsonl")
+    methods = {
+        "grpo": ("grpo", {}, 0.25), "negative_advantage": ("negative_advantage", {}, 0.5),
+        "negative_advantage-c=0.0": ("negative_advantage", {"c": 0.0}, [0.5] * 11 + [0.75]),
+    }  # fmt: skip
+    for label, (name, options, skill) in methods.items():
+        for seed in seeds:
+            path = folder / "runs" / f"{label}_{seed}"
+            variant = {"name": name, **options}
+            report_runs.write_run(path, variant, seed, skill, data=data, method=tree(name, **options))
+    compared = {label: Compared(variant={"name": n, **o}) for label, (n, o, _) in methods.items()}
+    compared["negative_advantage"] = dataclasses.replace(
+        compared["negative_advantage"], control="negative_advantage-c=0.0", baseline="grpo"
+    )
+    record = sweeps.Record(
+        methods=compared, seeds=seeds, rates=(1e-4, 3e-4, 1e-3), margin=margin,
+        runs={label: {seed: f"{label}_{seed}" for seed in seeds} for label in methods},
+    )  # fmt: skip
+    sweeps.write(folder, record)
+    return record
+
+
+def test_a_method_is_compared_with_its_control_and_with_the_baseline(tmp_path):
+    sweep_of_two(tmp_path, margin=0.05)
+    got = report.build([tmp_path])
+    assert got.margin == 0.05 and got.baseline == "grpo"
+    assert [m.name for m in got.methods] == ["grpo", "negative_advantage", "negative_advantage-c=0.0"]
+    assert [(c.method, c.other, c.roles) for c in got.comparisons] == [
+        ("negative_advantage", "negative_advantage-c=0.0", ("control",)), ("negative_advantage", "grpo", ("baseline",))
+    ]  # fmt: skip
+    mean = {r.method: r.mean for r in got.results}
+    d = [mean["negative_advantage"] - mean[other] for other in ("negative_advantage-c=0.0", "grpo")]
+    assert d == pytest.approx([-0.25 / 12, 0.25])
+    assert [c.result for c in got.comparisons] == verdicts([[x] * 3 for x in d], 0.05)
+    assert got.changes["negative_advantage"]["negative_advantage-c=0.0"] == ["options.c: 0.0 -> 1.0"]
+    assert "objective.aggregate: sequence_mean -> sequence_sum" in got.changes["negative_advantage"]["grpo"]
+    assert report.build([tmp_path], margin=0.3).margin == 0.3
+    # Without sweep.json the control is found by its resolved method.
+    found = report.build([tmp_path / "runs"])
+    assert found.margin is None
+    assert {(c.method, c.other): c.roles for c in found.comparisons} == {
+        ("negative_advantage", "negative_advantage c=0"): ("control",),
+        ("negative_advantage", "grpo"): ("baseline",),
+        ("negative_advantage c=0", "grpo"): ("baseline",),
+    }
+
+
+def test_a_control_has_all_options_of_one(tmp_path):
+    """Runs without sweep.json: another strength of the method's mechanism is no control, nor is a run without a
+    recorded method."""
+    options = {"a": {}, "b": {"c": 0.5}, "c": {"c": 0.0, "eps": 1e-6}, "d": {"c": 0.0}}
+    for name, given in options.items():
+        variant = {"name": "negative_advantage", **given}
+        report_runs.write_run(tmp_path / name, variant, 0, 0.5, data=None, method=tree(**variant))
+    report_runs.write_run(tmp_path / "e", {"name": "negative_advantage", "c": 0}, 0, 0.5, data=None)
+    found = {m.runs[0].path.name: m for m in by_method(read_runs([tmp_path])[0])}
+    controls = {name: control_of(m, list(found.values())) for name, m in found.items()}
+    assert {name: m and m.runs[0].path.name for name, m in controls.items()} == {
+        "a": "d", "b": "d", "c": None, "d": None, "e": None}  # fmt: skip
+
+
+def test_verdicts_are_the_same_in_page_json_and_text(tmp_path):
+    sweep_of_two(tmp_path, margin=0.05, seeds=tuple(range(8)))
+    got = report.build([tmp_path])
+    plain = json.loads(json.dumps(report.to_json(got), allow_nan=False))
+    said = [c["verdict"] for c in plain["comparisons"]]
+    assert said == ["equivalent", "better"] and (plain["margin"], plain["level"]) == (0.05, 0.05)
+    lines = "\n".join(report.headlines(got))
+    assert "(control): -0.021: equivalent within 0.05 (p" in lines and "(baseline): +0.250: better (p" in lines
+    text = page(got)
+    assert "equivalent within 5<" in text and "<small>better</small>" in text and "5.0 points" in text
+    without = report.build([tmp_path / "runs"], by=["variant"])
+    assert {c.result.verdict for c in without.comparisons} == {"better", "worse"}  # and never equivalent
+
+
+def test_two_methods_with_the_same_runs_are_not_compared(tmp_path):
+    record = sweep_of_two(tmp_path)
+    same = {**record.runs, "negative_advantage-c=0.0": record.runs["negative_advantage"]}
+    sweeps.write(tmp_path, dataclasses.replace(record, runs=same))
+    got = report.build([tmp_path])
+    assert [c.other for c in got.comparisons] == ["grpo"]
+    notes = "\n".join(got.notes)
+    assert "have the same recipe and the same runs: not compared" in notes
+    assert "c=0.0_0: left out, sweep.json does not have it" in notes
+
+
+def test_what_a_sweep_knows_of_its_failures_is_in_the_report(tmp_path):
+    record = sweep_of_two(tmp_path)
+    (tmp_path / "runs" / "grpo_1" / "metrics.jsonl").write_text('{"step": 2, "eval/accuracy": 0.125}\n')
+    (tmp_path / "runs" / "grpo_2" / "metrics.jsonl").write_text('{"step": 2, "eval/accuracy": 0.125}\n')
+    failed = {
+        "grpo_1": Failure(status=1, step=2, lines=("Traceback", "ValueError: no")),
+        "grpo_2": Failure(status=-9, step=2, lines=("step 2",)),
+    }
+    sweeps.write(tmp_path, dataclasses.replace(record, failed=failed))
+    result = report.build([tmp_path]).results[0]
+    assert result.failed == {1: "ValueError: no", 2: "killed by signal 9"}
+    assert result.values == {0: 0.25, 1: 0.125, 2: 0.125}
+
+
+def test_runs_that_a_sweep_has_not_started_are_counted(tmp_path):
+    record = sweep_of_two(tmp_path)
+    later = {**record.runs, "grpo": {**record.runs["grpo"], 3: "grpo_3"}}
+    sweeps.write(tmp_path, dataclasses.replace(record, runs=later))
+    assert "grpo: 1 of its 4 runs have not been started" in report.build([tmp_path]).notes
+
+
+def test_every_learning_rate_that_was_tried_is_shown(tmp_path):
+    sweep_of_two(tmp_path)
+    lost = Failure(status=1, step=2, lines=("out",))
+    curve = [
+        Rate(rate=1e-4, mean=0.2, values={10: 0.1, 11: 0.3}, failed={}),
+        Rate(rate=3e-4, mean=0.25, values={10: 0.5, 11: 0.0}, failed={11: lost}),
+    ]
+    sweeps.write_rates(tmp_path, {"grpo": Chosen(asked="x", rate=3e-4, edge="highest", curve=curve)})
+    got = report.build([tmp_path])
+    (line,) = got.over_rates.lines
+    assert line.method == 0 and line.at == {"rate": (1e-4, 3e-4)} and line.mean == (0.2, 0.25)
+    assert (line.low, line.high) == ((0.1, 0.0), (0.3, 0.5))
+    text = page(got)
+    assert "chosen, still the highest of the range" in text and "0.500, 0.000" in text and "0.0003" in text
+    plain = json.loads(json.dumps(report.to_json(got), allow_nan=False))
+    assert plain["rates"]["grpo"]["curve"][1]["values"] == {"10": 0.5, "11": 0.0}
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0])
+def test_a_margin_is_over_0(folder, margin):
+    with pytest.raises(UserError, match="--margin .*: give a number over 0"):
+        report.build([folder / "runs"], margin=margin)

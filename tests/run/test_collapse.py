@@ -1,5 +1,6 @@
 """Runs that collapse are told in time, and by option stopped; healthy ones are left alone."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,12 @@ def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_ru
     with pytest.raises(UserError, match=told):
         trainer.run()
     assert trainer.session.checkpoints.steps() == [4, 5] and trainer.done == 5
+    failed = json.loads((folder / "failed").read_text())
+    assert failed["step"] == 5 and failed["reason"].startswith("stopped at step 5: entropy_jump: ")
     with pytest.raises(UserError, match=told):  # the same command says the same
         trainer_of(load(recipe, folder, "train.on_collapse=stop"), at=5)
     again = trainer_of(load(recipe, folder), at=5)
-    assert again.done == 5 and again.run()
+    assert again.done == 5 and again.run() and not (folder / "failed").exists()
     assert numbers(folder) == numbers(tmp_path / "whole")
     assert again.session.checkpoints.steps() == [4, 7]  # held on to by the run that went on
 

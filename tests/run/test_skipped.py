@@ -54,6 +54,7 @@ def test_what_is_learned_is_the_same(recipe, tmp_path, monkeypatch, options, dev
         for name in ("reward", "grad_norm", "frac_reward_zero_std", "sampled_tokens"):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-4, err_msg=name)
     assert all(0 < x["frac_reward_zero_std"] < 1 for x in plain)
+    assert plain[-1]["flops"] - plain[-2]["flops"] == pytest.approx(sum(whole.values()))
     assert part["update"] < whole["update"] and part["rollout"] == whole["rollout"]
     assert gaps == sorted(gaps) and {*gaps} == {False, True}  # blocks are those of such groups in the second run
 

@@ -53,7 +53,9 @@ def made(tmp_path_factory):
         report_runs.write_run(folder / "runs" / f"grpo_{seed}", "grpo", seed, 0.25, data=data)
         other = report_runs.write_run(folder / "runs" / f"gspo_{seed}", "gspo", seed, 0.5, data=data)
         (other / "config.json").write_text((other / "config.json").read_text().replace("builtin:tiny", "<&'>"))
-    report_runs.write_run(folder / "runs" / "grpo_9", "grpo", 9, 0.5, data=data, done=2)
+    report_runs.write_run(
+        folder / "runs" / "grpo_9", "grpo", 9, 0.5, data=data, done=2, ended="killed, for all one knows"
+    )
     out = folder / "out" / "page.html"
     assert cli.main(["report", str(folder / "runs"), "--to", str(out), "--json", str(folder / "numbers.json")]) == 0
     return folder, out.read_text(encoding="utf-8")
@@ -94,14 +96,16 @@ def test_headings_are_in_order(page):
 def test_charts_have_titles_and_inputs_labels(page):
     svgs = [attrs for tag, attrs in page.elements if tag == "svg"]
     assert all(a.get("role") == "img" and "aria-labelledby" in a or a.get("aria-hidden") == "true" for a in svgs)
-    assert {a["class"] for a in svgs if "role" in a} == {"by-steps", "by-tokens"}
+    assert {a["class"] for a in svgs if "role" in a} == {"by-steps", "by-tokens", "by-flops", "by-minutes"}
     inputs = [i for i, (tag, _) in enumerate(page.elements) if tag == "input"]
-    assert len(inputs) == 4 and all(page.elements[i - 1][0] == "label" for i in inputs)
+    assert len(inputs) == 6 and all(page.elements[i - 1][0] == "label" for i in inputs)
 
 
 def test_it_says_what_is_in_the_runs(page):
-    for said in ("grpo and gspo", "5 runs of 2 methods", "2 of 6 steps, not finished", "25.0", "+25.0",
-                 "2 common seeds give no p under 0.5: whatever the difference, it takes 6 to show one at 5 %",
+    for said in ("grpo and gspo", "5 runs of 2 methods", "2 of 6 steps, failed: killed, for all one knows",
+                 "25.0", "+25.0",
+                 "Runs that failed count with their last held-out value, or 0", "of the seeds failed", "not told apart",
+                 "No margin was stated (--margin), so that no two methods are called equivalent",
                  "model.path: 'builtin:tiny' -> \"<&'>\"", "<b>gspo_0</b> 0", "what is 0 < 1 & 2?", "By difficulty",
                  "gspo has the gradient of GRPO's clip"):  # fmt: skip
         assert said in page.text, said
