@@ -87,16 +87,18 @@ def keep_prompts(
     return keep
 
 
-def solved(metric: Samples, share: float = 1.0, *, success: float = 1.0) -> PerPrompt:
-    """``[P]`` bool: the prompts whose pass rate has reached ``share``; of ``[P, G]``.
+def solved(metric: Samples, share: float = 1.0, *, success: float = 1.0, drawn: Samples | None = None) -> PerPrompt:
+    """``[P]`` bool: the prompts of whose samples a ``share`` is known to pass; of ``[P, G]``.
 
     What `cull` marks. ScaleRL (arXiv 2510.13786) no longer draws a prompt in later epochs once 0.9 of its samples
     passed; the third of the experiments in `grpojax.variants` takes 1.
 
     Args:
-      metric: ``[P, G]``; what is not finite does not count, and a prompt without any sample that does is not solved.
-      share: of the samples that count, in (0, 1].
+      metric: ``[P, G]``. A sample whose metric is not finite, such as one whose reward timed out, is not known to
+        pass: it counts like one that failed, so that it never helps to leave a prompt out for good.
+      share: of the samples, in (0, 1].
       success: from where on a sample passes.
+      drawn: ``[P, G]`` bool, the samples that there are, where prompts have different numbers of them; None for all.
 
     Example:
       >>> metric = jnp.array([[1.0] * 9 + [0.0], [1.0] * 8 + [0.0] * 2])
@@ -105,7 +107,9 @@ def solved(metric: Samples, share: float = 1.0, *, success: float = 1.0) -> PerP
     """
     if not 0 < share <= 1:
         raise ValueError(f"solved(share={share}): must be over 0 and at most 1")
-    return pass_rate(metric, success=success) > share - 1e-5  # 9 / 10 may be rounded to under 0.9
+    metric = jnp.asarray(metric, jnp.float32)
+    drawn = jnp.ones(metric.shape, bool) if drawn is None else jnp.asarray(drawn)
+    return pass_rate(metric, drawn, success=success) > share - 1e-5  # 9 / 10 may be rounded to under 0.9
 
 
 @pytree
@@ -140,7 +144,7 @@ def start_culling(n: int) -> Culling:
 def cull(
     state: Culling, rows: PerPrompt, rewards: Samples, epoch: Scalar, *, reward_max: float = 1.0, share: float = 1.0
 ) -> Culling:
-    """Marks the prompts of whose valid rewards a ``share`` reaches ``reward_max`` as solved in ``epoch`` (`solved`).
+    """Marks the prompts of whose rewards a ``share`` reaches ``reward_max`` as solved in ``epoch`` (`solved`).
 
     The third of the experiments in `grpojax.variants`: a prompt is solved if ``min_i r_i >= reward_max``. ScaleRL's
     no-positive resampling (arXiv 2510.13786) has ``share`` 0.9.
@@ -148,10 +152,10 @@ def cull(
     Args:
       state: so far.
       rows: ``[P]`` int32 in ``[0, N)``, which prompts these are.
-      rewards: ``[P, G]``; a sample whose reward is not finite does not count, and a group of such is not solved.
+      rewards: ``[P, G]``; a sample whose reward is not finite counts like one that failed.
       epoch: ``[]`` int32.
       reward_max: the best reward there is.
-      share: of the valid samples, in (0, 1].
+      share: of the samples, in (0, 1].
 
     Example:
       >>> rewards = jnp.array([[1.0, 1.0], [1.0, 0.0]])

@@ -133,7 +133,9 @@ def gwhes_weights(rewards: Samples, *, success: float = 1.0) -> Samples:
 def ranking_overlap(scores: PerPrompt, displacement: PerPrompt, top: int) -> Scalar:
     """Of the ``top`` prompts with the highest scores, the share that is among the ``top`` of the lowest Δ: ``[]``.
 
-    How well `gwhes` predicts `likelihood_displacement` (arXiv 2505.18830; 50 to 60 % of 10 there).
+    How well `gwhes` predicts `likelihood_displacement` (arXiv 2505.18830; 50 to 60 % of 10 there). Rankings that have
+    nothing to do with each other share ``top / P`` on average, and no two share less than ``(2 top - P) / top``: with
+    10 of 15 that is 67 % and 50 %. So ``top`` should be at most a fifth of P. `rank_correlation` reads whole rankings.
 
     Args:
       scores, displacement: ``[P]``, finite.
@@ -149,15 +151,48 @@ def ranking_overlap(scores: PerPrompt, displacement: PerPrompt, top: int) -> Sca
     return jnp.isin(high, low).astype(jnp.float32).mean()
 
 
-def group_statistics(metric: Samples, *, success: float = 1.0, fail: float = 0.0) -> dict[str, Scalar]:
+def rank_correlation(scores: PerPrompt, displacement: PerPrompt) -> Scalar:
+    """Spearman's correlation of the scores and ``-Δ``, ``[]`` in [-1, 1]: 1 where the highest score has the lowest Δ.
+
+    0 on average of rankings that have nothing to do with each other. Pearson's correlation of the ranks, in which
+    equal values have the mean of their ranks; 0 where all values of one of them are equal. For `gwhes` and
+    `likelihood_displacement` (arXiv 2505.18830).
+
+    Args:
+      scores, displacement: ``[P]``, finite.
+
+    Example:
+      >>> float(rank_correlation(jnp.array([3.0, 2.0, 1.0]), jnp.array([-0.5, 0.2, 0.4])))
+      1.0
+    """
+
+    def ranks(x: PerPrompt) -> PerPrompt:
+        x = jnp.asarray(x)
+        under, same = (x[None] < x[:, None]).sum(1), (x[None] == x[:, None]).sum(1)
+        return under.astype(jnp.float32) + 0.5 * same.astype(jnp.float32) - 0.5 * x.size  # the mean, exactly
+
+    a, b = ranks(scores), ranks(-jnp.asarray(displacement))
+    size = jnp.sqrt(jnp.square(a).sum() * jnp.square(b).sum())
+    return jnp.where(size > 0, (a * b).sum() / jnp.where(size > 0, size, 1.0), 0.0)
+
+
+def group_statistics(
+    metric: Samples, *, success: float = 1.0, fail: float = 0.0, drawn: Samples | None = None
+) -> dict[str, Scalar]:
     """Shares of groups, ``{name: [] float32}``, of a metric ``[P, G]`` such as accuracy.
 
-    ``all_fail`` (no sample over ``fail``), ``all_correct`` (every valid sample at least ``success``),
-    ``zero_variance`` (all equal: nothing to learn from a centred advantage), ``invalid`` (share of *samples* whose
-    metric is not finite). A group without a valid sample is in none of the first three, and not in what they are shares
-    of.
+    ``all_fail`` (no sample over ``fail``), ``all_correct`` (every sample at least ``success``, so that none is
+    invalid), ``zero_variance`` (all valid samples equal: nothing to learn from a centred advantage), ``invalid`` (share
+    of *samples* whose metric is not finite). A group without a valid sample is in none of the first three, and not in
+    what they are shares of.
 
     The shares that dynamic sampling acts on (DAPO, arXiv 2503.14476; `grpojax.allocation.keep_prompts`).
+
+    Args:
+      metric: ``[P, G]``; a sample whose metric is not finite is invalid.
+      success: from where on a sample is right.
+      fail: up to where it fails.
+      drawn: ``[P, G]`` bool, the samples that there are, where prompts have different numbers of them; None for all.
 
     Example:
       >>> shares = group_statistics(jnp.array([[0.0, 0.0], [1.0, 1.0], [1.0, 0.0], [0.5, 0.5]]))
@@ -165,7 +200,8 @@ def group_statistics(metric: Samples, *, success: float = 1.0, fail: float = 0.0
       {'all_fail': 0.25, 'all_correct': 0.25, 'zero_variance': 0.75, 'invalid': 0.0}
     """
     metric = jnp.asarray(metric, jnp.float32)
-    valid = jnp.isfinite(metric)
+    drawn = jnp.ones(metric.shape, bool) if drawn is None else jnp.asarray(drawn)
+    valid = drawn & jnp.isfinite(metric)
     there = valid.any(1)
 
     def share(which: PerPrompt) -> Scalar:
@@ -173,9 +209,9 @@ def group_statistics(metric: Samples, *, success: float = 1.0, fail: float = 0.0
 
     return {
         "all_fail": share(masked.all_fail(metric, valid, fail)),
-        "all_correct": share((~valid | (metric >= success)).all(1)),
+        "all_correct": share((~drawn | (metric >= success)).all(1)),
         "zero_variance": share(masked.all_equal(metric, valid, 1)),
-        "invalid": 1.0 - valid.astype(jnp.float32).mean(),
+        "invalid": masked.mean((~valid).astype(jnp.float32), drawn),
     }
 
 

@@ -50,9 +50,7 @@ def active(n, history, epoch, readmit_after, share=1.0):
         solved = [
             e
             for e, k, rewards in history
-            if k == prompt
-            and (known := [r for r in rewards if np.isfinite(r)])
-            and sum(r >= 1 for r in known) >= share * len(known) - 1e-9
+            if k == prompt and sum(r >= 1 for r in rewards) >= share * len(rewards) - 1e-9  # NaN is not
         ]
         if solved and solved[-1] < epoch:
             out[prompt] = readmit_after is not None and epoch > solved[-1] + readmit_after

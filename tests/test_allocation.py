@@ -72,11 +72,13 @@ def test_bounds_of_a_graded_metric_are_refused(bounds):
 
 
 def test_solved_from_a_share_on():
-    """ScaleRL's 0.9, of the samples that count."""
+    """ScaleRL's 0.9, of all samples: one without a metric is not known to pass."""
     metric = np.zeros((4, 10), np.float32)
     metric[0, :9], metric[1, :8], metric[2, :9], metric[2, 9], metric[3] = 1, 1, 1, NAN, NAN
     np.testing.assert_array_equal(X.solved(metric, 0.9), [1, 0, 1, 0])
-    np.testing.assert_array_equal(X.solved(metric), [0, 0, 1, 0])
+    np.testing.assert_array_equal(X.solved(metric), [0, 0, 0, 0])
+    # Samples that were never drawn are no failures.
+    np.testing.assert_array_equal(X.solved(metric, drawn=np.broadcast_to(np.arange(10) < 9, (4, 10))), [1, 0, 1, 0])
     np.testing.assert_array_equal(X.solved(metric / 2, 0.9, success=0.5), [1, 0, 1, 0])
     for n in (1, 2, 3, 7, 10, 11, 20, 30, 64):  # k / n is not always rounded to the share
         k = np.arange(n + 1)
@@ -94,7 +96,8 @@ def test_culling():
     rewards = jnp.array([[1, 1], [1, 0], [1, NAN], [NAN, NAN]])
     rows = jnp.array([3, 0, 2, 4])
     state = jax.jit(X.cull)(X.start_culling(6), rows, rewards, 0)
-    np.testing.assert_array_equal(state.solved, [-1, -1, 0, 0, -1, -1])
+    np.testing.assert_array_equal(state.solved, [-1, -1, -1, 0, -1, -1])
+    state = X.cull(state, jnp.array([2]), jnp.array([[1.0, 1.0]]), 0)
 
     def active(state, epoch, **options):
         return np.asarray(X.active(state, epoch, **options)).astype(int).tolist()

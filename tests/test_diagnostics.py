@@ -76,6 +76,11 @@ def test_group_statistics():
         close(got[name], x)
     assert set(got) == set(want)
     close(D.group_statistics(metric, fail=0.1)["all_fail"], 0.5)
+    some = jnp.array([[1, 1, NAN], [1, 1, 1], [NAN, NAN, NAN]], jnp.float32)
+    got = D.group_statistics(some)  # the sample without a metric may have failed
+    close(got["all_correct"], 0.5), close(got["invalid"], 4 / 9)
+    got = D.group_statistics(some, drawn=jnp.array([[True, True, False], [True] * 3, [False] * 3]))
+    close(got["all_correct"], 1), close(got["invalid"], 0)
 
 
 def test_advantage_sums_and_effective_tokens():

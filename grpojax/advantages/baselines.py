@@ -86,7 +86,8 @@ def center(
 def signs(signals: Signals) -> Samples:
     """``[P, G]`` float32: the sign of ``r - mean r`` over the group, 0 on samples that are not valid.
 
-    They tell right from wrong in GTPO (arXiv 2508.03772) and NTHR (arXiv 2505.18830).
+    They tell right from wrong in GTPO (arXiv 2508.03772); NTHR (arXiv 2505.18830) takes those of the outcome
+    (`grpojax.credit.hidden_states.outcome_signs`).
 
     Example:
       >>> signs(Signals(rewards=jnp.array([[1.0, 0.0, 0.0]]), valid=jnp.array([[True, True, False]]))).tolist()

@@ -176,7 +176,7 @@ def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
 
 
 @described
-def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False) -> Transform:
+def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False, relative: bool = False) -> Transform:
     """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood [P, G]`` instead.
 
     The fifth of the experiments in `grpojax.variants`.
@@ -187,6 +187,10 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
     Args:
       fail_reward: the outcome up to which a sample fails.
       everywhere: in all groups, whatever their rewards.
+      relative: divide by the group's largest likelihood. The advantage of GRPO as printed (arXiv 2402.03300, no eps)
+        depends on the ratios of a group's likelihoods only. With an eps it does not: under an eps of 1e-4 a group of
+        likelihoods around 1e-6 would have no advantage. With this it has that of likelihoods around 0.1 in the same
+        ratio.
 
     Example:
       >>> from grpojax.advantages import chain
@@ -202,6 +206,10 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
         taken = jnp.isfinite(likelihood)
         if not everywhere:
             taken &= masked.all_fail(*judged(signals, "likelihood_of_all_fail"), fail_reward)[:, None]
+        if relative:
+            counts = taken & need(signals, "valid", "likelihood_of_all_fail")
+            largest = jnp.where(counts, likelihood, 0.0).max(1, keepdims=True)
+            likelihood = likelihood / jnp.where(largest > 0, largest, 1.0)
         return jnp.where(taken, likelihood, values)
 
     return transform

@@ -165,7 +165,8 @@ def token_returns(*, gamma: float = 1.0) -> Transform:
 def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
     """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]`` or flat ``[B, T]``.
 
-    ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token. The critic's
+    ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token, of a sample
+    that was cut at the limit too: its return leaves out what the rest would have earned, which is biased. The critic's
     target is ``A + V``. With both at 1 it is the return minus V. A mask may have holes, as of tool outputs: t + 1 is
     the next token in it. ``signals.mask`` and ``signals.values`` have the shape of the rewards.
 

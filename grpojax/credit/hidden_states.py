@@ -156,12 +156,14 @@ def nthr(
 ) -> Transform:
     """Softens the penalty on tokens that would pull the right samples down, on ``[P, G, T]`` (NTHR, arXiv 2505.18830).
 
-    In a group with right and wrong samples, the tokens of wrong ones whose score `nthr_scores` is over
-    ``beta min_i s̄_i`` (i over the right samples) are multiplied by ``eta``; all else stays.
+    In a group with right and wrong samples, the advantages under 0 of wrong samples' tokens whose score `nthr_scores`
+    is over ``beta min_i s̄_i`` (i over the right samples) are multiplied by ``eta``; all else stays.
 
     Reads ``signals.influence`` and ``influence_means``, the results of `nthr_scores`, where a trainer has computed
     them; else needs ``signals.hidden``, ``probs`` and ``columns`` from the forward of the policy that drew the tokens
-    (`group_vocabulary`). Right and wrong are the signs of ``r - mean r``.
+    (`group_vocabulary`). The paper's rewards are 0 and 1. Here ``signals.outcome`` says which samples are right
+    (`outcome_signs`), and not the reward, in which a bonus for the format may be. A wrong sample whose bonus lifts its
+    advantage over 0 has no penalty to soften and stays.
 
     Args:
       beta: 1 in most of the paper's runs, 0 in one.
@@ -184,7 +186,7 @@ def nthr(
         values, signals = per_token(values, signals, "nthr")
         valid = need(signals, "valid", "nthr")
         mask = jnp.asarray(need(signals, "mask", "nthr")) & valid[..., None]
-        sign = signs(signals)
+        sign = outcome_signs(signals)
         if signals.influence is not None:
             scores, means = signals.influence, need(signals, "influence_means", "nthr")
         else:
@@ -193,9 +195,9 @@ def nthr(
         right = (sign > 0) & mask.any(-1)
         lowest = jnp.where(right, means, jnp.inf).min(1, keepdims=True)
         threshold = jnp.where(right.any(1, keepdims=True), beta * lowest, jnp.inf)
-        share = masked.mean((sign > 0).astype(jnp.float32), valid, 1)
+        share = masked.mean((sign > 0).astype(jnp.float32), _known(signals), 1)
         factor = 2.0 * jnp.abs(0.5 - share) if eta is None else jnp.full_like(share, eta)
-        wrong = (sign < 0)[..., None] & mask & right.any(1)[:, None, None]
+        wrong = (sign < 0)[..., None] & mask & right.any(1)[:, None, None] & (values < 0)
         selected = wrong & (scores > threshold[..., None])
         if select == "random":
             selected = _as_many(selected, wrong, need(signals, "draws", "nthr(select='random')"))
@@ -204,6 +206,30 @@ def nthr(
         return jnp.where(mask, values * jnp.where(selected, factor[:, None, None], 1.0), 0.0)
 
     return transform
+
+
+def _known(signals: Signals) -> Samples:
+    """``[P, G]`` bool: valid samples whose outcome is known."""
+    valid = need(signals, "valid", "nthr")
+    return valid if signals.outcome is None else valid & jnp.isfinite(jnp.asarray(signals.outcome, jnp.float32))
+
+
+def outcome_signs(signals: Signals) -> Samples:
+    """``[P, G]`` float32: 1 for right samples, -1 for wrong ones, 0 where a group has only one kind (`nthr`).
+
+    The sign of ``outcome - mean outcome`` over the samples whose outcome is known, 0 on all others. An outcome of 0
+    and 1 gives exactly right and wrong; a graded one is compared with its group's mean. Without ``signals.outcome``
+    the rewards are the outcome.
+
+    Example:
+      >>> signals = Signals(
+      ...     rewards=jnp.array([[1.1, 1.0, 0.1], [0.1, 0.0, 0.0]]), valid=jnp.ones((2, 3), bool),
+      ...     outcome=jnp.array([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]))
+      >>> outcome_signs(signals).tolist()
+      [[1.0, 1.0, -1.0], [0.0, 0.0, 0.0]]
+    """
+    outcome = need(signals, "rewards", "nthr") if signals.outcome is None else signals.outcome
+    return signs(Signals(rewards=jnp.asarray(outcome, jnp.float32), valid=_known(signals)))
 
 
 def _as_many(selected: Tokens, among: Tokens, draws: Tokens) -> Tokens:

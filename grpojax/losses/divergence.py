@@ -21,8 +21,12 @@ def kl(
     With ``d = logps - ref_logps``: k1 = d; k2 = d²/2; k3 = exp(-d) - 1 + d (Schulman's note; GRPO's choice);
     unbiased = ρ k3 with the differentiated ratio ρ to the behaviour policy (DeepSeek-V3.2, arXiv 2512.02556).
 
-    As a *loss* k2 and unbiased have the gradient of KL(π || π_ref), k3 that of KL(π_ref || π), k1 none. In the
-    *reward* only k1 has the right one. `Objective` refuses the others. Float32 ``[...]``, nats.
+    As a *loss* on tokens that π itself drew (on-policy), k2 has the expected gradient of KL(π || π_ref), k3 that of
+    KL(π_ref || π), k1 none. On tokens of another policy (later updates of a rollout, older samples, a sampler of eight
+    bits) k2 and k3 have neither, and no correction is applied to them. Unbiased has the gradient of KL(π || π_ref) on
+    tokens of any policy that its ratio is taken against; with an importance correction, `policy_loss` multiplies it by
+    that too, and it is exact up to what the correction cuts off. In the *reward* only k1 has the right gradient.
+    `Objective` refuses the others. Float32 ``[...]``, nats.
 
     A token far from the reference is pulled back: no clip ends a gradient. That of k2 is d, that of unbiased ρ d,
     exactly, and that of k3 ``1 - exp(-d)``, whose exponential stops growing 20 nats under the reference.

@@ -37,7 +37,9 @@ def policy_loss(
     """The loss of one (micro-)batch and its metrics; both add up over micro-batches.
 
     ``sum(w * (kept * correction * surrogate + kl_coef * kl - entropy_coef * entropy))
-    + llds_coef * sum(w' * displacement)`` with ``kept`` of `off_policy_mask`.
+    + llds_coef * sum(w' * displacement)`` with ``kept`` of `off_policy_mask`. A KL of kind "unbiased" is multiplied by
+    the correction too: its ratio leads from the policy to the trainer's old policy, and the correction from there to
+    the sampler, whose tokens these are. The other kinds are not (`kl`).
 
     With one update a rollout and centred advantages the *value* of the policy term is about 0 (the ratio is 1);
     its gradient is ``-Σ w A ∇ log π`` and is not.
@@ -116,9 +118,9 @@ def policy_loss(
     by_token = ratios if objective.ratio == "token" else log_ratio(logps, behavior, mask)
     token_losses, sums = _policy_term(ratios, by_token, logps, advantages, mask, covariance_mask, objective, segments)
     train = logps if old_logps is None else old_logps
-    factor, more = _corrections(logps, train, sampler_logps, advantages, mask, objective, segments)
-    for each in factor:
-        token_losses = each * token_losses
+    correction, kept, more = _corrections(logps, train, sampler_logps, advantages, mask, objective, segments)
+    for factor in (correction, kept):
+        token_losses = token_losses if factor is None else factor * token_losses
     sums |= more
     policy = (weights * token_losses).sum()
     loss = policy
@@ -128,7 +130,10 @@ def policy_loss(
     if objective.needs_reference:
         ref = jnp.where(mask, arrays["ref_logps"], 0.0)
         if objective.kl_in == "loss":
-            terms["kl_loss"] = (weights * kl(logps, ref, objective.kl_kind, log_ratios=by_token)).sum()
+            estimate = kl(logps, ref, objective.kl_kind, log_ratios=by_token)
+            if objective.kl_kind == "unbiased" and correction is not None:
+                estimate = correction * estimate
+            terms["kl_loss"] = (weights * estimate).sum()
             loss = loss + objective.kl_coef * terms["kl_loss"]
         sums["kl"] = jax.lax.stop_gradient(masked.total(kl(logps, ref, "k3"), mask))
     if objective.needs_displacement_weights:
@@ -181,9 +186,9 @@ def _corrections(
     mask: AnyTokens,
     objective: Objective,
     segments: AnyTokens | None,
-) -> tuple[list[AnyTokens], Metrics]:
-    """``(constant factors of the token losses, their sums over tokens)``."""
-    factors, sums = [], {}
+) -> tuple[AnyTokens | None, AnyTokens | None, Metrics]:
+    """``(correction, kept, sums over tokens)``: constant factors of the token losses, None where there is none."""
+    correction, kept, sums = None, None, {}
     if objective.importance != "none":
         given = {"low": objective.importance_low, "high": objective.importance_high}
         bounds = {name: x for name, x in given.items() if x is not None}
@@ -196,13 +201,11 @@ def _corrections(
             segments=segments,
             **bounds,
         )
-        factors.append(correction)
         sums["importance"] = correction.sum()
         cap = bounds.get("high", IMPORTANCE_CAP)
         clipped = correction >= cap if objective.importance == "truncate" else correction == 0
         sums["importance_clipped"] = (mask & clipped).sum().astype(jnp.float32)
     if objective.off_policy_limit is not None:
         kept = off_policy_mask(logps, sampler, advantages, mask, objective.off_policy_limit, segments=segments)
-        factors.append(kept)
         sums["off_policy"] = masked.total(1.0 - kept, mask)
-    return factors, sums
+    return correction, kept, sums

@@ -68,9 +68,10 @@ def make_update(
 
     Returns:
       The jitted function; ``parts`` has the micro-batches ``M`` in front of every array. Of blocks, those behind
-      the last that holds a token are left out (`grpojax.programs.blocks.taken`). Where the gradient is not
-      finite it changes nothing. To the loss's metrics it adds ``grad_norm`` (before clipping) and ``skipped``, 1 if it
-      changed nothing.
+      the last that holds a token are left out (`grpojax.programs.blocks.taken`). It changes nothing, neither weights
+      nor moments, where the gradient is not finite, and where it is 0 everywhere: all weights are 0, or no term of the
+      loss says anything, as of groups without variance; Adam would go on by its moments, and decay the weights. To the
+      loss's metrics it adds ``grad_norm`` (before clipping) and ``skipped``, 1 if the gradient was not finite.
 
     Example:
       >>> update = make_update(lambda w, frozen, x: (((w * x) ** 2).sum(), {}), optax.sgd(0.1))
@@ -129,18 +130,19 @@ def _update(
         metrics["grad_norm"] = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["grad_norm"])
         metrics["skipped"] = 1.0 - finite.astype(jnp.float32)
+        moves = finite & (metrics["grad_norm"] > 0)
         share = {"share": frozen["share"]} if isinstance(frozen, Mapping) and "share" in frozen else {}
         optimizer = optax.with_extra_args_support(learns.optimizer)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **share)
         params = optax.apply_updates(state.params, updates)
         params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
+            lambda new, old: jnp.where(moves, new, old), (params, opt_state), (state.params, state.opt_state)
         )
     if mesh is not None:
         params, opt_state = (
             jax.lax.with_sharding_constraint(x, shardings(x, mesh, table=learns.table)) for x in (params, opt_state)
         )
-    return TrainState(step=state.step + finite.astype(jnp.int32), params=params, opt_state=opt_state), metrics
+    return TrainState(step=state.step + moves.astype(jnp.int32), params=params, opt_state=opt_state), metrics
 
 
 def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:

@@ -78,7 +78,8 @@ class Curriculum:
             use, setting = "prompts are retired", "rollout.retire.success"
             passing = success_of(values, self._deciding, success, use=use, setting=setting)
             with on_host():
-                done = np.asarray(allocation.solved(values, share, success=passing))
+                there = judged.rollout.lengths > 0
+                done = np.asarray(allocation.solved(values, share, success=passing, drawn=there))
             if judged.seeded is not None:
                 done = done & ~judged.seeded  # with others' solutions before them
             for problem, number, over in zip(judged.problems, passes, done, strict=True):

@@ -6,12 +6,11 @@ import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from grpojax import masked
 from grpojax.advantages import Signals
-from grpojax.advantages.baselines import signs
+from grpojax.credit.hidden_states import outcome_signs
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.models import flops
@@ -97,17 +96,24 @@ class Late:
             metrics["time/late_s"] = time.perf_counter() - started
         return signals, metrics
 
-    def replace(self, params: Any, batch: Judged, counted: Samples) -> Judged:
+    def replace(self, params: Any, batch: Judged, counted: Samples, cut: Samples) -> Judged:
         """The batch with the true answers spliced into the samples whose likelihood they are judged by.
+
+        Spliced text ends as a sample does, so that those which weigh nothing because they were cut stay as drawn.
 
         Args:
           params, batch, counted: as in `__call__`, which has nothing left to do then.
+          cut: ``[P, G]`` bool, samples that weigh nothing because they were cut at the limit.
         """
         started, self.flops = time.perf_counter(), 0.0
         found = self._splice(params, batch, counted)
+        answers = found.answers
+        if answers is not None:
+            learned = (np.isfinite(counted) & ~cut)[found.chosen]
+            answers = dataclasses.replace(answers, lengths=np.where(learned, answers.lengths, 0))
         return dataclasses.replace(
             batch,
-            rollout=true_answers.replace(batch.rollout, found.chosen, found.answers),
+            rollout=true_answers.replace(batch.rollout, found.chosen, answers),
             drawn=batch.rollout,
             signals={**batch.signals, "likelihood": found.likelihood},
             told={**found.told, "time/late_s": time.perf_counter() - started},
@@ -156,6 +162,7 @@ class Late:
             marker=options["marker"],
             include_marker=options["include_marker"],
             missing=options["missing"],
+            eos=policy.eos_ids[0] if policy.eos_ids else None,
         )
         room = policy.config.max_positions - np.array([len(p.ids) for p in problems])[:, None]
         long = answers.lengths > room
@@ -177,17 +184,20 @@ class Late:
             tokens_at_once=self._tokens_at_once(batch),
         )
         logps = [part.fetch(policy.programs("score", self.score, params, part.rows).logps) for part in parts]
-        values = true_answers.likelihoods(np.concatenate(logps), answers.mask, options["likelihood"])
+        kind = options["likelihood"]
+        # Of those that fit: one that is too long would be the unit of the others' rewards.
+        values = true_answers.likelihoods(
+            np.concatenate(logps), answers.mask & ~long[..., None], kind, relative=kind == "joint"
+        )
         # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
         return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), answers, counts
 
     def _influence(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
         options, rollout = self.method.variant.options, batch.rollout
-        valid = np.isfinite(counted)
+        outcome = batch.by_name[self.method.deciding]
         with on_host():
-            rewards = jnp.asarray(np.where(valid, counted, 0.0), jnp.float32)
-            sign = np.asarray(signs(Signals(rewards=rewards, valid=valid)))
+            sign = np.asarray(outcome_signs(Signals(outcome=outcome, valid=np.isfinite(counted))))
         mixed = (sign > 0).any(1) & (sign < 0).any(1)
         scores, means = np.zeros(rollout.tokens.shape, np.float32), np.zeros(counted.shape, np.float32)
         chosen = np.flatnonzero(mixed)

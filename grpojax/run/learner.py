@@ -33,6 +33,7 @@ from grpojax.run.method import Method
 from grpojax.run.minibatches import Minibatch, whole
 from grpojax.run.sections import TrainConfig
 from grpojax.run.teacher import RunTeacher
+from grpojax.run.true_answers import answer_tokens
 from grpojax.run.work import step_flops
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
 
@@ -196,8 +197,8 @@ class Learner:
         if not self.method.replaces_samples:
             return sampled
         batch, drawn = sampled.judged()
-        counted, _ = weighing.counted(batch, sampled.dropped, self.train.truncated)
-        learned = self._late.replace(self.state["policy"].params, batch, counted)
+        counted, cut = weighing.counted(batch, sampled.dropped, self.train.truncated)
+        learned = self._late.replace(self.state["policy"].params, batch, counted, cut)
         return dataclasses.replace(sampled, rollout=learned.rollout, judged=lambda: (learned, drawn))
 
     def prepare(self, sampled: Sampled) -> list[Minibatch]:
@@ -275,7 +276,8 @@ class Learner:
                 targets = weighing.advantages(self.method, batch, counted, mask, signals, rule.targets)
                 told |= self.critic.told(signals[rule.signal], targets, live & ~dropped[:, None, None])
             own = self.critic is not None and self.critic.critic.loss.own_weights
-            rows = [weighing.rows(self.objective, m.places, advantages, live, dropped, targets, own=own) for m in minis]
+            given, answer = (advantages, live, dropped, targets), self._answer(batch)
+            rows = [weighing.rows(self.objective, m.places, *given, own=own, answer=answer) for m in minis]
         if self.teacher is not None:
             told |= self.teacher.told(signals["behavior_logps"], signals["ref_logps"], live & ~dropped[:, None, None])
         lengths = np.array(batch.rollout.lengths)
@@ -286,6 +288,14 @@ class Learner:
                 mini.packed, mini.layout = _rows(self, mini.of(lengths[mini.places]))
             mini.add(self.policy, host)
         return Weighed(advantages, told, lengths)
+
+    def _answer(self, batch: Judged) -> tuple[Tokens, float] | None:
+        """The tokens of the samples' answers and their weight in LLDS's term; None where they count as all others."""
+        options = self.method.variant.options
+        weight = options.get("answer_weight", 1.0)
+        if not self.objective.needs_displacement_weights or weight == 1.0:
+            return None
+        return answer_tokens(batch.rollout, self.policy.tokenizer, options.get("marker")), weight
 
     def update(
         self,

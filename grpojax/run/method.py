@@ -48,7 +48,7 @@ class Method:
     Attributes:
       variant: with its overrides.
       rewards: what judges the samples.
-      filter: dynamic sampling; None without. A variant may bring it along.
+      filter: dynamic sampling, max_rollouts filled in; None without. A variant may bring it along.
       retire: when a prompt is solved and no longer drawn, its share filled in; None for never.
       plan: how a rollout's samples are given to prompts, every field filled in; None for a group of each.
       deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
@@ -273,6 +273,8 @@ def _filter(
     if given == "none" or (given == "auto" and not own):
         return None
     chosen = given if isinstance(given, FilterConfig) else FilterConfig()
+    if chosen.max_rollouts is None:
+        chosen = dataclasses.replace(chosen, max_rollouts=3 if variant.resample else 1)
     if not own and variant.name in ("distill", "gt_likelihood", "negative_advantage"):
         raise UserError(
             f"filter: variant {variant.name!r} learns from groups whose rewards are all the same, and the filter drops "
@@ -349,6 +351,8 @@ def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, t
             "variant.llds_coef acts from the second update of a rollout on: raise train.ppo_epochs or "
             "train.minibatches over 1, or set it to 0"
         )
+    if variant.options.get("answer_weight", 1.0) != 1.0 and not objective.needs_displacement_weights:
+        raise UserError("variant.answer_weight is of LLDS's term, which variant.llds_coef=0 turns off: leave it out")
     if not objective.has_ratio and updates > 1:
         raise UserError(
             f"variant {variant.name!r} has no importance ratio, so it is for one update a rollout, not {updates}: set "

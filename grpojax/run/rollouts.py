@@ -151,6 +151,7 @@ class Rollouts:
             )
         keeps = [self._keep(drawn[0].judged())]
         wanted = size if self.waiting is None else size - int(self.waiting.sum())  # a seat that waits is not dropped
+        assert chosen.max_rollouts is not None, "of a method it is filled in"
         while sum(k.sum() for k in keeps) < wanted and len(drawn) < chosen.max_rollouts:
             flights.append(self.start())
             drawn.append(self._wait(flights[-1]))

@@ -318,13 +318,14 @@ class FilterConfig:
         as the variant says if it has a filter of its own. Other rewards keep no group: a format bonus varies in
         groups that are all wrong.
       max_rollouts: rollouts of a step at most. What is missing after the last is filled up with dropped groups, which
-        then weigh nothing.
+        then weigh nothing. None takes 3, or 1 for a variant that leaves groups out without drawing others
+        (`grpojax.variants.Variant.resample`), such as scale_rl.
       success: the reward from which on a sample passes, for a variant with a filter of its own; None leaves a graded
         reward graded, and for what asks for a pass it is 1.
     """
 
     metric: str | None = None
-    max_rollouts: int = 3
+    max_rollouts: int | None = None
     success: float | None = None
 
     def __post_init__(self) -> None:

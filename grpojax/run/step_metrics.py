@@ -107,7 +107,7 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
             values[f"rewards/invalid/{kind}"] = values.get(f"rewards/invalid/{kind}", 0.0) + n
     if greedy := [d.signals["greedy_rewards"] for d in drawn if "greedy_rewards" in d.signals]:
         values["greedy_reward"] = _mean(np.concatenate(greedy)[np.isfinite(np.concatenate(greedy))])
-    groups = diagnostics.group_statistics(decides) | {"invalid": 1 - np.isfinite(decides[there]).mean()}
+    groups = diagnostics.group_statistics(decides, drawn=there)
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
 
 

@@ -45,19 +45,53 @@ def find_marker(text: str, marker: str | None) -> Marker:
     return Marker(*max(found), len(found)) if found else Marker(len(text), len(text), 0)
 
 
+def answer_tokens(rollout: Rollout, tokenizer: Any, marker: str | None) -> Tokens:
+    r"""``[P, G, T]`` bool: the tokens of the answers that samples give.
+
+    They begin with the first token that has a character behind the last marker, and end with the line, or with the
+    brace that closes the box. A sample without a marker has none.
+
+    Args:
+      rollout: ``[P, G, ...]``.
+      tokenizer: of the policy.
+      marker: as in `find_marker`.
+    """
+
+    def decode(part: Sequence[int]) -> str:
+        return tokenizer.decode(part, skip_special_tokens=True)
+
+    mask = np.zeros(rollout.tokens.shape, bool)
+    for p, g in np.argwhere(rollout.lengths > 0).tolist():
+        ids = rollout.tokens[p, g, : rollout.lengths[p, g] - int(rollout.stopped[p, g])].tolist()
+        text = decode(ids)
+        place = find_marker(text, marker)
+        if not place.count:
+            continue
+        end = text.find("\n", place.end)
+        if text[place.end - 1] == "{":
+            closing = extract.closing_brace(text, place.end)
+            end = -1 if closing is None else closing + 1
+        first = _tokens_within(ids, text, place.end, decode)
+        last = len(ids) if end < 0 else _tokens_within(ids, text, end - 1, decode) + 1
+        mask[p, g, first:last] = True
+    return mask
+
+
 @dataclasses.dataclass(frozen=True)
 class Spliced:
     """A sample's tokens with the true answer at their end.
 
     Attributes:
-      ids: the tokens.
+      ids: the tokens, up to the answer's last.
       scored: how many of the last ones count.
       markers: how many the sample had.
+      closing: what closes the marker after the answer: the brace of a box, or nothing.
     """
 
     ids: tuple[int, ...]
     scored: int
     markers: int
+    closing: tuple[int, ...] = ()
 
 
 def splice(
@@ -103,7 +137,7 @@ def splice(
         blanks = rest[: len(rest) - len(given)] if given else "" if boxed else " "
     head, answer = encode(written), encode(blanks + gold)
     scored = len(answer) + (len(head) if include_marker else 0)
-    return Spliced((*before, *head, *answer), scored, place.count)
+    return Spliced((*before, *head, *answer), scored, place.count, tuple(encode("}")) if boxed else ())
 
 
 def _tokens_within(ids: list[int], text: str, end: int, decode: Any) -> int:
@@ -122,16 +156,18 @@ class Answers:
     """True answers after the reasoning of some groups.
 
     Attributes:
-      tokens: ``[n, G, T]`` int32.
+      tokens: ``[n, G, T]`` int32. After the answer a box is closed, and the token that ends a sample follows.
       lengths: ``[n, G]`` int32; 0 where nothing is to be scored.
       mask: ``[n, G, T]`` bool, the tokens that count.
       markers: ``[n, G]`` how many markers each sample had.
+      stopped: ``[n, G]`` bool, whether the text has the token that ends a sample.
     """
 
     tokens: Tokens
     lengths: Samples
     mask: Tokens
     markers: Samples
+    stopped: Samples
 
 
 def splice_groups(
@@ -142,27 +178,32 @@ def splice_groups(
     marker: str | None,
     include_marker: bool,
     missing: str,
+    eos: int | None = None,
 ) -> Answers:
     """`splice` of every sample of a rollout ``[n, G, ...]``; with ``missing="zero"`` not of those without a marker.
 
+    A sample that stopped ends with its own last token, one that was cut with ``eos``; without one it has no end.
     T is `room` over the rollout's, so that few programs are compiled.
     """
     n, group, most = rollout.tokens.shape
     made: dict[tuple[int, int], Spliced] = {}
-    for p in range(n):
-        for g in range(group):
-            ids = rollout.tokens[p, g, : rollout.lengths[p, g] - int(rollout.stopped[p, g])].tolist()
-            made[p, g] = splice(ids, gold[p], tokenizer, marker=marker, include_marker=include_marker)
-    size = room(most, max(len(s.ids) for s in made.values()))
+    ends: dict[tuple[int, int], list[int]] = {}
+    for p, g in np.ndindex(n, group):
+        ids = rollout.tokens[p, g, : rollout.lengths[p, g]].tolist()
+        ends[p, g] = [ids.pop()] if rollout.stopped[p, g] else [] if eos is None else [eos]
+        made[p, g] = splice(ids, gold[p], tokenizer, marker=marker, include_marker=include_marker)
+    size = room(most, max(len(s.ids) + len(s.closing) + len(ends[at]) for at, s in made.items()))
     tokens, mask = np.zeros((n, group, size), np.int32), np.zeros((n, group, size), bool)
     lengths, markers = np.zeros((n, group), np.int32), np.zeros((n, group), np.int32)
-    for (p, g), spliced in made.items():
-        markers[p, g] = spliced.markers
+    for at, spliced in made.items():
+        markers[at] = spliced.markers
         if spliced.markers or missing == "append":
-            length = lengths[p, g] = len(spliced.ids)
-            tokens[p, g, :length] = spliced.ids
-            mask[p, g, length - spliced.scored : length] = True
-    return Answers(tokens=tokens, lengths=lengths, mask=mask, markers=markers)
+            whole = [*spliced.ids, *spliced.closing, *ends[at]]
+            lengths[at], answered = len(whole), len(spliced.ids)
+            tokens[at][: len(whole)] = whole
+            mask[at][answered - spliced.scored : answered] = True
+    stopped = np.array([[bool(ends[p, g]) for g in range(group)] for p in range(n)])
+    return Answers(tokens=tokens, lengths=lengths, mask=mask, markers=markers, stopped=stopped)
 
 
 def room(most: int, longest: int = 0) -> int:
@@ -189,21 +230,27 @@ def replace(rollout: Rollout, chosen: PerPrompt, answers: Answers | None) -> Rol
       answers: theirs; a sample of length 0 stays as it was drawn. None where no group has any.
 
     Returns:
-      ``[P, G, T']`` with T' of `room`. ``stopped`` is as it was drawn; ``logps`` of what was not drawn are NaN.
+      ``[P, G, T']`` with T' of `room`. A spliced sample is ``stopped`` where it has the token that ends one; ``logps``
+      of what was not drawn are NaN.
     """
     most = rollout.tokens.shape[2]
     wider = ((0, 0), (0, 0), (0, (room(most) if answers is None else answers.tokens.shape[2]) - most))
     tokens, logps, lengths = np.pad(rollout.tokens, wider), np.pad(rollout.logps, wider), rollout.lengths.copy()
+    stopped = rollout.stopped.copy()
     if answers is not None:
         put = answers.lengths > 0
         tokens[chosen] = np.where(put[..., None], answers.tokens, tokens[chosen])
         logps[chosen] = np.where(put[..., None], np.nan, logps[chosen])
         lengths[chosen] = np.where(put, answers.lengths, lengths[chosen])
-    return Rollout(tokens=tokens, logps=logps, lengths=lengths, stopped=rollout.stopped)
+        stopped[chosen] = np.where(put, answers.stopped, stopped[chosen])
+    return Rollout(tokens=tokens, logps=logps, lengths=lengths, stopped=stopped)
 
 
-def likelihoods(logps: Tokens, mask: Tokens, kind: str) -> Samples:
+def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = False) -> Samples:
     """``exp mean`` ("per_token") or ``exp sum`` ("joint") of the log-probs where ``mask``, ``[n, G]``; 0 of none.
+
+    With ``relative`` divided by the group's largest, in log space: the product over a long answer is under the least
+    float32 otherwise.
 
     Example:
       >>> logps, mask = np.log([[[0.5, 0.2, 0.8]]]), np.ones((1, 1, 3), bool)
@@ -211,5 +258,9 @@ def likelihoods(logps: Tokens, mask: Tokens, kind: str) -> Samples:
       ([[0.08]], [[0.4309]])
     """
     total, count = np.where(mask, logps, 0.0).sum(-1), mask.sum(-1)
-    value = np.exp(total / np.maximum(count, 1) if kind == "per_token" else total)
-    return np.where(count > 0, value, 0.0).astype(np.float32)
+    value = total / np.maximum(count, 1) if kind == "per_token" else total
+    value = np.where(count > 0, value, -np.inf)
+    if relative:
+        largest = value.max(-1, keepdims=True)
+        value = value - np.where(np.isfinite(largest), largest, 0.0)
+    return np.exp(value).astype(np.float32)

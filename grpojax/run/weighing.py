@@ -51,12 +51,16 @@ def rows(
     targets: Tokens | None,
     *,
     own: bool,
+    answer: tuple[Tokens, float] | None = None,
 ) -> dict[str, Tokens]:
-    """What a minibatch's rows get, ``[p, G, T]`` each, of arrays of the batch; ``own``: of a critic too."""
+    """What a minibatch's rows get, ``[p, G, T]`` each, of arrays of the batch; ``own``: of a critic too; ``answer``:
+    the tokens of answers, and how much they count in LLDS's term."""
     mine, counts = advantages[places], live[places]
     found = {"advantages": mine, "weights": _weights(objective, counts, dropped[places])}
     if objective.needs_displacement_weights:
-        found["displacement_weights"] = np.asarray(L.displacement_weights(mine, counts))
+        tokens, weight = (None, 1.0) if answer is None else (answer[0][places], answer[1])
+        share = L.displacement_weights(mine, counts, answer=tokens, answer_weight=weight)
+        found["displacement_weights"] = np.asarray(share)
     if targets is not None:
         found["critic_targets"] = targets[places]
     if own:

@@ -20,14 +20,21 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     displacement.add_argument("--questions", type=int, default=15, help="questions with right and wrong samples")
     displacement.add_argument("--rollouts", type=int, default=20, help="rollouts to find them in, at most")
     displacement.add_argument("--epsilon", type=float, default=0.0, help="nats up to which a change is a displacement")
-    displacement.add_argument("--top", type=int, default=10, help="questions that the rankings are compared on")
+    text = "questions that the rankings are compared on, at most a fifth of all; a fifth by default"
+    displacement.add_argument("--top", type=int, default=None, help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table of `grpojax.tools.question_updates`."""
     for name in ("questions", "rollouts", "top"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} {getattr(args, name)}: must be at least 1")
+        if (given := getattr(args, name)) is not None and given < 1:
+            raise UserError(f"--{name} {given}: must be at least 1")
+    if args.top is not None and args.top > max(args.questions // 5, 1):
+        raise UserError(
+            f"--top {args.top} of --questions {args.questions}: rankings that have nothing in common would share "
+            f"{min(args.top / args.questions, 1.0):.0%}; give --top {max(args.questions // 5, 1)} or less, or "
+            f"--questions {5 * args.top}"
+        )
     from grpojax.tools import question_updates
 
     methods = question_updates.read_methods(args.methods)
@@ -36,4 +43,5 @@ def run(args: argparse.Namespace) -> int:
         print(line)
     found = question_updates.measure(recipes, questions=args.questions, rollouts=args.rollouts)
     print(question_updates.format_table(found, epsilon=args.epsilon, top=args.top))
+    print(question_updates.step_of(recipes[next(iter(methods))].optimizer))
     return 0

@@ -18,6 +18,7 @@ from grpojax import diagnostics, masked, variants
 from grpojax.host import processes, settings
 from grpojax.host.errors import UserError
 from grpojax.programs import lanes, policy_update
+from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.methods import Differences, differences, without_repeats
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
@@ -300,24 +301,49 @@ def _logps(trainer: Trainer, score: Callable[..., Any], mini: Minibatch) -> Toke
     return lanes.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
 
 
-def format_table(found: QuestionUpdates, *, epsilon: float, top: int) -> str:
+def format_table(found: QuestionUpdates, *, epsilon: float, top: int | None = None) -> str:
     """A line for each question, and of each method the share of questions that it displaced.
 
     Args:
       found: of `measure`.
       epsilon: Δ(x) up to which a question counts as displaced.
-      top: questions of the rankings that are compared; all of them where there are fewer.
+      top: questions of the rankings that are compared. More than a fifth of all are reduced to that, which a line
+        says; None takes a fifth.
     """
-    methods, top = list(found.displacement), min(top, len(found.uids))
+    methods, count = list(found.displacement), len(found.uids)
+    most = max(count // 5, 1)
     lines = ["question  right     GWHES  " + "  ".join(f"Δ {name:>10}" for name in methods)]
     for i in np.argsort(-found.gwhes):
         changes = "  ".join(f"{found.displacement[name][i]:>12.4f}" for name in methods)
         lines.append(f"{found.uids[i]:>8}  {found.right[i]:>5.2f}  {found.gwhes[i]:>8.4g}  {changes}")
+    if top is not None and top > most:
+        lines.append(f"only {count} questions were found: rankings are compared on {most} of them in place of {top}")
+    top = min(top or most, most)
     for name in methods:
         delta = found.displacement[name]
         overlap = float(diagnostics.ranking_overlap(found.gwhes, delta, top))
+        correlation = float(diagnostics.rank_correlation(found.gwhes, delta))
         lines.append(
-            f"{name}: {np.mean(delta <= epsilon):.1%} of {len(delta)} questions displaced (Δ <= {epsilon:g}), "
-            f"mean Δ {delta.mean():.4f}, {overlap:.0%} of the {top} with the highest GWHES among the {top} lowest Δ"
+            f"{name}: {np.mean(delta <= epsilon):.1%} of {count} questions displaced (Δ <= {epsilon:g}), "
+            f"mean Δ {delta.mean():.4f}, {overlap:.0%} of the {top} with the highest GWHES among the {top} lowest Δ "
+            f"({top / count:.0%} by chance), rank correlation of GWHES and -Δ {correlation:.2f} (0 by chance)"
         )
     return "\n".join(lines)
+
+
+def step_of(optimizer: OptimizerConfig) -> str:
+    """A line that says which step every Δ is of.
+
+    Example:
+      >>> step_of(OptimizerConfig(name="sgd", learning_rate=0.1, b1=0.0, grad_clip=0.0))
+      "each Δ is of one step of the question's gradient times 0.1"
+    """
+    rate, clip = f"{optimizer.learning_rate:g}", optimizer.grad_clip
+    clipped = f", clipped at a norm of {clip:g}," if clip else ""
+    if optimizer.name == "sgd":
+        return f"each Δ is of one step of the question's gradient{clipped} times {rate}"
+    return (
+        f"each Δ is of one AdamW step from zero moments at a rate of {rate}: about the sign of each weight's gradient "
+        f"times {rate}, whatever its size, and not the gradient step of the paper's theory; for that set "
+        "optimizer.name=sgd and a rate for it"
+    )

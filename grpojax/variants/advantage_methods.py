@@ -12,7 +12,7 @@ from grpojax.variants.registry import group_normalised, published
 _MATH = "Shao et al., DeepSeekMath, arXiv 2402.03300"
 
 
-@published(_MATH, "deployed", kl_coef=0.04)
+@published(_MATH, "deployed", kl_coef=0.04, unverified="the clip, which the paper does not state")
 def grpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with outcome supervision, DeepSeekMath, arXiv 2402.03300.
 
@@ -22,7 +22,14 @@ def grpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published(_MATH, "ablated", needs=("step_rewards",), combine="sum", kl_coef=0.04)
+@published(
+    _MATH,
+    "ablated",
+    needs=("step_rewards",),
+    combine="sum",
+    kl_coef=0.04,
+    unverified="the clip, which the paper does not state",
+)
 def grpo_process(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with process supervision, arXiv 2402.03300: suffix sums of the steps' normalised rewards.
 
@@ -133,7 +140,13 @@ def gpg(*, scaled: bool = False, ddof: int = 1, eps: float = 1e-4) -> A.Transfor
     return A.chain(A.center("group"), scale, A.rescale_live(), A.to_tokens())
 
 
-@published("Chen et al., Pass@k Training, arXiv 2508.10751", "single team", aggregate="token_mean", control={"k": 1})
+@published(
+    "Chen et al., Pass@k Training, arXiv 2508.10751",
+    "single team",
+    aggregate="token_mean",
+    control={"k": 1},
+    unverified="the objective",
+)
 def pass_at_k(*, k: int = 4, success: float = 1.0) -> A.Transform:
     """Pass@k as the reward in closed form, arXiv 2508.10751; k = 1 is GRPO with ddof 0.
 
@@ -146,7 +159,12 @@ def pass_at_k(*, k: int = 4, success: float = 1.0) -> A.Transform:
     return A.chain(A.pass_at_k(k, success=success), A.to_tokens())
 
 
-@published("Tang et al., arXiv 2503.19595", "single team", aggregate="token_mean")
+@published(
+    "Tang et al., arXiv 2503.19595",
+    "single team",
+    aggregate="token_mean",
+    unverified="the objective; the advantage is verl's",
+)
 def pass_at_k_margin(*, scaled: bool = False) -> A.Transform:
     """The other pass@k, arXiv 2503.19595: only the best sample learns, by its margin to the second best.
 
@@ -160,6 +178,7 @@ def pass_at_k_margin(*, scaled: bool = False) -> A.Transform:
     "single team",
     surrogate=on_policy(L.reinforce(), "token", "sequence"),
     aggregate="sequence_sum",
+    unverified="how the paper aggregates",
 )
 def opo() -> A.Transform:
     """OPO, arXiv 2505.23585: a baseline weighted by length; for exactly one update a rollout.
@@ -171,7 +190,12 @@ def opo() -> A.Transform:
     return A.chain(A.center_by_length(), A.to_tokens())
 
 
-@published("Liu et al., Tricks or Traps?, arXiv 2508.08221", "ablated", aggregate="token_mean")
+@published(
+    "Liu et al., Tricks or Traps?, arXiv 2508.08221",
+    "ablated",
+    aggregate="token_mean",
+    unverified="whose deviation it divides by",
+)
 def lite_ppo(*, of: Literal["rewards", "advantages"] = "rewards", ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """Lite PPO, arXiv 2508.08221: the group's mean, the batch's deviation, mean over tokens.
 
@@ -185,15 +209,18 @@ def lite_ppo(*, of: Literal["rewards", "advantages"] = "rewards", ddof: int = 1,
     "Khatri et al., ScaleRL, arXiv 2510.13786",
     "ablated",
     keep=allocation.keep_prompts,
+    resample=False,
     retire=0.9,
     surrogate=L.cispo(),
     aggregate="prompt_mean",
+    unverified="the bound of CISPO; the paper's text on the filter was not at hand",
 )
 def scale_rl(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """ScaleRL, arXiv 2510.13786: the deviation of the batch's centred rewards, CISPO, mean over prompts.
 
-    Groups without variance are left out, and a prompt that 0.9 of its group and more solved is not drawn in later
-    epochs ("no-positive resampling"). The bound of CISPO is TRL's.
+    Groups without variance are left out of the loss, and no others are drawn in their place ("zero-variance
+    filtering"), unlike in DAPO. A prompt that 0.9 of its group and more solved is not drawn
+    in later epochs ("no-positive resampling"). The bound of CISPO is TRL's.
     """
     return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
 
@@ -204,12 +231,14 @@ def scale_rl(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     keep=allocation.keep_prompts,
     surrogate=L.clipped(high=0.28),
     aggregate="prompt_mean",
+    unverified="the filter: whether its batches are filled up with other groups",
 )
 def magistral(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """Magistral, arXiv 2506.10910: rewards centred in the group, then whitened over the batch; a higher upper clip.
 
-    The loss is divided by a group's tokens; groups without variance are left out; no KL. The paper's upper clip is
-    0.26 to 0.28.
+    The loss is divided by a group's tokens; no KL. The paper's upper clip is 0.26 to 0.28. Training batches are formed
+    without groups of no variance. Its generators do not wait for the trainer, so that a batch is taken to be filled up
+    with other groups (dynamic sampling); ``filter: {max_rollouts: 1}`` only leaves them out.
     """
     return A.chain(A.center("group"), A.whiten(ddof=ddof, eps=eps), A.to_tokens())
 
@@ -220,6 +249,7 @@ def magistral(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     kl_coef=0.001,
     kl_kind="unbiased",
     off_policy_limit=0.5,
+    unverified="kl_coef and off_policy_limit, which the paper does not give",
 )
 def deepseek_v3_2() -> A.Transform:
     """DeepSeek-V3.2's GRPO, arXiv 2512.02556: no deviation, an unbiased KL, wrong samples that the policy left masked.
@@ -236,9 +266,12 @@ def deepseek_v3_2() -> A.Transform:
     keep=functools.partial(allocation.keep_prompts, above=None, below=1.0),
     surrogate=L.clipped(low=0.16, high=0.24),
     aggregate="token_mean",
+    unverified="the closed form of its Eq. 6, which its code and Figure 3 contradict",
 )
 def ngrpo(*, reward_max: float = 1.0, count: int = 1, ddof: int = 1, eps: float = 1e-6) -> A.Transform:
     """NGRPO, arXiv 2509.18851: statistics with a virtual best sample, so that groups in which all fail teach too.
+
+    Groups that are all right are left out and others drawn in their place, until a batch is full (the authors' code).
 
     Args:
       reward_max: the best reward there is.
@@ -248,7 +281,9 @@ def ngrpo(*, reward_max: float = 1.0, count: int = 1, ddof: int = 1, eps: float 
     return A.chain(A.virtual_best(reward_max, count, ddof=ddof, eps=eps), A.to_tokens())
 
 
-@published("NVIDIA, GDPO, arXiv 2601.05242", "single team", combine="normalize")
+@published(
+    "NVIDIA, GDPO, arXiv 2601.05242", "single team", combine="normalize", unverified="the objective, eps and ddof"
+)
 def gdpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GDPO, arXiv 2601.05242: each reward is centred and scaled in its group, their sum scaled by the batch.
 
@@ -258,7 +293,7 @@ def gdpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
 
 
-@published("MaxRL, arXiv 2602.02710", "single team", aggregate="token_mean")
+@published("MaxRL, arXiv 2602.02710", "single team", aggregate="token_mean", unverified="the objective")
 def max_rl() -> A.Transform:
     """MaxRL, arXiv 2602.02710: ``A_i = (r_i - mean r) / mean r`` of the group, rewards of 0 or more.
 
@@ -274,6 +309,7 @@ def max_rl() -> A.Transform:
     "replicated",
     needs=("teacher",),
     aggregate="token_mean",
+    unverified="the clipped surrogate, which is that of trainers",
 )
 def distill(*, teacher: str) -> A.Transform:
     """On-policy distillation (GKD, arXiv 2306.13649): ``A_t = log π_teacher - log π`` of the policy's own tokens.

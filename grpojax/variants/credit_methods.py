@@ -16,6 +16,7 @@ from grpojax.variants.registry import group_normalised, published
     needs=("entropy",),
     surrogate=on_policy(L.unclipped(), "token"),
     ratio="own",
+    unverified="the entropy filter and the conflict count, in which text and code differ",
 )
 def gtpo(
     *,
@@ -74,6 +75,7 @@ def high_entropy_tokens(
     "single team",
     needs=("entropy",),
     control={"alpha": 0.0, "kappa": 2.0},
+    unverified="alpha and kappa",
 )
 def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with a bonus of the entropy on every token's advantage, arXiv 2506.14758.
@@ -85,7 +87,13 @@ def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, ep
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), C.entropy_shaping(alpha, kappa))
 
 
-@published("Dai et al., GRPO-λ, arXiv 2505.18086", "single team", kl_coef=0.04, control={"name": "grpo"})
+@published(
+    "Dai et al., GRPO-λ, arXiv 2505.18086",
+    "single team",
+    kl_coef=0.04,
+    control={"name": "grpo"},
+    unverified="alpha",
+)
 def grpo_lambda_length(
     *, alpha: float = 0.6, share: float = 0.2, success: float = 1.0, ddof: int = 1, eps: float = 1e-4
 ) -> A.Transform:
@@ -112,6 +120,7 @@ def grpo_lambda_length(
     trace_decay=0.99,
     kl_coef=0.04,
     control={"trace_decay": 0.0, "ratio": "trace"},  # a token's ratio is its own then
+    unverified="the trace's weights and kl_coef, from re-implementations",
 )
 def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO-λ with eligibility traces, arXiv 2510.00194 (ε-trace, "recent"; "both" is ``ratio: trace_both``).
@@ -132,12 +141,17 @@ def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4
     combine="sum",
     kl_coef=0.04,
     count_empty=False,  # means are over the samples that were drawn
+    unverified="the priority's square root and what it counts, in-context seeding, the objective",
 )
 def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """XRPO, arXiv 2510.06672: samples go where they tell most, unlikely right ones count more.
 
     Its in-context seeding of prompts that nobody solves is the trainer's (``rollout.sample_allocation.exemplars``). The
     objective is GRPO's, kl_coef DeepSeekMath's.
+
+    How many samples a prompt gets depends on the rewards of those before (optional stopping), so that a group's mean
+    and deviation are biased, and with them the baseline: a prompt whose first samples agree by chance gets no more.
+    This is in the method.
     """
     return A.chain(*group_normalised(ddof, eps), C.sharpen_novelty(novelty, novelty_cap), A.to_tokens())
 
@@ -149,6 +163,7 @@ def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: 
     aggregate="token_mean",
     kl_coef=1e-4,
     control={"eta": 1.0, "beta": 1.0, "self_term": True, "select": "influence"},  # a penalty times 1
+    unverified="whether a right sample counts itself (self_term)",
 )
 def nthr(
     *,

@@ -1,7 +1,9 @@
 """Five experiments at UIUC: all on GRPO's advantage, with sums over tokens.
 
-Their text has the loss -A Σ log π. The clipped surrogate has the same gradient at ratio 1 and stops where the policy
-has moved, without which the fourth is unbounded below.
+Their text has the loss -A Σ log π. The clipped surrogate has the same gradient at ratio 1. From the second update of a
+rollout on the clip stops tokens whose ratio has left its range; with one update a rollout, as in all recipes of this
+package, the ratio is 1 and the clip never acts. So it bounds what one rollout can do to a token, and not the run: the
+fourth experiment's loss is unbounded below with it and without it.
 """
 
 from typing import Literal
@@ -14,7 +16,14 @@ from grpojax.variants.registry import group_normalised, published
 _UIUC = "Zhao, UIUC, unpublished; GRPO as in arXiv 2402.03300"
 
 
-@published(_UIUC, "single team", needs=("critic",), aggregate="sequence_sum", control={"name": "grpo"})
+@published(
+    _UIUC,
+    "single team",
+    needs=("critic",),
+    aggregate="sequence_sum",
+    control={"name": "grpo"},
+    unverified="all that the notes do not state: the options' defaults",
+)
 def token_critic(
     *,
     bound: float | None = None,
@@ -48,6 +57,7 @@ def token_critic(
     "single team",
     aggregate="sequence_sum",
     control={"limit": 1.0, "relative_to": "sample", "positive_only": True},
+    unverified="all that the notes do not state: the options' defaults",
 )
 def rare_token(
     *,
@@ -68,7 +78,15 @@ def rare_token(
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), rare)
 
 
-@published(_UIUC, "single team", needs=("culling",), retire=1.0, aggregate="sequence_sum", control={"name": "grpo"})
+@published(
+    _UIUC,
+    "single team",
+    needs=("culling",),
+    retire=1.0,
+    aggregate="sequence_sum",
+    control={"name": "grpo"},
+    unverified="all that the notes do not state: the options' defaults",
+)
 def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO (arXiv 2402.03300) on prompts not yet solved (`grpojax.allocation.cull`); reported as no change.
 
@@ -77,7 +95,13 @@ def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published(_UIUC, "single team", aggregate="sequence_sum", control={"c": 0.0, "fail_reward": 0.0})
+@published(
+    _UIUC,
+    "single team",
+    aggregate="sequence_sum",
+    control={"c": 0.0, "fail_reward": 0.0},
+    unverified="all that the notes do not state: the options' defaults",
+)
 def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO (arXiv 2402.03300) with ``A = -c`` where a whole group fails; reported as inconclusive.
 
@@ -88,7 +112,14 @@ def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 
     return A.chain(*group_normalised(ddof, eps), A.penalize_all_fail(c, fail_reward), A.to_tokens())
 
 
-@published(_UIUC, "single team", needs=("ground_truth",), aggregate="sequence_sum", control={"name": "grpo"})
+@published(
+    _UIUC,
+    "single team",
+    needs=("ground_truth",),
+    aggregate="sequence_sum",
+    control={"name": "grpo"},
+    unverified="all that the notes do not state: the options' defaults",
+)
 def gt_likelihood(
     *,
     groups: Literal["all_fail", "all"] = "all_fail",
@@ -108,16 +139,19 @@ def gt_likelihood(
 
     Args:
       groups: which groups are judged by it; in "all", rewards are nothing but the likelihood.
-      likelihood: of the answer's tokens the geometric mean, or the product, which falls with an answer's length.
+      likelihood: of the answer's tokens the geometric mean, or the product, which falls with an answer's length. The
+        products of a group are divided by the largest of them, so that eps is small compared with their deviation
+        however unlikely the answers are; the advantages are those of the products themselves without an eps.
       marker: the text after which a sample gives its answer; None is the last of ``####``, ``## Answer:`` and
         ``oxed{``, as the rewards read it. What stands after the last marker is replaced.
       include_marker: the marker's own tokens count too.
       missing: a sample without a marker has one put after its end, or the likelihood 0.
       train_on: in the groups judged by the likelihood, "spliced" replaces samples for the update by the text that they
-        are judged by: their reasoning, the marker and the true answer, all of whose tokens then carry the loss. It was
-        not drawn from the policy, so that the gradient is none of an expected reward; the ratio is taken against the
-        policy before the rollout's first update, and corrections for the sampler are refused. What has no such text
-        stays as it was drawn.
+        are judged by: their reasoning, the marker and the true answer, then the brace that closes a box, and the token
+        that ends a sample. All of these carry the loss. The text was not drawn from the policy, so that the gradient is
+        none of an expected reward; the ratio is taken against the policy before the rollout's first update, and
+        corrections for the sampler are refused. What has no such text stays as it was drawn, and so does a sample that
+        was cut and weighs nothing (``train.truncated``).
       fail_reward: the outcome up to which a sample fails.
     """
     if marker is not None and not marker.strip():
@@ -125,5 +159,5 @@ def gt_likelihood(
     return A.chain(
         *group_normalised(ddof, eps),
         A.to_tokens(),
-        reward=A.likelihood_of_all_fail(fail_reward, everywhere=groups == "all"),
+        reward=A.likelihood_of_all_fail(fail_reward, everywhere=groups == "all", relative=likelihood == "joint"),
     )

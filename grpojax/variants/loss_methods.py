@@ -48,19 +48,37 @@ def dapo(
 _GSPO = "Zheng et al., GSPO, arXiv 2507.18071"
 
 
-@published(_GSPO, "deployed", surrogate=L.clipped(low=3e-4, high=4e-4), ratio="sequence")
+@published(
+    _GSPO,
+    "deployed",
+    surrogate=L.clipped(low=3e-4, high=4e-4),
+    ratio="sequence",
+    unverified="kl_coef: the paper leaves its KL out for brevity",
+)
 def gspo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GSPO, arXiv 2507.18071: one ratio a sample, the geometric mean of its tokens'. The paper gives no KL."""
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published(_GSPO, "deployed", surrogate=L.clipped(low=3e-4, high=4e-4), ratio="sequence_token")
+@published(
+    _GSPO,
+    "deployed",
+    surrogate=L.clipped(low=3e-4, high=4e-4),
+    ratio="sequence_token",
+    unverified="kl_coef: the paper leaves its KL out for brevity",
+)
 def gspo_token(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GSPO-token, arXiv 2507.18071: equals GSPO for one advantage a sample, and takes one for each token."""
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published("MiniMax-M1, arXiv 2506.13585", "deployed", surrogate=L.cispo(), aggregate="token_mean")
+@published(
+    "MiniMax-M1, arXiv 2506.13585",
+    "deployed",
+    surrogate=L.cispo(),
+    aggregate="token_mean",
+    unverified="weight_max, which the paper does not disclose",
+)
 def cispo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """CISPO, MiniMax-M1, arXiv 2506.13585: ``-sg[min(ρ, weight_max)] A log π``.
 
@@ -105,6 +123,8 @@ def ppo(*, gamma: float = 1.0, lam: float = 0.95, value_clip: float | None = 0.2
     """PPO with a critic and GAE, arXiv 1707.06347 and 1506.02438; advantages whitened over the batch's tokens.
 
     For language models the loss is a mean over tokens, and the weight of the KL is the run's: 0 until it is given.
+    The value after the last token is 0, of samples cut at the limit too, as is usual: for these the return leaves out
+    what the rest would have earned, which is biased. ``train.truncated: mask`` or ``drop`` leaves them out.
 
     Args:
       gamma: discount a token.
@@ -127,14 +147,27 @@ def ppo(*, gamma: float = 1.0, lam: float = 0.95, value_clip: float | None = 0.2
     kl_coef=1e-3,
     llds_coef=0.2,
     llds_gate="action",
-    control={"llds_coef": 0.0, "llds_gate": "action"},
+    control={"llds_coef": 0.0, "llds_gate": "action", "answer_weight": 1.0, "marker": None},
+    unverified="how the paper aggregates the policy loss",
 )
-def llds(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
+def llds(*, answer_weight: float = 1.0, marker: str | None = None, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with LLDS, arXiv 2512.04220: a loss on what the likelihood of right (A >= 0) samples lost.
 
     It acts from the second update of a rollout on. Without batch.actions a response is one action. How the paper
     aggregates the policy loss was not checked: GRPO's mean over a sample's tokens.
+
+    Args:
+      answer_weight: LLDS-MA's β in [0, 1]: how much the tokens of a sample's answer count in LLDS's term
+        (`grpojax.losses.displacement_weights`); 1 is LLDS, 0 leaves the answer free. The paper moves it with the number
+        of valid searches, of which samples without tools have none: here it is fixed.
+      marker: the text after which a sample gives its answer, as in `gt_likelihood`; read where answer_weight is not 1.
+        A sample without one has no tokens of an answer.
     """
+    if not 0 <= answer_weight <= 1:
+        raise ValueError(f"variant 'llds': answer_weight={answer_weight}: must be in [0, 1]")
+    if marker is not None and (not marker.strip() or answer_weight == 1.0):
+        why = "give the text before an answer, or null" if not marker.strip() else "is not read at answer_weight=1"
+        raise ValueError(f"variant 'llds': marker={marker!r}: {why}")
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
@@ -144,6 +177,7 @@ def llds(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     surrogate=Choice("divergence", {"tv": L.dppo_tv(), "kl": L.dppo_kl()}),
     ratio_denominator="sampler",
     aggregate="token_mean",
+    unverified="how the paper aggregates; the bounds are prime-rl's",
 )
 def dppo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """DPPO, arXiv 2602.04879: a token stops by how far its probability has moved from the sampler's, not by its ratio.
@@ -164,6 +198,7 @@ def dppo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     surrogate=L.clipped(low=2e-3, high=2.5e-3),
     ratio="sequence",
     aggregate="sequence_sum",
+    unverified="the clip, which is quoted by TRL",
 )
 def luspo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """LUSPO, arXiv 2602.05261: GSPO with each sample's loss times its length, so that long samples do not count less.
@@ -173,7 +208,14 @@ def luspo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
 
-@published("VESPO, arXiv 2602.10693", "single team", surrogate=L.vespo(), ratio="joint", aggregate="token_mean")
+@published(
+    "VESPO, arXiv 2602.10693",
+    "single team",
+    surrogate=L.vespo(),
+    ratio="joint",
+    aggregate="token_mean",
+    unverified="the form and its four numbers, which are TRL's",
+)
 def vespo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """VESPO, arXiv 2602.10693: ``-sg[φ(w)] A log π``, w the product of a sample's ratios; no clip, for stale samples.
 

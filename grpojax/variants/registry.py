@@ -46,9 +46,12 @@ class Variant:
       needs: what it takes beyond rewards, lengths, tokens and log-probs; keys of `NEEDS`.
       keep: the filter ``(metrics, on) -> [P] bool`` that decides which prompts train (`allocation.keep_prompts`),
         None for all.
+      resample: whether others are drawn in place of the prompts that the filter drops (dynamic sampling); False where
+        the method only leaves them out of the loss.
       retire: the pass rate from which on a prompt is not drawn in later epochs; None for never.
       combine: how several rewards must become one: "sum", or "normalize", each scaled in its group first
         (`grpojax.rewards`); None for either.
+      unverified: what of it was not confirmed by the text of its paper, or is not stated there; empty where all was.
       options: every option with its value; a trainer reads there how a signal is to be computed.
       critic: the network that learns beside the policy; None for none.
 
@@ -69,8 +72,10 @@ class Variant:
     evidence: Grade = "single team"
     needs: tuple[str, ...] = ()
     keep: Callable[..., Any] | None = None
+    resample: bool = True
     retire: float | None = None
     combine: Literal["sum", "normalize"] | None = None
+    unverified: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     critic: Critic | None = None
 
@@ -131,16 +136,18 @@ def published(
     *,
     needs: tuple[str, ...] = (),
     keep: Callable[..., Any] | None = None,
+    resample: bool = True,
     retire: float | None = None,
     combine: Literal["sum", "normalize"] | None = None,
     control: Mapping[str, Any] | None = None,
+    unverified: str = "",
     surrogate: Any = _CLIPPED,
     **objective: Any,
 ) -> Callable[[Callable[..., A.Transform | WithCritic]], Callable[..., Variant]]:
     """Registers a function ``(options) -> advantage chain`` as a variant; of one with a critic, both (`WithCritic`).
 
     Args:
-      citation, evidence, needs, keep, retire, combine: as in `Variant`.
+      citation, evidence, needs, keep, resample, retire, combine, unverified: as in `Variant`.
       control: what `control` gives: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
         where another variant is the same without that mechanism.
       surrogate, objective: fields of `losses.Objective`. The surrogate may be a `Choice`, or a function of your own,
@@ -158,8 +165,10 @@ def published(
         "evidence": evidence,
         "needs": needs,
         "keep": keep,
+        "resample": resample,
         "retire": retire,
         "combine": combine,
+        "unverified": unverified,
     }
 
     def register(chain: Callable[..., A.Transform | WithCritic]) -> Callable[..., Variant]:
@@ -413,13 +422,16 @@ def annotations(name: str) -> list[tuple]:
 
 
 def table() -> str:
-    """All variants as a Markdown table: name, evidence, loss, what it needs, source.
+    """All variants as a Markdown table: name, evidence, loss, what it needs, source, and what of it is not verified.
 
     Example:
       >>> print(table().splitlines()[0])
-      | variant | evidence | surrogate | ratio | aggregate | kl | needs | source |
+      | variant | evidence | surrogate | ratio | aggregate | kl | needs | source | not verified |
     """
-    rows = [("variant", "evidence", "surrogate", "ratio", "aggregate", "kl", "needs", "source"), ("---",) * 8]
+    rows = [
+        ("variant", "evidence", "surrogate", "ratio", "aggregate", "kl", "needs", "source", "not verified"),
+        ("---",) * 9,
+    ]
     for name in names():
         required = {k: 1.0 for k, v in parameters(name).items() if v is inspect.Parameter.empty}
         variant = get(name, **required)
@@ -433,6 +445,7 @@ def table() -> str:
             f"{objective.kl_coef:g} {objective.kl_kind} in the {objective.kl_in}" if objective.kl_coef else "-",
             ", ".join(variant.needs) or "-",
             variant.citation,
+            variant.unverified or "-",
         )
         rows.append(row)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -428,3 +428,27 @@ def test_transforms_say_where_they_belong():
     ):
         with pytest.raises(ValueError, match=f"signals.{field}"):
             A.chain(A.to_tokens(), transform)(rewards, A.Signals(mask=s.mask))
+
+
+NTHR = {
+    "probs": jnp.full((1, 4, 1, 2), 0.5), "hidden": jnp.array([[[[1.0]], [[2.0]], [[2.0]], [[2.0]]]]),
+    "columns": jnp.zeros((1, 4, 1), jnp.int32), "mask": jnp.ones((1, 4, 1), bool),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rewards", "outcome", "want"),
+    [
+        # All wrong, one well formatted; all right, one well formatted: neither has anything to compare.
+        ([0.1, 0, 0, 0], [0, 0, 0, 0], [0.075, -0.025, -0.025, -0.025]),
+        ([1.1, 1, 1, 1], [1, 1, 1, 1], [0.075, -0.025, -0.025, -0.025]),
+        # p is 1/4, and not the 1/2 of the rewards over their mean: η is 1/2.
+        ([1, 0.9, 0, 0], [1, 0, 0, 0], [0.525, 0.425, -0.2375, -0.2375]),
+        # A wrong sample whose outcome is unknown is in no share, and stays.
+        ([1, 0, 0, 0], [1, 0, 0, NAN], [0.75, -0.25 / 3, -0.25 / 3, -0.25]),
+        ([1, 0, 0, 0], None, [0.75, -0.125, -0.125, -0.125]),
+    ],
+)
+def test_nthr_knows_right_from_wrong_by_the_outcome(rewards, outcome, want):
+    given = NTHR if outcome is None else NTHR | {"outcome": jnp.array([outcome], jnp.float32)}
+    close(run(A.center(), A.to_tokens(), C.nthr(), rewards=[rewards], **given)[0, :, 0], want)

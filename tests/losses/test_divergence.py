@@ -204,3 +204,31 @@ def test_an_unbiased_gradient_is_exact_where_exponentials_cancel():
         batch = Batch(weights=jnp.ones(1), advantages=jnp.zeros(1), ref_logps=jnp.array([-1.0 - d]))
         gradient = jax.grad(lambda x: L.policy_loss(x, objective=objective, **arrays(batch))[0])(jnp.array([-1.0]))  # noqa: B023
         close(gradient, d)
+
+
+SAMPLER = jax.nn.log_softmax(jnp.array([0.5, -0.6, 0.1]))
+
+
+@pytest.mark.parametrize("options", [{"importance": "truncate"}, {"importance": "mask", "importance_low": 0.0}])
+@pytest.mark.parametrize("old", [None, OTHER])
+def test_an_unbiased_kl_is_exact_on_a_samplers_tokens(options, old):
+    """Tokens of a sampler of eight bits, at the first update and at later ones, against `full_kl`.
+
+    The ratio leads to the trainer's old policy, the correction from there to the sampler. Without the correction the
+    gradient would be that of tokens of the old policy, which they are not; k2 is not exact, and says so.
+    """
+    objective = L.Objective(kl_coef=1.0, kl_kind="unbiased", importance_high=100.0, **options)
+    exact = jax.grad(lambda logits: L.full_kl(logits, jnp.log(jnp.exp(REF))))(LOGITS)
+
+    def gradient(objective):
+        given = dict(
+            weights=jnp.exp(SAMPLER), advantages=jnp.zeros(3), old_logps=old, sampler_logps=SAMPLER, ref_logps=REF
+        )
+        return jax.grad(lambda logits: L.policy_loss(jax.nn.log_softmax(logits), objective=objective, **given)[0])(
+            LOGITS
+        )
+
+    close(gradient(objective), exact, atol=1e-6)
+    assert np.abs(gradient(dataclasses.replace(objective, kl_kind="k2")) - exact).max() > 0.01
+    cut = dataclasses.replace(objective, importance_high=1.0)  # what a bound cuts off is missing, in both terms alike
+    assert np.abs(gradient(cut) - exact).max() > 0.01

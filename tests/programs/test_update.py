@@ -15,7 +15,8 @@ from grpojax.models import Compute, sharding
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, packing, policy_update, state
 from grpojax.programs import optimizer as opt
-from grpojax.programs.update import make_update
+from grpojax.programs.update import Learns, make_joint_update, make_update
+from grpojax.types import TrainState
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2)
 SGD = opt.OptimizerConfig(name="sgd", b1=0.0, learning_rate=1.0, grad_clip=0.0)
@@ -63,7 +64,7 @@ def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=
     )
     train_step = make_update(loss, tx, mesh, read=read)
     learner, metrics = train_step(learner, {}, state.place_rows(packed, mesh))
-    assert int(learner.step) == 1
+    assert int(learner.step) == (float(metrics["grad_norm"]) > 0)
     return jax.tree.map(np.asarray, learner.params), {k: float(getattr(v, "value", v)) for k, v in metrics.items()}
 
 
@@ -210,3 +211,55 @@ def test_abstract_state_is_the_state():
     cut = [x for x in jax.tree.leaves(abstract) if not x.sharding.is_fully_replicated]
     assert len(cut) > 20
     assert all(x.dtype == jnp.float32 for x in cut)
+
+
+def test_an_update_without_a_gradient_changes_nothing():
+    """Adam's moments would move the weights, and its weight decay too. Each role is its own case."""
+
+    def loss(w, frozen, x):
+        return (w * x).sum(), {}
+
+    tx = optax.adamw(0.1, weight_decay=0.5)
+    made = make_update(loss, tx)
+    start = made(
+        TrainState(step=jnp.int32(0), params=jnp.ones(3), opt_state=tx.init(jnp.ones(3))), None, jnp.ones((1, 3))
+    )
+    want = jax.tree.map(np.asarray, start[0])
+    got, metrics = made(start[0], None, jnp.zeros((2, 3)))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert metrics["grad_norm"] == 0 == metrics["skipped"] and int(got.step) == 1
+    moved, _ = made(got, None, jnp.full((1, 3), 1e-12))  # one that is small is one
+    assert int(moved.step) == 2 and (np.asarray(moved.params) != want.params).all()
+
+    learns = Learns(loss=loss, optimizer=tx), Learns(loss=lambda w, frozen, x: (w.sum(), {}), optimizer=tx)
+    both = make_joint_update(dict(zip(("policy", "critic"), learns, strict=True)))
+    after, _ = both({role: jax.tree.map(jnp.array, want) for role in ("policy", "critic")}, {}, jnp.zeros((1, 3)))
+    jax.tree.map(np.testing.assert_array_equal, after["policy"], want)
+    assert int(after["critic"].step) == 2 and (np.asarray(after["critic"].params) != want.params).all()
+
+
+@pytest.mark.parametrize(
+    ("objective", "moves"),
+    [
+        (losses.Objective(), False),
+        (losses.Objective(kl_coef=0.1), True),
+        (losses.Objective(entropy_coef=0.1), True),
+        (losses.Objective(llds_coef=0.2), True),
+        (losses.Objective(surrogate=losses.dppo_tv(kl_coef=0.1)), True),
+    ],
+)
+def test_groups_without_variance_move_only_what_has_a_gradient(objective, moves):
+    """Of advantages that are all 0 the policy's term says nothing; others may."""
+    old = jnp.array([[-1.0, -2.0, -0.5]])
+
+    def loss(logits, frozen, x):
+        given = {"ref_logps": old - 0.3, "displacement_weights": x, "entropy": -jnp.exp(logits) * logits}
+        return losses.policy_loss(logits, objective=objective, advantages=0 * x, weights=x, old_logps=old, **given)[
+            0
+        ], {}
+
+    tx = optax.adamw(0.1)
+    start = TrainState(step=jnp.int32(0), params=old - 0.1, opt_state=tx.init(old))
+    want = np.asarray(start.params)
+    got, metrics = make_update(loss, tx)(start, None, jnp.full((1, 1, 3), 1 / 3))
+    assert (np.asarray(got.params) != want).any() == moves == (int(got.step) == 1) == (metrics["grad_norm"] > 0)

@@ -1,5 +1,7 @@
 """NTHR in a run."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from runs import Trainer, numbers
@@ -7,6 +9,7 @@ from runs import Trainer, numbers
 from grpojax.host.errors import UserError
 from grpojax.models import flops
 from grpojax.run import recipe as config
+from grpojax.run.late_signals import Late
 
 # Of one length, so that an update compiles once.
 TWIN = {"aggregate": "token_mean", "ddof": 0, "kl_coef": 1e-4}
@@ -61,3 +64,30 @@ def test_its_options_train_on_one_device_as_on_eight(recipe, tmp_path, options):
 def test_a_kl_in_the_reward_is_refused(recipe, tmp_path):
     with pytest.raises(UserError, match="variant 'nthr'.*kl_in=loss"):
         train(recipe, tmp_path, {"name": "nthr", "kl_in": "reward", "kl_kind": "k1"})
+
+
+def test_its_anchors_are_right_answers_and_not_bonuses():
+    """What a run asks the scores of: one group of wrong answers with a bonus, one of a right answer and wrong ones."""
+    outcome = np.array([[0, 0, 0], [1, 0, np.nan]], np.float32)
+    total = outcome + np.array([[0.1, 0, 0], [0, 0.9, 0]], np.float32)
+    rollout = SimpleNamespace(tokens=np.ones((2, 3, 4), np.int32), lengths=np.full((2, 3), 4))
+    asked = []
+
+    class Scores:
+        flops = staticmethod(lambda *groups: 0.0)
+
+        def __call__(self, params, problems, tokens, lengths, weights, **options):
+            asked.append((problems, weights))
+            return SimpleNamespace(scores=weights, own=None)
+
+    variant = SimpleNamespace(options={"self_term": True, "select": "influence"})
+    late = SimpleNamespace(
+        method=SimpleNamespace(variant=variant, deciding="answer"), influences=Scores(), flops=0.0,
+        _tokens_at_once=lambda batch: 8,
+    )  # fmt: skip
+    batch = SimpleNamespace(by_name={"answer": outcome}, rollout=rollout, problems=["a", "b"])
+    made, logged = Late._influence(late, None, batch, total)
+    ((problems, weights),) = asked
+    assert problems == ["b"] and logged["nthr/mixed_groups"] == 1
+    assert weights[0].max(-1).tolist() == [1, 0, 0]
+    assert made["influence_means"].tolist() == [[0, 0, 0], [1, 0, 0]]

@@ -1,14 +1,18 @@
 """What is drawn, and that it follows from the run's record alone."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from runs import Trainer, numbers
 
+from grpojax import data
 from grpojax.data import Pass
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
+from grpojax.run.curriculum import Curriculum
 from grpojax.run.sections import RetireConfig
 
 CULLING = ("variant=culling", "rollout.prompts=20", "rollout.retire={readmit_after: 1}")
@@ -116,3 +120,41 @@ def test_a_graded_reward_retires_by_a_success_that_is_given(recipe, graded, tmp_
     trainer = trainer_of(load(recipe, graded, tmp_path / "run", *options))
     with pytest.raises(UserError, match="retired by the reward 'tiny_run:length', which gave .*rollout.retire.success"):
         trainer.run()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_sample_without_a_reward_retires_no_prompt(share):
+    """It may have failed. A sample that was not drawn is none, as of a plan that gives prompts different numbers."""
+    values = np.array([[1, 1, 1, 1], [1, 1, 1, np.nan], [1, np.nan, np.nan, np.nan], [np.nan] * 4], np.float32)
+    problems = [data.Problem(uid, (1,), "q", None, {}) for uid in range(4)]
+
+    def retired(lengths):
+        curriculum = Curriculum(
+            data.Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0,
+            retire=RetireConfig(share=share), deciding="x", state={},
+        )  # fmt: skip
+        judged = SimpleNamespace(
+            problems=problems, by_name={"x": values}, seeded=None, rollout=SimpleNamespace(lengths=lengths)
+        )
+        curriculum.note([(judged, [0] * 4)])
+        return [uid for uid, _ in curriculum.state()["solved"]]
+
+    assert retired(np.full((4, 4), 3)) == ([0] if share == 1 else [0, 1])  # of four, three pass for sure
+    assert retired(np.where(np.isfinite(values), 3, 0)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("variant", "filter_of_it", "rollouts"),
+    [
+        ("scale_rl", "auto", 1),  # leaves groups out of the loss only
+        ("scale_rl", "{success: 0.5}", 1),
+        ("scale_rl", "{max_rollouts: 2}", 2),
+        ("dapo", "auto", 3),
+        ("magistral", "auto", 3),
+        ("ngrpo", "auto", 3),
+        ("grpo", "{metric: 'tiny_run:level'}", 3),
+    ],
+)
+def test_how_many_rollouts_a_filter_draws(recipe, graded, tmp_path, variant, filter_of_it, rollouts):
+    made = load(recipe, graded, tmp_path, f"variant={variant}", f"filter={filter_of_it}")
+    assert made.method.filter.max_rollouts == rollouts

@@ -172,7 +172,10 @@ def test_what_is_solved_with_solutions_before_it_is_not_solved():
     curriculum = Curriculum(
         Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0, retire=retire, deciding="x", state={}
     )
-    judged = SimpleNamespace(problems=problems, by_name={"x": np.ones((3, 2))}, seeded=np.array([True, False, False]))
+    judged = SimpleNamespace(
+        problems=problems, by_name={"x": np.ones((3, 2))}, seeded=np.array([True, False, False]),
+        rollout=SimpleNamespace(lengths=np.full((3, 2), 4)),
+    )  # fmt: skip
     curriculum.note([(judged, [0, 0, 0])])
     assert [uid for uid, _ in curriculum.state()["solved"]] == [1, 2]
 

@@ -1,6 +1,7 @@
 """Learning from samples with the true answer spliced into them (gt_likelihood, train_on=spliced)."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.judged import Judged
+from grpojax.run.late_signals import Late, _Found
 from grpojax.run.learner import Weighed
 from grpojax.run.step_metrics import of_drawn
-from grpojax.run.true_answers import room, splice
+from grpojax.run.true_answers import Answers, room, splice
+from grpojax.types import Rollout
 
 SPLICED = {"name": "gt_likelihood", "marker": "e", "train_on": "spliced", "kl_coef": 0.1}
 EVERY = {**SPLICED, "groups": "all"}
@@ -30,12 +33,23 @@ def trainer_of(recipe, directory, variant, *more):
     return Trainer(config.load(recipe, [*overrides, *more]))
 
 
-def texts(batch, tokenizer):
-    """What each sample is replaced by, ``{(p, g): Spliced}``, one after the other."""
+@dataclasses.dataclass
+class Text:
+    """What a sample is replaced by, and where in it the answer stands."""
+
+    ids: list
+    answer: slice
+    markers: int
+
+
+def texts(batch, policy):
+    """What each sample is replaced by, ``{(p, g): Text}``, one after the other, up to the token that ends it."""
     drawn, found = batch.drawn, {}
     for p, g in np.ndindex(drawn.lengths.shape):
         ids = drawn.tokens[p, g, : drawn.lengths[p, g] - drawn.stopped[p, g]].tolist()
-        found[p, g] = splice(ids, batch.problems[p].gold, tokenizer, marker="e")
+        made = splice(ids, batch.problems[p].gold, policy.tokenizer, marker="e")
+        n, end = len(made.ids), drawn.tokens[p, g, len(ids)] if drawn.stopped[p, g] else policy.eos_ids[0]
+        found[p, g] = Text([*made.ids, int(end)], slice(n - made.scored, n), made.markers)
     return found
 
 
@@ -63,7 +77,7 @@ def step_of(trainer):
         old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.behavior_logps, rows.ref_logps))
         weighed = learner.weigh(minis, batch, sampled.dropped, signals)
         owed = learner.update(minis, 1, lambda state: None)
-        return Step(batch, texts(batch, trainer.policy.tokenizer), old, ref, weighed, owed)
+        return Step(batch, texts(batch, trainer.policy), old, ref, weighed, owed)
     finally:
         trainer.close()
 
@@ -86,7 +100,7 @@ def test_old_and_reference_log_probs_are_those_of_the_spliced_text(recipe, step)
     np.testing.assert_array_equal(step.old, step.ref)  # nothing was learned yet
     for (p, g), spliced in step.want.items():
         n = len(spliced.ids)
-        assert step.batch.rollout.lengths[p, g] == n
+        assert step.batch.rollout.lengths[p, g] == n and step.batch.rollout.stopped[p, g]
         theirs = tiny_hf.logps(made, [*step.batch.problems[p].ids, *spliced.ids]).numpy()[-n:]
         np.testing.assert_allclose(step.old[p, g, :n], theirs, atol=2e-5)
 
@@ -97,7 +111,7 @@ def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
     rewards = np.zeros(step.batch.total.shape)
     logps = {at: torch_logps(made, problems[at[0]].ids, spliced.ids) for at, spliced in step.want.items()}
     for at, spliced in step.want.items():
-        rewards[at] = np.exp(logps[at][-spliced.scored :].mean().item())
+        rewards[at] = np.exp(logps[at][spliced.answer].mean().item())
     advantages = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
     sum(-advantages[at] * each.sum() / rewards.size for at, each in logps.items()).backward()
     norm = torch.sqrt(sum((p.grad**2).sum() for p in made.parameters() if p.grad is not None)).item()
@@ -118,7 +132,7 @@ def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
         ids = batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()
         drawn = batch.drawn.tokens[p, g, : batch.drawn.lengths[p, g]].tolist()
         replaced = fails[p] and spliced.markers > 0
-        assert ids == (list(spliced.ids) if replaced else drawn)
+        assert ids == (spliced.ids if replaced else drawn)
         assert np.isnan(batch.rollout.logps[p, g, 0]) == replaced
         kept += fails[p] and not replaced
     assert 0 < fails.sum() < len(fails) and kept
@@ -190,3 +204,22 @@ def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
             trainer.learner.weigh(minis, sampled.judged()[0], sampled.dropped, trainer.learner.score(minis))
     finally:
         trainer.close()
+
+
+def test_a_cut_sample_that_weighs_nothing_stays_as_it_was_drawn():
+    """Spliced text ends, and would weigh something again."""
+    drawn = Rollout(
+        tokens=np.full((1, 2, 4), 5, np.int32), logps=np.zeros((1, 2, 4), np.float32),
+        lengths=np.full((1, 2), 4, np.int32), stopped=np.array([[True, False]]),
+    )  # fmt: skip
+    size = room(4)
+    answers = Answers(
+        tokens=np.full((1, 2, size), 7, np.int32), lengths=np.full((1, 2), 3, np.int32),
+        mask=np.ones((1, 2, size), bool), markers=np.ones((1, 2), np.int32), stopped=np.ones((1, 2), bool),
+    )  # fmt: skip
+    zero = np.zeros((1, 2), np.float32)
+    batch = Judged(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={})
+    for cut, want in (([[False, True]], [7, 5]), ([[False, False]], [7, 7])):
+        late = SimpleNamespace(_splice=lambda *given: _Found(zero, np.array([0]), answers, {}))
+        got = Late.replace(late, None, batch, zero, np.array(cut)).rollout
+        assert got.tokens[0, :, 0].tolist() == want and got.stopped.tolist() == [[True, want[1] == 7]]

@@ -8,11 +8,21 @@ import tiny_hf
 from hf_compare import their
 from runs import Trainer, numbers
 
-from grpojax import data
+from grpojax import data, variants
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.run import recipe as config
-from grpojax.run.true_answers import Marker, find_marker, likelihoods, splice
+from grpojax.run import weighing
+from grpojax.run.true_answers import (
+    Marker,
+    answer_tokens,
+    find_marker,
+    likelihoods,
+    replace,
+    splice,
+    splice_groups,
+)
+from grpojax.types import Rollout
 
 
 @pytest.fixture(scope="module")
@@ -202,3 +212,83 @@ def test_what_is_refused(recipe, tmp_path, variant, said):
 def test_no_true_answers(recipe, tmp_path):
     with pytest.raises(UserError, match="set data.answer"):
         trainer_of(recipe, tmp_path, {"name": "gt_likelihood", "groups": "all"}, "data.answer=null")
+
+
+def test_joint_likelihoods_of_a_group_keep_their_ratios():
+    """Of products under the least float32; what has no tokens is 0, and a group of such is 0."""
+    logps = np.log([[[1e-30] * 3, [1e-30] * 3, [1e-30, 1e-30, 1e-31]], [[0.5] * 3] * 3])
+    mask = np.array([[[True] * 3, [True] * 2 + [False], [True] * 3], [[False] * 3] * 3])
+    mask[0, 1] = False
+    assert likelihoods(logps, mask, "joint").tolist() == [[0.0] * 3] * 2
+    got = likelihoods(logps, mask, "joint", relative=True)
+    np.testing.assert_allclose(got, [[1, 0, 0.1], [0, 0, 0]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "stopped", "marker", "want"),
+    [
+        ("3 + 4 = 8 #### 8", True, None, "3 + 4 = 8 #### 7<eos>"),
+        (r"so $\boxed{8}$, I think", True, None, r"so $\boxed{7}<eos>"),
+        (r"so \boxed{8", False, None, r"so \boxed{7}<eos>"),
+        ("3 + 4", False, None, "3 + 4\n#### 7<eos>"),
+        ("3 + 4", True, r"\boxed{}", "3 + 4\n\\boxed{7}<eos>"),
+    ],
+)
+def test_spliced_text_ends_as_a_sample_does(tokenizer, text, stopped, marker, want):
+    """With the brace that closes a box, and the token that ends a sample; of these none is the answer's."""
+    ids, eos = tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id
+    ids += [eos] if stopped else []
+    rollout = Rollout(
+        tokens=np.array([[ids]], np.int32), logps=np.zeros((1, 1, len(ids)), np.float32),
+        lengths=np.array([[len(ids)]], np.int32), stopped=np.array([[stopped]]),
+    )  # fmt: skip
+    answers = splice_groups(rollout, ["7"], tokenizer, marker=marker, include_marker=False, missing="append", eos=eos)
+    made = replace(rollout, np.array([0]), answers)
+    learned = made.tokens[0, 0, : made.lengths[0, 0]].tolist()
+    assert tokenizer.decode(learned[:-1]) + "<eos>" == want and learned[-1] == eos and made.stopped.all()
+    assert tokenizer.decode(answers.tokens[0, 0][answers.mask[0, 0]].tolist()).strip() == "7"
+    # Without a token that ends samples, one that was cut goes on as one that was cut.
+    bare = splice_groups(rollout, ["7"], tokenizer, marker=marker, include_marker=False, missing="append")
+    made = replace(rollout, np.array([0]), bare)
+    assert made.stopped.all() == stopped == (eos in made.tokens[0, 0, : made.lengths[0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "marker", "want"),
+    [
+        ("3 + 4 = 7\n#### 7\nDone", None, " 7"),
+        ("#### 8, no\n#### 12", None, " 12"),
+        (r"\boxed{\frac{1}{2}} it is", None, r"\frac{1}{2}}"),
+        (r"\boxed{4", None, "4"),
+        ("it is: 12", "is:", " 12"),
+        ("nothing", None, ""),
+        ("####", None, ""),
+    ],
+)
+def test_the_tokens_of_an_answer(tokenizer, text, marker, want):
+    """What LLDS-MA weighs less: up to the end of the line or the closing brace, and never the end of the sample."""
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    tokens = np.array([[ids, [0] * len(ids)]], np.int32)
+    rollout = Rollout(
+        tokens=tokens, logps=np.zeros(tokens.shape, np.float32), lengths=np.array([[len(ids), 0]], np.int32),
+        stopped=np.array([[True, False]]),
+    )  # fmt: skip
+    mask = answer_tokens(rollout, tokenizer, marker)
+    assert tokenizer.decode(tokens[0, 0][mask[0, 0]].tolist()) == want and not mask[0, 1].any()
+
+
+def test_a_weight_of_answers_that_nothing_reads_is_refused(recipe, tmp_path):
+    variant = "variant={name: llds, answer_weight: 0.5, llds_coef: 0.0}"
+    with pytest.raises(UserError, match="llds_coef=0 turns off"):
+        config.load(recipe, [f"run.dir={tmp_path}", variant]).method  # noqa: B018
+
+
+def test_answers_weigh_less_in_llds_alone():
+    """LLDS-MA's weights of a run's rows: β on the answer, and the loss's own as without."""
+    advantages, live = np.array([[[1.0, 1, 1], [-1, -1, -1]]]), np.ones((1, 2, 3), bool)
+    answer = np.array([[[False, False, True]] * 2])
+    given = np.arange(1), advantages, live, np.zeros(1, bool), None
+    plain = weighing.rows(variants.llds().objective, *given, own=False)
+    got = weighing.rows(variants.llds().objective, *given, own=False, answer=(answer, 0.25))
+    np.testing.assert_allclose(got["displacement_weights"][0], [[1 / 3, 1 / 3, 1 / 12], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(got["weights"], plain["weights"])

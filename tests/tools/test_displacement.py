@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from grpojax import diagnostics
 from grpojax.host.errors import UserError
 from grpojax.models import Compute
+from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.tools import cli, question_updates
 from grpojax.types import TrainState
 
@@ -27,9 +29,34 @@ def test_table():
     head, *rows = question_updates.format_table(FOUND, epsilon=0.0, top=2).splitlines()
     assert [row.split()[0] for row in rows[:3]] == ["3", "5", "7"]
     assert rows[0].split()[1:] == ["0.25", "3", "-0.2500", "0.5000"]
-    assert "grpo: 66.7% of 3 questions displaced (Δ <= 0), mean Δ 0.0833, 100% of the 2" in rows[3]
-    assert "nthr: 33.3% of 3" in rows[4] and "50% of the 2" in rows[4]
-    assert "100.0% of 3" in question_updates.format_table(FOUND, epsilon=0.5, top=99)
+    assert rows[3] == "only 3 questions were found: rankings are compared on 1 of them in place of 2"
+    assert "grpo: 66.7% of 3 questions displaced (Δ <= 0), mean Δ 0.0833, 100% of the 1 with" in rows[4]
+    assert "(33% by chance), rank correlation of GWHES and -Δ 1.00 (0 by chance)" in rows[4]
+    assert "nthr: 33.3% of 3" in rows[5] and "0% of the 1" in rows[5] and "-Δ -0.50" in rows[5]
+    assert "100.0% of 3" in question_updates.format_table(FOUND, epsilon=0.5)
+
+
+def test_rankings_of_nothing_in_common_look_like_it():
+    """Two tops of 10 of 15 share half at the least, whatever they are: a fifth and a correlation do not flatter."""
+    up, rng = np.arange(15.0), np.random.default_rng(0)
+    assert float(diagnostics.ranking_overlap(up, up, 10)) == 0.5  # exactly the wrong way round
+    assert float(diagnostics.ranking_overlap(up, up, 3)) == 0.0 and float(diagnostics.rank_correlation(up, up)) == -1
+    pairs = [(rng.random(15), rng.random(15)) for _ in range(40)]
+    for a, b in pairs:
+        want = scipy.stats.spearmanr(a.round(1), -b.round(1)).statistic  # with ties
+        assert float(diagnostics.rank_correlation(a.round(1), b.round(1))) == pytest.approx(want, abs=1e-5)
+    assert float(diagnostics.rank_correlation(up, np.zeros(15))) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"learning_rate": 1e-4}, "one AdamW step from zero moments at a rate of 0.0001: about the sign"),
+        ({"name": "sgd", "learning_rate": 0.1}, "gradient, clipped at a norm of 1, times 0.1"),
+    ],
+)
+def test_the_step_is_stated(settings, said):
+    assert said in question_updates.step_of(OptimizerConfig(**settings))
 
 
 def test_ranking_overlap():
@@ -45,6 +72,11 @@ def test_ranking_overlap():
         (["--methods", "grpo,ntrh"], "'ntrh' is unknown; did you mean 'nthr'"),
         (["--methods", ","], "name at least one variant"),
         (["--questions", "0"], "--questions 0: must be at least 1"),
+        (
+            ["--top", "10"],
+            "--top 10 of --questions 15: rankings that have nothing in common would share 67%; give --top 3",
+        ),
+        (["--top", "4", "--questions", "19"], "or --questions 20"),
     ],
 )
 def test_mistakes(recipe, capsys, arguments, message):

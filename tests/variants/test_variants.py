@@ -13,6 +13,7 @@ import grpojax.host.settings
 from grpojax import advantages as A
 from grpojax import losses as L
 from grpojax import variants
+from grpojax.advantages import Signals
 
 
 def first_update(variant, rewards, lengths, size):
@@ -385,3 +386,49 @@ def test_each_can_be_configured():
         with pytest.raises(grpojax.host.errors.UserError, match="entropy_coef"):
             grpojax.host.settings.build(root, {"variant": given | {"entropy_coef": "much"}})
     assert variants.get("dr_grpo", aggregate="sequence_sum", constant=None).objective.constant is None
+
+
+@pytest.mark.parametrize("groups", ["all_fail", "all"])
+def test_joint_likelihoods_teach_in_whatever_unit(groups):
+    """Products around 1e-6 are far under eps and would have no advantage."""
+    rule = variants.gt_likelihood(likelihood="joint", groups=groups).advantage
+    mask, ratios = np.ones((1, 4, 1), bool), np.array([[1, 2, 5, 0.1]], np.float32)
+
+    def advantages(likelihood):
+        signals = Signals(mask=mask, likelihood=likelihood.astype(np.float32))
+        return np.asarray(rule(np.zeros((1, 4), np.float32), signals))[0, :, 0]
+
+    want = (ratios - ratios.mean()) / ratios.std(ddof=1)
+    for unit in (1e-1, 1e-6, 1e-20, 1e-34):
+        np.testing.assert_allclose(advantages(unit * ratios), want[0], rtol=3e-4)
+    assert not advantages(0 * ratios).any()
+    np.testing.assert_allclose(advantages(np.array([[1e-6, np.nan, 1e-6, 0]])) > 0, [True, False, True, False])
+    # The geometric mean does not fall with the length, and keeps its unit.
+    plain = variants.gt_likelihood(groups=groups).advantage(
+        np.zeros((1, 4), np.float32), Signals(mask=mask, likelihood=np.array([[0.4, 0.9, 0.1, 0.3]], np.float32))
+    )
+    values = np.array([0.4, 0.9, 0.1, 0.3])
+    np.testing.assert_allclose(plain[0, :, 0], (values - values.mean()) / (values.std(ddof=1) + 1e-4), rtol=1e-5)
+
+
+def test_the_table_says_what_was_not_verified():
+    rows = {row.split("|")[1].strip(): row.split("|")[9].strip() for row in variants.table().splitlines()[2:]}
+    assert rows["pass_at_k"] == "the objective" and "aggregates" in rows["dppo"] and rows["rloo"] == "-"
+    for name in variants.names():
+        constant = {"constant": 4.0} if name == "dr_grpo" else {"teacher": "x"} if name == "distill" else {}
+        made = variants.get(name, **constant)
+        text = getattr(variants, name).__doc__
+        assert made.unverified or not any(x in text for x in ("not checked", "unconfirmed", "not disclose")), name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"answer_weight": 1.5}, r"answer_weight=1\.5: must be in \[0, 1\]"),
+        ({"marker": "####"}, "marker='####': is not read at answer_weight=1"),
+        ({"answer_weight": 0.5, "marker": " "}, "give the text before an answer"),
+    ],
+)
+def test_options_of_llds_that_cannot_be(options, said):
+    with pytest.raises(ValueError, match=said):
+        variants.llds(**options)

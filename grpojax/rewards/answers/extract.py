@@ -47,7 +47,7 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     found: list[str] = []
     start = len(text)
     for box in reversed(boxes[-50:]):
-        end = _closing(text, box.end())
+        end = closing_brace(text, box.end())
         if end is None or found and not _BETWEEN.fullmatch(text, end + 1, start):
             break
         found.insert(0, text[box.end() : end].strip())
@@ -55,8 +55,8 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
     return ", ".join(dict.fromkeys(found)) or None
 
 
-def _closing(text: str, begin: int) -> int | None:
-    """Where the brace stands that closes what begins there."""
+def closing_brace(text: str, begin: int) -> int | None:
+    """Where the brace stands that closes what begins there; None where it is not closed."""
     depth = 1
     for i in range(begin, len(text)):
         depth += {"{": 1, "}": -1}.get(text[i], 0)
