@@ -261,7 +261,7 @@ def _metric(runs: Sequence[Run], wanted: str | None) -> tuple[str | None, list[s
         read = f"only {len(tested)} of {len(ended)} runs have read a test set" if tested else "no test set was read"
         notes = [f"The figures are of the validation set, by which rates and checkpoints are picked: {read}."]
     else:
-        return None, ["No finished run has held-out values (data.eval), so that nothing is tested here."]
+        return None, ["No finished run has held-out values (data.validation), so that nothing is tested here."]
     accuracy = all(run.last(f"{part}/accuracy") is not None for run in measured)
     return f"{part}/accuracy" if accuracy else f"{part}/reward", notes
 

@@ -84,7 +84,7 @@ class Run:
         last = {name: x for line in self.lines if line["step"] == self.done for name, x in line.items()}
         if last.get("skipped_updates"):
             return "the gradient was not finite"
-        alarms = [name.removeprefix("alarm/") for name in last if name.startswith("alarm/") and last[name]]
+        alarms = [name.removeprefix("watch/") for name in last if name.startswith("watch/") and last[name]]
         if alarms and setting(self.config, "train.on_collapse") == "stop":
             return f"stopped by the alarm {alarms[0]}"
         return "its process left no reason; it was killed or crashed"

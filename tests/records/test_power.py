@@ -48,7 +48,7 @@ def write_runs(folder, values, metric="eval/accuracy", done=6):
     for (variant, seed), value in values.items():
         path = folder / f"{variant}_{seed}"
         path.mkdir(parents=True)
-        config = {"variant": variant, "train": {"steps": 6, "seed": seed}, "rollout": {}, "data": {"eval": "x"}}
+        config = {"variant": variant, "train": {"steps": 6, "seed": seed}, "rollout": {}, "data": {"validation": "x"}}
         (path / "config.json").write_text(json.dumps(config))
         lines = [{"step": done}] + ([{"step": done, metric: value, "eval/reward": value}] if value is not None else [])
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -345,8 +345,8 @@ def test_a_run_that_failed_counts(tmp_path, seeds, ended, last, counts):
     ({}, {}, "failed", "its process left no reason"),
     ({"ended": "stopped"}, {}, "unfinished", "it was told to stop, and can go on"),
     ({"ended": "step 3: out"}, {}, "failed", "step 3: out"),
-    ({"on_collapse": "stop"}, {"alarm/entropy_collapse": 1.0}, "failed", "stopped by the alarm entropy_collapse"),
-    ({}, {"alarm/entropy_collapse": 1.0}, "failed", "its process left no reason"),
+    ({"on_collapse": "stop"}, {"watch/entropy_collapse": 1.0}, "failed", "stopped by the alarm entropy_collapse"),
+    ({}, {"watch/entropy_collapse": 1.0}, "failed", "its process left no reason"),
     ({}, {"skipped_updates": 2.0}, "failed", "the gradient was not finite"),
 ])  # fmt: skip
 def test_how_a_run_ended(tmp_path, more, last_line, kind, why):
