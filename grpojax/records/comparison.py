@@ -14,6 +14,7 @@ from scipy import special
 
 LEVEL = 0.05  # the chance that any verdict of a report is false
 BETTER, WORSE, EQUIVALENT, OPEN = "better", "worse", "equivalent", "not told apart"
+DESCRIBED = "described, not tested"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Verdict:
       shown: the smallest mean difference that would have been significant with this spread and this number of
         comparisons. A true difference of that size is missed about every second time. None without a spread.
       verdict: `BETTER`, `WORSE`, `EQUIVALENT` or `OPEN`. A difference that is significant and smaller than the margin
-        is `EQUIVALENT`, since the margin says from where on a difference counts.
+        is `EQUIVALENT`, since the margin says from where on a difference counts. `DESCRIBED` outside of the family.
     """
 
     difference: float
@@ -144,8 +145,10 @@ def holm(ps: Sequence[float], most_true: int | None = None) -> list[float]:
     return corrected
 
 
-def verdicts(differences: Sequence[ArrayLike], margin: float | None = None) -> list[Verdict]:
-    """The verdicts of a report, corrected over all its comparisons.
+def verdicts(
+    differences: Sequence[ArrayLike], margin: float | None = None, family: Sequence[bool] | None = None
+) -> list[Verdict]:
+    """The verdicts of a report, corrected over all its comparisons, or over a family of them.
 
     The chance that any of them is false is at most `LEVEL`. A comparison has two hypotheses, "no difference" and "the
     margin or more", of which one at most is true: they are corrected together, by the number of comparisons.
@@ -154,6 +157,8 @@ def verdicts(differences: Sequence[ArrayLike], margin: float | None = None) -> l
       differences: of each comparison ``[n]``, the method less the other one, a seed each; n is at least one and may
         differ from comparison to comparison.
       margin: differences within it count as none. Without one nothing is called equivalent.
+      family: which comparisons were chosen for a test before the runs; None for all. The others have a difference and
+        an interval, but no p-value and no verdict, and so do not count in the correction.
 
     Example:
       >>> found = verdicts([[0.11, 0.12, 0.10, 0.11], [0.001, -0.002, 0.0, 0.001], [0.1, -0.1]], margin=0.02)
@@ -161,7 +166,8 @@ def verdicts(differences: Sequence[ArrayLike], margin: float | None = None) -> l
       ['better', 'equivalent', 'not told apart']
     """
     each = [np.asarray(d, np.float64) for d in differences]
-    found = [_uncorrected(d, margin) for d in each]
+    inside = [True] * len(each) if family is None else family
+    found = [_uncorrected(d, margin) if i else _described(d) for d, i in zip(each, inside, strict=True)]
     tested = [i for i, v in enumerate(found) if v.p is not None]
     ps = [p for v in found for p in (v.p, v.p_equivalent) if p is not None]
     corrected = iter(holm(ps, len(tested)))
@@ -175,15 +181,18 @@ def verdicts(differences: Sequence[ArrayLike], margin: float | None = None) -> l
     return found
 
 
-def _uncorrected(d: np.ndarray, margin: float | None) -> Verdict:
+def _described(d: np.ndarray) -> Verdict:
     low, high = (None if math.isnan(x) else float(x) for x in t_interval(d))
+    return Verdict(difference=float(d.mean()), low=low, high=high, p=None, p_equivalent=None, verdict=DESCRIBED)
+
+
+def _uncorrected(d: np.ndarray, margin: float | None) -> Verdict:
     several = len(d) > 1
-    return Verdict(
-        difference=float(d.mean()),
-        low=low,
-        high=high,
+    return dataclasses.replace(
+        _described(d),
         p=p_difference(d) if several else None,
         p_equivalent=p_equivalent(d, margin) if several and margin is not None else None,
+        verdict=OPEN,
     )
 
 

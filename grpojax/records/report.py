@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -59,7 +59,7 @@ class Comparison:
       method, other: their names.
       roles: what the other is to the method: `CONTROL`, `BASELINE` or both.
       seeds: that both have.
-      result: of `comparison.verdicts`, corrected over all comparisons of the report.
+      result: of `comparison.verdicts`, corrected over all comparisons that are tested.
     """
 
     method: str
@@ -123,6 +123,7 @@ def build(
     baseline: str | None = None,
     metric: str | None = None,
     margin: float | None = None,
+    family: Literal["all", "controls"] = "all",
 ) -> Report:
     """Reads the runs and compares them.
 
@@ -134,6 +135,8 @@ def build(
       metric: None takes accuracy where every finished run has it, otherwise the reward; of the test set where every
         finished run has read it, otherwise of the validation set.
       margin: differences within it count as none, in units of the metric; None takes that of ``sweep.json``.
+      family: which comparisons are tested: "all", or "controls", those with a method's own control. The others are
+        described, without a verdict.
 
     Raises:
       UserError: there is no run, no such baseline, or no run with such a metric.
@@ -166,7 +169,7 @@ def build(
         baseline=base.name if base else None,
         methods=methods,
         results=[_result(m, measured) for m in methods] if measured else [],
-        comparisons=_compare(pairs, measured, margin) if measured else [],
+        comparisons=_compare(pairs, measured, margin, family) if measured else [],
         seed_tests=tests,
         problems_by=kind,
         column=column,
@@ -312,14 +315,15 @@ def _result(method: Method, metric: str) -> Result:
     )
 
 
-def _compare(pairs: Sequence[_Pair], metric: str, margin: float | None) -> list[Comparison]:
-    """All comparisons of methods with a common seed, with their verdicts."""
+def _compare(pairs: Sequence[_Pair], metric: str, margin: float | None, family: str) -> list[Comparison]:
+    """All comparisons of methods with a common seed, with the verdicts of those that are tested."""
     each = []
     for pair in pairs:
         mine, theirs = _values(pair.method, metric), _values(pair.other, metric)
         if common := tuple(sorted(mine.keys() & theirs.keys())):
             each.append((pair, common, [mine[seed] - theirs[seed] for seed in common]))
-    found = comparison.verdicts([d for _, _, d in each], margin)
+    inside = [family == "all" or CONTROL in pair.roles for pair, _, _ in each]
+    found = comparison.verdicts([d for _, _, d in each], margin, inside)
     return [
         Comparison(method=pair.method.name, other=pair.other.name, roles=pair.roles, seeds=common, result=verdict)
         for (pair, common, _), verdict in zip(each, found, strict=True)

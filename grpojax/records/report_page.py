@@ -91,8 +91,8 @@ def _reading(report: Report) -> str:
     tested = [c for c in report.comparisons if c.result.p is not None]
     if tested:
         text += (
-            " Differences are taken seed by seed. Better and worse: a paired t test at 5 %, corrected by Holm for all"
-            f" {_count(len(tested), 'comparison')} of this page."
+            " Differences are taken seed by seed. Better and worse: a paired t test at 5 %, corrected by Holm for"
+            f" {_count(len(tested), 'comparison')}."
         )
         if report.margin is None:
             text += " No margin was stated (--margin), so that no two methods are called equivalent."

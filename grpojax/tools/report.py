@@ -20,6 +20,8 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     report.add_argument(
         "--margin", type=float, metavar="X", help="differences within it count as none; that of the sweep if left out"
     )
+    text = "what is tested: all comparisons, or those with a method's own control; the others are described"
+    report.add_argument("--family", choices=("all", "controls"), default="all", help=text)
     report.add_argument("--metric", metavar="NAME", help="held-out metric that decides, such as eval/pass@8")
     report.add_argument("--to", default="report.html", metavar="FILE.html", help="page; the picture goes beside it")
     report.add_argument("--json", metavar="FILE", help="the numbers as well")
@@ -35,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     file = files.path(args.to)
     if file.suffix not in (".html", ".htm"):
         raise UserError(f"--to {args.to}: give a name that ends in .html")
-    built = report.build(args.runs, by=args.by, baseline=args.baseline, metric=args.metric, margin=args.margin)
+    given = {name: getattr(args, name) for name in ("by", "baseline", "metric", "margin", "family")}
+    built = report.build(args.runs, **given)
     picture = file.with_suffix(".png")
     try:
         files.make_folder(file.parent)

@@ -469,6 +469,17 @@ def test_verdicts_are_the_same_in_page_json_and_text(tmp_path):
     assert {c.result.verdict for c in without.comparisons} == {"better", "worse"}  # and never equivalent
 
 
+def test_outside_of_the_family_differences_are_described(tmp_path):
+    """Those with GRPO have no verdict then, and do not weigh on the others' p-values."""
+    sweep_of_two(tmp_path, margin=0.05, seeds=tuple(range(8)))
+    every, some = report.build([tmp_path]), report.build([tmp_path], family="controls")
+    (mine, grpo), (before, _) = ([c.result for c in built.comparisons] for built in (some, every))
+    assert grpo.verdict == "described, not tested" and grpo.p is grpo.p_corrected is None and grpo.difference == 0.25
+    assert mine.p == before.p and mine.p_equivalent_corrected < before.p_equivalent_corrected
+    assert "(baseline): +0.250: described, not tested" in "\n".join(report.headlines(some))
+    assert "corrected by Holm for 1 comparison." in page(some)
+
+
 def test_two_methods_with_the_same_runs_are_not_compared(tmp_path):
     record = sweep_of_two(tmp_path)
     same = {**record.runs, "negative_advantage-c=0.0": record.runs["negative_advantage"]}
