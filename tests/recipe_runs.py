@@ -72,7 +72,8 @@ def load(name, model, directory, *overrides):
     if name == "distill":
         options = {"teacher": str(make_teacher(Path(model), Path(directory).parent / "teacher"))}
     return config.load(CONFIGS / f"{name}.yaml", [
-        f"run.dir={directory}", f"model={{path: {model}}}", f"data.train={model}/sums.jsonl", "data.validation=null",
+        f"run.dir={directory}", f"model={{path: {model}}}", f"data.train={model}/sums.jsonl",
+        "data.validation=null", "data.test=null",
         "data.max_prompt_tokens=8", f"rewards={REWARDS.get(name, '[{name: tiny_run:parity}]')}",
         f"variant={variant(name) | options}", "optimizer={learning_rate: 5.0e-3}",
         "rollout.prompts=8", "rollout.group=4", "rollout.max_tokens=4", "train.tokens=null",

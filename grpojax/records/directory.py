@@ -148,7 +148,7 @@ class RunDirectory:
         """Writes the recipe; what has changed since the run was last started is said."""
         for line in self._changes() if self.started else ():
             log.info("resumed with a change: %s", line)
-        if "method" in self._resolved and self.has_steps and "method" not in self._stored():
+        if self.started and self.has_steps and "method" in self._resolved and "method" not in self._stored():
             log.warning(
                 "%s was started by a version that did not store the resolved method: a default of its variant that has "
                 "changed since would not show",

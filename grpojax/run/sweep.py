@@ -232,7 +232,7 @@ class Sweep:
 
     def rate_job(self, name: str, rate: float, seed: int) -> Job:
         """A run that a method's learning rate is chosen by, of the full length."""
-        if not self.methods[name].config["data"]["eval"]:
+        if not self.methods[name].config["data"]["validation"]:
             raise UserError("--rates chooses by held-out reward: give the recipe data.validation")
         values = {
             "train": {"seed": seed},

@@ -130,7 +130,12 @@ def test_a_run_by_tokens_has_as_many_steps_as_they_are_at_the_longest(recipe, tm
 
 def test_evaluations_are_part_of_the_run(recipe, tmp_path):
     """Before, after, and after steps 4 and 8; 300 problems are three batches of 128, or two on 256 chips."""
-    more = ["train.steps=10", "train.eval_every=4", "train.eval_limit=300"]
+    more = [
+        f"data.validation={recipe.parent / 'sums.jsonl'}",
+        "train.steps=10",
+        "train.eval_every=4",
+        "train.eval_limit=300",
+    ]
     config = load(recipe, tmp_path, *more)
     reports = [report("update", compute=1.0), report("evaluation", HBM=7.0), report("reshard", HBM=0.5)]
     run = plan_run.bound(config, reports, chips=1)
