@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from grpojax.host.errors import UserError
-from grpojax.records import comparison, report_problems, sweeps
+from grpojax.records import comparison, measures, report_problems, sweeps
 from grpojax.records.comparison import Verdict
 from grpojax.records.report_charts import number
 from grpojax.records.report_curves import Curve, draw, over_rates, title_of
@@ -384,6 +384,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "seed_tests": [dataclasses.asdict(t) for t in report.seed_tests],
         "levels": {"column": report.column, "levels": [dataclasses.asdict(x) for x in report.levels]},
         "curves": [dataclasses.asdict(c) for c in report.curves],
+        "measures": {m.name: {r.seed: measures.measure(r) for r in m.runs} for m in report.methods},
         "rates": {name: dataclasses.asdict(chosen) for name, chosen in report.rates.items()},
         "changes": report.changes,
         "notes": list(report.notes),
