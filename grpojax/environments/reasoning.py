@@ -1,7 +1,7 @@
-"""Made problems with a dial for their difficulty: plain sums, and stories in the words that ``builtin:tiny`` knows.
+"""Made problems with a dial for their difficulty: sums, stories in the words that ``builtin:tiny`` knows, and tallies.
 
 No question is in two of the parts train, validation and test, whatever the seeds, nor a sum with its terms in another
-order. The rows have ``question``, ``answer`` and ``level``.
+order, nor a tally of the same numbers in other words. The rows have ``question``, ``answer`` and ``level``.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ ASIDES = ("{other} has {n} {others}.", "{other} buys {n} {others}.", "{other} se
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Made:
-    """What is common to both.
+    """What the families have in common.
 
     Attributes:
-      size: problems; None gives all sums that there are, and 1000 stories.
+      size: problems; None gives all sums that there are, and 1000 stories or tallies.
       seed: which problems, and in what order.
       part: train, validation or test problems.
     """
@@ -53,9 +53,14 @@ class Made:
     def __post_init__(self):
         require(self, size="[1, inf)")
 
+    @staticmethod
+    def content(question: str) -> str:
+        """What a question asks: the same text for all ways to write it."""
+        return without_order(question)
+
     def has(self, question: str) -> bool:
         """Whether a question is in this part: what it asks says so, not how it is written."""
-        drawn = hashlib.sha256(without_order(question).encode()).digest()[0] % HELD_OUT_SHARE
+        drawn = hashlib.sha256(self.content(question).encode()).digest()[0] % HELD_OUT_SHARE
         return self.part == {0: "test", 1: "validation"}.get(drawn, "train")
 
 
@@ -154,7 +159,73 @@ def _story(rng: random.Random, steps: int, asides: int) -> tuple[str, int]:
     return " ".join(sentences), count
 
 
-FAMILIES = {"sums": Sums, "stories": Stories}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tallies(Made):
+    """``Mia has 137 eggs. Tom gives her 48 more. She sells 9. How many eggs does Mia have now?``
+
+    A tally of n steps is right where n sums in a row are right. So a policy's pass rate falls with n about as a power.
+
+    Attributes:
+      levels: of the problems, in turn: how many numbers are added or taken away.
+      most: the largest count on the way; the least is 1.
+      operand: the largest number that is added or taken away; the least is 2.
+      worked: whether ``answer`` is a whole completion, a line for each step and the answer's line: for ``grpojax sft``.
+    """
+
+    levels: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
+    most: int = 999
+    operand: int = 99
+    worked: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, operand="[2, inf)")
+        if self.most <= 2 * self.operand:
+            raise UserError(f"most={self.most}: must be over twice operand={self.operand}")
+        if not self.levels or min(self.levels) < 1:
+            raise UserError(f"levels={list(self.levels)}: give numbers of steps, such as [1, 2, 4]")
+
+    @staticmethod
+    def content(question: str) -> str:
+        """The first count and what is added to it or taken away, in order of size: neither names nor things."""
+        start, *changes = re.findall(r"(\d+)( more)?", question)
+        return without_order(start[0] + "".join(f" {'+' if more else '-'} {n}" for n, more in changes))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The problems, no two of the same content; raises `UserError` where there are fewer than ``size``."""
+        rng, seen = random.Random(f"tallies {self.seed}"), set()
+        found: list[dict[str, Any]] = []
+        for level in itertools.islice(itertools.cycle(self.levels), 1000 if self.size is None else self.size):
+            for _ in range(TRIES):
+                question, lines, answer = self._draw(rng, level)
+                if self.has(question) and (content := self.content(question)) not in seen:
+                    break
+            else:
+                raise UserError(f"size={self.size}: no more than {len(found)} tallies were found")
+            seen.add(content)
+            worked = "\n".join((*lines, f"## Answer: {answer}"))
+            found.append({"question": question, "answer": worked if self.worked else str(answer), "level": level})
+        return found
+
+    def _draw(self, rng: random.Random, steps: int) -> tuple[str, list[str], int]:
+        """A question, the lines of its solution and its answer."""
+        name, other = rng.sample(SHE + HE, 2)
+        he, him = ("she", "her") if name in SHE else ("he", "him")
+        thing, count = rng.choice(THINGS), rng.randint(1, self.most)
+        sentences, lines = [f"{name} {rng.choice(('has', 'starts with'))} {count} {thing}."], []
+        for _ in range(steps):
+            n = rng.randint(2, self.operand)
+            up = count <= n or (count + n <= self.most and rng.random() < 0.5)
+            after = count + n if up else count - n
+            sentence = rng.choice(GAINS if up else LOSSES).format(who=he, him=him, other=other, n=n)
+            sentences.append(sentence[0].upper() + sentence[1:])
+            lines.append(f"{count} {'+' if up else '-'} {n} = {after}")
+            count = after
+        sentences.append(f"How many {thing} does {name} have {rng.choice(('now', 'in the end'))}?")
+        return " ".join(sentences), lines, count
+
+
+FAMILIES = {"sums": Sums, "stories": Stories, "tallies": Tallies}
 
 
 def without_order(question: str) -> str:
@@ -178,8 +249,8 @@ def without_order(question: str) -> str:
 
 
 def content(family: str, question: str) -> str:
-    """What a question of a family asks: the same for all orders of the terms of a sum."""
-    return without_order(question)
+    """What a question of a family asks: the same text for all ways to write it."""
+    return FAMILIES[family].content(question)
 
 
 def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:

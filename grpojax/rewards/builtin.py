@@ -292,6 +292,43 @@ class Equations(Reward):
         return [(end, float(holds)) for end, holds in each if holds is not None]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Follows(Reward):
+    r"""1 where the steps that a completion states lead to the answer that it states, right or wrong, otherwise 0.
+
+    The steps are all lines before the answer, each an ``a + b = c`` that begins with the result of the one before it
+    (`grpojax.rewards.steps.chain_result`). An answer without steps follows from nothing: 0. Meant for a weight of 0,
+    to measure how far answers are detached from the reasoning before them.
+
+    Attributes:
+      marker: the text before the answer.
+      arithmetic: whether the result of each step must also be right.
+
+    >>> texts = ["3 + 4 = 8\n8 - 2 = 6\n## Answer: 6", "3 + 4 = 7\n## Answer: 9", "## Answer: 7"]
+    >>> Follows()([""] * 3, texts, [[]] * 3), Follows(arithmetic=True)([""], texts[:1], [[]])
+    ([1.0, 0.0, 0.0], [0.0])
+    """
+
+    marker: str = "## Answer:"
+    arithmetic: bool = False
+
+    def __post_init__(self):
+        if not self.marker.strip():
+            raise UserError(f"marker={self.marker!r}: give the text before an answer")
+
+    def __call__(self, prompts: Texts, completions: Texts, tokens: Ids, **columns: Any) -> list[float | None]:
+        return [self._judge(text) for text in completions]
+
+    def _judge(self, completion: str) -> float:
+        reasoning, _, _ = completion.rpartition(self.marker)
+        result = steps.chain_result(reasoning, self.arithmetic)
+        given = answers.extract_answer(completion, self.marker)
+        return float(given is not None and result is not None and answers.same_spelling(given, str(result)))
+
+    def looks_for(self) -> str:
+        return self.marker
+
+
 REWARDS: dict[str, type[Reward]] = {
     "math_answer": MathAnswer,
     "answer": Answer,
@@ -301,6 +338,7 @@ REWARDS: dict[str, type[Reward]] = {
     "soft_overlong": SoftOverlong,
     "repetition": Repetition,
     "equations": Equations,
+    "follows": Follows,
 }
 
 

@@ -16,6 +16,10 @@ from grpojax.programs.sampler import sample_groups
 from grpojax.programs.sampler_config import SamplerConfig
 
 LEVELS = tuple(range(1, 10))
+TALLIES = [
+    ("Ben has 801 beads. He finds 43 more. He gives 48 to Mia. How many beads does Ben have now?", "796"),
+    ("Tom has 494 coins. Anna gives him 84 more. He finds 30 more. How many coins does Tom have in the end?", "608"),
+]
 
 
 def read(question):
@@ -58,6 +62,44 @@ def test_stories_say_what_their_answers_are():
         assert 1 <= min(on_the_way) and max(on_the_way) <= 40
 
 
+def test_tallies_say_what_their_answers_are():
+    options = {"size": 240, "levels": [1, 3, 7], "most": 60, "operand": 20}
+    rows, worked = (reasoning.rows("tallies", {**options, "worked": on}) for on in (False, True))
+    assert [r["level"] for r in rows] == [1, 3, 7] * 80
+    for row, long in zip(rows, worked, strict=True):
+        count, steps, asides, on_the_way = read(row["question"])
+        assert (str(count), steps, asides) == (row["answer"], row["level"], 0), row
+        assert 1 <= min(on_the_way) and max(on_the_way) <= 60
+        *lines, last = long["answer"].split("\n")
+        assert long["question"] == row["question"] and last == f"## Answer: {count}"
+        assert [eval(line.replace("=", "==")) for line in lines] == [True] * steps
+        assert [int(line.split()[-1]) for line in lines] == on_the_way[1:]
+        assert max(int(line.split()[2]) for line in lines) <= 20
+
+
+def test_a_tally_in_other_words_or_another_order_is_the_same():
+    told = "Mia has 30 nuts. Tom gives her 12 more. She sells 5. How many nuts does Mia have now?"
+    again = "Leo starts with 30 eggs. He loses 5 of them. He buys 12 more. How many eggs does Leo have in the end?"
+    other = "Leo starts with 30 eggs. He loses 12 of them. He buys 5 more. How many eggs does Leo have in the end?"
+    first, second, third = (reasoning.content("tallies", question) for question in (told, again, other))
+    assert first == second != third
+
+    def contents(**options):
+        drawn = reasoning.rows("tallies", {"size": 300, "levels": [1, 2], "most": 30, "operand": 9, **options})
+        return [reasoning.content("tallies", r["question"]) for r in drawn]
+
+    parts = [contents(part=part, seed=seed, size=60) for part in ("validation", "test") for seed in (0, 1)]
+    train, *_ = found = [contents(), set(parts[0] + parts[1]), set(parts[2] + parts[3])]
+    assert len(set(train)) == 300 and min(map(len, found)) > 60
+    assert not set(train) & found[1] and not set(train) & found[2] and not found[1] & found[2]
+
+
+def test_tallies_are_the_same_in_every_process():
+    """The first of them in words and numbers: neither a hash of texts nor a set's order has a say."""
+    rows = reasoning.rows("tallies", {"size": 2, "levels": [2]})
+    assert [(r["question"], r["answer"]) for r in rows] == TALLIES
+
+
 def test_sums():
     rows = reasoning.rows("sums", {"most": 12, "terms": 3})
     for row in rows:
@@ -70,7 +112,7 @@ def test_sums():
     assert doctest.testmod(reasoning).failed == 0
 
 
-@pytest.mark.parametrize("family", ["sums", "stories"])
+@pytest.mark.parametrize("family", ["sums", "stories", "tallies"])
 def test_no_question_is_in_both_parts_and_a_seed_says_which(family):
     def questions(**options):
         return [r["question"] for r in reasoning.rows(family, {"size": 100, **options})]
@@ -99,12 +141,16 @@ def test_they_are_sources():
 
 
 @pytest.mark.parametrize(("path", "options", "message"), [
-    ("reasoning:story", {}, "reasoning:story: no such family; there are sums, stories"),
+    ("reasoning:story", {}, "reasoning:story: no such family; there are sums, stories, tallies"),
     ("reasoning:sums", {"mots": 3}, "unknown key; did you mean 'most'"),
     ("reasoning:sums", {"most": 3, "size": 16}, "size=16: there are "),
     ("reasoning:sums", {"most": 99, "terms": 4}, "most=99: with terms=4 there are over a million sums"),
     ("reasoning:stories", {"levels": [0]}, "levels: there is no level 0; there are 1 to 9"),
     ("reasoning:stories", {"levels": []}, "levels: the list is empty"),
+    ("reasoning:tallies", {"levels": [2, 0]}, "levels=[2, 0]: give numbers of steps"),
+    ("reasoning:tallies", {"levels": []}, "levels=[]: give numbers of steps"),
+    ("reasoning:tallies", {"most": 40, "operand": 20}, "most=40: must be over twice operand=20"),
+    ("reasoning:tallies", {"most": 9, "operand": 3, "levels": [1], "size": 99}, "size=99: no more than "),
     ("reasoning:stories", {"part": "eval"}, "expected 'train', 'validation' or 'test'"),
 ])  # fmt: skip
 def test_what_is_refused(path, options, message):

@@ -10,8 +10,8 @@ from reward_examples import score
 
 from grpojax.host.errors import UserError
 from grpojax.rewards import RewardConfig, Rewards, RewardsConfig, split_steps
-from grpojax.rewards.builtin import Equations
-from grpojax.rewards.steps import check_equations
+from grpojax.rewards.builtin import Equations, Follows
+from grpojax.rewards.steps import chain_result, check_equations
 
 NAN = float("nan")
 
@@ -54,6 +54,28 @@ def test_equations_are_rewards_of_their_steps():
     )
     with pytest.raises(UserError, match="separator=''"):
         RewardConfig(name="equations", options={"separator": ""})
+
+
+@pytest.mark.parametrize(("text", "result", "right"), [
+    ("7 + 2 = 9\n9 - 4 = 5", 5, 5), ("7 + 2 = 8\n8 - 4 = 4", 4, None), ("7 + 2 = 9\n8 - 4 = 4", None, None),
+    ("2 * 3 = 6\n\n 6+1=7 \n", 7, 7), ("3 - 5 = -2\n-2 + 1 = -1", -1, -1), ("", None, None), ("\n", None, None),
+    ("so 1 + 1 = 2", None, None), ("1 + 1 = 2\nit is 2", None, None), ("1 + 1 = 2.5", None, None),
+    ("1 + 1 = " + "9" * 9000, None, None), ("1 + 1 =", None, None), ("1 + 1 = 2 = 2", None, None),
+])  # fmt: skip
+def test_steps_are_a_chain(text, result, right):
+    assert (chain_result(text), chain_result(text, arithmetic=True)) == (result, right)
+
+
+def test_an_answer_follows_from_its_steps_or_does_not():
+    steps = "7 + 2 = 8\n8 - 4 = 4\n"
+    texts = [f"{steps}## Answer: {x}" for x in ("4", " 04", "5", "")] + ["## Answer: 4", steps, "so\n## Answer: 4"]
+    assert Follows()([""] * 7, texts, [[]] * 7) == [1, 1, 0, 0, 0, 0, 0]
+    assert Follows(arithmetic=True)([""], texts[:1], [[]]) == [0]
+    assert Follows(marker="####")([""], [f"{steps}#### 4"], [[]]) == [1]
+    got = score([RewardConfig(name="follows", weight=0.0), RewardConfig(name="answer")], texts[:3], ["5"] * 3)
+    assert got.by_name["follows"].tolist() == [1, 1, 0] and got.total.tolist() == [0, 0, 1]
+    with pytest.raises(UserError, match="marker=' '"):
+        RewardConfig(name="follows", options={"marker": " "})
 
 
 def test_what_is_wrong_with_steps_costs_the_sample():
