@@ -161,29 +161,29 @@ def _story(rng: random.Random, steps: int, asides: int) -> tuple[str, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tallies(Made):
-    """``Mia has 137 eggs. Tom gives her 48 more. She sells 9. How many eggs does Mia have now?``
+    """``Mia has 17 eggs. Tom gives her 8 more. She sells 9. How many eggs does Mia have each time?`` 25, 16.
 
-    A tally of n steps is right where n sums in a row are right. So a policy's pass rate falls with n about as a power.
+    The answer lists the count after each sentence, so it is hardly right by luck: n steps are right where each of them
+    is. The pass rate of a policy that misreads gifts falls with their number as a power.
 
     Attributes:
-      levels: of the problems, in turn: how many numbers are added or taken away.
-      most: the largest count on the way; the least is 1.
-      operand: the largest number that is added or taken away; the least is 2.
+      levels: of the problems, in turn: how many gifts there are, to the person or from her. Each has one more step, in
+        which something is found, bought, lost or sold.
       worked: whether ``answer`` is a whole completion, a line for each step and the answer's line: for ``grpojax sft``.
+      misread: share of the gifts that a worked answer takes for gifts the other way, where the count allows that.
     """
 
-    levels: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    most: int = 999
-    operand: int = 99
+    levels: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
     worked: bool = False
+    misread: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
-        require(self, operand="[2, inf)")
-        if self.most <= 2 * self.operand:
-            raise UserError(f"most={self.most}: must be over twice operand={self.operand}")
-        if not self.levels or min(self.levels) < 1:
-            raise UserError(f"levels={list(self.levels)}: give numbers of steps, such as [1, 2, 4]")
+        require(self, misread="[0, 1]")
+        if self.misread and not self.worked:
+            raise UserError(f"misread={self.misread}: only for worked answers; give worked: true too")
+        if not self.levels or min(self.levels) < 0:
+            raise UserError(f"levels={list(self.levels)}: give numbers of gifts, such as [0, 1, 2, 4]")
 
     @staticmethod
     def content(question: str) -> str:
@@ -197,32 +197,50 @@ class Tallies(Made):
         found: list[dict[str, Any]] = []
         for level in itertools.islice(itertools.cycle(self.levels), 1000 if self.size is None else self.size):
             for _ in range(TRIES):
-                question, lines, answer = self._draw(rng, level)
+                question, changes = _tally(rng, level)
                 if self.has(question) and (content := self.content(question)) not in seen:
                     break
             else:
                 raise UserError(f"size={self.size}: no more than {len(found)} tallies were found")
             seen.add(content)
+            misread = random.Random(f"{question} {self.seed}") if self.misread else None
+            lines, answer = _work(changes, misread, self.misread)
             worked = "\n".join((*lines, f"## Answer: {answer}"))
-            found.append({"question": question, "answer": worked if self.worked else str(answer), "level": level})
+            found.append({"question": question, "answer": worked if self.worked else answer, "level": level})
         return found
 
-    def _draw(self, rng: random.Random, steps: int) -> tuple[str, list[str], int]:
-        """A question, the lines of its solution and its answer."""
-        name, other = rng.sample(SHE + HE, 2)
-        he, him = ("she", "her") if name in SHE else ("he", "him")
-        thing, count = rng.choice(THINGS), rng.randint(1, self.most)
-        sentences, lines = [f"{name} {rng.choice(('has', 'starts with'))} {count} {thing}."], []
-        for _ in range(steps):
-            n = rng.randint(2, self.operand)
-            up = count <= n or (count + n <= self.most and rng.random() < 0.5)
-            after = count + n if up else count - n
-            sentence = rng.choice(GAINS if up else LOSSES).format(who=he, him=him, other=other, n=n)
-            sentences.append(sentence[0].upper() + sentence[1:])
-            lines.append(f"{count} {'+' if up else '-'} {n} = {after}")
-            count = after
-        sentences.append(f"How many {thing} does {name} have {rng.choice(('now', 'in the end'))}?")
-        return " ".join(sentences), lines, count
+
+def _tally(rng: random.Random, gifts: int) -> tuple[str, list[tuple[int, bool]]]:
+    """A question, and the first count with what changes it, each with whether it is a gift."""
+    name, other = rng.sample(SHE + HE, 2)
+    he, him = ("she", "her") if name in SHE else ("he", "him")
+    thing, count = rng.choice(THINGS), rng.randint(4, MOST - 10)
+    sentences, changes = [f"{name} {rng.choice(('has', 'starts with'))} {count} {thing}."], [(count, False)]
+    kinds = [True] * gifts + [False]
+    rng.shuffle(kinds)
+    for gift in kinds:
+        gain = count <= 2 or (count <= MOST - 2 and rng.random() < 0.5)
+        n = rng.randint(2, min(OPERAND, MOST - count if gain else count - 1))
+        choices = [s for s in (GAINS if gain else LOSSES) if ("gives" in s) == gift]
+        sentence = rng.choice(choices).format(who=he, him=him, other=other, n=n)
+        sentences.append(sentence[0].upper() + sentence[1:])
+        changes.append((n if gain else -n, gift))
+        count += changes[-1][0]
+    sentences.append(f"How many {thing} does {name} have each time?")
+    return " ".join(sentences), changes
+
+
+def _work(changes: list[tuple[int, bool]], rng: random.Random | None, misread: float) -> tuple[list[str], str]:
+    """The lines of a solution and its answer; ``rng`` says which gifts are misread, None for none."""
+    (count, _), *rest = changes
+    lines, counts = [], []
+    for change, gift in rest:
+        if rng and gift and rng.random() < misread and 1 <= count - change <= MOST or not 1 <= count + change <= MOST:
+            change = -change
+        lines.append(f"{count} {'+' if change > 0 else '-'} {abs(change)} = {count + change}")
+        count += change
+        counts.append(str(count))
+    return lines, ", ".join(counts)
 
 
 FAMILIES = {"sums": Sums, "stories": Stories, "tallies": Tallies}

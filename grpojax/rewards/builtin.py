@@ -297,8 +297,9 @@ class Follows(Reward):
     r"""1 where the steps that a completion states lead to the answer that it states, right or wrong, otherwise 0.
 
     The steps are all lines before the answer, each an ``a + b = c`` that begins with the result of the one before it
-    (`grpojax.rewards.steps.chain_result`). An answer without steps follows from nothing: 0. Meant for a weight of 0,
-    to measure how far answers are detached from the reasoning before them.
+    (`grpojax.rewards.steps.chain_results`). They lead to the last result and to the list of all results, such as
+    ``8, 6``. An answer without steps follows from nothing: 0. Meant for a weight of 0, to measure how far answers are
+    detached from the reasoning before them.
 
     Attributes:
       marker: the text before the answer.
@@ -321,9 +322,10 @@ class Follows(Reward):
 
     def _judge(self, completion: str) -> float:
         reasoning, _, _ = completion.rpartition(self.marker)
-        result = steps.chain_result(reasoning, self.arithmetic)
+        results = steps.chain_results(reasoning, self.arithmetic)
         given = answers.extract_answer(completion, self.marker)
-        return float(given is not None and result is not None and answers.same_spelling(given, str(result)))
+        said = str(results[-1]) if results else "", ", ".join(map(str, results))
+        return float(bool(given and results) and any(answers.same_spelling(given, text) for text in said))
 
     def looks_for(self) -> str:
         return self.marker

@@ -74,8 +74,8 @@ _STEP = re.compile(r"(-?\d{1,18}) ?([-+*]) ?(-?\d{1,18}) ?= ?(-?\d{1,18})", re.A
 _RESULTS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-def chain_result(text: str, arithmetic: bool = False) -> int | None:
-    r"""The number that a chain of steps ends in; None where the text is no such chain.
+def chain_results(text: str, arithmetic: bool = False) -> list[int]:
+    r"""The results of a chain of steps, one a step; none where the text is no such chain.
 
     A step is a line ``a + b = c``, with ``-`` or ``*`` too. The steps are a chain where each begins with the result of
     the one before it.
@@ -84,21 +84,21 @@ def chain_result(text: str, arithmetic: bool = False) -> int | None:
       text: a step a line; blank lines do not count.
       arithmetic: whether each result must also be right.
 
-    >>> chain_result("3 + 4 = 7\n7 - 2 = 5"), chain_result("3 + 4 = 7\n8 - 2 = 6"), chain_result("")
-    (5, None, None)
-    >>> chain_result("3 + 4 = 8"), chain_result("3 + 4 = 8", arithmetic=True)
-    (8, None)
+    >>> chain_results("3 + 4 = 7\n7 - 2 = 5"), chain_results("3 + 4 = 7\n8 - 2 = 6"), chain_results("")
+    ([7, 5], [], [])
+    >>> chain_results("3 + 4 = 8"), chain_results("3 + 4 = 8", arithmetic=True)
+    ([8], [])
     """
-    result = None
+    results: list[int] = []
     for line in filter(None, map(str.strip, text.split("\n"))):
         step = _STEP.fullmatch(line)
         if step is None:
-            return None
+            return []
         before, by, after = int(step[1]), int(step[3]), int(step[4])
-        if result is not None and before != result or arithmetic and _RESULTS[step[2]](before, by) != after:
-            return None
-        result = after
-    return result
+        if results and before != results[-1] or arithmetic and _RESULTS[step[2]](before, by) != after:
+            return []
+        results.append(after)
+    return results
 
 
 def _holds(left: str, right: str) -> bool | None:

@@ -14,11 +14,20 @@ from grpojax.environments import reasoning
 from grpojax.models import Compute, hf
 from grpojax.programs.sampler import sample_groups
 from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.rewards.builtin import Follows
 
 LEVELS = tuple(range(1, 10))
 TALLIES = [
-    ("Ben has 801 beads. He finds 43 more. He gives 48 to Mia. How many beads does Ben have now?", "796"),
-    ("Tom has 494 coins. Anna gives him 84 more. He finds 30 more. How many coins does Tom have in the end?", "608"),
+    (
+        "Emma has 15 cards. She buys 6 more. She gives 2 to Tom. She gives 11 to Tom.",
+        "How many cards does Emma have each time?",
+        "21, 19, 8",
+    ),
+    (
+        "Omar has 14 beads. Paul gives him 10 more. He finds 15 more. He gives 6 to Paul.",
+        "How many beads does Omar have each time?",
+        "24, 39, 33",
+    ),
 ]
 
 
@@ -63,29 +72,45 @@ def test_stories_say_what_their_answers_are():
 
 
 def test_tallies_say_what_their_answers_are():
-    options = {"size": 240, "levels": [1, 3, 7], "most": 60, "operand": 20}
+    options = {"size": 240, "levels": [1, 3, 6]}
     rows, worked = (reasoning.rows("tallies", {**options, "worked": on}) for on in (False, True))
-    assert [r["level"] for r in rows] == [1, 3, 7] * 80
+    assert [r["level"] for r in rows] == [1, 3, 6] * 80
     for row, long in zip(rows, worked, strict=True):
-        count, steps, asides, on_the_way = read(row["question"])
-        assert (str(count), steps, asides) == (row["answer"], row["level"], 0), row
-        assert 1 <= min(on_the_way) and max(on_the_way) <= 60
+        question = row["question"]
+        _, steps, asides, counts = read(question.replace("each time?", "now?"))
+        assert (steps, asides, question.count(" give")) == (row["level"] + 1, 0, row["level"]), row
+        assert row["answer"] == ", ".join(map(str, counts[1:])) and 1 <= min(counts) and max(counts) <= 40
         *lines, last = long["answer"].split("\n")
-        assert long["question"] == row["question"] and last == f"## Answer: {count}"
+        assert long["question"] == question and last == f"## Answer: {row['answer']}"
         assert [eval(line.replace("=", "==")) for line in lines] == [True] * steps
-        assert [int(line.split()[-1]) for line in lines] == on_the_way[1:]
-        assert max(int(line.split()[2]) for line in lines) <= 20
+        assert [line.split()[-1] for line in lines] == row["answer"].split(", ")
+        numbers = [line.split()[2] for line in lines]
+        assert numbers == re.findall(r"\d+", question)[1:] and all(2 <= int(n) <= 15 for n in numbers)
+
+
+def test_only_gifts_are_misread():
+    """The steps of such a solution are sums that are right, and lead to its answer."""
+    options = {"size": 300, "levels": [1, 3], "worked": True}
+    right = reasoning.rows("tallies", options)
+    some, every = (reasoning.rows("tallies", {**options, "misread": share}) for share in (0.5, 1.0))
+    texts = [r["answer"] for r in every]
+    assert [r["question"] for r in every] == [r["question"] for r in right]
+    assert Follows(arithmetic=True)([""] * 300, texts, [[]] * 300) == [1.0] * 300
+    other = [a["answer"] != b["answer"] for a, b in zip(right, every, strict=True)]
+    assert 0.8 < np.mean(other) < 1 and 0.4 < np.mean([a != b for a, b in zip(right, some, strict=True)]) < 0.8
+    for row, wrong in zip(right, other, strict=True):
+        assert wrong or row["level"] < 3
 
 
 def test_a_tally_in_other_words_or_another_order_is_the_same():
-    told = "Mia has 30 nuts. Tom gives her 12 more. She sells 5. How many nuts does Mia have now?"
-    again = "Leo starts with 30 eggs. He loses 5 of them. He buys 12 more. How many eggs does Leo have in the end?"
-    other = "Leo starts with 30 eggs. He loses 12 of them. He buys 5 more. How many eggs does Leo have in the end?"
+    told = "Mia has 20 nuts. Tom gives her 12 more. She sells 5. How many nuts does Mia have each time?"
+    again = "Leo starts with 20 eggs. He gives 5 to Ben. He buys 12 more. How many eggs does Leo have each time?"
+    other = "Leo starts with 20 eggs. He loses 12 of them. Ben gives him 5 more. How many eggs does Leo have each time?"
     first, second, third = (reasoning.content("tallies", question) for question in (told, again, other))
     assert first == second != third
 
     def contents(**options):
-        drawn = reasoning.rows("tallies", {"size": 300, "levels": [1, 2], "most": 30, "operand": 9, **options})
+        drawn = reasoning.rows("tallies", {"size": 300, "levels": [0, 2], **options})
         return [reasoning.content("tallies", r["question"]) for r in drawn]
 
     parts = [contents(part=part, seed=seed, size=60) for part in ("validation", "test") for seed in (0, 1)]
@@ -97,7 +122,9 @@ def test_a_tally_in_other_words_or_another_order_is_the_same():
 def test_tallies_are_the_same_in_every_process():
     """The first of them in words and numbers: neither a hash of texts nor a set's order has a say."""
     rows = reasoning.rows("tallies", {"size": 2, "levels": [2]})
-    assert [(r["question"], r["answer"]) for r in rows] == TALLIES
+    assert [(r["question"], r["answer"]) for r in rows] == [
+        (f"{told} {asked}", answer) for told, asked, answer in TALLIES
+    ]
 
 
 def test_sums():
@@ -147,10 +174,11 @@ def test_they_are_sources():
     ("reasoning:sums", {"most": 99, "terms": 4}, "most=99: with terms=4 there are over a million sums"),
     ("reasoning:stories", {"levels": [0]}, "levels: there is no level 0; there are 1 to 9"),
     ("reasoning:stories", {"levels": []}, "levels: the list is empty"),
-    ("reasoning:tallies", {"levels": [2, 0]}, "levels=[2, 0]: give numbers of steps"),
-    ("reasoning:tallies", {"levels": []}, "levels=[]: give numbers of steps"),
-    ("reasoning:tallies", {"most": 40, "operand": 20}, "most=40: must be over twice operand=20"),
-    ("reasoning:tallies", {"most": 9, "operand": 3, "levels": [1], "size": 99}, "size=99: no more than "),
+    ("reasoning:tallies", {"levels": [2, -1]}, "levels=[2, -1]: give numbers of gifts"),
+    ("reasoning:tallies", {"levels": []}, "levels=[]: give numbers of gifts"),
+    ("reasoning:tallies", {"levels": [0], "size": 999}, "size=999: no more than "),
+    ("reasoning:tallies", {"misread": 0.5}, "misread=0.5: only for worked answers; give worked: true too"),
+    ("reasoning:tallies", {"misread": 1.5, "worked": True}, "misread=1.5: must be "),
     ("reasoning:stories", {"part": "eval"}, "expected 'train', 'validation' or 'test'"),
 ])  # fmt: skip
 def test_what_is_refused(path, options, message):
