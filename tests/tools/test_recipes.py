@@ -38,6 +38,18 @@ def test_every_recipe_parses_and_says_how_to_run_it(path):
     assert "grpojax " in head and path.name in head
 
 
+def test_the_experiments_start_from_the_policy_that_their_head_makes():
+    base, start = CONFIGS / "experiments" / "base.yaml", CONFIGS / "experiments" / "start.yaml"
+    recipe, supervised = config.load(base), load_sft(start)
+    command = (
+        f"grpojax sft configs/experiments/start.yaml && grpojax export {supervised.run.dir} --to {recipe.model.path}"
+    )
+    for path in (base, start):
+        assert f"#   {command}\n" in path.read_text()
+    levels = [source.options["levels"] for source in (recipe.data.train, recipe.data.validation, recipe.data.test)]
+    assert levels == [[0, 1, 2, 3, 4, 5, 6]] * 3
+
+
 VARIANTS = {path.stem: path for path in sorted((CONFIGS / "variants").glob("*.yaml"))}
 
 
