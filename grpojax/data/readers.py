@@ -34,7 +34,8 @@ class SourceConfig:
     Attributes:
       path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, ``hub:owner/name`` for a dataset of
         the Hugging Face hub, ``builtin:name`` for a file in the package; or problems that are made: ``reasoning:sums``,
-        ``reasoning:stories`` and ``reasoning:tallies`` (`grpojax.environments.reasoning`), ``reasoning_gym:family`` (the package's families).
+        ``reasoning:stories`` and ``reasoning:tallies`` (`grpojax.environments.reasoning`), ``reasoning_gym:family``
+        (the package's families).
       format: of files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet", "text" (a prompt a line, in the
         column ``text``); "auto" goes by the name, less a ``.gz``, ``.bz2``, ``.xz`` or ``.zst`` at its end.
       rows: ``[start, stop]`` takes only these rows of it, counted as Python's slices are: ``[0, -500]`` is all but the

@@ -324,8 +324,9 @@ class Follows(Reward):
         reasoning, _, _ = completion.rpartition(self.marker)
         results = steps.chain_results(reasoning, self.arithmetic)
         given = answers.extract_answer(completion, self.marker)
-        said = str(results[-1]) if results else "", ", ".join(map(str, results))
-        return float(bool(given and results) and any(answers.same_spelling(given, text) for text in said))
+        if given is None or not results:
+            return 0.0
+        return float(any(answers.same_spelling(given, x) for x in (str(results[-1]), ", ".join(map(str, results)))))
 
     def looks_for(self) -> str:
         return self.marker
