@@ -55,6 +55,24 @@ def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) ->
         )
 
 
+def passes(config: Config, problems: data.Problems) -> None:
+    """Warns where solved prompts would be left out of later passes over the data, and the run ends within the first.
+
+    Nothing is said where it cannot be known: of several sources, and of a run that ends by tokens.
+    """
+    steps, filtered = config.train.steps, config.method.filter
+    if config.method.retire is None or steps is None or len(problems.weights) > 1:
+        return
+    most = steps * config.rollout.prompts * (1 if filtered is None else filtered.max_rollouts or 1)
+    if most <= len(problems):
+        log.warning(
+            "the run draws %d prompts at most, and the data has %d problems: no second pass begins, and so no solved "
+            "prompt is left out; take fewer problems, or more steps",
+            most,
+            len(problems),
+        )
+
+
 def finite(number: int, values: dict[str, float], in_a_row: int, config: Config) -> None:
     """Warns of updates that were skipped, and stops the run after too many in a row."""
     if not values["skipped_updates"]:

@@ -132,6 +132,7 @@ class Trainer:
                 len(self.problems),
                 size,
             )
+        checks.passes(config, self.problems)
         if config.rollout.curriculum is not None:
             data.check_levels(self.problems)
         every = [*self.problems, *self.held_out.problems, *self.held_out.test]

@@ -11,6 +11,7 @@ from grpojax import data
 from grpojax.data import Pass
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
+from grpojax.run import checks
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.sections import RetireConfig
@@ -88,6 +89,23 @@ def test_culling_shrinks_the_next_pass_by_exactly_what_is_solved(recipe, graded,
     assert set(sum(batches[3:5], [])) == hard and set(sum(batches[5:], [])) == hard
     (last,) = trainer.meta["passes"]
     assert Pass(**last) == Pass(number=2, start=50, left_out=tuple(range(0, 30, 3)))
+
+
+@pytest.mark.parametrize(("overrides", "sources", "count", "told"), [
+    ((), 1, 140, True), ((), 1, 139, False), (("filter={max_rollouts: 2}",), 1, 140, False), ((), 2, 140, False),
+    (("train.steps=null", "train.tokens=9"), 1, 140, False), (("variant=grpo",), 1, 140, False),
+])  # fmt: skip
+def test_a_run_within_its_first_pass_leaves_nothing_out_and_says_so(
+    recipe, graded, tmp_path, caplog, overrides, sources, count, told
+):
+    """Seven steps of 20 prompts."""
+    loaded = load(recipe, graded, tmp_path / "run", "rollout.prompts=20", *overrides)
+    problem = data.Problem(0, (1,), "", None, {})
+    problems = data.Problems(
+        kept=(problem,) * count, weights=(1.0,) * sources, dropped=0, skipped=(), fingerprint="", tokenize=None
+    )
+    checks.passes(loaded, problems)
+    assert ("draws 140 prompts at most, and the data has 140 problems" in caplog.text) == told
 
 
 def test_where_all_are_solved_all_are_drawn_again(recipe, graded, tmp_path, caplog):
