@@ -25,7 +25,8 @@ def train(recipe, directory, variant, *more, devices=1):
     assert trainer.run()
     assert trainer.work["late"] == pytest.approx(late_flops(trainer, *seen[-1]) if "nthr" in variant["name"] else 0)
     lines = [line for line in numbers(directory) if "reward" in line]
-    return [{k: v for k, v in line.items() if not k.startswith("nthr/")} for line in lines], lines
+    # Scores have names and FLOPs of their own.
+    return [{k: v for k, v in line.items() if not k.startswith(("nthr/", "flops"))} for line in lines], lines
 
 
 def late_flops(trainer, problems, rollout):
