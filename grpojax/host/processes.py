@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from grpojax.host import coordination, joining
 from grpojax.host.console import log
@@ -80,14 +80,6 @@ def fetch(x: Any) -> np.ndarray:
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)
-
-
-def whole(x: jax.Array) -> jax.Array:
-    """An array whole on the devices of every process: dispatched, before what is dispatched later; `fetch` waits."""
-    if x.is_fully_addressable or x.is_fully_replicated:
-        return x
-    assert isinstance(x.sharding, NamedSharding)
-    return jax.device_put(x, NamedSharding(x.sharding.mesh, PartitionSpec()))
 
 
 def rows(n: int) -> np.ndarray:

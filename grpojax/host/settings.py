@@ -35,6 +35,9 @@ RENAMED = {
     "train.on_hang": "train.hang_policy",
     "variant.anchor": "variant.ratio_denominator",
 }
+REMOVED = {  # what to do instead
+    "rollout.parts": "leave it out; rollout.ahead=1 has rewards run while the devices go on",
+}
 Key = tuple[Any, ...]  # where a value stands: ("rewards", 0, "weight")
 
 
@@ -129,10 +132,11 @@ def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def renamed(tree: Mapping[str, Any]) -> list[str]:
-    """The keys of a stored config that have another name now (`RENAMED`), as ``old -> new``."""
+    """The keys of a stored config that have another name now (`RENAMED`), or none (`REMOVED`)."""
     sections = {name: value for name, value in tree.items() if isinstance(value, Mapping)}
-    keys = ((old, new, *old.split(".")) for old, new in RENAMED.items())
-    return [f"{old} -> {new}" for old, new, section, key in keys if key in sections.get(section, ())]
+    changes = {old: f"{old} -> {new}" for old, new in RENAMED.items()} | {old: f"{old} is gone" for old in REMOVED}
+    keys = ((text, *old.split(".")) for old, text in changes.items())
+    return [text for text, section, key in keys if key in sections.get(section, ())]
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str, str]]:
@@ -283,8 +287,9 @@ class _Walk:
             if key not in fields:
                 at = (*path, key)
                 close = _did_you_mean(key, fields) or f"; known keys: {', '.join(fields)}"
-                new = RENAMED.get(_dotted(at), "")
+                new, remedy = RENAMED.get(_dotted(at), ""), REMOVED.get(_dotted(at))
                 wrong = f"this key is {new} now" if new.rpartition(".")[2] in fields else f"unknown key{close}"
+                wrong = wrong if remedy is None else f"this key is gone; {remedy}"
                 self.problems.append(f"{_dotted(at)}{self.origin(at)}: {wrong}")
         values = {}
         for name, field in fields.items():

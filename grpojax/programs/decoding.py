@@ -5,12 +5,11 @@ by one token, and a slot whose sample ended takes the next waiting sample of its
 Because slots are laid out by prompt, the prompt's keys and values are read in place, once for its whole row of slots.
 With ``SamplerConfig.rows``, a row that has nothing left to draw takes over another prompt of its lane, whose keys and
 values are moved in once. The loop ends when nothing is left to draw, or what is left is for the next rollout
-(`grpojax.programs.begun`) or the next part of this one.
+(`grpojax.programs.begun`).
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,7 +49,6 @@ class Fixed:
         or a list.
       known: what is known of the samples.
       left: samples of a lane that may be left unfinished, where the rollout goes on from another; else None.
-      undone: [] int32, groups of a lane that a part of the rollout may leave undone; None goes on to the end of all.
     """
 
     config: SamplerConfig
@@ -66,7 +64,6 @@ class Fixed:
     prompt_kv: tuple[Any, Any]
     known: Waiting
     left: int | None = None
-    undone: Scalar | None = None
 
 
 @pytree
@@ -80,7 +77,7 @@ class Loop:
       slots: the rows of slots, lanes in front.
       prompt_kv: keys and values of each row's prompt, as `Fixed` has those of all; None where rows keep their prompts.
       keys, values: the slots' caches (`slot_cache.empty`).
-      out: the rollout so far; None between two parts of it.
+      out: the rollout so far.
     """
 
     step: Scalar
@@ -125,15 +122,9 @@ def prefill(
     )
     ended = out.stopped | (config.max_tokens == 1)
     known = Waiting(keys=keys, first=first, ended=ended, lengths=prompts.lengths)
-    return fixed_of(model, known, slot_cache.per_layer(prompt_kv, unroll), config, eos_ids, compute), out
-
-
-def fixed_of(
-    model: Decoder, known: Waiting, prompt_kv: Any, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
-) -> Fixed:
-    """What a rollout reads, of what `prefill` found out about its prompts and samples."""
+    prompt_kv = slot_cache.per_layer(prompt_kv, unroll)
     graph, blocks = nnx.split(model.layers)
-    return Fixed(
+    fixed = Fixed(
         config=config,
         compute=compute,
         ring=slot_cache.ring(config.max_tokens, config.block, compute),
@@ -147,6 +138,7 @@ def fixed_of(
         prompt_kv=prompt_kv,
         known=known,
     )
+    return fixed, out
 
 
 def _blocks(stacked: Any, compute: Compute) -> Any:
@@ -181,7 +173,7 @@ def before_decoding(fixed: Fixed, out: Rollout) -> Loop:
     keys, values = slot_cache.empty(fixed.model.config, rows, slots, fixed.ring, dtype, fixed.compute)
     return Loop(
         step=jnp.int32(0),
-        longest=_longest(fixed, start, out),
+        longest=_longest(fixed, start),
         slots=start,
         prompt_kv=slot_cache.no_prompts(fixed.prompt_kv, rows, fixed.compute) if fixed.shared else None,
         keys=keys,
@@ -195,23 +187,16 @@ def going_on(fixed: Fixed, prompts: Prompts, begun: Rollout, out: Rollout) -> Lo
     given = fixed.model, prompts, begun, fixed.known, out, fixed.left or 0
     dtype = slot_cache.dtype_of(fixed.config.cache_dtype, fixed.compute)
     slots, keys, values, out = partial.take_up(*given, fixed.ring, dtype, fixed.compute)
-    longest = _longest(fixed, slots, out)
+    longest = _longest(fixed, slots)
     return Loop(step=jnp.int32(0), longest=longest, slots=slots, prompt_kv=None, keys=keys, values=values, out=out)
 
 
-def _longest(fixed: Fixed, slots: Slots, out: Rollout) -> Scalar:
+def _longest(fixed: Fixed, slots: Slots) -> Scalar:
     """`Loop.longest`: all that the lanes of a mesh tell each other for a token."""
     group, most, mesh = fixed.config.group, fixed.config.max_tokens, fixed.compute.mesh
     if fixed.left is not None:
         return partial.longest(slots, fixed.left, mesh)
-    if fixed.undone is None:
-        return by_lane(lambda s: wants(s, group, most, shared=fixed.shared), mesh)(slots).max()
-
-    def of_lane(s: Slots, out: Rollout) -> Array:
-        return jnp.stack([wants(s, group, most, shared=fixed.shared).max(), partial.unfinished(out).any(1).sum()])[None]
-
-    tokens, undone = by_lane(of_lane, mesh)(slots, out).max(0)
-    return jnp.where(undone > fixed.undone, tokens, 0)
+    return by_lane(lambda s: wants(s, group, most, shared=fixed.shared), mesh)(slots).max()
 
 
 def take_prompts(fixed: Fixed, s: Loop) -> Loop:
@@ -229,7 +214,7 @@ def take_prompts(fixed: Fixed, s: Loop) -> Loop:
         of_lane = jax.shard_map(of_lane, mesh=mesh, in_specs=(lane, lane, kv, kv), out_specs=(lane, kv))
     with jax.named_scope("take_prompts"):
         slots, held = of_lane(fixed.known, s.slots, s.prompt_kv, fixed.prompt_kv)
-    return dataclasses.replace(s, slots=slots, prompt_kv=held, longest=_longest(fixed, slots, s.out))
+    return dataclasses.replace(s, slots=slots, prompt_kv=held, longest=_longest(fixed, slots))
 
 
 def decode_token(fixed: Fixed, s: Loop) -> Loop:
@@ -280,7 +265,7 @@ def decode_token(fixed: Fixed, s: Loop) -> Loop:
     out = by_lane(write, compute.mesh)(slots, s.out, token, logp, stop)
     active = slots.active & ~stop & (slots.count + 1 < most)
     slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
-    step, longest = s.step + 1, _longest(fixed, slots, out)
+    step, longest = s.step + 1, _longest(fixed, slots)
     return dataclasses.replace(s, step=step, longest=longest, slots=slots, keys=keys, values=values, out=out)
 
 
@@ -295,41 +280,3 @@ def decode(fixed: Fixed, s: Loop) -> Loop:
         if not fixed.shared:
             return tokens(s)
         return jax.lax.while_loop(lambda s: s.longest > 0, lambda s: tokens(take_prompts(fixed, s)), s)
-
-
-def go_on(fixed: Fixed, s: Loop, out: Rollout, undone: Scalar) -> Loop:
-    """The next part of a rollout that has ``out`` so far: until at most so many groups of each lane are undone."""
-    fixed = dataclasses.replace(fixed, undone=undone)
-    return decode(fixed, dataclasses.replace(s, out=out, longest=_longest(fixed, s.slots, out)))
-
-
-def between_parts(
-    read: tuple[Waiting, Any] | None, s: Loop, out: Rollout, compute: Compute, place: Callable[..., Any]
-) -> tuple[Any, Loop, Rollout]:
-    """What parts of a rollout give each other, ``place(x, *axes)`` of each array ``x`` with logical axes in front.
-
-    Args:
-      read: what is known of the samples, and keys and values of the prompts; None where they stay as they are.
-      s: the loop, whose samples are ``out``.
-      out: the samples.
-      compute: for the platform.
-      place: lays an array out over the mesh.
-    """
-    listed = slot_cache.unrolls(compute)
-    cache = ("lane", None, "kv_heads") if listed else (None, None, "lane", "kv_heads")
-    prompts = ("lane", "kv_heads") if listed else (None, "lane", "kv_heads")
-
-    def each(tree: Any, *axes: str | None) -> Any:
-        return jax.tree.map(lambda x: place(x, *axes, *(None,) * (x.ndim - len(axes))), tree)
-
-    loop = Loop(
-        step=each(s.step),
-        longest=each(s.longest),
-        slots=each(s.slots, "lane"),
-        prompt_kv=each(s.prompt_kv, *prompts),
-        keys=each(s.keys, *cache),
-        values=each(s.values, *cache),
-        out=None,
-    )
-    known = None if read is None else (each(read[0], "lane"), each(read[1], *prompts))
-    return known, loop, each(out, "lane")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import numpy as np
 from etils import epath
 from jax.sharding import Mesh, SingleDeviceSharding
 
@@ -148,25 +147,6 @@ class Policy:
 
         name, idle = f"rollout ({config.group} a prompt)", self.sampling.idle
         return self.programs(name, run, params, placed, key, *more, static=(config, left), idle=idle)
-
-    def sample_parts(self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig, parts: int) -> list[Rollout]:
-        """As `sample`, which it draws the same as, in so many parts: what there is of the samples after each."""
-        placed, config = self._laid_out(prompts, config)
-
-        def start(params: Any, prompts: Prompts, key: Any) -> Any:
-            return sampler.start_parts(self.graph, params, prompts, key, config, **self._how)
-
-        def go_on(params: Any, *given: Any) -> Any:
-            return sampler.next_part(self.graph, params, *given, config, **self._how)
-
-        name, how = f"rollout ({config.group} a prompt)", {"static": config, "idle": self.sampling.idle}
-        read, state, out = self.programs(f"{name}, prompts", start, params, placed, key, **how)
-        outs = []
-        for undone in sampler.undone_after(parts, len(placed.lengths), self.sampling.lanes):
-            self.alone((out, outs))
-            state, out = self.programs(f"{name}, a part", go_on, params, read, state, out, np.int32(undone), **how)
-            outs.append(jax.tree.map(processes.whole, out))  # before the next part is, which it would wait for
-        return outs
 
     @property
     def _how(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Groups of samples from one jitted program, or from one that hands them over in parts.
+"""Groups of samples from one jitted program.
 
 A draw's random key is ``fold_in(key, uid, sample, position)``: it depends neither on slots nor on the order of
 prompts nor on the mesh.
@@ -6,18 +6,15 @@ prompts nor on the mesh.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
 
 from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
-from grpojax.models.sharding import constrain
 from grpojax.programs import decoding
 from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.types import Array, Prompts, Rollout, Scalar
+from grpojax.types import Array, Prompts, Rollout
 
 _STATIC = ("graph", "config", "eos_ids", "compute")
 
@@ -93,80 +90,3 @@ def sample_groups(
             "set 0"
         )
     return _sample(graph, params, prompts, key, config, eos_ids, compute, begun, left)
-
-
-# ------------------------------------------------------------------------------------------------- in parts
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC)
-def start_parts(
-    graph: nnx.GraphDef,
-    params: nnx.State,
-    prompts: Prompts,
-    key: Array,
-    config: SamplerConfig,
-    *,
-    eos_ids: tuple[int, ...],
-    compute: Compute,
-) -> tuple[Any, decoding.Loop, Rollout]:
-    """Reads the prompts and draws the first token of every sample, for `next_part`; arguments as of `sample_groups`.
-
-    Returns:
-      ``(read, state, out)``: what stays as it is, what parts take over from each other, and the samples so far.
-    """
-    fixed, out = decoding.prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
-    read, start = (fixed.known, fixed.prompt_kv), decoding.before_decoding(fixed, out)
-    return decoding.between_parts(read, start, out, compute, functools.partial(_constrain, compute.mesh))
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC, donate_argnames="state")
-def next_part(
-    graph: nnx.GraphDef,
-    params: nnx.State,
-    read: Any,
-    state: decoding.Loop,
-    out: Rollout,
-    undone: Scalar,
-    config: SamplerConfig,
-    *,
-    eos_ids: tuple[int, ...],
-    compute: Compute,
-) -> tuple[decoding.Loop, Rollout]:
-    """Goes on with a rollout until at most so many groups of each lane are undone.
-
-    Args:
-      graph, params, config, eos_ids, compute: as of `start_parts`.
-      read: of `start_parts`.
-      state: slots and caches of `start_parts` or of the part before; their memory is taken over.
-      out: the samples so far.
-      undone: [] int32, groups of a lane.
-
-    Returns:
-      ``(state, out)``.
-    """
-    known, prompt_kv = read
-    fixed = decoding.fixed_of(nnx.merge(graph, params), known, prompt_kv, config, eos_ids, compute)
-    s = decoding.go_on(fixed, state, out, undone)
-    return decoding.between_parts(None, s, s.out, compute, functools.partial(_constrain, compute.mesh))[1:]
-
-
-def _constrain(mesh: Mesh | None, x: Array, *axes: str | None) -> Array:
-    return constrain(x, mesh, *axes)
-
-
-def undone_after(parts: int, prompts: int, lanes: int) -> list[int]:
-    """How many groups of each lane every part of a rollout may leave undone: an equal share less each time, the last
-    one none.
-
-    Args:
-      parts: of the rollout; no more than the prompts of a lane are made.
-      prompts: of all lanes.
-      lanes: batch shards.
-
-    Example:
-      >>> undone_after(3, prompts=16, lanes=2), undone_after(4, prompts=3, lanes=1)
-      ([5, 2, 0], [2, 1, 0])
-    """
-    each = prompts // lanes
-    parts = min(parts, each)
-    return [each - -(-part * each // parts) for part in range(1, parts + 1)]

@@ -81,7 +81,7 @@ class RunDirectory:
         differ = [line for line in self._changes() if not self._may_differ(line.partition(":")[0])]
         if differ and self.has_steps and (old := settings.renamed(self._stored())):
             raise UserError(
-                f"{self.path} holds a run of an older version, whose keys have other names now: {'; '.join(old)}\n"
+                f"{self.path} holds a run of an older version, whose keys have changed since: {'; '.join(old)}\n"
                 "give this run another run.dir, or go on with the version that wrote it; `grpojax export` reads its "
                 "weights"
             )

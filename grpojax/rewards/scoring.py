@@ -47,42 +47,6 @@ class Scores:
     stepped: tuple[str, ...] = ()
 
 
-def joined(parts: Sequence[Scores], order: np.ndarray, group: int) -> Scores:
-    """The rewards of some groups after those of others, as those of one batch.
-
-    Args:
-      parts: of ``group`` samples of each problem.
-      order: ``[P]``, which of all groups in a row stands in each place of the batch.
-      group: samples of a problem.
-
-    Example:
-      >>> x, y = np.float32([0, 1]), np.float32([2, np.nan])
-      >>> late, first = Scores(x, {"answer": x}, {}), Scores(y, {"answer": y}, {"answer/timeout": 1})
-      >>> whole = joined([late, first], np.array([1, 0]), group=2)
-      >>> whole.total.tolist(), whole.invalid
-      ([2.0, nan, 0.0, 1.0], {'answer/timeout': 1})
-    """
-
-    def row(xs: Sequence[np.ndarray]) -> np.ndarray:
-        whole = np.concatenate(xs)
-        return whole.reshape(-1, group, *whole.shape[1:])[order].reshape(whole.shape)
-
-    longest = max((0 if p.step_rewards is None else p.step_rewards.shape[1] for p in parts), default=0)
-    steps = None
-    if longest:
-        steps = [np.full((len(p.total), longest), np.nan, np.float32) for p in parts]
-        for part, into in zip(parts, steps, strict=True):
-            if part.step_rewards is not None:
-                into[:, : part.step_rewards.shape[1]] = part.step_rewards
-    return Scores(
-        row([p.total for p in parts]),
-        {name: row([p.by_name[name] for p in parts]) for name in parts[0].by_name},
-        dict(sum((Counter(p.invalid) for p in parts), Counter())),
-        None if steps is None else row(steps),
-        tuple(name for name in parts[0].by_name if any(name in p.stepped for p in parts)),
-    )
-
-
 @dataclasses.dataclass
 class _Job:
     term: int

@@ -17,7 +17,7 @@ from grpojax.programs.begun import most_left, unfinished
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import Rewards, Scores
-from grpojax.rewards.scoring import joined, weighted_sum
+from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.judged import Judged, among, only
 from grpojax.run.method import Method
 from grpojax.run.sections import RolloutConfig
@@ -126,9 +126,6 @@ class Groups:
         if begun is not None:
             left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.lanes)
         prompts = data.to_prompts(problems, longest, config.group)
-        if config.parts > 1:
-            parts = self.policy.sample_parts(params, prompts, key, config, config.parts)
-            return functools.partial(self._submit_parts, problems, parts)
         sampled = self.policy.sample(params, prompts, key, config, begun=begun, left=left)
         waits: list[Callable[..., Rollout]] = [functools.partial(self.policy.fetch, sampled, len(problems))]
         if self._greedy is not None:
@@ -191,28 +188,6 @@ class Groups:
             return among(self._judged(asked, samples, wait()), whole, problems, learned)
 
         return Drawn(problems, learned, judged, rest=only(rollout, ~whole))
-
-    def _submit_parts(self, problems: Sequence[data.Problem], parts: Sequence[Rollout]) -> Drawn:
-        """Waits for one part of a rollout after the other, and submits the groups that are whole since the last one;
-        the devices go on with the next meanwhile."""
-        n, rollout = len(problems), parts[-1]
-        submitted, waits = np.zeros(n, bool), []
-        for part in parts:
-            rollout = self.policy.fetch(part, n)
-            new = ~unfinished(rollout).any(1) & ~submitted
-            submitted |= new
-            if new.any():
-                asked = [p for p, done in zip(problems, new, strict=True) if done]
-                samples = jax.tree.map(lambda x, new=new: x[new], rollout)
-                wait = submit(self.rewards, asked, samples, self.policy.texts, self.columns)
-                waits.append((np.flatnonzero(new), wait))
-
-        @functools.cache
-        def judged() -> Judged:
-            order = np.argsort(np.concatenate([places for places, _ in waits]))
-            return self._judged(problems, rollout, joined([wait() for _, wait in waits], order, self.config.group))
-
-        return Drawn(problems, rollout, judged)
 
     def _judged(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Scores) -> Judged:
         shape, signals = rollout.lengths.shape, {}

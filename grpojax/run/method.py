@@ -391,9 +391,6 @@ def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, t
             "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
             "rollout.group, or set rewards.combine=sum"
         )
-    if rollout.parts > 1 and (own := {"rollout_plan", "greedy"} & {*variant.needs}):
-        why = "draws more after the first rewards" if "rollout_plan" in own else "draws greedy completions too"
-        raise UserError(f"rollout.parts={rollout.parts}: variant {variant.name!r} {why}; set rollout.parts=1")
     _check_skips(method, train)
     _check_eight_bits(variant, rollout)
     _try(variant, rollout)

@@ -33,7 +33,6 @@ EXECUTION = (
     "rollout.decode_slots",
     "rollout.rows",
     "rollout.block",
-    "rollout.parts",
     "train.microbatches",
     "train.skip_zero_advantage",
     "train.eval_",

@@ -103,10 +103,6 @@ class RolloutConfig(SamplerConfig):
     token, and one group is whole. Groups with such samples go on in the next rollout and are learned from once they are
     whole, their samples' tokens then of several versions of the policy (`grpojax.run.seats`).
 
-    ``parts`` over 1 hands a rollout to the rewards in so many parts, each as soon as its share of the groups of every
-    batch shard is whole, while the devices draw on: rewards that take long then run beside the longest samples. What is
-    drawn, and learned from, is the same.
-
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
     variant. ``sample_allocation`` is for a variant that allocates its samples (xrpo). ``curriculum`` draws problems by
     their levels, and so does not go with ``retire``.
@@ -129,7 +125,6 @@ class RolloutConfig(SamplerConfig):
     uncorrected: bool = False
     ahead: int = 0
     overlap: float = 0.0
-    parts: int = 1
     retire: RetireConfig | None = None
     sample_allocation: AllocationConfig | None = None
     curriculum: CurriculumConfig | None = None
@@ -137,13 +132,7 @@ class RolloutConfig(SamplerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, prompts="[1, inf)", ahead="[0, 1]", overlap="[0, 1)", parts="[1, inf)")
-        for name in ("ahead", "overlap"):
-            if self.parts > 1 and (value := getattr(self, name)):
-                raise UserError(
-                    f"parts={self.parts} with {name}={value:g}: that has rewards run beside the devices by itself; set "
-                    f"parts=1, or {name}=0"
-                )
+        require(self, prompts="[1, inf)", ahead="[0, 1]", overlap="[0, 1)")
         if self.overlap and (self.rows or self.decode_slots not in (0, self.group)):
             raise UserError(
                 f"overlap={self.overlap:g} with decode_slots={self.decode_slots}, rows={self.rows}: a sample that goes "

@@ -13,7 +13,7 @@ from grpojax.evaluation import EvalConfig
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads, sharding
 from grpojax.models import critic as models
 from grpojax.models.weight_table import shardings
-from grpojax.programs import decoding, influence, lanes, packing, policy_update, sampler, slot_cache
+from grpojax.programs import influence, lanes, packing, policy_update, sampler, slot_cache
 from grpojax.programs.begun import most_left, nothing_begun
 from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.sampler_config import SamplerConfig, rows_of
@@ -34,8 +34,7 @@ class Call(NamedTuple):
     prompt that stands in several lanes as often as it does.
 
     Of a rollout also how often its loop runs where every sample is at its longest, bytes of keys and values on a chip,
-    the blocks of its cache, the share of them that a token's step reads, on the average, and whether keys and values
-    are among the arguments (``keeps_cache``).
+    the blocks of its cache, and the share of them that a token's step reads, on the average.
 
     ``apart`` says that it runs on the chips that do nothing but sample.
     """
@@ -49,7 +48,6 @@ class Call(NamedTuple):
     blocks: int = 1
     live: float = 1.0
     apart: bool = False
-    keeps_cache: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,6 @@ class Shapes:
       evaluation: what is drawn of held-out problems, where there are any.
       weights: of the rollout; evaluation takes those in the compute dtype.
       overlap: share of a rollout's samples that may go on in the next one.
-      parts: in which a rollout is handed over.
       apart: the chips that do nothing but sample, where there are any.
     """
 
@@ -78,7 +75,6 @@ class Shapes:
     evaluation: EvalConfig | None = None
     weights: Literal["compute", "int8"] = "compute"
     overlap: float = 0.0
-    parts: int = 1
     apart: Mesh | None = None
 
     @property
@@ -132,22 +128,6 @@ def _laid_out(run: Shapes, count: int, sampling: SamplerConfig) -> tuple[Prompts
     return prompts, {"config": config, "eos_ids": (0,), "compute": compute}
 
 
-def in_parts(run: Shapes, call: Call) -> dict[str, Call]:
-    """The run's rollout as two programs: its prompts, and a part, which at the most draws all of it."""
-    mesh, (_, how) = run.sampling_mesh, _laid_out(run, run.prompts, run.sampling)
-    start = jax.jit(functools.partial(sampler.start_parts, run.graph, **how))
-    go_on = jax.jit(functools.partial(sampler.next_part, run.graph, **how), donate_argnums=2)
-
-    def placed(x: Any, *axes: str | None) -> jax.ShapeDtypeStruct:
-        return abstract(x, sharding.named(mesh, axes))
-
-    read, state, out = jax.eval_shape(start, *call.args)
-    given = decoding.between_parts(read, state, out, how["compute"], placed)
-    part = call.args[0], *given, abstract(np.int32(0), sharding.named(mesh, ()))
-    first = Call(start, call.args, (), call.groups, apart=call.apart)
-    return {"rollout prompts": first, "rollout": call._replace(program=go_on, args=part, keeps_cache=True)}
-
-
 def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overlap: float = 0.0) -> Call:
     """A rollout of ``count`` prompts by the policy, its weights cast and whole on every batch shard."""
     mesh, parts = run.sampling_mesh, sharding.lanes(run.sampling_mesh)
@@ -190,8 +170,7 @@ def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]
         return -(-count // parts) * parts
 
     if method is None or method.plan is None:
-        drawn = rollout(run, whole, run.prompts, sampling, run.overlap)
-        calls = {"rollout": drawn} if run.parts == 1 else in_parts(run, drawn)
+        calls = {"rollout": rollout(run, whole, run.prompts, sampling, run.overlap)}
     else:
         plan, slots = method.plan, sampling.decode_slots
         more = run.prompts * (sampling.group - plan.probe) // plan.phases

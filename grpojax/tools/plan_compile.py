@@ -122,11 +122,11 @@ def _of_call(name: str, call: Call, own: int, temp: float) -> dict[str, float]:
     rollout = name.startswith(("rollout", "greedy", "evaluation")) and not name.endswith("reshard")
     cast = per_chip(call.args[0]) / _GIB if rollout else 0.0
     cache = call.cache / _GIB
-    allocated = 0.0 if call.keeps_cache or temp < cache else cache
+    allocated = 0.0 if temp < cache else cache
     parts = {
         "weights cast for the rollout": cast,
         "keys and values": cache,
-        "batch": max(given - cast - (cache if call.keeps_cache else 0.0), 0.0),
+        "batch": max(given - cast, 0.0),
         "temporaries": temp - allocated,
     }
     return {what: size for what, size in parts.items() if size}

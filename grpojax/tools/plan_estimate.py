@@ -169,7 +169,7 @@ def check_known(config: Config) -> None:
             "knows: plan it for a TPU, such as --topology v5e:4x4, or with overlap=0"
         )
     counts = plan_run.times_a_step(config)
-    if more := [name for name, n in counts.items() if n and name not in (*PROGRAMS, "rollout prompts")]:
+    if more := [name for name, n in counts.items() if n and name not in PROGRAMS]:
         raise UserError(
             f"variant {config.method.variant.name!r} runs {', '.join(more)}, which no plan by data sheet knows: plan "
             "it for a TPU, such as --topology v5e:4x4"

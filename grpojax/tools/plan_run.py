@@ -10,7 +10,7 @@ from grpojax.tools.plan_report import ProgramReport
 
 # What a step does one after the other, and the programs of it; a recipe's own count says which of them run.
 PHASES = {
-    "rollout": ("reshard", "rollout prompts", "rollout", "rollout phase", "greedy"),
+    "rollout": ("reshard", "rollout", "rollout phase", "greedy"),
     "scores": ("score", "score with entropy", "teacher", "critic", "influence", "true answers"),
     "update": ("covariance mask", "update"),
 }
@@ -71,7 +71,6 @@ def times_a_step(config: Config) -> dict[str, int]:
     counts["score"] += updates * masks  # the mask is of the policy as it is before each update
     return counts | {
         "reshard": 1,
-        "rollout prompts": int(config.rollout.parts > 1),
         "rollout": 1,
         "rollout phase": 0 if method.plan is None else method.plan.phases,
         "greedy": int("greedy" in needs),

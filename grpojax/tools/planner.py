@@ -98,7 +98,6 @@ def plan_recipe(
         evaluation=config_of(config) if config.data.validation or config.data.test else None,
         weights=config.rollout.weights,
         overlap=config.rollout.overlap,
-        parts=config.rollout.parts,
         programs=programs,
     )
 
@@ -122,7 +121,6 @@ def plan(
     evaluation: EvalConfig | None = None,
     weights: Literal["compute", "int8"] = "compute",
     overlap: float = 0.0,
-    parts: int = 1,
     programs: Sequence[str] | None = None,
 ) -> list[ProgramReport]:
     """Compiles the programs of a run for a TPU slice, every prompt and completion at its longest.
@@ -143,7 +141,7 @@ def plan(
       teacher: a frozen model whose weights lie beside the policy's, and which scores what it says.
       train: minibatches, micro-batches, and whether the reference is refreshed.
       evaluation: what is drawn of held-out problems; None without any.
-      weights, overlap, parts: of the rollout (`grpojax.run.sections.RolloutConfig`).
+      weights, overlap: of the rollout (`grpojax.run.sections.RolloutConfig`).
       programs: which of `PROGRAMS`, `CRITIC_PROGRAMS` and `VARIANT_PROGRAMS` to compile; None for all that the run has.
 
     Returns:
@@ -171,7 +169,6 @@ def plan(
         evaluation=evaluation,
         weights=weights,
         overlap=overlap,
-        parts=parts,
         apart=chips.apart,
     )
     calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)

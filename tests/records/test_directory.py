@@ -132,10 +132,10 @@ def test_a_run_with_a_step_is_never_replaced(tmp_path, left):
     start(run_of(tmp_path))
 
 
-def test_a_run_with_keys_that_have_other_names_now_is_refused_with_them(tmp_path):
-    start(run_of(tmp_path, data={"eval": "x"}, variant={"name": "grpo", "anchor": "sampler"}))
+def test_a_run_with_keys_that_are_renamed_or_gone_is_refused_with_them(tmp_path):
+    start(run_of(tmp_path, data={"eval": "x"}, variant={"name": "grpo", "anchor": "sampler"}, rollout={"parts": 1}))
     a_step(tmp_path)
-    names = "data.eval -> data.validation; variant.anchor -> variant.ratio_denominator"
+    names = "data.eval -> data.validation; variant.anchor -> variant.ratio_denominator; rollout.parts is gone"
     with pytest.raises(UserError, match=f"of an older version, .*: {names}\ngive this run another run.dir"):
         run_of(tmp_path).check()
 

@@ -37,7 +37,6 @@ RUNS = {
     "update": (["variant={name: grpo, kl_coef: 0.1}", "train.reference_every=3"], {"update", "score", "reshard"}),
     "rollout": (["variant=grpo"], {"rollout", "evaluation"}),
     "samples that go on": (["rollout.overlap=0.4"], {"rollout"}),
-    "in parts": (["rollout.parts=3"], {"rollout", "rollout prompts"}),
     "int8": (["rollout.weights=int8", "rollout.uncorrected=true"], {"rollout", "reshard"}),
     "xrpo": (["variant=xrpo", "rollout.sample_allocation={probe: 3, phases: 2, most: 7}"], set()),
     "remax": (["variant=remax"], set()),

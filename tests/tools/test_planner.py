@@ -168,41 +168,6 @@ def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
     assert reports["rollout"].argument == pytest.approx(params * bfloat16, rel=0.1)
 
 
-PARTS = """
-import dataclasses, json, sys
-from grpojax.losses import Objective
-from grpojax.models import Compute, DecoderConfig, sharding
-from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.tools import planner
-for parts, programs in ((1, ["rollout"]), (3, ["rollout prompts", "rollout"])):
-    reports = planner.plan(
-        DecoderConfig(**json.loads(sys.argv[1])), topology="v5e:4x4", mesh=sharding.MeshConfig(fsdp=16), prompts=16,
-        prompt_tokens=128, sampling=SamplerConfig(group=8, max_tokens=512), objective=Objective(kl_coef=0.04),
-        compute=Compute(dtype="bfloat16", vocab_chunk=1024), parts=parts, programs=programs,
-    )
-    print(json.dumps([dataclasses.asdict(r) for r in reports]))
-"""
-
-
-@pytest.mark.exhaustive("programs/test_parts.py::test_caches_are_written_in_place")
-@needs_libtpu
-def test_a_rollout_in_parts_has_its_caches_once():
-    done = tpu_compiler.run(PARTS, json.dumps(dataclasses.asdict(CONFIG)))
-    assert done.returncode == 0, done.stderr[-3000:]
-    whole, parts = (
-        {r["name"]: planner.ProgramReport(**r) for r in json.loads(line)} for line in done.stdout.splitlines()[-2:]
-    )
-    assert list(whole) == ["rollout"] and list(parts) == ["rollout prompts", "rollout"]
-    one, start, part = whole["rollout"], parts["rollout prompts"], parts["rollout"]
-    assert not one.error and not start.error and not part.error
-    cache = 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim * 8 * 512 * 2 / GIB  # 8 samples on a chip
-    assert cache < part.alias < 1.1 * cache  # written in place
-    room = one.argument + 1.4 * cache  # weights and prompts, and the caches once
-    assert start.argument + start.temp + start.output < room
-    assert part.argument + part.temp + part.output - part.alias < room
-    assert all(t[1] < 1e-6 for t in part.per_iteration.values())  # a few numbers for a token
-
-
 APART = """
 import dataclasses, json, sys
 from grpojax.host.errors import UserError
