@@ -18,7 +18,7 @@ from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import axes_of
 from grpojax.programs import lanes, sampler, state
 from grpojax.programs.begun import unfinished
-from grpojax.programs.idle import Clocked, Idle
+from grpojax.programs.compiling import Programs
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Prompts, Rollout
 
@@ -52,11 +52,10 @@ def weights_digest(folder: epath.PathLike) -> str:
 
 
 class Sampling(NamedTuple):
-    """The devices that sample: their mesh, None for one, how the decoder runs on them, and how long they wait."""
+    """The devices that sample: their mesh, None for one, and how the decoder runs on them."""
 
     mesh: Mesh | None
     compute: Compute
-    idle: Idle
 
     @property
     def lanes(self) -> int:
@@ -110,8 +109,8 @@ class Policy:
         self.config = loaded.config
         self.graph, self.params = state.split(loaded)
         self._reshards: dict[str, Callable[[Any], Any]] = {}
-        self.programs = Clocked()
-        self.sampling, self._others = Sampling(self.mesh, self.compute, self.programs.idle), others
+        self.programs = Programs()
+        self.sampling, self._others = Sampling(self.mesh, self.compute), others
         if others:
             self.sampling = _set_apart(others, laid_out.shape["tensor"], self.compute)
         self.turn = _no_turn
@@ -145,8 +144,8 @@ class Policy:
         def run(params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None) -> Rollout:
             return sampler.sample_groups(self.graph, params, prompts, key, config, **self._how, begun=begun, left=left)
 
-        name, idle = f"rollout ({config.group} a prompt)", self.sampling.idle
-        return self.programs(name, run, params, placed, key, *more, static=(config, left), idle=idle)
+        name = f"rollout ({config.group} a prompt)"
+        return self.programs(name, run, params, placed, key, *more, static=(config, left))
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -177,17 +176,10 @@ class Policy:
         if jax.default_backend() == "cpu" and (self.mesh or self.sampling.mesh) is not None:
             jax.block_until_ready(outputs)
 
-    def idle(self) -> dict[str, float]:
-        """Seconds since it was asked last in which devices had nothing to do, as metrics (`grpojax.programs.idle`)."""
-        seconds = {"time/idle_s": self.programs.idle.take()}
-        if self.apart:
-            seconds["time/idle_rollout_s"] = self.sampling.idle.take()
-        return seconds
-
     @property
     def apart(self) -> bool:
         """Whether it samples on devices of their own."""
-        return self.sampling.idle is not self.programs.idle
+        return bool(self._others)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Token ids as texts, special tokens left out."""
@@ -198,7 +190,7 @@ def _set_apart(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> 
     """Devices that sample only, prompts over as many of them as ``tensor`` leaves."""
     config = MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor)
     mesh = None if len(devices) == 1 else sharding.make_mesh(config, devices)
-    return Sampling(mesh, dataclasses.replace(compute, mesh=mesh), Idle())
+    return Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
 
 
 def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[jax.Device]) -> Callable[[Any], Any]:

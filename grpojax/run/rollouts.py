@@ -16,6 +16,7 @@ learned from in the step in which they become whole.
 """
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,9 @@ class Rollouts:
       max_prompt_tokens: longest prompt.
       truncated: what samples cut at the limit do (`grpojax.run.sections.TrainConfig`).
       state: the record of a run that goes on (`state`).
+
+    Attributes:
+      data_s: seconds spent on choosing problems since it was last set to 0.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Rollouts:
         else:
             self.curriculum = LevelCurriculum(problems, config.prompts, seed, config=given, deciding=own, state=state)
         self.drawn: int = state["rollouts"]
+        self.data_s = 0.0
         self.seats = None
         if config.overlap:
             self.seats = Seats((config.prompts, config.group, config.max_tokens), problems, state)
@@ -103,12 +108,18 @@ class Rollouts:
         self.drawn += 1
         version = self._weights()[1]
         if self.seats is None:
-            problems, passes = self.curriculum.draw(number)
+            problems, passes = self._choose(number)
             wait = self.groups.start(problems, number)
             return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait)
-        problems, passes, begun = self.seats.fill(self.curriculum.draw)
+        problems, passes, begun = self.seats.fill(self._choose)
         wait, versions = self.groups.start(problems, number, begun.samples), begun.continued(version)
         return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait, versions=versions)
+
+    def _choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
+        started = time.perf_counter()
+        chosen = self.curriculum.draw(number)
+        self.data_s += time.perf_counter() - started
+        return chosen
 
     def resumed(self, record: Mapping[str, Any]) -> Flight:
         """The rollout that a checkpoint has (`grpojax.run.flight.Flight.record`)."""

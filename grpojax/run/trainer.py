@@ -19,7 +19,6 @@ from grpojax.host import peers, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
-from grpojax.programs.idle import arrival
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
@@ -45,13 +44,19 @@ REMEDIES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Pending:
-    """Updates in flight: what is already known of the step, and the metrics that the device still owes."""
+    """Updates in flight: what is already known of the step, and the metrics that the device still owes.
+
+    Attributes:
+      owed: an update's metrics each; on the host once the updates are over.
+      waited: seconds that the host was held up by the updates so far.
+      over: when they were over, by `time.perf_counter`; None while they may run.
+    """
 
     number: int
     known: dict[str, float]
     owed: list[dict[str, Any]]
-    learned: Callable[[], float]
-    dispatched: float
+    waited: float
+    over: float | None = None
     tokens: int
     flops: float
 
@@ -243,7 +248,6 @@ class Trainer:
             session.profile.begin(self.done + 1, self.learner.state)
             if self.pending is None:  # what an evaluation or a save took is no part of the step
                 self._begun = time.perf_counter()
-                self.policy.idle()
             ready, following = self.flight, None
             flight = ready or _start(self)
             waiting = time.perf_counter() if ready else self._begun
@@ -290,10 +294,12 @@ class Trainer:
             "num_tokens": float(self.meta["num_tokens"]),
             "sampled_tokens": float(self.meta["sampled_tokens"]),
             "useful_token_fraction": float(np.mean([m.layout.useful for m in minis])),
+            "time/data_s": self.rollouts.data_s,
             "time/rollout_s": waited + rolled - begun,
             "time/score_s": scored_at - rolled,
             "time/reward_s": rewarded - scored_at,
         }
+        self.rollouts.data_s = 0.0
         if self.config.method.older:
             known |= step_metrics.of_version(sampled.version, learner.updates)
         samples = self.metrics.wants_samples(number)
@@ -303,6 +309,7 @@ class Trainer:
         warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
         shares = None if self.config.train.tokens is None else (min(before, 1.0), min(after, 1.0))
         owed = learner.update(minis, number, self.policy.alone, shares=shares, warming_up=warming_up)
+        updating = time.perf_counter() - dispatched
         self.meta["updates"] = learner.updates
         learner.end_step(number)
         if samples:
@@ -319,21 +326,30 @@ class Trainer:
             number=number,
             known=known,
             owed=owed,
-            learned=arrival(jax.tree.leaves(owed)[-1]) if owed else time.perf_counter,
-            dispatched=dispatched,
+            waited=updating,
             tokens=sampled_tokens,
             flops=sum(self.work.values()),
         )
 
+    def _await_updates(self) -> _Pending | None:
+        """The updates of the step that is `pending`, if one is, once they are over."""
+        if self.pending is not None and self.pending.over is None:
+            asked = time.perf_counter()
+            owed = jax.device_get(self.pending.owed)
+            over = time.perf_counter()
+            waited = self.pending.waited + over - asked
+            self.pending = dataclasses.replace(self.pending, owed=owed, over=over, waited=waited)
+        return self.pending
+
     def _finish(self) -> None:
         """Waits for the updates of the step that is `pending`, if one is, and records its metrics. The next rollout is
         on the device by now, so that nothing here may ask the device for anything else."""
-        pending, self.pending = self.pending, None
+        pending, self.pending = self._await_updates(), None
         if pending is None:
             return
-        owed, now = jax.device_get(pending.owed), pending.learned()
-        seconds, self._begun = now - self._begun, now  # the next rollout is queued behind these updates
-        train, number = self.config.train, pending.number
+        assert pending.over is not None
+        seconds, self._begun = pending.over - self._begun, pending.over  # the next rollout is queued behind the updates
+        train, number, owed = self.config.train, pending.number, pending.owed
         values = pending.known | step_metrics.of_updates(owed)
         for m in owed:
             self.meta["skipped"] = self.meta["skipped"] + 1 if step_metrics.skipped(m) else 0
@@ -343,7 +359,7 @@ class Trainer:
             values["entropy_coef"] = self.learner.entropy_coefs["applied"]
             self.learner.adapt(values.get("entropy", float("nan")))
             self.meta["entropy"] = self.learner.entropy_coefs
-        values |= {"time/update_s": now - pending.dispatched, "time/step_s": seconds, **self.policy.idle()}
+        values |= {"time/update_s": pending.waited, "time/step_s": seconds}
         values["time/checkpoint_s"], self.session.save_s = self.session.save_s, 0.0
         values["tokens_per_s"] = pending.tokens / seconds
         if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
@@ -434,6 +450,10 @@ def _replay(trainer: Trainer) -> tuple[int, bool]:
 
 def _start(trainer: Trainer) -> Flight:
     """Dispatches the next rollout; the device has that to do while the step before is waited for and recorded."""
+    if jax.default_backend() == "gpu":
+        # There the host drives a program's loops: the call of a rollout returns at its end, and what the updates before
+        # it took would be counted as the rollout's.
+        trainer._await_updates()
     flight = trainer.rollouts.start()
     trainer._finish()
     return flight

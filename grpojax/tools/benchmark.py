@@ -38,7 +38,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
       works through), "PHASE_gflop" and "PHASE_of_matmul_rate"; "late" are the signals that need the rewards first; with
       ``rollout.ahead`` the step alone, since the others run beside each other; and
       "steps", "tokens_per_step", "matmul_gflops" (a second), "useful_token_fraction", "first_step_s", "compile_s",
-      "idle_s" (in which nothing was queued on the devices) and "peak_memory_gib". Of several processes the first has
+      "reward_s" (in which the host waited for rewards) and "peak_memory_gib". Of several processes the first has
       them, the others nothing.
     """
     config = _timed(config, WARM + steps)
@@ -69,7 +69,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     names = ("step",) if config.rollout.ahead else PHASES
     figures |= phase_figures(rows[WARM:], work[WARM:], tokens, rate, passes, names)
     figures["useful_token_fraction"] = _median(rows[WARM:], "useful_token_fraction")
-    figures["idle_s"] = _median(rows[WARM:], "time/idle_s")
+    figures["reward_s"] = _median(rows[WARM:], "time/reward_s")
     figures["first_step_s"] = rows[0]["time/step_s"]
     figures["compile_s"] = figures["first_step_s"] - figures["step_s"]
     figures["peak_memory_gib"] = _peak_memory()
@@ -142,7 +142,7 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
     lines.append(
         f"matmul rate {figures['matmul_gflops']:.0f} GFLOP/s in {dtype}; peak memory "
         f"{figures['peak_memory_gib']:.2f} GiB; compile {figures['compile_s']:.1f} s; useful positions "
-        f"{100 * figures['useful_token_fraction']:.0f} %; idle {figures['idle_s']:.2f} s a step"
+        f"{100 * figures['useful_token_fraction']:.0f} %; rewards waited for {figures['reward_s']:.2f} s a step"
     )
     return "\n".join(lines)
 

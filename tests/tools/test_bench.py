@@ -44,7 +44,7 @@ class FakeTrainer:
             self.work = {"rollout": 1e9 * n, "score": 2e9 * n, "late": 0.0, "update": 6e9 * n}
             self.on_step([types.SimpleNamespace(ids=[1, 2])], types.SimpleNamespace(lengths=np.array([[n, n + 1]])))
             times = {f"time/{name}_s": float(n) for name in benchmark.PHASES if name != "late"}
-            times["time/idle_s"] = n / 8
+            times["time/reward_s"] = n / 8
             lines.append(json.dumps({"step": n, "useful_token_fraction": 0.5, **times}) + "\n")
         (directory / "metrics.jsonl").write_text("".join(lines))
         return True
@@ -67,7 +67,8 @@ def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):
     assert figures["step_of_matmul_rate"] == 36 / 4 / 8  # eight devices of one GFLOP/s each
     assert figures["score_tokens_per_s"] == figures["update_tokens_per_s"] == 2 * 9 / 4
     assert not any(name.startswith("late") for name in figures)
-    assert figures["idle_s"] == 0.5 and "idle 0.50 s a step" in benchmark.format_table(figures, "float32")
+    assert figures["reward_s"] == 0.5
+    assert "rewards waited for 0.50 s a step" in benchmark.format_table(figures, "float32")
     assert "late" not in benchmark.format_table(figures, "float32")
     timed = trainers[0].config
     assert timed.train.eval_every == 0 and timed.data.validation is timed.profile.steps is None
