@@ -13,7 +13,7 @@ import numpy as np
 from grpojax import masked
 from grpojax.advantages import Signals, Transform
 from grpojax.advantages.signals import described, judged, need, per_sample
-from grpojax.types import Array, PerPrompt, Samples, Scalar, is_concrete, pytree
+from grpojax.types import Array, PerPrompt, Samples, Scalar, is_concrete
 
 # --- which prompts are kept
 
@@ -90,8 +90,8 @@ def keep_prompts(
 def solved(metric: Samples, share: float = 1.0, *, success: float = 1.0, drawn: Samples | None = None) -> PerPrompt:
     """``[P]`` bool: the prompts of whose samples a ``share`` is known to pass; of ``[P, G]``.
 
-    What `cull` marks. ScaleRL (arXiv 2510.13786) no longer draws a prompt in later epochs once 0.9 of its samples
-    passed; the third of the experiments in `grpojax.variants` takes 1.
+    What culling leaves out of later epochs (`grpojax.data.RetiringBatches`). ScaleRL (arXiv 2510.13786) no longer draws
+    a prompt once 0.9 of its samples passed; the third of the experiments in `grpojax.variants` takes 1.
 
     Args:
       metric: ``[P, G]``. A sample whose metric is not finite, such as one whose reward timed out, is not known to
@@ -110,81 +110,6 @@ def solved(metric: Samples, share: float = 1.0, *, success: float = 1.0, drawn: 
     metric = jnp.asarray(metric, jnp.float32)
     drawn = jnp.ones(metric.shape, bool) if drawn is None else jnp.asarray(drawn)
     return pass_rate(metric, drawn, success=success) > share - 1e-5  # 9 / 10 may be rounded to under 0.9
-
-
-@pytree
-class Culling:
-    """When each prompt of the data set was last found solved.
-
-    For culling, the third of the experiments in `grpojax.variants`, and ScaleRL's rule (`solved`). A pytree.
-
-    Attributes:
-      solved: ``[N]`` int32, the epoch, or -1.
-
-    Example:
-      >>> Culling(solved=jnp.array([-1, 0])).solved.tolist()
-      [-1, 0]
-    """
-
-    solved: Array
-
-
-def start_culling(n: int) -> Culling:
-    """No prompt of ``n`` is solved yet.
-
-    ``solved [N]`` is -1 everywhere (`Culling`).
-
-    Example:
-      >>> start_culling(3).solved.tolist()
-      [-1, -1, -1]
-    """
-    return Culling(solved=jnp.full(n, -1, jnp.int32))
-
-
-def cull(
-    state: Culling, rows: PerPrompt, rewards: Samples, epoch: Scalar, *, reward_max: float = 1.0, share: float = 1.0
-) -> Culling:
-    """Marks the prompts of whose rewards a ``share`` reaches ``reward_max`` as solved in ``epoch`` (`solved`).
-
-    The third of the experiments in `grpojax.variants`: a prompt is solved if ``min_i r_i >= reward_max``. ScaleRL's
-    no-positive resampling (arXiv 2510.13786) has ``share`` 0.9.
-
-    Args:
-      state: so far.
-      rows: ``[P]`` int32 in ``[0, N)``, which prompts these are.
-      rewards: ``[P, G]``; a sample whose reward is not finite counts like one that failed.
-      epoch: ``[]`` int32.
-      reward_max: the best reward there is.
-      share: of the samples, in (0, 1].
-
-    Example:
-      >>> rewards = jnp.array([[1.0, 1.0], [1.0, 0.0]])
-      >>> cull(start_culling(3), jnp.array([2, 0]), rewards, 4).solved.tolist()
-      [-1, -1, 4]
-    """
-    now = jnp.where(solved(rewards, share, success=reward_max), jnp.asarray(epoch, jnp.int32), jnp.int32(-1))
-    return Culling(solved=state.solved.at[rows].max(now))
-
-
-def active(state: Culling, epoch: Scalar, *, readmit_after: int | None = None) -> Array:
-    """``[N]`` bool: the prompts to sample in ``epoch``: not solved in an earlier one, or ``readmit_after`` epochs ago.
-
-    A prompt solved in epoch e is left out from e + 1 on; with ``readmit_after=2`` it is back in e + 3. None never
-    checks again. If all are solved, none is active: the caller decides whether that ends the run.
-
-    The third of the experiments in `grpojax.variants`; ``epoch`` is ``[]`` int32.
-
-    Example:
-      >>> active(Culling(solved=jnp.array([-1, 0, 1])), 1).tolist()
-      [True, False, True]
-    """
-    if readmit_after is not None and readmit_after < 1:
-        raise ValueError(f"readmit_after={readmit_after}: must be at least 1, or None for never")
-    since = jnp.asarray(epoch, jnp.int32) - state.solved
-    out = (state.solved >= 0) & (since > 0)
-    if readmit_after is not None:
-        out &= since <= readmit_after
-    return ~out
 
 
 # --- how many samples each prompt gets

@@ -1,8 +1,4 @@
-"""What to watch in a run: likelihood displacement, groups, mismatch, collapse. Pure functions that import jax only."""
-
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+"""What to watch in a run: likelihood displacement, groups, mismatch, repetition. Pure functions, by jax alone."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +6,7 @@ import numpy as np
 
 from grpojax import masked
 from grpojax.credit import influence
-from grpojax.types import AnyTokens, Array, Hidden, Max, Mean, PerPrompt, Samples, Scalar, Tokens, pytree
+from grpojax.types import AnyTokens, Array, Hidden, Max, Mean, PerPrompt, Samples, Scalar, Tokens
 
 
 def likelihood_displacement(
@@ -42,43 +38,6 @@ def likelihood_displacement(
     change = change if mask is None else masked.total(change, mask, -1)
     right = jnp.asarray(rewards, jnp.float32) >= success
     return jnp.where(right.any(1), masked.mean(change, right, 1), jnp.nan)
-
-
-def exact_displacement(
-    params: Any,
-    problems: Any,
-    logps: Callable[[Any, Any], Array],
-    update: Callable[[Any, Any], Any],
-    rewards: Samples,
-    mask: Tokens,
-    *,
-    success: float = 1.0,
-) -> PerPrompt:
-    """Δ(x) as it is defined: one update on each prompt alone, every one from the same weights (arXiv 2505.18830).
-
-    Prompts go one after the other, as each has weights of its own.
-
-    Args:
-      params: the policy's weights, any pytree.
-      problems: pytree of arrays ``[P, ...]``: what ``logps`` and ``update`` need of each prompt.
-      logps: ``(params, problem) -> [G, T]`` log-probs of the prompt's samples.
-      update: ``(params, problem) -> params`` after one update on the prompt.
-      rewards, mask, success: as in `likelihood_displacement`.
-
-    Returns:
-      ``[P]`` float32, nats; NaN where no sample is right.
-
-    Example:
-      >>> policy = lambda logits, tokens: jax.nn.log_softmax(logits)[tokens]
-      >>> raise_first = lambda logits, tokens: logits.at[tokens[0, 0]].add(1.0)
-      >>> tokens = jnp.array([[[0], [1]], [[2], [0]]])
-      >>> rewards = jnp.array([[1.0, 0.0], [0.0, 1.0]])
-      >>> delta = exact_displacement(jnp.zeros(3), tokens, policy, raise_first, rewards, tokens >= 0)
-      >>> [round(float(x), 4) for x in delta]
-      [0.5472, -0.4528]
-    """
-    before, after = jax.lax.map(lambda x: (logps(params, x), logps(update(params, x), x)), problems)
-    return likelihood_displacement(before, after, rewards, mask, success=success)
 
 
 def gwhes(
@@ -215,46 +174,6 @@ def group_statistics(
     }
 
 
-def advantage_sums(advantages: Tokens, weights: Tokens) -> PerPrompt:
-    """``Σ w A`` of each group, ``[P]``: which way it moves the likelihood of its samples as a whole, at ratio 1.
-
-    0 for centred advantages that are aggregated over samples; with lengths in the weights it need not be.
-
-    Both arguments are ``[P, G, T]``, the weights of `grpojax.losses.loss_weights`; the loss at ratio 1 is the negative.
-
-    Example:
-      >>> mask = masked.from_lengths(jnp.array([[2, 4, 6, 8]]), 8)
-      >>> advantages = jnp.broadcast_to(jnp.array([1.7320508] + [-0.5773503] * 3)[:, None], mask.shape)
-      >>> round(float(advantage_sums(advantages, jnp.where(mask, 0.05, 0.0))[0]), 4)
-      -0.3464
-    """
-    mask = jnp.asarray(weights) > 0
-    return masked.total(jnp.where(mask, advantages, 0.0) * weights, mask, (1, 2))
-
-
-def effective_tokens(advantages: Tokens, weights: Tokens) -> dict[str, Scalar]:
-    """How many tokens the update is spread over: ``(Σ |w A|)² / Σ (w A)²``, and the share of tokens with A != 0.
-
-    Kish's effective sample size, with ``|w A|`` for the weights; both arguments are ``[P, G, T]``.
-
-    Returns:
-      ``{"effective": [], "teaching": []}`` float32; 0 where all is 0.
-
-    Example:
-      >>> advantages = jnp.array([[[1.0, 1.0], [-1.0, 0.0]]])
-      >>> {name: round(float(x), 4) for name, x in effective_tokens(advantages, jnp.full((1, 2, 2), 0.25)).items()}
-      {'effective': 3.0, 'teaching': 0.75}
-    """
-    mask = jnp.asarray(weights) > 0
-    force = jnp.where(mask, jnp.abs(jnp.where(mask, advantages, 0.0) * weights), 0.0).astype(jnp.float32)
-    force = force / jnp.maximum(force.max(), 1e-30)  # squares of small numbers would vanish
-    squares = jnp.square(force).sum()
-    return {
-        "effective": jnp.square(force.sum()) / jnp.where(squares > 0, squares, 1.0),
-        "teaching": masked.mean((force > 0).astype(jnp.float32), mask),
-    }
-
-
 def mismatch(train_logps: AnyTokens, sampler_logps: AnyTokens, mask: AnyTokens) -> dict[str, Mean | Max]:
     """How far trainer and sampler disagree on the sampled tokens, as metrics that add up over parts of a batch.
 
@@ -320,117 +239,3 @@ def repetition(tokens: Tokens, lengths: Samples, ngram: int = 4) -> Samples:
         codes = np.sort(np.where(np.arange(ids.shape[-1]) < counts[p, :, None], codes, ~np.uint64(0)), -1)
         again[p] = ((codes[:, 1:] == codes[:, :-1]) & (codes[:, 1:] < ~np.uint64(0))).sum(-1)
     return np.where(counts > 0, again / np.maximum(counts, 1), np.nan)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CollapseLimits:
-    """When `collapse_alarm` rings.
-
-    Attributes:
-      window: newest steps that a trend is taken over, at least 2.
-      entropy_low: nats a token under which the policy has collapsed.
-      entropy_high: nats over which it babbles.
-      entropy_drop: fall of the entropy in one window, as a share of what it was at the window's start.
-      displacement: Δ per step under which right answers get less likely; judged by the window's mean.
-      deviations: standard errors by which that mean must be under it, and the trend under 0; at least 3 known steps.
-
-    Example:
-      >>> CollapseLimits(window=5).entropy_drop
-      0.5
-    """
-
-    window: int = 20
-    entropy_low: float = 0.02
-    entropy_high: float = 5.0
-    entropy_drop: float = 0.5
-    displacement: float = 0.0
-    deviations: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.window < 2:
-            raise ValueError(f"window={self.window}: must be at least 2 steps")
-
-
-@pytree
-class Alarm:
-    """What `collapse_alarm` saw, ``[]`` bool each.
-
-    Attributes:
-      entropy_collapse: the newest entropy is under ``entropy_low``.
-      entropy_explosion: it is over ``entropy_high``.
-      entropy_falling: the line through the window falls by more than ``entropy_drop`` of its start.
-      displacement: the window's mean Δ is under the limit and Δ is falling, both by more than noise.
-      not_finite: the newest entropy is not a finite number, or the newest Δ is infinite.
-
-    Example:
-      >>> calm = Alarm(**dict.fromkeys(Alarm.__dataclass_fields__, jnp.array(False)))
-      >>> bool(calm.any), bool(dataclasses.replace(calm, not_finite=jnp.array(True)).any)
-      (False, True)
-    """
-
-    entropy_collapse: Scalar
-    entropy_explosion: Scalar
-    entropy_falling: Scalar
-    displacement: Scalar
-    not_finite: Scalar
-
-    @property
-    def any(self) -> Scalar:
-        """Whether one of them is set, ``[]`` bool."""
-        return (
-            self.entropy_collapse | self.entropy_explosion | self.entropy_falling | self.displacement | self.not_finite
-        )
-
-
-_DEFAULT_LIMITS = CollapseLimits()
-
-
-def collapse_alarm(
-    entropy: Array, displacement: Array | None = None, limits: CollapseLimits = _DEFAULT_LIMITS
-) -> Alarm:
-    """Whether recent metrics look like the start of a collapse: a pure function of their history.
-
-    Trends are least-squares lines over the newest ``limits.window`` steps; with fewer than two steps nothing falls.
-    The rules are this package's own, as `Alarm` and `CollapseLimits` state them; Δ is that of arXiv 2505.18830.
-
-    Args:
-      entropy: ``[S]`` mean entropy of the last S steps, oldest first, nats a token.
-      displacement: ``[S]`` Δ of the same steps (`likelihood_displacement`, mean over prompts). NaN where a step has no
-        right sample; such steps are left out of its trend. None where nobody measures it: it then never rings.
-      limits: when it rings.
-
-    Example:
-      >>> alarm = collapse_alarm(jnp.array([1.0, 0.7, 0.4, 0.1]), jnp.array([0.1, 0.2, 0.1, 0.2]))
-      >>> bool(alarm.entropy_falling), bool(alarm.displacement), bool(alarm.entropy_collapse)
-      (True, False, False)
-    """
-    entropy = jnp.asarray(entropy, jnp.float32)[-limits.window :]
-    delta = jnp.full_like(entropy, jnp.nan) if displacement is None else jnp.asarray(displacement, jnp.float32)
-    delta = delta[-limits.window :]
-    if entropy.shape != delta.shape or entropy.ndim != 1 or not entropy.size:
-        raise ValueError(f"collapse_alarm of {entropy.shape} and {delta.shape}: the same steps, at least one")
-    steps = jnp.arange(entropy.size, dtype=jnp.float32)
-
-    def line(y: Array) -> tuple[Scalar, Scalar, tuple[Scalar, Scalar], Scalar]:
-        known = jnp.isfinite(y)
-        x = jnp.where(known, steps - masked.mean(steps, known), 0.0)
-        spread = jnp.maximum(jnp.square(x).sum(), 1e-30)
-        slope = masked.total(x * jnp.where(known, y, 0.0), known) / spread
-        mean = masked.mean(y, known)
-        n = known.sum().astype(jnp.float32)
-        rest = jnp.sqrt(masked.total(jnp.square(y - mean - slope * x), known) / jnp.maximum(n - 2.0, 1.0))
-        errors = rest / jnp.sqrt(jnp.maximum(n, 1.0)), rest / jnp.sqrt(spread)
-        return mean, jnp.where(n > 1, slope, 0.0), errors, n
-
-    level, slope, _, _ = line(entropy)
-    start = level - slope * masked.mean(steps, jnp.isfinite(entropy))
-    mean, trend, (mean_error, trend_error), n = line(delta)
-    margin = limits.deviations
-    displaced = (mean + margin * mean_error < limits.displacement) & (trend + margin * trend_error < 0) & (n >= 3)
-    return Alarm(
-        entropy_collapse=entropy[-1] < limits.entropy_low,
-        entropy_explosion=entropy[-1] > limits.entropy_high,
-        entropy_falling=-slope * (entropy.size - 1) > limits.entropy_drop * jnp.maximum(start, 1e-30),
-        displacement=displaced,
-        not_finite=~jnp.isfinite(entropy[-1]) | jnp.isinf(delta[-1]),
-    )

@@ -43,15 +43,11 @@ def keep_prompts(outcome, above, below, success):
     return out
 
 
-def active(n, history, epoch, readmit_after, share=1.0):
+def active(n, history, epoch, readmit_after):
     """``history``: (epoch, prompt, rewards), up to ``epoch``."""
     out = [True] * n
     for prompt in range(n):
-        solved = [
-            e
-            for e, k, rewards in history
-            if k == prompt and sum(r >= 1 for r in rewards) >= share * len(rewards) - 1e-9  # NaN is not
-        ]
+        solved = [e for e, k, rewards in history if k == prompt and all(r >= 1 for r in rewards)]
         if solved and solved[-1] < epoch:
             out[prompt] = readmit_after is not None and epoch > solved[-1] + readmit_after
     return out

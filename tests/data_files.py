@@ -12,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from grpojax import data
+from grpojax.data.readers import open_source
 from grpojax.host.errors import UserError
 
 ROWS = [
@@ -34,6 +35,11 @@ def refusal(path, **options):
         load(path, **options)
     assert len(str(error.value).splitlines()) == 1
     return str(error.value)
+
+
+def read_rows(path):
+    """The rows of a file as they stand there; each is valid."""
+    return [row for _, row in open_source(data.SourceConfig(path=path))]
 
 
 def jsonl(rows):

@@ -85,38 +85,9 @@ def test_solved_from_a_share_on():
         passed = (np.arange(n) < k[:, None]).astype(np.float32)
         for share in (0.1, 0.3, 0.6, 0.7, 0.9):
             np.testing.assert_array_equal(X.solved(passed, share), 10 * k >= round(10 * share) * n)
-    state = X.cull(X.start_culling(4), jnp.arange(4), metric, 2, share=0.9)
-    np.testing.assert_array_equal(X.active(state, 3), [0, 1, 0, 1])
     for share in (0.0, 1.5):
         with pytest.raises(ValueError, match=f"share={share}"):
             X.solved(metric, share)
-
-
-def test_culling():
-    rewards = jnp.array([[1, 1], [1, 0], [1, NAN], [NAN, NAN]])
-    rows = jnp.array([3, 0, 2, 4])
-    state = jax.jit(X.cull)(X.start_culling(6), rows, rewards, 0)
-    np.testing.assert_array_equal(state.solved, [-1, -1, -1, 0, -1, -1])
-    state = X.cull(state, jnp.array([2]), jnp.array([[1.0, 1.0]]), 0)
-
-    def active(state, epoch, **options):
-        return np.asarray(X.active(state, epoch, **options)).astype(int).tolist()
-
-    assert active(state, 0) == [1] * 6  # from the next epoch on
-    for epoch in (1, 5):
-        assert active(state, epoch) == [1, 1, 0, 0, 1, 1]
-    assert [active(state, e, readmit_after=2)[2] for e in range(5)] == [1, 0, 0, 1, 1]
-    # Solved again after it was let in again: out once more.
-    again = X.cull(state, jnp.array([2]), jnp.array([[1.0, 1.0]]), 3)
-    assert [active(again, e, readmit_after=2)[2] for e in (3, 4, 5, 6)] == [1, 0, 0, 1]
-    # A prompt that fails when it is back stays; a mean over the fails of others would not see it.
-    failed = X.cull(state, jnp.array([2]), jnp.array([[1.0, 0.0]]), 3)
-    assert [active(failed, e, readmit_after=2)[2] for e in (3, 4, 5)] == [1, 1, 1]
-    with pytest.raises(ValueError, match="readmit_after=0"):
-        X.active(state, 1, readmit_after=0)
-    assert not np.asarray(
-        X.cull(X.start_culling(1), jnp.array([0]), jnp.array([[1.0, 2.0]]), 0, reward_max=2.0).solved + 1
-    )
 
 
 # --- XRPO
@@ -285,25 +256,3 @@ def test_kept_and_paid(seed):
         want = allocation_oracles.length_selected(rewards, lengths, 0.4, share, outcome, 0.75)
         close(got, np.nan_to_num(want), atol=1e-5)
     close(overlong, advantage_oracles.advantages(allocation_oracles.soft_overlong(rewards, lengths, 6, 4)))
-
-
-cull = jax.jit(X.cull, static_argnames="share")
-
-active = jax.jit(X.active, static_argnames="readmit_after")
-
-
-@many
-@given(seed=SEEDS, readmit_after=st.sampled_from([None, 1, 2, 3]), share=st.sampled_from([1.0, 0.6]))
-def test_culling_over_ten_epochs(seed, readmit_after, share):
-    """Ten epochs, in some of which nothing or one prompt twice is drawn: whether it was left out or not."""
-    rng, n, history = np.random.default_rng(seed), 7, []
-    state = X.start_culling(n)
-    for epoch in range(10):
-        for _ in range(rng.integers(0, 3)):
-            rows, rewards = rng.integers(0, n, P), scores(rng)
-            rewards = np.where(rng.random((P, 1)) < 0.5, np.maximum(rewards, 1), rewards).astype(np.float32)
-            history += [(epoch, int(row), group.tolist()) for row, group in zip(rows, rewards, strict=True)]
-            state = cull(state, rows, rewards, epoch, share=share)
-        for ahead in (0, 1):
-            got = active(state, epoch + ahead, readmit_after=readmit_after)
-            assert got.tolist() == allocation_oracles.active(n, history, epoch + ahead, readmit_after, share)

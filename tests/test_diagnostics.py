@@ -83,20 +83,6 @@ def test_group_statistics():
     close(got["all_correct"], 1), close(got["invalid"], 0)
 
 
-def test_advantage_sums_and_effective_tokens():
-    advantages = jnp.array([[[1.0, 1, NAN], [-0.5, -0.5, -0.5]]])
-    weights = jnp.array([[[0.25, 0.25, 0], [1 / 6, 1 / 6, 1 / 6]]])
-    close(D.advantage_sums(advantages, weights), [0.25])
-    got = D.effective_tokens(advantages, weights)
-    close(got["effective"], 0.75**2 / (2 / 16 + 3 / 144))
-    close(got["teaching"], 1)
-    close(D.effective_tokens(advantages * 1e-30, weights)["effective"], got["effective"])
-    close(D.effective_tokens(jnp.ones((1, 1, 7)), jnp.ones((1, 1, 7)))["effective"], 7)
-    got = D.effective_tokens(jnp.array([[[1.0, 0, 0]]]), jnp.ones((1, 1, 3)))
-    close(got["effective"], 1), close(got["teaching"], 1 / 3)
-    assert D.effective_tokens(0 * weights, weights)["effective"] == 0
-
-
 def effective(metrics):
     return D.effective_sample_size(*(float(metrics[f"sampler_ratio{end}"].value) for end in ("", "_square")))
 
@@ -166,63 +152,6 @@ def test_golden_repetition():
     close(got, [[3 / 5, 0, 0]])
 
 
-LIMITS = D.CollapseLimits(window=10)
-STEPS = np.arange(30.0)
-
-
-@pytest.mark.parametrize(
-    ("entropy", "displacement", "rings"),
-    [
-        (1 + 0.01 * np.sin(STEPS), 0.1 + 0 * STEPS, set()),
-        (np.where(STEPS < 29, 1, 0.01), 0.1 + 0 * STEPS, {"entropy_collapse"}),
-        (6 + 0 * STEPS, 0.1 + 0 * STEPS, {"entropy_explosion"}),
-        (3 - 0.1 * STEPS, 0.1 + 0 * STEPS, {"entropy_falling"}),  # from 1.0 to 0.1 in its last ten steps
-        (1 + 0 * STEPS, 0.2 - 0.02 * STEPS, {"displacement"}),
-        (1 + 0 * STEPS, -0.2 + 0.005 * STEPS, set()),  # under 0, but on its way up
-        (1 + 0 * STEPS, np.where(STEPS % 2 < 1, NAN, 0.2 - 0.02 * STEPS), {"displacement"}),
-        (1 + 0 * STEPS, NAN * STEPS, set()),
-        (np.where(STEPS < 29, 1, NAN), 0.1 + 0 * STEPS, {"not_finite"}),
-        (np.array([1.0]), np.array([-1.0]), set()),
-        (np.where(STEPS < 20, 9.0, 1), np.where(STEPS < 20, -9, 0.1), set()),  # before the window
-    ],
-)
-def test_collapse_alarm(entropy, displacement, rings):
-    alarm = D.collapse_alarm(jnp.asarray(entropy, jnp.float32), jnp.asarray(displacement, jnp.float32), LIMITS)
-    names = ("entropy_collapse", "entropy_explosion", "entropy_falling", "displacement", "not_finite")
-    assert {n for n in names if getattr(alarm, n)} == rings
-    assert bool(alarm.any) == bool(rings)
-
-
-def test_collapse_alarm_compiles_and_refuses():
-    assert not jax.jit(D.collapse_alarm)(jnp.ones(5), jnp.ones(5)).any
-    falling = D.collapse_alarm(jnp.linspace(1.0, 0.1, 20))  # of a run that does not measure Δ
-    assert falling.entropy_falling and not falling.displacement and not falling.not_finite
-    for shapes in (((3,), (4,)), ((0,), (0,)), ((2, 2), (2, 2))):
-        with pytest.raises(ValueError, match="same steps"):
-            D.collapse_alarm(jnp.zeros(shapes[0]), jnp.zeros(shapes[1]))
-    with pytest.raises(ValueError, match="window=1"):
-        D.CollapseLimits(window=1)
-
-
-def test_a_trend_starts_where_its_steps_do():
-    """Ten steps without a number, then a fall to a little over half: the line starts at 1.34, not in between."""
-    entropy = jnp.concatenate([jnp.full(10, NAN), jnp.linspace(1.0, 0.69, 10)]).astype(jnp.float32)
-    limits = D.CollapseLimits(window=20, entropy_drop=0.5)
-    assert not D.collapse_alarm(entropy, jnp.zeros(20), limits).entropy_falling
-    assert D.collapse_alarm(entropy, jnp.zeros(20), D.CollapseLimits(entropy_drop=0.4)).entropy_falling
-
-
-def test_noise_seldom_rings_and_two_steps_never():
-    noise = np.random.default_rng(0).normal(size=(2000, 20)).astype(np.float32)
-    rung = jax.jit(jax.vmap(lambda d: D.collapse_alarm(jnp.ones(20), d).displacement))(noise)
-    assert np.mean(rung) < 0.01
-    assert not D.collapse_alarm(jnp.ones(2), jnp.array([-1e-6, -2e-6])).displacement
-    falling = jax.jit(jax.vmap(lambda d: D.collapse_alarm(jnp.ones(20), d).displacement))(
-        0.1 * noise - 0.5 - 0.05 * np.arange(20, dtype=np.float32)
-    )
-    assert np.mean(falling) > 0.99
-
-
 def test_mismatch_shows_a_broken_sampler():
     """49 nats apart; only what goes into exp is limited."""
     got = D.mismatch(jnp.array([-1.0, -50.0]), jnp.array([-1.0, -1.0]), jnp.ones(2, bool))
@@ -231,30 +160,3 @@ def test_mismatch_shows_a_broken_sampler():
     nothing = D.mismatch(jnp.ones(2), jnp.zeros(2), jnp.zeros(2, bool))
     assert all(x.value == 0 for x in nothing.values())
     assert effective(nothing) == 0
-
-
-def test_exact_displacement_starts_over_for_each_prompt():
-    """A table of logits; an update on a prompt's right and wrong sample, against autodiff by hand."""
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 5, (3, 2, 4))
-    mask = np.ones(tokens.shape, bool)
-    rewards = np.array([[1, 0], [1, 1], [0, 0]], np.float32)
-    logits = rng.normal(size=(4, 5)).astype(np.float32)
-
-    def logps(logits, problem):
-        return jnp.take_along_axis(jax.nn.log_softmax(logits)[None], problem["tokens"][..., None], -1)[..., 0]
-
-    def update(logits, problem):
-
-        def loss(x):
-            return -(problem["rewards"][:, None] * logps(x, problem)).sum()
-
-        return logits - 0.1 * jax.grad(loss)(logits)
-
-    problems = {"tokens": tokens, "rewards": rewards - 0.5}
-    got = D.exact_displacement(logits, problems, logps, update, rewards, mask)
-    for p in range(2):
-        one = {"tokens": tokens[p], "rewards": rewards[p] - 0.5}
-        moved = (logps(update(logits, one), one) - logps(logits, one)).sum(-1)
-        close(got[p], moved[rewards[p] == 1].mean(), atol=1e-5)
-    assert np.isnan(got[2])

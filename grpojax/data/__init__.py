@@ -6,7 +6,7 @@ from grpojax.data.chat_template import writes_day
 from grpojax.data.chats import Question, chat_in
 from grpojax.data.columns import find_columns
 from grpojax.data.exemplars import Exemplars
-from grpojax.data.golds import gold_answer, read_gold
+from grpojax.data.golds import read_gold
 from grpojax.data.levels import Level, LevelBatches, check_levels, shares
 from grpojax.data.problems import (
     PARTS,
@@ -18,7 +18,6 @@ from grpojax.data.problems import (
     load_problems,
     numbered,
     read_questions,
-    read_rows,
     sources,
 )
 from grpojax.data.readers import BUILTIN, SourceConfig, locate
@@ -48,7 +47,6 @@ __all__ = [
     "chat_of",
     "check_levels",
     "find_columns",
-    "gold_answer",
     "in_order",
     "load_answered",
     "load_problems",
@@ -58,7 +56,6 @@ __all__ = [
     "read_gold",
     "read_pair",
     "read_questions",
-    "read_rows",
     "shares",
     "sources",
     "to_prompts",

@@ -76,8 +76,8 @@ class RetiringBatches:
 
     Each source has its own passes, each with an order of its own, by the seed and its number; which source a prompt is
     drawn from does not depend on them. While nothing is solved, batch n is ``Batches[n]``. A problem that was solved in
-    pass e is left out from pass e + 1 on (e + 2, if that had begun), for ``readmit_after`` passes, as
-    `grpojax.allocation.active` has it; a pass from which all would be left out takes all of them.
+    pass e (`grpojax.allocation.solved`) is left out from pass e + 1 on (e + 2, if that had begun), for
+    ``readmit_after`` passes; a pass from which all would be left out takes all of them.
 
     Args:
       problems, size, seed, weights: as of `Batches`.

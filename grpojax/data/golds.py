@@ -38,11 +38,6 @@ _BOX = re.compile(r"\\boxed\s*\{")
 LONGEST = 500  # characters of an answer that a marked answer can still be
 
 
-def gold_answer(text: str) -> str:
-    """The answer proper: what follows the last ``####``, or all of it."""
-    return text.rsplit("####", 1)[-1].strip()
-
-
 def last_box(text: str) -> str:
     r"""What stands in the last ``\boxed{}`` of a solution; raises `UserError` where there is none that closes.
 

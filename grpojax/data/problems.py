@@ -244,18 +244,6 @@ class Problems(Sequence[Problem]):
         return held_out_warnings(name, self.shared)
 
 
-def read_rows(path: str) -> list[dict[str, Any]]:
-    """The rows of a source; a bad one raises `UserError` with file and line."""
-    rows = []
-    for where, row in open_source(SourceConfig(path=path)):
-        if isinstance(row, str):
-            raise UserError(f"{where}: {row}")
-        rows.append(row)
-    if not rows:
-        raise UserError(f"{path}: no rows")
-    return rows
-
-
 def open_rows(source: SourceConfig, prompt: str, answer: str | None) -> Iterator[tuple[str, Row, Columns]]:
     """`open_source`, each row with the columns of the source."""
     columns: Columns | None = None

@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from grpojax import diagnostics
-
 _SLOWER = "lower optimizer.learning_rate"
 
 # What each alarm tells the user, and the remedy.
@@ -90,12 +88,14 @@ READS = (REWARD, ENTROPY, BIAS, EQUAL, FAIL, RIGHT, LENGTH, CUT, REPEATS, RIGHT_
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits(diagnostics.CollapseLimits):
+class Limits:
     """When an alarm rings. A change is that of the mean of the ``recent`` newest steps.
 
     Attributes:
-      window, entropy_low, entropy_high, entropy_drop: as in `grpojax.diagnostics.CollapseLimits`; the entropy's trend
-        waits for a whole window. ``displacement`` is not used: one Δ takes an update of its own.
+      window: newest steps that a trend is taken over; the entropy's rules but for its jump wait for that many.
+      entropy_low: nats a token under which the policy has collapsed.
+      entropy_high: nats a token over which it draws almost at random.
+      entropy_drop: fall of the entropy in one window, as a share of what it was at the window's start.
       recent: steps that are averaged, at least 2; what is not the entropy is compared from twice as many on.
       solved: share of groups all right, over the window, from which on a low or falling entropy is what learning
         looks like.
@@ -118,6 +118,10 @@ class Limits(diagnostics.CollapseLimits):
       0.25
     """
 
+    window: int = 20
+    entropy_low: float = 0.02
+    entropy_high: float = 5.0
+    entropy_drop: float = 0.5
     recent: int = 5
     solved: float = 0.5
     jump: float = 4.0
@@ -134,7 +138,6 @@ class Limits(diagnostics.CollapseLimits):
     deviations: float = 6.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not 2 <= self.recent <= self.window // 2:
             raise ValueError(f"recent={self.recent}: must be at least 2 steps and at most half of window={self.window}")
 

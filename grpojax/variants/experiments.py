@@ -88,7 +88,7 @@ def rare_token(
     unverified="all that the notes do not state: the options' defaults",
 )
 def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
-    """GRPO (arXiv 2402.03300) on prompts not yet solved (`grpojax.allocation.cull`); reported as no change.
+    """GRPO (arXiv 2402.03300) on prompts not yet solved (`grpojax.allocation.solved`); reported as no change.
 
     A prompt whose samples all succeed is not drawn in later epochs.
     """

@@ -21,7 +21,7 @@ Grade = Literal["deployed", "replicated", "ablated", "single team"]
 # What a trainer may lack, and what it is.
 NEEDS = {
     "critic": "a critic: signals.values, or signals.token_bias, and a loss of its own",
-    "culling": "a data order that leaves out solved prompts (allocation.cull)",
+    "culling": "a data order that leaves out solved prompts (data.RetiringBatches)",
     "displacement_weights": "the weights of losses.displacement_weights",
     "entropy": "signals.entropy, of the full vocabulary at every token",
     "greedy": "signals.greedy_rewards, of one greedy completion a prompt",

@@ -5,11 +5,12 @@ import doctest
 import json
 from collections import Counter
 
+import allocation_oracles
 import numpy as np
 import pytest
 from data_files import jsonl, load
 
-from grpojax import allocation, data
+from grpojax import data
 from grpojax.data import SourceConfig
 from grpojax.data import batches as module
 
@@ -127,13 +128,13 @@ def test_a_solved_problem_ends_its_pass_and_is_not_drawn_again():
 
 
 @pytest.mark.parametrize("readmit_after", [None, 1, 2, 3])
-def test_what_is_left_out_is_what_the_pure_functions_say(readmit_after):
-    """Passes of whole batches: `allocation.active` of what `allocation.cull` has seen. Every pass takes some of it."""
-    rng, state, known, now = np.random.default_rng(3), allocation.start_culling(7), {}, None
+def test_what_is_left_out_is_what_plain_loops_say(readmit_after):
+    """Passes of whole batches. Every pass takes some of the problems."""
+    rng, history, known, now = np.random.default_rng(3), [], {}, None
     batches = data.RetiringBatches(problems(7), 1, 5, readmit_after=readmit_after)
     now, at = batches.begin(), 0
     for epoch in range(9):
-        want = np.flatnonzero(allocation.active(state, epoch, readmit_after=readmit_after)) + 3
+        want = np.flatnonzero(allocation_oracles.active(7, history, epoch, readmit_after)) + 3
         seen = []
         for _ in want:
             (problem,), (number,), now = batches.draw(at, now, known)
@@ -141,7 +142,7 @@ def test_what_is_left_out_is_what_the_pure_functions_say(readmit_after):
             seen.append(problem.uid)
             assert number == epoch
             over = rng.random() < 0.3 and problem.uid != 3  # one is never solved
-            state = allocation.cull(state, np.array([problem.uid - 3]), np.full((1, 2), float(over)), epoch)
+            history.append((epoch, problem.uid - 3, [float(over)] * 2))
             known |= {problem.uid: epoch} if over else {}
         assert sorted(seen) == want.tolist()
 

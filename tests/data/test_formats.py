@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 from chat_tokenizer import Fake
-from data_files import KINDS, ROWS, as_parquet, jsonl, load, refusal
+from data_files import KINDS, ROWS, as_parquet, jsonl, load, read_rows, refusal
 
 from grpojax import data
 from grpojax.data import DataConfig, SourceConfig, Tokenize
@@ -19,7 +19,7 @@ def test_every_kind_of_file_has_the_same_rows(name, write):
     ]
     assert [p.uid for p in got] == [0, 1, 2]  # the third repeats the first, and is another problem
     assert got.fingerprint == load(write("again.jsonl", jsonl(ROWS))).fingerprint
-    assert data.read_rows(write(name, KINDS[name])) == ROWS
+    assert read_rows(write(name, KINDS[name])) == ROWS
 
 
 def test_kinds_are_all_read():

@@ -6,9 +6,7 @@ import io
 import random
 
 import pytest
-from data_files import as_csv, jsonl, load, refusal
-
-from grpojax import data
+from data_files import as_csv, jsonl, load, read_rows, refusal
 
 ROW = {"question": "What is 4 + 4?", "answer": "8"}
 
@@ -25,7 +23,7 @@ ROW = {"question": "What is 4 + 4?", "answer": "8"}
     ("d.json", f"[{jsonl([ROW])}]".encode("utf-32")),
 ])  # fmt: skip
 def test_what_is_certain_is_read(write, name, content):
-    assert data.read_rows(write(name, content)) == [ROW]
+    assert read_rows(write(name, content)) == [ROW]
 
 
 @pytest.mark.parametrize(("name", "content", "cause"), [
@@ -75,4 +73,4 @@ def test_any_table_in_any_encoding_with_any_delimiter(write):
             )
             text = out.getvalue()
         content = text.encode(draw.choice(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
-        assert data.read_rows(write(f"d{n}.{draw.choice(['csv', 'tsv'])}", content)) == rows
+        assert read_rows(write(f"d{n}.{draw.choice(['csv', 'tsv'])}", content)) == rows

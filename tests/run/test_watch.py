@@ -2,12 +2,9 @@ import logging
 import math
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpojax import diagnostics
 from grpojax.evaluation import Judge
 from grpojax.run.alarms import SAID, Limits
 from grpojax.run.watch import KEY, Watch
@@ -221,16 +218,20 @@ def test_a_run_that_goes_on_rings_as_one_that_never_stopped(at):
         assert again.note(line["step"], bare) == {k: x for k, x in line.items() if k.startswith(KEY)}
 
 
-def test_the_entropys_rules_are_those_of_collapse_alarm():
-    """Of runs whose reward does not grow: random ones, the same verdict from both."""
-    rng, n = np.random.default_rng(0), 101
+def test_the_entropys_rules_on_random_runs():
+    """Whose reward does not grow: the line through the window is numpy's."""
+    rng, n, steps = np.random.default_rng(0), 101, np.arange(20)
     slopes, starts = rng.uniform(-1.5, 1.5, (n, 1)), 10 ** rng.uniform(-2.5, 1, (n, 1))
     entropy = starts * np.exp(slopes * np.linspace(0, 1, 20) + rng.normal(0, 0.1, (n, 20)))
-    want = jax.jit(jax.vmap(lambda e: diagnostics.collapse_alarm(e)))(jnp.asarray(entropy, jnp.float32))
+    slope, start = np.polyfit(steps, entropy.T, 1)
+    want = {
+        "entropy_collapse": entropy[:, -1] < 0.02,
+        "entropy_explosion": entropy[:, -1] > 5,
+        "entropy_falling": -slope * 19 > 0.5 * np.maximum(start, 1e-30),
+    }
     got = [{name for _, name in rung(Watch(RUN), entropy=history)} for history in entropy]
-    for name in ("entropy_collapse", "entropy_explosion", "entropy_falling"):
-        rings = [name in alarms for alarms in got]
-        assert 10 < sum(rings) < n - 10 and rings == np.asarray(getattr(want, name)).tolist(), name
+    for name, rings in want.items():
+        assert 10 < sum(rings) < n - 10 and [name in alarms for alarms in got] == rings.tolist(), name
 
 
 @pytest.mark.parametrize("options", [{"recent": 1}, {"window": 9, "recent": 5}])

@@ -127,18 +127,6 @@ def test_batches_are_a_function_of_the_step_and_cover_an_epoch():
     assert epoch != [p.uid for step in range(3) for p in data.Batches(problems, 4, seed=4)[step]]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ('{"question": "a"}\n{"question"', ":2: invalid JSON"),
-    ("[1]\n", ":1: a row must be a JSON object"),
-    ("\n", "no rows"),
-])  # fmt: skip
-def test_bad_rows_are_named(text, message, tmp_path):
-    file = tmp_path / "d.jsonl"
-    file.write_text(text)
-    with pytest.raises(UserError, match=message):
-        data.read_rows(str(file))
-
-
 @pytest.mark.parametrize("arguments", [
     ["eval", "x", "--samples", "abc"], ["eval", "x", "--best", "--step", "3"], ["train"], ["fly"],
     ["show", "x", "--nonsense"],

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from data_files import read_rows
 
 from grpojax import data
 from grpojax.models import hf
@@ -31,7 +32,7 @@ def test_problems_are_what_the_script_makes(name):
 
 
 def test_both_parts_are_as_large():
-    rows = data.read_rows("builtin:arithmetic/test.jsonl")
+    rows = read_rows("builtin:arithmetic/test.jsonl")
     assert Counter(row["part"] for row in rows) == {"easy": 128, "hard": 128}
     assert all(set(row) == {"question", "answer", "part"} and isinstance(row["answer"], str) for row in rows)
 
