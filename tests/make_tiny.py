@@ -1,4 +1,4 @@
-"""Makes the quickstart's task and its policy from nothing: ``python -m grpojax.tools.make_tiny OUT_DIR``.
+"""Makes the quickstart's task and its policy from nothing: ``python tests/make_tiny.py OUT_DIR``.
 
 The task is arithmetic told as small stories. The policy is a Qwen3 of under a million weights that was shown two
 ways of answering: mostly at once, without a thought for carries, and sometimes line by line, with care. So its

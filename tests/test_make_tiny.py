@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import make_tiny
 import pytest
 from data_files import read_rows
 
@@ -13,7 +14,6 @@ from grpojax import data
 from grpojax.models import hf
 from grpojax.models.hf import from_hf
 from grpojax.rewards import extract_answer
-from grpojax.tools import make_tiny
 
 TINY = data.locate("builtin:tiny")
 SPLITS = dict(zip(("train", "test"), make_tiny.splits(), strict=True))
