@@ -4,8 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpojax.records.methods import differences
-
 # What `describe`'s trees repeat of the advantage and the objective, or what follows from these.
 _REPEATED = ("variant", "options", "needs")
 _DDOF = re.compile(r"\bddof=(\w+)")
@@ -27,24 +25,6 @@ def unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str
     mine, other = _settings(a), _settings(b)
     found = {name: (mine[name], other[name]) for name in mine if name in other and mine[name] != other[name]}
     return found if len(found) > 1 or _rest(a) != _rest(b) else {}
-
-
-def in_a_line(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """How the method ``b`` differs from ``a``: ``name: of a -> of b``, with "; " between; empty where nothing but their
-    names and needs differs.
-
-    Args:
-      a, b: as for `unmatched`.
-
-    Example:
-      >>> tree = {"advantage": "center(by=group) | scale(ddof=1)", "objective": {"aggregate": "sequence_mean"}}
-      >>> in_a_line(tree, {"advantage": "center(by=group) | scale(ddof=0)", "objective": {"aggregate": "constant"}})
-      'advantage.scale.ddof: 1 -> 0; objective.aggregate: sequence_mean -> constant'
-    """
-    found = {name: pair for name, pair in differences(a, b).items() if name not in ("variant", "needs")}
-    # An option is shown where nothing else shows what it does.
-    shown = {name: pair for name, pair in found.items() if name.partition(".")[0] not in _REPEATED} or found
-    return "; ".join(f"{name}: {_text(x)} -> {_text(y)}" for name, (x, y) in shown.items())
 
 
 def _settings(tree: Mapping[str, Any]) -> dict[str, str]:

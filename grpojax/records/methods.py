@@ -1,10 +1,12 @@
 """How two resolved methods differ: plain trees, as ``config.json`` has one under ``method``."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 Differences = dict[str, tuple[Any, Any]]
+_SECTIONS = ("critic", "filter", "retire", "sample_allocation")
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
@@ -54,7 +56,7 @@ def without_repeats(found: Differences) -> Differences:
         kind, _, part = name.partition(".")
         if kind in ("options", "variant", "needs") or ("variant" not in found and options and name.startswith(follows)):
             continue
-        if kind in ("critic", "filter", "retire", "sample_allocation") and part:
+        if kind in _SECTIONS and part:
             before = things.get(kind, (None, None))
             things[kind] = _joined(before[0], part, a), _joined(before[1], part, b)
         else:
@@ -67,6 +69,32 @@ def without_repeats(found: Differences) -> Differences:
             if None not in pair and not any(f"{mark}{_argument(name)}=" in x for x in shown for mark in "( ")
         }
     return things | options
+
+
+def in_a_line(found: Differences) -> str:
+    """What `without_repeats` keeps of `differences`, "; " between: ``name: of a -> of b``; empty where nothing is kept.
+
+    Of a section that only one of the two methods has, the functions are named without their arguments.
+
+    Example:
+      >>> in_a_line({"options.c": (0.0, 1.0), "advantage.fail.c": ("0.0", "1.0")})
+      'options.c: 0.0 -> 1.0'
+      >>> in_a_line({"variant": ("grpo", "token_critic"), "critic.loss": (None, "BiasLoss(l2=0.0, normalise=sum)")})
+      'critic: none -> loss=BiasLoss'
+    """
+    lines = []
+    for name, pair in without_repeats(found).items():
+        texts = ["none" if x is None else str(x) for x in pair]
+        if name in _SECTIONS and None in pair:
+            texts = [_without_arguments(x) for x in texts]
+        lines.append(f"{name}: {' -> '.join(texts)}")
+    return "; ".join(lines)
+
+
+def _without_arguments(text: str) -> str:
+    while (shorter := re.sub(r"\([^()]*\)", "", text)) != text:
+        text = shorter
+    return text
 
 
 def _argument(option: str) -> str:

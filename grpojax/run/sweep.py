@@ -20,6 +20,7 @@ from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records import matching, power, sweeps
+from grpojax.records.methods import differences, in_a_line
 from grpojax.records.sweeps import Compared, Record
 from grpojax.run import recipe
 from grpojax.run.jobs import Job, Outcome
@@ -328,7 +329,7 @@ def introduction(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], pilot: str |
 def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
     """How a method differs from what it is compared with, and a warning where that is more than what it is about."""
     a, b = against.config["method"], method.config["method"]
-    if not (line := matching.in_a_line(a, b)):
+    if not (line := in_a_line(differences(a, b))):
         return [f"warning: {name} and {other} are the same under this recipe: a setting of it gives both the mechanism"]
     lines = [f"{name}, compared with {other}: {line}"]
     if found := matching.unmatched(a, b):

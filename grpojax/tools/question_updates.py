@@ -19,7 +19,7 @@ from grpojax.host import processes, settings
 from grpojax.host.errors import UserError
 from grpojax.programs import lanes, policy_update
 from grpojax.programs.optimizer import OptimizerConfig
-from grpojax.records.methods import Differences, differences, without_repeats
+from grpojax.records.methods import Differences, differences, in_a_line, without_repeats
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
 from grpojax.run.influence import Influences
@@ -118,10 +118,9 @@ def mismatches(path: str, overrides: Iterable[str], methods: Iterable[str], reci
             matched = recipe_of(path, given, control)
             if not all(_differ(matched, other) for other in recipes.values()):
                 continue
-        things = without_repeats(_differ(recipes[first], recipes[name]))
-        if len(things) > 1:
-            listed = "; ".join(f"{k}: {a} -> {b}" for k, (a, b) in things.items())
-            lines.append(f"{name} differs from {first} in {len(things)} things: {listed}")
+        found = _differ(recipes[first], recipes[name])
+        if (count := len(without_repeats(found))) > 1:
+            lines.append(f"{name} differs from {first} in {count} things: {in_a_line(found)}")
     return lines
 
 

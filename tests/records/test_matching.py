@@ -1,7 +1,6 @@
 """In what two resolved methods differ besides what they are about."""
 
 import copy
-import doctest
 
 import pytest
 
@@ -67,21 +66,3 @@ def test_what_is_unmatched(changes, wanted):
     assert matching.unmatched(TREE, changed(*changes)) == wanted
     swapped = {name: (b, a) for name, (a, b) in wanted.items()}
     assert matching.unmatched(changed(*changes), TREE) == swapped
-
-
-@pytest.mark.parametrize(("changes", "wanted"), [
-    ((), ""),
-    ((MECHANISM, {"variant": "x", "options": {"c": 0.3}}),
-     "advantage.penalize_all_fail: none -> penalize_all_fail(c=0.3)"),
-    ((NO_SCALE, {"retire": {"share": 1.0}}),
-     "advantage.scale: scale(by=group, ddof=1, eps=0.0001) -> none; retire.share: none -> 1.0"),
-    (({"variant": "culling", "needs": ["culling"]},), ""),
-    # An option that shows nowhere else is shown itself.
-    (({"options": {"ddof": 1, "groups": "all_fail"}},), "options.groups: none -> all_fail"),
-])  # fmt: skip
-def test_changes_in_a_line(changes, wanted):
-    assert matching.in_a_line(TREE, changed(*changes)) == wanted
-
-
-def test_examples():
-    assert doctest.testmod(matching).failed == 0

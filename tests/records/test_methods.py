@@ -13,7 +13,7 @@ from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records import methods
-from grpojax.records.methods import changes, differences, equal_options, explain, without_repeats
+from grpojax.records.methods import changes, differences, equal_options, explain, in_a_line, without_repeats
 from grpojax.rewards import RewardConfig
 from grpojax.run import method, recipe
 from grpojax.run.method import describe, resolve
@@ -75,6 +75,22 @@ def test_every_option_of_another_value_is_named(name):
         found = differences(TREES[name], changed)
         assert f"options.{option}" in found or f"objective.{option}" in found
         assert len(without_repeats(found)) == 1, (option, found)
+
+
+@pytest.mark.parametrize(("a", "b", "line"), [
+    (tree("grpo"), tree("grpo"), ""),
+    (tree("grpo", aggregate="sequence_sum", kl_coef=0.0), tree("culling"), "retire: none -> share=1.0"),
+    (tree("negative_advantage", c=0.0), tree("negative_advantage"), "options.c: 0.0 -> 1.0"),
+    (tree("nthr", eta=1.0), tree("nthr"), "options.eta: 1.0 -> none"),
+    (tree("grpo", aggregate="sequence_sum", kl_coef=0.0), tree("gt_likelihood"),
+     "advantage.likelihood_of_all_fail: none -> "
+     "reward=likelihood_of_all_fail(fail_reward=0.0, everywhere=False, relative=False)"),
+    (tree("grpo", aggregate="sequence_sum", kl_coef=0.0), tree("token_critic"),
+     "advantage.add_token_bias: none -> add_token_bias(bound=None, center=False); "
+     "critic: none -> loss=BiasLoss, signal=token_bias, targets=center | scale | to_tokens"),
+])  # fmt: skip
+def test_methods_differ_from_their_controls_in_a_line(a, b, line):
+    assert in_a_line(differences(a, b)) == line
 
 
 @pytest.mark.parametrize(
