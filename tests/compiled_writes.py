@@ -3,9 +3,9 @@
 from grpojax.tools import hlo
 
 
-def each_token(text: str, least: int, around: int = 0) -> list[tuple[str, str, int]]:
+def each_token(text: str, least: int) -> list[tuple[str, str, int]]:
     """Name, shape and bytes of all that instructions in loops of unknown length write into a chip's slow memory, where
-    it is ``least`` bytes or more; of an update in place what is new. So many such loops ``around`` are left out."""
+    it is ``least`` bytes or more; of an update in place what is new."""
     computations, entry = hlo._parse(text)
     found = []
 
@@ -19,7 +19,7 @@ def each_token(text: str, least: int, around: int = 0) -> list[tuple[str, str, i
             elif i.opcode in hlo._CALLS:
                 for inner in called:
                     walk(inner, depth)
-            elif depth > around and i.opcode not in hlo._FREE and not i.opcode.endswith(("-done", "-update")):
+            elif depth and i.opcode not in hlo._FREE and not i.opcode.endswith(("-done", "-update")):
                 size = written(table, i)
                 if size >= least:
                     found.append((i.name, i.shape, size))

@@ -36,6 +36,7 @@ RENAMED = {
     "variant.anchor": "variant.ratio_denominator",
 }
 REMOVED = {  # what to do instead
+    "rollout.rows": "leave it out; rollout.decode_slots below rollout.group has slots that end early used again",
     "rollout.parts": "leave it out; rollout.ahead=1 has rewards run while the devices go on",
 }
 Key = tuple[Any, ...]  # where a value stands: ("rewards", 0, "weight")

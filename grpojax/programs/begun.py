@@ -128,8 +128,6 @@ def seated(known: Waiting, out: Rollout) -> Slots:
     """
     n_prompts, group = out.lengths.shape
     return Slots(
-        prompt=jnp.arange(n_prompts, dtype=jnp.int32),
-        length=known.lengths,
         waiting=jnp.full(n_prompts, group, jnp.int32),
         sample=jnp.broadcast_to(jnp.arange(group, dtype=jnp.int32), (n_prompts, group)),
         count=out.lengths,

@@ -1,11 +1,9 @@
 """A rollout while it is drawn: prompts are read, then a loop gives every slot its next token.
 
-Prompts are prefilled once each. Slots stand in rows, each of which reads one prompt; a decode step advances all slots
-by one token, and a slot whose sample ended takes the next waiting sample of its row's prompt in the same program.
-Because slots are laid out by prompt, the prompt's keys and values are read in place, once for its whole row of slots.
-With ``SamplerConfig.rows``, a row that has nothing left to draw takes over another prompt of its lane, whose keys and
-values are moved in once. The loop ends when nothing is left to draw, or what is left is for the next rollout
-(`grpojax.programs.begun`).
+Prompts are prefilled once each. Every prompt has a row of slots; a decode step advances all slots by one token, and a
+slot whose sample ended takes the next waiting sample of its prompt in the same program. Because slots are laid out by
+prompt, the prompt's keys and values are read in place, once for its whole row of slots. The loop ends when nothing is
+left to draw, or what is left is for the next rollout (`grpojax.programs.begun`).
 """
 
 import dataclasses
@@ -21,12 +19,12 @@ from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.layers import Turned
-from grpojax.models.sharding import TRAIN, constrain, lanes, spec
+from grpojax.models.sharding import constrain
 from grpojax.programs import begun as partial
 from grpojax.programs import slot_cache
 from grpojax.programs.drawing import at_position, draw, keys_of_samples
-from grpojax.programs.sampler_config import SamplerConfig, rows_of
-from grpojax.programs.slot_rows import Slots, Waiting, by_lane, record, refill, take_prompt, wants
+from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.slot_rows import Slots, Waiting, by_lane, longest, record, refill
 from grpojax.types import Array, Prompts, Rollout, Scalar, pytree
 
 
@@ -38,8 +36,6 @@ class Fixed:
       config: group size, lengths, temperature, truncation, slots.
       compute: how to run the decoder.
       ring: of the slots' caches.
-      rows: of slots in all lanes; as many as prompts where each keeps its own.
-      shared: whether rows take over prompts.
       model: the decoder, for its embeddings and its last norm.
       graph: structure of one of its blocks.
       blocks: weights of its blocks, stacked or a list (`slot_cache.unrolls`), on a CPU turned.
@@ -54,8 +50,6 @@ class Fixed:
     config: SamplerConfig
     compute: Compute
     ring: slot_cache.Ring
-    rows: int
-    shared: bool
     model: Decoder
     graph: nnx.GraphDef
     blocks: Any
@@ -73,9 +67,8 @@ class Loop:
     Attributes:
       step: [] int32, decode steps done. All slots write their keys and values at this position of the ring.
       longest: [] int32, tokens of the longest sample that wants another, at least 1 while any is left to draw; 0 when
-        none is, ``max_tokens + 1`` when a row is to take over another prompt.
-      slots: the rows of slots, lanes in front.
-      prompt_kv: keys and values of each row's prompt, as `Fixed` has those of all; None where rows keep their prompts.
+        none is.
+      slots: a row for each prompt, lanes in front.
       keys, values: the slots' caches (`slot_cache.empty`).
       out: the rollout so far.
     """
@@ -83,7 +76,6 @@ class Loop:
     step: Scalar
     longest: Scalar
     slots: Slots
-    prompt_kv: Any
     keys: Any
     values: Any
     out: Any
@@ -128,8 +120,6 @@ def prefill(
         config=config,
         compute=compute,
         ring=slot_cache.ring(config.max_tokens, config.block, compute),
-        rows=rows_of(config, len(known.lengths), lanes(compute.mesh)),
-        shared=config.rows > 0,
         model=model,
         graph=graph,
         blocks=_blocks(blocks, compute),
@@ -153,15 +143,11 @@ def _blocks(stacked: Any, compute: Compute) -> Any:
 
 
 def before_decoding(fixed: Fixed, out: Rollout) -> Loop:
-    """Caches empty, all samples waiting; rows that keep their prompts have theirs, the others none."""
-    config, mesh, known = fixed.config, fixed.compute.mesh, fixed.known
+    """Caches empty, all samples waiting."""
+    config, known = fixed.config, fixed.known
     n_prompts, slots = known.lengths.shape[0], config.decode_slots or config.group
-    parts, rows = lanes(mesh), fixed.rows
-    idle = jnp.zeros((rows, slots), jnp.int32)
-    own = jnp.arange(rows, dtype=jnp.int32) % (rows // parts)
+    idle = jnp.zeros((n_prompts, slots), jnp.int32)
     start = Slots(
-        prompt=jnp.full(rows, n_prompts // parts, jnp.int32) if fixed.shared else own,
-        length=jnp.ones(rows, jnp.int32) if fixed.shared else known.lengths,
         waiting=jnp.zeros(n_prompts, jnp.int32),
         sample=idle + config.group,
         count=idle,
@@ -170,12 +156,11 @@ def before_decoding(fixed: Fixed, out: Rollout) -> Loop:
         active=idle > 0,
     )
     dtype = slot_cache.dtype_of(config.cache_dtype, fixed.compute)
-    keys, values = slot_cache.empty(fixed.model.config, rows, slots, fixed.ring, dtype, fixed.compute)
+    keys, values = slot_cache.empty(fixed.model.config, n_prompts, slots, fixed.ring, dtype, fixed.compute)
     return Loop(
         step=jnp.int32(0),
         longest=_longest(fixed, start),
         slots=start,
-        prompt_kv=slot_cache.no_prompts(fixed.prompt_kv, rows, fixed.compute) if fixed.shared else None,
         keys=keys,
         values=values,
         out=out,
@@ -187,34 +172,15 @@ def going_on(fixed: Fixed, prompts: Prompts, begun: Rollout, out: Rollout) -> Lo
     given = fixed.model, prompts, begun, fixed.known, out, fixed.left or 0
     dtype = slot_cache.dtype_of(fixed.config.cache_dtype, fixed.compute)
     slots, keys, values, out = partial.take_up(*given, fixed.ring, dtype, fixed.compute)
-    longest = _longest(fixed, slots)
-    return Loop(step=jnp.int32(0), longest=longest, slots=slots, prompt_kv=None, keys=keys, values=values, out=out)
+    return Loop(step=jnp.int32(0), longest=_longest(fixed, slots), slots=slots, keys=keys, values=values, out=out)
 
 
 def _longest(fixed: Fixed, slots: Slots) -> Scalar:
     """`Loop.longest`: all that the lanes of a mesh tell each other for a token."""
-    group, most, mesh = fixed.config.group, fixed.config.max_tokens, fixed.compute.mesh
+    mesh = fixed.compute.mesh
     if fixed.left is not None:
         return partial.longest(slots, fixed.left, mesh)
-    return by_lane(lambda s: wants(s, group, most, shared=fixed.shared), mesh)(slots).max()
-
-
-def take_prompts(fixed: Fixed, s: Loop) -> Loop:
-    """In every lane has one row that is free take over another prompt, if any does."""
-    mesh, most = fixed.compute.mesh, fixed.config.max_tokens
-    stacked = 0 if slot_cache.unrolls(fixed.compute) else 1
-
-    def of_lane(known, slots, held, prompts):
-        front = jax.tree.map(lambda x: jnp.moveaxis(x, stacked, 0), (held, prompts))
-        slots, held = take_prompt(known, slots, most, *front)
-        return slots, jax.tree.map(lambda x: jnp.moveaxis(x, 0, stacked), held)
-
-    if mesh is not None:
-        lane, kv = spec(("lane",), TRAIN), spec((*(None,) * stacked, "lane", "kv_heads"), TRAIN)
-        of_lane = jax.shard_map(of_lane, mesh=mesh, in_specs=(lane, lane, kv, kv), out_specs=(lane, kv))
-    with jax.named_scope("take_prompts"):
-        slots, held = of_lane(fixed.known, s.slots, s.prompt_kv, fixed.prompt_kv)
-    return dataclasses.replace(s, slots=slots, prompt_kv=held, longest=_longest(fixed, slots))
+    return by_lane(functools.partial(longest, group=fixed.config.group), mesh)(slots).max()
 
 
 def decode_token(fixed: Fixed, s: Loop) -> Loop:
@@ -222,9 +188,9 @@ def decode_token(fixed: Fixed, s: Loop) -> Loop:
     config, compute, model, c = fixed.config, fixed.compute, fixed.model, fixed.model.config
     most, dtype = config.max_tokens, slot_cache.dtype_of(config.cache_dtype, compute)
     slots = by_lane(refill, compute.mesh)(fixed.known, s.slots)
-    ring, position = fixed.ring, s.step % fixed.ring.size
+    ring, position, lengths = fixed.ring, s.step % fixed.ring.size, fixed.known.lengths
     cache_mask = (position - jnp.arange(ring.size)) % ring.size < slots.count[..., None]
-    prompt_mask = jnp.arange(fixed.prompt_tokens) < slots.length[:, None]
+    prompt_mask = jnp.arange(fixed.prompt_tokens) < lengths[:, None]
     seen = slot_cache.Seen(
         mask=cache_mask,
         live=ring.live(position, s.longest),
@@ -232,7 +198,7 @@ def decode_token(fixed: Fixed, s: Loop) -> Loop:
         position=position,
         ring=ring,
     )
-    tables = dec.rope_tables(c, slots.length[:, None] + slots.count - 1)
+    tables = dec.rope_tables(c, lengths[:, None] + slots.count - 1)
     x = dec.embed_tokens(model, slots.token, compute, whole=True)
 
     def body(x, layer, write):
@@ -244,7 +210,7 @@ def decode_token(fixed: Fixed, s: Loop) -> Loop:
         o = slot_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
         return one.finish(x, o.astype(x.dtype))
 
-    layers = fixed.blocks, s.prompt_kv if fixed.shared else fixed.prompt_kv
+    layers = fixed.blocks, fixed.prompt_kv
     layers = list(zip(*layers, strict=True)) if slot_cache.unrolls(compute) else layers
     x, (keys, values) = slot_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
 
@@ -254,12 +220,12 @@ def decode_token(fixed: Fixed, s: Loop) -> Loop:
     stop = _ends(token, fixed.eos)
 
     def write(slots, out, token, logp, stop):
-        at = slots.prompt, jnp.where(slots.active, slots.sample, config.group)  # out of range: not written
+        at = jnp.where(slots.active, slots.sample, config.group)  # out of range: not written
         return Rollout(
-            tokens=record(out.tokens, token, *at, slots.count),
-            logps=record(out.logps, logp, *at, slots.count),
-            lengths=record(out.lengths, slots.count + 1, *at),
-            stopped=record(out.stopped, stop, *at),
+            tokens=record(out.tokens, token, at, slots.count),
+            logps=record(out.logps, logp, at, slots.count),
+            lengths=record(out.lengths, slots.count + 1, at),
+            stopped=record(out.stopped, stop, at),
         )
 
     out = by_lane(write, compute.mesh)(slots, s.out, token, logp, stop)
@@ -271,12 +237,5 @@ def decode_token(fixed: Fixed, s: Loop) -> Loop:
 
 def decode(fixed: Fixed, s: Loop) -> Loop:
     """Goes on until nothing is left to draw, or as much as `Fixed` has it leave."""
-    step = functools.partial(decode_token, fixed)
-
-    def tokens(s: Loop) -> Loop:
-        return jax.lax.while_loop(lambda s: (s.longest > 0) & (s.longest <= fixed.config.max_tokens), step, s)
-
     with jax.named_scope("decode"):
-        if not fixed.shared:
-            return tokens(s)
-        return jax.lax.while_loop(lambda s: s.longest > 0, lambda s: tokens(take_prompts(fixed, s)), s)
+        return jax.lax.while_loop(lambda s: s.longest > 0, functools.partial(decode_token, fixed), s)

@@ -84,9 +84,6 @@ def sample_groups(
     """
     if not isinstance(eos_ids, tuple):
         raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
-    if begun is not None and (config.rows or config.decode_slots not in (0, config.group)):
-        raise UserError(
-            f"decode_slots={config.decode_slots}, rows={config.rows}: samples that were begun need slots of their own; "
-            "set 0"
-        )
+    if begun is not None and config.decode_slots not in (0, config.group):
+        raise UserError(f"decode_slots={config.decode_slots}: samples that were begun need slots of their own; set 0")
     return _sample(graph, params, prompts, key, config, eos_ids, compute, begun, left)

@@ -158,17 +158,6 @@ def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compu
     return all_of(*((width, c.head_dim) if gpu else (c.head_dim, width))), all_of(width, c.head_dim)
 
 
-def no_prompts(of_all: Any, rows: int, compute: Compute) -> Any:
-    """Room for the keys and values of a prompt a row, all 0; ``of_all`` are those of all prompts."""
-    layers = () if unrolls(compute) else (None,)
-
-    def nothing(x):
-        x = jnp.zeros((*x.shape[: len(layers)], rows, *x.shape[len(layers) + 1 :]), x.dtype)
-        return constrain(x, compute.mesh, *layers, "lane", "kv_heads", *(None,) * (x.ndim - len(layers) - 2))
-
-    return jax.tree.map(nothing, of_all)
-
-
 # ------------------------------------------------------------------------------------------------------- layers
 
 

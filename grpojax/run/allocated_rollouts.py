@@ -111,7 +111,6 @@ class PlannedGroups(Groups):
             temperature=config.temperature,
             cache_dtype=config.cache_dtype,
             decode_slots=min(config.decode_slots, group),
-            rows=config.rows,
             block=config.block,
         )
 

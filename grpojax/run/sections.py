@@ -133,10 +133,10 @@ class RolloutConfig(SamplerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, prompts="[1, inf)", ahead="[0, 1]", overlap="[0, 1)")
-        if self.overlap and (self.rows or self.decode_slots not in (0, self.group)):
+        if self.overlap and self.decode_slots not in (0, self.group):
             raise UserError(
-                f"overlap={self.overlap:g} with decode_slots={self.decode_slots}, rows={self.rows}: a sample that goes "
-                "on in the next rollout has a slot of its own; set decode_slots and rows to 0, or overlap=0"
+                f"overlap={self.overlap:g} with decode_slots={self.decode_slots}: a sample that goes on in the next "
+                "rollout has a slot of its own; set decode_slots=0, or overlap=0"
             )
         if self.uncorrected and not self.eight_bits:
             raise UserError(

@@ -16,7 +16,7 @@ from grpojax.models.weight_table import shardings
 from grpojax.programs import influence, lanes, packing, policy_update, sampler, slot_cache
 from grpojax.programs.begun import most_left, nothing_begun
 from grpojax.programs.critic_update import CriticModel
-from grpojax.programs.sampler_config import SamplerConfig, rows_of
+from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.state import make_reshard
 from grpojax.run.groups import greedy_of
 from grpojax.run.influence import TOKENS
@@ -141,13 +141,12 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
         how["left"] = most_left(overlap, count, sampling.group, parts)
         args = *args, place(nothing_begun(*shape, tokens), mesh)
     program = jax.jit(functools.partial(_sample, run.graph, **how))
-    rows, ring = rows_of(config, len(prompts.lengths), parts), slot_cache.ring(tokens, config.block, compute)
+    rows, ring = len(prompts.lengths), slot_cache.ring(tokens, config.block, compute)
     dtype = slot_cache.dtype_of(sampling.cache_dtype, compute)
-    read = len(prompts.lengths) + (rows if config.rows else 0)  # prompts, and those that rows took over
-    kept = (read * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
+    kept = (rows * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
     spread = dataclasses.replace(run.config, num_kv_heads=kv_heads.on_mesh(run.config, mesh))
     cache = kept * flops.kv_bytes(spread, dtype)
-    rounds = -(-len(prompts.lengths) * -(-config.group // slots) // rows)
+    rounds = -(-config.group // slots)
     live, apart = ring.mean_live(tokens, rounds), run.apart is not None
     return Call(program, args, (), (*shape, tokens), rounds * (tokens - 1), cache, ring.blocks, live, apart)
 

@@ -11,7 +11,6 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads
 from grpojax.programs import lanes as cut
 from grpojax.programs import packing, slot_cache
-from grpojax.programs.sampler_config import SamplerConfig, rows_of
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_run
 from grpojax.tools.plan_chips import Target
@@ -254,24 +253,22 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     c, (prompts, group) = w.spread, w.sampled
     rollout, length = w.config.rollout, w.config.data.max_prompt_tokens
     slots = min(w.slots or group, group)
-    sampling = SamplerConfig(group=group, decode_slots=slots, rows=rollout.rows)
-    rows, platform = rows_of(sampling, prompts, 1), "gpu" if target.by_sheet else "tpu"
+    platform = "gpu" if target.by_sheet else "tpu"
     compute = Compute(dtype="bfloat16", platform=platform)
     ring = slot_cache.ring(rollout.max_tokens, rollout.block, compute)
     dtype = slot_cache.dtype_of(rollout.cache_dtype, compute)
-    rounds = -(-prompts * -(-group // slots) // rows)
+    rounds = -(-group // slots)
     iterations = rounds * (rollout.max_tokens - 1)
     live = ring.mean_live(rollout.max_tokens, rounds) * ring.size
-    read = flops.decode_bytes(c, length, live, prompts=rows, slots=slots, cache_dtype=dtype) / w.tensor
+    read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor
     read -= (2 - w.weight_bytes) * (flops.matmul_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
-    logits = 4 * rows * slots * c.vocab_size
+    logits = 4 * prompts * slots * c.vocab_size
     read += 6 * logits if logits > 2**26 else 0  # fewer stay in a chip's fast memory
-    held = prompts + (rows if rollout.rows else 0)  # prompts, and those that rows took over
-    kept = (held * length + rows * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
+    kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
     counts = np.full(prompts, length), np.full((prompts, group), rollout.max_tokens)
     share = (w.tensor - 1) / w.tensor
     joined = 2 * c.num_layers * (w.tensor > 1)  # sums over the tensor axis for a token
-    wire = joined * rows * slots * c.hidden_size * 2 * 2 * share
+    wire = joined * prompts * slots * c.hidden_size * 2 * 2 * share
     consumers = {
         "weights cast for the rollout": w.weight_bytes * w.parameters / w.tensor / _GIB,
         "keys and values": kept / _GIB,

@@ -166,10 +166,9 @@ def test_what_the_last_samples_would_keep_waiting_is_drawn_in_fewer_steps(decode
     assert tokens_a_step(parts) > 1.5 * tokens_a_step([(0 * whole, whole)])
 
 
-def test_rows_and_fewer_slots_are_refused(decoder):
-    for cells in ({"decode_slots": 2}, {"rows": 2}):
-        with pytest.raises(UserError, match="samples that were begun need slots of their own"):
-            run(decoder, some_prompts(), dataclasses.replace(CONFIG, **cells), begun.nothing_begun(3, 5, 23), 3)
+def test_fewer_slots_are_refused(decoder):
+    with pytest.raises(UserError, match="samples that were begun need slots of their own"):
+        run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=2), begun.nothing_begun(3, 5, 23), 3)
 
 
 def test_shares_that_are_none_or_do_not_divide_are_refused():

@@ -173,11 +173,11 @@ def plain_logps(decoder, prompts, out):
 @pytest.mark.parametrize(
     ("cells", "compute"),
     [
-        ({"decode_slots": 2, "rows": 2, "block": 4}, Compute()),
+        ({"decode_slots": 2, "block": 4}, Compute()),
         pytest.param({}, Compute(), marks=pytest.mark.exhaustive),
         pytest.param({"decode_slots": 3, "block": 4}, TPU, marks=pytest.mark.exhaustive),
     ],
-    ids=["blocks and rows", "all at once", "tpu"],
+    ids=["blocks and slots", "all at once", "tpu"],
 )
 def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, cells, compute):
     prompts = some_prompts()
@@ -195,14 +195,13 @@ def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, cells, compute
     ("cells", "compute"),
     [
         ({"decode_slots": 3}, Compute()),
-        ({"decode_slots": 2, "rows": 2, "block": 4}, Compute()),
-        ({"decode_slots": 1, "rows": 7, "block": 3}, TPU),
+        ({"decode_slots": 2, "block": 4}, Compute()),
+        ({"decode_slots": 1, "block": 3}, TPU),
         ({"block": 11}, TPU),
-        ({"decode_slots": 2, "rows": 2, "block": 3}, TPU),
     ],
     ids=str,
 )
-def test_draws_do_not_depend_on_slots_rows_blocks_or_platform(decoder, cells, compute):
+def test_draws_do_not_depend_on_slots_blocks_or_platform(decoder, cells, compute):
     want = run(decoder, some_prompts(), EIGHT)
     got = run(decoder, some_prompts(), dataclasses.replace(EIGHT, **cells), compute=compute)
     same(got, want)
@@ -230,7 +229,7 @@ def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     compute = dataclasses.replace(of, mesh=mesh)
     placed = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
-    cells = dataclasses.replace(EIGHT, rows=1, decode_slots=2, block=4)
+    cells = dataclasses.replace(EIGHT, decode_slots=2, block=4)
     same(run((graph, placed), some_prompts(8), cells, compute=compute), want)
 
 

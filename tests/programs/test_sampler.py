@@ -57,10 +57,10 @@ def test_lengths_stops_and_padding(decoder):
 
 @pytest.mark.parametrize(
     "cells",
-    [{"decode_slots": 3}, {"decode_slots": 2, "rows": 2, "block": 4}, {"decode_slots": 1, "rows": 7, "block": 3}],
-    ids=["slots", "rows", "a slot a row"],
+    [{"decode_slots": 3}, {"decode_slots": 2, "block": 4}, {"decode_slots": 1, "block": 3}],
+    ids=["slots", "blocks", "one slot"],
 )
-def test_draws_do_not_depend_on_slots_rows_or_blocks(decoder, cells):
+def test_draws_do_not_depend_on_slots_or_blocks(decoder, cells):
     want, got = (run(decoder, some_prompts(), dataclasses.replace(CONFIG, **c)) for c in ({}, cells))
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.lengths, want.lengths)
@@ -72,8 +72,8 @@ TPU = Compute(platform="tpu", attention="xla")  # its program, run here
 
 @pytest.mark.parametrize(
     "cells",
-    [{"block": 4}, {"decode_slots": 2, "rows": 2, "block": 3}, {"decode_slots": 3, "block": 11}],
-    ids=["own", "rows", "one"],
+    [{"block": 4}, {"decode_slots": 2, "block": 3}, {"decode_slots": 3, "block": 11}],
+    ids=["all slots", "slots", "one block"],
 )
 def test_a_loop_over_blocks_draws_the_same(decoder, cells):
     want = run(decoder, some_prompts(), CONFIG)
@@ -88,8 +88,8 @@ GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpret
 
 @pytest.mark.parametrize(
     "cells",
-    [{"decode_slots": 2, "rows": 2}, pytest.param({"block": 16}, marks=pytest.mark.exhaustive)],
-    ids=["rows", "blocks"],
+    [{"decode_slots": 2}, pytest.param({"block": 16}, marks=pytest.mark.exhaustive)],
+    ids=["slots", "blocks"],
 )
 def test_a_kernel_draws_the_same(decoder, cells):
     long = dataclasses.replace(CONFIG, max_tokens=19)  # two blocks of 16, or one of 32 that goes round
@@ -147,7 +147,7 @@ def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
     placed = jax.device_put(params, shardings(params, mesh))
     compute = dataclasses.replace(of, mesh=mesh)
     rollout_params = state.make_reshard(config, compute)(placed)
-    two_a_lane = {"rows": 1, "decode_slots": 2, "block": 0 if of is GPU else 4} if sizes != (8, 1, 1) else {}
+    two_a_lane = {"decode_slots": 2, "block": 0 if of is GPU else 4} if sizes != (8, 1, 1) else {}
     got = run((graph, rollout_params), prompts, dataclasses.replace(CONFIG, **two_a_lane), compute=compute)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -166,7 +166,7 @@ def test_log_probs_equal_the_trainers(decoder, temperature):
     """Also with a pad id (0) that is an end-of-sequence id."""
     graph, params = decoder
     prompts = some_prompts()
-    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2, rows=2, block=4))
+    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2, block=4))
     zeros = np.zeros(out.logps.shape, np.float32)
     per_token = PerToken(advantages=zeros, weights=zeros)
     packed, layout = packing.pack(
@@ -357,7 +357,6 @@ def test_extreme_logits_are_drawn_without_nan():
         {"min_p": 2.0},
         {"decode_slots": -1},
         {"decode_slots": 9},
-        {"rows": -1},
         {"block": 257},
     ],
 )

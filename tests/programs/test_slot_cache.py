@@ -112,23 +112,19 @@ def test_a_tpus_blocks_are_an_eighth_or_128_positions():
     assert got == [Ring(1, 100), Ring(2, 150), Ring(8, 128), Ring(8, 512)]
 
 
-@pytest.mark.parametrize(
-    "cells", [{"decode_slots": 4}, {"decode_slots": 4, "rows": 3}], ids=["own rows", "shared rows"]
-)
-def test_a_token_reads_weights_prompts_and_live_blocks(cells):
+def test_a_token_reads_weights_prompts_and_live_blocks():
     """From the compiled HLO; in float32, twice the bytes of the formula."""
-    config = SamplerConfig(group=8, max_tokens=256, **cells)
+    config = SamplerConfig(group=8, max_tokens=256, decode_slots=4)
     ring = slot_cache.ring(256, 0, Compute())
     assert (ring.blocks, ring.width) == (4, 64)
     text = lowered(config, Compute()).compile().as_text()
-    block_of_a_layer = 4 * 3 * 4 * 4 * 128 * 64  # and less than any weight
-    assert each_token(text, 1000, "rows" in cells) and not each_token(text, block_of_a_layer, "rows" in cells)
+    block_of_a_layer = 4 * 4 * 4 * 4 * 128 * 64  # and no more than any weight
+    assert each_token(text, 1000) and not each_token(text, block_of_a_layer)
     module = hlo.analyse(text)
-    rows, slots = config.rows or 4, config.decode_slots or 8
     for blocks in (1, 2, 4):
         moved = module.each - module.optional * (1 - blocks / ring.blocks)
         longest = blocks * ring.width - 7
-        least = 2 * flops.decode_bytes(SMALL, 96, longest, prompts=rows, slots=slots, block=ring.width)
+        least = 2 * flops.decode_bytes(SMALL, 96, longest, prompts=4, slots=4, block=ring.width)
         assert moved < 1.25 * least, (blocks, moved / least)
 
 
@@ -172,15 +168,15 @@ print(json.dumps([report.read_each, report.optional_each, report.per_iteration, 
 
 
 @pytest.mark.slow
-@pytest.mark.in_ci("int8 of shared rows")
+@pytest.mark.in_ci("int8 of fewer slots")
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(
     ("cells", "mesh"),
     [
         ({}, {"fsdp": 2, "tensor": 2}),
-        ({"cache_dtype": "int8", "decode_slots": 5, "rows": 3}, {"fsdp": 4}),
+        ({"cache_dtype": "int8", "decode_slots": 5}, {"fsdp": 4}),
     ],
-    ids=["tensor", "int8 of shared rows"],
+    ids=["tensor", "int8 of fewer slots"],
 )
 def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp_path):
     """As `plan` says it, of Qwen2.5-1.5B at its full depth on v5e; and no weight or block is written anew. Eight bits
@@ -190,7 +186,7 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
     each, optional, moved, temp = json.loads(done.stdout.splitlines()[-1])
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)
     ring = slot_cache.ring(1024, 0, Compute(platform="tpu"))
-    rows, slots = cells.get("rows", 16 // mesh["fsdp"]), cells.get("decode_slots", 16)
+    rows, slots = 16 // mesh["fsdp"], cells.get("decode_slots", 16)
     dtype = cells.get("cache_dtype", "bfloat16")
     for blocks in range(1, ring.blocks + 1):
         read = (each - optional * (1 - blocks / ring.blocks)) * 2**30
@@ -200,20 +196,19 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
         )
         assert read < 1.25 * least, (blocks, read / least)
     full = -(-slots * c.num_kv_heads // tensor // 8) * 8 * tensor // c.num_kv_heads  # of heads and slots, whole tiles
-    cache = (16 // mesh["fsdp"] * 512 + rows * (full * ring.size + ("rows" in cells) * 512)) * flops.kv_bytes(c, dtype)
+    cache = rows * (512 + full * ring.size) * flops.kv_bytes(c, dtype)
     assert optional * 2**30 < 1.01 * rows * slots * ring.size * flops.kv_bytes(c, dtype) / tensor
     assert temp * 2**30 < 1.1 * cache / tensor + 2**25
     text = (tmp_path / "hlo.txt").read_text()
     weight = c.hidden_size * c.num_kv_heads * c.head_dim * 2 // tensor  # the smallest; larger are the tokens drawn
-    around = int("rows" in cells)  # a loop over prompts that are taken over
-    assert each_token(text, 1000, around)
-    assert [x for x in each_token(text, weight, around) if "bf16" in x[1] or "s8" in x[1]] == []
+    assert each_token(text, 1000)
+    assert [x for x in each_token(text, weight) if "bf16" in x[1] or "s8" in x[1]] == []
     assert tensor > 1 or all(largest <= 4 / 2**30 for _, _, largest in moved.values())
 
 
 def test_lanes_tell_each_other_four_bytes_a_token():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=8, fsdp=1))
-    config = SamplerConfig(group=3, max_tokens=4, decode_slots=2, rows=1, block=2)
+    config = SamplerConfig(group=3, max_tokens=4, decode_slots=2, block=2)
     module = hlo.analyse(lowered(config, Compute(mesh=mesh), prompts=16, length=8).compile().as_text())
     moved = [(c.kind, c.size) for c in module.collectives if c.unknown and c.wire]
-    assert moved == [("all-reduce", 4)] * 2  # after a token, and where a row has taken over a prompt
+    assert moved == [("all-reduce", 4)]

@@ -203,8 +203,7 @@ def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path):
         (("variant=remax",), "'remax' draws a greedy completion with each group"),
         (("variant={name: gt_likelihood, train_on: spliced}",), "'gt_likelihood' with train_on=spliced"),
         (("rollout.overlap=1.0",), "overlap=1"),
-        (("rollout.decode_slots=2",), "overlap=0.2 with decode_slots=2, rows=0"),
-        (("rollout.rows=2",), "overlap=0.2 with decode_slots=0, rows=2"),
+        (("rollout.decode_slots=2",), "overlap=0.2 with decode_slots=2"),
     ],
 )
 def test_what_cannot_go_on_or_be_corrected_is_refused(recipe, tmp_path, overrides, said):
