@@ -37,6 +37,7 @@ RENAMED = {
 }
 REMOVED = {  # what to do instead
     "rollout.rows": "leave it out; rollout.decode_slots below rollout.group has slots that end early used again",
+    "rollout.block": "leave it out; the platform and rollout.max_tokens say how large the blocks of the cache are",
     "rollout.parts": "leave it out; rollout.ahead=1 has rewards run while the devices go on",
 }
 Key = tuple[Any, ...]  # where a value stands: ("rewards", 0, "weight")

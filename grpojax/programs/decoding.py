@@ -119,7 +119,7 @@ def prefill(
     fixed = Fixed(
         config=config,
         compute=compute,
-        ring=slot_cache.ring(config.max_tokens, config.block, compute),
+        ring=slot_cache.ring(config.max_tokens, compute),
         model=model,
         graph=graph,
         blocks=_blocks(blocks, compute),

@@ -16,8 +16,6 @@ class SamplerConfig(DrawConfig):
       max_tokens: longest completion, T.
       decode_slots: samples of one prompt that are decoded at a time; 0 takes all of them. Fewer slots than samples
         pay when lengths differ much: a slot that ends early is used again.
-      block: positions of the cache that are read or left out together; 0 takes about an eighth of ``max_tokens``, or
-        all of it where leaving some out does not pay, and 64 on a GPU (`grpojax.programs.slot_cache.ring`).
       cache_dtype: of the keys and values that decode steps read; "int8" with a bfloat16 scale a token and head
         (`grpojax.models.quantised`). A prompt itself runs over its own as they are.
     """
@@ -25,7 +23,6 @@ class SamplerConfig(DrawConfig):
     group: int = 8
     max_tokens: int = 256
     decode_slots: int = 0
-    block: int = 0
     cache_dtype: Literal["compute", "float32", "bfloat16", "int8"] = "compute"
 
     def __post_init__(self):
@@ -33,5 +30,3 @@ class SamplerConfig(DrawConfig):
         require(self, group="[1, inf)", max_tokens="[1, inf)")
         if not 0 <= self.decode_slots <= self.group:
             raise UserError(f"decode_slots={self.decode_slots!r}: must be between 0 (all) and group={self.group}")
-        if not 0 <= self.block <= self.max_tokens:
-            raise UserError(f"block={self.block!r}: must be between 0 (by platform) and max_tokens={self.max_tokens}")

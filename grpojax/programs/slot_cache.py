@@ -31,9 +31,9 @@ from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Scalar
 
-_MOST = 8  # blocks of a ring, unless told otherwise
-_SHORTEST = {"cpu": 64, "tpu": 128}  # positions of a block from which on leaving one out pays for asking
-_AT_ONCE = 64  # positions that a GPU's kernel reads at a time, unless told otherwise
+MOST = 8  # blocks of a ring
+SHORTEST = {"cpu": 64, "tpu": 128}  # positions of a block from which on leaving one out pays for asking
+AT_ONCE = 64  # positions that a GPU's kernel reads at a time
 LOOP = "blocks_of_cache"  # the scope of the loop over blocks, by which its iterations are found in a compiled program
 
 
@@ -67,31 +67,26 @@ class Ring(NamedTuple):
         return float(np.minimum(step // self.width - first // self.width + 1, self.blocks).mean()) / self.blocks
 
 
-def ring(tokens: int, block: int, compute: Compute) -> Ring:
-    """The ring of samples of at most ``tokens`` tokens.
+def ring(tokens: int, compute: Compute) -> Ring:
+    """The ring of samples of at most ``tokens`` tokens, in blocks whose size is chosen by platform.
+
+    On a CPU or a TPU there are at most 8 blocks, and fewer where a block would be so short that leaving one out costs
+    more than reading it. On a GPU a block has 64 positions: what the kernel reads at a time.
 
     Args:
       tokens: T.
-      block: positions of a block; 0 takes about an eighth of the ring on a CPU or a TPU, and 64 on a GPU, whose kernel
-        reads a block or, of wide heads, part of one at a time.
       compute: for the platform.
 
-    Raises:
-      UserError: a block on a GPU that is no power of two, or shorter than 16.
-
     Example:
-      >>> [ring(1024, 0, Compute(platform=p)) for p in ("cpu", "tpu", "gpu")]
+      >>> [ring(1024, Compute(platform=p)) for p in ("cpu", "tpu", "gpu")]
       [Ring(blocks=8, width=128), Ring(blocks=8, width=128), Ring(blocks=16, width=64)]
     """
     if on_gpu(compute):
         from grpojax.programs import slot_kernel
 
-        least = slot_kernel.SHORTEST
-        if block and (block < least or block & (block - 1)):
-            raise UserError(f"block={block}: on a GPU, make rollout.block 0 or a power of two from {least} on")
-        width = block or min(_AT_ONCE, max(least, 1 << (tokens - 1).bit_length()))
+        width = min(AT_ONCE, max(slot_kernel.SHORTEST, 1 << (tokens - 1).bit_length()))
     else:
-        width = block or -(-tokens // min(_MOST, max(1, tokens // _SHORTEST.get(platform(compute), tokens))))
+        width = -(-tokens // min(MOST, max(1, tokens // SHORTEST.get(platform(compute), tokens))))
     return Ring(-(-tokens // width), width)
 
 

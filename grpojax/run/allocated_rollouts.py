@@ -111,7 +111,6 @@ class PlannedGroups(Groups):
             temperature=config.temperature,
             cache_dtype=config.cache_dtype,
             decode_slots=min(config.decode_slots, group),
-            block=config.block,
         )
 
     def _passes(self, judged: Judged) -> Samples:

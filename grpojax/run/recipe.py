@@ -31,7 +31,6 @@ EXECUTION = (
     "model.remat",
     "model.attention",
     "rollout.decode_slots",
-    "rollout.block",
     "train.microbatches",
     "train.skip_zero_advantage",
     "train.eval_",

@@ -141,7 +141,7 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
         how["left"] = most_left(overlap, count, sampling.group, parts)
         args = *args, place(nothing_begun(*shape, tokens), mesh)
     program = jax.jit(functools.partial(_sample, run.graph, **how))
-    rows, ring = len(prompts.lengths), slot_cache.ring(tokens, config.block, compute)
+    rows, ring = len(prompts.lengths), slot_cache.ring(tokens, compute)
     dtype = slot_cache.dtype_of(sampling.cache_dtype, compute)
     kept = (rows * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
     spread = dataclasses.replace(run.config, num_kv_heads=kv_heads.on_mesh(run.config, mesh))

@@ -255,7 +255,7 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     slots = min(w.slots or group, group)
     platform = "gpu" if target.by_sheet else "tpu"
     compute = Compute(dtype="bfloat16", platform=platform)
-    ring = slot_cache.ring(rollout.max_tokens, rollout.block, compute)
+    ring = slot_cache.ring(rollout.max_tokens, compute)
     dtype = slot_cache.dtype_of(rollout.cache_dtype, compute)
     rounds = -(-group // slots)
     iterations = rounds * (rollout.max_tokens - 1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from plain_decoder import BASE, random_decoder, some_prompts
+from short_blocks import blocks_of
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, quantised, score, sharding
@@ -21,7 +22,7 @@ from grpojax.programs.slot_cache import Ring
 from grpojax.types import PerToken, Rollout, TrainBatch
 
 EOS = (0, 1, 2, 3)
-CONFIG = SamplerConfig(group=5, max_tokens=23, block=4)
+CONFIG = SamplerConfig(group=5, max_tokens=23)
 TPU = Compute(platform="tpu", attention="xla")  # its program, run here
 GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpreted
 
@@ -95,8 +96,8 @@ def decoder():
 def test_samples_are_those_of_one_rollout_wherever_it_is_broken_off(decoder, compute, block, left):
     """Keys are of positions, so with one key and the same weights every token is the same, and the loop ends where a
     plain count of tokens says."""
-    config = dataclasses.replace(CONFIG, block=block)
-    check(decoder, some_prompts(), config, left=left, compute=compute)
+    with blocks_of(block):
+        check(decoder, some_prompts(), CONFIG, left=left, compute=compute)
 
 
 def test_log_probs_of_what_went_on_are_the_trainers(decoder):
@@ -146,11 +147,11 @@ def test_every_lane_of_a_mesh_goes_on_with_its_own(sizes, of):
     graph, params = random_decoder(config)
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     lanes, prompts = sizes[0] * sizes[1], some_prompts(8)
-    sampling = dataclasses.replace(CONFIG, block=16 if of is GPU else 4)
-    want = run((graph, params), prompts, sampling)
+    want = run((graph, params), prompts, CONFIG)
     compute = dataclasses.replace(of, mesh=mesh)
     placed = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
-    check((graph, placed), prompts, sampling, left=16 // lanes, lanes=lanes, compute=compute, want=want)
+    with blocks_of(4):
+        check((graph, placed), prompts, CONFIG, left=16 // lanes, lanes=lanes, compute=compute, want=want)
 
 
 def test_what_the_last_samples_would_keep_waiting_is_drawn_in_fewer_steps(decoder):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from plain_decoder import BASE, plain_states, random_decoder, whole_sequences
+from short_blocks import blocks_of
 from tpu_cache import second_of_two
 
 from grpojax.host.errors import UserError
@@ -154,8 +155,9 @@ def some_prompts(p=3, length=7):
     )
 
 
-def run(decoder, prompts, config, compute=Compute()):  # noqa: B008
-    rollout = sample_groups(*decoder, prompts, jax.random.key(0), config, eos_ids=tuple(range(6)), compute=compute)
+def run(decoder, prompts, config, compute=Compute(), block=None):  # noqa: B008
+    with blocks_of(block):
+        rollout = sample_groups(*decoder, prompts, jax.random.key(0), config, eos_ids=tuple(range(6)), compute=compute)
     return jax.tree.map(np.asarray, rollout)
 
 
@@ -171,17 +173,17 @@ def plain_logps(decoder, prompts, out):
 
 
 @pytest.mark.parametrize(
-    ("cells", "compute"),
+    ("slots", "block", "compute"),
     [
-        ({"decode_slots": 2, "block": 4}, Compute()),
-        pytest.param({}, Compute(), marks=pytest.mark.exhaustive),
-        pytest.param({"decode_slots": 3, "block": 4}, TPU, marks=pytest.mark.exhaustive),
+        (2, 4, Compute()),
+        pytest.param(0, None, Compute(), marks=pytest.mark.exhaustive),
+        pytest.param(3, 4, TPU, marks=pytest.mark.exhaustive),
     ],
     ids=["blocks and slots", "all at once", "tpu"],
 )
-def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, cells, compute):
+def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, slots, block, compute):
     prompts = some_prompts()
-    out = run(decoder, prompts, dataclasses.replace(EIGHT, **cells), compute=compute)
+    out = run(decoder, prompts, dataclasses.replace(EIGHT, decode_slots=slots), compute, block)
     there = np.arange(EIGHT.max_tokens) < out.lengths[..., None]
     apart = np.abs(plain_logps(decoder, prompts, out) - out.logps)[there]
     assert np.quantile(apart, 0.9) < 1e-5 and apart.max() < 3e-3  # a number between two may be rounded either way
@@ -192,18 +194,11 @@ def test_log_probs_are_those_that_tokens_were_drawn_with(decoder, cells, compute
 
 
 @pytest.mark.parametrize(
-    ("cells", "compute"),
-    [
-        ({"decode_slots": 3}, Compute()),
-        ({"decode_slots": 2, "block": 4}, Compute()),
-        ({"decode_slots": 1, "block": 3}, TPU),
-        ({"block": 11}, TPU),
-    ],
-    ids=str,
+    ("slots", "block", "compute"), [(3, None, Compute()), (2, 4, Compute()), (1, 3, TPU), (0, 11, TPU)], ids=str
 )
-def test_draws_do_not_depend_on_slots_blocks_or_platform(decoder, cells, compute):
+def test_draws_do_not_depend_on_slots_blocks_or_platform(decoder, slots, block, compute):
     want = run(decoder, some_prompts(), EIGHT)
-    got = run(decoder, some_prompts(), dataclasses.replace(EIGHT, **cells), compute=compute)
+    got = run(decoder, some_prompts(), dataclasses.replace(EIGHT, decode_slots=slots), compute, block)
     same(got, want)
 
 
@@ -229,8 +224,8 @@ def test_draws_do_not_depend_on_the_mesh(sizes, of, heads):
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     compute = dataclasses.replace(of, mesh=mesh)
     placed = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
-    cells = dataclasses.replace(EIGHT, decode_slots=2, block=4)
-    same(run((graph, placed), some_prompts(8), cells, compute=compute), want)
+    fewer = dataclasses.replace(EIGHT, decode_slots=2)
+    same(run((graph, placed), some_prompts(8), fewer, compute, block=4), want)
 
 
 @pytest.mark.parametrize("cache_dtype", ["int8", pytest.param("compute", marks=pytest.mark.exhaustive)])
@@ -240,12 +235,13 @@ def test_no_block_is_gathered(cache_dtype):
     config = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=32, num_layers=2)
     graph, params = random_decoder(config)
     mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=4, tensor=2))
-    compute, cells = dataclasses.replace(TPU, mesh=mesh), {"decode_slots": 3, "block": 4, "cache_dtype": cache_dtype}
+    compute, cells = dataclasses.replace(TPU, mesh=mesh), {"decode_slots": 3, "cache_dtype": cache_dtype}
     own = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
     draw = functools.partial(
         sample_groups, graph, config=dataclasses.replace(EIGHT, **cells), eos_ids=(1, 2), compute=compute
     )
-    text = jax.jit(lambda params, key: draw(params, some_prompts(8), key)).lower(own, jax.random.key(0)).compile()
+    with blocks_of(4):
+        text = jax.jit(lambda params, key: draw(params, some_prompts(8), key)).lower(own, jax.random.key(0)).compile()
     most = max(c.size for c in hlo.analyse(text.as_text()).collectives if c.unknown)
     assert most <= 2 * 3 * config.hidden_size * 4 < 2 * 3 * 2 * 32 * 4
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from plain_decoder import BASE, random_decoder, some_prompts
+from short_blocks import blocks_of
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
@@ -34,8 +35,9 @@ def decoder():
     return random_decoder(BASE)
 
 
-def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute()):  # noqa: B008
-    rollout = sample_groups(*decoder, prompts, jax.random.key(key), config, eos_ids=eos, compute=compute)
+def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute(), block=None):  # noqa: B008
+    with blocks_of(block):
+        rollout = sample_groups(*decoder, prompts, jax.random.key(key), config, eos_ids=eos, compute=compute)
     return jax.tree.map(np.asarray, rollout)
 
 
@@ -56,12 +58,11 @@ def test_lengths_stops_and_padding(decoder):
 
 
 @pytest.mark.parametrize(
-    "cells",
-    [{"decode_slots": 3}, {"decode_slots": 2, "block": 4}, {"decode_slots": 1, "block": 3}],
-    ids=["slots", "blocks", "one slot"],
+    ("slots", "block"), [(3, None), (2, 4), (1, 3)], ids=["slots", "two blocks", "one slot, three blocks"]
 )
-def test_draws_do_not_depend_on_slots_or_blocks(decoder, cells):
-    want, got = (run(decoder, some_prompts(), dataclasses.replace(CONFIG, **c)) for c in ({}, cells))
+def test_draws_do_not_depend_on_slots_or_blocks(decoder, slots, block):
+    want = run(decoder, some_prompts(), CONFIG)
+    got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=slots), block=block)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.lengths, want.lengths)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -70,14 +71,10 @@ def test_draws_do_not_depend_on_slots_or_blocks(decoder, cells):
 TPU = Compute(platform="tpu", attention="xla")  # its program, run here
 
 
-@pytest.mark.parametrize(
-    "cells",
-    [{"block": 4}, {"decode_slots": 2, "block": 3}, {"decode_slots": 3, "block": 11}],
-    ids=["all slots", "slots", "one block"],
-)
-def test_a_loop_over_blocks_draws_the_same(decoder, cells):
+@pytest.mark.parametrize(("slots", "block"), [(5, 4), (2, 3), (3, 11)], ids=["two blocks", "three blocks", "one block"])
+def test_a_loop_over_blocks_draws_the_same(decoder, slots, block):
     want = run(decoder, some_prompts(), CONFIG)
-    got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, **cells), compute=TPU)
+    got = run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=slots), compute=TPU, block=block)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.lengths, want.lengths)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -87,14 +84,12 @@ GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpret
 
 
 @pytest.mark.parametrize(
-    "cells",
-    [{"decode_slots": 2}, pytest.param({"block": 16}, marks=pytest.mark.exhaustive)],
-    ids=["slots", "blocks"],
+    ("slots", "block"), [(2, None), pytest.param(5, 16, marks=pytest.mark.exhaustive)], ids=["slots", "blocks"]
 )
-def test_a_kernel_draws_the_same(decoder, cells):
+def test_a_kernel_draws_the_same(decoder, slots, block):
     long = dataclasses.replace(CONFIG, max_tokens=19)  # two blocks of 16, or one of 32 that goes round
     want = run(decoder, some_prompts(), long)
-    got = run(decoder, some_prompts(), dataclasses.replace(long, **cells), compute=GPU)
+    got = run(decoder, some_prompts(), dataclasses.replace(long, decode_slots=slots), compute=GPU, block=block)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.lengths, want.lengths)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
@@ -147,8 +142,9 @@ def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
     placed = jax.device_put(params, shardings(params, mesh))
     compute = dataclasses.replace(of, mesh=mesh)
     rollout_params = state.make_reshard(config, compute)(placed)
-    two_a_lane = {"decode_slots": 2, "block": 0 if of is GPU else 4} if sizes != (8, 1, 1) else {}
-    got = run((graph, rollout_params), prompts, dataclasses.replace(CONFIG, **two_a_lane), compute=compute)
+    slots, block = (0, None) if sizes == (8, 1, 1) else (2, None if of is GPU else 4)
+    fewer = dataclasses.replace(CONFIG, decode_slots=slots)
+    got = run((graph, rollout_params), prompts, fewer, compute=compute, block=block)
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
 
@@ -166,7 +162,7 @@ def test_log_probs_equal_the_trainers(decoder, temperature):
     """Also with a pad id (0) that is an end-of-sequence id."""
     graph, params = decoder
     prompts = some_prompts()
-    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2, block=4))
+    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2), block=4)
     zeros = np.zeros(out.logps.shape, np.float32)
     per_token = PerToken(advantages=zeros, weights=zeros)
     packed, layout = packing.pack(
@@ -357,7 +353,6 @@ def test_extreme_logits_are_drawn_without_nan():
         {"min_p": 2.0},
         {"decode_slots": -1},
         {"decode_slots": 9},
-        {"block": 257},
     ],
 )
 def test_bad_values_are_refused(bad):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tpu_compiler
 from compiled_writes import each_token
+from short_blocks import blocks_of
 from tpu_cache import second_of_two
 
-from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
 from grpojax.programs import slot_cache
 from grpojax.programs.sampler import sample_groups
@@ -100,22 +100,18 @@ def lowered(config, compute, prompts=4, length=96):
 
 def test_a_gpus_blocks_are_64_positions_or_a_power_of_two():
     gpu = Compute(platform="gpu")
-    assert [slot_cache.ring(n, 0, gpu) for n in (5, 17, 300)] == [Ring(1, 16), Ring(1, 32), Ring(5, 64)]
-    assert slot_cache.ring(300, 128, gpu) == Ring(3, 128)
-    for block in (8, 48):
-        with pytest.raises(UserError, match=f"block={block}"):
-            slot_cache.ring(300, block, gpu)
+    assert [slot_cache.ring(n, gpu) for n in (5, 17, 300)] == [Ring(1, 16), Ring(1, 32), Ring(5, 64)]
 
 
 def test_a_tpus_blocks_are_an_eighth_or_128_positions():
-    got = [slot_cache.ring(tokens, 0, Compute(platform="tpu")) for tokens in (100, 300, 1024, 4096)]
+    got = [slot_cache.ring(tokens, Compute(platform="tpu")) for tokens in (100, 300, 1024, 4096)]
     assert got == [Ring(1, 100), Ring(2, 150), Ring(8, 128), Ring(8, 512)]
 
 
 def test_a_token_reads_weights_prompts_and_live_blocks():
     """From the compiled HLO; in float32, twice the bytes of the formula."""
     config = SamplerConfig(group=8, max_tokens=256, decode_slots=4)
-    ring = slot_cache.ring(256, 0, Compute())
+    ring = slot_cache.ring(256, Compute())
     assert (ring.blocks, ring.width) == (4, 64)
     text = lowered(config, Compute()).compile().as_text()
     block_of_a_layer = 4 * 4 * 4 * 4 * 128 * 64  # and no more than any weight
@@ -185,7 +181,7 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
     assert done.returncode == 0, done.stderr[-3000:]
     each, optional, moved, temp = json.loads(done.stdout.splitlines()[-1])
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)
-    ring = slot_cache.ring(1024, 0, Compute(platform="tpu"))
+    ring = slot_cache.ring(1024, Compute(platform="tpu"))
     rows, slots = 16 // mesh["fsdp"], cells.get("decode_slots", 16)
     dtype = cells.get("cache_dtype", "bfloat16")
     for blocks in range(1, ring.blocks + 1):
@@ -208,7 +204,8 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
 
 def test_lanes_tell_each_other_four_bytes_a_token():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=8, fsdp=1))
-    config = SamplerConfig(group=3, max_tokens=4, decode_slots=2, block=2)
-    module = hlo.analyse(lowered(config, Compute(mesh=mesh), prompts=16, length=8).compile().as_text())
+    config = SamplerConfig(group=3, max_tokens=4, decode_slots=2)
+    with blocks_of(2):
+        module = hlo.analyse(lowered(config, Compute(mesh=mesh), prompts=16, length=8).compile().as_text())
     moved = [(c.kind, c.size) for c in module.collectives if c.unknown and c.wire]
     assert moved == [("all-reduce", 4)]

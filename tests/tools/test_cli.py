@@ -24,6 +24,7 @@ from grpojax.tools import cli
     ("rollout.plan={probe: 2}", "rollout.plan (from the command line): this key is rollout.sample_allocation now"),
     ("rollout.slots=2", "rollout.slots (from the command line): this key is rollout.decode_slots now"),
     ("rollout.rows=2", "rollout.rows (from the command line): this key is gone; leave it out; rollout.decode_slots"),
+    ("rollout.block=64", "rollout.block (from the command line): this key is gone; leave it out; the platform"),
     ("rollout.parts=2", "rollout.parts (from the command line): this key is gone; leave it out; rollout.ahead=1"),
     ("train.iterations=2", "train.iterations (from the command line): this key is train.ppo_epochs now"),
     ("train.on_hang=stop", "train.on_hang (from the command line): this key is train.hang_policy now"),
