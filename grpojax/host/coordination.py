@@ -5,10 +5,10 @@ A key is written once. With a single process everything here is a dictionary of 
 
 import threading
 import time
-from typing import Any
 
 import jax
-from jax._src import distributed
+
+from grpojax.host import internals
 
 _SLICE_S = 1.0  # of a wait: a signal's handler comes between two
 _lock = threading.Lock()
@@ -17,7 +17,7 @@ _alone: dict[str, str] = {}
 
 def post(key: str, text: str) -> None:
     """Lets all processes know; raises `RuntimeError` where the service is gone."""
-    if (client := _client()) is not None:
+    if (client := internals.client()) is not None:
         client.key_value_set(f"grpojax/{key}", text, allow_overwrite=True)
     else:
         with _lock:
@@ -26,7 +26,7 @@ def post(key: str, text: str) -> None:
 
 def posted(folder: str) -> dict[str, str]:
     """What was posted under ``folder/`` so far, by the rest of the key; never waits for a process."""
-    if (client := _client()) is not None:
+    if (client := internals.client()) is not None:
         place = f"grpojax/{folder}/"
         return {key.removeprefix(place): text for key, text in client.key_value_dir_get(place)}
     with _lock:
@@ -35,7 +35,7 @@ def posted(folder: str) -> dict[str, str]:
 
 def heard(key: str, seconds: float) -> str | None:
     """What was posted as ``key``, waiting so long for it; None where nothing was. Others run meanwhile, and signals."""
-    if (client := _client()) is None:
+    if (client := internals.client()) is None:
         with _lock:
             return _alone.get(key)
     until = time.monotonic() + seconds
@@ -52,7 +52,7 @@ def heard(key: str, seconds: float) -> str | None:
 
 def forget(key: str) -> None:
     """Takes back what was posted as ``key``, and all below it."""
-    if (client := _client()) is not None:
+    if (client := internals.client()) is not None:
         client.key_value_delete(f"grpojax/{key}")
     else:
         with _lock:
@@ -75,7 +75,7 @@ def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
       >>> exchange("example", "here")
       ['here']
     """
-    if _client() is None:
+    if internals.client() is None:
         return [text]
     post(f"{name}/{jax.process_index()}", text)
     words = []
@@ -84,18 +84,3 @@ def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
             raise TimeoutError(f"{name}: process {index} did not come within {seconds:g} s")
         words.append(word)
     return words
-
-
-def seat() -> tuple[int, int]:
-    """This process's number, and how many there are, as they joined. No device is looked for."""
-    return distributed.global_state.process_id, distributed.global_state.num_processes
-
-
-def address() -> str:
-    """Where the service is, as ``host:port``; empty where there is none."""
-    return distributed.global_state.coordinator_address or ""
-
-
-def _client() -> Any:
-    """The one door to jax's own client, which has no public name."""
-    return distributed.global_state.client

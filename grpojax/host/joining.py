@@ -8,9 +8,8 @@ import urllib.error
 from collections.abc import Callable, Mapping
 
 import jax
-from jax._src import cloud_tpu_init, hardware_utils
 
-from grpojax.host import metadata
+from grpojax.host import internals, metadata
 from grpojax.host.errors import PassingError, UserError
 
 HEARTBEAT_S = 100  # after so many seconds without a word a process counts as gone
@@ -47,9 +46,9 @@ def on_tpu() -> bool:
     platforms = jax.config.jax_platforms  # pyrefly: ignore
     if platforms and "tpu" not in platforms:
         return False
-    if cloud_tpu_init.running_in_cloud_tpu_vm:
+    if internals.has_tpu_runtime():
         return True
-    if hardware_utils.num_available_tpu_chips_and_device_id()[0] and not platforms:
+    if internals.tpu_chips() and not platforms:
         raise UserError(
             "this machine has TPU chips and no libtpu: pip install -e '.[tpu]', or set JAX_PLATFORMS=cpu to leave them"
         )

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from grpojax.host import coordination, preemption
+from grpojax.host import coordination, internals, preemption
 from grpojax.host.errors import UserError
 
 BEAT_S = 2.0
@@ -41,7 +41,7 @@ def watched() -> Iterator[None]:
     Where one was told to stop (`preemption.Told`) all end with 75. They must have joined; no device is looked for, and
     until it says that it is `ready`, a process may be silent for `START_S`.
     """
-    if coordination.seat()[1] == 1:
+    if internals.joined()[1] == 1:
         yield
         return
     peers = _Peers()
@@ -115,7 +115,7 @@ class _Peers(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="peers")
-        self.me, self.count = coordination.seat()
+        self.me, self.count = internals.joined()
         self._host, self._place = socket.gethostname(), f"peers/{next(_numbers)}"
         self._names = {i: f"process {i}" for i in range(self.count)}
         now = time.monotonic()
@@ -292,7 +292,7 @@ def _on_abort(peers: _Peers) -> None:
     """
     if peers.me == 0:
         return
-    host, _, port = coordination.address().rpartition(":")
+    host, _, port = internals.address().rpartition(":")
 
     def handler(number: int) -> None:
         try:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from grpojax.host import coordination, joining
+from grpojax.host import coordination, internals, joining
 from grpojax.host.console import log
 from grpojax.host.errors import PassingError, UserError
 
@@ -50,7 +50,7 @@ def start() -> None:
       UserError: also where there are other processes than have joined.
     """
     join()
-    _, expected = coordination.seat()
+    _, expected = internals.joined()
     if jax.process_count() != expected:
         raise UserError(
             f"{jax.process_count()} processes have devices here, and {expected} were expected; start the same command "

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from orbax.checkpoint._src.futures import synchronization
-from orbax.checkpoint._src.multihost import multihost
 
-from grpojax.host import coordination, processes
+from grpojax.host import coordination, internals, processes
 
 T = TypeVar("T")
 _numbers = itertools.count()
@@ -34,7 +32,7 @@ class Meeting:
     def __init__(self) -> None:
         self._alone = jax.process_count() == 1
         if not self._alone:
-            _through_coordination()
+            internals.wait_for_saves_in(_barrier)
         self._begin()
 
     def _begin(self) -> None:
@@ -81,10 +79,7 @@ class Meeting:
         """After a failure, on all processes: what some of them have counted and others not is levelled."""
         if self._alone:
             return
-        ids = synchronization.OperationIdGenerator
-        most = max(map(int, processes.meet(ids.get_current_operation_id())))
-        ids._operation_id_counter = itertools.count(most + 1)
-        ids._operation_id = most
+        internals.set_save_count(max(map(int, processes.meet(str(internals.save_count())))))
         self._begin()
         self._behind = set(threading.enumerate()) - {threading.current_thread(), threading.main_thread()}
 
@@ -111,22 +106,6 @@ class Meeting:
 
 def _line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _through_coordination() -> None:
-    """Has orbax wait in `Meeting.barrier`; it has no public name for that."""
-
-    def barrier_of(*, processes: set[int] | None = None) -> Callable[..., None]:
-        return _barrier
-
-    multihost.get_barrier_sync_fn = barrier_of
-    multihost.EXPERIMENTAL_ORBAX_USE_DISTRIBUTED_BARRIER = _Always()  # pyrefly: ignore
-
-
-class _Always:
-    """A flag that is on."""
-
-    value = True
 
 
 def _barrier(*, key: str, timeout_ms: int) -> None:

@@ -6,7 +6,7 @@ import time
 import jax
 import runs
 
-from grpojax.host import coordination
+from grpojax.host import coordination, internals
 
 THREE = """
 import sys, jax
@@ -63,6 +63,6 @@ def test_a_signal_comes_between_the_parts_of_a_wait(monkeypatch):
                 return "there"
             raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: in vain")
 
-    monkeypatch.setattr(coordination, "_client", Client)
+    monkeypatch.setattr(internals, "client", Client)
     assert coordination.heard("key", 3600) == "there" and waits == [1000] * 4
     assert coordination.heard("key", 0.25) is None and waits[4:] == [249] or waits[4:] == [250]

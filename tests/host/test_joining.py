@@ -11,11 +11,11 @@ import time
 import jax
 import pytest
 import runs
-from jax._src import cloud_tpu_init, clusters, hardware_utils
+from jax._src import clusters
 from jax._src.clusters import cloud_tpu_cluster
 from metadata_server import serving, worker
 
-from grpojax.host import joining
+from grpojax.host import internals, joining
 from grpojax.host.errors import UserError
 
 OLD = "unknown:unknown:10.0.0.2,unknown:unknown:10.0.0.3,unknown:unknown:10.0.0.4"
@@ -201,17 +201,17 @@ def test_no_server_costs_no_time(monkeypatch):
 
 
 def test_which_machine_is_a_tpu_vm(monkeypatch):
-    monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(internals, "has_tpu_runtime", lambda: True)
     assert not joining.on_tpu()  # the tests say JAX_PLATFORMS=cpu
     before = jax.config.jax_platforms
     try:
         for platforms, wanted in (("tpu,cpu", True), (None, True), ("cuda", False)):
             jax.config.update("jax_platforms", platforms)
             assert joining.on_tpu() is wanted
-        monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", False)
+        monkeypatch.setattr(internals, "has_tpu_runtime", lambda: False)
         jax.config.update("jax_platforms", None)
         assert not joining.on_tpu()
-        monkeypatch.setattr(hardware_utils, "num_available_tpu_chips_and_device_id", lambda: (4, None))
+        monkeypatch.setattr(internals, "tpu_chips", lambda: 4)
         with pytest.raises(UserError, match="TPU chips and no libtpu"):
             joining.on_tpu()
     finally:

@@ -11,7 +11,7 @@ import jax
 import pytest
 import runs
 
-from grpojax.host import coordination, peers
+from grpojax.host import coordination, internals, peers
 
 TOGETHER = """
 import argparse, os, sys, threading, time
@@ -185,7 +185,7 @@ def test_alone_there_is_no_thread():
 
 
 def test_what_a_process_will_end_by_is_said_once(monkeypatch, capsys):
-    monkeypatch.setattr(coordination, "seat", lambda: (0, 2))
+    monkeypatch.setattr(internals, "joined", lambda: (0, 2))
     one = peers._Peers()
     monkeypatch.setattr(peers, "_here", [one])
     coordination.post(f"{one._place}/failing/1", "failed: no disk")
@@ -208,7 +208,7 @@ def test_what_a_process_will_end_by_is_said_once(monkeypatch, capsys):
 
 def test_who_was_held_up_itself_takes_nobody_for_dead(monkeypatch):
     """As all processes of a machine that was asleep, or that compile the same program."""
-    monkeypatch.setattr(coordination, "seat", lambda: (0, 2))
+    monkeypatch.setattr(internals, "joined", lambda: (0, 2))
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     one = peers._Peers()
@@ -225,7 +225,7 @@ def test_who_was_held_up_itself_takes_nobody_for_dead(monkeypatch):
 
 def test_who_looks_for_devices_may_be_silent_for_longer(monkeypatch):
     now, beats = [1000.0], []
-    monkeypatch.setattr(coordination, "seat", lambda: (0, 2))
+    monkeypatch.setattr(internals, "joined", lambda: (0, 2))
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     one = peers._Peers()
     monkeypatch.setattr(peers, "_here", [one])
