@@ -1,9 +1,7 @@
 """``grpojax plan``: what a recipe's programs need of chips that are not there."""
 
 import argparse
-import functools
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,87 +15,58 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     plan.add_argument("--slices", type=int, default=1, help="so many of them; the mesh's data axis goes across")
     plan.add_argument("--recipe", choices=("train", "sft", "dpo"), default="train", help="which command it is for")
     plan.add_argument("--layers", type=int, help="layers to compile; the model's own number if left out")
-    plan.add_argument("--price-per-hour", type=float, metavar="X", help="of one chip; the run's cost is told then")
-    plan.add_argument("--search", action="store_true", help="look for the fastest settings of execution that fit")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table of `grpojax.tools.planner`; 1 where a program does not fit."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles, and nothing runs
     from grpojax.run import finetune_recipe, recipe
-    from grpojax.tools import plan_chips, plan_estimate
+    from grpojax.tools import plan_chips
 
     loaders = {"train": recipe.load, "sft": finetune_recipe.load_sft, "dpo": finetune_recipe.load_dpo}
     if args.recipe == "train" and not _has_rollout(args.config):
         raise UserError(f"{args.config} has no rollout: for a supervised recipe give --recipe sft or --recipe dpo")
-    for name, least in (("layers", 1), ("slices", 1), ("price_per_hour", 0)):
-        if (value := getattr(args, name)) is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    for name in ("layers", "slices"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UserError(f"--{name} {value}: must be at least 1")
     config = loaders[args.recipe](args.config, args.overrides)
     target = plan_chips.parse(args.topology, args.slices)
-    if config.mesh.rollout and (args.search or target.by_sheet or args.slices > 1 or args.recipe != "train"):
+    if config.mesh.rollout and (target.by_sheet or args.slices > 1 or args.recipe != "train"):
         raise UserError(
-            f"mesh.rollout={config.mesh.rollout}: chips set apart are planned for one slice of TPUs, and not searched "
-            "for; set mesh.rollout=0, for as many chips as learn"
+            f"mesh.rollout={config.mesh.rollout}: chips that only sample are planned for one slice of TPUs; set "
+            "mesh.rollout=0, for as many chips as learn"
         )
     if not isinstance(config, recipe.Config):
-        if args.search or target.by_sheet or args.price_per_hour is not None:
-            raise UserError(
-                f"--recipe {args.recipe}: is compiled for TPUs; --search, --price-per-hour and GPUs go with train"
-            )
+        if target.by_sheet:
+            raise UserError(f"--recipe {args.recipe} is compiled for TPUs; of GPUs --recipe train alone is estimated")
         return _supervised(args, config)
-    if args.search:
-        return _searched(args, config, target)
-    if target.by_sheet:
-        return _by_sheet(args, plan_estimate.of_recipe(config, target, layers=args.layers))
-    return _compiled(args, config, target, _compiler(args)(config))
+    return _estimated(args, config, target) if target.by_sheet else _compiled(args, config, target)
 
 
-def _compiler(args: argparse.Namespace) -> Callable[[Any], Any]:
-    """Compiles a recipe for what the arguments name."""
-    from grpojax.tools import planner
+def _compiled(args: argparse.Namespace, config: Any, target: Any) -> int:
+    """What the compiler says, for a TPU."""
+    from grpojax.tools import plan_report, plan_run, planner
 
-    return functools.partial(planner.plan_recipe, topology=args.topology, slices=args.slices, layers=args.layers)
-
-
-def _compiled(args: argparse.Namespace, config: Any, target: Any, reports: Any) -> int:
-    """What the compiler said, for a TPU."""
-    from grpojax.tools import plan_report, plan_run
-
+    reports = planner.plan_recipe(config, topology=args.topology, slices=args.slices, layers=args.layers)
     print(plan_report.format_table(reports))
     _tell_layers(args)
     if not all(r.fits for r in reports):
         return 1
-    print(plan_run.format_bound(plan_run.bound(config, reports, target.chips), args.price_per_hour))
+    print(plan_run.format_bound(plan_run.bound(config, reports, target.chips)))
     return 0
 
 
-def _by_sheet(args: argparse.Namespace, estimate: Any) -> int:
+def _estimated(args: argparse.Namespace, config: Any, target: Any) -> int:
     """By data sheet and shapes alone, for a GPU."""
     from grpojax.tools import plan_estimate, plan_run
 
+    estimate = plan_estimate.of_recipe(config, target, layers=args.layers)
     print(plan_estimate.format_estimate(estimate))
     _tell_layers(args)
     if not estimate.fits:
         return 1
-    print(plan_run.format_bound(estimate.run, args.price_per_hour))
+    print(plan_run.format_bound(estimate.run))
     return 0
-
-
-def _searched(args: argparse.Namespace, config: Any, target: Any) -> int:
-    """The best settings, to paste, and their plan."""
-    from grpojax.tools import plan_estimate, plan_search
-
-    try:
-        found = plan_search.search(config, target, compile_it=_compiler(args), say=_say, layers=args.layers)
-    except plan_search.NothingFits as e:
-        print(plan_estimate.format_estimate(e.least.estimate))
-        _say(str(e))
-        return 1
-    print(found.candidate.overrides)
-    if target.by_sheet:
-        return _by_sheet(args, found.candidate.estimate)
-    return _compiled(args, config, target, found.reports)
 
 
 def _supervised(args: argparse.Namespace, config: Any) -> int:
@@ -116,11 +85,6 @@ def _supervised(args: argparse.Namespace, config: Any) -> int:
 def _tell_layers(args: argparse.Namespace) -> None:
     if args.layers is not None:
         print(f"all of this is of a model with {args.layers} layers")
-
-
-def _say(text: str) -> None:
-    """Progress, apart from what is piped on."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _has_rollout(path: str) -> bool:

@@ -1,10 +1,9 @@
-"""A whole run on paper: how often a step runs each program, what a step and the run take at least, what they cost."""
+"""A step on paper: how often it runs each program, and what it and a run of such steps take at least."""
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from grpojax.run.held_out import config_of
 from grpojax.run.recipe import Config
 from grpojax.tools.plan_report import ProgramReport
 
@@ -22,18 +21,14 @@ class RunBound:
 
     Attributes:
       phases: seconds of each of `PHASES`, and what binds most of them.
-      steps: of the run.
+      steps: of the run; those that train a critic by itself are left out.
       chips: that it holds all the time.
-      beside: seconds of all evaluations and refreshed references, less what steps that train the critic alone save.
-      left_out: what is in none of it.
       ahead: whether chips set apart draw the next step's samples while a step is learned from.
     """
 
     phases: Mapping[str, tuple[float, str]]
     steps: int
     chips: int
-    beside: float = 0.0
-    left_out: tuple[str, ...] = ()
     ahead: bool = False
 
     @property
@@ -46,8 +41,8 @@ class RunBound:
 
     @property
     def hours(self) -> float:
-        """Of the whole run but for what is left out."""
-        return (self.steps * self.step + self.beside) / 3600
+        """Of all steps."""
+        return self.steps * self.step / 3600
 
 
 def times_a_step(config: Config) -> dict[str, int]:
@@ -81,18 +76,15 @@ def times_a_step(config: Config) -> dict[str, int]:
     }
 
 
-def bound(
-    config: Config, reports: Sequence[ProgramReport], chips: int, counts: Mapping[str, int] | None = None
-) -> RunBound:
-    """Sums the reports over a step and the run.
+def bound(config: Config, reports: Sequence[ProgramReport], chips: int) -> RunBound:
+    """Sums the reports over a step.
 
     Args:
       config: the recipe.
       reports: of its programs; one that was refused, or of a chip that is not known, makes the sum NaN.
       chips: of all slices.
-      counts: `times_a_step` where it is known.
     """
-    counts, by_name = counts or times_a_step(config), {r.name: r for r in reports}
+    counts, by_name = times_a_step(config), {r.name: r for r in reports}
     phases = {}
     for phase, names in PHASES.items():
         here = {n: counts.get(n, 0) * by_name[n].at_least for n in names if n in by_name and counts.get(n)}
@@ -102,60 +94,17 @@ def bound(
     train, rollout = config.train, config.rollout
     tokens = rollout.prompts * rollout.group * rollout.max_tokens
     steps = train.steps if train.steps is not None else -(-(train.tokens or 0) // tokens)
-    left_out = ("compiling", "judging", "saving")
-    if (config.data.validation or config.data.test) and "evaluation" not in by_name:
-        left_out = ("evaluations", *left_out)
-    elif config.data.test:
-        left_out = ("the test set", *left_out)
-    beside = _beside(config, by_name, steps, chips)
+    warmup = 0 if config.own_critic is None else config.own_critic.warmup_steps
     ahead = rollout.ahead > 0 and config.mesh.rollout > 0
-    return RunBound(phases=phases, steps=steps, chips=chips, beside=beside, left_out=left_out, ahead=ahead)
+    return RunBound(phases=phases, steps=max(steps - warmup, 0), chips=chips, ahead=ahead)
 
 
-def _beside(config: Config, by_name: Mapping[str, ProgramReport], steps: int, chips: int) -> float:
-    """Seconds of a run outside of its steps: evaluations before, after and on schedule, and what else is not of every
-    step."""
-
-    def seconds(name: str) -> float:
-        return by_name[name].at_least if name in by_name else 0.0
-
-    train, total = config.train, 0.0
-    if "evaluation" in by_name and config.data.validation:
-        times = 2 + ((steps - 1) // train.eval_every if train.eval_every else 0)
-        own = "evaluation reshard" if "evaluation reshard" in by_name else "reshard"
-        total += times * (seconds(own) + batches(config, chips) * seconds("evaluation"))
-    if train.reference_every:
-        total += steps // train.reference_every * seconds("reference refresh")
-    if config.own_critic is not None:
-        alone = config.own_critic.warmup_steps * train.updates_a_rollout
-        total += alone * (seconds("critic update") - seconds("update"))
-    return total
-
-
-def batches(config: Config, chips: int) -> int:
-    """Into how many batches an evaluation is cut where there are as many problems as it takes."""
-    drawn, mesh = config_of(config), config.mesh
-    tensor = (chips - mesh.rollout) // (mesh.data * mesh.fsdp) if mesh.tensor == -1 else mesh.tensor
-    lanes = (mesh.rollout or chips) // tensor
-    size = min(max(1, drawn.batch // drawn.sampler.group), drawn.limit)
-    return -(-drawn.limit // (-(-size // lanes) * lanes))
-
-
-def format_bound(run: RunBound, price: float | None = None) -> str:
-    """Two or three lines for people.
-
-    Args:
-      run: what `bound` found.
-      price: of an hour of one chip, in any currency; None for no cost.
-    """
+def format_bound(run: RunBound) -> str:
+    """Two lines for people."""
     parts = ", ".join(f"{phase} {seconds:.3g} s ({what})" for phase, (seconds, what) in run.phases.items())
     parts += "; the rollout beside the rest" if run.ahead else ""
-    lines = [f"a step takes at least {run.step:.3g} s: {parts}"]
-    chip_hours = run.hours * run.chips
     what = "1 chip" if run.chips == 1 else f"{run.chips} chips"
-    lines.append(f"{run.steps} steps take at least {run.hours:.3g} h on {what}: {chip_hours:.3g} chip-hours")
-    if run.left_out:
-        lines[-1] += f", without {', '.join(run.left_out)}"
-    if price is not None:
-        lines.append(f"at {price:g} an hour of a chip: {chip_hours * price:.2f} at least")
-    return "\n".join(lines)
+    return (
+        f"a step takes at least {run.step:.3g} s: {parts}\n"
+        f"{run.steps} steps take at least {run.hours:.3g} h on {what}, without evaluations, compiling, judging, saving"
+    )

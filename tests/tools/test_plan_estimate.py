@@ -28,15 +28,16 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_memory_is_within_a_quarter_of_the_compilers(name):
-    """And the bytes of decoding within a tenth."""
+    """And the bytes that have to be moved are not many more than those that the compiled program moves."""
     topology, programs = COMPILED[name]
     found = plan_estimate.of_recipe(recipes.load(PODS / f"{name}.yaml"), plan_chips.parse(topology))
     for program in found.programs:
         if program.name in programs:
             gib, seconds = programs[program.name]
             assert program.total + program.resident == pytest.approx(gib, rel=0.25)
+            assert program.seconds["HBM"] <= 1.05 * seconds
             if program.name == "rollout":
-                assert program.seconds["HBM"] == pytest.approx(seconds, rel=0.1)
+                assert program.seconds["HBM"] > seconds / 2
 
 
 def test_what_is_kept_is_counted_to_the_byte():
@@ -73,9 +74,10 @@ def test_keys_and_values_of_eight_bits_take_a_byte_and_a_scale_a_head():
 def test_more_chips_hold_and_do_less_each():
     config = recipes.load(PODS / "v5e-8_qwen2.5-0.5b.yaml")
     four, eight = (plan_estimate.of_recipe(config, plan_chips.parse(f"v5e:2x{n}")) for n in (2, 4))
-    assert four.peak > eight.peak and four.run.step > eight.run.step
+    assert four.run.step > eight.run.step
     for more, fewer in zip(four.programs, eight.programs, strict=True):
-        assert more.name == fewer.name and more.seconds["HBM"] > fewer.seconds["HBM"]
+        assert more.name == fewer.name and more.seconds["HBM"] >= fewer.seconds["HBM"]
+        assert more.total + more.resident > fewer.total + fewer.resident
 
 
 def test_shapes_are_those_of_the_published_models():

@@ -1,0 +1,97 @@
+"""What ``--topology`` names, and what ``grpojax plan`` refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from grpojax.host.errors import UserError
+from grpojax.run import recipe as recipes
+from grpojax.tools import cli, plan_chips, plan_estimate
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+GSM8K = CONFIGS / "gsm8k_qwen2.5_0.5b.yaml"
+
+
+def load(*overrides):
+    return recipes.load(GSM8K, ["model.path=Qwen2.5-1.5B-Instruct", "rollout.prompts=64", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("topology", "kind", "chips"),
+    [
+        ("v4:2x2x4", "TPU v4", 16),
+        ("v5e:4x4", "TPU v5 lite", 16),
+        ("v5p:2x2x1", "TPU v5p", 4),
+        ("v6e:2x4", "TPU v6 lite", 8),
+        ("a100:4", "NVIDIA A100-SXM4-80GB", 4),
+        ("rtx4090:1", "NVIDIA GeForce RTX 4090", 1),
+    ],
+)
+def test_a_topology_names_chips(topology, kind, chips):
+    target = plan_chips.parse(topology)
+    assert (target.kind, target.chips) == (kind, chips) and target.by_sheet == kind.startswith("NVIDIA")
+    assert target.chip.flops > 1e14 and target.chip.memory > 15e9
+
+
+@pytest.mark.parametrize(
+    ("topology", "slices", "said"),
+    [
+        ("v9:2x2", 1, "known are v4, v5e"),
+        ("v5e", 1, "write v5e:4x4"),
+        ("h100:2x2", 1, "write h100:8"),
+        ("h100:8", 2, "--slices 2: is for TPUs"),
+    ],
+)
+def test_a_topology_that_is_none_is_told(topology, slices, said):
+    with pytest.raises(UserError, match=said):
+        plan_chips.parse(topology, slices)
+
+
+def test_a_gpu_is_planned_by_its_sheet(capsys):
+    command = ["plan", str(GSM8K), "--topology", "l4:1", "train.microbatches=32"]
+    assert cli.main(command) == 0
+    out = capsys.readouterr().out
+    assert "estimated from shapes" in out and "a step takes at least" in out
+    assert cli.main([*command, "--layers", "3"]) == 0
+    assert "all of this is of a model with 3 layers" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
+    assert cli.main(["plan", str(GSM8K), "model.path=Qwen2.5-3B-Instruct", "--topology", "rtx4090:1"]) == 1
+    out = capsys.readouterr().out
+    assert "update: does not fit" in out and "a step takes" not in out
+    assert "optimiser 22.99" in out  # two float32 moments of 3.09 billion weights
+
+
+def test_a_shape_that_nobody_published_is_told(capsys):
+    assert cli.main(["plan", str(GSM8K), "model.path=/nowhere/Mine-9B", "--topology", "h100:1"]) == 2
+    assert "no such folder" in capsys.readouterr().err
+    assert cli.main(["plan", str(GSM8K), "--slices", "0"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["variant=ppo"], "variant 'ppo' runs critic, which no plan by data sheet knows"),
+        (["variant=remax"], "variant 'remax' runs greedy"),
+        (["mesh.fsdp=16"], "mesh data=1 x fsdp=16 x tensor=1 does not make 8 chips"),
+        (["mesh.tensor=8"], "with num_heads=14 does not divide over mesh.fsdp=1 and mesh.tensor=8"),
+        (["train.microbatches=3"], "train.microbatches=3 splits neither 4 prompts"),
+        (["rollout.prompts=20"], "20 prompts of a batch"),
+    ],
+)
+def test_what_no_data_sheet_knows_or_does_not_divide_is_told(capsys, more, said):
+    assert cli.main(["plan", str(GSM8K), "--topology", "h100:8", *more]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_variant_with_entropies_scores_with_them():
+    config = load("variant=gtpo", "rollout.prompts=32")
+    by_name = {p.name: p for p in plan_estimate.of_recipe(config, plan_chips.parse("h100:8")).programs}
+    assert by_name["score with entropy"].seconds == by_name["score"].seconds
+
+
+def test_a_supervised_recipe_is_compiled_for_tpus(capsys):
+    sft = str(CONFIGS / "supervised" / "sft.yaml")
+    assert cli.main(["plan", sft, "--recipe", "sft", "--topology", "h100:1"]) == 2
+    assert "--recipe sft is compiled for TPUs" in capsys.readouterr().err
