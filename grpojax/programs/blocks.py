@@ -287,13 +287,16 @@ def others(blocks: Sequence[Block], seats: int, args: tuple[Any, ...]) -> list[t
     Args:
       blocks: of `sizes`.
       seats: completions of a prompt where they are told apart by seats; 0 where no seats are needed.
-      args: of a call; without rows in one of ``blocks`` there are no others.
+      args: of a call; without rows in one of ``blocks`` there are no others, and none with arrays of the rows' shape
+        outside of them, such as NTHR's, whose rows have one prompt each whatever the blocks are.
     """
     nodes = jax.tree.leaves(args, is_leaf=_has_rows)
     shapes = {(x.rows if isinstance(x, Packed) else x).tokens.shape for x in nodes if _has_rows(x)}
     if len(shapes) != 1:
         return []
     (shape,) = shapes
+    if any(np.shape(x) == shape for x in nodes if not _has_rows(x)):
+        return []
     mine = [b for b in blocks if (b.reads * b.count, b.rows) == (shape[0], shape[2])]
     return [
         jax.tree.map(functools.partial(_with, block, seats), args, is_leaf=_has_rows)
