@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from grpojax.evaluation import judge_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
@@ -47,16 +49,23 @@ def of_samples(steps: Iterable[tuple[int, Sequence[Mapping[str, Any]]]], judge: 
       ``starts_all_fail``: ``prompts`` that had no right sample when they were drawn first, how many of them were drawn
       ``again``, and how many then had a right one (``solved``). And by tenths of the steps, in ``parts``: the last
       ``step`` of each, the mean length in tokens of right and of wrong samples, and the mean of every other reward over
-      right and over wrong samples; None where there are none. A sample without a reward is in nothing.
+      right and over wrong samples; None where there are none. Of groups without a right sample: ``distinct`` in
+      ``parts``, the share of different texts in a group, and ``all_fail_advantage``, how the mean advantage of a sample
+      goes with its length and with every other reward (Pearson's correlation in a group, averaged over groups); None
+      where there is no group in which both vary. A sample without a reward is in nothing.
 
     Example:
-      >>> def sample(uid, right, length):
-      ...     return {"uid": uid, "length": length, "rewards": {"answer": right, "follows": 1.0}}
-      >>> found = of_samples([(1, [sample(7, 0.0, 9), sample(7, 0.0, 5)]), (2, [sample(7, 1.0, 4)])], "answer")
+      >>> def sample(uid, right, text, advantage=0.0):
+      ...     rewards = {"answer": right, "follows": 1.0}
+      ...     return {"uid": uid, "completion": text, "length": len(text), "rewards": rewards, "advantage": advantage}
+      >>> failed = [sample(7, 0.0, "1+1=3", 0.5), sample(7, 0.0, "3", -0.5)]
+      >>> found = of_samples([(1, failed), (2, [sample(7, 1.0, "1+1=2")])], "answer")
       >>> found["starts_all_fail"]
       {'prompts': 1, 'again': 1, 'solved': 1}
+      >>> round(found["all_fail_advantage"]["length"], 3)
+      1.0
       >>> found["parts"][0]
-      {'step': 1, 'length': {'right': None, 'wrong': 7.0}, 'follows': {'right': None, 'wrong': 1.0}}
+      {'step': 1, 'length': {'right': None, 'wrong': 3.0}, 'distinct': 1.0, 'follows': {'right': None, 'wrong': 1.0}}
     """
     kept = [(step, [s for s in samples if _is_number(s["rewards"].get(judge))]) for step, samples in steps]
     first: dict[Any, int] = {}
@@ -73,8 +82,36 @@ def of_samples(steps: Iterable[tuple[int, Sequence[Mapping[str, Any]]]], judge: 
                 solved |= {uid} if passed else set()
     return {
         "starts_all_fail": {"prompts": len(failed), "again": len(again), "solved": len(solved)},
+        "all_fail_advantage": _of_advantages([g for _, samples in kept for g in _failed_groups(samples, judge)], judge),
         "parts": [_of_part(part, judge) for part in _parts(kept)],
     }
+
+
+def _failed_groups(samples: Sequence[Mapping[str, Any]], judge: str) -> list[list[Mapping[str, Any]]]:
+    """The groups of a step without a right sample."""
+    groups = defaultdict(list)
+    for s in samples:
+        groups[s["uid"]].append(s)
+    return [group for group in groups.values() if all(s["rewards"][judge] < 1 for s in group)]
+
+
+def _of_advantages(groups: Sequence[Sequence[Mapping[str, Any]]], judge: str) -> dict[str, float | None]:
+    """`of_samples`' ``all_fail_advantage``."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        rewards = {name: [s["rewards"].get(name) for s in group] for s in group for name in s["rewards"]}
+        for name, values in {"length": [s["length"] for s in group], **rewards}.items():
+            pairs = [(s["advantage"], x) for s, x in zip(group, values, strict=True)]
+            pairs = [pair for pair in pairs if all(map(_is_number, pair))]
+            if name != judge:
+                found[name] += [r] if (r := _correlation(pairs)) is not None else []
+    return {name: _mean(each) for name, each in found.items()}
+
+
+def _correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    if len(pairs) < 2 or any(len(set(values)) < 2 for values in zip(*pairs, strict=True)):
+        return None
+    return float(np.corrcoef(np.asarray(pairs, np.float64).T)[0, 1])
 
 
 def _parts(steps: list[tuple[int, Any]]) -> list[list[tuple[int, Any]]]:
@@ -88,9 +125,11 @@ def _of_part(part: list[tuple[int, list[Mapping[str, Any]]]], judge: str) -> dic
     by_kind = {"right": [], "wrong": []}
     for s in samples:
         by_kind["right" if s["rewards"][judge] >= 1 else "wrong"].append(s)
+    failed = [group for _, of_step in part for group in _failed_groups(of_step, judge)]
     found: dict[str, Any] = {
         "step": part[-1][0],
         "length": {k: _mean(s["length"] for s in x) for k, x in by_kind.items()},
+        "distinct": _mean(len({s["completion"] for s in group}) / len(group) for group in failed),
     }
     for name in sorted({name for s in samples for name in s["rewards"]} - {judge}):
         found[name] = {

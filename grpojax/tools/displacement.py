@@ -22,10 +22,11 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     displacement.add_argument("--epsilon", type=float, default=0.0, help="nats up to which a change is a displacement")
     text = "questions that the rankings are compared on, at most a fifth of all; a fifth by default"
     displacement.add_argument("--top", type=int, default=None, help=text)
+    displacement.add_argument("--json", metavar="FILE", help="the numbers of every question as well")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table of `grpojax.tools.question_updates`."""
+    """Prints the table of `grpojax.tools.question_updates`, and writes its numbers if it is asked to."""
     for name in ("questions", "rollouts", "top"):
         if (given := getattr(args, name)) is not None and given < 1:
             raise UserError(f"--{name} {given}: must be at least 1")
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
             f"{min(args.top / args.questions, 1.0):.0%}; give --top {max(args.questions // 5, 1)} or less, or "
             f"--questions {5 * args.top}"
         )
+    from grpojax.host import files
     from grpojax.tools import question_updates
 
     methods = question_updates.read_methods(args.methods)
@@ -42,6 +44,13 @@ def run(args: argparse.Namespace) -> int:
     for line in question_updates.mismatches(args.config, args.overrides, methods, recipes):
         print(line)
     found = question_updates.measure(recipes, questions=args.questions, rollouts=args.rollouts)
+    step = question_updates.step_of(recipes[next(iter(methods))].optimizer)
     print(question_updates.format_table(found, epsilon=args.epsilon, top=args.top))
-    print(question_updates.step_of(recipes[next(iter(methods))].optimizer))
+    print(step)
+    if args.json:
+        try:
+            files.write_json(args.json, {"step": step, **question_updates.to_json(found)})
+        except OSError as e:
+            raise UserError(f"{e.filename}: {e.strerror}; give another --json") from None
+        print(f"wrote {args.json}")
     return 0

@@ -330,6 +330,22 @@ def format_table(found: QuestionUpdates, *, epsilon: float, top: int | None = No
     return "\n".join(lines)
 
 
+def to_json(found: QuestionUpdates) -> dict[str, Any]:
+    """What was measured as plain data.
+
+    Example:
+      >>> one = np.array([0.5])
+      >>> to_json(QuestionUpdates(uids=[7], right=one, gwhes=one, displacement={"grpo": one}))
+      {'uids': [7], 'right': [0.5], 'gwhes': [0.5], 'displacement': {'grpo': [0.5]}}
+    """
+    return {
+        "uids": list(found.uids),
+        "right": found.right.tolist(),
+        "gwhes": found.gwhes.tolist(),
+        "displacement": {name: values.tolist() for name, values in found.displacement.items()},
+    }
+
+
 def step_of(optimizer: OptimizerConfig) -> str:
     """A line that says which step every Δ is of.
 

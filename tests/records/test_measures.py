@@ -15,8 +15,9 @@ from grpojax.records.samples import samples_path
 RIGHT, WRONG, INVALID = 1.0, 0.0, None
 
 
-def sample(uid, right, length=4, follows=1.0):
-    return {"uid": uid, "length": length, "rewards": {"answer": right, "follows": follows}}
+def sample(uid, right, length=4, follows=1.0, text="", advantage=0.0):
+    rewards = {"answer": right, "follows": follows}
+    return {"uid": uid, "completion": text, "length": length, "rewards": rewards, "advantage": advantage}
 
 
 def write_samples(run, steps, rewards=("answer",)):
@@ -55,6 +56,22 @@ def test_parts_are_tenths_of_the_steps():
         mean = np.mean(range(start + 1, part["step"] + 1))
         assert part["length"] == {"right": pytest.approx(2 * mean), "wrong": pytest.approx(mean)}
         assert part["follows"] == {"right": 0.0, "wrong": 1.0}
+
+
+def test_groups_that_fail_as_a_whole():
+    """Only groups without a right sample count, each as much as any other, whatever its size."""
+    failed = [
+        sample(0, WRONG, 4, 0.0, "a", 1.0), sample(0, WRONG, 6, 1.0, "a", 2.0), sample(0, WRONG, 8, 0.0, "b", 3.0),
+        sample(0, INVALID, 99, 1.0, "c", -9.0),
+    ]  # fmt: skip
+    others = [sample(1, WRONG, 9, 0.0, "d", 1.0), sample(1, WRONG, 3, 1.0, "e", 2.0)]
+    mixed = [sample(2, RIGHT, 1, 1.0, "f", 1.0), sample(2, WRONG, 9, 0.0, "f", -1.0)]
+    alike = [sample(3, WRONG, 5, 1.0, "g", -1.0), sample(3, WRONG, 7, 0.0, "g", -1.0)]
+    found = measures.of_samples([(1, failed + mixed), (2, others + alike)], "answer")
+    assert found["all_fail_advantage"] == {"length": pytest.approx(0.0), "follows": pytest.approx(0.5)}
+    assert [part["distinct"] for part in found["parts"]] == [pytest.approx(2 / 3), 0.75]
+    (part,) = measures.of_samples([(1, mixed)], "answer")["parts"]
+    assert part["distinct"] is None and measures.of_samples([(1, mixed)], "answer")["all_fail_advantage"] == {}
 
 
 def test_a_run_is_measured_and_the_report_has_it(tmp_path):

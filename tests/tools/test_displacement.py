@@ -1,6 +1,7 @@
 """``grpojax displacement``: one update on each question alone."""
 
 import doctest
+import json
 from types import SimpleNamespace
 
 import jax
@@ -34,6 +35,16 @@ def test_table():
     assert "(33% by chance), rank correlation of GWHES and -Δ 1.00 (0 by chance)" in rows[4]
     assert "nthr: 33.3% of 3" in rows[5] and "0% of the 1" in rows[5] and "-Δ -0.50" in rows[5]
     assert "100.0% of 3" in question_updates.format_table(FOUND, epsilon=0.5)
+
+
+def test_numbers_are_written(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(question_updates, "measure", lambda *args, **how: FOUND)
+    out = tmp_path / "numbers.json"
+    assert cli.main(["displacement", str(recipe), "--methods", "grpo", "--json", str(out)]) == 0
+    got = json.loads(out.read_text())
+    assert got["displacement"] == {name: list(x) for name, x in FOUND.displacement.items()} and got["uids"] == [7, 3, 5]
+    assert "one AdamW step" in got["step"] and f"wrote {out}" in capsys.readouterr().out
+    assert cli.main(["displacement", str(recipe), "--methods", "grpo", "--json", str(tmp_path)]) == 2
 
 
 def test_rankings_of_nothing_in_common_look_like_it():
