@@ -184,13 +184,22 @@ def evaluate(
     *,
     max_prompt_tokens: int,
     start: int = 0,
+    sync: Callable[[Any], object] = jax.block_until_ready,
 ) -> Iterator[list[Attempt]]:
-    """Tries the problems from ``start`` on, batch by batch; ``params`` are the rollout's."""
+    """Tries the problems from ``start`` on, batch by batch.
+
+    Args:
+      policy, problems, config, evaluator, max_prompt_tokens, start: as in `Evaluator.attempts`.
+      params: the rollout's weights.
+      sync: waits for the samples on the devices.
+    """
     size = min(max(1, config.batch // config.sampler.group), len(problems))
     size = -(-size // policy.sampling.lanes) * policy.sampling.lanes
 
     def sample(prompts: Prompts) -> Rollout:
-        return policy.fetch(policy.sample(params, prompts, jax.random.key(config.seed), config.sampler), size)
+        rollout = policy.sample(params, prompts, jax.random.key(config.seed), config.sampler)
+        sync(rollout)
+        return policy.fetch(rollout, size)
 
     return evaluator.attempts(
         problems, sample, policy.texts, size=size, max_prompt_tokens=max_prompt_tokens, start=start

@@ -1,11 +1,11 @@
-"""Says what compiles, and keeps what was compiled for the next start."""
+"""How programs are jitted, what is logged while they compile, and where they are kept for the next start."""
 
 import concurrent.futures
 import contextlib
 import errno
+import functools
 import os
-import time
-from collections import Counter
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,18 @@ OWN_BYTES = 8 * 2**30  # that the user's own folder may have when a process star
 # jax's settings: every program is worth a file, since a start has a hundred small ones. A variable in capitals wins.
 _KEEP_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
-_events: Counter[str] = Counter()  # that jax tells of its cache
-jax.monitoring.register_event_listener(lambda event, **_: _events.update([event.rpartition("/")[2]]))
+_COMPILES = "/jax/core/compile/"  # jax's events: a function is traced, lowered and compiled
+_BACKEND = _COMPILES + "backend_compile_duration"
+
+
+class _Here(threading.local):
+    """Whether what this thread compiles was found in the compile cache."""
+
+    found = False
+
+
+_programs: set[str] = set()  # names of all that `program` has made
+_here, _lock, _under_way = _Here(), threading.Lock(), 0
 
 
 def cache_folder(place: str | None, run_dir: str | os.PathLike[str] | None = None) -> str | None:
@@ -46,6 +56,101 @@ def cache_folder(place: str | None, run_dir: str | os.PathLike[str] | None = Non
         return str(files.path(run_dir).parent / "compile_cache")
     own = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return str(Path(own) / "grpojax" / "compile")
+
+
+def program(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    donate: Sequence[int] = (),
+    static: Sequence[str] = (),
+    options: dict[str, Any] | None = None,
+    out_shardings: Any = None,
+) -> Callable[..., Any]:
+    """A program of a run: ``function``, jitted under a name. While it compiles, the log says so.
+
+    Args:
+      name: what profiles and the log call it.
+      function: pure, of arrays.
+      donate: positions of arguments whose memory it takes over.
+      static: names of keyword arguments that it compiles anew for.
+      options: XLA's (`quick_options`); such a program is called by no other jitted function.
+      out_shardings: of what it returns; None leaves them to XLA.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> double = program("double", lambda x: 2 * x)
+      >>> double(jnp.arange(3)).tolist()
+      [0, 2, 4]
+    """
+
+    @functools.wraps(function)
+    def named(*args: Any, **given: Any) -> Any:
+        return function(*args, **given)
+
+    named.__name__ = name
+    _programs.add(name)
+    placed = {} if out_shardings is None else {"out_shardings": out_shardings}
+    return jax.jit(
+        named, donate_argnums=tuple(donate), static_argnames=tuple(static), compiler_options=options, **placed
+    )
+
+
+def call_and_compile(function: Any, args: tuple[Any, ...], others: Sequence[tuple[Any, ...]]) -> Any:
+    """``function(*args)``, compiled at the same time for arguments that it will be called with later.
+
+    Args:
+      function: of `program`.
+      args: of this call.
+      others: arguments of later calls, or their shapes.
+    """
+    # The compiler leaves Python alone, so that a thread for each program is a core for each.
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(others))) as pool:
+        compiles = [pool.submit(function.lower(*other).compile) for other in others]
+        out = jax.block_until_ready(function(*args))
+        for each in compiles:
+            each.result()
+    return out
+
+
+def compiling() -> bool:
+    """Whether a function is being traced or compiled at the moment, by any thread."""
+    return _under_way > 0
+
+
+def _started(event: str, value: float, *, fun_name: str = "", **_: Any) -> None:
+    global _under_way
+    if event.startswith(_COMPILES):
+        with _lock:
+            _under_way += 1
+    if event == _BACKEND and (name := _name(fun_name)) in _programs:
+        _here.found = False
+        log.info("compiling %s", name)
+
+
+def _ended(event: str, duration_secs: float, *, fun_name: str = "", **_: Any) -> None:
+    global _under_way
+    if event.startswith(_COMPILES):
+        with _lock:
+            _under_way = max(0, _under_way - 1)
+    if event == _BACKEND and (name := _name(fun_name)) in _programs:
+        what = "read from the compile cache" if _here.found else "compiled"
+        log.info("%s: %s, %.1f s", what, name, duration_secs)
+
+
+def _noted(event: str, **_: Any) -> None:
+    if event.endswith("/cache_hits"):
+        _here.found = True
+
+
+def _name(fun_name: str) -> str:
+    """jax has ``update`` as ``jit(update)`` where it compiles it."""
+    return fun_name.removeprefix("jit(").removesuffix(")")
+
+
+jax.monitoring.register_scalar_listener(_started)
+jax.monitoring.register_event_duration_secs_listener(_ended)
+jax.monitoring.register_event_listener(_noted)
 
 
 def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | None = None) -> None:
@@ -135,58 +240,3 @@ def _trim(folder: Path) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
             left -= size
-
-
-class Programs:
-    """Calls jitted functions and says when one compiles: which, for what shapes, and how long its first call took.
-
-    Attributes:
-      compiling: whether one does.
-      others: from the arguments of a call to those, or their shapes, with which the same function will be called later;
-        it is compiled for all of them at once.
-    """
-
-    def __init__(self):
-        self._seen: set[Any] = set()
-        self.compiling = False
-        self.others: Callable[[tuple[Any, ...]], Sequence[tuple[Any, ...]]] = _no_others
-
-    def __call__(self, name: str, function: Callable[..., Any], *args, static: Any = None):
-        """``function(*args)``; ``static`` is what it was made with beyond its arguments and compiles anew for."""
-        made_for = name, static, _dtypes(args[0])  # float32 weights, and those of a reference
-        if (key := (*made_for, _shapes(args))) in self._seen:
-            return function(*args)
-        self._seen.add(key)
-        others = [other for other in self.others(args) if (*made_for, _shapes(other)) not in self._seen]
-        self._seen |= {(*made_for, _shapes(other)) for other in others}
-        for each in (args, *others):
-            log.info("compiling %s %s", name, max(_shapes(each), key=len, default=""))
-        start, hits, misses = time.perf_counter(), _events["cache_hits"], _events["cache_misses"]
-        self.compiling = True
-        try:
-            # The compiler leaves Python alone, so that a thread for each program is a core for each.
-            with concurrent.futures.ThreadPoolExecutor(max(1, len(others))) as pool:
-                beside = [pool.submit(function.lower(*other).compile) for other in others]  # type: ignore[attr-defined]
-                out = jax.block_until_ready(function(*args))
-                for compiled in beside:
-                    compiled.result()
-        finally:
-            self.compiling = False
-        kept = _events["cache_hits"] > hits and _events["cache_misses"] == misses
-        seconds = time.perf_counter() - start
-        log.info("%s %s: first call %.1f s", "read from the compile cache" if kept else "compiled", name, seconds)
-        return out
-
-
-def _shapes(args: tuple[Any, ...]) -> tuple[str, ...]:
-    """Of all but a function's first argument, which are the weights."""
-    return tuple(str(getattr(x, "shape", x)) for x in jax.tree.leaves(args[1:]))
-
-
-def _dtypes(weights: Any) -> frozenset[str]:
-    return frozenset(str(x.dtype) for x in jax.tree.leaves(weights) if hasattr(x, "dtype"))
-
-
-def _no_others(args: tuple[Any, ...]) -> Sequence[tuple[Any, ...]]:
-    """Whatever a program is called with later has these shapes."""
-    return ()

@@ -16,7 +16,6 @@ from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import check_mesh
 from grpojax.programs import blocks
-from grpojax.programs.compiling import quick_options
 from grpojax.programs.packing import Packed
 from grpojax.programs.state import Network
 from grpojax.programs.update import Learns, Metrics
@@ -93,9 +92,8 @@ class CriticModel:
 
 
 def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:
-    """What the critic says: ``(params, frozen, rows [M, ...]) -> [M, B, R, S]``, jitted; without gradient."""
+    """What the critic says: ``(params, frozen, rows [M, ...]) -> [M, B, R, S]``; without gradient."""
 
-    @functools.partial(jax.jit, compiler_options=quick_options(model.compute.platform))
     def score(params: Any, frozen: Any, rows: Any) -> Any:
         of_block, read = (functools.partial(f, params, frozen) for f in (model.outputs, model.read))
         return blocks.each(of_block, rows, read)

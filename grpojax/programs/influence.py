@@ -74,10 +74,8 @@ class _Group(NamedTuple):
     weights: Array
 
 
-def make_influence(
-    graph: Any, compute: Compute, *, temperature: float = 1.0, copies: int = 1, group: int = 0
-) -> Callable[..., Influence]:
-    """The program ``(params, rows, samples, weights, entries) -> Influence``, jitted; without gradient.
+def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) -> Callable[..., Influence]:
+    """``(params, rows, samples, weights, entries, *, copies=1, group=0) -> Influence``; without gradient.
 
     ``scores`` are `grpojax.credit.influence` over the group's tokens; ``own`` is each sample's sum of them over its own
     tokens alone: ``|M_i|²``.
@@ -85,17 +83,18 @@ def make_influence(
     ``rows [M, B, ...]`` have one prompt of each lane in a micro-batch, and a prompt's micro-batches follow each other;
     ``samples`` and ``weights`` are ``[M, B, R, S]``: which of the lane's samples a token belongs to, and its weight.
     ``entries [prompts of a lane, B, W]`` is of `vocabulary`. Tokens outside of it count as if they were never drawn.
+    ``copies`` are the lanes next to each other that have parts of the same group, and ``group`` the samples of a group
+    in a lane, for ``own``; 0 leaves it out. Both are static.
 
     Args:
       graph: the decoder's graph definition.
       compute: how to run the decoder.
       temperature: the one that the samples were drawn at.
-      copies: lanes next to each other that have parts of the same group.
-      group: samples of a group in a lane, for ``own``; 0 leaves it out.
     """
 
-    @jax.jit
-    def program(params: Any, rows: Rows, samples: Array, weights: Array, entries: Array) -> Influence:
+    def influence(
+        params: Any, rows: Rows, samples: Array, weights: Array, entries: Array, *, copies: int = 1, group: int = 0
+    ) -> Influence:
         model = nnx.merge(graph, params)
         head = model.unembed
         lean = dataclasses.replace(compute, lean=True)
@@ -144,7 +143,7 @@ def make_influence(
         scores, own = jax.lax.map(one, (*jax.tree.map(by_prompt, (rows, samples, weights)), entries))
         return Influence(scores.reshape(weights.shape), own if group else None)
 
-    return program
+    return influence
 
 
 def _stream(

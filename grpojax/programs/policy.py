@@ -18,7 +18,6 @@ from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import axes_of
 from grpojax.programs import lanes, sampler, state
 from grpojax.programs.begun import unfinished
-from grpojax.programs.compiling import Programs
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Prompts, Rollout
 
@@ -79,10 +78,7 @@ class Policy:
       mesh, lanes, compute: of the devices that learn.
       sampling: of those that sample, the same where none are set apart (``mesh.rollout``).
       reshard: training weights to the rollout's, on the devices that sample.
-      turn: called with a rollout that is waited for; may raise, and the rollout is dropped.
     """
-
-    turn: Callable[[Any], None]
 
     def __init__(
         self,
@@ -109,11 +105,9 @@ class Policy:
         self.config = loaded.config
         self.graph, self.params = state.split(loaded)
         self._reshards: dict[str, Callable[[Any], Any]] = {}
-        self.programs = Programs()
         self.sampling, self._others = Sampling(self.mesh, self.compute), others
         if others:
             self.sampling = _set_apart(others, laid_out.shape["tensor"], self.compute)
-        self.turn = _no_turn
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
         """Training weights to those that `sample` takes (`state.make_reshard`)."""
@@ -135,21 +129,12 @@ class Policy:
         """Dispatches a rollout of host prompts; ``params`` are those of `reshard`, ``begun`` and ``left`` as of
         `grpojax.programs.sampler.sample_groups`, on the host."""
         placed, config = self._laid_out(prompts, config)
-        more: Any = ()
         if begun is not None:
             split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), begun)
             _check_begun(split, left, self.sampling.lanes)
-            more = (self._on_lanes(split),)
-
-        def run(params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None) -> Rollout:
-            return sampler.sample_groups(self.graph, params, prompts, key, config, **self._how, begun=begun, left=left)
-
-        name = f"rollout ({config.group} a prompt)"
-        return self.programs(name, run, params, placed, key, *more, static=(config, left))
-
-    @property
-    def _how(self) -> dict[str, Any]:
-        return {"eos_ids": self.eos_ids, "compute": self.sampling.compute}
+            begun = self._on_lanes(split)
+        how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute, "begun": begun, "left": left}
+        return sampler.sample_groups(self.graph, params, placed, key, config, **how)
 
     def _laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
         """The prompts on the devices that sample, each as often as its group is split, and how much of it they draw."""
@@ -165,10 +150,8 @@ class Policy:
             lambda x: processes.place(x, sharding.named(mesh, ("lane",) + (None,) * (x.ndim - 1))), tree
         )
 
-    def fetch(self, rollout: Rollout, n_prompts: int, *, turn: bool = True) -> Rollout:
-        """A rollout on the host, ``[P, G, ...]``; without ``turn`` it is waited for whatever comes."""
-        if turn:
-            self.turn(rollout)
+    def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
+        """A rollout on the host, ``[P, G, ...]``; waits for it."""
         return jax.tree.map(lambda x: lanes.gather_groups(processes.fetch(x), n_prompts), rollout)
 
     def alone(self, outputs: Any) -> None:
@@ -216,7 +199,3 @@ def _check_begun(begun: Rollout, left: int, lanes: int) -> None:
             f"a batch shard has {most} samples under way, and rollout.overlap has room for {left}: the run was stopped "
             f"on another number of batch shards than these {lanes}; go on with as many as it had"
         )
-
-
-def _no_turn(rollout: Any) -> None:
-    """Outside of a run nothing is agreed on."""

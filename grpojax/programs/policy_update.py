@@ -12,7 +12,6 @@ from grpojax import losses as L
 from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks
-from grpojax.programs.compiling import quick_options
 from grpojax.programs.packing import Packed
 from grpojax.programs.update import Loss, Metrics, Read
 from grpojax.types import Rows, Scalar
@@ -74,17 +73,13 @@ def reader(graph: Any, compute: Compute) -> Read:
 def make_score(
     graph: Any, compute: Compute, *, temperature: float = 1.0, entropy: bool = False
 ) -> Callable[[Any, Any], dec.Scores]:
-    """Scores under given weights: ``(params, rows [M, ...]) -> Scores`` of ``[M, B, R, S]``, jitted; without gradient.
-
-    On a CPU it has options of XLA's (`grpojax.programs.compiling.quick_options`), with which jax takes it in no other
-    jitted function.
+    """Scores under given weights: ``(params, rows [M, ...]) -> Scores`` of ``[M, B, R, S]``; without gradient.
 
     Args:
       graph, compute, temperature: as in `policy_objective`.
       entropy: the entropy of each token's distribution too.
     """
 
-    @functools.partial(jax.jit, compiler_options=quick_options(compute.platform))
     def score(params: Any, rows: Any) -> dec.Scores:
         def of_block(part: Any) -> dec.Scores:
             wanted = "value" if entropy else False
@@ -96,13 +91,12 @@ def make_score(
 
 
 def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed, Any], Any]:
-    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, packed, places) -> bool``, jitted.
+    """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, packed, places) -> bool``.
 
     All are ``[M, B, R, S]``. From the log-probs of the whole minibatch before its update; ``places`` number its tokens
     (`grpojax.programs.packing.Layout.index`), so that micro-batches and devices change nothing.
     """
 
-    @jax.jit
     def pick(key: Any, logps: Any, packed: Packed, places: Any) -> Any:
         tokens, segments = packed.per_token, packed.rows.segments
         return L.covariance_mask(

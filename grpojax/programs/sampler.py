@@ -5,22 +5,18 @@ prompts nor on the mesh.
 """
 
 import dataclasses
-import functools
 
-import jax
 from flax import nnx
 
 from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
 from grpojax.programs import decoding
+from grpojax.programs.compiling import program
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.types import Array, Prompts, Rollout
 
-_STATIC = ("graph", "config", "eos_ids", "compute")
 
-
-@functools.partial(jax.jit, static_argnames=(*_STATIC, "left"))
-def _sample(
+def _rollout(
     graph: nnx.GraphDef,
     params: nnx.State,
     prompts: Prompts,
@@ -36,6 +32,9 @@ def _sample(
         return decoding.decode(fixed, decoding.before_decoding(fixed, out)).out
     fixed = dataclasses.replace(fixed, left=left)
     return decoding.decode(fixed, decoding.going_on(fixed, prompts, begun, out)).out
+
+
+_sample = program("rollout", _rollout, static=("graph", "config", "eos_ids", "compute", "left"))
 
 
 def sample_groups(

@@ -20,6 +20,7 @@ from grpojax.models import kv_heads, quantised, sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, is_matrix, leaf_name, shardings
+from grpojax.programs.compiling import program
 from grpojax.types import TrainState
 
 
@@ -89,7 +90,8 @@ def init_state(
 ) -> TrainState:
     """A fresh state around weights; takes ``params`` over."""
     opt_state = jax.eval_shape(optimizer.init, params)
-    init = jax.jit(optimizer.init, out_shardings=None if mesh is None else shardings(opt_state, mesh, table=table))
+    placed = None if mesh is None else shardings(opt_state, mesh, table=table)
+    init = program("optimizer_init", optimizer.init, out_shardings=placed)
     step = processes.place(np.int32(0), sharding.named(mesh, ()))
     return TrainState(step=step, params=params, opt_state=init(params))
 
@@ -137,11 +139,10 @@ def make_reshard(
         # One layer after the other: to gather all at once takes their size again in temporaries.
         return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)
 
-    @jax.jit
     def reshard(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(place, params)
 
-    return reshard
+    return program("reshard", reshard)
 
 
 def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any:
@@ -156,13 +157,17 @@ def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any
     """
     dtype = jnp.dtype(jnp.float32 if averaged else compute.dtype)
 
-    @jax.jit
     def copy(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
             lambda path, x: jnp.copy(x) if leaf_name(path) == "norm" else jnp.copy(x).astype(dtype), params
         )
 
-    return copy(params)
+    return program("reference", copy)(params)
+
+
+def refreshed(reference: Any, params: Any, mix: float) -> Any:
+    """The reference once it is time for another: ``mix * params + (1 - mix) * reference``."""
+    return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
 
 
 def split(model: nnx.Module) -> tuple[Any, Any]:

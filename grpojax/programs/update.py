@@ -22,7 +22,6 @@ from grpojax.programs.packing import Packed
 from grpojax.types import Max, Scalar, TrainState
 
 Metrics = dict[str, Any]
-Options = dict[str, Any] | None
 Loss = Callable[[Any, Any, Any], tuple[Scalar, Metrics]]
 Read = Callable[[Any, Any, Any], Any]
 
@@ -52,9 +51,8 @@ def make_update(
     *,
     read: Read | None = None,
     table: WeightTable = DECODER,
-    options: Options = None,
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
-    """One update: ``(state, frozen, parts) -> (state, metrics)``, jitted, the state donated.
+    """One update: ``(state, frozen, parts) -> (state, metrics)``, to be jitted with the state donated.
 
     The gradient is the sum over micro-batches of the loss's, so it does not depend on how many there are.
 
@@ -64,10 +62,9 @@ def make_update(
       mesh: the shardings that the state keeps; None on one device.
       read: as in `Learns`.
       table: of the weights (`grpojax.programs.state.Network`).
-      options: XLA's (`grpojax.programs.compiling.quick_options`).
 
     Returns:
-      The jitted function; ``parts`` has the micro-batches ``M`` in front of every array. Of blocks, those behind
+      The function; ``parts`` has the micro-batches ``M`` in front of every array. Of blocks, those behind
       the last that holds a token are left out (`grpojax.programs.blocks.taken`). It changes nothing, neither weights
       nor moments, where the gradient is not finite, and where it is 0 everywhere: all weights are 0, or no term of the
       loss says anything, as of groups without variance; Adam would go on by its moments, and decay the weights. To the
@@ -83,7 +80,6 @@ def make_update(
     """
     learns = Learns(loss=loss, optimizer=optimizer, read=read, table=table)
 
-    @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
     def update(state: TrainState, frozen: Any, parts: Any) -> tuple[TrainState, Metrics]:
         return _update(learns, state, frozen, parts, mesh)
 
@@ -91,7 +87,7 @@ def make_update(
 
 
 def make_joint_update(
-    learners: Mapping[str, Learns], mesh: Mesh | None = None, *, options: Options = None
+    learners: Mapping[str, Learns], mesh: Mesh | None = None
 ) -> Callable[[dict[str, TrainState], Mapping[str, Any], Any], tuple[dict[str, TrainState], Metrics]]:
     """One update of several networks in one program: ``(states, frozen, parts) -> (states, metrics)`` by role.
 
@@ -100,10 +96,9 @@ def make_joint_update(
 
     Args:
       learners: by role.
-      mesh, options: as in `make_update`.
+      mesh: as in `make_update`.
     """
 
-    @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
     def update(
         states: dict[str, TrainState], frozen: Mapping[str, Any], parts: Any
     ) -> tuple[dict[str, TrainState], Metrics]:

@@ -80,7 +80,7 @@ class PlannedGroups(Groups):
 
         def finish() -> Drawn:
             counts = np.zeros(len(problems), np.int32)
-            probed = self._submit(problems, probe())
+            probed = self._submit(problems, probe(self.sync))
             seeded = self._seeded(probed)
             first = np.array([plan.probe if new else 0 for new in seeded], np.int32)
             asked = [new or old for new, old in zip(seeded, problems, strict=True)]
@@ -94,7 +94,7 @@ class PlannedGroups(Groups):
                 numbers = (prompts.first_sample + first)[rows] + samples.astype(np.int32)
                 these = dataclasses.replace(jax.tree.map(lambda x, at=rows: x[at], prompts), first_sample=numbers)
                 sampled = self._rows(params, these, key, self._sampler(1))
-                parts.append(_Part(self._submit([asked[p] for p in rows], sampled()), rows, samples))
+                parts.append(_Part(self._submit([asked[p] for p in rows], sampled(self.sync)), rows, samples))
             return self._whole(parts, problems, asked, first > 0)
 
         return finish

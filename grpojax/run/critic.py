@@ -1,9 +1,8 @@
 """The critic of a run: where its weights come from, the programs that it runs in, and what is told of it."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import optax
@@ -17,13 +16,9 @@ from grpojax.models import critic as models
 from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.programs.compiling import quick_options
-from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.packing import Packed
+from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, init_state
-from grpojax.programs.update import make_update
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run.sections import CriticConfig
 from grpojax.types import Tokens
@@ -40,28 +35,6 @@ def critic_model(
     return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
 
 
-class _Programs(NamedTuple):
-    """The critic's optimiser, the update in which it learns alone, and what it says."""
-
-    optimizer: optax.GradientTransformation
-    alone: Any
-    score: Any
-
-
-@functools.lru_cache(maxsize=4)
-def _programs(model: CriticModel, optimizer: OptimizerConfig, updates: int | None) -> _Programs:
-    rule = make_optimizer(optimizer, updates, models.CRITIC)
-    alone = make_update(
-        model.objective,
-        rule,
-        model.compute.mesh,
-        read=model.read,
-        table=models.CRITIC,
-        options=quick_options(model.compute.platform),
-    )
-    return _Programs(rule, alone, make_critic_score(model))
-
-
 class RunCritic:
     """The critic of a run.
 
@@ -69,17 +42,13 @@ class RunCritic:
       policy: the network beside it.
       config: its section of the recipe.
       critic: the variant's.
-      updates: of the whole run; None where that is not known.
       longest: tokens of the longest prompt with the longest completion.
 
     Attributes:
       model: its description.
-      optimizer: what it learns with.
     """
 
-    def __init__(
-        self, policy: Policy, config: CriticConfig, critic: variants.Critic, *, updates: int | None, longest: int
-    ):
+    def __init__(self, policy: Policy, config: CriticConfig, critic: variants.Critic, *, longest: int):
         self.policy, self.config, self.critic = policy, config, critic
         if config.path is not None:
             _check_tokenizer(policy, config.path)
@@ -89,18 +58,18 @@ class RunCritic:
                 f"critic.path={config.path!r} was made for {self.model.config.max_positions} positions, and data."
                 f"max_prompt_tokens + rollout.max_tokens is {longest}: lower one of them, or take another trunk"
             )
-        self.optimizer, self._alone, self._score = _programs(self.model, config.optimizer, updates)
         self._read = None if config.path is None else _read(policy, config)
 
-    def networks(self) -> dict[str, Network]:
+    def networks(self, optimizer: optax.GradientTransformation) -> dict[str, Network]:
         """What a checkpoint has of it: a frozen trunk is read, or copied from the policy as it started, again."""
-        return {ROLE: self.model.networks(self.optimizer)[ROLE]}
+        return {ROLE: self.model.networks(optimizer)[ROLE]}
 
-    def start(self, policy: Any, *, restored: bool) -> dict[str, Any]:
+    def start(self, policy: Any, optimizer: optax.GradientTransformation, *, restored: bool) -> dict[str, Any]:
         """Its state by role; of a run that goes on, what no checkpoint has.
 
         Args:
           policy: the policy's weights at the start of the run.
+          optimizer: what it learns with.
           restored: whether a checkpoint has the rest.
         """
         read, self._read = self._read, None
@@ -109,24 +78,7 @@ class RunCritic:
         mesh = self.policy.mesh
         trunk, head = read or first_weights(self.policy, self.config, policy)
         params, frozen = self.model.weights(trunk, processes.place(head, sharding.named(mesh, ("hidden",))))
-        return frozen if restored else frozen | {ROLE: init_state(params, self.optimizer, mesh, models.CRITIC)}
-
-    def outputs(self, state: Mapping[str, Any], packed: Packed) -> Any:
-        """What it says of a minibatch, ``[M, B, R, S]``."""
-        return self.policy.programs("critic", self._score, state[ROLE].params, _frozen(state), packed.rows)
-
-    def update(self, state: dict[str, Any], joint: Any, frozen: Mapping[str, Any], packed: Packed) -> dict[str, Any]:
-        """Updates policy and critic, each by the other as it was; the metrics."""
-        both = {role: state[role] for role in ("policy", ROLE)}
-        both, metrics = self.policy.programs("update", joint, both, {**frozen, **_frozen(state)}, packed)
-        state |= both
-        return metrics
-
-    def update_alone(self, state: dict[str, Any], frozen: Mapping[str, Any], packed: Packed) -> dict[str, Any]:
-        """Updates the critic and leaves the policy as it is; the metrics."""
-        given = {**frozen, **_frozen(state)}
-        state[ROLE], metrics = self.policy.programs("critic update", self._alone, state[ROLE], given, packed)
-        return {f"{ROLE}/{name}": value for name, value in metrics.items()}
+        return frozen if restored else frozen | {ROLE: init_state(params, optimizer, mesh, models.CRITIC)}
 
     def told(self, outputs: Tokens, targets: Tokens, live: Tokens) -> dict[str, float]:
         """Metrics of what it said before the updates of a step.
@@ -189,7 +141,8 @@ def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, s
     return model.parts(params, frozen)
 
 
-def _frozen(state: Mapping[str, Any]) -> dict[str, Any]:
+def frozen(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a critic reads of a run's state and does not change: the trunk, where it is frozen."""
     return {TRUNK: state[TRUNK]} if TRUNK in state else {}
 
 

@@ -7,30 +7,24 @@ the next one has been dispatched, so that it always has work.
 
 import contextlib
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from grpojax import data
 from grpojax.host import peers, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
-from grpojax.models.compute import Compute
-from grpojax.programs import policy_update
-from grpojax.programs.compiling import quick_options
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import abstract_state, beside, decoder_network, init_state, place_rows
-from grpojax.programs.update import make_update
 from grpojax.records import metrics
 from grpojax.run import recorder, scoring, step_metrics, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.run.programs import make_supervised_programs
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teaching import Shapes
 from grpojax.run.today import with_day
@@ -42,23 +36,6 @@ REMEDIES = (
     "raise train.microbatches, set model.remat=layer, or spread over more devices (mesh.fsdp); in a new run lower "
     "train.batch_size or data.max_tokens"
 )
-
-
-class _Programs(NamedTuple):
-    """The optimiser, and what is jitted of a step."""
-
-    optimizer: optax.GradientTransformation
-    update: Callable[..., Any]
-    score: scoring.Program
-
-
-@functools.lru_cache(maxsize=4)  # a second run of the same recipe in a process compiles nothing again
-def _programs(
-    graph: Any, kind: teaching.Teaching, compute: Compute, optimizer: OptimizerConfig, updates: int
-) -> _Programs:
-    rule = make_optimizer(optimizer, updates)
-    update = make_update(kind.objective(graph, compute), rule, compute.mesh, options=quick_options(compute.platform))
-    return _Programs(rule, update, policy_update.make_score(graph, compute))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,9 +127,10 @@ class FineTune:
         """The run's state, new or restored."""
         config, policy = self.config, self.policy
         self.session.open(held, BEST if self.held_out else None)
-        made = _programs(policy.graph, self.teaching, policy.compute, config.optimizer, self.steps)
-        self.optimizer, self.update, score = made
-        self.scorer = scoring.Scorer(policy, score, self.shapes, config.train.batch_size)
+        loss = self.teaching.objective(policy.graph, policy.compute)
+        made = make_supervised_programs(policy.graph, policy.compute, loss, config.optimizer, self.steps)
+        self.optimizer, self.update = made.optimizer, made.update
+        self.scorer = scoring.Scorer(policy, made.score, self.shapes, config.train.batch_size)
         kept = {name: self.parts[name].kept if name in self.parts else () for name in ("train", "validation", "test")}
         if self.teaching.needs_reference:
             self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz")
@@ -181,7 +159,6 @@ class FineTune:
         held.callback(self.metrics.close)
         self.since = time.perf_counter()
         self.table = metrics.Table(self.steps, columns=self.teaching.columns)
-        self.session.programs = policy.programs
         self.session.settle(finished=self.done == self.steps)
 
     # ------------------------------------------------------------------------------------------ the loop
@@ -248,9 +225,7 @@ class FineTune:
         batch = teaching.to_batch(entries, self.shapes)
         part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
         prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.lengths.sum())
-        self.state, owed = self.policy.programs(
-            "update", self.update, self.state, None, place_rows(part, self.policy.mesh)
-        )
+        self.state, owed = self.update(self.state, None, place_rows(part, self.policy.mesh))
         _ready(self.policy, self.state)
         self.meta["num_tokens"] += prompts + tokens
         known = {

@@ -37,7 +37,7 @@ class Flight:
     def record(self) -> dict[str, Any]:
         """What `resumed` makes it of again: JSON. Waits for the samples, and is the same on all processes."""
         assert isinstance(self.wait, Started), "a rollout of several phases is not drawn ahead"
-        samples = self.wait.samples(turn=False)
+        samples = self.wait.samples()
         versions = {} if self.versions is None else {"versions": to_text(self.versions)}
         return versions | {
             "number": self.number,

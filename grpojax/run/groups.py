@@ -23,6 +23,10 @@ from grpojax.run.method import Method
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import Prompts, Rollout
 
+Sync = Callable[
+    [Any], object
+]  # waits for arrays of the devices; of a run, all processes agree there whether it goes on
+
 
 class Drawn(NamedTuple):
     """Groups on the host, and their rewards once they are asked for.
@@ -50,31 +54,31 @@ class Started:
     """A rollout that was dispatched. A call waits for it, where the run may stop, and submits its rewards.
 
     Args:
-      policy: what samples.
-      waits: for the samples, and for the greedy completions where there are any; ``(turn) -> Rollout`` on the host.
+      sync: how a call waits.
+      waits: for the samples, and for the greedy completions where there are any; each brings them to the host.
       submit: gives them to the rewards.
       samples: of a rollout that is on the host already; None for one of the devices.
     """
 
     def __init__(
         self,
-        policy: Policy,
-        waits: Sequence[Callable[..., Rollout]],
+        sync: Sync,
+        waits: Sequence[Callable[[Sync], Rollout]],
         submit: Callable[..., Drawn],
         samples: Sequence[Rollout] | None = None,
     ):
-        self._policy, self._waits, self._submit, self._samples = policy, waits, submit, samples
+        self._sync, self._waits, self._submit, self._samples = sync, waits, submit, samples
 
-    def samples(self, *, turn: bool) -> Sequence[Rollout]:
-        """Waits for them; with ``turn`` at a place where all processes agree whether the run goes on."""
+    def samples(self, sync: Sync = jax.block_until_ready) -> Sequence[Rollout]:
+        """Waits for them, by ``sync``."""
         if self._samples is None:
-            self._samples, self._waits = [wait(turn=turn) for wait in self._waits], ()
-        elif turn:
-            self._policy.turn(())
+            self._samples, self._waits = [wait(sync) for wait in self._waits], ()
+        else:
+            sync(())
         return self._samples
 
     def __call__(self) -> Drawn:
-        return self._submit(*self.samples(turn=True))
+        return self._submit(*self.samples(self._sync))
 
 
 class Groups:
@@ -89,6 +93,7 @@ class Groups:
       problems: all that may be asked.
       seed: of all draws.
       max_prompt_tokens: longest prompt.
+      sync: how a rollout is waited for.
     """
 
     def __init__(
@@ -102,7 +107,9 @@ class Groups:
         *,
         seed: int,
         max_prompt_tokens: int,
+        sync: Sync,
     ):
+        self.sync = sync
         self.policy, self.weights, self.config, self.method = policy, weights, config, method
         self.rewards, self.columns = rewards, columns_of(problems)
         self.seed, self.max_prompt_tokens = seed, max_prompt_tokens
@@ -127,16 +134,16 @@ class Groups:
             left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.lanes)
         prompts = data.to_prompts(problems, longest, config.group)
         sampled = self.policy.sample(params, prompts, key, config, begun=begun, left=left)
-        waits: list[Callable[..., Rollout]] = [functools.partial(self.policy.fetch, sampled, len(problems))]
+        waits = [functools.partial(_fetch, self.policy, sampled, len(problems))]
         if self._greedy is not None:
             waits.append(self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled))
         if self.config.ahead and not self.policy.apart:
             self.policy.alone(sampled)  # the step before it is yet to be scored and learned from
-        return Started(self.policy, waits, functools.partial(self._submit, problems))
+        return Started(self.sync, waits, functools.partial(self._submit, problems))
 
     def resumed(self, problems: Sequence[data.Problem], samples: Sequence[Rollout]) -> Started:
         """A rollout that the run had drawn before it was stopped."""
-        return Started(self.policy, (), functools.partial(self._submit, problems), samples)
+        return Started(self.sync, (), functools.partial(self._submit, problems), samples)
 
     def _params(self) -> Any:
         return self.policy.reshard(self.weights(), self.config.weights)
@@ -146,14 +153,14 @@ class Groups:
 
     def _rows(
         self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig, *, after: Rollout | None = None
-    ) -> Callable[..., Rollout]:
+    ) -> Callable[[Sync], Rollout]:
         """Dispatches samples of any number of prompts: the last lanes get prompts again where they do not divide."""
         if after is not None:
             self.policy.alone(after)
         n = len(prompts.lengths)
         padded = -(-n // self.policy.sampling.lanes) * self.policy.sampling.lanes
         rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(padded) % n], prompts), key, config)
-        return lambda turn=True: jax.tree.map(lambda x: x[:n], self.policy.fetch(rollout, padded, turn=turn))
+        return lambda sync: jax.tree.map(lambda x: x[:n], _fetch(self.policy, rollout, padded, sync))
 
     def _submit(self, problems: Sequence[data.Problem], rollout: Rollout, greedy: Rollout | None = None) -> Drawn:
         """Submits a rollout to the rewards: each process its own rows."""
@@ -208,6 +215,11 @@ class Groups:
             invalid=scores.invalid,
             signals=signals,
         )
+
+
+def _fetch(policy: Policy, rollout: Rollout, n_prompts: int, sync: Sync) -> Rollout:
+    sync(rollout)
+    return policy.fetch(rollout, n_prompts)
 
 
 def _step_rewards(scores: Scores, variant: str, longest: int) -> np.ndarray:

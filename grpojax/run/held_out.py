@@ -4,7 +4,7 @@ The validation set is evaluated on the run's schedule: it picks the best checkpo
 rates by it. The test set is evaluated once, with the final weights, and nothing is picked by it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpojax import data, evaluation
@@ -28,6 +28,7 @@ class HeldOut:
       policy: what samples.
       rewards: the run's own.
       tokenize: question to token ids.
+      sync: how a rollout is waited for.
 
     Attributes:
       evaluator: the rewards, and the one of them that says what is right.
@@ -39,8 +40,16 @@ class HeldOut:
       attempts: of the last evaluation.
     """
 
-    def __init__(self, config: Config, policy: Policy, rewards: Rewards, tokenize: data.Tokenize):
-        self.policy = policy
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        rewards: Rewards,
+        tokenize: data.Tokenize,
+        *,
+        sync: Callable[[Any], object],
+    ):
+        self.policy, self._sync = policy, sync
         self._folder = files.path(config.run.dir)
         self._max_prompt_tokens = config.data.max_prompt_tokens
         self.evaluator = evaluation.Evaluator(rewards, config.evaluate)
@@ -93,7 +102,13 @@ class HeldOut:
     ) -> list[evaluation.Attempt]:
         """Tries the problems; the first process writes ``folder/step_N.jsonl``."""
         batches = evaluation.evaluate(
-            self.policy, params, problems, self.config, self.evaluator, max_prompt_tokens=self._max_prompt_tokens
+            self.policy,
+            params,
+            problems,
+            self.config,
+            self.evaluator,
+            max_prompt_tokens=self._max_prompt_tokens,
+            sync=self._sync,
         )
         done = [attempt for batch in batches for attempt in batch]
         if processes.is_first():

@@ -1,6 +1,5 @@
 """The influence of tokens on each other in groups of a batch on the host (`grpojax.programs.influence`)."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,16 +18,16 @@ TOKENS = 4096  # of a lane that the decoder runs on at once, at most: its activa
 
 
 class Influences:
-    """Computes them, with the policy's programs.
+    """Computes them.
 
     Args:
       policy: its weights may change from call to call.
-      temperature: the one that samples are drawn at.
+      program: that does it (`grpojax.programs.influence.make_influence`).
       longest_prompt: most tokens of a prompt in the run.
     """
 
-    def __init__(self, policy: Policy, *, temperature: float, longest_prompt: int):
-        self.policy, self.temperature, self.longest_prompt = policy, temperature, longest_prompt
+    def __init__(self, policy: Policy, program: Callable[..., Influence], *, longest_prompt: int):
+        self.policy, self.program, self.longest_prompt = policy, program, longest_prompt
 
     def flops(self, problems: Sequence[data.Problem], tokens: Tokens, lengths: Samples) -> float:
         """Useful FLOPs of a call on these groups (`grpojax.models.flops`)."""
@@ -73,23 +72,16 @@ class Influences:
         ):
             part = groups.layout.batch_shape[1]
             samples = np.broadcast_to((np.arange(tokens.shape[1], dtype=np.int32) % part)[:, None], tokens.shape)
-            run = _program(policy.graph, policy.compute, self.temperature, groups.copies, part if own else 0)
-            found = policy.programs(
-                "influence",
-                run,
+            found = self.program(
                 params,
                 groups.rows,
                 groups.place(samples),
                 groups.place(weights),
                 groups.place_groups(entries, -1),
-                static=(groups.copies, own),
+                copies=groups.copies,
+                group=part if own else 0,
             )
             scores.append(groups.fetch(found.scores))
             if found.own is not None:  # [prompts of a lane, B, G]
                 alone.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
         return Influence(np.concatenate(scores), np.concatenate(alone) if own else None)
-
-
-@functools.lru_cache(maxsize=8)
-def _program(graph: Any, compute: Any, temperature: float, copies: int, group: int) -> Callable[..., Influence]:
-    return influence.make_influence(graph, compute, temperature=temperature, copies=copies, group=group)

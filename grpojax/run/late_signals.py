@@ -19,6 +19,7 @@ from grpojax.run import true_answers
 from grpojax.run.influence import Influences
 from grpojax.run.judged import Judged
 from grpojax.run.method import Method
+from grpojax.run.programs import Programs
 from grpojax.run.regroup import regroup
 from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerPrompt, Samples
@@ -37,11 +38,10 @@ class Late:
     """What late signals are computed with; nothing for a variant that has none.
 
     Args:
-      policy: lanes, programs and tokenizer.
+      policy: lanes and tokenizer.
+      programs: of the run.
       method: the variant, and the reward that says whether a sample succeeded.
       train: an update's micro-batches say how much is computed at once.
-      score: the jitted program of `grpojax.programs.policy_update.make_score`.
-      temperature: the one that samples are drawn at.
       longest_prompt: most tokens of a prompt in the run.
 
     Attributes:
@@ -51,16 +51,15 @@ class Late:
     def __init__(
         self,
         policy: Policy,
+        programs: Programs,
         method: Method,
         train: TrainConfig,
-        score: Callable[..., Any],
         *,
-        temperature: float,
         longest_prompt: int,
     ):
-        self.policy, self.method, self.train, self.score = policy, method, train, score
-        self.temperature, self.longest_prompt = temperature, longest_prompt
-        self.influences = Influences(policy, temperature=temperature, longest_prompt=longest_prompt)
+        self.policy, self.method, self.train, self.score = policy, method, train, programs.score
+        self.longest_prompt = longest_prompt
+        self.influences = Influences(policy, programs.influence, longest_prompt=longest_prompt)
         self.flops = 0.0
 
     def _makers(self, batch: Judged) -> list[Callable[..., Any]]:
@@ -183,7 +182,7 @@ class Late:
             longest_prompt=self.longest_prompt,
             tokens_at_once=self._tokens_at_once(batch),
         )
-        logps = [part.fetch(policy.programs("score", self.score, params, part.rows).logps) for part in parts]
+        logps = [part.fetch(self.score(params, part.rows).logps) for part in parts]
         kind = options["likelihood"]
         # Of those that fit: one that is too long would be the unit of the others' rewards.
         values = true_answers.likelihoods(

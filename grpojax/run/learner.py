@@ -4,33 +4,30 @@ What moves between the four is a list of `Minibatch`, whose arrays fill up as th
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from grpojax import data, masked
 from grpojax import losses as L
 from grpojax.host.on_host import on_host
-from grpojax.models.compute import Compute
-from grpojax.programs import blocks, lanes, policy_update
-from grpojax.programs.compiling import quick_options
+from grpojax.programs import blocks, lanes
+from grpojax.programs.compiling import call_and_compile
 from grpojax.programs.critic_update import ROLE as CRITIC
-from grpojax.programs.critic_update import TRUNK, CriticModel
-from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.critic_update import TRUNK
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, beside, decoder_network, frozen_copy, init_state, place_rows
-from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.run import weighing
 from grpojax.run.critic import RunCritic
+from grpojax.run.critic import frozen as frozen_of
 from grpojax.run.judged import Judged, Sampled
 from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
 from grpojax.run.minibatches import Minibatch, whole
+from grpojax.run.programs import CriticPrograms, Programs
 from grpojax.run.sections import TrainConfig
 from grpojax.run.teacher import RunTeacher
 from grpojax.run.true_answers import answer_tokens
@@ -52,52 +49,14 @@ class Weighed(NamedTuple):
     lengths: Samples
 
 
-class _Programs(NamedTuple):
-    """The optimiser, and what is jitted of a step."""
-
-    optimizer: optax.GradientTransformation
-    train_step: Callable[..., Any]
-    score: Callable[..., Any]
-    score_self: Callable[..., Any]
-    pick: Callable[..., Any]
-
-
-@functools.lru_cache(maxsize=4)  # a second run of the same recipe in a process compiles nothing again
-def _programs(
-    graph: Any,
-    objective: L.Objective,
-    compute: Compute,
-    optimizer: OptimizerConfig,
-    updates: int | None,
-    temperature: float,
-    entropy: bool,
-    critic: tuple[CriticModel, optax.GradientTransformation] | None = None,
-) -> _Programs:
-    rule = make_optimizer(optimizer, updates)
-    loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
-    score = policy_update.make_score(graph, compute, temperature=temperature)
-    score_self = score
-    if entropy:
-        score_self = policy_update.make_score(graph, compute, temperature=temperature, entropy=True)
-    pick, read = policy_update.make_covariance_mask(objective), policy_update.reader(graph, compute)
-    options = quick_options(compute.platform)
-    if critic is None:
-        step = make_update(loss, rule, compute.mesh, read=read, options=options)
-        return _Programs(rule, step, score, score_self, pick)
-    model, own_rule = critic
-    both = {"policy": Learns(loss=loss, optimizer=rule, read=read), CRITIC: model.learns(own_rule)}
-    return _Programs(rule, make_joint_update(both, compute.mesh, options=options), score, score_self, pick)
-
-
 class Learner:
     """The networks of a run and the programs that train them.
 
     Args:
       policy: the model; its weights are taken over by `start`.
+      programs: of the run.
       method: what is learned by.
       train: passes, minibatches, micro-batches.
-      optimizer: the policy's.
-      temperature: the one that samples are drawn at.
       max_prompt_tokens: longest prompt.
       critic, teacher: of a variant that has one.
 
@@ -113,27 +72,21 @@ class Learner:
     def __init__(
         self,
         policy: Policy,
+        programs: Programs,
         method: Method,
         train: TrainConfig,
-        optimizer: OptimizerConfig,
         *,
-        temperature: float,
         max_prompt_tokens: int,
         critic: RunCritic | None = None,
         teacher: RunTeacher | None = None,
     ):
-        self.policy, self.method, self.train, self.critic, self.teacher = policy, method, train, critic, teacher
+        self.policy, self.programs, self.method, self.train = policy, programs, method, train
+        self.critic, self.teacher = critic, teacher
         self.max_prompt_tokens = max_prompt_tokens
         self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
-        warmup = 0 if critic is None else critic.config.warmup_steps
-        updates = None if train.steps is None else (train.steps - warmup) * train.updates_a_rollout
-        beside = None if critic is None else (critic.model, critic.optimizer)
-        entropy = self._needs_entropy
-        made = _programs(policy.graph, objective, policy.compute, optimizer, updates, temperature, entropy, beside)
-        self.optimizer, self.train_step, self._score, self._score_self, self._pick = made
-        self._late = Late(policy, method, train, self._score, temperature=temperature, longest_prompt=max_prompt_tokens)
+        self._late = Late(policy, programs, method, train, longest_prompt=max_prompt_tokens)
         self._moves = method.scores_old(train.updates_a_rollout)
         self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
         # Advantages compare the policy with another: by the trainer's own numerics, not the sampler's.
@@ -142,6 +95,8 @@ class Learner:
         self.scores_a_step = int(objective.needs_reference) + int(self._scores_self)
         self.state: dict[str, Any] = {}
         self.updates = 0
+        self._sizes: tuple[Sequence[blocks.Block], int] = (), 0  # that a batch's rows come in, and seats of a prompt
+        self._called: set[Any] = set()
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
     def work(
@@ -164,12 +119,12 @@ class Learner:
 
     def abstract(self) -> dict[str, Any]:
         """Of what is saved: shapes, dtypes and shardings by role."""
-        _, network = decoder_network(self.policy.config, self.optimizer, self.policy.mesh)
+        _, network = decoder_network(self.policy.config, self.programs.optimizer, self.policy.mesh)
         networks = {"policy": network}
         if self.train.reference_every:
             networks["reference"] = Network(params=network.params)
         if self.critic is not None:
-            networks |= self.critic.networks()
+            networks |= self.critic.networks(self._of_critic.optimizer)
         return abstract_state(networks, self.policy.mesh)
 
     def start(self, restored: Mapping[str, Any] | None) -> None:
@@ -179,12 +134,25 @@ class Learner:
             averaged = self.train.reference_every > 0
             self.state["reference"] = frozen_copy(params, self.policy.compute, averaged=averaged)
         if self.critic is not None:
-            self.state |= self.critic.start(params, restored=restored is not None)
+            self.state |= self.critic.start(params, self._of_critic.optimizer, restored=restored is not None)
         if restored is None:
-            self.state["policy"] = init_state(params, self.optimizer, self.policy.mesh)
+            self.state["policy"] = init_state(params, self.programs.optimizer, self.policy.mesh)
         else:
             self.state |= restored
         self.state = beside(self.state, params, self.policy.mesh)
+
+    @property
+    def _of_critic(self) -> CriticPrograms:
+        assert self.programs.critic is not None
+        return self.programs.critic
+
+    def _run(self, function: Any, *args: Any) -> Any:
+        """``function(*args)``; of the two sizes of rows, its first call compiles both, one of them in a thread."""
+        called = function, *sorted({str(x.dtype) for x in jax.tree.leaves(args[0])})
+        if called in self._called:
+            return function(*args)
+        self._called.add(called)
+        return call_and_compile(function, args, blocks.others(*self._sizes, args))
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint has of the state: what never changes is read from the model again."""
@@ -224,16 +192,15 @@ class Learner:
 
         Returns what the variant reads of them: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
         """
-        programs, objective, signals = self.policy.programs, self.objective, {}
+        programs, objective, signals = self.programs, self.objective, {}
         if objective.needs_reference:
-            ref = [programs("score", self._score, self.state["reference"], m.packed.rows).logps for m in minis]
+            ref = [self._run(programs.score, self.state["reference"], m.packed.rows).logps for m in minis]
             for mini, logps in zip(minis, ref, strict=True):
                 mini.set(ref_logps=logps)
             if self._kl_in_reward:
                 signals["ref_logps"] = whole(minis, ref)
         if self._scores_self:
-            name = "score with entropy" if self._needs_entropy else "score"
-            own = [programs(name, self._score_self, self.state["policy"].params, m.packed.rows) for m in minis]
+            own = [self._run(programs.score_policy, self.state["policy"].params, m.packed.rows) for m in minis]
             if self._moves:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(behavior_logps=scores.logps)
@@ -242,9 +209,11 @@ class Learner:
             if self._needs_entropy:
                 signals["entropy"] = whole(minis, [s.entropy for s in own])
         if self.teacher is not None:
-            signals["ref_logps"] = whole(minis, [self.teacher.logps(m.packed) for m in minis])
+            read = [self._run(programs.teacher, self.teacher.params, m.packed.rows).logps for m in minis]
+            signals["ref_logps"] = whole(minis, read)
         if self.critic is not None:
-            said = [self.critic.outputs(self.state, m.packed) for m in minis]
+            trunk, params = frozen_of(self.state), self.state[CRITIC].params
+            said = [self._run(self._of_critic.score, params, trunk, m.packed.rows) for m in minis]
             if self.critic.critic.loss.needs_outputs:
                 for mini, outputs in zip(minis, said, strict=True):
                     mini.set(critic_outputs=outputs)
@@ -325,23 +294,29 @@ class Learner:
             if shares is not None:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
             if warming_up:
-                assert self.critic is not None
-                owed.append(self.critic.update_alone(self.state, frozen, mini.packed))
+                given = {**frozen, **frozen_of(self.state)}
+                self.state[CRITIC], told = self._run(self._of_critic.update, self.state[CRITIC], given, mini.packed)
+                owed.append({f"{CRITIC}/{name}": value for name, value in told.items()})
                 ready(self.state)
                 continue
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update
-                logps = self.policy.programs("score", self._score, self.state["policy"].params, mini.packed.rows).logps
+                logps = self._run(self.programs.score, self.state["policy"].params, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
                 places = place_rows(mini.layout.index, self.policy.mesh)
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)
-                mini.set(covariance_mask=self._pick(key, logps, mini.packed, places))
-            if self.critic is not None:
-                owed.append(self.critic.update(self.state, self.train_step, frozen, mini.packed))
-            else:
-                self.state["policy"], metrics = self.policy.programs(
-                    "update", self.train_step, self.state["policy"], frozen, mini.packed
+                mini.set(covariance_mask=self.programs.covariance_mask(key, logps, mini.packed, places))
+            if self.critic is not None:  # each learns by the other as it was
+                both, given = (
+                    {role: self.state[role] for role in ("policy", CRITIC)},
+                    {**frozen, **frozen_of(self.state)},
                 )
-                owed.append(metrics)
+                both, metrics = self._run(self.programs.update, both, given, mini.packed)
+                self.state |= both
+            else:
+                self.state["policy"], metrics = self._run(
+                    self.programs.update, self.state["policy"], frozen, mini.packed
+                )
+            owed.append(metrics)
             self.updates += 1
             ready(self.state)
         return owed
@@ -350,7 +325,8 @@ class Learner:
         """What happens between steps: the reference is refreshed where it is time."""
         every, mix = self.train.reference_every, self.train.reference_mix
         if every and number % every == 0:
-            self.state["reference"] = refreshed(self.state["reference"], self.state["policy"].params, mix)
+            params = self.state["policy"].params
+            self.state["reference"] = self.programs.refresh(self.state["reference"], params, mix)
 
     def adapt(self, entropy: float) -> None:
         """Moves an adaptive entropy bonus by what was measured in the step before."""
@@ -362,7 +338,7 @@ class Learner:
 
 
 def _rows(learner: Learner, batch: TrainBatch) -> tuple[Packed, Layout]:
-    """A batch in rows on the devices; of the two sizes of rows the other is compiled with the one it takes."""
+    """A batch in rows on the devices, in one of two sizes."""
     policy, seats = learner.policy, learner.policy.compute.needs_seats
     how = {
         "lanes": policy.lanes,
@@ -370,13 +346,6 @@ def _rows(learner: Learner, batch: TrainBatch) -> tuple[Packed, Layout]:
         "least": learner.least,
         "gaps": learner.train.skip_zero_advantage,
     }
-    places = np.shape(batch.lengths)[1] if seats else 0
-    policy.programs.others = functools.partial(blocks.others, blocks.sizes_of(batch, **how), places)
+    learner._sizes = blocks.sizes_of(batch, **how), np.shape(batch.lengths)[1] if seats else 0
     packed, layout = blocks.pack(batch, seats=seats, **how)
     return place_rows(packed, policy.mesh), layout
-
-
-@jax.jit
-def refreshed(reference: Any, params: Any, mix: float) -> Any:
-    """The reference once it is time for another: ``mix * params + (1 - mix) * reference``."""
-    return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from grpojax import allocation, data
@@ -32,7 +33,7 @@ from grpojax.run import flight
 from grpojax.run.allocated_rollouts import PlannedGroups
 from grpojax.run.curriculum import Curriculum, LevelCurriculum
 from grpojax.run.flight import Flight
-from grpojax.run.groups import Drawn, Groups
+from grpojax.run.groups import Drawn, Groups, Sync
 from grpojax.run.judged import Judged, Sampled, take
 from grpojax.run.method import Method
 from grpojax.run.seats import Seats, oldest
@@ -54,6 +55,7 @@ class Rollouts:
       max_prompt_tokens: longest prompt.
       truncated: what samples cut at the limit do (`grpojax.run.sections.TrainConfig`).
       state: the record of a run that goes on (`state`).
+      sync: how a rollout is waited for.
 
     Attributes:
       data_s: seconds spent on choosing problems since it was last set to 0.
@@ -72,14 +74,15 @@ class Rollouts:
         max_prompt_tokens: int,
         truncated: str,
         state: Mapping[str, Any],
+        sync: Sync = jax.block_until_ready,
     ):
         self.config, self.method, self.truncated = config, method, truncated
         self._weights, self._problems = weights, problems
         given = policy, lambda: weights()[0], config, method, rewards, problems
         if method.plan is None:
-            self.groups = Groups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens)
+            self.groups = Groups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens, sync=sync)
         else:
-            self.groups = PlannedGroups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens, state=state)
+            self.groups = PlannedGroups(*given, seed=seed, max_prompt_tokens=max_prompt_tokens, sync=sync, state=state)
         own, given = method.deciding, config.curriculum
         if given is None:
             self.curriculum = Curriculum(

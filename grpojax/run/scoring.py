@@ -49,7 +49,7 @@ class Scorer:
             batch: TrainBatch = teaching.to_batch(chunk, self._shapes)  # pyrefly: ignore
             packed, layout = teaching.pack(batch, self._shapes)
             rows = place_rows(packed.rows, self._policy.mesh)
-            logps = self._policy.programs("score", self._program, params, rows).logps
+            logps = self._program(params, rows).logps
             sums.append(layout.unpack(processes.fetch(logps)).sum(-1)[:real])
             lengths.append(np.asarray(batch.lengths)[:real])
         return np.concatenate(sums), np.concatenate(lengths)

@@ -14,7 +14,7 @@ from etils import epath
 from grpojax.host import agreement, coordination, files, peers, preemption, processes, settings, watchdog
 from grpojax.host.console import log
 from grpojax.host.errors import PassingError, UserError
-from grpojax.programs.compiling import Programs, keep_compiled
+from grpojax.programs.compiling import compiling, keep_compiled
 from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
@@ -72,7 +72,6 @@ class Session:
     Attributes:
       course: whether the run goes on.
       watchdog: times its steps.
-      programs: what compiles in them.
       save_s: seconds spent on saves since it was last set to 0.
     """
 
@@ -90,11 +89,7 @@ class Session:
             self.record.check(take_over=take_over)
         keep_compiled(config.compile_cache, config.run.dir)
         self.profile = Profile(config.profile, config.run.dir)
-        self.programs: Programs | None = None
-        self.watchdog = watchdog.Watchdog(
-            functools.partial(_hang, config.train.hang_policy),
-            lambda: self.programs is not None and self.programs.compiling,
-        )
+        self.watchdog = watchdog.Watchdog(functools.partial(_hang, config.train.hang_policy), compiling)
         self.save_s = 0.0
         self._problem: str | None = None
         self._together = jax.process_count() == 1  # whether all processes are known to be at the same place

@@ -1,17 +1,11 @@
 """The teacher of a run: a frozen model whose log-probs of the policy's own tokens are learned from."""
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from grpojax import data
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, hf
-from grpojax.models.compute import Compute
-from grpojax.programs import policy_update, state
-from grpojax.programs.packing import Packed
+from grpojax.programs import state
 from grpojax.programs.policy import Policy
 from grpojax.run.method import Method
 from grpojax.types import Tokens
@@ -23,7 +17,6 @@ class RunTeacher:
     Args:
       policy: whose tokens it reads, and on whose devices its weights are cut by the same rules.
       path: its folder.
-      temperature: the one that samples are drawn at, and both are read at.
       longest: tokens of the longest prompt with the longest completion.
 
     Raises:
@@ -31,11 +24,11 @@ class RunTeacher:
 
     Attributes:
       config: its shape.
+      graph: its graph definition.
       params: its weights.
     """
 
-    def __init__(self, policy: Policy, path: str, *, temperature: float, longest: int):
-        self.policy = policy
+    def __init__(self, policy: Policy, path: str, *, longest: int):
         named, folder = f"variant.teacher={path!r}", str(data.locate(path))
         self.config = read_shape(path)
         if hf.load_tokenizer(folder).get_vocab() != policy.tokenizer.get_vocab():
@@ -48,12 +41,7 @@ class RunTeacher:
                 f"{named} was made for {self.config.max_positions} positions, and data.max_prompt_tokens + "
                 f"rollout.max_tokens is {longest}: lower one of them, or take another teacher"
             )
-        graph, self.params = state.split(hf.load(folder, tokenizer=policy.tokenizer, mesh=policy.mesh))
-        self._score = _score(graph, policy.compute, temperature)
-
-    def logps(self, packed: Packed) -> Any:
-        """Its log-probs of a minibatch's tokens, ``[M, B, R, S]``."""
-        return self.policy.programs("teacher", self._score, self.params, packed.rows).logps
+        self.graph, self.params = state.split(hf.load(folder, tokenizer=policy.tokenizer, mesh=policy.mesh))
 
     def told(self, own: Tokens, teacher: Tokens, live: Tokens) -> dict[str, float]:
         """Metrics of a step, before its updates.
@@ -74,13 +62,8 @@ def read_shape(path: str) -> DecoderConfig:
         raise UserError(f"variant.teacher={path!r}: {e}") from None
 
 
-def teacher_of(policy: Policy, method: Method, *, temperature: float, longest: int) -> RunTeacher | None:
+def teacher_of(policy: Policy, method: Method, *, longest: int) -> RunTeacher | None:
     """The teacher that the variant names; None where it has none."""
     if "teacher" not in method.variant.needs:
         return None
-    return RunTeacher(policy, method.variant.options["teacher"], temperature=temperature, longest=longest)
-
-
-@functools.lru_cache(maxsize=4)
-def _score(graph: Any, compute: Compute, temperature: float) -> Callable[..., Any]:
-    return policy_update.make_score(graph, compute, temperature=temperature)
+    return RunTeacher(policy, method.variant.options["teacher"], longest=longest)

@@ -29,6 +29,7 @@ from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.judged import Judged, Sampled, sample_rows
 from grpojax.run.learner import Learner
 from grpojax.run.method import learns_from_equals
+from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.session import Session, enough_memory
@@ -116,7 +117,7 @@ class Trainer:
         self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))
         needs_truth = "ground_truth" in config.method.variant.needs
         compared = self.rewards.compares or needs_truth
-        self.held_out = HeldOut(config, self.policy, self.rewards, tokenize)
+        self.held_out = HeldOut(config, self.policy, self.rewards, tokenize, sync=self.session.course.turn)
         self.problems = data.load_problems(
             config.data.train,
             tokenize,
@@ -145,7 +146,7 @@ class Trainer:
         checks.positions(every, config.rollout.max_tokens, self.policy)
         self.critic = _critic_of(config, self.policy)
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-        self.teacher = teacher_of(self.policy, config.method, temperature=config.rollout.temperature, longest=longest)
+        self.teacher = teacher_of(self.policy, config.method, longest=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
         for line in str(config.method.variant).splitlines()[1:]:
             log.info("%s", line)
@@ -157,12 +158,18 @@ class Trainer:
         """The run's state, new or restored."""
         config = self.config
         self.session.open(held, self.held_out.best)
+        learning = learning_of(
+            config,
+            self.policy.graph,
+            self.policy.compute,
+            critic=None if self.critic is None else self.critic.model,
+            teacher=None if self.teacher is None else self.teacher.graph,
+        )
         self.learner = Learner(
             self.policy,
+            make_programs(learning),
             config.method,
             config.train,
-            config.optimizer,
-            temperature=config.rollout.temperature,
             max_prompt_tokens=_longest_prompt(config, self.problems),
             critic=self.critic,
             teacher=self.teacher,
@@ -193,6 +200,7 @@ class Trainer:
             max_prompt_tokens=_longest_prompt(config, self.problems),
             truncated=config.train.truncated,
             state=self.meta,
+            sync=self.session.course.turn,
         )
         self.flight: Flight | None = None  # that was started while the step before was learned from
         if "flight" in self.meta:
@@ -210,7 +218,6 @@ class Trainer:
         held.callback(self.metrics.close)
         self.table = metrics.Table(config.train.steps)
         self.session.settle(finished=_share(self) >= 1)
-        self.policy.turn, self.session.programs = self.session.course.turn, self.policy.programs
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -423,7 +430,7 @@ def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
     if own is None or config.own_critic is None:
         return None
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    return RunCritic(policy, config.own_critic, own, updates=config.train.updates, longest=longest)
+    return RunCritic(policy, config.own_critic, own, longest=longest)
 
 
 def _longest_prompt(config: Config, problems: data.Problems) -> int:

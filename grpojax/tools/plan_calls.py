@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -13,8 +14,9 @@ from grpojax.evaluation import EvalConfig
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads, sharding
 from grpojax.models import critic as models
 from grpojax.models.weight_table import shardings
-from grpojax.programs import influence, lanes, packing, policy_update, sampler, slot_cache
+from grpojax.programs import influence, lanes, packing, sampler, slot_cache
 from grpojax.programs.begun import most_left, nothing_begun
+from grpojax.programs.compiling import program
 from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.state import make_reshard
@@ -22,6 +24,7 @@ from grpojax.run.groups import greedy_of
 from grpojax.run.influence import TOKENS
 from grpojax.run.late_signals import tokens_at_once
 from grpojax.run.method import Method
+from grpojax.run.programs import Programs
 from grpojax.run.regroup import part_sizes
 from grpojax.run.sections import TrainConfig
 from grpojax.types import PerToken, Prompts, Rollout, TrainBatch
@@ -36,7 +39,7 @@ class Call(NamedTuple):
     Of a rollout also how often its loop runs where every sample is at its longest, bytes of keys and values on a chip,
     the blocks of its cache, and the share of them that a token's step reads, on the average.
 
-    ``apart`` says that it runs on the chips that do nothing but sample.
+    ``apart`` says that it runs on the chips that do nothing but sample, ``static`` has its static keyword arguments.
     """
 
     program: Any
@@ -48,6 +51,7 @@ class Call(NamedTuple):
     blocks: int = 1
     live: float = 1.0
     apart: bool = False
+    static: Mapping[str, Any] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,7 +144,7 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
     if overlap:
         how["left"] = most_left(overlap, count, sampling.group, parts)
         args = *args, place(nothing_begun(*shape, tokens), mesh)
-    program = jax.jit(functools.partial(_sample, run.graph, **how))
+    made = program("rollout", functools.partial(_sample, run.graph, **how))
     rows, ring = len(prompts.lengths), slot_cache.ring(tokens, compute)
     dtype = slot_cache.dtype_of(sampling.cache_dtype, compute)
     kept = (rows * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
@@ -148,7 +152,7 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
     cache = kept * flops.kv_bytes(spread, dtype)
     rounds = -(-config.group // slots)
     live, apart = ring.mean_live(tokens, rounds), run.apart is not None
-    return Call(program, args, (), (*shape, tokens), rounds * (tokens - 1), cache, ring.blocks, live, apart)
+    return Call(made, args, (), (*shape, tokens), rounds * (tokens - 1), cache, ring.blocks, live, apart)
 
 
 def _resharded(run: Shapes, params: Any, weights: Literal["compute", "int8"]) -> tuple[Call, Any]:
@@ -189,25 +193,25 @@ def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]
     return calls | {"reshard": reshard}
 
 
-def scores(run: Shapes, params: Any, packed: packing.Packed, method: Method, train: TrainConfig) -> dict[str, Call]:
+def scores(
+    run: Shapes, programs: Programs, params: Any, packed: packing.Packed, method: Method, train: TrainConfig
+) -> dict[str, Call]:
     """What is computed of samples beside the log-probs: before the rewards, after them, and before an update."""
     needs, calls = method.variant.needs, {}
-    objective, temperature = method.variant.objective, run.sampling.temperature
+    objective = method.variant.objective
     if "entropy" in needs:
-        score = policy_update.make_score(run.graph, run.compute, temperature=temperature, entropy=True)
-        calls["score with entropy"] = Call(score, (params, packed.rows), params)
+        calls["score with entropy"] = Call(programs.score_policy, (params, packed.rows), params)
     if objective.needs_covariance_mask:
         logps = packed.per_token.advantages
         key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(run.mesh, ()))
         without = dataclasses.replace(packed, per_token=dataclasses.replace(packed.per_token, covariance_mask=None))
         args = key, logps, without, packed.rows.tokens
-        calls["covariance mask"] = Call(policy_update.make_covariance_mask(objective), args, ())
+        calls["covariance mask"] = Call(programs.covariance_mask, args, ())
     if "hidden_states" in needs:
-        calls["influence"] = _influence(run, params, method, train)
+        calls["influence"] = _influence(run, programs, params, method, train)
     if "ground_truth" in needs:
         rows, groups, _, _ = _late_rows(run, method, train, ANSWER_TOKENS, most=None)
-        score = policy_update.make_score(run.graph, run.compute, temperature=temperature)
-        calls["true answers"] = Call(score, (params, rows), params, groups)
+        calls["true answers"] = Call(programs.score, (params, rows), params, groups)
     return calls
 
 
@@ -236,18 +240,16 @@ def _late_rows(
     return place(packed.rows, run.mesh, None), (*shape, tokens), filled, layout
 
 
-def _influence(run: Shapes, params: Any, method: Method, train: TrainConfig) -> Call:
+def _influence(run: Shapes, programs: Programs, params: Any, method: Method, train: TrainConfig) -> Call:
     rows, (spread, part, tokens), filled, layout = _late_rows(run, method, train, 0, most=TOKENS)
     parts, group = sharding.lanes(run.mesh), spread * part // filled
     samples, weights = np.zeros(layout.index.shape, np.int32), np.zeros(layout.index.shape, np.float32)
     width = influence.vocabulary_width(group * tokens, params["embed"].shape[0])
     entries = np.zeros((spread // parts, parts, width), np.int32)
     own = not method.variant.options["self_term"]
-    program = influence.make_influence(
-        run.graph, run.compute, temperature=run.sampling.temperature, copies=spread // filled, group=part if own else 0
-    )
     args = params, rows, *(place(x, run.mesh, None) for x in (samples, weights, entries))
-    return Call(program, args, params, (spread, part, tokens))
+    static = {"copies": spread // filled, "group": part if own else 0}
+    return Call(programs.influence, args, params, (spread, part, tokens), static=static)
 
 
 def at_least(config: DecoderConfig, calls: Mapping[str, Call], run: Shapes) -> dict[str, float]:

@@ -54,7 +54,7 @@ def compile_program(
     resident = sum(kept.values()) - own / _GIB
     started = time.perf_counter()
     try:
-        compiled, text = _with_hlo(call.program.lower(*call.args))
+        compiled, text = _with_hlo(call.program.lower(*call.args, **call.static))
     except jax.errors.JaxRuntimeError as e:
         if "RESOURCE_EXHAUSTED" not in str(e):
             raise

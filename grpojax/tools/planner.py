@@ -16,22 +16,20 @@ from grpojax.evaluation import EvalConfig
 from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, compute_of, decoder, flops, sharding
-from grpojax.models import critic as models
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import shardings
-from grpojax.programs import lanes, packing, policy_update
+from grpojax.programs import lanes, packing
 from grpojax.programs.critic_update import ROLE as CRITIC
-from grpojax.programs.critic_update import TRUNK, CriticModel, make_critic_score
+from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network, frozen_copy
-from grpojax.programs.update import Learns, make_joint_update, make_update
 from grpojax.run import teaching
 from grpojax.run.critic import critic_model
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.held_out import config_of
-from grpojax.run.learner import refreshed
 from grpojax.run.method import Method
+from grpojax.run.programs import Learning, LearningCritic, make_programs, make_supervised_programs
 from grpojax.run.recipe import Config
 from grpojax.run.sections import TrainConfig
 from grpojax.tools import plan_calls
@@ -41,6 +39,8 @@ from grpojax.tools.plan_compile import compile_program, per_chip
 from grpojax.tools.plan_report import ProgramReport
 from grpojax.tools.plan_shapes import shape_of
 from grpojax.types import PerToken, TrainBatch
+
+UPDATES = 1000  # of the run that is planned: schedules have no shape of their own
 
 
 class PlannedCritic(NamedTuple):
@@ -171,9 +171,7 @@ def plan(
         overlap=overlap,
         apart=chips.apart,
     )
-    calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train)
-    if teacher is not None:
-        run["teacher"] = _with_teacher(calls, teacher, shapes, packed)
+    calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train, teacher)
     beside = None if critic is None else critic.model
     sizes = prompts, prompt_tokens, sampling, train.minibatches
     limits = plan_calls.limits(config, devices, *sizes, critic=beside, teacher=teacher, remat=compute.remat)
@@ -227,12 +225,13 @@ def _supervised_calls(
     )
     part = place(kind.part(batch, shapes, np.zeros(lengths.shape, np.float32))[0], mesh, None)
     rows = place(teaching.pack(batch, shapes)[0].rows, mesh, None)
-    optimize = make_optimizer(config.optimizer, updates=1000)
+    optimize = make_optimizer(config.optimizer, UPDATES)
     graph, network = decoder_network(model, optimize, mesh)
     state = abstract_state({"policy": network}, mesh)["policy"]
-    calls = {"update": Call(make_update(kind.objective(graph, compute), optimize, mesh), (state, None, part), state)}
+    made = make_supervised_programs(graph, compute, kind.objective(graph, compute), config.optimizer, UPDATES)
+    calls = {"update": Call(made.update, (state, None, part), state)}
     if config.data.validation is not None or config.data.test is not None or kind.needs_reference:
-        calls["score"] = Call(policy_update.make_score(graph, compute), (state.params, rows), state.params)
+        calls["score"] = Call(made.score, (state.params, rows), state.params)
     limits, chip = {}, flops.CHIPS.get(mesh.devices.flat[0].device_kind)
     if chip is not None:
         sizes = np.full(size, shapes.prompt), lengths
@@ -281,66 +280,59 @@ def _calls(
     critic: PlannedCritic | None,
     method: Method | None = None,
     train: TrainConfig = TrainConfig(steps=1),  # noqa: B008
+    teacher: DecoderConfig | None = None,
 ) -> tuple[dict[str, Call], dict[str, int]]:
     """The programs of a run by name, and the bytes of all its networks on one chip by what they are."""
-    compute, mesh, temperature = shapes.compute, shapes.mesh, shapes.sampling.temperature
-    optimize = make_optimizer(optimizer, updates=1000)
-    graph, network = decoder_network(config, optimize, mesh)
+    compute, mesh = shapes.compute, shapes.mesh
+    taught = None if teacher is None else decoder_network(teacher, None, mesh)
+    learns = None if critic is None else LearningCritic(model=critic.model, optimizer=critic.optimizer, updates=UPDATES)
+    programs = make_programs(
+        Learning(
+            graph=shapes.graph,
+            compute=compute,
+            objective=objective,
+            optimizer=optimizer,
+            updates=UPDATES,
+            temperature=shapes.sampling.temperature,
+            entropy=method is not None and "entropy" in method.variant.needs,
+            critic=learns,
+            teacher=None if taught is None else taught[0],
+        )
+    )
+    _, network = decoder_network(config, programs.optimizer, mesh)
     state = abstract_state({"policy": network}, mesh)["policy"]
-    loss = policy_update.policy_objective(graph, objective, compute, temperature=temperature, entropy=True)
-    read = policy_update.reader(graph, compute)
-    score = policy_update.make_score(graph, compute, temperature=temperature)
-    reference = None
+    run, coef = _state_bytes(state), jax.ShapeDtypeStruct((), np.float32)
+    frozen = {} if objective.entropy_target is None else {"entropy_coef": coef}
+    calls = {
+        "update": Call(programs.update, (state, frozen, packed), state),
+        "score": Call(programs.score, (state.params, packed.rows), state.params),
+        **plan_calls.rollouts(shapes, state.params, method),
+    }
+    if method is not None:
+        calls |= plan_calls.scores(shapes, programs, state.params, packed, method, train)
     if objective.needs_reference:
         averaged = train.reference_every > 0
         reference = jax.eval_shape(lambda params: frozen_copy(params, compute, averaged=averaged), state.params)
         reference = jax.tree.map(abstract, reference, shardings(reference, mesh))
-    coef = jax.ShapeDtypeStruct((), np.float32)
-    frozen = {} if objective.entropy_target is None else {"entropy_coef": coef}
-    calls = {
-        "update": Call(make_update(loss, optimize, mesh, read=read), (state, frozen, packed), state),
-        "score": Call(score, (state.params, packed.rows), state.params),
-        **plan_calls.rollouts(shapes, state.params, method),
-    }
-    if method is not None:
-        calls |= plan_calls.scores(shapes, state.params, packed, method, train)
-    if train.reference_every:
-        calls["reference refresh"] = Call(refreshed, (reference, state.params, coef), (reference, state.params))
-    run = _state_bytes(state) | ({"reference": per_chip(reference)} if reference is not None else {})
-    if critic is None:
-        return calls, run
-    learns = Learns(loss=loss, optimizer=optimize, read=read)
-    calls, beside = _with_critic(calls, critic, learns, state, frozen, packed)
-    return calls, run | {"critic": per_chip(beside)}
-
-
-def _with_critic(
-    calls: dict[str, Call], critic: PlannedCritic, policy: Learns, state: Any, frozen: dict[str, Any], packed: Any
-) -> tuple[dict[str, Call], dict[str, Any]]:
-    """The programs of a run with a critic, and the critic's state by role."""
-    model, mesh = critic.model, critic.model.compute.mesh
-    optimize = make_optimizer(critic.optimizer, 1000, models.CRITIC)
-    beside = abstract_state(model.networks(optimize), mesh)
-    trunk = {TRUNK: beside[TRUNK]} if model.frozen else {}
-    own, both = beside[CRITIC], {"policy": state, CRITIC: beside[CRITIC]}
-    joint = make_joint_update({"policy": policy, CRITIC: model.learns(optimize)}, mesh)
-    calls |= {
-        "update": Call(joint, (both, frozen | trunk, packed), (both, trunk)),
-        "critic": Call(make_critic_score(model), (own.params, trunk, packed.rows), (own.params, trunk)),
-    }
-    if critic.warms_up:
-        alone = make_update(model.objective, optimize, mesh, read=model.read, table=models.CRITIC)
-        calls["critic update"] = Call(alone, (own, trunk, packed), (own, trunk))
-    return calls, beside
-
-
-def _with_teacher(calls: dict[str, Call], teacher: DecoderConfig, shapes: Shapes, packed: packing.Packed) -> int:
-    """Adds the program in which a teacher scores; the bytes of its weights on one chip."""
-    graph, network = decoder_network(teacher, None, shapes.mesh)
-    params = abstract_state({"teacher": network}, shapes.mesh)["teacher"]
-    score = policy_update.make_score(graph, shapes.compute, temperature=shapes.sampling.temperature)
-    calls["teacher"] = Call(score, (params, packed.rows), params)
-    return per_chip(params)
+        run["reference"] = per_chip(reference)
+        if train.reference_every:
+            args = reference, state.params, coef
+            calls["reference refresh"] = Call(programs.refresh, args, (reference, state.params))
+    if critic is not None and programs.critic is not None:
+        model, own = critic.model, programs.critic
+        beside = abstract_state(model.networks(own.optimizer), mesh)
+        trunk = {TRUNK: beside[TRUNK]} if model.frozen else {}
+        learned, both = beside[CRITIC], {"policy": state, CRITIC: beside[CRITIC]}
+        calls["update"] = Call(programs.update, (both, frozen | trunk, packed), (both, trunk))
+        calls["critic"] = Call(own.score, (learned.params, trunk, packed.rows), (learned.params, trunk))
+        if critic.warms_up:
+            calls["critic update"] = Call(own.update, (learned, trunk, packed), (learned, trunk))
+        run["critic"] = per_chip(beside)
+    if taught is not None:
+        params = abstract_state({"teacher": taught[1]}, mesh)["teacher"]
+        calls["teacher"] = Call(programs.teacher, (params, packed.rows), params)
+        run["teacher"] = per_chip(params)
+    return calls, run
 
 
 def _batch(

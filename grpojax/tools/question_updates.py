@@ -6,7 +6,7 @@ defined. All methods learn from the same samples.
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from grpojax import diagnostics, masked, variants
 from grpojax.host import processes, settings
 from grpojax.host.errors import UserError
-from grpojax.programs import lanes, policy_update
+from grpojax.programs import lanes
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.methods import Differences, differences, in_a_line, without_repeats
 from grpojax.records.metrics import TrackingConfig
@@ -248,10 +248,8 @@ def _only(judged: Judged, i: int) -> Judged:
 
 def _gwhes(trainer: Trainer, each: Sequence[Judged]) -> PerPrompt:
     """The mean over right samples, ``[Q]``."""
-    rollout = trainer.config.rollout
-    run = Influences(
-        trainer.policy, temperature=rollout.temperature, longest_prompt=trainer.config.data.max_prompt_tokens
-    )
+    longest = trainer.config.data.max_prompt_tokens
+    run = Influences(trainer.policy, trainer.learner.programs.influence, longest_prompt=longest)
     means = []
     for judged in each:
         weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, judged), success=SUCCESS))
@@ -273,8 +271,7 @@ def _gwhes(trainer: Trainer, each: Sequence[Judged]) -> PerPrompt:
 
 def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> PerPrompt:
     """Δ(x) of each question, ``[Q]``."""
-    learner, policy = trainer.learner, trainer.policy
-    score = policy_update.make_score(policy.graph, policy.compute, temperature=trainer.config.rollout.temperature)
+    learner = trainer.learner
     fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all that learn
     out = []
     for number, (sampled, judged) in enumerate(each):
@@ -283,9 +280,9 @@ def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> P
         signals = learner.score(minis)
         learner.weigh(minis, judged, sampled.dropped, signals)
 
-        before = _logps(trainer, score, minis[0])
+        before = _logps(trainer, minis[0])
         learner.update(minis, number, jax.block_until_ready)
-        after = _logps(trainer, score, minis[0])
+        after = _logps(trainer, minis[0])
         mask = masked.from_lengths(judged.rollout.lengths, before.shape[2])
         outcome = _outcome(trainer, judged)
         out.append(float(diagnostics.likelihood_displacement(before, after, outcome, mask, success=SUCCESS)[0]))
@@ -293,10 +290,10 @@ def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> P
     return np.array(out)
 
 
-def _logps(trainer: Trainer, score: Callable[..., Any], mini: Minibatch) -> Tokens:
+def _logps(trainer: Trainer, mini: Minibatch) -> Tokens:
     """``[1, G, T]`` under the policy as it is."""
     params = trainer.learner.state["policy"].params
-    rows = trainer.policy.programs("score", score, params, mini.packed.rows).logps
+    rows = trainer.learner.programs.score(params, mini.packed.rows).logps
     return lanes.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
 
 

@@ -5,7 +5,6 @@ import logging
 import os
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +16,9 @@ from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute
 from grpojax.programs import compiling
-from grpojax.programs.compiling import Programs, cache_folder, keep_compiled
+from grpojax.programs.compiling import cache_folder, call_and_compile, keep_compiled, program
 from grpojax.programs.optimizer import OptimizerConfig
-from grpojax.run import finetune, learner
+from grpojax.run import programs
 from grpojax.run import recipe as recipe_module
 from grpojax.run.trainer import Trainer
 
@@ -112,32 +111,23 @@ def test_the_users_folder_does_not_grow_for_ever(own_cache, monkeypatch):
     assert len(list(given.iterdir())) == 6
 
 
-def new_function():
-    def tripled_and_more(x, y):
-        return x * 3 + y
-
-    return jax.jit(tripled_and_more)
+def new_program():
+    return program("sum", lambda x, y: x * 3 + y)
 
 
 def test_a_program_that_was_compiled_before_is_read(own_cache, caplog):
     keep_compiled(str(own_cache / "cache"))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            Programs()("sum", new_function(), jnp.arange(5), jnp.arange(5))
-    words = [line.split()[:5] for line in caplog.messages]
-    assert words[1][:2] == ["compiled", "sum:"] and words[3] == "read from the compile cache".split()
+            new_program()(jnp.arange(5), jnp.arange(5))
+    said = [line.partition(",")[0] for line in caplog.messages]
+    assert said == ["compiling sum", "compiled: sum", "compiling sum", "read from the compile cache: sum"]
 
 
-def test_weights_of_another_dtype_are_another_program(own_cache, caplog):
-    """A reference in the compute dtype, and the policy as it learns, scored by one function."""
-    programs, function, x = Programs(), jax.jit(lambda w, x: w.astype(x.dtype) * x), jnp.ones(5)
-    programs.others = lambda args: [(args[0], jnp.ones((3, 5)))]
-    with caplog.at_level(logging.INFO):
-        for weights in (jnp.ones((), jnp.bfloat16), jnp.ones(()), jnp.ones((), jnp.bfloat16)):
-            programs("score", function, weights, x)
-            programs("score", function, weights, jnp.ones((3, 5)))
-    compiled = [line for line in caplog.messages if line.startswith("compiling")]
-    assert compiled == ["compiling score (5,)", "compiling score (3, 5)"] * 2
+def test_a_step_is_excused_while_something_is_traced_or_compiled():
+    seen = []
+    program("sum", lambda x: seen.append(compiling.compiling()) or x + 1)(jnp.arange(3))
+    assert seen == [True] and not compiling.compiling()
 
 
 @pytest.mark.slow
@@ -166,28 +156,21 @@ def compiles():
     jax.monitoring.unregister_event_duration_listener(note)
 
 
-def test_what_is_called_later_is_compiled_beside_the_first(compiles, caplog):
+def test_what_is_called_later_is_compiled_at_the_first_call(compiles):
     """And once only: the call finds the program of the thread."""
-    programs, function = Programs(), new_function()
+    function = new_program()
     first, later = (jax.device_put(jnp.ones(n)) for n in (5, 7))
-    programs.others = lambda args: [(args[0], jax.ShapeDtypeStruct((n,), jnp.float32)) for n in (5, 7)]
-    with caplog.at_level(logging.INFO):
-        compiles.clear()
-        programs("sum", function, 1.0, first)
-        assert len(compiles) == 2
-        assert programs("sum", function, 1.0, later).shape == later.shape
-        assert len(compiles) == 2
-    assert [line for line in caplog.messages if line.startswith("compiling")] == [
-        "compiling sum (5,)",
-        "compiling sum (7,)",
-    ]
+    compiles.clear()
+    call_and_compile(function, (1.0, first), [(1.0, jax.ShapeDtypeStruct((7,), jnp.float32))])
+    assert len(compiles) == 2
+    assert function(1.0, later).shape == later.shape and len(compiles) == 2
 
 
 @pytest.mark.slow
 def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, compiles, monkeypatch):
     """Its samples are 1 to 24 tokens long; of rows and prompts in sizes it met new ones for a dozen steps."""
     monkeypatch.setenv("XLA_FLAGS", "")  # updates have their own options, as in a user's run
-    learner._programs.cache_clear()
+    programs.make_programs.cache_clear()
     sizes = ["rollout.prompts=12", "rollout.group=8", "rollout.max_tokens=24", "train.eval_every=0"]
     trainer = Trainer(
         recipe_module.load(recipe, [f"run.dir={tmp_path}/run", "train.steps=50", *sizes]), jax.devices()[:1]
@@ -211,20 +194,18 @@ def test_options_of_an_update_are_known_to_xla_and_change_nothing_but_rounding(m
 def test_updates_and_scores_of_runs_have_them(monkeypatch):
     """The policy's two and not the covariance mask's; of a supervised run both."""
     monkeypatch.setenv("XLA_FLAGS", "")
-    options, jit, seen = compiling.quick_options(), jax.jit, []
-
-    def spy(function, **how):
-        seen.append((function.__name__, how.get("compiler_options")))
-        return jit(function, **how)
-
-    monkeypatch.setattr(jax, "jit", spy)
+    options, made = compiling.quick_options(), {}
+    monkeypatch.setattr(programs, "program", lambda name, _, options=None, **how: made.update({name: options}))
     rule = OptimizerConfig(learning_rate=1e-3)
-    learner._programs.__wrapped__(None, Objective(), Compute(), rule, 10, 1.0, False)
-    assert sorted(seen, key=str) == [("pick", None), ("score", options), ("update", options)]
-    seen.clear()
-    kind = SimpleNamespace(objective=lambda graph, compute: None)
-    finetune._programs.__wrapped__(None, kind, Compute(), rule, 10)
-    assert sorted(seen, key=str) == [("score", options), ("update", options)]
+    learning = programs.Learning(
+        graph=None, compute=Compute(), objective=Objective(), optimizer=rule, updates=10, temperature=1.0
+    )
+    programs.make_programs.__wrapped__(learning)
+    plain = dict.fromkeys(("covariance mask", "reference refresh", "influence"))
+    assert made == {"score": options, "update": options, **plain}
+    made.clear()
+    programs.make_supervised_programs(None, Compute(), lambda *given: None, rule, 10)
+    assert made == {"score": options, "update": options}
 
 
 def test_options_of_an_update_leave_the_users_and_other_platforms_alone(monkeypatch):

@@ -104,7 +104,7 @@ def test_value_and_gradient_equal_those_of_a_plain_forward(name, frozen):
 
     (want, outputs), want_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
     (got, metrics), grad = jax.jit(jax.value_and_grad(model.objective, has_aux=True))(params, plain_weights, part)
-    said = layout.unpack(np.asarray(make_critic_score(model)(params, plain_weights, packed.rows)))
+    said = layout.unpack(np.asarray(jax.jit(make_critic_score(model))(params, plain_weights, packed.rows)))
     np.testing.assert_allclose(said, outputs, atol=1e-5)
     np.testing.assert_allclose([got, metrics["loss"]], want, rtol=1e-5, atol=1e-5)
     assert len(jax.tree.leaves(grad)) == (1 if frozen else len(jax.tree.leaves(params)))
@@ -122,10 +122,10 @@ def test_the_bias_follows_the_advantage():
     packed, layout = packing.pack(batch)
     trunk, _ = start(SHALLOW)
     params, _ = model.weights(trunk, jnp.zeros(CONFIG.hidden_size))
-    rule, score = optax.adam(0.01), make_critic_score(model)
+    rule, score = optax.adam(0.01), jax.jit(make_critic_score(model))
     state, update = (
         init_state(params, rule, table=critic.CRITIC),
-        make_update(model.objective, rule, table=critic.CRITIC),
+        jax.jit(make_update(model.objective, rule, table=critic.CRITIC), donate_argnums=0),
     )
     assert not np.asarray(score(state.params, {}, packed.rows)).any()  # the head starts at 0
     for _ in range(30):
@@ -154,8 +154,11 @@ def train(sizes, *, frozen=False, updates=2, microbatches=1):
         "critic": init_state(params, rules["critic"], mesh, critic.CRITIC),
     }
     loss = policy_update.policy_objective(graph, losses.Objective(), compute)
-    step = make_joint_update(
-        {"policy": Learns(loss=loss, optimizer=rules["policy"]), "critic": model.learns(rules["critic"])}, mesh
+    step = jax.jit(
+        make_joint_update(
+            {"policy": Learns(loss=loss, optimizer=rules["policy"]), "critic": model.learns(rules["critic"])}, mesh
+        ),
+        donate_argnums=0,
     )
     metrics = {}
     for i in range(updates):

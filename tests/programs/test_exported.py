@@ -30,7 +30,9 @@ def update():
     rule = optax.sgd(0.1)
     compute = Compute(dtype="bfloat16", attention="xla", platform="gpu")
     objective = losses.Objective(kl_coef=0.1)
-    step = make_update(policy_update.policy_objective(graph, objective, compute, entropy=True), rule)
+    step = jax.jit(
+        make_update(policy_update.policy_objective(graph, objective, compute, entropy=True), rule), donate_argnums=0
+    )
     leaves, tree = jax.tree.flatten((state.init_state(params, rule), {}, packed))
     flat = jax.jit(lambda *leaves: jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves))))
     return stablehlo(flat, *leaves)

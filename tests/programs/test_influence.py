@@ -1,5 +1,6 @@
 """NTHR's scores group by group on the devices, against the pure functions on everything at once."""
 
+import functools
 import importlib.util
 
 import jax
@@ -66,10 +67,16 @@ def expected(policy, problems, tokens, lengths, sign):
     ]
 
 
+@functools.cache
+def program_of(policy):
+    made = influence.make_influence(policy.graph, policy.compute, temperature=TEMPERATURE)
+    return jax.jit(made, static_argnames=("copies", "group"))
+
+
 def computed(policy, params, problems, tokens, lengths, sign, *, most, own, at_once=24):
     mask = np.asarray(masked.from_lengths(lengths, T))
     right = (mask & (sign > 0)[..., None]).astype(np.float32)
-    run = influences.Influences(policy, temperature=TEMPERATURE, longest_prompt=8)
+    run = influences.Influences(policy, program_of(policy), longest_prompt=8)
     return run(params, problems, tokens, lengths, right, most=most, tokens_at_once=at_once, own=own)
 
 
@@ -115,14 +122,12 @@ def test_scores_are_the_same_on_eight_devices(recipe, one, mesh, n, most):
 
 def test_a_ragged_run_compiles_few_programs(one):
     """Twelve steps in which groups, lengths and distinct tokens differ: of three shapes all occur, and no other."""
-    influences._program.cache_clear()
+    program_of.cache_clear()
     for step in range(12):
         problems, tokens, lengths, sign = groups(1 + 5 * step % 7, vocab=4 + 3 * step)
         lengths = np.minimum(lengths, 2 + step)
         computed(one, one.params, problems, tokens, lengths, sign, most=7, own=False, at_once=99)
-    program = influences._program(one.graph, one.compute, TEMPERATURE, 1, 0)
-    assert program._cache_size() == 3
-    influences._program.cache_clear()
+    assert program_of(one)._cache_size() == 3
 
 
 def test_vocabulary_is_a_groups_own_tokens():
@@ -175,7 +180,7 @@ def place(x):
 
 rows = packed.rows.tokens
 args = rows.astype(np.int32), rows.astype(np.float32), np.zeros((2, 16, width), np.int32)
-program = influence.make_influence(graph, compute, group=samples)
+program = jax.jit(functools.partial(influence.make_influence(graph, compute), group=samples))
 compiled = program.lower(params, jax.tree.map(place, packed.rows), *map(place, args)).compile()
 print(compiled.memory_analysis().temp_size_in_bytes)
 """

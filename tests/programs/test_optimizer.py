@@ -47,7 +47,9 @@ def test_schedules_that_follow_the_share_of_the_run(schedule, want):
     config = opt.OptimizerConfig(
         name="sgd", b1=0.0, learning_rate=2.0, grad_clip=0.0, schedule=schedule, warmup_steps=2, **final
     )
-    make = make_update(lambda w, frozen, x: ((w * x).sum(), {}), opt.make_optimizer(config, None))
+    make = jax.jit(
+        make_update(lambda w, frozen, x: ((w * x).sum(), {}), opt.make_optimizer(config, None)), donate_argnums=0
+    )
     w = jax.numpy.array([0.0])
     state = TrainState(step=jax.numpy.int32(0), params=w, opt_state=opt.make_optimizer(config, None).init(w))
     moved = []

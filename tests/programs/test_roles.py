@@ -71,12 +71,17 @@ def train(sizes, updates, start=None, microbatches=1):
             params = jax.device_put(params, shardings(params, mesh))
             head = jax.device_put(head, shardings(head, mesh, table=TABLE))
         start = {"policy": init_state(params, POLICY, mesh), "head": init_state(head, HEAD, mesh, table=TABLE)}
-    step = make_joint_update(
-        {
-            "policy": Learns(loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY),
-            "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD, table=TABLE),
-        },
-        mesh,
+    step = jax.jit(
+        make_joint_update(
+            {
+                "policy": Learns(
+                    loss=policy_update.policy_objective(graph, losses.Objective(), compute), optimizer=POLICY
+                ),
+                "head": Learns(loss=value_loss(graph, compute), optimizer=HEAD, table=TABLE),
+            },
+            mesh,
+        ),
+        donate_argnums=0,
     )
     states, metrics = start, {}
     for i in range(updates):
@@ -107,7 +112,7 @@ def test_each_network_reads_the_other_as_it_was():
     graph, params = random_decoder(CONFIG)
     head = {"head": jnp.linspace(-1.0, 1.0, 16)}
     packed, _ = packing.pack(batch())
-    update = make_update(value_loss(graph, Compute()), HEAD, table=TABLE)
+    update = jax.jit(make_update(value_loss(graph, Compute()), HEAD, table=TABLE), donate_argnums=0)
     want, _ = update(init_state(head, HEAD, table=TABLE), {"policy": params}, packed)
     got = train(None, 1)[0]["head"]
     np.testing.assert_array_equal(got.params["head"], want.params["head"])
@@ -161,7 +166,7 @@ def test_a_frozen_base_is_left_alone_by_its_extras():
 
         return policy(jax.tree_util.tree_map_with_path(joined, frozen["base"]), {}, part)
 
-    update = make_update(loss, optax.sgd(1.0), table=EXTRAS)
+    update = jax.jit(make_update(loss, optax.sgd(1.0), table=EXTRAS), donate_argnums=0)
     state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), table=EXTRAS)
     packed, _ = packing.pack(batch(), microbatches=2)
     state, metrics = update(state, {"base": base}, packed)
@@ -190,7 +195,7 @@ def test_a_frozen_copy_scores_the_same_to_the_bit_at_half_the_size():
     params = jax.tree.map(lambda x: x * np.float32(1.1) + np.float32(1e-3), params)
     kept = frozen_copy(params, compute)
     assert sum(x.nbytes for x in jax.tree.leaves(kept)) == sum(x.nbytes for x in jax.tree.leaves(params)) / 2 + 2 * 16
-    scores = policy_update.make_score(graph, compute)
+    scores = jax.jit(policy_update.make_score(graph, compute))
     want, got = (scores(x, packing.pack(batch())[0].rows).logps for x in (params, kept))
     np.testing.assert_array_equal(got, want)
     for copy in (frozen_copy(params, compute, averaged=True), frozen_copy(params, Compute())):

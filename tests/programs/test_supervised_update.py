@@ -71,7 +71,7 @@ def updated(kind, *, sizes=None, microbatches=1, attention="xla"):
         params = jax.device_put(params, shardings(params, mesh))
     rule = opt.make_optimizer(SGD, 10)
     part = part_of(kind, lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
-    step = make_update(objective(kind, graph, compute), rule, mesh)
+    step = jax.jit(make_update(objective(kind, graph, compute), rule, mesh), donate_argnums=0)
     after, metrics = step(state.init_state(params, rule, mesh), None, state.place_rows(part, mesh))
     return jax.tree.map(np.asarray, after.params), {k: float(getattr(v, "value", v)) for k, v in metrics.items()}
 

@@ -62,7 +62,7 @@ def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=
         policy_update.policy_objective(graph, objective, compute, entropy=True),
         policy_update.reader(graph, compute),
     )
-    train_step = make_update(loss, tx, mesh, read=read)
+    train_step = jax.jit(make_update(loss, tx, mesh, read=read), donate_argnums=0)
     learner, metrics = train_step(learner, {}, state.place_rows(packed, mesh))
     assert int(learner.step) == (float(metrics["grad_norm"]) > 0)
     return jax.tree.map(np.asarray, learner.params), {k: float(getattr(v, "value", v)) for k, v in metrics.items()}
@@ -154,7 +154,9 @@ def flops(objective, *, entropy):
     batch, _ = learning_batch(p=2, g=2)
     packed, _ = packing.pack(with_tokens(batch, ref_logps=np.zeros_like(batch.per_token.weights)))
     loss = policy_update.policy_objective(graph, objective, Compute(remat="none"), entropy=entropy)
-    compiled = make_update(loss, tx).lower(state.init_state(params, tx), {}, packed).compile()
+    compiled = (
+        jax.jit(make_update(loss, tx), donate_argnums=0).lower(state.init_state(params, tx), {}, packed).compile()
+    )
     return compiled.cost_analysis()["flops"]
 
 
@@ -220,7 +222,7 @@ def test_an_update_without_a_gradient_changes_nothing():
         return (w * x).sum(), {}
 
     tx = optax.adamw(0.1, weight_decay=0.5)
-    made = make_update(loss, tx)
+    made = jax.jit(make_update(loss, tx), donate_argnums=0)
     start = made(
         TrainState(step=jnp.int32(0), params=jnp.ones(3), opt_state=tx.init(jnp.ones(3))), None, jnp.ones((1, 3))
     )
@@ -232,7 +234,7 @@ def test_an_update_without_a_gradient_changes_nothing():
     assert int(moved.step) == 2 and (np.asarray(moved.params) != want.params).all()
 
     learns = Learns(loss=loss, optimizer=tx), Learns(loss=lambda w, frozen, x: (w.sum(), {}), optimizer=tx)
-    both = make_joint_update(dict(zip(("policy", "critic"), learns, strict=True)))
+    both = jax.jit(make_joint_update(dict(zip(("policy", "critic"), learns, strict=True))), donate_argnums=0)
     after, _ = both({role: jax.tree.map(jnp.array, want) for role in ("policy", "critic")}, {}, jnp.zeros((1, 3)))
     jax.tree.map(np.testing.assert_array_equal, after["policy"], want)
     assert int(after["critic"].step) == 2 and (np.asarray(after["critic"].params) != want.params).all()
@@ -261,5 +263,5 @@ def test_groups_without_variance_move_only_what_has_a_gradient(objective, moves)
     tx = optax.adamw(0.1)
     start = TrainState(step=jnp.int32(0), params=old - 0.1, opt_state=tx.init(old))
     want = np.asarray(start.params)
-    got, metrics = make_update(loss, tx)(start, None, jnp.full((1, 1, 3), 1 / 3))
+    got, metrics = jax.jit(make_update(loss, tx), donate_argnums=0)(start, None, jnp.full((1, 1, 3), 1 / 3))
     assert (np.asarray(got.params) != want).any() == moves == (int(got.step) == 1) == (metrics["grad_norm"] > 0)

@@ -6,14 +6,13 @@ import struct
 import sys
 import types
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.programs.compiling import Programs
+from grpojax.programs.compiling import program
 from grpojax.records import metrics as tracking
 from grpojax.records import samples
 
@@ -139,12 +138,8 @@ def test_elsewhere_a_step_is_a_line(said):
 
 
 def test_a_compile_is_announced_before_and_timed_after(said):
-    double = jax.jit(lambda state, x: said.append("tracing") or 2 * x)
-    programs = Programs()
+    double = program("double", lambda x: said.append("tracing") or 2 * x)
     for size in (3, 3, 5):
-        programs("double", double, None, jnp.ones(size))
-    assert said[0] == "compiling double (3,)" and said[1] == "tracing"
-    assert said[2].startswith("compiled double: first call 0.") and said[3] == "compiling double (5,)"
-    assert len(said) == 6
-    programs("double", double, None, jnp.ones(3), static="other")
-    assert len(said) == 8
+        double(jnp.ones(size))
+    once = ["tracing", "compiling double", "compiled: double, 0"]
+    assert [line.partition(".")[0] for line in said] == 2 * once

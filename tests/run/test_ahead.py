@@ -1,5 +1,6 @@
 """Rollouts that are drawn while the step before is judged and learned from (``rollout.ahead``)."""
 
+import functools
 import json
 import os
 import signal
@@ -9,13 +10,13 @@ import jax
 import numpy as np
 import pytest
 import runs
+import spies
 from jax.extend.core import Primitive
 from runs import Trainer, numbers
 
 from grpojax import data
 from grpojax.host import on_host
 from grpojax.host.errors import UserError
-from grpojax.programs import compiling
 from grpojax.records import metrics as tracking
 from grpojax.run import recipe as config
 from grpojax.types import Rollout
@@ -280,31 +281,34 @@ def test_a_slow_reward_is_waited_for_beside_the_next_rollout(recipe, tmp_path):
         assert began == ([1, 1, 1, 1], [2, 2, 2, 1])[ahead]
 
 
-def asked_beside(trainer, stray, monkeypatch):
+def asked_beside(load_trainer, stray, monkeypatch):
     """What jax is asked for while the first step is judged and learned from: names, by the device that it is asked of.
 
-    That is ``stray`` where nobody says another; what is compiled for it already would not be seen. What goes through
-    `Programs` is left out, and so is what only brings arrays to the device: both are put behind what the device has to
-    do, and nobody waits for them.
+    That is ``stray`` where nobody says another; what is compiled for it already would not be seen. What the
+    run's programs do is left out, and so is what only brings arrays to the device: both are put behind what the device
+    has to do, and nobody waits for them.
     """
-    asked, bind, call, step = {}, Primitive.bind, compiling.Programs.__call__, trainer._step
+    asked, bind = {}, Primitive.bind
 
     def note(self, *given, **options):
         place = jax.config.values["jax_default_device"]
         asked.setdefault(place, set()).add(options.get("name", str(self)))
         return bind(self, *given, **options)
 
-    def program(self, *given, **options):
+    def program(function, *given, **static):
         with monkeypatch.context() as inside, jax.default_device(None):
             inside.setattr(Primitive, "bind", bind)
-            return call(self, *given, **options)
+            return function(*given, **static)
+
+    spies.watch(monkeypatch, program)
+    trainer = load_trainer()
+    step = trainer._step
 
     def watched(*given):
         if trainer.done:
             return step(*given)
         with monkeypatch.context() as inside, jax.default_device(stray):
             inside.setattr(Primitive, "bind", note)
-            inside.setattr(compiling.Programs, "__call__", program)
             return step(*given)
 
     trainer._step = watched
@@ -328,6 +332,6 @@ def test_between_a_rollout_and_its_updates_the_device_is_asked_for_programs_alon
     """Anything else would be answered after the next rollout, and the updates wait for it; another CPU does it here."""
     host, *others = jax.devices()[:2:-1]
     monkeypatch.setattr(on_host, "device", lambda: host)
-    trainer = Trainer(load(recipe, tmp_path / "run", *BESIDE[kind], "train.steps=2"))
-    asked = asked_beside(trainer, others[[*BESIDE].index(kind)], monkeypatch)
+    run = functools.partial(Trainer, load(recipe, tmp_path / "run", *BESIDE[kind], "train.steps=2"))
+    asked = asked_beside(run, others[[*BESIDE].index(kind)], monkeypatch)
     assert set(asked) == {host} and len(asked[host]) > 3, asked

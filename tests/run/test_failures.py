@@ -111,18 +111,19 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
     monkeypatch.setattr(preemption, "said", lambda: "preempted TRUE" if told.is_set() else None)
     overrides = ("train.eval_every=2", "train.checkpoint_every=0")
-    trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
-    plain, at = trainer.session.course.turn, {"rollout": 3, "evaluation": 2}[where]
+    plain, at = course.Course.turn, {"rollout": 3, "evaluation": 2}[where]
 
-    def turn(rollout):
+    def turn(self, awaited=()):
         if trainer.done == at:
             told.set()
-            while trainer.session.course.reason is None:
+            while self.reason is None:
                 time.sleep(0.01)
-        return plain(rollout)
+        return plain(self, awaited)
 
-    trainer.policy.turn = turn
-    assert not trainer.run()
+    with monkeypatch.context() as inside:
+        inside.setattr(course.Course, "turn", turn)
+        trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
+        assert not trainer.run()
     stopped = json.loads((tmp_path / "run" / "stopped").read_text())
     assert stopped["notice"] == "preempted TRUE" and stopped["step"] == trainer.session.checkpoints.steps()[-1]
     told.clear()

@@ -14,7 +14,7 @@ from grpojax.advantages import Signals
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import score
-from grpojax.programs import begun, packing
+from grpojax.programs import begun, packing, sampler
 from grpojax.run import judged, method, seats, step_metrics
 from grpojax.run import recipe as config
 from grpojax.run.flight import Flight
@@ -177,17 +177,11 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
 
 
 @pytest.mark.exhaustive("programs/test_begun.py::test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was")
-def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path):
+def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatch):
     trainer = Trainer(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
-    asked, plain = [], type(trainer.policy.programs).__call__
-
-    class Spy(type(trainer.policy.programs)):
-        def __call__(self, name, function, *args, **options):
-            asked.append((name, len(args)))
-            return plain(self, name, function, *args, **options)
-
-    trainer.policy.programs.__class__ = Spy
-    assert trainer.run() and ("rollout (4 a prompt)", 3) in asked
+    begun, sample = [], sampler.sample_groups
+    monkeypatch.setattr(sampler, "sample_groups", lambda *a, **k: begun.append(k["begun"]) or sample(*a, **k))
+    assert trainer.run() and begun and not any(begun)
     assert "seats" not in trainer.meta and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
 
 

@@ -111,7 +111,7 @@ def run(recipe, tmp_path_factory):
 
     def scored(minis):
         for m in minis:
-            own = trainer.learner._score(trainer.learner.state["policy"].params, m.packed.rows).logps
+            own = trainer.learner.programs.score(trainer.learner.state["policy"].params, m.packed.rows).logps
             off = np.abs(np.asarray(own) - np.asarray(m.packed.per_token.sampler_logps))
             apart.append(off[m.layout.index >= 0].max())
         return score(minis)

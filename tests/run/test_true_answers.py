@@ -139,7 +139,7 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
                 by_name={name: np.where(fails, 0.0, 1.0 * x + [1, 0, 0, 0]) for name, x in batch.by_name.items()},
             )  # fmt: skip
             likelihood.append(learner._late(learner.state["policy"].params, batch, batch.total)[0]["likelihood"])
-        assert learner._score._cache_size() <= 3
+        assert learner.programs.score._cache_size() <= 3
         assert len({int(np.isfinite(x).sum()) for x in likelihood}) > 5
     finally:
         trainer.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import spies
 import tpu_compiler
 from runs import Trainer
 
@@ -307,7 +308,7 @@ def test_a_variants_own_programs_are_those_that_its_run_calls(recipe, tmp_path, 
     assert [name for name in calls if name not in ("update", "score", "reshard", "evaluation")] == names
     assert calls["evaluation"].args[1].tokens.shape == (8, 8)  # train.eval_limit
     for name in names:
-        calls[name].program.trace(*calls[name].args)
+        calls[name].program.trace(*calls[name].args, **calls[name].static)
 
 
 def test_a_teacher_is_in_the_programs_and_the_memory():
@@ -315,10 +316,9 @@ def test_a_teacher_is_in_the_programs_and_the_memory():
     compute, sampling = Compute(mesh=mesh, platform="cpu"), SamplerConfig(group=4, max_tokens=8)
     run = shapes_of(compute, 8, 8, sampling)
     packed = planner._batch(mesh, compute, Objective(), 8, 8, sampling, TrainConfig(steps=1))
-    calls, _ = planner._calls(CONFIG, run, Objective(), OptimizerConfig(), packed, None)
     larger = dataclasses.replace(CONFIG, num_layers=2 * CONFIG.num_layers)
-    weights = planner._with_teacher(calls, larger, run, packed)
-    assert weights > 1.2 * planner.per_chip(calls["score"].own)
+    calls, kept = planner._calls(CONFIG, run, Objective(), OptimizerConfig(), packed, None, teacher=larger)
+    assert kept["teacher"] > 1.2 * planner.per_chip(calls["score"].own)
     calls["teacher"].program.trace(*calls["teacher"].args)
 
 
@@ -327,7 +327,7 @@ def wide(config):
 
 
 @pytest.mark.slow
-def test_late_programs_have_the_shapes_of_a_run(recipe, tmp_path):
+def test_late_programs_have_the_shapes_of_a_run(recipe, tmp_path, monkeypatch):
     """Those of its longest groups."""
     overrides = [
         f"run.dir={tmp_path}",
@@ -337,16 +337,8 @@ def test_late_programs_have_the_shapes_of_a_run(recipe, tmp_path):
         "variant=nthr",
     ]
     config = recipes.load(recipe, overrides)
-    trainer, seen = Trainer(config, eos_ids=()), []
-    programs = trainer.policy.programs
-
-    class Seen(type(programs)):
-        def __call__(self, name, f, *args, **given):
-            seen.append((name, args))
-            return super().__call__(name, f, *args, **given)
-
-    programs.__class__ = Seen
-    assert trainer.run()
+    seen = spies.record(monkeypatch)
+    assert Trainer(config, eos_ids=()).run()
     mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
     run = shapes_of(Compute(mesh=mesh), 8, 8, config.rollout)
     packed = planner._batch(
@@ -449,7 +441,9 @@ def test_compiled_update_holds_no_logits():
         per_token=PerToken(advantages=full, weights=full),
     )
     packed, _ = packing.pack(batch)
-    update = make_update(policy_objective(graph, Objective(), Compute(), entropy=True), optimizer)
+    update = jax.jit(
+        make_update(policy_objective(graph, Objective(), Compute(), entropy=True), optimizer), donate_argnums=0
+    )
     compiled = update.lower(state, {}, packed).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < full.size * config.vocab_size * 4 / 2
 
@@ -526,7 +520,7 @@ def test_the_batch_is_the_trainers():
     packed = batch(4, 64, sampling, TrainConfig(steps=1))
     call = plan_calls.rollout(shapes_of(compute, 4, 64, sampling), {}, 4, sampling)
     assert call.args[1].tokens.shape == (8, 64) and call.groups == (8, 4, 128)
-    assert call.program.__wrapped__.keywords["config"].group == 4
+    assert call.program.__wrapped__.__wrapped__.keywords["config"].group == 4
     assert packed.rows.tokens.shape == (1, 8, 4, 128)
     # advantages, weights, and the log-probs of reference and sampler
     assert [x.shape for x in jax.tree.leaves(packed) if x.dtype == np.float32] == 4 * [(1, 8, 4, 128)]
