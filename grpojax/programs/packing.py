@@ -1,7 +1,7 @@
 """Ragged groups to the rows that a forward runs on, and back; numpy on the host.
 
 Completions of a prompt share rows as tightly as first-fit-decreasing puts them, so that an update costs what its
-tokens cost. Shapes come from a short list (`bucket`), so the number of compiled programs is bounded.
+tokens cost. There are three shapes, so the number of compiled programs is bounded.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ class _Sizes(NamedTuple):
     shared: bool
 
 
-def _few_sizes(cut: _Cut, most: int) -> list[_Sizes]:
+def _sizes(cut: _Cut, most: int) -> list[_Sizes]:
     """A quarter of the positions that completions of up to ``most`` tokens may need, half of them, and all."""
     whole = cut.prompts * cut.samples
     part = max(cut.prompts, whole // 2)
@@ -188,18 +188,20 @@ def pack(
     lanes: int = 1,
     microbatches: int = 1,
     seats: bool = False,
-    few: bool = False,
     full: bool = False,
 ) -> tuple[Packed, Layout]:
     """Lays a batch out in rows; each prompt has its place in a micro-batch, whatever the lengths.
+
+    Rows have one of three sizes, the smallest that holds the batch: a quarter of the positions that the longest
+    completions would need, half of them, or all, with a row for each completion. Supervised runs and late signals take
+    these; the updates of a run that samples take `grpojax.programs.blocks`.
 
     Args:
       batch: numpy arrays, already `grpojax.programs.lanes.spread` over the lanes.
       lanes: equal parts of the batch, one a batch shard.
       microbatches: parts that an update takes one after the other.
       seats: say where each completion stands, unless every row holds just one (`Compute.needs_seats`).
-      few: the rows have one of three sizes in place of sixteen, the smallest that holds the batch.
-      full: each completion has a row of its own, of the longest size.
+      full: the largest of the three, whatever the lengths.
 
     Returns:
       The batch in rows, and the `Layout` that maps rows to the batch.
@@ -218,18 +220,10 @@ def pack(
         rows = [[_assign(lengths, size, parts, lane, m) for lane in range(lanes)] for m in range(microbatches)]
         return rows, max(1, *(len(mine.rows) for of_lanes in rows for mine in of_lanes))
 
-    if full or few:
-        whole = _Sizes(parts.prompts * parts.samples, most, False)
-        for sizes in [whole] if full else _few_sizes(parts, most):
-            assigned, fullest = assign(sizes.row if sizes.shared else 0)
-            if longest <= sizes.row and fullest <= sizes.rows:
-                break
-    else:
-        row = bucket(longest, most, parts=2)
-        assigned, fullest = assign(row)
-        n_rows = bucket(fullest, parts.prompts * parts.samples, parts=8, multiple=1)
-        shared = any(len(r) > 1 for of_lanes in assigned for mine in of_lanes for r in mine.rows)
-        sizes = _Sizes(n_rows, row, shared)
+    for sizes in _sizes(parts, most)[-1 if full else 0 :]:
+        assigned, fullest = assign(sizes.row if sizes.shared else 0)
+        if longest <= sizes.row and fullest <= sizes.rows:
+            break
     places = parts.prompts * parts.samples if seats and sizes.shared else 0
     return lay_out(batch, assigned, (sizes.rows, sizes.row), seats=places)
 

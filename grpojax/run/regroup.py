@@ -100,7 +100,7 @@ def regroup(
             prompts=prompts, tokens=fill(tokens[places]), lengths=fill(lengths[places]), per_token=PerToken()
         )
         packed, layout = packing.pack(
-            batch, lanes=policy.lanes, microbatches=microbatches, seats=policy.compute.needs_seats, few=True
+            batch, lanes=policy.lanes, microbatches=microbatches, seats=policy.compute.needs_seats
         )
         yield Regrouped(
             places=places,

@@ -144,4 +144,4 @@ def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
 
 def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
     """A batch in rows, as the run cuts it."""
-    return packing.pack(batch, lanes=shapes.lanes, microbatches=shapes.microbatches, seats=shapes.seats, few=True)
+    return packing.pack(batch, lanes=shapes.lanes, microbatches=shapes.microbatches, seats=shapes.seats)

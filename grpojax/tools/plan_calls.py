@@ -234,9 +234,7 @@ def _late_rows(
         lengths=np.full(shape, tokens, np.int32),
         per_token=PerToken(),
     )
-    packed, layout = packing.pack(
-        batch, lanes=parts, microbatches=microbatches, seats=run.compute.needs_seats, few=True
-    )
+    packed, layout = packing.pack(batch, lanes=parts, microbatches=microbatches, seats=run.compute.needs_seats)
     return place(packed.rows, run.mesh, None), (*shape, tokens), filled, layout
 
 

@@ -27,7 +27,7 @@ from grpojax.types import PerToken, TrainBatch
 )
 def test_value_and_gradient_equal_the_plain_forward(family):
     graph, params = random_decoder(FAMILIES[family])
-    batch = ragged_batch(np.random.default_rng(1))
+    batch = ragged_batch(np.random.default_rng(3), g=6)  # whose completions share rows
     weight = np.random.default_rng(2).standard_normal(batch.tokens.shape).astype(np.float32)
 
     def plain(params):

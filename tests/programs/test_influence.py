@@ -172,7 +172,7 @@ batch = TrainBatch(
     tokens=np.zeros((prompts, samples, tokens), np.int32), lengths=np.full((prompts, samples), tokens, np.int32),
     per_token=PerToken(),
 )
-packed, _ = packing.pack(batch, lanes=16, microbatches=16, few=True)
+packed, _ = packing.pack(batch, lanes=16, microbatches=16)
 
 def place(x):
     axes = None, "lane", *(None,) * (x.ndim - 2)

@@ -88,20 +88,6 @@ def test_uneven_micro_batches_are_refused(n, group, lanes, microbatches):
         packing.pack(example(np.ones((n, group)), 4), lanes=lanes, microbatches=microbatches)
 
 
-def test_few_shapes():
-    """With just the rows that a batch needs, nearly each of these would be a program of its own."""
-    rng, shapes, needs = np.random.default_rng(0), set(), set()
-    for _ in range(250):
-        lengths = rng.integers(0, rng.integers(1, 129) + 1, (4, 8))
-        packed, layout = packing.pack(example(lengths, 128))
-        shapes.add(packed.rows.tokens.shape)
-        used = (packed.rows.segments > 0).any(-1).sum()
-        needs.add((int(used), int(lengths.max())))
-        assert layout.useful <= 1
-    assert len(shapes) <= 2 * 8
-    assert len(needs) > 150
-
-
 def test_packing_is_tight():
     """Lengths as in training; with a row for each sample two thirds of the positions would be padding."""
     lengths = np.minimum(np.random.default_rng(0).geometric(1 / 40, (8, 16)), 128)
@@ -172,7 +158,7 @@ def test_loss_of_rows(sizes, objective):
 
 
 @pytest.mark.parametrize("sizes", [(6, 4, 37, 3, 2), (2, 6, 13, 2, 3), (1, 5, 7, 1, 5)])
-def test_few_sizes(sizes):
+def test_three_sizes(sizes):
     """A quarter of all positions, a half and all, or a half and all of a micro-batch of one sample; seats as rows are
     shared."""
     n, group, size, lanes, microbatches = sizes
@@ -183,7 +169,7 @@ def test_few_sizes(sizes):
         [[size] * group] * n,
     ):
         batch = example(lengths, size)
-        packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=True, few=True)
+        packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=True)
         mask = np.arange(size) < batch.lengths[..., None]
         np.testing.assert_array_equal(layout.unpack(packed.rows.tokens), batch.tokens * mask)
         shapes[packed.rows.tokens.shape[2:]] = packed.rows.seats is not None
