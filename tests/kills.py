@@ -1,14 +1,15 @@
 """Kills processes of runs at random moments: ``python tests/kills.py --count 100``.
 
-A run of several processes is started, one of them is killed, and what is left must end and say which one is gone: half
-a minute after the time by which silence is taken for death (`peers.SILENT_S`, shorter here), so that it is a minute
-with that of the library. Then the same command goes on, until all kills are done and the run is finished. Its metrics
-must be those of a run that nothing happened to, bit for bit. The last line is the summary; the status is 0 where all of
-that holds.
+A run of several processes is started, one of them is killed, and jax must end what is left and say so: half a minute
+after the time by which silence is taken for death (`joining.HEARTBEAT_S`, shorter here), so that it is a minute with
+that of the library. Then the same command goes on, until all kills are done and the run is finished. Its metrics must
+be those of a run that nothing happened to, bit for bit. The last line is the summary; the status is 0 where all of that
+holds.
 """
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from pathlib import Path
 import runs
 import tiny_run
 
-from grpojax.host import peers
+from grpojax.host import joining
 
 LIMBO_S = 60.0
 STEPS_A_KILL = 5
@@ -38,8 +39,8 @@ PROGRAM = """
 import sys
 from grpojax.host import startup
 startup.prepare()
-from grpojax.host import peers
-peers.SILENT_S = {silent_s}
+from grpojax.host import joining
+joining.HEARTBEAT_S = {silent_s}
 from grpojax.tools import cli
 sys.exit(cli.main(sys.argv[1:]))
 """
@@ -48,7 +49,7 @@ sys.exit(cli.main(sys.argv[1:]))
 class Together:
     """The processes of a run, and what they say."""
 
-    def __init__(self, recipe: Path, directory: Path, count: int, silent_s: float, *overrides: str):
+    def __init__(self, recipe: Path, directory: Path, count: int, silent_s: int, *overrides: str):
         program = ("-c", PROGRAM.format(silent_s=silent_s))
         self.group = runs.start_together(recipe, directory, *overrides, processes=count, devices=1, program=program)
         self.said: list[list[str]] = [[] for _ in self.group]
@@ -82,7 +83,7 @@ class Together:
 
 
 def kill_once(run: Together, rng: random.Random) -> tuple[float, bool]:
-    """Kills one of the processes; seconds until the others have ended, and whether they said which one was gone."""
+    """Kills one of the processes; seconds until the others have ended, and whether they said why."""
     count = len(run.group)
     victim = rng.randrange(count)
     if rng.random() < 0.9:
@@ -96,22 +97,22 @@ def kill_once(run: Together, rng: random.Random) -> tuple[float, bool]:
     ended = run.wait(2 * LIMBO_S)
     seconds = time.monotonic() - killed if ended else float("inf")
     others = [i for i in range(count) if i != victim]
-    named = all(any(f"process {victim} (" in x and "is gone" in x for x in run.said[i]) for i in others)
-    wrong = [run.group[i].returncode for i in others if run.group[i].returncode != 1]
-    print(f"process {victim} of {count}: {seconds:.0f} s, named {named}, other status {wrong}", flush=True)
-    if not named or wrong:
+    explained = all(any("another task died" in x for x in run.said[i]) for i in others)
+    wrong = [run.group[i].returncode for i in others if run.group[i].returncode != -signal.SIGABRT]
+    print(f"process {victim} of {count}: {seconds:.0f} s, explained {explained}, other status {wrong}", flush=True)
+    if not explained or wrong:
         print("".join(run.said[others[0]]), flush=True)
-    return seconds, named and not wrong
+    return seconds, explained and not wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--count", type=int, default=100, help="kills")
     parser.add_argument("--processes", type=int, default=2, choices=[2, 4], help="of a run")
-    parser.add_argument("--silent", type=float, default=10.0, help="seconds by which silence is taken for death")
+    parser.add_argument("--silent", type=int, default=10, help="seconds by which silence is taken for death")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rng, started, usual = random.Random(args.seed), time.monotonic(), peers.SILENT_S
+    rng, started, usual = random.Random(args.seed), time.monotonic(), joining.HEARTBEAT_S
     with tempfile.TemporaryDirectory() as folder:
         recipe = tiny_run.make_run(Path(folder), layers=1, eos=-2.0)
         overrides = (*OVERRIDES, f"train.steps={STEPS_A_KILL * args.count + 6}", f"mesh.data={args.processes}")
@@ -125,13 +126,13 @@ def main() -> int:
         print(f"undisturbed: {time.monotonic() - started:.0f} s", flush=True)
         found = [kill_once(begin(killed), rng) for _ in range(args.count)]
         equal = _finish(begin(killed)) and runs.numbers(killed) == runs.numbers(quiet)
-    longest, named = max(seconds for seconds, _ in found), sum(said for _, said in found)
+    longest, explained = max(seconds for seconds, _ in found), sum(said for _, said in found)
     print(
-        f"{args.count} kills of one of {args.processes} processes, seed {args.seed}, silence of {args.silent:g} s "
-        f"taken for death ({usual:g} s usually): longest limbo {longest:.0f} s, named in {named}, metrics "
+        f"{args.count} kills of one of {args.processes} processes, seed {args.seed}, silence of {args.silent} s "
+        f"taken for death ({usual} s usually): longest limbo {longest:.0f} s, explained in {explained}, metrics "
         f"{'bit-equal' if equal else 'DIFFER'}; {time.monotonic() - started:.0f} s in all"
     )
-    return 0 if equal and named == args.count and longest + usual - args.silent <= LIMBO_S else 1
+    return 0 if equal and explained == args.count and longest + usual - args.silent <= LIMBO_S else 1
 
 
 def _finish(run: Together) -> bool:

@@ -31,11 +31,6 @@ def joined() -> tuple[int, int]:
     return distributed.global_state.process_id, distributed.global_state.num_processes
 
 
-def address() -> str:
-    """Where the coordination service is, as ``host:port``; empty where there is none."""
-    return distributed.global_state.coordinator_address or ""
-
-
 def has_tpu_runtime() -> bool:
     """Whether this machine has TPU chips and libtpu, as jax found out when it was imported.
 

@@ -12,7 +12,7 @@ import jax
 from grpojax.host import internals, metadata
 from grpojax.host.errors import PassingError, UserError
 
-HEARTBEAT_S = 100  # after so many seconds without a word a process counts as gone
+HEARTBEAT_S = 30  # without a heartbeat for so long a process counts as gone, and jax aborts all others
 JOIN_S = 300.0  # to wait for the others
 _PORT = "8482"  # of the first host of a TPU slice, as jax has it
 _ASK_S, _TRIES, _PAUSE_S = 1.0, 3, 0.3  # a metadata server stands in the same machine

@@ -1,34 +1,31 @@
-"""The other processes of a run: who has failed and who is gone, known to all of them within a minute.
+"""The other processes of a run: who has failed, known to all of them within a minute.
 
-In a run of several processes a thread of each posts a beat every `BEAT_S` and reads those of the others. What fails
-says why before it leaves; what is silent for `SILENT_S` is gone. Either way each process says it and ends, even where
-its main thread waits for the devices. A process alone starts no thread.
+In a run of several processes a thread of each looks every `LOOK_S` for what the others have posted. A process that
+fails says why before it leaves; each of the others says it too and ends, even where its main thread waits for the
+devices. A process that is killed or out of reach can post nothing. jax's own heartbeats find that out: within
+`grpojax.host.joining.HEARTBEAT_S` they abort all other processes (SIGABRT, status 134), and what jax prints has the
+index of the one that is gone; at once, and without an index, where that is the first, which carries jax's service. A
+process that joined no others starts no thread.
 """
 
 import atexit
 import contextlib
-import ctypes
 import itertools
 import os
 import re
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
 import jax
 
-from grpojax.host import coordination, internals, preemption
+from grpojax.host import coordination, internals, joining, preemption
 from grpojax.host.errors import UserError
 
-BEAT_S = 2.0
-# Python's lock is let go of while XLA compiles: in compiles of 35 s for CPU and TPU, and in writing and reading jax's
-# cache, a thread paused for 0.5 s at most, on a machine with eight times the work that it has cores for.
-SILENT_S = 30.0
-START_S = 300.0  # the same of one that looks for its devices, whose drivers need not let go of Python's lock
+LOOK_S = 2.0
 GRACE_S = 3.0  # for a main thread that finds out by itself, to end with its own words
 LEAVE_S = 10.0  # that the first process, who carries the coordination service, waits for the others to have read
 
@@ -38,8 +35,7 @@ def watched() -> Iterator[None]:
     """Inside, and until all processes have left it, the failure of one is the end of all.
 
     The one that raised keeps its error and its status, 2 for a `UserError`; the others say whose it was and end with 1.
-    Where one was told to stop (`preemption.Told`) all end with 75. They must have joined; no device is looked for, and
-    until it says that it is `ready`, a process may be silent for `START_S`.
+    Where one was told to stop (`preemption.Told`) all end with 75. They must have joined; no device is looked for.
     """
     if internals.joined()[1] == 1:
         yield
@@ -47,7 +43,6 @@ def watched() -> Iterator[None]:
     peers = _Peers()
     _here[:] = [peers]
     peers.start()
-    _on_abort(peers)
     try:
         yield
         peers.finish()
@@ -61,14 +56,6 @@ def watched() -> Iterator[None]:
             print(f"grpojax: {said}", file=sys.stderr, flush=True)
             raise SystemExit(status) from None
         raise
-
-
-def ready() -> None:
-    """This process has its devices."""
-    for peers in _here:
-        peers.starting = False
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            peers.beat()  # at once: it may be killed before the next
 
 
 @contextlib.contextmanager
@@ -111,17 +98,13 @@ _numbers = itertools.count()
 
 
 class _Peers(threading.Thread):
-    """Posts this process's beats, and looks for what has become of the others."""
+    """Looks for what has become of the others, and posts what becomes of this process."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="peers")
         self.me, self.count = internals.joined()
         self._host, self._place = socket.gethostname(), f"peers/{next(_numbers)}"
-        self._names = {i: f"process {i}" for i in range(self.count)}
-        now = time.monotonic()
-        self._heard = dict.fromkeys(range(self.count), ("", now))  # the last beat, and when it was new
-        self._looked = self._answered = now
-        self._beats, self._finished, self.starting = 0, False, True
+        self._finished = False
         self._failing = set[str]()  # who is known to end by an error
         self._verdict: str | None = None
         self._known, self._leaving, self._all_done = threading.Event(), threading.Event(), threading.Event()
@@ -129,60 +112,34 @@ class _Peers(threading.Thread):
     # ------------------------------------------------------------------------------------------ the thread
 
     def run(self) -> None:
-        """Beats until all have finished, or until one has not."""
+        """Looks until all have finished, or until one has not."""
         while not self._all_done.is_set():
-            try:
-                self.beat()
+            # A call to the service may fail once; where the service is gone, jax ends this process.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._verdict = self._look()
                 if self._verdict is None:
                     self._hear()
-                self._answered = time.monotonic()
-            except jax.errors.JaxRuntimeError:  # the service, which goes with the process that carries it
-                if time.monotonic() - self._answered > SILENT_S:
-                    self._verdict = f"{self._names[0]} is gone"
             if self._verdict:
                 self._known.set()
                 if not self._leaving.wait(GRACE_S):
                     self._leave(self._verdict)
                 return
-            self._leaving.wait(0.1 if self._finished else BEAT_S)
-
-    def beat(self) -> None:
-        """Says that this process is there."""
-        self._beats += 1
-        word = "finished" if self._finished else f"{'starting' if self.starting else ''}{self._beats}"
-        coordination.post(f"{self._place}/beat/{self.me}", f"{word} {self._host}")
+            self._leaving.wait(0.1 if self._finished else LOOK_S)
 
     def _look(self) -> str | None:
         """What is known to have gone wrong, in a line."""
-        now = time.monotonic()
-        # Time in which this process was held up, stopped or asleep is not theirs: it has heard nobody.
-        if (lost := now - self._looked - 3 * BEAT_S) > 0:
-            self._heard = {i: (beat, since + lost) for i, (beat, since) in self._heard.items()}
-        self._looked = now
-        for index, beat in coordination.posted(f"{self._place}/beat").items():
-            if beat != self._heard[int(index)][0]:
-                self._heard[int(index)] = beat, now
-                self._names[int(index)] = f"process {index} ({beat.partition(' ')[2]})"
-        finished = {i for i, (beat, _) in self._heard.items() if beat.startswith("finished")}
-        if len(finished) == self.count:
-            self._all_done.set()
+        if self._finished:
+            coordination.post(f"{self._place}/finished/{self.me}", "")
+            if len(coordination.posted(f"{self._place}/finished")) == self.count:
+                self._all_done.set()
         failed = coordination.posted(f"{self._place}/failed")
-        for index, (beat, since) in self._heard.items():
-            longest = START_S if not beat or beat.startswith("starting") else SILENT_S
-            if not failed and index not in finished and index != self.me and now - since > longest:
-                failed = {str(index): "is gone"}
-                coordination.post(f"{self._place}/failed/{index}", "is gone")
-        if not failed:
-            return None
-        index, what = min(failed.items())
-        return f"{self._names[int(index)]} {what}"
+        return _named(*min(failed.items())) if failed else None
 
     def _hear(self) -> None:
         """Says once of each process what it will end by."""
         for index, what in coordination.posted(f"{self._place}/failing").items():
             if self._failing.isdisjoint({index, str(self.me)}):
-                said = f"grpojax: {self._names[int(index)]} {what}\ngrpojax: it lets go of what it holds, and all end"
+                said = f"grpojax: {_named(index, what)}\ngrpojax: it lets go of what it holds, and all end"
                 print(said, file=sys.stderr, flush=True)
             self._failing.add(index)
 
@@ -198,8 +155,7 @@ class _Peers(threading.Thread):
             coordination.post(f"{self._place}/left/{self.me}", "")
             until = time.monotonic() + LEAVE_S
             while self.me == 0 and time.monotonic() < until:
-                gone = {i for i, (_, since) in self._heard.items() if time.monotonic() - since > SILENT_S}
-                if len(gone | set(map(int, coordination.posted(f"{self._place}/left")))) == self.count:
+                if len(coordination.posted(f"{self._place}/left")) == self.count:
                     break
                 time.sleep(0.1)
 
@@ -213,12 +169,12 @@ class _Peers(threading.Thread):
             if self._known.is_set():
                 raise SystemExit(_status(str(self._verdict)))
         self._leaving.set()
-        self.join(SILENT_S)
+        self.join(LEAVE_S)
 
     def fail(self, what: str) -> None:
         """Posts what became of this process, and lets the others read it."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            coordination.post(f"{self._place}/failed/{self.me}", what)
+            coordination.post(f"{self._place}/failed/{self.me}", f"{self._host} {what}")
         self._farewell()
 
     def failing(self, error: Exception) -> None:
@@ -226,16 +182,20 @@ class _Peers(threading.Thread):
         if not _of_a_peer(error):
             self._failing.add(str(self.me))
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                coordination.post(f"{self._place}/failing/{self.me}", _words(error))
+                coordination.post(f"{self._place}/failing/{self.me}", f"{self._host} {_words(error)}")
 
     def leave(self, error: BaseException) -> str | None:
         """Says what was raised here to the others; or else who is to blame for it, for what is not this process's own.
 
-        A collective that breaks off, or a meeting that one missed, is a sign that another is gone.
+        A collective that breaks off, or a meeting that one missed, is a sign that another is gone. Where that one was
+        killed, jax ends this process while it waits here.
         """
         said = self._verdict
         if blameless := _of_a_peer(error):
-            self._known.wait(SILENT_S + 3 * BEAT_S)
+            if not self._known.wait(2 * LOOK_S) and not self._failing:
+                said = "another process seems to be gone; jax says which, and all end within a minute"
+                print(f"grpojax: {said}", file=sys.stderr, flush=True)
+            self._known.wait(joining.HEARTBEAT_S + LOOK_S)
             said = self._verdict
         self._leaving.set()
         if said and blameless:
@@ -244,9 +204,11 @@ class _Peers(threading.Thread):
         self.fail(_words(error))
         return None
 
-    def gone(self) -> str:
-        """What is said when the service is out of reach."""
-        return f"grpojax: {self._names[0]} is gone"
+
+def _named(index: str, posted: str) -> str:
+    """What a process posted, with its index and host."""
+    host, _, what = posted.partition(" ")
+    return f"process {index} ({host}) {what}"
 
 
 def _words(error: BaseException) -> str:
@@ -280,29 +242,3 @@ def _exit_after_main(status: int) -> None:
     """Ends the process as soon as its main thread has nothing more to do or to say."""
     threading.main_thread().join()
     _exit(status)
-
-
-_kept: list[Any] = []
-
-
-def _on_abort(peers: _Peers) -> None:
-    """The first process carries jax's service, and jax aborts all others at once where that is gone: says so, status 1.
-
-    Any other abort stays one. The handler is C's own, as Python's would only run after the abort.
-    """
-    if peers.me == 0:
-        return
-    host, _, port = internals.address().rpartition(":")
-
-    def handler(number: int) -> None:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except OSError:
-            os.write(2, peers.gone().encode() + b"\n")
-            os._exit(1)
-        libc.signal(number, None)  # its own handling: the abort that called this goes on
-
-    libc = ctypes.CDLL(None)
-    kind: Callable[..., Any] = ctypes.CFUNCTYPE(None, ctypes.c_int)
-    _kept[:] = [kind(handler)]
-    libc.signal(int(signal.SIGABRT), _kept[0])

@@ -90,7 +90,7 @@ class Course:
         return self.reason is not None
 
     def _hear(self) -> str:
-        """The first process's word on another one. Where the first is gone, `grpojax.host.peers` ends the wait."""
+        """The first process's word on another one. Where the first is gone, jax ends the process."""
         while True:
             if self.reason is not None and not self._asked:
                 coordination.post(f"{self.place}/asked/{self._me}", self.reason)

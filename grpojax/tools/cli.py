@@ -111,7 +111,6 @@ def _company(args: argparse.Namespace) -> Iterator[None]:
         # may fail and the others wait for it.
         with preemption.ending(), peers.watched():
             processes.start()
-            peers.ready()
             yield
 
 

@@ -42,7 +42,6 @@ def broken_on(checkpoints, index, name):
     setattr(checkpoints._manager, name, broken)
 
 with peers.watched():
-    peers.ready()
     checkpoints = Checkpoints(folder / "checkpoints", keep=5)
     for index in range(2):  # of one alone, either; the next one is whole
         broken_on(checkpoints, index, "save")

@@ -19,7 +19,6 @@ processes.start()
 me = jax.process_index()
 rng = random.Random(me)
 with peers.watched():
-    peers.ready()
     for asker in range(3):
         run, saves = Course(minutes=0.3 / 60), []
         for turn in range(1, 200):
