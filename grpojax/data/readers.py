@@ -13,7 +13,7 @@ from typing import Any, Literal
 from etils import epath
 
 from grpojax.data.formats import READERS, Row, decompress
-from grpojax.host import files, ranges
+from grpojax.host import files
 from grpojax.host.errors import UserError, require
 
 BUILTIN, HUB = "builtin:", "hub:"
@@ -165,12 +165,12 @@ def _files(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _remote(path: str) -> Iterator[tuple[str, bytes]]:
-    with ranges.naming(path):
+    with files.naming(path):
         names = files.matches(path) if glob.has_magic(path) else [path]
     if not names:
         raise UserError(f"no data file matches {path!r}")
     for name in names:
-        with ranges.naming(name):
+        with files.naming(name):
             content = files.read(name)
         yield name, content
 

@@ -1,25 +1,36 @@
-"""Places, local and in buckets, and files that appear whole or not at all."""
+"""Places, local and in buckets: files that appear whole or not at all, parts of files, and writes in the background.
+
+Errors of a bucket that may pass are tried again by gcsfs (`grpojax.host.buckets`). What remains names the file.
+"""
 
 import concurrent.futures
+import contextlib
 import errno
 import functools
 import importlib.util
 import json
 import os
+import queue
 import re
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from etils import epath
 
+from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
 # One way to a bucket on every machine (`grpojax.host.buckets`), whether tensorflow is installed there or not.
 os.environ.setdefault("EPATH_USE_TF", "false")
 
 T = TypeVar("T")
-_AT_ONCE = 32  # requests
+_AT_ONCE = 32  # requests for whole files
+PART = 16 * 2**20  # bytes of a request for a part of a file
+_PARTS_AT_ONCE = 8
+_SHORT = 3  # times that an answer may be shorter than it says it is
 
 
 def path(place: str | os.PathLike[str]) -> epath.Path:
@@ -128,6 +139,110 @@ def _each(do: Callable[[epath.Path], T], found: Iterable[epath.Path]) -> list[T]
         return [do(file) for file in these]
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(do, these))
+
+
+# ---------------------------------------------------------------------------------------------- parts of files
+
+
+@contextlib.contextmanager
+def naming(place: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside, whatever storage raises is a `UserError` that names the place."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{os.fspath(place)} does not exist") from None
+    except Exception as e:  # what is not an `OSError` comes from below gcsfs
+        said = " ".join(str(getattr(e, "strerror", None) or e or type(e).__name__).split())[:200]
+        raise UserError(f"{os.fspath(place)} cannot be read: {said}") from e
+
+
+def size(file: str | os.PathLike[str]) -> int:
+    """Of a file in a bucket, in bytes."""
+    with naming(file):
+        return int(_system(file).info(os.fspath(file))["size"])
+
+
+def _system(file: str | os.PathLike[str]) -> Any:
+    path(file)  # knows buckets from here on
+    from grpojax.host import buckets
+
+    return buckets.system()
+
+
+def read_part(file: str | os.PathLike[str], start: int, stop: int) -> np.ndarray:
+    """The bytes ``[start, stop)`` of a file in a bucket, as uint8, by requests of `PART` bytes, several at a time."""
+    whole, source = np.empty(stop - start, np.uint8), _system(file)
+
+    def part(at: int) -> None:
+        end = min(at + PART, stop)
+        whole[at - start : end - start] = np.frombuffer(_part(source, os.fspath(file), at, end), np.uint8)
+
+    with naming(file):
+        if stop - start <= PART:
+            part(start)
+            return whole
+        with concurrent.futures.ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:
+            list(pool.map(part, range(start, stop, PART)))
+    return whole
+
+
+def _part(source: Any, file: str, start: int, stop: int) -> bytes:
+    if start == stop:
+        return b""
+    for _ in range(_SHORT):
+        content = source.cat_file(file, start=start, end=stop)
+        if len(content) == stop - start:
+            return content
+    raise OSError(f"bytes {start} to {stop} are not all there")
+
+
+# ---------------------------------------------------------------------------------------------- in the background
+
+
+class Uploads:
+    """Writes whole files in the order in which they were given: those of a bucket in a thread, local ones at once.
+
+    A write to a bucket that fails for good is a warning. Where storage is slower than the run for long, the run waits.
+
+    Args:
+      ahead: writes that may wait at a time.
+    """
+
+    def __init__(self, ahead: int = 64):
+        self._queue: queue.Queue[tuple[epath.Path, bytes] | None] = queue.Queue(ahead)
+        self._thread: threading.Thread | None = None
+
+    def write(self, file: epath.Path, content: bytes) -> None:
+        """As the function `write`; raises `OSError` for a local file."""
+        if not in_bucket(file):
+            return write(file, content)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
+            self._thread.start()
+        self._queue.put((file, content))
+
+    def wait(self) -> None:
+        """Until all that was given is written, or has failed."""
+        self._queue.join()
+
+    def close(self) -> None:
+        """Waits, and ends the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                write(*job)
+            except Exception as e:
+                log.warning("%s could not be written: %s", job[0], e)
+            finally:
+                self._queue.task_done()
+        self._queue.task_done()
 
 
 # ---------------------------------------------------------------------------------------------- folders

@@ -11,7 +11,6 @@ from typing import Any
 from etils import epath
 
 from grpojax.host import files
-from grpojax.host.uploads import Uploads
 
 EVERY_S = 300.0  # of a run that is killed, so much may lack
 
@@ -25,7 +24,7 @@ class Board:
       uploads: writes what goes to a bucket.
     """
 
-    def __init__(self, folder: epath.Path, purge_step: int | None, uploads: Uploads):
+    def __init__(self, folder: epath.Path, purge_step: int | None, uploads: files.Uploads):
         self._folder, self._purge_step, self._uploads = folder, purge_step, uploads
         self._draft: tempfile.TemporaryDirectory[str] | None = None  # of what goes to a bucket
         self._writer: Any = None

@@ -11,7 +11,6 @@ from typing import Any
 from etils import epath
 
 from grpojax.host import files
-from grpojax.host.uploads import Uploads
 
 Line = dict[str, Any]
 
@@ -41,7 +40,7 @@ class Lines:
       uploads: writes what goes to a bucket.
     """
 
-    def __init__(self, directory: epath.PathLike, resume_at: int, uploads: Uploads):
+    def __init__(self, directory: epath.PathLike, resume_at: int, uploads: files.Uploads):
         self._directory, self._uploads, self._file = files.path(directory), uploads, None
         kept = [line for line in read(directory) if line["step"] <= resume_at] if resume_at else []
         file = self._directory / "metrics.jsonl"

@@ -16,7 +16,6 @@ from etils import epath
 from grpojax.host import files
 from grpojax.host.console import log
 from grpojax.host.errors import UserError, require
-from grpojax.host.uploads import Uploads
 from grpojax.records import lines
 from grpojax.records.board import Board
 from grpojax.records.samples import ranked_samples, samples_path
@@ -50,7 +49,7 @@ class Metrics:
 
     def __init__(self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None):
         self.config = config or TrackingConfig()
-        self._directory, self._uploads = files.path(directory), Uploads()
+        self._directory, self._uploads = files.path(directory), files.Uploads()
         self._wandb = _start_wandb(self.config.wandb, self._directory) if self.config.wandb else None
         self._lines = lines.Lines(self._directory, resume_at, self._uploads)
         self._board = Board(self._directory / "tensorboard", resume_at or None, self._uploads)

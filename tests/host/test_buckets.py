@@ -13,7 +13,7 @@ from pathlib import Path
 import bucket
 import pytest
 
-from grpojax.host import claims, files, uploads
+from grpojax.host import claims, files
 from grpojax.host.errors import UserError
 
 proxy, place = bucket.proxy, bucket.place
@@ -112,7 +112,7 @@ def test_an_error_that_stays_names_the_object(place, proxy):
 
 
 def test_uploads(place, proxy, caplog):
-    writes = uploads.Uploads(ahead=2)
+    writes = files.Uploads(ahead=2)
     for i in range(5):
         writes.write(place / str(i % 2), str(i).encode())
     writes.wait()
@@ -129,7 +129,7 @@ def test_uploads(place, proxy, caplog):
 
 
 def test_uploads_of_local_files_are_done_at_once(tmp_path):
-    writes = uploads.Uploads()
+    writes = files.Uploads()
     writes.write(files.path(tmp_path / "a"), b"x")
     assert (tmp_path / "a").read_bytes() == b"x" and writes._thread is None
     writes.close()

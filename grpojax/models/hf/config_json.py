@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from etils import epath
 
-from grpojax.host import files, ranges
+from grpojax.host import files
 from grpojax.host.errors import UserError, require
 from grpojax.models.decoder_config import DecoderConfig, RopeScaling
 
@@ -331,7 +331,7 @@ def model_folder(path: str | os.PathLike) -> epath.Path:
     """The folder, local or in a bucket; raises `UserError` where there is none."""
     path = files.path(path)
     if files.in_bucket(path):
-        with ranges.naming(path):
+        with files.naming(path):
             if not path.is_dir():
                 raise UserError(f"{path}: no such folder in the bucket")
     elif path.is_file():
@@ -379,7 +379,7 @@ def damaged(file: Path | epath.Path, why: object) -> UserError:
 def is_lfs_pointer(file: Path | epath.Path) -> bool:
     """Whether a file is what a clone without Git LFS has in place of a large one."""
     if files.in_bucket(file):
-        head = ranges.read(file, 0, min(len(_LFS), ranges.size(file))).tobytes()
+        head = files.read_part(file, 0, min(len(_LFS), files.size(file))).tobytes()
     else:
         with Path(file).open("rb") as f:
             head = f.read(len(_LFS))

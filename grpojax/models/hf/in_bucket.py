@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from grpojax.host import files, ranges
+from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.hf.config_json import damaged
 
@@ -31,12 +31,12 @@ class TensorFile:
     """
 
     def __init__(self, file: epath.Path):
-        self.file, length = file, ranges.size(file)
+        self.file, length = file, files.size(file)
         try:
-            head = int.from_bytes(ranges.read(file, 0, min(8, length)).tobytes(), "little")
+            head = int.from_bytes(files.read_part(file, 0, min(8, length)).tobytes(), "little")
             if length < 8 or head > min(_LONGEST, length - 8):
                 raise ValueError("its header is not all there")
-            described = json.loads(ranges.read(file, 8, 8 + head).tobytes())
+            described = json.loads(files.read_part(file, 8, 8 + head).tobytes())
             described.pop("__metadata__", None)
             self._start, self._tensors = 8 + head, described
             if self._start + max((t["data_offsets"][1] for t in described.values()), default=0) != length:
@@ -87,7 +87,7 @@ class BucketTensor:
         first, last, _ = index[0].indices(self._shape[0])
         if self._kept is None or not self._kept[0] <= first <= last <= self._kept[1]:
             self._kept = None  # before there are others
-            content = ranges.read(self._file, self._start + first * self._row, self._start + last * self._row)
+            content = files.read_part(self._file, self._start + first * self._row, self._start + last * self._row)
             self._kept = first, last, content.view(_DTYPES[self._dtype]).reshape(-1, *self._shape[1:])
         start, _, rows = self._kept
         return rows[(slice(first - start, last - start), *index[1:])]
@@ -98,7 +98,7 @@ def small_files(folder: epath.Path) -> Path:
     """A folder of this machine with the tokenizer and the configs of one in a bucket, until the process ends."""
     here = Path(tempfile.mkdtemp(prefix="grpojax-model-"))
     atexit.register(shutil.rmtree, here, ignore_errors=True)
-    with ranges.naming(folder):
+    with files.naming(folder):
         small = [file for file in files.listing(folder) if file.name.endswith(_SMALL)]
         for file, content in zip(small, files.read_all(small), strict=True):
             (here / file.name).write_bytes(content)

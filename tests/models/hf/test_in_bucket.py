@@ -8,7 +8,7 @@ import tiny_hf
 from hf_compare import assert_same_weights
 
 from grpojax import models
-from grpojax.host import files, ranges
+from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import critic, hf
 from grpojax.models.hf.weights import open_file
@@ -39,8 +39,8 @@ def assert_same_tokenizer(a, b):
 @pytest.fixture
 def read(monkeypatch):
     """Bytes of every part that is read."""
-    sizes, part = [], ranges._part
-    monkeypatch.setattr(ranges, "_part", lambda *a: sizes.append((a[1], a[2], a[3])) or part(*a))
+    sizes, part = [], files._part
+    monkeypatch.setattr(files, "_part", lambda *a: sizes.append((a[1], a[2], a[3])) or part(*a))
     return sizes
 
 
@@ -81,10 +81,10 @@ def test_of_a_tensor_no_more_is_read_than_the_rows_asked_for(folders, read):
 def test_large_reads_come_in_parts(proxy, read, monkeypatch):
     content = bytes(range(251)) * 40
     files.write(f"{bucket.URL}/large", content)
-    monkeypatch.setattr(ranges, "PART", 997)
-    assert ranges.read(f"{bucket.URL}/large", 13, 10_001).tobytes() == content[13:10_001]
-    assert len(read) == 11 and ranges.read(f"{bucket.URL}/large", 7, 7).size == 0
-    assert ranges.size(f"{bucket.URL}/large") == len(content)
+    monkeypatch.setattr(files, "PART", 997)
+    assert files.read_part(f"{bucket.URL}/large", 13, 10_001).tobytes() == content[13:10_001]
+    assert len(read) == 11 and files.read_part(f"{bucket.URL}/large", 7, 7).size == 0
+    assert files.size(f"{bucket.URL}/large") == len(content)
 
 
 def test_tokenizer_config_and_head_come_along(folders):
