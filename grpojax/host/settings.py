@@ -3,7 +3,9 @@
 The classes are plain stdlib dataclasses. A field's type says what it takes, and ``Literal`` offers a choice. Which
 numbers it takes, and what must hold across fields, the class's ``__post_init__`` says: ranges by
 `grpojax.host.errors.require`, anything else by raising a `ValueError`. This module walks dataclasses, lists, dicts and
-unions itself, so that each problem has an exact path, and leaves every other type to pydantic.
+unions itself and leaves every other type to pydantic, which could walk these too. But pydantic takes ``true`` for 1 and
+"yes" for ``true`` unless it is strict, and then it takes neither "7" nor 1e3 for a number; it lets infinity and keys that
+are numbers into an ``Any``; of a union it reports what is wrong for each member; and it does not say which keys there are.
 """
 
 import dataclasses
