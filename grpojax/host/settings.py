@@ -4,8 +4,9 @@ The classes are plain stdlib dataclasses. A field's type says what it takes, and
 numbers it takes, and what must hold across fields, the class's ``__post_init__`` says: ranges by
 `grpojax.host.errors.require`, anything else by raising a `ValueError`. This module walks dataclasses, lists, dicts and
 unions itself and leaves every other type to pydantic, which could walk these too. But pydantic takes ``true`` for 1 and
-"yes" for ``true`` unless it is strict, and then it takes neither "7" nor 1e3 for a number; it lets infinity and keys that
-are numbers into an ``Any``; of a union it reports what is wrong for each member; and it does not say which keys there are.
+"yes" for ``true`` unless it is strict, and a strict one takes neither a mapping for a section nor "7" for a number; it
+lets infinity and keys that are numbers into an ``Any``; of a wrong union it reports what is wrong for each member; and
+of an unknown key it does not say which ones are known.
 """
 
 import dataclasses
