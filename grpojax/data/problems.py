@@ -312,7 +312,16 @@ def load_problems(
                 if isinstance(row, str):
                     raise UserError(row)
                 gold_of = functools.partial(_gold, check_gold=check_gold, compared=compared and not source.generated)
-                problem = _problem(uid, row, columns, gold_of, tokenize, config, source, number)
+                problem = _problem(
+                    uid,
+                    row,
+                    columns,
+                    gold_of=gold_of,
+                    tokenize=tokenize,
+                    config=config,
+                    source=source,
+                    number=number,
+                )
             except UserError as e:
                 if config.on_bad_row == "error":
                     raise UserError(f"{where}: {e}") from None
@@ -414,6 +423,7 @@ def _problem(
     uid: int,
     row: Mapping[str, Any],
     columns: Columns,
+    *,
     gold_of: Callable[[Mapping[str, Any], Columns], str | None],
     tokenize: Callable[[Question], tuple[int, ...]],
     config: DataConfig,

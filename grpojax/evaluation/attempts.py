@@ -138,7 +138,15 @@ class Evaluator:
                 whole = without_end(ids, rollout.stopped.flat)
                 read = np.array(self.rewards.texts(each, whole)[self.judge.text], object).reshape(shape)
             return [
-                self._attempt(problem, rollout, i, said[i], read[i], total.reshape(shape)[i], _named(scores, shape, i))
+                self._attempt(
+                    problem,
+                    rollout,
+                    i,
+                    said=said[i],
+                    read=read[i],
+                    total=total.reshape(shape)[i],
+                    by_name=_named(scores, shape, i),
+                )
                 for i, problem in enumerate(problems)
             ]
 
@@ -149,6 +157,7 @@ class Evaluator:
         problem: data.Problem,
         rollout: Rollout,
         i: int,
+        *,
         said: Sequence[str],
         read: Sequence[str],
         total: np.ndarray,

@@ -116,9 +116,13 @@ def policy_loss(
     behavior = sampler_logps if objective.ratio_denominator == "sampler" else old_logps
     ratios = log_ratio(logps, behavior, mask, objective.ratio, decay=objective.trace_decay, segments=segments)
     by_token = ratios if objective.ratio == "token" else log_ratio(logps, behavior, mask)
-    token_losses, sums = _policy_term(ratios, by_token, logps, advantages, mask, covariance_mask, objective, segments)
+    token_losses, sums = _policy_term(
+        ratios, by_token, logps, advantages, mask, picked=covariance_mask, objective=objective, segments=segments
+    )
     train = logps if old_logps is None else old_logps
-    correction, kept, more = _corrections(logps, train, sampler_logps, advantages, mask, objective, segments)
+    correction, kept, more = _corrections(
+        logps, train, sampler_logps, advantages, mask, objective=objective, segments=segments
+    )
     for factor in (correction, kept):
         token_losses = token_losses if factor is None else factor * token_losses
     sums |= more
@@ -156,6 +160,7 @@ def _policy_term(
     logps: AnyTokens,
     advantages: AnyTokens,
     mask: AnyTokens,
+    *,
     picked: AnyTokens | None,
     objective: Objective,
     segments: AnyTokens | None,
@@ -184,6 +189,7 @@ def _corrections(
     sampler: AnyTokens | None,
     advantages: AnyTokens,
     mask: AnyTokens,
+    *,
     objective: Objective,
     segments: AnyTokens | None,
 ) -> tuple[AnyTokens | None, AnyTokens | None, Metrics]:

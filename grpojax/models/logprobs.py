@@ -5,6 +5,7 @@ the size of the tokens, a block's weights are gathered when its turn comes, and 
 for its owner, before the next one starts.
 """
 
+import dataclasses
 import functools
 import operator
 from typing import Literal
@@ -77,8 +78,11 @@ def token_scores(
       ``(logps, entropy)``, ``[B, N]`` float32; entropy is None unless asked for.
     """
     chunk = _chunk(hidden, weight, chunk, mesh)
+    how = _How(
+        inverse_temperature=inverse_temperature, chunk=chunk, unused=unused, mesh=mesh, with_entropy=with_entropy
+    )
     with jax.named_scope("vocab"):
-        logps, entropy = _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh)
+        logps, entropy = _scores(hidden, weight, targets, how)
     return logps, jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy
 
 
@@ -99,7 +103,8 @@ def log_normalisers(
     targets = jnp.zeros((b, n), jnp.int32)
     with jax.named_scope("vocab"):
         chunk = _chunk(hidden, weight, chunk, mesh)
-        return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, False, unused, mesh)[1][3]
+        how = _How(inverse_temperature=inverse_temperature, chunk=chunk, unused=unused, mesh=mesh)
+        return _scores_fwd(hidden, weight, targets, how)[1][3]
 
 
 def _chunk(hidden: Array, weight: Array, chunk: int, mesh: Mesh | None) -> int:
@@ -113,9 +118,20 @@ def _chunk(hidden: Array, weight: Array, chunk: int, mesh: Mesh | None) -> int:
     return min(chunk, v)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7))
-def _scores(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh):
-    return _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh)[0]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _How:
+    """What `token_scores` is asked for besides its arrays; ``chunk`` is never 0."""
+
+    inverse_temperature: float
+    chunk: int
+    unused: UnusedRows
+    mesh: Mesh | None
+    with_entropy: bool | Literal["value"] = False
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _scores(hidden, weight, targets, how):
+    return _scores_fwd(hidden, weight, targets, how)[0]
 
 
 def _on_lanes(f, mesh, in_axes, out_axes):
@@ -134,40 +150,40 @@ def _blocks(weight, chunk, dtype):
     return jnp.arange(w.shape[0], dtype=jnp.int32) * chunk, w
 
 
-def _logits(hidden, block, start, targets, v, inverse_temperature, unused, mesh):
+def _logits(hidden, block, start, targets, v, how):
     """A block's weights, whole; its logits; and which of them are targets'."""
     first = 0
-    if mesh is not None:
+    if how.mesh is not None:
         block = jax.lax.all_gather(block, "fsdp", axis=1, tiled=True)
         first = jax.lax.axis_index("tensor") * v
         targets = targets - first
-    z = jnp.einsum("bnd,vd->bnv", hidden, block, preferred_element_type=jnp.float32) * inverse_temperature
+    z = jnp.einsum("bnd,vd->bnv", hidden, block, preferred_element_type=jnp.float32) * how.inverse_temperature
     entry = start + jax.lax.broadcasted_iota(jnp.int32, z.shape, 2)
     hit = entry == targets[..., None]
     if v % block.shape[0]:
         z, hit = jnp.where(entry < v, z, _MASKED), hit & (entry < v)
-    if unused:
-        z = mask_unused(z, unused, first + start + jnp.arange(block.shape[0], dtype=jnp.int32))
+    if how.unused:
+        z = mask_unused(z, how.unused, first + start + jnp.arange(block.shape[0], dtype=jnp.int32))
     return block, z, hit
 
 
-def _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entropy, unused, mesh):
+def _scores_fwd(hidden, weight, targets, how):
     def forward(hidden, weight, targets):
         def add(carry, start_block):
             top, total, weighted, chosen = carry
             start, block = start_block
-            _, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, unused, mesh)
+            _, z, hit = _logits(hidden, block, start, targets, weight.shape[0], how)
             highest = jnp.maximum(top, z.max(-1))
             rescale, e = jnp.exp(top - highest), jnp.exp(z - highest[..., None])
             chosen += jnp.where(hit, z, 0.0).sum(-1)
-            if with_entropy:
+            if how.with_entropy:
                 weighted = weighted * rescale + (e * z).sum(-1)
             return (highest, total * rescale + e.sum(-1), weighted, chosen), None
 
         zero = jnp.zeros(targets.shape, jnp.float32)
         carry = (zero - jnp.inf, zero, zero, zero)
-        (top, total, weighted, chosen), _ = jax.lax.scan(add, carry, _blocks(weight, chunk, hidden.dtype))
-        if mesh is not None:
+        (top, total, weighted, chosen), _ = jax.lax.scan(add, carry, _blocks(weight, how.chunk, hidden.dtype))
+        if how.mesh is not None:
             highest = jax.lax.pmax(top, "tensor")
             rescale = jnp.exp(top - highest)
             total, weighted, chosen = jax.lax.psum((total * rescale, weighted * rescale, chosen), "tensor")
@@ -175,43 +191,43 @@ def _scores_fwd(hidden, weight, targets, inverse_temperature, chunk, with_entrop
         lse = top + jnp.log(total)
         return chosen - lse, lse, lse - weighted / total
 
-    logps, lse, entropy = _on_lanes(forward, mesh, "twt", "ttt")(hidden, weight, targets)
-    entropy = entropy if with_entropy else None
+    logps, lse, entropy = _on_lanes(forward, how.mesh, "twt", "ttt")(hidden, weight, targets)
+    entropy = entropy if how.with_entropy else None
     return (logps, entropy), (hidden, weight, targets, lse, entropy)
 
 
-def _scores_bwd(inverse_temperature, chunk, with_entropy, unused, mesh, saved, cotangents):
+def _scores_bwd(how, saved, cotangents):
     hidden, weight, targets, lse, entropy = saved
 
     def backward(hidden, weight, targets, lse, g_logp, *of_entropy):
         def add(dh, start_block):
             start, block = start_block
-            w, z, hit = _logits(hidden, block, start, targets, weight.shape[0], inverse_temperature, unused, mesh)
+            w, z, hit = _logits(hidden, block, start, targets, weight.shape[0], how)
             logp = z - lse[..., None]
             p = jnp.exp(logp)
             dz = g_logp[..., None] * (jnp.where(hit, 1.0, 0.0) - p)
-            if with_entropy is True:
+            if how.with_entropy is True:
                 # H = -sum p log p, so dH/dz_j = -p_j (log p_j + H)
                 entropy, g_entropy = of_entropy
                 dz = dz - g_entropy[..., None] * p * (logp + entropy[..., None])
-            if unused:
+            if how.unused:
                 dz = jnp.where(z > _MASKED, dz, 0.0)  # a constant has none, whether it is a target or not
-            dz = (dz * inverse_temperature).astype(hidden.dtype)
+            dz = (dz * how.inverse_temperature).astype(hidden.dtype)
             dh += jnp.einsum("bnv,vd->bnd", dz, w, preferred_element_type=jnp.float32)
             # Two-dimensional, as a layer's products (`grpojax.models.layers`): else XLA:CPU writes dz out transposed.
             flat = [x.reshape(-1, x.shape[-1]) for x in (dz, hidden)]
             dw = jnp.einsum("nv,nd->vd", *flat, preferred_element_type=jnp.float32)
-            if mesh is not None:
+            if how.mesh is not None:
                 dw = jax.lax.psum(jax.lax.psum_scatter(dw, "fsdp", scatter_dimension=1, tiled=True), "data")
             return dh, dw.astype(weight.dtype)
 
-        dh, dw = jax.lax.scan(add, jnp.zeros(hidden.shape, jnp.float32), _blocks(weight, chunk, hidden.dtype))
-        dh = dh if mesh is None else jax.lax.psum(dh, "tensor")
+        dh, dw = jax.lax.scan(add, jnp.zeros(hidden.shape, jnp.float32), _blocks(weight, how.chunk, hidden.dtype))
+        dh = dh if how.mesh is None else jax.lax.psum(dh, "tensor")
         return dh.astype(hidden.dtype), dw.reshape(-1, weight.shape[1])[: weight.shape[0]]
 
     g_logp, g_entropy = cotangents
-    args = (hidden, weight, targets, lse, g_logp, *((entropy, g_entropy) if with_entropy is True else ()))
-    dh, dw = _on_lanes(backward, mesh, "tw" + "t" * (len(args) - 2), "tw")(*args)
+    args = (hidden, weight, targets, lse, g_logp, *((entropy, g_entropy) if how.with_entropy is True else ()))
+    dh, dw = _on_lanes(backward, how.mesh, "tw" + "t" * (len(args) - 2), "tw")(*args)
     return dh, dw, None
 
 

@@ -122,7 +122,17 @@ def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) ->
         def _on_lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
             def lanes(whole: _Group, entries: Array, used: Array, head: Array) -> tuple[Array, Array]:
                 unused = model.config.unused_rows
-                return _stream(whole, entries, used, head, compute, 1.0 / temperature, unused, copies, group)
+                return _stream(
+                    whole,
+                    entries,
+                    used,
+                    head,
+                    compute=compute,
+                    inverse_temperature=1.0 / temperature,
+                    unused=unused,
+                    copies=copies,
+                    group=group,
+                )
 
             block = min(_BLOCK, entries.shape[1])
             used = -(-(entries >= 0).sum(1).max() // block)
@@ -151,6 +161,7 @@ def _stream(
     entries: Array,
     used: Array,
     head: Array,
+    *,
     compute: Compute,
     inverse_temperature: float,
     unused: UnusedRows,

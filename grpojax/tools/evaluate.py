@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
                 place = record.directory if record is not None else out
                 log.info("%s: going on after %d of %d problems", place, start, len(problems))
             if start < len(problems):
-                _go_on(record, policy, weights(), target, problems, config, evaluator, start)
+                _go_on(record, policy, weights(), target, problems, config=config, evaluator=evaluator, start=start)
             if record is not None:
                 metrics = summarize(record.done, config, evaluator.judge)
                 record.finish(metrics)
@@ -178,7 +178,7 @@ def _weights(policy: Any, target: Any) -> Any:
 
 
 def _go_on(
-    record: Any, policy: Any, params: Any, target: Any, problems: Any, config: Any, evaluator: Any, start: int
+    record: Any, policy: Any, params: Any, target: Any, problems: Any, *, config: Any, evaluator: Any, start: int
 ) -> None:
     """Evaluates the problems from ``start`` on, batch by batch; the first process has the record."""
     from grpojax.evaluation import evaluate, headline

@@ -12,7 +12,7 @@ _log = logging.getLogger("grpojax")
 
 
 def _shape(
-    architecture: str, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: Any
+    architecture: str, *, layers: int, hidden: int, heads: int, kv_heads: int, mlp: int, vocab: int, **more: Any
 ) -> DecoderConfig:
     raw = {
         "architectures": [architecture],
@@ -38,14 +38,21 @@ _LLAMA_ROPE = {
 
 # As their makers' config.json has them.
 SHAPES = {
-    "qwen2.5-0.5b": _shape(_QWEN, 24, 896, 14, 2, 4864, 151936, **_TIED),
-    "qwen2.5-1.5b": _shape(_QWEN, 28, 1536, 12, 2, 8960, 151936, **_TIED),
-    "qwen2.5-3b": _shape(_QWEN, 36, 2048, 16, 2, 11008, 151936, **_TIED),
-    "qwen2.5-7b": _shape(_QWEN, 28, 3584, 28, 4, 18944, 152064),
-    "qwen3-8b": _shape("Qwen3ForCausalLM", 36, 4096, 32, 8, 12288, 151936, head_dim=128),
+    "qwen2.5-0.5b": _shape(_QWEN, layers=24, hidden=896, heads=14, kv_heads=2, mlp=4864, vocab=151936, **_TIED),
+    "qwen2.5-1.5b": _shape(_QWEN, layers=28, hidden=1536, heads=12, kv_heads=2, mlp=8960, vocab=151936, **_TIED),
+    "qwen2.5-3b": _shape(_QWEN, layers=36, hidden=2048, heads=16, kv_heads=2, mlp=11008, vocab=151936, **_TIED),
+    "qwen2.5-7b": _shape(_QWEN, layers=28, hidden=3584, heads=28, kv_heads=4, mlp=18944, vocab=152064),
+    "qwen3-8b": _shape(
+        "Qwen3ForCausalLM", layers=36, hidden=4096, heads=32, kv_heads=8, mlp=12288, vocab=151936, head_dim=128
+    ),
     "llama-3.1-8b": _shape(
         "LlamaForCausalLM",
-        *(32, 4096, 32, 8, 14336, 128256),
+        layers=32,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        mlp=14336,
+        vocab=128256,
         rope_theta=5e5,
         rope_scaling=_LLAMA_ROPE,
         max_position_embeddings=131072,
