@@ -65,7 +65,6 @@ FUNCTIONS = {
     "dpo_loss": (L.dpo_loss, same("chosen", "rejected", "ref_chosen", "ref_rejected", axes="B")),
     "dppo_kl": surrogate(L.dppo_kl(), "logps"),
     "dppo_tv": surrogate(L.dppo_tv(), "logps"),
-    "full_kl": (L.full_kl, same("logits", "ref_logits", axes="B T V")),
     "geometric": surrogate(L.geometric(), sequence_mean=mean),
     "importance_correction": (
         L.importance_correction,
@@ -76,7 +75,6 @@ FUNCTIONS = {
         same("logps", "ref_logps", "log_ratios", masks=("mask",)),
     ),
     "kl_cov": (L.kl_cov, same("cov", masks=("mask",))),
-    "kl_cov_loss": (L.kl_cov_loss, same("log_ratios", "advantages", masks=("selected",))),
     "kl_cov_penalty": (L.kl_cov_penalty, same("log_ratios", masks=("selected",))),
     "log_ratio": (L.log_ratio, same("logps", "behavior_logps", masks=("mask",), ints=("segments",))),
     "loss_weights": (functools.partial(L.loss_weights, how="prompt_mean"), same(masks=("mask",), axes="P G T")),

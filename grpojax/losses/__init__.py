@@ -6,8 +6,8 @@ Everything is float32; masks come before ``exp``. This package imports jax only.
 """
 
 from grpojax.losses.corrections import Importance, ImportanceLevel, importance_correction, off_policy_mask
-from grpojax.losses.covariance_masks import clip_cov, covariance, covariance_mask, kl_cov, kl_cov_loss, kl_cov_penalty
-from grpojax.losses.divergence import KLKind, KLPlace, full_kl, kl
+from grpojax.losses.covariance_masks import clip_cov, covariance, covariance_mask, kl_cov, kl_cov_penalty
+from grpojax.losses.divergence import KLKind, KLPlace, kl
 from grpojax.losses.entropy import adapt_entropy_coef
 from grpojax.losses.llds import Gate, displacement, displacement_weights
 from grpojax.losses.objective import Covariance, Objective, RatioDenominator
@@ -41,12 +41,10 @@ __all__ = [
     "dpo_loss",
     "dppo_kl",
     "dppo_tv",
-    "full_kl",
     "geometric",
     "importance_correction",
     "kl",
     "kl_cov",
-    "kl_cov_loss",
     "kl_cov_penalty",
     "log_ratio",
     "loss_weights",

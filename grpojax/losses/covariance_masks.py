@@ -79,7 +79,7 @@ def kl_cov(cov: Array, mask: Array, *, fraction: float = 2e-4) -> Array:
 
     And on ties with the last of them.
 
-    They get `kl_cov_loss`. Needs the whole batch. ``cov`` and ``mask`` are ``[...]``.
+    They get `kl_cov_penalty`. Needs the whole batch. ``cov`` and ``mask`` are ``[...]``.
 
     Example:
       >>> kl_cov(jnp.array([1.3, -0.6, -0.9, 1.6]), jnp.ones(4, bool), fraction=0.25).tolist()
@@ -90,23 +90,10 @@ def kl_cov(cov: Array, mask: Array, *, fraction: float = 2e-4) -> Array:
     return mask & (negative <= _smallest(negative, _count(mask, fraction)))
 
 
-def kl_cov_loss(log_ratios: Array, advantages: Array, selected: Array, *, coef: float = 1.0) -> Array:
-    """``-ρ A``, and ``coef |log ρ|`` more on the ``selected`` tokens (KL-Cov, arXiv 2505.22617); ``[...]``.
-
-    coef is 1 in the official run, 0.1 in verl's.
-
-    Example:
-      >>> log_ratios, selected = jnp.log(jnp.array([0.5, 0.5])), jnp.array([True, False])
-      >>> [round(float(x), 4) for x in kl_cov_loss(log_ratios, jnp.ones(2), selected)]
-      [0.1931, -0.5]
-    """
-    shapes.check("kl_cov_loss", "...", log_ratios=log_ratios, advantages=advantages, selected=selected)
-    log_ratios, advantages = masked.float32(log_ratios, advantages)
-    return -jnp.exp(log_ratios) * advantages + kl_cov_penalty(log_ratios, selected, coef=coef)
-
-
 def kl_cov_penalty(log_ratios: Array, selected: Array, *, coef: float = 1.0) -> Array:
     """``coef |log ρ|`` on the ``selected`` tokens, 0 elsewhere: what KL-Cov adds (arXiv 2505.22617); ``[...]``.
+
+    coef is 1 in the official run, 0.1 in verl's.
 
     Example:
       >>> [round(float(x), 4) for x in kl_cov_penalty(jnp.log(jnp.array([0.5, 0.5])), jnp.array([True, False]))]

@@ -64,20 +64,3 @@ def kl(
         ratio, k3, slope = jax.lax.stop_gradient((jnp.exp(masked.float32(log_ratios)[0]), k3, d))
         return ratio * (k3 + slope * (logps - jax.lax.stop_gradient(logps)))
     raise ValueError(f"kl(kind={kind!r}): must be k1, k2, k3 or unbiased")
-
-
-def full_kl(logits: Array, ref_logits: Array) -> Array:
-    """``KL(π || π_ref) = Σ_v π(v) log(π(v) / π_ref(v))`` over the vocabulary, exact at each position:
-    ``[..., V]`` to ``[...]``.
-
-    Needs all logits of both models; the estimators of `kl` need the drawn token's log-probs alone.
-    In nats; the definition that `kl` estimates.
-
-    Example:
-      >>> round(float(full_kl(jnp.array([0.2, -0.1, 0.4]), jnp.array([0.0, 0.5, -0.3]))), 6)
-      0.140847
-    """
-    shapes.check("full_kl", "... V", logits=logits, ref_logits=ref_logits)
-    logits, ref_logits = masked.float32(logits, jax.lax.stop_gradient(ref_logits))
-    logps = jax.nn.log_softmax(logits)
-    return (jnp.exp(logps) * (logps - jax.nn.log_softmax(ref_logits))).sum(-1)

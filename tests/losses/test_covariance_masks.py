@@ -53,13 +53,13 @@ def test_clip_cov_draws_all_candidates_alike():
     assert 155 < times[:10].min() and times[:10].max() < 245
 
 
-def test_kl_cov_loss():
-    def loss(drift):
-        return L.kl_cov_loss(drift, jnp.array([1.0, -1.0]), jnp.array([True, False]), coef=0.5).sum()
+def test_kl_cov_penalty():
+    def penalty(drift):
+        return L.kl_cov_penalty(drift, jnp.array([True, True, False]), coef=0.5).sum()
 
-    value, gradient = jax.value_and_grad(loss)(jnp.array([-0.2, 0.3]))
-    close(value, -np.exp(-0.2) + np.exp(0.3) + 0.1)
-    close(gradient, [-np.exp(-0.2) - 0.5, np.exp(0.3)])
+    value, gradient = jax.value_and_grad(penalty)(jnp.array([-0.2, 0.0, 0.3]))
+    close(value, 0.1)
+    close(gradient, [-0.5, 0, 0])
 
 
 def batch_of(seed=0):
@@ -127,7 +127,8 @@ def test_kl_cov_in_the_loss():
     full = with_mask(logps, batch, KL)
     loss, metrics = L.policy_loss(logps, objective=KL, **arrays(full))
     used, picked = np.asarray(batch.weights) > 0, np.asarray(full.covariance_mask)
-    tokens = L.kl_cov_loss(logps - batch.behavior_logps, batch.advantages, picked, coef=0.5)
+    drift = logps - batch.behavior_logps
+    tokens = -np.exp(drift) * batch.advantages + 0.5 * np.abs(drift) * picked
     close(loss, np.where(used, batch.weights * tokens, 0).sum(), atol=1e-5)
     close(metrics["kl_cov"].value, picked.sum() / used.sum())
     own = types.SimpleNamespace(**vars(full) | {"behavior_logps": None})

@@ -180,13 +180,6 @@ def test_kl_of_a_masked_slot_is_0_in_value_and_gradient(kind):
     assert np.isfinite(value) and np.isfinite(gradient[0]) and not np.asarray(gradient[1:]).any()
 
 
-def test_full_kl_is_what_the_estimators_estimate():
-    p, q = jnp.array([0.2, -0.1, 0.4]), jnp.array([0.0, 0.5, -0.3])
-    close(L.full_kl(p, q), 0.14084707, atol=1e-7)
-    close(L.full_kl(q, p), 0.14509681, atol=1e-7)
-    close(jax.grad(L.full_kl)(p, q), [-0.00205667, -0.20159464, 0.20365132], atol=1e-7)
-
-
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "unbiased"])
 @pytest.mark.parametrize("d", [-300.0, -90.0, -25.0, -3.0, 3.0, 25.0, 300.0])
 def test_far_from_the_reference_a_token_is_still_pulled_back(kind, d):
@@ -212,13 +205,13 @@ SAMPLER = jax.nn.log_softmax(jnp.array([0.5, -0.6, 0.1]))
 @pytest.mark.parametrize("options", [{"importance": "truncate"}, {"importance": "mask", "importance_low": 0.0}])
 @pytest.mark.parametrize("old", [None, OTHER])
 def test_an_unbiased_kl_is_exact_on_a_samplers_tokens(options, old):
-    """Tokens of a sampler of eight bits, at the first update and at later ones, against `full_kl`.
+    """Tokens of a sampler of eight bits, at the first update and at later ones, against the exact gradient.
 
     The ratio leads to the trainer's old policy, the correction from there to the sampler. Without the correction the
     gradient would be that of tokens of the old policy, which they are not; k2 is not exact, and says so.
     """
     objective = L.Objective(kl_coef=1.0, kl_kind="unbiased", importance_high=100.0, **options)
-    exact = jax.grad(lambda logits: L.full_kl(logits, jnp.log(jnp.exp(REF))))(LOGITS)
+    exact = np.array(loss_oracles.full_kl(LOGITS, REF)[1])
 
     def gradient(objective):
         given = dict(
