@@ -12,7 +12,7 @@ from tiny_run import make_teacher
 
 from grpojax import masked
 from grpojax.run import recipe as config
-from grpojax.run.minibatches import whole
+from grpojax.run.packed_batch import whole
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "variants"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -100,12 +100,12 @@ def _watched(learner):
         late.update(made)
         return made, told
 
-    def weigh(minis, batch, dropped, signals):
+    def weigh(minis, batch, signals):
         late.clear()
-        weighed = plain_weigh(minis, batch, dropped, signals)
-        steps.append(_step(learner, minis, batch, dropped, {**batch.signals, **signals, **late}))
-        np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, weighed.advantages, 0.0))
-        return weighed
+        advantages, *told = plain_weigh(minis, batch, signals)
+        steps.append(_step(learner, minis, batch, {**batch.signals, **signals, **late}))
+        np.testing.assert_array_equal(steps[-1].advantages, np.where(steps[-1].weights > 0, advantages, 0.0))
+        return advantages, *told
 
     def update(*given, **options):
         owed = plain_update(*given, **options)
@@ -117,9 +117,9 @@ def _watched(learner):
     return steps
 
 
-def _step(learner, minis, batch, dropped, signals):
+def _step(learner, minis, batch, signals):
     """Advantages and weights as they stand in the rows of the updates."""
-    rewards, rollout = np.where(dropped[:, None], np.nan, batch.total), batch.rollout
+    rewards, rollout = np.where(batch.dropped[:, None], np.nan, batch.total), batch.rollout
     mask = np.asarray(masked.from_lengths(rollout.lengths, rollout.tokens.shape[2])) & np.isfinite(rewards)[..., None]
     return Step(
         problems=[p.uid for p in batch.problems],
@@ -138,12 +138,12 @@ def _step(learner, minis, batch, dropped, signals):
 
 def weighed(trainer):
     """The first step of a run as its updates would get it; none is taken."""
-    sampled, learner = trainer.rollouts.draw(1)(), trainer.learner
+    batch, learner = trainer.rollouts.next(1), trainer.learner
     try:
-        batch, _ = sampled.judged()
-        minis = learner.prepare(sampled)
+        batch = batch.with_rewards()
+        minis = learner.pack(batch)
         signals = learner.score(minis)
-        learner.weigh(minis, batch, sampled.dropped, signals)
-        return _step(learner, minis, batch, sampled.dropped, signals)
+        learner.weigh(minis, batch, signals)
+        return _step(learner, minis, batch, signals)
     finally:
         trainer.close()

@@ -46,3 +46,10 @@ def record(monkeypatch):
 
     watch(monkeypatch, around)
     return seen
+
+
+def update_by(trainer, function):
+    """Has ``function(state, frozen, packed)`` stand in the place of a trainer's update; the update that it had."""
+    made = trainer.learner.programs
+    trainer.learner.programs = dataclasses.replace(made, update=Spy(made.update, lambda _, *args: function(*args)))
+    return made.update

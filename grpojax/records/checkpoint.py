@@ -29,8 +29,9 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 T = TypeVar("T")
 
-# Of what a checkpoint holds. 1 had one network, without a role; its weights can still be read.
-FORMAT = 2
+# Of what a checkpoint holds. 1 had one network, without a role, 2 other names in its record; their weights can still be
+# read.
+FORMAT = 3
 _OLD_PARAMS = "params"
 
 

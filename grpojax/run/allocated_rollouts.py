@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,10 @@ from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.programs import packing
 from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.run.groups import Drawn, Groups
-from grpojax.run.judged import Judged, success_of
+from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.groups import Groups
+from grpojax.run.in_flight import InFlight
+from grpojax.run.run_state import RunState
 from grpojax.types import Array, PerPrompt, Rollout, Samples
 
 _allocate = jax.jit(allocation.xrpo_allocate, static_argnums=2, static_argnames=("bonus", "confidence", "most"))
@@ -32,15 +34,15 @@ class PlannedGroups(Groups):
     before it (`grpojax.data.Exemplars`), and it is planned anew as a prompt without any sample yet. It is learned under
     the prompt that its samples were drawn under, exemplars included: a source that confirms what the paper does was not
     to be had, and so the sampler and the policy have one context, the ratio is 1 before the first update, and nothing
-    is to be corrected. The failed probe, drawn without exemplars, is in no group (`Judged.failed`); by itself it would
-    have no advantage. Where nothing fits, or no sample is left for it, the prompt goes on as any other.
+    is to be corrected. The failed probe, drawn without exemplars, is in no group (`RolloutBatch.failed`); by itself it
+    would have no advantage. Where nothing fits, or no sample is left for it, the prompt goes on as any other.
 
     Args:
       given, options: as of `Groups`.
-      state: the record of a run that goes on (`Groups.state`).
+      state: of a run that goes on.
     """
 
-    def __init__(self, *given: Any, state: Mapping[str, Any], **options: Any):
+    def __init__(self, *given: Any, state: RunState, **options: Any):
         super().__init__(*given, **options)
         plan, positions = self.method.plan, self.policy.config.max_positions
         assert plan is not None
@@ -51,25 +53,26 @@ class PlannedGroups(Groups):
                 shown=plan.exemplars,
                 size=plan.pool,
                 longest=min(self.max_prompt_tokens, positions - self.config.max_tokens),
-                state=state.get("exemplars", ()),
+                state=state.exemplars or (),
             )
 
-    def state(self) -> dict[str, Any]:
-        """The solved problems that can be shown."""
-        return {} if self._exemplars is None else {"exemplars": self._exemplars.state()}
+    def write(self, state: RunState) -> None:
+        """Puts down the solved problems that can be shown."""
+        if self._exemplars is not None:
+            state.exemplars = self._exemplars.state()
 
-    def note(self, judged: Judged) -> None:
+    def note(self, batch: RolloutBatch) -> None:
         """Adds each prompt's first sample that passes and has an end to what can be shown."""
         if self._exemplars is None:
             return
-        right = self._passes(judged) & judged.rollout.stopped
+        right = self._passes(batch) & batch.rollout.stopped
         for p in np.flatnonzero(right.any(1)).tolist():
             g = int(right[p].argmax())
-            tokens = judged.rollout.tokens[p, g, : judged.rollout.lengths[p, g]]
-            self._exemplars.add(judged.problems[p].uid, *self.policy.texts([tokens.tolist()]))
+            tokens = batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]]
+            self._exemplars.add(batch.problems[p].uid, *self.policy.texts([tokens.tolist()]))
 
-    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> Callable[[], Drawn]:
-        """Dispatches the probe; what it returns waits for its rewards, and draws the rest phase by phase."""
+    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> InFlight:
+        """Dispatches the probe; once it is collected, the rest is drawn phase by phase."""
         assert begun is None, "a rollout of several phases is not gone on with"
         plan, config = self.plan, self.config
         params, key = self._params(), self._key(number)
@@ -78,7 +81,7 @@ class PlannedGroups(Groups):
         of_phase = len(problems) * (config.group - plan.probe) // plan.phases
         options = {"bonus": plan.bonus, "confidence": plan.confidence, "most": plan.most}
 
-        def finish() -> Drawn:
+        def finish() -> RolloutBatch:
             counts = np.zeros(len(problems), np.int32)
             probed = self._submit(problems, probe(self.sync))
             seeded = self._seeded(probed)
@@ -97,7 +100,7 @@ class PlannedGroups(Groups):
                 parts.append(_Part(self._submit([asked[p] for p in rows], sampled(self.sync)), rows, samples))
             return self._whole(parts, problems, asked, first > 0)
 
-        return finish
+        return InFlight(number=number, problems=problems, submit=finish, sync=self.sync)
 
     def _prompts(self, problems: Sequence[data.Problem], each: int) -> Any:
         longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
@@ -113,21 +116,21 @@ class PlannedGroups(Groups):
             decode_slots=min(config.decode_slots, group),
         )
 
-    def _passes(self, judged: Judged) -> Samples:
+    def _passes(self, batch: RolloutBatch) -> Samples:
         """``[P, G]`` bool: the samples that succeed."""
         deciding, given = self.method.deciding, self.plan.success
-        values = judged.by_name[deciding]
+        values = batch.by_name[deciding]
         success = success_of(
             values, deciding, given, use="prompts are seeded", setting="rollout.sample_allocation.success"
         )
         return values >= success  # NaN is no success
 
-    def _seeded(self, probed: Drawn) -> list[data.Problem | None]:
+    def _seeded(self, probed: RolloutBatch) -> list[data.Problem | None]:
         """For each prompt itself with exemplars before it, or None where it stays as it is."""
         if self._exemplars is None:
             return [None] * len(probed.problems)
-        judged = probed.judged()
-        fails = np.isfinite(judged.by_name[self.method.deciding]).any(1) & ~self._passes(judged).any(1)
+        batch = probed.with_rewards()
+        fails = np.isfinite(batch.by_name[self.method.deciding]).any(1) & ~self._passes(batch).any(1)
         seeded = [self._exemplars.before(p) if f else None for p, f in zip(probed.problems, fails, strict=True)]
         if fails.any() and len(self._exemplars) > 1 and not any(seeded) and not self._warned:
             why = self._exemplars.refused or "raise data.max_prompt_tokens"
@@ -141,7 +144,7 @@ class PlannedGroups(Groups):
         problems: Sequence[data.Problem],
         asked: Sequence[data.Problem],
         seeded: PerPrompt,
-    ) -> Drawn:
+    ) -> RolloutBatch:
         """The parts as one; a seeded prompt that got no sample goes back to its probe."""
         probe, *phases = parts
         seeded = seeded & np.isin(np.arange(len(problems)), np.concatenate([p.rows for p in phases]))
@@ -151,20 +154,20 @@ class PlannedGroups(Groups):
         learned = [a if s else p for a, p, s in zip(asked, problems, seeded, strict=True)]
 
         @functools.cache
-        def judged() -> Judged:
+        def rewarded() -> RolloutBatch:
             whole = _merge(parts, learned, rollout)
             if self._exemplars is None:
                 return whole
             failed = None if not seeded.any() else _failed(probe, seeded, self.plan.most)
             return dataclasses.replace(whole, seeded=seeded, failed=failed)
 
-        return Drawn(learned, rollout, judged)
+        return RolloutBatch(problems=learned, rollout=rollout, pending=rewarded)
 
 
 class _Part(NamedTuple):
     """What one phase drew, and where it goes: ``[n]`` prompts, numbers of their samples, and whether they count."""
 
-    drawn: Drawn
+    drawn: RolloutBatch
     rows: np.ndarray
     samples: np.ndarray
     counts: Any = slice(None)
@@ -183,7 +186,7 @@ def _next(more: PerPrompt, counts: PerPrompt) -> tuple[np.ndarray, np.ndarray]:
 def _deviations(parts: Sequence[_Part], prompts: int) -> PerPrompt:
     """``[P]`` float32 standard deviation (ddof 1) of the rewards so far; 0 of less than two."""
     rows = np.concatenate([p.rows[p.counts] for p in parts])
-    rewards = np.concatenate([p.drawn.judged().total.reshape(-1)[p.counts] for p in parts])
+    rewards = np.concatenate([p.drawn.with_rewards().total.reshape(-1)[p.counts] for p in parts])
     known = [rewards[(rows == p) & np.isfinite(rewards)] for p in range(prompts)]
     return np.array([x.std(ddof=1) if len(x) > 1 else 0.0 for x in known], np.float32)
 
@@ -197,14 +200,14 @@ def _lay(parts: Sequence[_Part], xs: Sequence[Array], shape: tuple[int, int], fi
     return out
 
 
-def _merge(parts: Sequence[_Part], problems: Sequence[data.Problem], rollout: Rollout) -> Judged:
+def _merge(parts: Sequence[_Part], problems: Sequence[data.Problem], rollout: Rollout) -> RolloutBatch:
     """The parts' rewards as those of the whole."""
-    each = [p.drawn.judged() for p in parts]
+    each = [p.drawn.with_rewards() for p in parts]
 
     def whole(*xs: Array) -> Samples:
         return _lay(parts, xs, rollout.lengths.shape, np.nan)
 
-    return Judged(
+    return RolloutBatch(
         problems=problems,
         rollout=rollout,
         total=whole(*(j.total for j in each)),
@@ -214,19 +217,19 @@ def _merge(parts: Sequence[_Part], problems: Sequence[data.Problem], rollout: Ro
     )
 
 
-def _failed(probe: _Part, seeded: PerPrompt, most: int) -> Judged:
+def _failed(probe: _Part, seeded: PerPrompt, most: int) -> RolloutBatch:
     """The probes of seeded prompts, ``[S, most, ...]``; what is invalid of them counts with the whole."""
-    judged = probe.drawn.judged()
+    batch = probe.drawn.with_rewards()
 
     def wide(x: Array, fill: float = np.nan) -> np.ndarray:
         more = np.full((int(seeded.sum()), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
         return np.concatenate([x[seeded], more], 1)
 
-    return Judged(
-        problems=[p for p, s in zip(judged.problems, seeded, strict=True) if s],
-        rollout=jax.tree.map(lambda x: wide(x, 0), judged.rollout),
-        total=wide(judged.total),
-        reward=wide(judged.reward),
-        by_name={name: wide(x) for name, x in judged.by_name.items()},
+    return RolloutBatch(
+        problems=[p for p, s in zip(batch.problems, seeded, strict=True) if s],
+        rollout=jax.tree.map(lambda x: wide(x, 0), batch.rollout),
+        total=wide(batch.total),
+        reward=wide(batch.reward),
+        by_name={name: wide(x) for name, x in batch.by_name.items()},
         invalid={},
     )

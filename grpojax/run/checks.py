@@ -1,7 +1,6 @@
 """What a run refuses: sizes that do not go together, updates that teach nothing any more, an end that is past."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from grpojax import data, variants
 from grpojax.host.console import log
@@ -10,6 +9,7 @@ from grpojax.programs import lanes, packing, slot_cache
 from grpojax.programs.begun import most_left
 from grpojax.programs.policy import Policy
 from grpojax.run.recipe import Config
+from grpojax.run.run_state import RunState
 
 
 def shapes(config: Config, count: int, sampling: int) -> None:
@@ -86,13 +86,11 @@ def finite(number: int, values: dict[str, float], in_a_row: int, config: Config)
         )
 
 
-def length(config: Config, done: int, meta: dict[str, Any]) -> None:
-    """Raises `UserError` where a run has gone on beyond what is now its end; notes the end in ``meta``."""
-    steps, tokens = config.train.steps, config.train.tokens
+def length(config: Config, state: RunState) -> None:
+    """Raises `UserError` where a run has gone on beyond what is now its end; notes the end in ``state``."""
+    done, steps, tokens = state.step, config.train.steps, config.train.tokens
     if steps is not None and done > steps:
         raise UserError(f"train.steps={steps}: the run in {config.run.dir} is at step {done} already")
-    if tokens is not None and meta["sampled_tokens"] >= tokens != meta.get("budget", tokens):
-        raise UserError(
-            f"train.tokens={tokens}: the run in {config.run.dir} has drawn {meta['sampled_tokens']} already"
-        )
-    meta["budget"] = tokens
+    if tokens is not None and state.sampled_tokens >= tokens and state.budget not in (None, tokens):
+        raise UserError(f"train.tokens={tokens}: the run in {config.run.dir} has drawn {state.sampled_tokens} already")
+    state.budget = tokens

@@ -98,7 +98,7 @@ class RunCritic:
 
 
 def annotate(rows: Sequence[dict[str, Any]], tokens: Tokens, lengths: np.ndarray, said: Tokens) -> None:
-    """Adds to samples (`grpojax.run.judged.sample_rows`) their tokens and what the critic said of each."""
+    """Adds to samples (`grpojax.run.batch.sample_rows`) their tokens and what the critic said of each."""
     said = np.round(said, 5)
     places = [(p, g, n) for p, group in enumerate(lengths.tolist()) for g, n in enumerate(group) if n]
     for row, (p, g, n) in zip(rows, places, strict=True):

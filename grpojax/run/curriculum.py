@@ -1,15 +1,15 @@
 """Which problems a rollout is of: their order, what a run leaves out because it is solved, and levels by solve rate."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
-from grpojax.run.judged import Judged, success_of
+from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.run_state import RunState
 from grpojax.run.sections import CurriculumConfig, RetireConfig
 
 
@@ -26,7 +26,7 @@ class Curriculum:
       seed: of their order.
       retire: when one is solved, and for how long it is left out; None for no such thing.
       deciding: the reward that says so.
-      state: the record of a run that goes on (`state`).
+      state: of a run that goes on.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class Curriculum:
         *,
         retire: RetireConfig | None,
         deciding: str,
-        state: Mapping[str, Any],
+        state: RunState,
     ):
         self._retire, self._deciding = retire, deciding
         self._plain = data.Batches(problems, size, seed, problems.weights)
         self._batches: data.RetiringBatches | None = None
         if retire is not None:
             self._batches = data.RetiringBatches(problems, size, seed, problems.weights, retire.readmit_after)
-            self._passes = tuple(data.Pass(**p) for p in state.get("passes", ())) or self._batches.begin()
-        self._solved: dict[int, int] = dict(state.get("solved", ()))
+            self._passes = tuple(data.Pass(**p) for p in state.passes or ()) or self._batches.begin()
+        self._solved: dict[int, int] = dict(state.solved or ())
 
-    def state(self) -> dict[str, Any]:
-        """What the next problems follow from besides the rollout's number: JSON."""
-        if self._retire is None:
-            return {}
-        return {"passes": [dataclasses.asdict(p) for p in self._passes], "solved": sorted(self._solved.items())}
+    def write(self, state: RunState) -> None:
+        """Puts down what the next problems follow from besides the rollout's number."""
+        if self._retire is not None:
+            state.passes = [dataclasses.asdict(p) for p in self._passes]
+            state.solved = sorted(self._solved.items())
 
     def draw(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         """The problems of that rollout, and the pass over its source that each belongs to."""
@@ -67,26 +67,26 @@ class Curriculum:
         self._passes = now
         return problems, passes
 
-    def note(self, drawn: Iterable[tuple[Judged, Sequence[int]]]) -> None:
+    def note(self, drawn: Iterable[tuple[RolloutBatch, Sequence[int]]]) -> None:
         """Notes which problems are solved, each with the pass that it was drawn in."""
         if self._retire is None:
             return
         share, success = self._retire.share, self._retire.success
         assert share is not None, "of a method it is filled in"
-        for judged, passes in drawn:
-            values = judged.by_name[self._deciding]
+        for batch, passes in drawn:
+            values = batch.by_name[self._deciding]
             use, setting = "prompts are retired", "rollout.retire.success"
             passing = success_of(values, self._deciding, success, use=use, setting=setting)
             with on_host():
-                there = judged.rollout.lengths > 0
+                there = batch.rollout.lengths > 0
                 done = np.asarray(allocation.solved(values, share, success=passing, drawn=there))
-            if judged.seeded is not None:
-                done = done & ~judged.seeded  # with others' solutions before them
-            for problem, number, over in zip(judged.problems, passes, done, strict=True):
+            if batch.seeded is not None:
+                done = done & ~batch.seeded  # with others' solutions before them
+            for problem, number, over in zip(batch.problems, passes, done, strict=True):
                 if over:
                     self._solved[problem.uid] = max(number, self._solved.get(problem.uid, 0))
 
-    def told(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Metrics of what the next problems follow from."""
         return {}
 
@@ -105,7 +105,7 @@ class LevelCurriculum:
       seed: of the orders.
       config: how rates and shares follow.
       deciding: the reward that says whether a sample passes.
-      state: the record of a run that goes on (`state`).
+      state: of a run that goes on.
     """
 
     def __init__(
@@ -116,31 +116,31 @@ class LevelCurriculum:
         *,
         config: CurriculumConfig,
         deciding: str,
-        state: Mapping[str, Any],
+        state: RunState,
     ):
         self._config, self._deciding = config, deciding
         self._batches = data.LevelBatches(problems, size, seed)
-        saved = {level: data.Level(**x) for level, x in state.get("levels", {}).items()}
+        saved = {level: data.Level(**x) for level, x in (state.levels or {}).items()}
         self._now = saved or self._batches.begin()
 
-    def state(self) -> dict[str, Any]:
-        """What the next problems follow from: JSON."""
-        return {"levels": {level: dataclasses.asdict(x) for level, x in self._now.items()}}
+    def write(self, state: RunState) -> None:
+        """Puts down what the next problems follow from."""
+        state.levels = {level: dataclasses.asdict(x) for level, x in self._now.items()}
 
     def draw(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         """The next rollout's problems; there are no passes that they could belong to."""
         problems, self._now = self._batches.draw(self._shares(), self._now)
         return problems, [0] * len(problems)
 
-    def note(self, drawn: Iterable[tuple[Judged, Sequence[int]]]) -> None:
-        """Moves the solve rates of the levels that were judged."""
-        for judged, _ in drawn:
-            values, levels = judged.by_name[self._deciding], [p.level for p in judged.problems]
-            if judged.seeded is not None:
-                values = np.where(judged.seeded[:, None], np.nan, values)
-            if judged.failed is not None:
-                values = np.concatenate([values, judged.failed.by_name[self._deciding]])
-                levels += [p.level for p in judged.failed.problems]
+    def note(self, drawn: Iterable[tuple[RolloutBatch, Sequence[int]]]) -> None:
+        """Moves the solve rates of the levels that the samples are of."""
+        for batch, _ in drawn:
+            values, levels = batch.by_name[self._deciding], [p.level for p in batch.problems]
+            if batch.seeded is not None:
+                values = np.where(batch.seeded[:, None], np.nan, values)
+            if batch.failed is not None:
+                values = np.concatenate([values, batch.failed.by_name[self._deciding]])
+                levels += [p.level for p in batch.failed.problems]
             given, use, setting = self._config.success, "levels are drawn", "rollout.curriculum.success"
             success = success_of(values, self._deciding, given, use=use, setting=setting)
             for level in self._batches.levels:
@@ -156,7 +156,7 @@ class LevelCurriculum:
         levels = self._batches.levels
         return dict(zip(levels, data.shares([self._now[x].rate for x in levels], self._config.floor), strict=True))
 
-    def told(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The running solve rate of each level, and the share of the next prompts that it gets."""
         rates = {f"levels/{level}/solve_rate": x.rate for level, x in self._now.items()}
         return rates | {f"levels/{level}/share": x for level, x in self._shares().items()}

@@ -25,6 +25,7 @@ from grpojax.records import metrics
 from grpojax.run import recorder, scoring, step_metrics, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.programs import make_supervised_programs
+from grpojax.run.run_state import RunState
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teaching import Shapes
 from grpojax.run.today import with_day
@@ -61,10 +62,9 @@ class FineTune:
       UserError: the directory holds a run of another config, or the data or the sizes do not go with it.
 
     Attributes:
-      state: of the policy, a `grpojax.types.TrainState`.
+      weights: of the policy, a `grpojax.types.TrainState`.
+      state: what a checkpoint has of the run besides them.
       steps: updates of the whole run.
-      done: steps behind the run.
-      meta: the record beside its checkpoints.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class FineTune:
     ):
         self.config, self._take_over = config, take_over
         self.teaching = teaching.teaching_of(config)
-        self.done = 0
+        self.state = RunState()
         with (
             contextlib.ExitStack() as held,
             peers.telling(),
@@ -136,16 +136,15 @@ class FineTune:
             self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz")
         else:
             self.reference = {x: np.zeros((len(entries), self.shapes.group), np.float32) for x, entries in kept.items()}
-        self.meta: dict[str, Any] = {"step": 0, "num_tokens": 0, "skipped": 0}
         _, network = decoder_network(policy.config, self.optimizer, policy.mesh)
         restored = self.session.restore(abstract_state({"policy": network}, policy.mesh))
         params, policy.params = policy.params, None
         if restored is None:
-            self.state = init_state(params, self.optimizer, policy.mesh)
+            self.weights = init_state(params, self.optimizer, policy.mesh)
         else:
-            self.state, self.meta = restored[0]["policy"], restored[1]
-        self.state = beside(self.state, params, policy.mesh)
-        self.done = self._saved = self.meta["step"]
+            self.weights, self.state = restored[0]["policy"], restored[1]
+        self.weights = beside(self.weights, params, policy.mesh)
+        self._saved = self.done
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
         self.pending: list[_Pending] = []
@@ -161,13 +160,20 @@ class FineTune:
         self.table = metrics.Table(self.steps, columns=self.teaching.columns)
         self.session.settle(finished=self.done == self.steps)
 
+    @property
+    def done(self) -> int:
+        """Steps behind the run."""
+        return self.state.step
+
     # ------------------------------------------------------------------------------------------ the loop
 
     def run(self) -> bool:
         """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         try:
             with peers.telling(), enough_memory(lambda: self.done, REMEDIES):
-                return self.session.conduct(self._loop, self._rescue)
+                with self.session.conduct(self._rescue) as outcome:
+                    self._loop()
+                return outcome.finished
         finally:
             self.close()
 
@@ -193,10 +199,10 @@ class FineTune:
         while self.done < self.steps:
             watchdog.begin(self.done + 1)
             course.turn()
-            self.session.profile.begin(self.done + 1, self.state)
+            self.session.profile.begin(self.done + 1, self.weights)
             self.pending.append(self._step())
-            self.done += 1
-            self.session.profile.end(self.done, self.state)
+            self.state.step += 1
+            self.session.profile.end(self.done, self.weights)
             if len(self.pending) > self.ahead:
                 self._finish()
             saves = self.done == self.steps or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
@@ -225,12 +231,12 @@ class FineTune:
         batch = teaching.to_batch(entries, self.shapes)
         part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
         prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.lengths.sum())
-        self.state, owed = self.update(self.state, None, place_rows(part, self.policy.mesh))
-        _ready(self.policy, self.state)
-        self.meta["num_tokens"] += prompts + tokens
+        self.weights, owed = self.update(self.weights, None, place_rows(part, self.policy.mesh))
+        _ready(self.policy, self.weights)
+        self.state.num_tokens += prompts + tokens
         known = {
             "epoch": (self.done + 1) * self.config.train.batch_size / len(self.answers.kept),
-            "num_tokens": float(self.meta["num_tokens"]),
+            "num_tokens": float(self.state.num_tokens),
             "useful_token_fraction": layout.useful,
         }
         work = 3 * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.lengths)
@@ -246,7 +252,7 @@ class FineTune:
         seconds, self.since = now - self.since, now
         train, number = self.config.train, pending.number
         values = pending.known | step_metrics.of_updates([owed])
-        self.meta["skipped"] = self.meta["skipped"] + 1 if owed["skipped"] else 0
+        self.state.skipped = self.state.skipped + 1 if owed["skipped"] else 0
         values |= {"skipped_updates": float(owed["skipped"]), "time/step_s": seconds}
         values["time/checkpoint_s"], self.session.save_s = self.session.save_s, 0.0
         values["tokens_per_s"] = pending.tokens / seconds
@@ -257,16 +263,16 @@ class FineTune:
             self.table.row(number, values)
         if owed["skipped"]:
             log.warning("step %d: the update was skipped, its gradient is not finite", number)
-        if self.meta["skipped"] >= train.max_skipped:
+        if self.state.skipped >= train.max_skipped:
             raise UserError(
-                f"step {number}: {self.meta['skipped']} updates in a row had a gradient that is not finite; the "
+                f"step {number}: {self.state.skipped} updates in a row had a gradient that is not finite; the "
                 "weights before them are saved\nlower optimizer.learning_rate or optimizer.grad_clip"
             )
 
     def _save(self) -> None:
-        self.meta["step"] = self._saved = self.done
+        self._saved = self.done
         self.metrics.flush()
-        self.session.save({"policy": self.state}, self.meta)
+        self.session.save({"policy": self.weights}, self.state)
 
     # ------------------------------------------------------------------------------------------ scoring
 
@@ -275,7 +281,7 @@ class FineTune:
         if self.held_out is None:
             return
         # Or `Stopped`, and this one is made up for when the run goes on.
-        logps, lengths = self.scorer.sums(self.held_out.kept, self.state.params, self.session.course.turn)
+        logps, lengths = self.scorer.sums(self.held_out.kept, self.weights.params, self.session.course.turn)
         values = self.teaching.held_out(logps, lengths, self.reference["validation"])
         self.metrics.write(self.done, values)
         self.session.score(self.done, {BEST: -values["eval/loss"]})
@@ -285,7 +291,7 @@ class FineTune:
         """Records what the final policy makes of the test set. A run that is stopped in it does so when it goes on."""
         entries = self.parts["test"].kept
         log.info("data.test is read now, once, with the final weights: %d prompts", len(entries))
-        logps, lengths = self.scorer.sums(entries, self.state.params, self.session.course.turn)
+        logps, lengths = self.scorer.sums(entries, self.weights.params, self.session.course.turn)
         values = self.teaching.held_out(logps, lengths, self.reference["test"])
         named = {name.replace("eval/", "test/", 1): value for name, value in values.items()}
         self.metrics.write(self.done, named | {"test/problems": float(len(entries))})

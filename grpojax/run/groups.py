@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,67 +18,18 @@ from grpojax.programs.policy import Policy
 from grpojax.programs.sampler_config import SamplerConfig
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
-from grpojax.run.judged import Judged, among, only
+from grpojax.run.batch import RolloutBatch, among, only
+from grpojax.run.in_flight import InFlight, Sync, from_text, samples_of
 from grpojax.run.method import Method
+from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import Prompts, Rollout
-
-Sync = Callable[
-    [Any], object
-]  # waits for arrays of the devices; of a run, all processes agree there whether it goes on
-
-
-class Drawn(NamedTuple):
-    """Groups on the host, and their rewards once they are asked for.
-
-    Attributes:
-      problems: of the P prompts.
-      rollout: their samples; of length 0 in groups that are not whole yet.
-      judged: waits for the rewards.
-      rest: what there is of those groups, which go on in the next rollout; None without ``rollout.overlap``.
-    """
-
-    problems: Sequence[data.Problem]
-    rollout: Rollout
-    judged: Callable[[], Judged]
-    rest: Rollout | None = None
 
 
 def greedy_of(config: SamplerConfig) -> SamplerConfig:
     """The greedy completion of a prompt beside its samples; the policy's own as far as its weights are."""
     cache_dtype = quantised.exact(config.cache_dtype)
     return SamplerConfig(group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=cache_dtype)
-
-
-class Started:
-    """A rollout that was dispatched. A call waits for it, where the run may stop, and submits its rewards.
-
-    Args:
-      sync: how a call waits.
-      waits: for the samples, and for the greedy completions where there are any; each brings them to the host.
-      submit: gives them to the rewards.
-      samples: of a rollout that is on the host already; None for one of the devices.
-    """
-
-    def __init__(
-        self,
-        sync: Sync,
-        waits: Sequence[Callable[[Sync], Rollout]],
-        submit: Callable[..., Drawn],
-        samples: Sequence[Rollout] | None = None,
-    ):
-        self._sync, self._waits, self._submit, self._samples = sync, waits, submit, samples
-
-    def samples(self, sync: Sync = jax.block_until_ready) -> Sequence[Rollout]:
-        """Waits for them, by ``sync``."""
-        if self._samples is None:
-            self._samples, self._waits = [wait(sync) for wait in self._waits], ()
-        else:
-            sync(())
-        return self._samples
-
-    def __call__(self) -> Drawn:
-        return self._submit(*self.samples(self._sync))
 
 
 class Groups:
@@ -117,16 +68,20 @@ class Groups:
         if "greedy" in method.variant.needs:
             self._greedy = greedy_of(config)
 
-    def state(self) -> dict[str, Any]:
-        """What draws follow from besides the policy and the rollout's number: JSON."""
-        return {}
+    def write(self, state: RunState) -> None:
+        """Puts down what draws follow from besides the policy and the rollout's number."""
 
-    def note(self, judged: Judged) -> None:
-        """Takes from judged samples what later draws follow from."""
+    def note(self, batch: RolloutBatch) -> None:
+        """Takes from samples with rewards what later draws follow from."""
 
-    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> Callable[[], Drawn]:
-        """Dispatches the rollout of that number in the run; what it returns (`Started`) waits for it and submits its
-        rewards. With ``rollout.overlap``, ``begun`` is what goes on in it (`grpojax.run.seats.Begun`)."""
+    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> InFlight:
+        """Dispatches the rollout of that number in the run.
+
+        Args:
+          problems: of its prompts.
+          number: of the rollout.
+          begun: with ``rollout.overlap``, what goes on in it (`grpojax.run.seats.Begun`).
+        """
         params, key, config = self._params(), self._key(number), self.config
         longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
         left = 0
@@ -134,16 +89,28 @@ class Groups:
             left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.lanes)
         prompts = data.to_prompts(problems, longest, config.group)
         sampled = self.policy.sample(params, prompts, key, config, begun=begun, left=left)
-        waits = [functools.partial(_fetch, self.policy, sampled, len(problems))]
+        fetches = [functools.partial(_fetch, self.policy, sampled, len(problems))]
         if self._greedy is not None:
-            waits.append(self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled))
+            fetches.append(self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled))
         if self.config.ahead and not self.policy.apart:
             self.policy.alone(sampled)  # the step before it is yet to be scored and learned from
-        return Started(self.sync, waits, functools.partial(self._submit, problems))
+        submit = functools.partial(self._submit, problems)
+        return InFlight(number=number, problems=problems, submit=submit, sync=self.sync, fetches=fetches)
 
-    def resumed(self, problems: Sequence[data.Problem], samples: Sequence[Rollout]) -> Started:
-        """A rollout that the run had drawn before it was stopped."""
-        return Started(self.sync, (), functools.partial(self._submit, problems), samples)
+    def resumed(self, record: Mapping[str, Any], problems: Mapping[int, data.Problem]) -> InFlight:
+        """A rollout that the run had drawn before it was stopped, of `InFlight.record`; ``problems`` by uid."""
+        mine = [problems[uid] for uid in record["uids"]]
+        return InFlight(
+            number=record["number"],
+            problems=mine,
+            submit=functools.partial(self._submit, mine),
+            sync=self.sync,
+            fetches=(),
+            samples=samples_of(record),
+            version=record["version"],
+            passes=record["passes"],
+            versions=from_text(record["versions"]) if "versions" in record else None,
+        )
 
     def _params(self) -> Any:
         return self.policy.reshard(self.weights(), self.config.weights)
@@ -162,28 +129,31 @@ class Groups:
         rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(padded) % n], prompts), key, config)
         return lambda sync: jax.tree.map(lambda x: x[:n], _fetch(self.policy, rollout, padded, sync))
 
-    def _submit(self, problems: Sequence[data.Problem], rollout: Rollout, greedy: Rollout | None = None) -> Drawn:
+    def _submit(
+        self, problems: Sequence[data.Problem], rollout: Rollout, greedy: Rollout | None = None
+    ) -> RolloutBatch:
         """Submits a rollout to the rewards: each process its own rows."""
         if self.config.overlap:
             return self._submit_whole(problems, rollout)
         wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
         if greedy is None:
-            return Drawn(problems, rollout, functools.cache(lambda: self._judged(problems, rollout, wait())))
+            rewarded = functools.cache(lambda: self._rewarded(problems, rollout, wait()))
+            return RolloutBatch(problems=problems, rollout=rollout, pending=rewarded)
         baseline = submit(self.rewards, problems, greedy, self.policy.texts, self.columns)
 
         @functools.cache
-        def judged() -> Judged:
-            samples, scores = self._judged(problems, rollout, wait()), baseline()
+        def with_greedy() -> RolloutBatch:
+            samples, scores = self._rewarded(problems, rollout, wait()), baseline()
             return dataclasses.replace(
                 samples,
-                invalid=samples.invalid | {f"greedy/{kind}": n for kind, n in scores.invalid.items()},
+                invalid={**samples.invalid} | {f"greedy/{kind}": n for kind, n in scores.invalid.items()},
                 signals={**samples.signals, "greedy_rewards": scores.total},
                 greedy_lengths=greedy.lengths[:, 0],
             )
 
-        return Drawn(problems, rollout, judged)
+        return RolloutBatch(problems=problems, rollout=rollout, pending=with_greedy)
 
-    def _submit_whole(self, problems: Sequence[data.Problem], rollout: Rollout) -> Drawn:
+    def _submit_whole(self, problems: Sequence[data.Problem], rollout: Rollout) -> RolloutBatch:
         """Submits the groups of which no sample wants another token."""
         whole = ~unfinished(rollout).any(1)
         asked = [p for p, done in zip(problems, whole, strict=True) if done]
@@ -191,12 +161,12 @@ class Groups:
         wait = submit(self.rewards, asked, samples, self.policy.texts, self.columns)
 
         @functools.cache
-        def judged() -> Judged:
-            return among(self._judged(asked, samples, wait()), whole, problems, learned)
+        def rewarded() -> RolloutBatch:
+            return among(self._rewarded(asked, samples, wait()), whole, problems, learned)
 
-        return Drawn(problems, learned, judged, rest=only(rollout, ~whole))
+        return RolloutBatch(problems=problems, rollout=learned, pending=rewarded, unfinished=only(rollout, ~whole))
 
-    def _judged(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Scores) -> Judged:
+    def _rewarded(self, problems: Sequence[data.Problem], rollout: Rollout, scores: Scores) -> RolloutBatch:
         shape, signals = rollout.lengths.shape, {}
         if "step_rewards" in self.method.variant.needs:
             steps = _step_rewards(scores, self.method.variant.name, self.config.max_tokens)
@@ -206,7 +176,7 @@ class Groups:
                 f"reward {scores.stepped[0]!r} gives rewards to steps, and variant {self.method.variant.name!r} reads "
                 "none: take grpo_process, or give that reward weight 0"
             )
-        return Judged(
+        return RolloutBatch(
             problems=problems,
             rollout=rollout,
             total=scores.total.reshape(shape),

@@ -16,13 +16,15 @@ from grpojax.host.on_host import on_host
 from grpojax.models import flops
 from grpojax.programs.policy import Policy
 from grpojax.run import true_answers
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.influence import Influences
-from grpojax.run.judged import Judged
 from grpojax.run.method import Method
 from grpojax.run.programs import Programs
 from grpojax.run.regroup import regroup
 from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerPrompt, Samples
+
+Made = tuple[dict[str, Array], dict[str, float]]  # signals, and metrics of them
 
 
 class _Found(NamedTuple):
@@ -62,7 +64,7 @@ class Late:
         self.influences = Influences(policy, programs.influence, longest_prompt=longest_prompt)
         self.flops = 0.0
 
-    def _makers(self, batch: Judged) -> list[Callable[..., Any]]:
+    def _makers(self, batch: RolloutBatch) -> list[Callable[..., Any]]:
         needs = {"ground_truth": self._true_answers, "hidden_states": self._influence}
         makers = [make for need, make in needs.items() if need in self.method.variant.needs]
         if not self.method.replaces_samples:
@@ -74,7 +76,7 @@ class Late:
             )
         return []  # `replace` has been there
 
-    def __call__(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def __call__(self, params: Any, batch: RolloutBatch, counted: Samples) -> Made:
         """Fields of `grpojax.advantages.Signals`, and what is to be logged of them.
 
         Args:
@@ -83,7 +85,7 @@ class Late:
           counted: ``[P, G]`` the rewards, NaN where a sample does not count.
         """
         signals: dict[str, Array] = {}
-        metrics = dict(batch.told)
+        metrics: dict[str, float] = {}
         makers, started = self._makers(batch), time.perf_counter()
         if batch.drawn is None:
             self.flops = 0.0
@@ -95,7 +97,7 @@ class Late:
             metrics["time/late_s"] = time.perf_counter() - started
         return signals, metrics
 
-    def replace(self, params: Any, batch: Judged, counted: Samples, cut: Samples) -> Judged:
+    def replace(self, params: Any, batch: RolloutBatch, counted: Samples, cut: Samples) -> RolloutBatch:
         """The batch with the true answers spliced into the samples whose likelihood they are judged by.
 
         Spliced text ends as a sample does, so that those which weigh nothing because they were cut stay as drawn.
@@ -115,18 +117,18 @@ class Late:
             rollout=true_answers.replace(batch.rollout, found.chosen, answers),
             drawn=batch.rollout,
             signals={**batch.signals, "likelihood": found.likelihood},
-            told={**found.told, "time/late_s": time.perf_counter() - started},
+            metrics={**batch.metrics, **found.told, "time/late_s": time.perf_counter() - started},
         )
 
-    def _tokens_at_once(self, batch: Judged) -> int:
+    def _tokens_at_once(self, batch: RolloutBatch) -> int:
         """Of a lane, those of an update's micro-batch."""
         return tokens_at_once(batch.rollout.tokens.size, self.train, self.policy.lanes)
 
-    def _true_answers(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def _true_answers(self, params: Any, batch: RolloutBatch, counted: Samples) -> Made:
         found = self._splice(params, batch, counted)
         return {"likelihood": found.likelihood}, found.told
 
-    def _splice(self, params: Any, batch: Judged, counted: Samples) -> _Found:
+    def _splice(self, params: Any, batch: RolloutBatch, counted: Samples) -> _Found:
         """The true answer's likelihood after each sample's reasoning, NaN in groups that do not ask for it."""
         options = self.method.variant.options
         likelihood = np.full(counted.shape, np.nan, np.float32)
@@ -144,7 +146,7 @@ class Late:
         return _Found(likelihood, chosen, answers, told)
 
     def _likelihood(
-        self, params: Any, batch: Judged, chosen: PerPrompt
+        self, params: Any, batch: RolloutBatch, chosen: PerPrompt
     ) -> tuple[Samples, true_answers.Answers, dict[str, float]]:
         options, policy = self.method.variant.options, self.policy
         problems = [batch.problems[int(i)] for i in chosen]
@@ -191,7 +193,7 @@ class Late:
         # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
         return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), answers, counts
 
-    def _influence(self, params: Any, batch: Judged, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def _influence(self, params: Any, batch: RolloutBatch, counted: Samples) -> Made:
         """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
         options, rollout = self.method.variant.options, batch.rollout
         outcome = batch.by_name[self.method.deciding]

@@ -1,11 +1,10 @@
-"""One step of learning: prepare the rows, score them, weigh them, update.
+"""One step of learning: pack the samples in rows, score them, weigh them, update.
 
-What moves between the four is a list of `Minibatch`, whose arrays fill up as they become known.
+What moves between the four is a list of `PackedBatch`, one for each update of a pass.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,32 +20,18 @@ from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, beside, decoder_network, frozen_copy, init_state, place_rows
 from grpojax.run import weighing
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.critic import RunCritic
 from grpojax.run.critic import frozen as frozen_of
-from grpojax.run.judged import Judged, Sampled
 from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
-from grpojax.run.minibatches import Minibatch, whole
+from grpojax.run.packed_batch import PackedBatch, whole
 from grpojax.run.programs import CriticPrograms, Programs
 from grpojax.run.sections import TrainConfig
 from grpojax.run.teacher import RunTeacher
 from grpojax.run.true_answers import answer_tokens
 from grpojax.run.work import step_flops
 from grpojax.types import PerToken, Samples, Tokens, TrainBatch
-
-
-class Weighed(NamedTuple):
-    """What `Learner.weigh` tells.
-
-    Attributes:
-      advantages: ``[P, G, T]``.
-      metrics: of the critic, where there is one.
-      lengths: ``[P, G]``, of the samples as the updates take them: 0 where one is left out.
-    """
-
-    advantages: Tokens
-    metrics: dict[str, float]
-    lengths: Samples
 
 
 class Learner:
@@ -99,13 +84,10 @@ class Learner:
         self._called: set[Any] = set()
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
-    def work(
-        self, drawn: Sequence[Judged], batch: Judged, lengths: Samples, *, warming_up: bool = False
-    ) -> dict[str, float]:
+    def work(self, batch: RolloutBatch, lengths: Samples, *, warming_up: bool = False) -> dict[str, float]:
         """Useful FLOPs of a step that has learned from ``lengths`` of ``batch`` (`grpojax.run.work.step_flops`)."""
         return step_flops(
             self.policy.config,
-            drawn,
             batch,
             learned=lengths,
             scores=self.scores_a_step,
@@ -159,35 +141,33 @@ class Learner:
         kept = {"reference"} if self.train.reference_every else set()
         return {role: x for role, x in self.state.items() if role not in {"reference", TRUNK} - kept}
 
-    def replace(self, sampled: Sampled) -> Sampled:
+    def replace(self, batch: RolloutBatch) -> RolloutBatch:
         """The samples as they are learned from: for a variant that puts other text in their place it waits for the
         rewards, which are still those of what was drawn."""
         if not self.method.replaces_samples:
-            return sampled
-        batch, drawn = sampled.judged()
-        counted, cut = weighing.counted(batch, sampled.dropped, self.train.truncated)
-        learned = self._late.replace(self.state["policy"].params, batch, counted, cut)
-        return dataclasses.replace(sampled, rollout=learned.rollout, judged=lambda: (learned, drawn))
+            return batch
+        batch = batch.with_rewards()
+        return self._late.replace(self.state["policy"].params, batch, *weighing.counted(batch, self.train.truncated))
 
-    def prepare(self, sampled: Sampled) -> list[Minibatch]:
+    def pack(self, batch: RolloutBatch) -> list[PackedBatch]:
         """Lays the samples out in rows, update by update, and puts them on the devices."""
-        problems, rollout, policy = sampled.problems, sampled.rollout, self.policy
+        problems, rollout, policy = batch.problems, batch.rollout, self.policy
         group = rollout.lengths.shape[1]
         longest = max(self.max_prompt_tokens, *(len(p.ids) for p in problems))
         prompts = data.to_prompts(problems, longest)
         minis = []
-        for places in lanes.minibatches(sampled.dropped, self.train.minibatches):
+        for places in lanes.minibatches(batch.dropped, self.train.minibatches):
             mine, part = lanes.spread(jax.tree.map(lambda x, at=places: x[at], prompts), group, policy.lanes)
             tokens, lengths, logps = (
                 x[places].reshape(len(mine.lengths), part, *x.shape[2:])
                 for x in (rollout.tokens, rollout.lengths, rollout.logps)
             )
             per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
-            batch = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
-            minis.append(Minibatch(places, batch, *_rows(self, batch)))
+            share = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
+            minis.append(PackedBatch(places, share, *_rows(self, share)))
         return minis
 
-    def score(self, minis: Sequence[Minibatch]) -> dict[str, Tokens]:
+    def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         """Log-probs under the reference and under the policy before its updates, where a term or the variant asks.
 
         Returns what the variant reads of them: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
@@ -223,17 +203,21 @@ class Learner:
         return signals
 
     def weigh(
-        self, minis: Sequence[Minibatch], batch: Judged, dropped: np.ndarray, signals: Mapping[str, Tokens]
-    ) -> Weighed:
-        """Advantages, which it returns, the weights of every token, and what a critic learns from, into the rows.
+        self, minis: Sequence[PackedBatch], batch: RolloutBatch, signals: Mapping[str, Tokens]
+    ) -> tuple[Tokens, dict[str, float], Samples]:
+        """Puts advantages, the weights of every token, and what a critic learns from into the rows.
 
         Args:
           minis: scored.
           batch: the samples and their rewards.
-          dropped: ``[P]`` bool, groups that weigh nothing.
           signals: of `score`.
+
+        Returns:
+          ``(advantages, metrics, lengths)``: ``[P, G, T]``; what the variant's networks and signals say; and ``[P, G]``
+          of the samples as the updates take them, 0 where one is left out.
         """
-        counted, cut = weighing.counted(batch, dropped, self.train.truncated)
+        dropped = batch.dropped
+        counted, cut = weighing.counted(batch, self.train.truncated)
         late, told = self._late(self.state["policy"].params, batch, counted)
         with on_host():
             mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
@@ -256,9 +240,9 @@ class Learner:
                 lengths[mini.places] = weighing.lengths_that_teach(host, lengths[mini.places])
                 mini.packed, mini.layout = _rows(self, mini.of(lengths[mini.places]))
             mini.add(self.policy, host)
-        return Weighed(advantages, told, lengths)
+        return advantages, told, lengths
 
-    def _answer(self, batch: Judged) -> tuple[Tokens, float] | None:
+    def _answer(self, batch: RolloutBatch) -> tuple[Tokens, float] | None:
         """The tokens of the samples' answers and their weight in LLDS's term; None where they count as all others."""
         options = self.method.variant.options
         weight = options.get("answer_weight", 1.0)
@@ -268,7 +252,7 @@ class Learner:
 
     def update(
         self,
-        minis: Sequence[Minibatch],
+        minis: Sequence[PackedBatch],
         number: int,
         ready: Callable[[Any], None],
         *,

@@ -1,7 +1,8 @@
 """Where a step's groups come from: the order of the problems, dynamic sampling, and what is not drawn again.
 
-The loop knows four methods: `Rollouts.start` dispatches a rollout, `Rollouts.collect` makes a step's samples of it,
-`Rollouts.state` is what the next ones follow from, and `Rollouts.resumed` gives back the one that a checkpoint has.
+The loop knows four methods: `Rollouts.start` dispatches a rollout, `Rollouts.collect` makes a step's batch of it,
+`Rollouts.write` puts down what the next ones follow from, and `Rollouts.resumed` gives back the one that a checkpoint
+has.
 
 With ``rollout.ahead: 0`` a step starts its rollout after the updates of the step before. With 1 the rollout of step n+1
 is started once the samples of step n are on the host, before they are judged and learned from: its samples are drawn
@@ -15,6 +16,7 @@ step these have no samples and no rewards, and are dropped as a filter drops gro
 learned from in the step in which they become whole.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +31,13 @@ from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.programs.policy import Policy
 from grpojax.rewards import Rewards
-from grpojax.run import flight
 from grpojax.run.allocated_rollouts import PlannedGroups
+from grpojax.run.batch import RolloutBatch, take
 from grpojax.run.curriculum import Curriculum, LevelCurriculum
-from grpojax.run.flight import Flight
-from grpojax.run.groups import Drawn, Groups, Sync
-from grpojax.run.judged import Judged, Sampled, take
+from grpojax.run.groups import Groups
+from grpojax.run.in_flight import InFlight, Sync
 from grpojax.run.method import Method
+from grpojax.run.run_state import RunState
 from grpojax.run.seats import Seats, oldest
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import PerPrompt
@@ -54,7 +56,7 @@ class Rollouts:
       seed: of the data's order and of all draws.
       max_prompt_tokens: longest prompt.
       truncated: what samples cut at the limit do (`grpojax.run.sections.TrainConfig`).
-      state: the record of a run that goes on (`state`).
+      state: of a run that goes on.
       sync: how a rollout is waited for.
 
     Attributes:
@@ -73,7 +75,7 @@ class Rollouts:
         seed: int,
         max_prompt_tokens: int,
         truncated: str,
-        state: Mapping[str, Any],
+        state: RunState,
         sync: Sync = jax.block_until_ready,
     ):
         self.config, self.method, self.truncated = config, method, truncated
@@ -90,33 +92,36 @@ class Rollouts:
             )
         else:
             self.curriculum = LevelCurriculum(problems, config.prompts, seed, config=given, deciding=own, state=state)
-        self.drawn: int = state["rollouts"]
+        self.drawn = state.rollouts
         self.data_s = 0.0
         self.seats = None
         if config.overlap:
             self.seats = Seats((config.prompts, config.group, config.max_tokens), problems, state)
 
-    def state(self) -> dict[str, Any]:
-        """What the next draws follow from, for the run's record."""
-        seats = {} if self.seats is None else self.seats.state()
-        return {"rollouts": self.drawn, **self.curriculum.state(), **self.groups.state(), **seats}
+    def write(self, state: RunState) -> None:
+        """Puts down what the next draws follow from."""
+        state.rollouts = self.drawn
+        self.curriculum.write(state)
+        self.groups.write(state)
+        if self.seats is not None:
+            self.seats.write(state)
 
-    def draw(self, step: int) -> Callable[[], Sampled]:
-        """Dispatches the rollout of a step; what it returns waits for its samples."""
-        return functools.partial(self.collect, step, self.start())
+    def next(self, step: int) -> RolloutBatch:
+        """Dispatches the rollout of a step and waits for its samples."""
+        return self.collect(step, self.start())
 
-    def start(self) -> Flight:
+    def start(self) -> InFlight:
         """Dispatches the next rollout; its problems and its draws follow from its number in the run."""
         number = self.drawn
         self.drawn += 1
         version = self._weights()[1]
         if self.seats is None:
             problems, passes = self._choose(number)
-            wait = self.groups.start(problems, number)
-            return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait)
-        problems, passes, begun = self.seats.fill(self._choose)
-        wait, versions = self.groups.start(problems, number, begun.samples), begun.continued(version)
-        return Flight(number=number, version=version, problems=problems, passes=passes, wait=wait, versions=versions)
+            started, versions = self.groups.start(problems, number), None
+        else:
+            problems, passes, begun = self.seats.fill(self._choose)
+            started, versions = self.groups.start(problems, number, begun.samples), begun.continued(version)
+        return dataclasses.replace(started, version=version, passes=passes, versions=versions)
 
     def _choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
         started = time.perf_counter()
@@ -124,53 +129,52 @@ class Rollouts:
         self.data_s += time.perf_counter() - started
         return chosen
 
-    def resumed(self, record: Mapping[str, Any]) -> Flight:
-        """The rollout that a checkpoint has (`grpojax.run.flight.Flight.record`)."""
-        return flight.resumed(record, self.groups, self._problems)
+    def resumed(self, record: Mapping[str, Any]) -> InFlight:
+        """The rollout that a checkpoint has (`InFlight.record`)."""
+        return self.groups.resumed(record, {p.uid: p for p in self._problems})
 
-    def _wait(self, flight: Flight) -> Drawn:
+    def _collect(self, flight: InFlight) -> RolloutBatch:
         """The groups of a rollout; those that are not whole are kept for the next one."""
-        drawn = flight.wait()
-        if self.seats is not None and drawn.rest is not None:
-            self.seats.keep(flight, drawn.rest)
-        return drawn
+        batch = flight.collect()
+        if self.seats is not None and batch.unfinished is not None:
+            self.seats.keep(flight, batch.unfinished)
+        return batch
 
     @property
     def waiting(self) -> PerPrompt | None:
         """``[P]`` bool: groups that go on in the next rollout; None without ``rollout.overlap``."""
         return None if self.seats is None else self.seats.begun.waiting
 
-    def collect(self, step: int, first: Flight) -> Sampled:
-        """The samples of a step, once its first rollout is there; draws more where a filter asks for it."""
-        size, chosen = self.config.prompts, self.method.filter
-        flights, drawn = [first], [self._wait(first)]
+    def collect(self, step: int, first: InFlight) -> RolloutBatch:
+        """The batch of a step, once the samples of its first rollout are there; its rewards are under way.
 
-        @functools.cache
-        def everything() -> list[Judged]:
-            judged = [d.judged() for d in drawn]
-            self.curriculum.note(zip(judged, [f.passes for f in flights], strict=True))
-            for j in judged:
-                self.groups.note(j)
-            return judged + [j.failed for j in judged if j.failed is not None]
+        A filter waits for them, and draws more where it asks for it.
+        """
+        size, chosen = self.config.prompts, self.method.filter
+        flights, batches = [first], [self._collect(first)]
+
+        def with_rewards(groups: Callable[[], RolloutBatch], **of_step: Any) -> RolloutBatch:
+            drawn = [b.with_rewards() for b in batches]
+            self.curriculum.note(zip(drawn, [f.passes for f in flights], strict=True))
+            for each in drawn:
+                self.groups.note(each)
+            everything = [*drawn, *(b.failed for b in drawn if b.failed is not None)]
+            metrics = self.curriculum.metrics()
+            return dataclasses.replace(groups(), **of_step, pending=None, everything=everything, metrics=metrics)
 
         if chosen is None:
-            return Sampled(
-                problems=drawn[0].problems,
-                rollout=drawn[0].rollout,
-                dropped=np.zeros(size, bool) if self.waiting is None else self.waiting,
-                judged=lambda: (everything()[0], everything()),
-                told=self.curriculum.told,
-                version=_oldest(flights, drawn),
-                waiting=self.waiting,
-            )
-        keeps = [self._keep(drawn[0].judged())]
-        wanted = size if self.waiting is None else size - int(self.waiting.sum())  # a seat that waits is not dropped
+            waits = np.zeros(size, bool) if self.waiting is None else self.waiting
+            of_step = {"dropped": waits, "version": _oldest(flights, batches), "waiting": self.waiting}
+            pending = functools.cache(functools.partial(with_rewards, batches[0].with_rewards, **of_step))
+            return dataclasses.replace(batches[0], **of_step, pending=pending)
+        keeps = [self._keep(batches[0].with_rewards())]
+        wanted = size if self.waiting is None else size - int(self.waiting.sum())  # a group that goes on is not dropped
         assert chosen.max_rollouts is not None, "of a method it is filled in"
-        while sum(k.sum() for k in keeps) < wanted and len(drawn) < chosen.max_rollouts:
+        while sum(k.sum() for k in keeps) < wanted and len(batches) < chosen.max_rollouts:
             flights.append(self.start())
-            drawn.append(self._wait(flights[-1]))
-            keeps.append(self._keep(drawn[-1].judged()))
-        keep, whole = np.concatenate(keeps), np.concatenate([d.rollout.lengths.any(1) for d in drawn])
+            batches.append(self._collect(flights[-1]))
+            keeps.append(self._keep(batches[-1].with_rewards()))
+        keep, whole = np.concatenate(keeps), np.concatenate([b.rollout.lengths.any(1) for b in batches])
         if not keep.any():
             log.warning(
                 "step %d: the filter dropped all %d groups by %r: this step teaches nothing",
@@ -179,35 +183,33 @@ class Rollouts:
                 self.method.deciding,
             )
         order = np.argsort(~keep, kind="stable")[:size]
-        merged = take([d.judged() for d in drawn], order)
+        merged = take([b.with_rewards() for b in batches], order)
         learned = np.zeros_like(keep)
         learned[order] = keep[order]
-        return Sampled(
-            problems=merged.problems,
-            rollout=merged.rollout,
-            dropped=~keep[order],
-            kept_share=float(keep[whole].mean()),
-            judged=lambda: (merged, everything()),
-            told=self.curriculum.told,
-            version=_oldest(flights, drawn, learned),
-            waiting=self.waiting,
-        )
+        of_step = {
+            "dropped": ~keep[order],
+            "kept_share": float(keep[whole].mean()),
+            "version": _oldest(flights, batches, learned),
+            "waiting": self.waiting,
+        }
+        pending = functools.cache(functools.partial(with_rewards, lambda: merged, **of_step))
+        return dataclasses.replace(merged, **of_step, pending=pending)
 
     @on_host()
-    def _keep(self, judged: Judged) -> PerPrompt:
+    def _keep(self, batch: RolloutBatch) -> PerPrompt:
         """``[P]`` bool: the groups that dynamic sampling keeps."""
-        variant, chosen, by_name = self.method.variant, self.method.filter, judged.by_name
+        variant, chosen, by_name = self.method.variant, self.method.filter, batch.by_name
         if self.truncated != "train":  # what was cut at the limit teaches nothing
-            by_name = {name: np.where(judged.rollout.stopped, x, np.nan) for name, x in by_name.items()}
+            by_name = {name: np.where(batch.rollout.stopped, x, np.nan) for name, x in by_name.items()}
         keep = allocation.keep_prompts if variant.keep is None else variant.keep
         success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
         try:
-            return np.asarray(keep(by_name, self.method.deciding, **success)) & judged.rollout.lengths.any(1)
+            return np.asarray(keep(by_name, self.method.deciding, **success)) & batch.rollout.lengths.any(1)
         except ValueError as e:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 
 
-def _oldest(flights: Sequence[Flight], drawn: Sequence[Drawn], learned: PerPrompt | None = None) -> int:
+def _oldest(flights: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None) -> int:
     """Updates behind the weights of the oldest token that is learned from, or without ``rollout.overlap`` of the first
     rollout; ``learned`` says which groups of all rollouts are learned from, where not all whole ones are."""
     if flights[0].versions is None:

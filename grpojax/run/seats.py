@@ -7,14 +7,14 @@ as without overlap, and stand in a queue until there is a seat for them.
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from grpojax import data
 from grpojax.programs.begun import nothing_begun
-from grpojax.run.flight import Flight, from_text, to_text
+from grpojax.run.in_flight import InFlight, from_text, to_text
+from grpojax.run.run_state import RunState
 from grpojax.types import PerPrompt, Rollout, Tokens
 
 Draw = Callable[[int], tuple[Sequence[data.Problem], Sequence[int]]]
@@ -49,16 +49,16 @@ class Seats:
     Args:
       shape: P, G and T of a rollout.
       problems: all that may be asked.
-      state: the record of a run that goes on (`state`).
+      state: of a run that goes on.
     """
 
-    def __init__(self, shape: tuple[int, int, int], problems: Sequence[data.Problem], state: Mapping[str, Any]):
+    def __init__(self, shape: tuple[int, int, int], problems: Sequence[data.Problem], state: RunState):
         self._shape = shape
         self._seated: list[tuple[data.Problem, int]] = []  # of the rollout before, each with its pass
         self.begun, self._queue, self._batches = self._nothing(), deque[tuple[data.Problem, int]](), 0
-        if "seats" not in state:
+        if (record := state.partial) is None:
             return
-        record, of_uid = state["seats"], {p.uid: p for p in problems}
+        of_uid = {p.uid: p for p in problems}
         self._batches = record["batches"]
         self._queue.extend((of_uid[uid], number) for uid, number in record["queue"])
         self._seated = [(of_uid[uid], number) for uid, number in record["seated"]]
@@ -71,18 +71,17 @@ class Seats:
     def _array(self, name: str) -> np.ndarray:
         return self.begun.versions if name == "versions" else getattr(self.begun.samples, name)
 
-    def state(self) -> dict[str, Any]:
-        """What the next rollouts follow from: JSON. Groups that sit in a rollout under way are that one's to tell."""
+    def write(self, state: RunState) -> None:
+        """Puts down what the next rollouts follow from, but for groups that sit in a rollout in flight."""
         waiting = np.flatnonzero(self.begun.waiting)
         names = ("versions", *(f.name for f in dataclasses.fields(Rollout)))
-        record = {
+        state.partial = {
             "batches": self._batches,
             "queue": [(p.uid, number) for p, number in self._queue],
             "seated": [(p.uid, number) for p, number in self._seated],
             "waiting": waiting.tolist(),
             "begun": {name: to_text(self._array(name)[waiting]) for name in names},
         }
-        return {"seats": record}
 
     def fill(self, draw: Draw) -> tuple[list[data.Problem], list[int], Begun]:
         """Gives the free seats to the next problems: all problems of a rollout, the pass over the data of each, and
@@ -96,7 +95,7 @@ class Seats:
         problems, passes = zip(*self._seated, strict=True)
         return list(problems), list(passes), begun
 
-    def keep(self, flight: Flight, rest: Rollout) -> None:
+    def keep(self, flight: InFlight, rest: Rollout) -> None:
         """Has the groups of a rollout that are not whole stay: ``rest`` is what there is of them."""
         assert flight.versions is not None
         self._seated = list(zip(flight.problems, flight.passes, strict=True))
@@ -104,7 +103,7 @@ class Seats:
         self.begun = Begun(samples=rest, versions=np.where(there, flight.versions, np.int32(0)))
 
 
-def oldest(flight: Flight, samples: Rollout) -> PerPrompt:
+def oldest(flight: InFlight, samples: Rollout) -> PerPrompt:
     """``[P]`` int: updates behind the weights that the oldest token of each group was drawn under; of a group without
     samples those behind the newest."""
     if flight.versions is None:

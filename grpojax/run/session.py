@@ -1,6 +1,7 @@
 """A run as something that lives on a disk and may be stopped: its directory, its saves, and the notices it obeys."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -21,6 +22,7 @@ from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
 from grpojax.run.course import Course, Stopped
 from grpojax.run.profiling import Profile, ProfileConfig
+from grpojax.run.run_state import RunState
 from grpojax.run.sections import RunConfig
 
 RESCUE_S = 20.0  # that a process with an error waits for the others to have one too
@@ -57,6 +59,13 @@ class Recipe(Protocol):
     def resolved(self) -> dict[str, Any]: ...
 
     def may_differ(self, name: str) -> bool: ...
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Of a loop: whether it came to its end, or was stopped."""
+
+    finished: bool = True
 
 
 class Session:
@@ -115,30 +124,35 @@ class Session:
         self.checkpoints = Checkpoints(self.directory / "checkpoints", keep=self.config.train.keep, best=best)
         held.callback(self._close)
 
-    def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """State and record of the newest checkpoint that all processes can read; None in a new run."""
+    def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], RunState] | None:
+        """Weights by role and the rest of the state, of the newest checkpoint that all processes can read.
+
+        None in a new run.
+        """
         restored = self.checkpoints.restore_newest(abstract)
         if restored is None:
             return None
-        state, meta, broken = restored
+        weights, record, broken = restored
         for number in broken:
             log.warning("the checkpoint of step %d cannot be read; moved to %s", number, self.directory / "broken")
-        log.info("resumed %s at step %d", self.directory, meta["step"])
-        return state, meta
+        state = RunState.of(record)
+        log.info("resumed %s at step %d", self.directory, state.step)
+        return weights, state
 
     # ---------------------------------------------------------------------------------------------- saves
 
-    def save(self, state: Mapping[str, Any], meta: Mapping[str, Any], *, judged: bool = False) -> None:
+    def save(self, weights: Mapping[str, Any], state: RunState, *, judged: bool = False) -> None:
         """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again.
 
         Args:
-          state, meta: what is saved.
+          weights: by role.
+          state: the rest of what is saved.
           judged: whether an evaluation of it follows, which may say that it is no good.
         """
         started = time.perf_counter()
         self.wait()  # for the one before: where that fails, it is not this one that did
         try:
-            self.checkpoints.save(meta["step"], state, dict(meta), judged=judged)
+            self.checkpoints.save(state.step, weights, state.record(), judged=judged)
             self._problem = None
         except SaveError as e:
             self._note(e)
@@ -174,27 +188,27 @@ class Session:
 
     # ------------------------------------------------------------------------------------------- the end
 
-    def conduct(self, loop: Callable[[], None], rescue: Callable[[], int]) -> bool:
-        """Runs a loop to its end, or until the run is to stop; the state is saved either way.
+    @contextlib.contextmanager
+    def conduct(self, rescue: Callable[[], int]) -> Iterator["Outcome"]:
+        """Inside, a loop runs to its end, or until the run is to stop; the state is saved either way.
 
         Args:
-          loop: the steps.
           rescue: saves what was learned, where that is not done; the step.
 
         Returns:
-          Whether the loop came to its end.
+          A context that says, once it is left, whether the loop came to its end.
 
         Raises:
           UserError: of the loop.
           PassingError: the last save failed.
         """
-        finished = True
+        outcome = Outcome()
         with preemption.notices(self.course.ask), self.watchdog:
             try:
                 try:
-                    loop()
+                    yield outcome
                 except Stopped:
-                    finished = False
+                    outcome.finished = False
                 step = rescue()
             except UserError as e:
                 self._gather(str(e))
@@ -212,11 +226,10 @@ class Session:
                 f"the last save failed: {self._problem}\n"
                 f"see to it and run the same command: it goes on from step {self.checkpoints.latest() or 0}"
             )
-        if processes.is_first() and finished:
+        if processes.is_first() and outcome.finished:
             self.record.finished(step)
         elif processes.is_first():
             self.record.stopped(step, notice=self.course.reason, seconds=time.monotonic() - self.course.since)
-        return finished
 
     def _gather(self, error: str) -> None:
         """Finds out whether all processes have an error: one alone cannot save."""

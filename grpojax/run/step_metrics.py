@@ -8,7 +8,7 @@ import numpy as np
 
 from grpojax import diagnostics, masked
 from grpojax.host.on_host import on_host
-from grpojax.run.judged import Judged, Sampled
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
 from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
 
@@ -41,22 +41,22 @@ BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
 @on_host()
-def of_rollouts(sampled: Sampled, batch: Judged, drawn: Sequence[Judged], method: Method) -> dict[str, float]:
-    """What the host can tell of a step's samples: of all that were drawn, and apart from it of what a filter kept.
+def of_rollouts(batch: RolloutBatch, method: Method) -> dict[str, float]:
+    """What the host can tell of a step's samples: of all that were drawn, and by itself of what a filter kept.
 
     Args:
-      sampled: the step's samples.
-      batch, drawn: their rewards (`Sampled.judged`).
+      batch: of the step, with its rewards.
       method: its deciding reward, and whether there is a filter.
     """
-    values = of_drawn(drawn, method.deciding) | sampled.told()
-    if sampled.waiting is not None:
-        values["rollout/waiting"] = float(sampled.waiting.mean())
+    drawn = batch.everything
+    values = {**of_drawn(drawn, method.deciding), **batch.metrics}
+    if batch.waiting is not None:
+        values["rollout/waiting"] = float(batch.waiting.mean())
     if method.plan is not None and method.plan.exemplars:
         values |= of_seeded(drawn, method.deciding, 1.0 if method.plan.success is None else method.plan.success)
     if method.filter is None:
         return values
-    return values | of_kept(batch, sampled.dropped) | {"groups/kept": sampled.kept_share}
+    return values | of_kept(batch) | {"groups/kept": batch.kept_share}
 
 
 def of_version(version: int, updates: int) -> dict[str, float]:
@@ -73,7 +73,7 @@ def of_version(version: int, updates: int) -> dict[str, float]:
     return {"rollout/version": float(version), "rollout/staleness": float(updates - version)}
 
 
-def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
+def of_drawn(drawn: Sequence[RolloutBatch], deciding: str) -> dict[str, float]:
     """Metrics of every group that was drawn for a step, those that the filter dropped included.
 
     Args:
@@ -111,7 +111,7 @@ def of_drawn(drawn: Sequence[Judged], deciding: str) -> dict[str, float]:
     return values | {f"groups/{name}": float(x) for name, x in groups.items()}
 
 
-def of_samples(drawn: Sequence[Judged], decides: Samples, *, success: float = 1.0) -> dict[str, float]:
+def of_samples(drawn: Sequence[RolloutBatch], decides: Samples, *, success: float = 1.0) -> dict[str, float]:
     """How repetitive the samples are, and how likely the right ones were when they were drawn.
 
     Args:
@@ -133,13 +133,13 @@ def of_samples(drawn: Sequence[Judged], decides: Samples, *, success: float = 1.
     }
 
 
-def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
+def of_kept(batch: RolloutBatch) -> dict[str, float]:
     """Metrics of the groups that a filter kept; ``groups/missing`` is the share of the batch without any.
 
     Args:
       batch: what the step learns from.
-      dropped: ``[P]`` bool, its groups that weigh nothing.
     """
+    dropped = batch.dropped
     lengths = batch.rollout.lengths[~dropped]
     known = _of_rewards(batch.reward[~dropped], batch.total[~dropped], lengths.any(1))
     rewards = {f"kept/{name}": value for name, value in known.items()}
@@ -150,7 +150,7 @@ def of_kept(batch: Judged, dropped: PerPrompt) -> dict[str, float]:
     }
 
 
-def of_seeded(drawn: Sequence[Judged], deciding: str, success: float) -> dict[str, float]:
+def of_seeded(drawn: Sequence[RolloutBatch], deciding: str, success: float) -> dict[str, float]:
     """Metrics of the samples drawn with solved problems in context: their share of all, and how many of them pass.
 
     Args:
@@ -166,11 +166,11 @@ def of_seeded(drawn: Sequence[Judged], deciding: str, success: float) -> dict[st
     }
 
 
-def _seeded(drawn: Judged) -> PerPrompt:
+def _seeded(drawn: RolloutBatch) -> PerPrompt:
     return np.zeros(len(drawn.problems), bool) if drawn.seeded is None else drawn.seeded
 
 
-def _taught(drawn: Judged) -> Samples:
+def _taught(drawn: RolloutBatch) -> Samples:
     """What advantages are made of: the total and, where there are any, the rewards of steps."""
     steps = drawn.signals.get("step_rewards")
     return drawn.total if steps is None else drawn.total + np.nansum(steps, -1)
@@ -201,7 +201,7 @@ def _mean(x: np.ndarray) -> float:
     return float(x.mean()) if x.size else math.nan
 
 
-def tokens(drawn: Sequence[Judged]) -> tuple[int, int]:
+def tokens(drawn: Sequence[RolloutBatch]) -> tuple[int, int]:
     """``(prompt, completion)`` tokens of all samples drawn; a prompt counts once for each."""
     prompt = sum(int(np.dot([len(p.ids) for p in d.problems], (d.all_lengths > 0).sum(1))) for d in drawn)
     return prompt, sum(int(d.all_lengths.sum()) for d in drawn)

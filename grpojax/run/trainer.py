@@ -8,7 +8,8 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,15 +24,16 @@ from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import checks, recorder, step_metrics, watch
+from grpojax.run.batch import RolloutBatch, sample_rows
 from grpojax.run.critic import RunCritic, annotate
-from grpojax.run.flight import Flight
 from grpojax.run.held_out import HeldOut, announce
-from grpojax.run.judged import Judged, Sampled, sample_rows
+from grpojax.run.in_flight import InFlight
 from grpojax.run.learner import Learner
 from grpojax.run.method import learns_from_equals
 from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
+from grpojax.run.run_state import RunState
 from grpojax.run.session import Session, enough_memory
 from grpojax.run.teacher import teacher_of
 from grpojax.run.today import with_day
@@ -43,19 +45,33 @@ REMEDIES = (
 )
 
 
+class Clock:
+    """Seconds of the parts of a step, by name; ``since`` is when the first begins."""
+
+    def __init__(self, since: float):
+        self.seconds, self._since = Counter[str](), since
+
+    def lap(self, name: str | None) -> None:
+        """Ends a part; what is of none has no name."""
+        now = time.perf_counter()
+        if name is not None:
+            self.seconds[name] += now - self._since  # pyrefly: ignore
+        self._since = now
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Pending:
-    """Updates in flight: what is already known of the step, and the metrics that the device still owes.
+class _Updates:
+    """Updates in flight: what is already known of their step, and the metrics that the device still has.
 
     Attributes:
-      owed: an update's metrics each; on the host once the updates are over.
+      metrics: an update's each; on the host once the updates are over.
       waited: seconds that the host was held up by the updates so far.
       over: when they were over, by `time.perf_counter`; None while they may run.
     """
 
     number: int
     known: dict[str, float]
-    owed: list[dict[str, Any]]
+    metrics: list[dict[str, Any]]
     waited: float
     over: float | None = None
     tokens: int
@@ -75,8 +91,7 @@ class Trainer:
       take_over: break another process's claim on a run directory in a bucket.
 
     Attributes:
-      done: steps behind the run.
-      meta: the record beside its checkpoints.
+      state: what a checkpoint has of the run besides the weights.
       work: useful FLOPs of the last step, by phase (`grpojax.run.work.step_flops`).
     """
 
@@ -90,7 +105,7 @@ class Trainer:
         take_over: bool = False,
     ):
         self.config, self.on_step, self._take_over = config, on_step, take_over
-        self.done, self.work = 0, dict[str, float]()
+        self.state, self.work = RunState(), dict[str, float]()
         # Let go of if what follows raises.
         with contextlib.ExitStack() as held, peers.telling(), enough_memory(lambda: self.done, REMEDIES):
             with processes.AllOrNone():
@@ -174,21 +189,16 @@ class Trainer:
             critic=self.critic,
             teacher=self.teacher,
         )
-        self.meta = dict[str, Any]()
-        for count in ("step", "rollouts", "updates", "num_tokens", "sampled_tokens", "skipped", "flops"):
-            self.meta[count] = 0
         restored = self.session.restore(self.learner.abstract())
         if restored is not None:
-            self.meta |= {"flops": None} | restored[1]  # a checkpoint of an older version has not counted them
-            watch.resume(self.session, self.meta, config.train)
-            self.learner.entropy_coefs = self.meta.get("entropy", self.learner.entropy_coefs)
-            self.learner.updates = self.meta["updates"]
+            self.state = restored[1]
+            watch.resume(self.session, self.state, config.train)
+            self.learner.entropy_coefs = self.state.entropy or self.learner.entropy_coefs
+            self.learner.updates = self.state.updates
         self.learner.start(restored and restored[0])
-        self.done = self.meta["step"]
-        checks.length(config, self.done, self.meta)
-        self._saved = self.done
-        self.pending: _Pending | None = None
-        self._begun, self._left = 0.0, 0
+        checks.length(config, self.state)
+        self._saved, self._since, self._left = self.done, 0.0, 0
+        self.updates: _Updates | None = None
         self.rollouts = Rollouts(
             self.policy,
             lambda: (self.learner.state["policy"].params, self.learner.updates),
@@ -199,12 +209,12 @@ class Trainer:
             seed=config.train.seed,
             max_prompt_tokens=_longest_prompt(config, self.problems),
             truncated=config.train.truncated,
-            state=self.meta,
+            state=self.state,
             sync=self.session.course.turn,
         )
-        self.flight: Flight | None = None  # that was started while the step before was learned from
-        if "flight" in self.meta:
-            self.flight = self.rollouts.resumed(self.meta.pop("flight"))
+        self.in_flight: InFlight | None = None  # that was started while the step before was learned from
+        if self.state.in_flight is not None:
+            self.in_flight, self.state.in_flight = self.rollouts.resumed(self.state.in_flight), None
         self.watch = watch.Watch(
             self.session.directory,
             judge=self.held_out.evaluator.judge,
@@ -217,7 +227,17 @@ class Trainer:
         self.metrics = recorder.Recorder(self.session.directory, self.done, config.tracking)
         held.callback(self.metrics.close)
         self.table = metrics.Table(config.train.steps)
-        self.session.settle(finished=_share(self) >= 1)
+        self.session.settle(finished=self.share >= 1)
+
+    @property
+    def done(self) -> int:
+        """Steps behind the run."""
+        return self.state.step
+
+    @property
+    def share(self) -> float:
+        """Of the whole run, what is behind it."""
+        return self.config.train.done(self.done, self.state.sampled_tokens)
 
     # ------------------------------------------------------------------------------------------ the loop
 
@@ -225,7 +245,9 @@ class Trainer:
         """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         try:
             with peers.telling(), enough_memory(lambda: self.done, REMEDIES):
-                finished = self.session.conduct(self._loop, self._rescue)
+                with self.session.conduct(self._rescue) as outcome:
+                    self._loop()
+            finished = outcome.finished
             if self.critic is not None and self.done <= self.critic.config.warmup_steps and finished:
                 log.warning("the run ended in critic.warmup_steps=%d: the policy has learned nothing", self.done)
             if finished and self._left:
@@ -246,143 +268,183 @@ class Trainer:
         return self.done
 
     def _loop(self) -> None:
-        train, session, ahead = self.config.train, self.session, self.config.rollout.ahead > 0
+        train, session = self.config.train, self.session
         # Of a run that was stopped, the evaluation that was due after its last step.
-        if self.done == 0 or (self.held_out.problems and _evaluates(self) and self._evaluated < self.done):
-            self._evaluate(self.done)
-        while _share(self) < 1:
+        if self.done == 0 or (self.held_out.problems and self._evaluates() and self._evaluated < self.done):
+            self._evaluate()
+        while self.share < 1:
             session.watchdog.begin(self.done + 1)
             session.profile.begin(self.done + 1, self.learner.state)
-            if self.pending is None:  # what an evaluation or a save took is no part of the step
-                self._begun = time.perf_counter()
-            ready, following = self.flight, None
-            flight = ready or _start(self)
-            waiting = time.perf_counter() if ready else self._begun
-            sampled = self.rollouts.collect(self.done + 1, flight)  # or `Stopped`, and `_save` keeps what was in flight
-            waited = time.perf_counter() - waiting
-            if ahead and train.done(self.done + 1, 0) < 1:
-                following = _start(self)  # from here on, while this step is judged and learned from
-            self._finish()  # behind the last rollout none is started
-            self.pending = self._step(sampled, waited)
-            self.done, self.flight = self.done + 1, following
+            self._step()
             session.profile.end(self.done, self.learner.state)
-            saves = _share(self) >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
-            saves, evaluates = saves or session.course.due, _evaluates(self)
+            saves = self.share >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves, evaluates = saves or session.course.due, self._evaluates()
             if evaluates or saves:
                 self._finish()
             session.watchdog.end()
             if saves:  # first, as an evaluation takes long and may fail
                 self._save(judged=evaluates and bool(self.held_out.problems))
             if evaluates:
-                self._evaluate(self.done)
+                self._evaluate()
         if self.held_out.test and not self._tested:
             self._test()
 
-    def _step(self, sampled: Sampled, waited: float) -> _Pending:
-        """Learns from a rollout that was waited for so long; its updates are under way when this returns."""
-        learner, number, begun = self.learner, self.done + 1, time.perf_counter()
-        sampled = learner.replace(sampled)
-        rolled = time.perf_counter()
-        minis = learner.prepare(sampled)
-        signals = learner.score(minis)
-        scored_at = time.perf_counter()
-        batch, drawn = sampled.judged()
-        rewarded = time.perf_counter()
-        advantages, told, lengths = learner.weigh(minis, batch, sampled.dropped, signals)
-        self._left = 0 if sampled.waiting is None else int(sampled.waiting.sum())
-        self.meta |= self.rollouts.state()  # what a save accounts for: not the next rollout, under way
-        prompt_tokens, sampled_tokens = step_metrics.tokens(drawn)
-        before = _share(self)
-        self.meta["num_tokens"] += prompt_tokens + sampled_tokens
-        self.meta["sampled_tokens"] += sampled_tokens
-        after = self.config.train.done(number, self.meta["sampled_tokens"])
-        known = step_metrics.of_rollouts(sampled, batch, drawn, self.config.method) | {
-            **told,
-            "num_tokens": float(self.meta["num_tokens"]),
-            "sampled_tokens": float(self.meta["sampled_tokens"]),
-            "useful_token_fraction": float(np.mean([m.layout.useful for m in minis])),
-            "time/data_s": self.rollouts.data_s,
-            "time/rollout_s": waited + rolled - begun,
-            "time/score_s": scored_at - rolled,
-            "time/reward_s": rewarded - scored_at,
-        }
-        self.rollouts.data_s = 0.0
-        if self.config.method.older:
-            known |= step_metrics.of_version(sampled.version, learner.updates)
-        samples = self.metrics.wants_samples(number)
-        said = self.critic.said(signals) if samples and self.critic is not None else None
-        # From here to the end of the step nothing waits for the device.
-        dispatched = time.perf_counter()
+    def _step(self) -> None:
+        """One step: waits for a batch of samples, and learns from it. The updates are under way when it returns."""
+        learner, state, method, number = self.learner, self.state, self.config.method, self.done + 1
+        if self.updates is None:  # what an evaluation or a save took is no part of the step
+            self._since = time.perf_counter()
+        flight = self.in_flight or self._start()
+        clock = Clock(time.perf_counter() if self.in_flight else self._since)
+        batch = self.rollouts.collect(number, flight)  # or `Stopped`, and `_save` keeps what is in flight
+        clock.lap("rollout")
+        ahead = self.config.rollout.ahead > 0 and self.config.train.done(number, 0) < 1
+        following = self._start() if ahead else None  # from here on, while this step is judged and learned from
+        self._finish()  # behind the last rollout none is started
+        clock.lap(None)
+
+        batch = learner.replace(batch)
+        clock.lap("rollout")
+        packed = learner.pack(batch)
+        signals = learner.score(packed)
+        clock.lap("score")
+        batch = batch.with_rewards()
+        clock.lap("reward")
+        advantages, of_signals, lengths = learner.weigh(packed, batch, signals)
+
+        self.rollouts.write(state)  # what a save accounts for: not the next rollout, under way
+        shares = self._count(batch)
+        known = step_metrics.of_rollouts(batch, method) | of_signals
+        known["useful_token_fraction"] = float(np.mean([m.layout.useful for m in packed]))
+        if method.older:
+            known |= step_metrics.of_version(batch.version, learner.updates)
+        rows = self._rows(number, batch, advantages, signals)
         warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
-        shares = None if self.config.train.tokens is None else (min(before, 1.0), min(after, 1.0))
-        owed = learner.update(minis, number, self.policy.alone, shares=shares, warming_up=warming_up)
-        updating = time.perf_counter() - dispatched
-        self.meta["updates"] = learner.updates
+        clock.lap(None)
+        # From here to the end of the step nothing waits for the device.
+        metrics = learner.update(packed, number, self.policy.alone, shares=shares, warming_up=warming_up)
+        clock.lap("update")
         learner.end_step(number)
-        if samples:
-            special = functools.partial(self.tokenize.read, "with_special_tokens", ())
-            rows = functools.partial(_rows, self.policy, self.held_out.evaluator, special, batch, advantages, said)
+        if rows is not None:
             self.metrics.write_samples(number, rows)
-        self.work = learner.work(drawn, batch, lengths, warming_up=warming_up)
-        if self.meta["flops"] is not None:
-            self.meta["flops"] += sum(self.work.values())
-            known["flops"] = float(self.meta["flops"])
+        self.work = learner.work(batch, lengths, warming_up=warming_up)
+        state.flops += sum(self.work.values())
         if self.on_step is not None:
-            self.on_step(sampled.problems, sampled.rollout)
-        return _Pending(
+            self.on_step(batch.problems, batch.rollout)
+        self.updates = self._under_way(number, known, metrics, clock, batch)
+        state.step, state.updates, self.in_flight = number, learner.updates, following
+
+    def _start(self) -> InFlight:
+        """Dispatches the next rollout; the device has that to do while the step before is waited for and recorded."""
+        if jax.default_backend() == "gpu":
+            # There the host drives a program's loops: the call of a rollout returns at its end, and what the updates
+            # before it took would be counted as the rollout's.
+            self._await_updates()
+        flight = self.rollouts.start()
+        self._finish()
+        return flight
+
+    def _count(self, batch: RolloutBatch) -> tuple[float, float] | None:
+        """Counts the tokens of a batch; the shares of the run before it and after it, of a run that ends by tokens."""
+        state, train, before = self.state, self.config.train, self.share
+        prompt_tokens, sampled_tokens = step_metrics.tokens(batch.everything)
+        state.num_tokens += prompt_tokens + sampled_tokens
+        state.sampled_tokens += sampled_tokens
+        self._left = 0 if batch.waiting is None else int(batch.waiting.sum())
+        return None if train.tokens is None else (min(before, 1.0), min(self.share, 1.0))
+
+    def _rows(
+        self, number: int, batch: RolloutBatch, advantages: Tokens, signals: Mapping[str, Tokens]
+    ) -> Callable[[], list[dict[str, Any]]] | None:
+        """What makes the rows of a step's samples as they are kept; None where those of this step are not."""
+        if not self.metrics.wants_samples(number):
+            return None
+        critic, texts, answer = self.critic, self.policy.texts, self.held_out.evaluator.answer
+        said = None if critic is None else critic.said(signals)
+        special = functools.partial(self.tokenize.read, "with_special_tokens", ())
+
+        def rows() -> list[dict[str, Any]]:
+            made = sample_rows(batch, advantages, texts, answer, special)
+            if said is not None:
+                annotate(made, batch.rollout.tokens, batch.rollout.lengths, said)
+            return made
+
+        return rows
+
+    def _under_way(
+        self, number: int, known: dict[str, float], metrics: list[dict[str, Any]], clock: Clock, batch: RolloutBatch
+    ) -> _Updates:
+        """The updates that a step has dispatched, with what the host knows of the step by now."""
+        state, rollouts, seconds = self.state, self.rollouts, clock.seconds
+        data_s, rollouts.data_s = rollouts.data_s, 0.0
+        known |= {
+            "num_tokens": float(state.num_tokens),
+            "sampled_tokens": float(state.sampled_tokens),
+            "flops": float(state.flops),
+            "time/data_s": data_s,
+            **{f"time/{name}_s": seconds[name] for name in ("rollout", "score", "reward")},
+        }
+        return _Updates(
             number=number,
             known=known,
-            owed=owed,
-            waited=updating,
-            tokens=sampled_tokens,
+            metrics=metrics,
+            waited=seconds["update"],
+            tokens=step_metrics.tokens(batch.everything)[1],
             flops=sum(self.work.values()),
         )
 
-    def _await_updates(self) -> _Pending | None:
-        """The updates of the step that is `pending`, if one is, once they are over."""
-        if self.pending is not None and self.pending.over is None:
+    def _await_updates(self) -> _Updates | None:
+        """The updates that are under way, if any are, once they are over."""
+        if self.updates is not None and self.updates.over is None:
             asked = time.perf_counter()
-            owed = jax.device_get(self.pending.owed)
+            metrics = jax.device_get(self.updates.metrics)
             over = time.perf_counter()
-            waited = self.pending.waited + over - asked
-            self.pending = dataclasses.replace(self.pending, owed=owed, over=over, waited=waited)
-        return self.pending
+            waited = self.updates.waited + over - asked
+            self.updates = dataclasses.replace(self.updates, metrics=metrics, over=over, waited=waited)
+        return self.updates
 
     def _finish(self) -> None:
-        """Waits for the updates of the step that is `pending`, if one is, and records its metrics. The next rollout is
-        on the device by now, so that nothing here may ask the device for anything else."""
-        pending, self.pending = self._await_updates(), None
-        if pending is None:
+        """Waits for the updates that are under way, if any are, and records their step. The next rollout is on the
+        device by now, so that nothing here may ask the device for anything else."""
+        updates, self.updates = self._await_updates(), None
+        if updates is None:
             return
-        assert pending.over is not None
-        seconds, self._begun = pending.over - self._begun, pending.over  # the next rollout is queued behind the updates
-        train, number, owed = self.config.train, pending.number, pending.owed
-        values = pending.known | step_metrics.of_updates(owed)
-        for m in owed:
-            self.meta["skipped"] = self.meta["skipped"] + 1 if step_metrics.skipped(m) else 0
-        values["skipped_updates"] = float(sum(step_metrics.skipped(m) for m in owed))
-        values["empty_updates"] = float(train.updates_a_rollout - len(owed))
+        assert updates.over is not None
+        seconds, self._since = updates.over - self._since, updates.over  # the next rollout is queued behind the updates
+        train, state, number = self.config.train, self.state, updates.number
+        values = updates.known | step_metrics.of_updates(updates.metrics)
+        skipped = [step_metrics.skipped(m) for m in updates.metrics]
+        for each in skipped:
+            state.skipped = state.skipped + 1 if each else 0
+        values["skipped_updates"] = float(sum(skipped))
+        values["empty_updates"] = float(train.updates_a_rollout - len(skipped))
         if self.learner.objective.entropy_target is not None:
             values["entropy_coef"] = self.learner.entropy_coefs["applied"]
             self.learner.adapt(values.get("entropy", float("nan")))
-            self.meta["entropy"] = self.learner.entropy_coefs
-        values |= {"time/update_s": pending.waited, "time/step_s": seconds}
+            state.entropy = self.learner.entropy_coefs
+        values |= {"time/update_s": updates.waited, "time/step_s": seconds}
         values["time/checkpoint_s"], self.session.save_s = self.session.save_s, 0.0
-        values["tokens_per_s"] = pending.tokens / seconds
+        values["tokens_per_s"] = updates.tokens / seconds
         if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
-            values["utilisation"] = pending.flops / seconds / peak / self.policy.count
+            values["utilisation"] = updates.flops / seconds / peak / self.policy.count
         self.metrics.write(number, values | self.watch.note(number, values))
         if number % train.log_every == 0:
             self.table.row(number, values, share=train.done(number, int(values["sampled_tokens"])))
-        checks.finite(number, values, self.meta["skipped"], self.config)
-        watch.heed(self.watch, number, self.session, self.meta, train)
+        checks.finite(number, values, state.skipped, self.config)
+        watch.heed(self.watch, number, self.session, state, train)
 
-    def _evaluate(self, number: int) -> None:
+    def _evaluates(self) -> bool:
+        """Whether held-out problems are due after the step that was last done."""
+        every = self.config.train.eval_every
+        return self.share >= 1 or (every > 0 and self.done % every == 0)
+
+    def _evaluate(self) -> None:
+        number = self.done
         values = self.held_out.evaluate(number, self.policy.reshard(self.learner.state["policy"].params))
         if values is not None:
             self.metrics.write(number, values | self.watch.note(number, values))
             self.session.score(number, values)
-            watch.heed(self.watch, number, self.session, self.meta, self.config.train)
+            watch.heed(self.watch, number, self.session, self.state, self.config.train)
 
     def _test(self) -> None:
         """Evaluates the final policy on the test set. A run that is stopped in it does so when it goes on."""
@@ -391,10 +453,10 @@ class Trainer:
         self._tested = True
 
     def _save(self, *, judged: bool = False) -> None:
-        self.meta["step"] = self._saved = self.done
+        self._saved = self.done
         self.metrics.flush()
-        in_flight = {} if self.flight is None else {"flight": self.flight.record()}
-        self.session.save(self.learner.saved(), self.meta | in_flight, judged=judged)
+        in_flight = None if self.in_flight is None else self.in_flight.record()
+        self.session.save(self.learner.saved(), dataclasses.replace(self.state, in_flight=in_flight), judged=judged)
 
     def report(self) -> None:
         """Held-out reward before and after, three samples, and ``curve.png`` in the run directory."""
@@ -406,22 +468,6 @@ class Trainer:
             path = self.session.directory / "curve.png"
             curve.draw_curve(lines, path)
             log.info("reward curve: %s", path)
-
-
-def _rows(
-    policy: Policy,
-    evaluator: evaluation.Evaluator,
-    special: Callable[[Sequence[Sequence[int]]], list[str]],
-    batch: Judged,
-    advantages: Tokens,
-    said: Tokens | None,
-) -> list[dict[str, Any]]:
-    """A step's samples as they are kept; ``special`` makes texts with special tokens, ``said`` is what a critic said of
-    their tokens."""
-    rows = sample_rows(batch, advantages, policy.texts, evaluator.answer, special)
-    if said is not None:
-        annotate(rows, batch.rollout.tokens, batch.rollout.lengths, said)
-    return rows
 
 
 def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
@@ -453,25 +499,3 @@ def _replay(trainer: Trainer) -> tuple[int, bool]:
     trainer.watch.replay(x for x in lines if not (asked and "eval/reward" in x))
     tested = any("test/problems" in x and x["step"] == trainer.done for x in lines)
     return max((x["step"] for x in lines if "eval/reward" in x), default=-1), tested
-
-
-def _start(trainer: Trainer) -> Flight:
-    """Dispatches the next rollout; the device has that to do while the step before is waited for and recorded."""
-    if jax.default_backend() == "gpu":
-        # There the host drives a program's loops: the call of a rollout returns at its end, and what the updates before
-        # it took would be counted as the rollout's.
-        trainer._await_updates()
-    flight = trainer.rollouts.start()
-    trainer._finish()
-    return flight
-
-
-def _evaluates(trainer: Trainer) -> bool:
-    """Whether held-out problems are due after the step that was last done."""
-    every = trainer.config.train.eval_every
-    return _share(trainer) >= 1 or (every > 0 and trainer.done % every == 0)
-
-
-def _share(trainer: Trainer) -> float:
-    """Of the whole run, what is behind it."""
-    return trainer.config.train.done(trainer.done, trainer.meta["sampled_tokens"])

@@ -15,6 +15,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.run import alarms
 from grpojax.run.alarms import FAIL, READS, REWARD, RIGHT, SAID, SAME, Limits
+from grpojax.run.run_state import RunState
 from grpojax.run.sections import TrainConfig
 from grpojax.run.session import Session
 
@@ -92,7 +93,7 @@ class Watch:
                 track.add(float(x))
 
 
-def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], train: TrainConfig) -> None:
+def heed(watch: Watch, number: int, session: Session, state: RunState, train: TrainConfig) -> None:
     """What follows an alarm: the best or else the newest checkpoint from before it stays, and by option the run stops.
 
     Alarms within a window of the one before are of one collapse, and share the first one's checkpoint.
@@ -101,7 +102,7 @@ def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], trai
       watch: that has just noted something.
       number: the step.
       session: of the run.
-      meta: the record that is saved with the state; ``alarm`` in it says what rang.
+      state: of the run; its ``alarm`` says what rang.
       train: what an alarm does; after the last step there is nothing to stop.
 
     Raises:
@@ -109,35 +110,35 @@ def heed(watch: Watch, number: int, session: Session, meta: dict[str, Any], trai
     """
     if not watch.rings:
         return
-    stop = train.on_collapse == "stop" and train.done(number, meta["sampled_tokens"]) < 1
-    before = meta.get("alarm")
+    stop = train.on_collapse == "stop" and train.done(number, state.sampled_tokens) < 1
+    before = state.alarm
     if before is None or number - before["step"] > watch.limits.window:
         session.wait()
         before = {"checkpoint": session.checkpoints.good(before=number)}
         session.checkpoints.keeping.held = before["checkpoint"]
     name, said = next(iter(watch.rings.items()))
-    meta["alarm"] = before | {"step": number, "stopped": f"step {number}: {name}: {said}" if stop else None}
+    state.alarm = before | {"step": number, "stopped": f"step {number}: {name}: {said}" if stop else None}
     if stop:
-        raise UserError(_stopped(session, meta["alarm"]))
+        raise UserError(_stopped(session, state.alarm))
 
 
-def resume(session: Session, meta: dict[str, Any], train: TrainConfig) -> None:
+def resume(session: Session, state: RunState, train: TrainConfig) -> None:
     """Holds on to what `heed` did, in a run that goes on.
 
     Args:
       session: of the run.
-      meta: the record of the newest checkpoint.
+      state: of the newest checkpoint.
       train: what an alarm does.
 
     Raises:
       UserError: an alarm has stopped it, and would again.
     """
-    if (alarm := meta.get("alarm")) is None:
+    if (alarm := state.alarm) is None:
         return
     session.checkpoints.keeping.held = alarm["checkpoint"]
     if alarm["stopped"] and train.on_collapse == "stop":
         raise UserError(_stopped(session, alarm))
-    meta["alarm"] = alarm | {"stopped": None}
+    state.alarm = alarm | {"stopped": None}
 
 
 def _stopped(session: Session, alarm: Mapping[str, Any]) -> str:

@@ -7,21 +7,21 @@ import numpy as np
 from grpojax import losses as L
 from grpojax.advantages import Signals, Transform
 from grpojax.host.errors import UserError
-from grpojax.run.judged import Judged
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
 from grpojax.types import Samples, Tokens
 
 
-def counted(batch: Judged, dropped: np.ndarray, truncated: str) -> tuple[Samples, Samples]:
+def counted(batch: RolloutBatch, truncated: str) -> tuple[Samples, Samples]:
     """``(rewards, cut)``, ``[P, G]``: NaN where a sample is in no statistic, and those that weigh nothing as cut."""
-    rewards = np.where(dropped[:, None], np.nan, batch.total)
+    rewards = np.where(batch.dropped[:, None], np.nan, batch.total)
     cut = ~batch.rollout.stopped & (truncated != "train")
     return np.where(cut, np.nan, rewards) if truncated == "drop" else rewards, cut
 
 
 def advantages(
     method: Method,
-    batch: Judged,
+    batch: RolloutBatch,
     counted: Samples,
     mask: Tokens,
     signals: Mapping[str, Tokens],

@@ -1,20 +1,17 @@
 """The useful work of a step, counted from its samples: what ``utilisation`` and ``grpojax bench`` are made of."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from grpojax.models import DecoderConfig, flops
 from grpojax.models import critic as models
 from grpojax.programs.critic_update import CriticModel
-from grpojax.run.judged import Judged
+from grpojax.run.batch import RolloutBatch
 from grpojax.types import Samples
 
 
 def step_flops(
     model: DecoderConfig,
-    drawn: Sequence[Judged],
-    batch: Judged,
+    batch: RolloutBatch,
     *,
     scores: int,
     iterations: int,
@@ -29,8 +26,8 @@ def step_flops(
 
     Args:
       model: the policy.
-      drawn: all that was drawn. A greedy completion has a program of its own, in which its prompt runs once more.
-      batch: what is learned from; less where a filter dropped groups.
+      batch: what is learned from, and all that was drawn for it; a greedy completion has a program of its own, in which
+        its prompt runs once more.
       scores: how often the policy or the reference scores that before the update.
       iterations: passes over it.
       learned: ``[P, G]``, lengths of its samples as the updates take them; None takes all. A prompt without any is left
@@ -46,14 +43,14 @@ def step_flops(
       "rollout", "score", "late" and "update".
     """
 
-    def forward(judged: Judged) -> float:
-        return flops.forward_flops(model, _prompts(judged), judged.rollout.lengths)
+    def forward(batch: RolloutBatch) -> float:
+        return flops.forward_flops(model, _prompts(batch), batch.rollout.lengths)
 
     sampled = 0.0
-    for judged in drawn:
-        sampled += forward(judged)
-        if judged.greedy_lengths is not None:
-            sampled += flops.forward_flops(model, _prompts(judged), judged.greedy_lengths[:, None])
+    for drawn in batch.everything:
+        sampled += forward(drawn)
+        if drawn.greedy_lengths is not None:
+            sampled += flops.forward_flops(model, _prompts(drawn), drawn.greedy_lengths[:, None])
     whole = taught = forward(batch)
     if learned is not None:
         of = np.asarray(learned).any(1)
@@ -74,6 +71,6 @@ def step_flops(
     return counted
 
 
-def _prompts(judged: Judged) -> list[int]:
-    drawn = judged.rollout.lengths.any(1)  # a group that is not whole yet stands in the batch without samples
-    return [len(p.ids) if there else 0 for p, there in zip(judged.problems, drawn, strict=True)]
+def _prompts(batch: RolloutBatch) -> list[int]:
+    drawn = batch.rollout.lengths.any(1)  # a group that is not whole yet stands in the batch without samples
+    return [len(p.ids) if there else 0 for p, there in zip(batch.problems, drawn, strict=True)]

@@ -22,10 +22,10 @@ from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.methods import Differences, differences, in_a_line, without_repeats
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.influence import Influences
-from grpojax.run.judged import Judged, Sampled
 from grpojax.run.method import describe
-from grpojax.run.minibatches import Minibatch
+from grpojax.run.packed_batch import PackedBatch
 from grpojax.run.recipe import Config
 from grpojax.run.sweep import label
 from grpojax.run.trainer import Trainer
@@ -188,7 +188,7 @@ def measure(
     Raises:
       UserError: there is no question with right and wrong samples.
     """
-    chosen: list[tuple[Sampled, Judged]] = []
+    chosen: list[RolloutBatch] = []
     gwhes, displacement = np.zeros(0), {}
     for name, config in recipes.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -197,36 +197,33 @@ def measure(
             try:
                 if not chosen:
                     chosen = list(_mixed(trainer, questions, rollouts))
-                    gwhes = _gwhes(trainer, [judged for _, judged in chosen])
+                    gwhes = _gwhes(trainer, chosen)
                 displacement[name] = _displacement(trainer, chosen)
             finally:
                 trainer.close()
-    outcomes = np.concatenate([_outcome(trainer, judged) for _, judged in chosen])
+    outcomes = np.concatenate([_outcome(trainer, batch) for batch in chosen])
     return QuestionUpdates(
-        uids=[judged.problems[0].uid for _, judged in chosen],
+        uids=[batch.problems[0].uid for batch in chosen],
         right=np.nanmean(np.where(np.isfinite(outcomes), outcomes >= SUCCESS, np.nan), axis=1),
         gwhes=gwhes,
         displacement=displacement,
     )
 
 
-def _outcome(trainer: Trainer, judged: Judged) -> Samples:
-    return judged.by_name[trainer.config.method.deciding]
+def _outcome(trainer: Trainer, batch: RolloutBatch) -> Samples:
+    return batch.by_name[trainer.config.method.deciding]
 
 
-def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[tuple[Sampled, Judged]]:
+def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[RolloutBatch]:
     """Questions with right and wrong samples, each a batch of its own; a question that comes again is left out."""
     seen: set[int] = set()
     for number in range(1, rollouts + 1):
-        sampled = trainer.rollouts.draw(number)()
-        judged, _ = sampled.judged()
-        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, judged), success=SUCCESS))
-        for i, problem in enumerate(judged.problems):
+        batch = trainer.rollouts.next(number).with_rewards()
+        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
+        for i, problem in enumerate(batch.problems):
             if (weights[i] != 0).any() and problem.uid not in seen:
                 seen.add(problem.uid)
-                one = _only(judged, i)
-                none = np.zeros(1, bool)
-                yield dataclasses.replace(sampled, problems=one.problems, rollout=one.rollout, dropped=none), one
+                yield dataclasses.replace(_only(batch, i), dropped=np.zeros(1, bool))
                 if len(seen) == questions:
                     return
     if not seen:
@@ -235,29 +232,29 @@ def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[tuple[Sa
         )
 
 
-def _only(judged: Judged, i: int) -> Judged:
+def _only(batch: RolloutBatch, i: int) -> RolloutBatch:
     """One group of a batch."""
 
     def cut(x: Any) -> Any:
         return x[i : i + 1] if isinstance(x, np.ndarray) else x
 
-    fields: dict[str, Any] = {f.name: jax.tree.map(cut, getattr(judged, f.name)) for f in dataclasses.fields(judged)}
-    fields["problems"] = judged.problems[i : i + 1]
-    return dataclasses.replace(judged, **fields)
+    fields: dict[str, Any] = {f.name: jax.tree.map(cut, getattr(batch, f.name)) for f in dataclasses.fields(batch)}
+    fields["problems"] = batch.problems[i : i + 1]
+    return dataclasses.replace(batch, **fields)
 
 
-def _gwhes(trainer: Trainer, each: Sequence[Judged]) -> PerPrompt:
+def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     """The mean over right samples, ``[Q]``."""
     longest = trainer.config.data.max_prompt_tokens
     run = Influences(trainer.policy, trainer.learner.programs.influence, longest_prompt=longest)
     means = []
-    for judged in each:
-        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, judged), success=SUCCESS))
-        tokens, lengths = judged.rollout.tokens, judged.rollout.lengths
+    for batch in each:
+        weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
+        tokens, lengths = batch.rollout.tokens, batch.rollout.lengths
         mask = np.asarray(masked.from_lengths(lengths, tokens.shape[2]))
         found = run(
             trainer.learner.state["policy"].params,
-            judged.problems,
+            batch.problems,
             tokens,
             lengths,
             np.where(mask, weights[..., None], 0.0).astype(np.float32),
@@ -269,28 +266,28 @@ def _gwhes(trainer: Trainer, each: Sequence[Judged]) -> PerPrompt:
     return np.array(means)
 
 
-def _displacement(trainer: Trainer, each: Sequence[tuple[Sampled, Judged]]) -> PerPrompt:
+def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     """Δ(x) of each question, ``[Q]``."""
     learner = trainer.learner
     fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all that learn
     out = []
-    for number, (sampled, judged) in enumerate(each):
+    for number, batch in enumerate(each):
         learner.state |= jax.tree.map(jnp.copy, fresh)  # an update takes them over
-        minis = learner.prepare(sampled)  # one, of one question
+        minis = learner.pack(batch)  # one, of one question
         signals = learner.score(minis)
-        learner.weigh(minis, judged, sampled.dropped, signals)
+        learner.weigh(minis, batch, signals)
 
         before = _logps(trainer, minis[0])
         learner.update(minis, number, jax.block_until_ready)
         after = _logps(trainer, minis[0])
-        mask = masked.from_lengths(judged.rollout.lengths, before.shape[2])
-        outcome = _outcome(trainer, judged)
+        mask = masked.from_lengths(batch.rollout.lengths, before.shape[2])
+        outcome = _outcome(trainer, batch)
         out.append(float(diagnostics.likelihood_displacement(before, after, outcome, mask, success=SUCCESS)[0]))
     learner.state |= fresh
     return np.array(out)
 
 
-def _logps(trainer: Trainer, mini: Minibatch) -> Tokens:
+def _logps(trainer: Trainer, mini: PackedBatch) -> Tokens:
     """``[1, G, T]`` under the policy as it is."""
     params = trainer.learner.state["policy"].params
     rows = trainer.learner.programs.score(params, mini.packed.rows).logps

@@ -106,17 +106,17 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
     stopped.on_step = lambda *_: stopped.done + 1 == 3 and os.kill(os.getpid(), signal.SIGTERM)
     assert not stopped.run()
     killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    assert killed.done == 3 and killed.flight.number == killed.meta["rollouts"] - 1 and "flight" not in killed.meta
+    assert killed.done == 3 and killed.in_flight.number == killed.state.rollouts - 1 and killed.state.in_flight is None
     drawn, plain = [], killed.policy.sample
     killed.policy.sample = lambda *given, **more: drawn.append(given) or plain(*given, **more)
-    plain_update = killed.learner.train_step
+    plain_update = killed.learner.programs.update
 
     def die(*given):
         if killed.done == 4:
             raise KeyboardInterrupt
         return plain_update(*given)
 
-    killed.learner.train_step = die
+    spies.update_by(killed, die)
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     again = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
@@ -130,7 +130,7 @@ def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the
     given = "train.steps=null", "train.minibatches=2", "train.checkpoint_every=0"
     assert Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=300")).run()
     again = Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=700"))
-    assert again.flight.number == again.done > 1 and again.run()
+    assert again.in_flight.number == again.done > 1 and again.run()
     assert Trainer(load(recipe, tmp_path / "whole", *given, "train.tokens=700")).run()
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
@@ -189,7 +189,7 @@ def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe,
             break
     assert end_together(pair) == [os.EX_TEMPFAIL] * 2
     (record,) = (tmp_path / "parts" / "checkpoints").glob("*/meta/metadata")
-    assert '"flight"' in record.read_text()
+    assert '"in_flight"' in record.read_text()
     assert end_together(begin("parts")) == [0, 0]
     lines = lines_of(tmp_path / "parts")
     assert len(lines) == 5 and lines == lines_of(tmp_path / "whole")
@@ -252,9 +252,9 @@ def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
 def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=2"))
     assert trainer.run()
-    assert trainer.flight is None and trainer.rollouts.drawn == 2
+    assert trainer.in_flight is None and trainer.rollouts.drawn == 2
     assert "time/rollout_s" in tracking.read_metrics(tmp_path / "run")[-1]
-    assert isinstance(trainer.rollouts.start().wait().rollout, Rollout)
+    assert isinstance(trainer.rollouts.start().collect().rollout, Rollout)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import spies
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
@@ -44,9 +45,9 @@ def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
 @pytest.mark.slow
 def test_schedules_follow_the_share_that_is_used(recipe, tmp_path, monkeypatch):
     trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
-    seen, update = [], trainer.learner.train_step
-    trainer.learner.train_step = lambda state, frozen, packed: (
-        seen.append(frozen["share"]) or update(state, frozen, packed)
+    seen, update = [], trainer.learner.programs.update
+    spies.update_by(
+        trainer, lambda state, frozen, packed: seen.append(frozen["share"]) or update(state, frozen, packed)
     )
     assert trainer.run()
     drawn = [0, *(line["sampled_tokens"] for line in numbers(tmp_path) if "reward" in line)]

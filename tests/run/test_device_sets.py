@@ -6,6 +6,7 @@ import time
 import jax
 import numpy as np
 import pytest
+import spies
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
@@ -80,7 +81,11 @@ def slow(x, seconds=0.4):
 
 def take_their_time(trainer, seconds):
     """Has every rollout and every update of a trainer take so long on its device."""
-    delay, plain_sample, plain_step = jax.jit(slow, static_argnums=1), trainer.policy.sample, trainer.learner.train_step
+    delay, plain_sample, plain_step = (
+        jax.jit(slow, static_argnums=1),
+        trainer.policy.sample,
+        trainer.learner.programs.update,
+    )
 
     def sample(*given, **more):
         rollout = plain_sample(*given, **more)
@@ -91,7 +96,8 @@ def take_their_time(trainer, seconds):
         tokens = dataclasses.replace(tokens, advantages=delay(tokens.advantages, seconds))
         return plain_step(state, frozen, dataclasses.replace(packed, per_token=tokens))
 
-    trainer.policy.sample, trainer.learner.train_step = sample, train_step
+    trainer.policy.sample = sample
+    spies.update_by(trainer, train_step)
 
 
 def median_step(directory):

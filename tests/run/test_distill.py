@@ -32,10 +32,10 @@ def trainer(recipe, directory, teacher, *more, devices=1, eos_ids=()):
 
 def weighed(run):
     """``(advantages, metrics, batch, minibatches)`` of a step before its update."""
-    sampled = run.rollouts.draw(1)()
-    minis = run.learner.prepare(sampled)
-    batch, _ = sampled.judged()
-    advantages, told, _ = run.learner.weigh(minis, batch, sampled.dropped, run.learner.score(minis))
+    batch = run.rollouts.next(1)
+    minis = run.learner.pack(batch)
+    batch = batch.with_rewards()
+    advantages, told, _ = run.learner.weigh(minis, batch, run.learner.score(minis))
     return advantages, told, batch, minis
 
 

@@ -11,6 +11,7 @@ import signal
 import jax
 import numpy as np
 import pytest
+import spies
 from runs import Trainer, add_step, numbers
 
 from grpojax.host.errors import UserError
@@ -46,7 +47,7 @@ def unbroken(recipe, tmp_path_factory):
 
 def poison(trainer, steps):
     """Has the updates of these steps see a NaN in the policy's gradient."""
-    plain = trainer.learner.train_step
+    plain = trainer.learner.programs.update
 
     def train_step(state, frozen, packed):
         if trainer.done + 1 in steps:
@@ -55,7 +56,7 @@ def poison(trainer, steps):
             packed = dataclasses.replace(packed, per_token=tokens)
         return plain(state, frozen, packed)
 
-    trainer.learner.train_step = train_step
+    spies.update_by(trainer, train_step)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(recipe, tmp_path):
@@ -78,7 +79,7 @@ def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe
     with pytest.raises(UserError, match="2 updates in a row had a gradient that is not finite.*\nlower optimizer"):
         trainer.run()
     assert trainer.session.checkpoints.steps() and int(trainer.learner.state["policy"].step) == 1
-    assert trainer.meta["rollouts"] == 3  # the fourth was under way, and is drawn again
+    assert trainer.state.rollouts == 3  # the fourth was under way, and is drawn again
 
 
 class Full:
@@ -187,7 +188,7 @@ def test_a_checkpoint_directory_made_read_only(recipe, tmp_path, unbroken, caplo
 PHASES = {
     "rollout": lambda trainer: (trainer.policy, "sample"),
     "reward": lambda trainer: (trainer.rewards, "combine"),
-    "update": lambda trainer: (trainer.learner, "train_step"),
+    "update": lambda trainer: (trainer.learner, "update"),
     "save": lambda trainer: (trainer.session.checkpoints, "save"),
 }
 
@@ -243,7 +244,7 @@ def test_sigterm_in_dynamic_sampling_drops_all_of_the_step(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", *sampling))
     at(trainer, "rollout", lambda: send(signal.SIGTERM), call=4)  # of step 2, which has drawn once before
     assert not trainer.run()
-    assert trainer.rollouts.drawn == 4 > trainer.meta["rollouts"]
+    assert trainer.rollouts.drawn == 4 > trainer.state.rollouts
     again = Trainer(load(recipe, tmp_path / "run", *sampling))
     assert again.done == 1 and again.run()
     assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
@@ -326,7 +327,7 @@ def test_out_of_memory_names_the_knobs(recipe, tmp_path):
     def train_step(state, frozen, packed):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes")
 
-    trainer.learner.train_step = train_step
+    spies.update_by(trainer, train_step)
     with pytest.raises(
         UserError, match="train.microbatches.*model.remat.*rollout.decode_slots.*in a new run.*rollout.max_tokens"
     ):
@@ -361,7 +362,7 @@ def test_dynamic_sampling_refills_from_a_named_reward(recipe, tmp_path):
     assert trainer.run()
     lines = [line for line in tracking.read_metrics(tmp_path / "run") if "reward" in line]
     assert all(line["frac_reward_zero_std"] < 1 for line in lines)
-    assert trainer.meta["rollouts"] > 2
+    assert trainer.state.rollouts > 2
     for line in lines:
         _, samples = read_samples(tmp_path / "run", line["step"])
         groups = {}

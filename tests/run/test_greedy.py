@@ -32,7 +32,7 @@ def trainer(recipe, tmp_path_factory):
 def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
     groups, policy = trainer.rollouts.groups, trainer.policy
     problems = [trainer.problems[i] for i in (0, 7, 11, 13, 2, 29)]
-    judged = groups.start(problems, 3)().judged()
+    judged = groups.start(problems, 3).collect().with_rewards()
     prompts = data.to_prompts(problems, 8)
     plain = SamplerConfig(group=1, temperature=0.0, max_tokens=7)
     greedy = policy.fetch(policy.sample(groups._params(), prompts, jax.random.key(5), plain), 6)
@@ -84,7 +84,7 @@ def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
     assert lines[-1]["num_tokens"] == sum(n for _, n in seen)
     of_uid = {}
     for drawn, _ in seen:
-        of_uid |= {p.uid: x for p, x in zip(drawn.problems, drawn.judged().greedy_lengths, strict=True)}
+        of_uid |= {p.uid: x for p, x in zip(drawn.problems, drawn.with_rewards().greedy_lengths, strict=True)}
     for batch in batches[:1]:  # the weights are the same for all of the first step's rollouts
         assert batch.signals["greedy_rewards"].tolist() == [of_uid[p.uid] for p in batch.problems]
     assert all(np.isfinite(line["greedy_reward"]) for line in lines)

@@ -37,13 +37,13 @@ def lines(directory):
 
 def watch(trainer, seen):
     """Has ``seen`` collect the packed minibatches of every update."""
-    plain = trainer.learner.train_step
+    plain = trainer.learner.programs.update
 
     def train_step(state, frozen, packed):
         seen.append(jax.tree.map(np.asarray, packed))
         return plain(state, frozen, packed)
 
-    trainer.learner.train_step = train_step
+    spies.update_by(trainer, train_step)
 
 
 # --- what weighs
@@ -270,14 +270,16 @@ def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
 
     def submit(problems, rollout):
         got = wait(problems, rollout)
-        plain.append((trainer.done + 1, got[2], sum(len(p.ids) for p in problems) * 2 + int(rollout.lengths.sum())))
+        plain.append(
+            (trainer.done + 1, got.with_rewards, sum(len(p.ids) for p in problems) * 2 + int(rollout.lengths.sum()))
+        )
         return got
 
     trainer.rollouts.groups._submit = submit
     assert trainer.run()
     tokens = 0
     for line in lines(tmp_path / "run"):
-        drawn = [(judged(), n) for step, judged, n in plain if step == line["step"]]
+        drawn = [(rewarded(), n) for step, rewarded, n in plain if step == line["step"]]
         counted[line["step"]] = len(drawn)
         total = np.concatenate([judged.total for judged, _ in drawn])
         tokens += sum(n for _, n in drawn)

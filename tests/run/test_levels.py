@@ -14,6 +14,7 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import LevelCurriculum
+from grpojax.run.run_state import RunState
 from grpojax.run.sections import CurriculumConfig
 
 # Level 1 is always solved, level 3 never, level 2 by one sample of two.
@@ -77,7 +78,7 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
     assert again.done == 3 and again.run()
     assert drawn(tmp_path / "parts", 6) == drawn(tmp_path / "whole", 6)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
-    assert again.meta["levels"] == trainer.meta["levels"]
+    assert again.state.levels == trainer.state.levels
 
 
 @pytest.mark.exhaustive("run/test_rollouts.py::test_a_resumed_run_draws_what_it_would_have_drawn")
@@ -109,7 +110,7 @@ def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
         said = process.communicate(timeout=300)[0]
         assert process.returncode == 0, said
     one = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'one'}", *given]), devices=2)
-    assert one.run() and one.meta["exemplars"]
+    assert one.run() and one.state.exemplars
     assert drawn(tmp_path / "two", 4) == drawn(tmp_path / "one", 4)
     names = "seeded/share", "seeded/solved", "levels/2/solve_rate", "levels/3/share"
     lines = [[{name: x.get(name) for name in names} for x in numbers(tmp_path / run)] for run in ("two", "one")]
@@ -119,7 +120,7 @@ def test_two_processes_draw_what_one_does(recipe, leveled, tmp_path):
 def curriculum(levels="aab", **options):
     problems = [data.Problem(uid, (1,), "q", None, {}, level=x) for uid, x in enumerate(levels)]
     made = data.Problems(tuple(problems), (1.0,), 0, (), "", tuple)
-    return LevelCurriculum(made, 2, 0, config=CurriculumConfig(**options), deciding="x", state={}), problems
+    return LevelCurriculum(made, 2, 0, config=CurriculumConfig(**options), deciding="x", state=RunState()), problems
 
 
 def judged(problems, values, seeded=None, failed=None):
@@ -134,9 +135,10 @@ def test_rates_are_of_samples_without_solved_problems_before_them():
     failed = judged([two], [[0, 0]])
     seeded = np.array([False, True, False])
     made.note([(judged([one, two, three], [[1, 0], [1, 1], [nan, nan]], seeded, failed), [0] * 3)])
-    assert made.told()["levels/a/solve_rate"] == pytest.approx(0.75 * 0.5 + 0.25 * 0.25)
-    assert made.told()["levels/b/solve_rate"] == 0.5
-    assert made.state()["levels"]["a"]["rate"] == made.told()["levels/a/solve_rate"]
+    assert made.metrics()["levels/a/solve_rate"] == pytest.approx(0.75 * 0.5 + 0.25 * 0.25)
+    assert made.metrics()["levels/b/solve_rate"] == 0.5
+    made.write(state := RunState())
+    assert state.levels["a"]["rate"] == made.metrics()["levels/a/solve_rate"]
 
 
 def test_a_graded_reward_needs_a_success():
@@ -148,7 +150,7 @@ def test_a_graded_reward_needs_a_success():
         made.note([(given, [0] * 3)])
     made, _ = curriculum(success=0.5, memory=0.0)
     made.note([(given, [0] * 3)])
-    assert (made.told()["levels/a/solve_rate"], made.told()["levels/b/solve_rate"]) == (0.5, 1.0)
+    assert (made.metrics()["levels/a/solve_rate"], made.metrics()["levels/b/solve_rate"]) == (0.5, 1.0)
 
 
 def test_what_it_does_not_go_with(recipe, leveled, tmp_path):
@@ -173,7 +175,7 @@ def test_a_filter_notes_every_rollout(recipe, leveled, tmp_path):
     """Levels that are always or never solved are dropped by it, and their rates move all the same."""
     trainer = Trainer(load(recipe, leveled, tmp_path / "run", "filter={max_rollouts: 2}", "train.steps=3"), eos_ids=())
     assert trainer.run()
-    levels = {x: data.Level(**given) for x, given in trainer.meta["levels"].items()}
-    assert sum(x.drawn for x in levels.values()) == 7 * trainer.meta["rollouts"] > 21
+    levels = {x: data.Level(**given) for x, given in trainer.state.levels.items()}
+    assert sum(x.drawn for x in levels.values()) == 7 * trainer.state.rollouts > 21
     assert levels["1"].rate > 0.8 and levels["3"].rate < 0.2
     assert dataclasses.replace(levels["2"], rate=0.5) != data.Level()

@@ -1,5 +1,6 @@
 """Groups with unfinished samples that go on in the next rollout (``rollout.overlap``)."""
 
+import json
 import os
 import signal
 from collections import Counter, deque
@@ -15,9 +16,10 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import score
 from grpojax.programs import begun, packing, sampler
-from grpojax.run import judged, method, seats, step_metrics
+from grpojax.run import batch, method, seats, step_metrics
 from grpojax.run import recipe as config
-from grpojax.run.flight import Flight
+from grpojax.run.in_flight import InFlight
+from grpojax.run.run_state import RunState
 from grpojax.types import PerToken, Rollout, TrainBatch
 
 KINDS = {
@@ -125,7 +127,7 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
     stopped.on_step = lambda *_: stopped.done + 1 == 3 and os.kill(os.getpid(), signal.SIGTERM)
     assert not stopped.run()
     killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    flight = killed.flight
+    flight = killed.in_flight
     waiting = killed.rollouts.waiting if flight is None else (flight.versions < flight.version).any((1, 2))
     assert killed.done == 3 and waiting.any()
 
@@ -182,7 +184,7 @@ def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatc
     begun, sample = [], sampler.sample_groups
     monkeypatch.setattr(sampler, "sample_groups", lambda *a, **k: begun.append(k["begun"]) or sample(*a, **k))
     assert trainer.run() and begun and not any(begun)
-    assert "seats" not in trainer.meta and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
+    assert trainer.state.partial is None and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
 
 
 @pytest.mark.parametrize(
@@ -237,19 +239,21 @@ def draw(number):
 
 
 def flight_of(problems, passes, taken, version):
-    return Flight(
-        number=0, version=version, problems=problems, passes=passes, wait=None, versions=taken.continued(version)
-    )
+    given = {"problems": problems, "passes": passes, "versions": taken.continued(version)}
+    return InFlight(number=0, version=version, submit=None, sync=None, **given)
 
 
 def test_groups_keep_their_seats_and_the_others_go_to_the_queue():
     """Three seats of two samples of up to four tokens. Also from a record of each state, through JSON's types."""
-    rows = seats.Seats((3, 2, 4), problems_of(*range(12)), {})
+    rows = seats.Seats((3, 2, 4), problems_of(*range(12)), RunState())
     seen = []
     for version, lengths in enumerate([[(0, 0), (4, 2), (0, 0)], [(0, 0), (4, 3), (1, 1)], [(0, 0)] * 3, [(0, 0)] * 3]):
-        record = rows.state()
-        again = seats.Seats((3, 2, 4), problems_of(*range(12)), record)
-        assert again.state() == record
+        state, same = RunState(), RunState()
+        rows.write(state)
+        record = json.loads(json.dumps(state.record()))
+        again = seats.Seats((3, 2, 4), problems_of(*range(12)), RunState.of(record))
+        again.write(same)
+        assert json.loads(json.dumps(same.record())) == record
         problems, passes, taken = again.fill(draw)
         other = rows.fill(draw)
         assert jax.tree.all(jax.tree.map(np.array_equal, taken.samples, other[2].samples))
@@ -283,13 +287,13 @@ def some_groups():
     tokens = np.where(np.arange(5) < lengths[..., None], rng.integers(1, 9, (2, 3, 5)), 0).astype(np.int32)
     rollout = Rollout(tokens=tokens, logps=-tokens / np.float32(9), lengths=lengths, stopped=lengths < 5)
     total = np.float32([[1, 0, 1], [0, 0, 0]])
-    of_two = judged.Judged(
+    of_two = batch.RolloutBatch(
         problems=problems_of(0, 2), rollout=rollout, total=total, reward=total, by_name={"acc": total}, invalid={},
         signals={"step_rewards": np.full((2, 3, 5), np.nan, np.float32)},
     )  # fmt: skip
     which = np.array([True, False, True])
     wide = jax.tree.map(lambda x: np.insert(x, 1, 7, 0), rollout)
-    return of_two, judged.among(of_two, which, problems_of(0, 1, 2), judged.only(wide, which)), which
+    return of_two, batch.among(of_two, which, problems_of(0, 1, 2), batch.only(wide, which)), which
 
 
 def test_metrics_are_those_of_the_whole_groups():

@@ -25,7 +25,7 @@ PLAN = "rollout.sample_allocation={probe: 2, phases: 3, most: 7}"
 
 def drawn(recipe, directory, problems, *overrides, devices=1, number=3):
     trainer = Trainer(load(recipe, directory, *overrides), devices=devices)
-    judged = trainer.rollouts.groups.start([trainer.problems[i] for i in problems], number)().judged()
+    judged = trainer.rollouts.groups.start([trainer.problems[i] for i in problems], number).collect().with_rewards()
     trainer.close()
     return judged
 

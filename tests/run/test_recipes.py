@@ -162,15 +162,15 @@ def some(name, least=0.0):
 
 def retired(run):
     """The last pass leaves prompts out, and only such as were solved."""
-    left_out = {uid for made in run.trainer.meta["passes"] for uid in made["left_out"]}
-    return left_out and left_out <= {uid for uid, _ in run.trainer.meta["solved"]}
+    left_out = {uid for made in run.trainer.state.passes for uid in made["left_out"]}
+    return left_out and left_out <= {uid for uid, _ in run.trainer.state.solved}
 
 
 def left_out(run):
     """Solved is whose samples were all right, and it is not drawn again; the step after may be drawn already."""
     solved_at = {s.problems[p]: n for n, s in enumerate(run.steps) for p in range(8) if s.outcome[p].min() == 1}
     again = [uid for n, s in enumerate(run.steps) for uid in s.problems if n > solved_at.get(uid, STEPS) + 1]
-    return retired(run) and solved_at.keys() == {uid for uid, _ in run.trainer.meta["solved"]} and not again
+    return retired(run) and solved_at.keys() == {uid for uid, _ in run.trainer.state.solved} and not again
 
 
 def follows(run):

@@ -14,6 +14,7 @@ from grpojax.records.samples import read_samples
 from grpojax.run import checks
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
+from grpojax.run.run_state import RunState
 from grpojax.run.sections import RetireConfig
 
 CULLING = ("variant=culling", "rollout.prompts=20", "rollout.retire={readmit_after: 1}")
@@ -54,8 +55,8 @@ def test_solved_prompts_are_not_drawn_in_later_passes(recipe, graded, tmp_path):
     assert len(set(first)) == 24 and any(uid % 3 == 0 for uid in first)
     solved = {uid for uid in first if uid % 3 == 0}  # known before the second pass begins, in the fourth batch
     assert not solved & {uid for batch in batches[4:] for uid in batch}
-    assert {uid for uid, _ in trainer.meta["solved"]} == set(range(0, 30, 3))
-    assert set(trainer.meta["passes"][0]["left_out"]) >= solved
+    assert {uid for uid, _ in trainer.state.solved} == set(range(0, 30, 3))
+    assert set(trainer.state.passes[0]["left_out"]) >= solved
 
 
 @pytest.mark.in_ci("culling")
@@ -70,9 +71,9 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, 
     assert not first.run()
     again = trainer_of(load(recipe, data, tmp_path / "parts", *overrides))
     assert again.done == 3 and again.run()
-    assert again.meta["solved"]
+    assert again.state.solved
     if overrides:  # the second pass had twenty, and the third has all
-        assert [(p["number"], p["start"], len(p["left_out"])) for p in again.meta["passes"]] == [(2, 50, 0)] * 2
+        assert [(p["number"], p["start"], len(p["left_out"])) for p in again.state.passes] == [(2, 50, 0)] * 2
     assert drawn(tmp_path / "parts", 7) == drawn(tmp_path / "whole", 7)
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
@@ -87,7 +88,7 @@ def test_culling_shrinks_the_next_pass_by_exactly_what_is_solved(recipe, graded,
     hard = {uid for uid in range(30) if uid % 3}
     assert set(sum(batches[:3], [])) == set(range(30))
     assert set(sum(batches[3:5], [])) == hard and set(sum(batches[5:], [])) == hard
-    (last,) = trainer.meta["passes"]
+    (last,) = trainer.state.passes
     assert Pass(**last) == Pass(number=2, start=50, left_out=tuple(range(0, 30, 3)))
 
 
@@ -149,13 +150,14 @@ def test_a_sample_without_a_reward_retires_no_prompt(share):
     def retired(lengths):
         curriculum = Curriculum(
             data.Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0,
-            retire=RetireConfig(share=share), deciding="x", state={},
+            retire=RetireConfig(share=share), deciding="x", state=RunState(),
         )  # fmt: skip
         judged = SimpleNamespace(
             problems=problems, by_name={"x": values}, seeded=None, rollout=SimpleNamespace(lengths=lengths)
         )
         curriculum.note([(judged, [0] * 4)])
-        return [uid for uid, _ in curriculum.state()["solved"]]
+        curriculum.write(state := RunState())
+        return [uid for uid, _ in state.solved]
 
     assert retired(np.full((4, 4), 3)) == ([0] if share == 1 else [0, 1])  # of four, three pass for sure
     assert retired(np.where(np.isfinite(values), 3, 0)) == [0, 1, 2]

@@ -12,6 +12,7 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
+from grpojax.run.run_state import RunState
 from grpojax.run.sections import AllocationConfig, RetireConfig
 
 
@@ -54,7 +55,7 @@ def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     groups = seeded.rollouts.groups
     problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
     drawn = groups.start(problems, 3)()
-    judged = drawn.judged()
+    judged = drawn.with_rewards()
     before = [groups._exemplars.before(p) for p in problems]
     plain, after = alone(groups, problems), alone(groups, before)
     fails = [p.uid in FAILS or n % 2 == 0 for p, n in zip(problems, first_lengths(plain, problems), strict=True)]
@@ -89,14 +90,14 @@ def first_lengths(rollout, problems):
 def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
     groups = seeded.rollouts.groups
     monkeypatch.setattr(groups._exemplars, "_pool", {})
-    judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3)().judged()
+    judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3).collect().with_rewards()
     assert not judged.seeded.any() and judged.failed is None and (judged.rollout.lengths > 0).sum() == 24
 
 
 def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
     groups = seeded.rollouts.groups
     monkeypatch.setattr(groups._exemplars, "_longest", 10)
-    judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3)().judged()
+    judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3).collect().with_rewards()
     assert not judged.seeded.any() and "no exemplar can be put before any of 5 prompts: raise data.max" in caplog.text
 
 
@@ -151,18 +152,18 @@ def test_the_pool_has_the_first_right_sample_of_what_was_solved_last(run):
             if text and text.strip():
                 newest.pop(problem.uid, None)
                 newest[problem.uid] = text
-    assert newest and trainer.meta["exemplars"] == list(newest.items())
+    assert newest and trainer.state.exemplars == list(newest.items())
 
 
 @pytest.mark.slow
 def test_a_resumed_run_shows_what_it_would_have_shown(recipe, run, tmp_path):
     first = Trainer(load(recipe, tmp_path / "parts"))
     first.on_step = lambda *_: first.done + 1 == 2 and first.session.course.ask("SIGTERM")
-    assert not first.run() and first.meta["exemplars"]
+    assert not first.run() and first.state.exemplars
     again = Trainer(load(recipe, tmp_path / "parts"))
     assert again.done == 2 and again.run()
     assert numbers(tmp_path / "parts") == numbers(run[1])
-    assert [tuple(x) for x in again.meta["exemplars"]] == run[0].meta["exemplars"]
+    assert [tuple(x) for x in again.state.exemplars] == run[0].state.exemplars
     assert any(judged.seeded.any() for judged in run[2][2:])
 
 
@@ -170,14 +171,15 @@ def test_what_is_solved_with_solutions_before_it_is_not_solved():
     problems = [Problem(uid, (1,), "q", None, {}) for uid in range(3)]
     retire = RetireConfig(share=1.0)
     curriculum = Curriculum(
-        Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0, retire=retire, deciding="x", state={}
+        Problems(tuple(problems), (1.0,), 0, (), "", len), 2, 0, retire=retire, deciding="x", state=RunState()
     )
     judged = SimpleNamespace(
         problems=problems, by_name={"x": np.ones((3, 2))}, seeded=np.array([True, False, False]),
         rollout=SimpleNamespace(lengths=np.full((3, 2), 4)),
     )  # fmt: skip
     curriculum.note([(judged, [0, 0, 0])])
-    assert [uid for uid, _ in curriculum.state()["solved"]] == [1, 2]
+    curriculum.write(state := RunState())
+    assert [uid for uid, _ in state.solved] == [1, 2]
 
 
 def test_settings_that_cannot_be(recipe, tmp_path):

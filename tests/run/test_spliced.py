@@ -13,9 +13,8 @@ from runs import Trainer, numbers
 from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
-from grpojax.run.judged import Judged
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.late_signals import Late, _Found
-from grpojax.run.learner import Weighed
 from grpojax.run.step_metrics import of_drawn
 from grpojax.run.true_answers import Answers, room, splice
 from grpojax.types import Rollout
@@ -57,11 +56,11 @@ def texts(batch, policy):
 class Step:
     """What became of a step; ``old`` and ``ref`` are log-probs ``[P, G, T]``."""
 
-    batch: Judged
+    batch: RolloutBatch
     want: dict
     old: np.ndarray
     ref: np.ndarray
-    weighed: Weighed
+    advantages: np.ndarray
     owed: list
 
 
@@ -69,15 +68,15 @@ def step_of(trainer):
     """The first step of a run, with its updates."""
     try:
         learner = trainer.learner
-        sampled = learner.replace(trainer.rollouts.draw(1)())
-        (mini,) = minis = learner.prepare(sampled)
-        signals, (batch, _) = learner.score(minis), sampled.judged()
+        batch = learner.replace(trainer.rollouts.next(1))
+        (mini,) = minis = learner.pack(batch)
+        signals = learner.score(minis)
         rows = mini.packed.per_token
         assert rows.sampler_logps is None
         old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.behavior_logps, rows.ref_logps))
-        weighed = learner.weigh(minis, batch, sampled.dropped, signals)
+        advantages, _, _ = learner.weigh(minis, batch, signals)
         owed = learner.update(minis, 1, lambda state: None)
-        return Step(batch, texts(batch, trainer.policy), old, ref, weighed, owed)
+        return Step(batch, texts(batch, trainer.policy), old, ref, advantages, owed)
     finally:
         trainer.close()
 
@@ -120,7 +119,7 @@ def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
     assert float(first["ratio"].value) == 1.0 != float(second["ratio"].value)
     there = np.arange(step.old.shape[2]) < step.batch.rollout.lengths[..., None]
     given = np.where(there, advantages[..., None], 0)
-    np.testing.assert_allclose(step.weighed.advantages, given, rtol=2e-3, atol=2e-4)
+    np.testing.assert_allclose(step.advantages, given, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.exhaustive("run/test_true_answers.py::test_only_groups_that_fail_ask_for_it")
@@ -159,8 +158,8 @@ def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
     first.on_step = lambda *_: first.session.course.ask("SIGTERM")
     assert not first.run() and trainer().run()
     for line, sampled in zip((x for x in numbers(tmp_path) if "reward" in x), drawn, strict=True):
-        batch, everything = sampled.judged()
-        told = of_drawn(everything, first.config.method.deciding)
+        batch = sampled.with_rewards()
+        told = of_drawn(batch.everything, first.config.method.deciding)
         assert {name: line[name] for name in told} == pytest.approx(told)
         assert batch.drawn is None and not any(k.startswith("sampling/") for k in line)
         assert line["ground_truth/scored"] == 32 and line["grad_norm"] > 0
@@ -198,10 +197,10 @@ def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
     """As by a command that brings its own samples."""
     trainer = trainer_of(recipe, tmp_path, SPLICED)
     try:
-        sampled = trainer.rollouts.draw(1)()
-        minis = trainer.learner.prepare(sampled)
+        batch = trainer.rollouts.next(1)
+        minis = trainer.learner.pack(batch)
         with pytest.raises(UserError, match="as they are: set variant.train_on=sampled"):
-            trainer.learner.weigh(minis, sampled.judged()[0], sampled.dropped, trainer.learner.score(minis))
+            trainer.learner.weigh(minis, batch.with_rewards(), trainer.learner.score(minis))
     finally:
         trainer.close()
 
@@ -218,7 +217,7 @@ def test_a_cut_sample_that_weighs_nothing_stays_as_it_was_drawn():
         mask=np.ones((1, 2, size), bool), markers=np.ones((1, 2), np.int32), stopped=np.ones((1, 2), bool),
     )  # fmt: skip
     zero = np.zeros((1, 2), np.float32)
-    batch = Judged(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={})
+    batch = RolloutBatch(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={})
     for cut, want in (([[False, True]], [7, 5]), ([[False, False]], [7, 7])):
         late = SimpleNamespace(_splice=lambda *given: _Found(zero, np.array([0]), answers, {}))
         got = Late.replace(late, None, batch, zero, np.array(cut)).rollout

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from loss_examples import arrays
@@ -5,7 +7,7 @@ from loss_examples import arrays
 from grpojax import diagnostics
 from grpojax import losses as L
 from grpojax.run import step_metrics
-from grpojax.run.judged import Judged
+from grpojax.run.batch import RolloutBatch
 from grpojax.types import Max, Mean, PerToken, Rollout
 
 NAN = float("nan")
@@ -24,7 +26,7 @@ def judged(total, lengths, stopped, width=4):
         stopped=np.array(stopped),
     )
     total = np.array(total, np.float32)
-    return Judged(
+    return RolloutBatch(
         problems=[Problem()] * shape[0],
         rollout=rollout,
         total=total,
@@ -62,10 +64,10 @@ def test_golden_numbers_of_repetition_and_of_the_likelihood_of_right_samples():
 
 def test_golden_numbers_of_what_was_kept():
     kept = judged([[1, 0], [0, 0]], [[1, 2], [4, 4]], [[True, True], [True, True]])
-    got = step_metrics.of_kept(kept, np.array([False, True]))
+    got = step_metrics.of_kept(dataclasses.replace(kept, dropped=np.array([False, True])))
     assert got["kept/reward"] == 0.5 and got["kept/frac_reward_zero_std"] == 0 and got["kept/mean_length"] == 1.5
     assert got["groups/missing"] == 0.5
-    nothing = step_metrics.of_kept(kept, np.array([True, True]))
+    nothing = step_metrics.of_kept(dataclasses.replace(kept, dropped=np.array([True, True])))
     assert np.isnan(nothing["kept/reward"]) and nothing["groups/missing"] == 1
 
 

@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+import spies
 from runs import Trainer, numbers, start, start_together, train
 
 from grpojax.host.errors import UserError
@@ -257,13 +258,13 @@ def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
                  f"variant={{name: grpo, aggregate: {aggregate}, kl_coef: 0}}", "rewards.0.name=tiny_run:even",
                  "filter={max_rollouts: 1}", "rollout.group=3"]  # fmt: skip
     trainer = Trainer(config.load(recipe, overrides))
-    plain, sums = trainer.learner.train_step, []
+    plain, sums = trainer.learner.programs.update, []
 
     def train_step(state, frozen, packed):
         sums.append(float(np.asarray(packed.per_token.weights).sum()))
         return plain(state, frozen, packed)
 
-    trainer.learner.train_step = train_step
+    spies.update_by(trainer, train_step)
     assert trainer.run()
     assert any(line["groups/missing"] > 0 for line in numbers(tmp_path / "run"))
     assert len(sums) == 4 and all(x == pytest.approx(1.0, abs=1e-5) or x == 0 for x in sums) and max(sums) > 0

@@ -105,7 +105,7 @@ def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
 
 def late(trainer):
     """A rollout's likelihoods, what is logged of them, and the samples."""
-    batch, _ = trainer.rollouts.draw(1)().judged()
+    batch = trainer.rollouts.next(1).with_rewards()
     made, logged = trainer.learner._late(trainer.learner.state["policy"].params, batch, batch.total)
     return made["likelihood"], logged, batch
 
@@ -131,7 +131,7 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
     try:
         learner, likelihood = trainer.learner, []
         for step in range(12):
-            batch, _ = trainer.rollouts.draw(1)().judged()
+            batch = trainer.rollouts.next(1).with_rewards()
             lengths = np.minimum(batch.rollout.lengths, 2 * step + 1)
             fails = np.arange(8)[:, None] > step * 5 % 8
             batch = dataclasses.replace(

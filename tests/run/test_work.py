@@ -1,12 +1,14 @@
 """The useful FLOPs of a step, counted by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from grpojax import data
 from grpojax.models import Compute, DecoderConfig, flops
 from grpojax.programs.critic_update import CriticModel
-from grpojax.run.judged import Judged
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.work import step_flops
 from grpojax.types import Rollout
 
@@ -25,7 +27,7 @@ def judged(lengths, greedy=None):
     lengths = np.array(lengths, np.int32)
     tokens = np.zeros((*lengths.shape, 4), np.int32)
     rollout = Rollout(tokens=tokens, logps=tokens.astype(np.float32), lengths=lengths, stopped=lengths > 0)
-    return Judged(
+    return RolloutBatch(
         problems=[data.Problem(i, (1, 2, 3), "", None, {}) for i in range(len(lengths))], rollout=rollout,
         total=lengths * 1.0, reward=lengths * 1.0, by_name={}, invalid={}, greedy_lengths=greedy,
     )  # fmt: skip
@@ -37,12 +39,13 @@ BATCH = judged([[1, 2]])
 def test_the_policy_alone():
     assert (FORWARD, GREEDY) == (4328, 3536)
     drawn = [BATCH, judged([[1, 2], [2, 1]])]  # a filter has dropped two groups of three
-    got = step_flops(CONFIG, drawn, BATCH, scores=2, iterations=3, late=7.0)
+    got = step_flops(CONFIG, dataclasses.replace(BATCH, everything=drawn), scores=2, iterations=3, late=7.0)
     assert got == {"rollout": 3 * FORWARD, "score": 2 * FORWARD, "late": 7.0, "update": 9 * FORWARD}
 
 
 def test_a_greedy_completion_runs_its_prompt_again():
-    got = step_flops(CONFIG, [judged([[1, 2]], np.array([2]))], BATCH, scores=0, iterations=1)
+    drawn = [judged([[1, 2]], np.array([2]))]
+    got = step_flops(CONFIG, dataclasses.replace(BATCH, everything=drawn), scores=0, iterations=1)
     assert got == {"rollout": 4328 + 3536, "score": 0, "late": 0, "update": 3 * FORWARD}
 
 
@@ -51,10 +54,11 @@ def test_a_critic_says_and_learns(frozen, passes):
     """Without the vocabulary; a frozen trunk is not gone back through."""
     critic = CriticModel(config=CONFIG, compute=Compute(), frozen=frozen)
     assert CRITIC == 4064
+    whole = dataclasses.replace(BATCH, everything=[BATCH])
     one = {"scores": 1, "iterations": 2, "critic": critic}
-    got = step_flops(CONFIG, [BATCH], BATCH, **one)
+    got = step_flops(CONFIG, whole, **one)
     assert (got["score"], got["update"]) == (FORWARD + CRITIC, 2 * (3 * FORWARD + passes * CRITIC))
-    alone = step_flops(CONFIG, [BATCH], BATCH, **one, warming_up=True)
+    alone = step_flops(CONFIG, whole, **one, warming_up=True)
     assert alone == got | {"update": 2 * passes * CRITIC}
 
 

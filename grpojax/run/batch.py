@@ -1,4 +1,4 @@
-"""What a rollout is once it is on the host: groups of samples, and what the rewards say of them."""
+"""The samples of a step as they go from the rollout to the learner: groups on the host, and their rewards."""
 
 import dataclasses
 from collections import Counter
@@ -12,39 +12,61 @@ from grpojax import data
 from grpojax.host.errors import UserError
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
+_NONE = np.zeros((0, 0), np.float32)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judged:
-    """Groups on the host with their rewards.
+class RolloutBatch:
+    """Groups of samples on the host. `with_rewards` waits for what the rewards say of them.
 
     Attributes:
       problems: of the P prompts.
       rollout: ``[P, G, ...]``. A sample that was not drawn, of a prompt that got fewer than others, has length 0 and no
-        reward.
+        reward; so have all samples of a group that is not whole yet.
+      pending: waits for the rewards, and gives the batch with them; None where they are there.
+      dropped: ``[P]`` bool, groups that fill up a step's batch and weigh nothing.
+      kept_share: of all groups drawn for the step, those that its filter kept.
+      version: updates behind the weights that the oldest samples were drawn under.
+      waiting: ``[P]`` bool, groups of the last rollout that go on in the next one; None without ``rollout.overlap``.
+      unfinished: what there is of the groups that go on; None without ``rollout.overlap``.
+
       total: ``[P, G]`` what advantages are made of, NaN where a sample has none.
       reward: ``[P, G]`` the weighted sum of the rewards; the same, unless each is normalised in its group first.
       by_name: each reward by itself, ``[P, G]``.
       invalid: how many samples have no reward, by reward and reason.
       signals: what the variant reads besides: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
-      greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn beside the samples.
+      greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn as well.
       seeded: ``[P]`` bool, where some prompts have solved problems in context; None where none ever has.
       failed: of those the samples without, all wrong, which were drawn before and are not learned from.
       drawn: what was drawn, where ``rollout`` has another text that is learned from in its place; else None.
-      told: metrics of how that came about.
+      everything: all groups that were drawn for the step, those included that its filter dropped.
+      metrics: of how the step's problems and samples came about.
     """
 
     problems: Sequence[data.Problem]
     rollout: Rollout
-    total: Samples
-    reward: Samples
-    by_name: dict[str, Samples]
-    invalid: dict[str, int]
+    pending: "Callable[[], RolloutBatch] | None" = None
+    dropped: PerPrompt = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    kept_share: float = 1.0
+    version: int = 0
+    waiting: PerPrompt | None = None
+    unfinished: Rollout | None = None
+
+    total: Samples = dataclasses.field(default_factory=lambda: _NONE)
+    reward: Samples = dataclasses.field(default_factory=lambda: _NONE)
+    by_name: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
+    invalid: Mapping[str, int] = dataclasses.field(default_factory=dict)
     signals: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     greedy_lengths: PerPrompt | None = None
     seeded: PerPrompt | None = None
-    failed: "Judged | None" = None
+    failed: "RolloutBatch | None" = None
     drawn: Rollout | None = None
-    told: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    everything: "Sequence[RolloutBatch]" = ()
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def with_rewards(self) -> "RolloutBatch":
+        """The batch with its rewards, once they are there."""
+        return self if self.pending is None else self.pending()
 
     @property
     def all_lengths(self) -> Samples:
@@ -52,32 +74,6 @@ class Judged:
         if self.greedy_lengths is None:
             return self.rollout.lengths
         return np.concatenate([self.rollout.lengths, self.greedy_lengths[:, None]], 1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampled:
-    """The samples of a step, and their rewards once they are asked for.
-
-    Attributes:
-      problems: of the P prompts that the step learns from.
-      rollout: their samples, ``[P, G, ...]`` on the host.
-      dropped: ``[P]`` bool, groups that fill up the batch and weigh nothing.
-      kept_share: of all groups drawn, those that the filter kept.
-      judged: waits for the rewards: ``(batch, drawn)``, of the problems above, dropped groups included, and of all that
-        was drawn.
-      told: metrics of what the next problems follow from, once the rewards are there.
-      version: updates behind the weights that the oldest samples were drawn under.
-      waiting: ``[P]`` bool, groups of the last rollout that go on in the next one; None without ``rollout.overlap``.
-    """
-
-    problems: Sequence[data.Problem]
-    rollout: Rollout
-    dropped: PerPrompt
-    kept_share: float = 1.0
-    judged: Callable[[], tuple[Judged, list[Judged]]]
-    told: Callable[[], dict[str, float]] = dict
-    version: int = 0
-    waiting: PerPrompt | None = None
 
 
 def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:
@@ -98,7 +94,7 @@ def success_of(values: Samples, deciding: str, given: float | None, *, use: str,
     return 1.0 if given is None else given
 
 
-def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
+def take(drawn: Sequence[RolloutBatch], order: np.ndarray) -> RolloutBatch:
     """Groups of several rollouts as one: those at ``order [P]`` of all."""
 
     def pick(*xs: Any) -> np.ndarray:
@@ -107,7 +103,7 @@ def take(drawn: Sequence[Judged], order: np.ndarray) -> Judged:
     everything, first = [p for d in drawn for p in d.problems], drawn[0]
     greedy = [d.greedy_lengths for d in drawn if d.greedy_lengths is not None]
     seeded = [d.seeded for d in drawn if d.seeded is not None]
-    return Judged(
+    return RolloutBatch(
         problems=[everything[i] for i in order],
         rollout=jax.tree.map(pick, *(d.rollout for d in drawn)),
         total=pick(*(d.total for d in drawn)),
@@ -125,11 +121,11 @@ def only(rollout: Rollout, which: PerPrompt) -> Rollout:
     return jax.tree.map(lambda x: np.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, np.zeros((), x.dtype)), rollout)
 
 
-def among(judged: Judged, which: PerPrompt, problems: Sequence[data.Problem], rollout: Rollout) -> Judged:
-    """Judged groups in their places of a batch, ``which [P]`` bool; the others have no reward.
+def among(batch: RolloutBatch, which: PerPrompt, problems: Sequence[data.Problem], rollout: Rollout) -> RolloutBatch:
+    """Groups with rewards in their places of a batch, ``which [P]`` bool; the others have no reward.
 
     Args:
-      judged: those that there are.
+      batch: those that there are.
       which: where they stand.
       problems, rollout: of the whole batch.
     """
@@ -140,18 +136,18 @@ def among(judged: Judged, which: PerPrompt, problems: Sequence[data.Problem], ro
         return out
 
     return dataclasses.replace(
-        judged,
+        batch,
         problems=problems,
         rollout=rollout,
-        total=wide(judged.total),
-        reward=wide(judged.reward),
-        by_name={name: wide(x) for name, x in judged.by_name.items()},
-        signals={name: wide(x) for name, x in judged.signals.items()},
+        total=wide(batch.total),
+        reward=wide(batch.reward),
+        by_name={name: wide(x) for name, x in batch.by_name.items()},
+        signals={name: wide(x) for name, x in batch.signals.items()},
     )
 
 
 def sample_rows(
-    judged: Judged,
+    batch: RolloutBatch,
     advantages: Tokens,
     texts: Callable[[Sequence[Sequence[int]]], list[str]],
     answer: Callable[[str], str | None],
@@ -162,28 +158,28 @@ def sample_rows(
     ``learned`` is the text that was learned from in its place, where it was another; ``with_special_tokens`` is what
     ``special`` makes of a completion without the token that ended it, where that is another text.
     """
-    learned, rollout = judged.rollout, judged.drawn or judged.rollout
+    learned, rollout = batch.rollout, batch.drawn or batch.rollout
     mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
     places = np.argwhere(rollout.lengths > 0).tolist()  # a prompt may have got fewer samples than others
     drawn, taken = ([x.tokens[p, g, : x.lengths[p, g]].tolist() for p, g in places] for x in (rollout, learned))
     rows = []
     for (p, g), ids, text in zip(places, drawn, texts(drawn), strict=True):
-        problem = judged.problems[p]
+        problem = batch.problems[p]
         rows.append(
             {
                 "uid": problem.uid,
                 "sample": g,
                 "prompt": problem.prompt,
                 "completion": text,
-                "reward": _finite(judged.reward[p, g]),
-                "rewards": {name: _finite(x[p, g]) for name, x in judged.by_name.items()},
+                "reward": _finite(batch.reward[p, g]),
+                "rewards": {name: _finite(x[p, g]) for name, x in batch.by_name.items()},
                 "advantage": _finite(mean[p, g]),
                 "length": len(ids),
                 "stop": "eos" if rollout.stopped[p, g] else "length",
                 "gold": problem.gold,
                 "answer": answer(text),
             }
-            | ({} if judged.seeded is None else {"seeded": bool(judged.seeded[p])})
+            | ({} if batch.seeded is None else {"seeded": bool(batch.seeded[p])})
         )
     others = [i for i, (ids, instead) in enumerate(zip(drawn, taken, strict=True)) if ids != instead]
     for i, text in zip(others, texts([taken[i] for i in others]), strict=True):

@@ -1,4 +1,4 @@
-"""The share of a step that one update learns from: its rows on the devices, and the way back to the host."""
+"""What one update learns from: its share of a step's batch in rows on the devices, and the way back to the host."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ from grpojax.types import Tokens, TrainBatch
 
 
 @dataclasses.dataclass
-class Minibatch:
-    """One update's share of a step.
+class PackedBatch:
+    """One update's share of a step, in rows. Its per-token arrays fill up as they become known.
 
     Attributes:
       places: of its prompts in the batch, ``[p]``.
@@ -47,7 +47,7 @@ class Minibatch:
         self.packed = dataclasses.replace(self.packed, per_token=per_token)
 
 
-def whole(minis: Sequence[Minibatch], rows: Sequence[Any]) -> Tokens:
+def whole(minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
     """Rows of every minibatch back to ``[P, G, T]`` on the host."""
     parts = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
     whole = [lanes.gather_groups(part, len(m.places)) for m, part in zip(minis, parts, strict=True)]

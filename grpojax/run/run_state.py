@@ -1,0 +1,56 @@
+"""What a checkpoint keeps of a run besides the weights: counts, the order of the problems, and what is in flight."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(kw_only=True)
+class RunState:
+    """The record beside a run's weights. What it has as lists and dictionaries is JSON.
+
+    Attributes:
+      step: steps behind the run.
+      rollouts: that were dispatched, those included that a filter asked for.
+      updates: of the policy, those included that were skipped: the version of its weights.
+      num_tokens: of prompts and samples; a prompt counts once for each sample.
+      sampled_tokens: of samples alone.
+      skipped: updates in a row that changed nothing since their gradient was not finite.
+      flops: useful ones of all steps.
+      budget: ``train.tokens`` of the run that saved it.
+      entropy: of an adaptive entropy bonus, its coefficients.
+      alarm: the newest alarm and the checkpoint that is kept for it (`grpojax.run.watch.heed`).
+      passes, solved: where solved prompts are left out, of `grpojax.run.curriculum.Curriculum`.
+      levels: of `grpojax.run.curriculum.LevelCurriculum`.
+      exemplars: solved problems that can be shown before others (`grpojax.data.Exemplars`).
+      partial: groups whose samples go on in the next rollout (`grpojax.run.seats.Seats`).
+      in_flight: the rollout that is drawn ahead (`grpojax.run.in_flight.InFlight.record`).
+    """
+
+    step: int = 0
+    rollouts: int = 0
+    updates: int = 0
+    num_tokens: int = 0
+    sampled_tokens: int = 0
+    skipped: int = 0
+    flops: float = 0.0
+    budget: int | None = None
+    entropy: dict[str, float] | None = None
+    alarm: dict[str, Any] | None = None
+    passes: list[Any] | None = None
+    solved: list[Any] | None = None
+    levels: dict[str, Any] | None = None
+    exemplars: list[Any] | None = None
+    partial: dict[str, Any] | None = None
+    in_flight: dict[str, Any] | None = None
+
+    def record(self) -> dict[str, Any]:
+        """It as JSON, without what it does not have."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "RunState":
+        """What `record` was made of."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in record.items() if name in names})
