@@ -287,16 +287,13 @@ def others(blocks: Sequence[Block], seats: int, args: tuple[Any, ...]) -> list[t
     Args:
       blocks: of `sizes`.
       seats: completions of a prompt where they are told apart by seats; 0 where no seats are needed.
-      args: of a call; without rows in one of ``blocks`` there are no others, and none with arrays of the rows' shape
-        outside of them, such as NTHR's, whose rows have one prompt each whatever the blocks are.
+      args: of a call; without rows in one of ``blocks`` there are no others.
     """
     nodes = jax.tree.leaves(args, is_leaf=_has_rows)
     shapes = {(x.rows if isinstance(x, Packed) else x).tokens.shape for x in nodes if _has_rows(x)}
     if len(shapes) != 1:
         return []
     (shape,) = shapes
-    if any(np.shape(x) == shape for x in nodes if not _has_rows(x)):
-        return []
     mine = [b for b in blocks if (b.reads * b.count, b.rows) == (shape[0], shape[2])]
     return [
         jax.tree.map(functools.partial(_with, block, seats), args, is_leaf=_has_rows)
@@ -330,7 +327,8 @@ def _with(block: Block, seats: int, x: Any) -> Any:
 
 
 def _shape(x: Any, count: int, *rest: int) -> jax.ShapeDtypeStruct:
-    shape, sharding = (count, x.shape[1], *rest), x.sharding if getattr(x, "committed", False) else None
+    placed = getattr(x, "committed", isinstance(x, jax.ShapeDtypeStruct))
+    shape, sharding = (count, x.shape[1], *rest), x.sharding if placed else None
     if isinstance(sharding, NamedSharding):  # which names every axis of ``x``
         sharding = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: len(shape)]))
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)

@@ -9,10 +9,12 @@ from grpojax.tools.plan_links import Load
 
 PROGRAMS = ("update", "score", "rollout", "reshard")
 CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: what it says, and an update of it alone
-# Of held-out problems, with their own weights where a rollout's are others; and what some variants
-# need: a teacher's log-probs, XRPO's later phases, ReMax's baseline, entropies, the tokens of Clip-Cov
-# and KL-Cov, NTHR's scores and true answers' likelihoods of a quarter of the groups, and a refreshed reference.
+# The update of a batch whose samples are shorter; programs of held-out problems, with their own weights where a
+# rollout's are others; and what some variants need: a teacher's log-probs, XRPO's later phases, ReMax's baseline,
+# entropies, the tokens of Clip-Cov and KL-Cov, NTHR's scores and true answers' likelihoods of a quarter of the groups,
+# and a refreshed reference.
 VARIANT_PROGRAMS = (
+    "ragged update",
     "evaluation",
     "evaluation reshard",
     "teacher",

@@ -18,7 +18,7 @@ from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, compute_of, decoder, flops, sharding
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import shardings
-from grpojax.programs import lanes, packing
+from grpojax.programs import blocks, lanes, packing
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
@@ -172,6 +172,8 @@ def plan(
         apart=chips.apart,
     )
     calls, run = _calls(config, shapes, objective, optimizer, packed, critic, method, train, teacher)
+    for args in _ragged(calls["update"].args, prompts, prompt_tokens, learned, train, compute):
+        calls["ragged update"] = calls["update"]._replace(args=args)
     beside = None if critic is None else critic.model
     sizes = prompts, prompt_tokens, sampling, train.minibatches
     limits = plan_calls.limits(config, devices, *sizes, critic=beside, teacher=teacher, remat=compute.remat)
@@ -333,6 +335,25 @@ def _calls(
         calls["teacher"] = Call(programs.teacher, (params, packed.rows), params)
         run["teacher"] = per_chip(params)
     return calls, run
+
+
+def _ragged(
+    args: tuple[Any, ...],
+    prompts: int,
+    prompt_tokens: int,
+    sampling: SamplerConfig,
+    train: TrainConfig,
+    compute: Compute,
+) -> list[tuple[Any, ...]]:
+    """The arguments of an update whose samples are shorter: it takes blocks of rows, as many as hold a token.
+
+    None where such blocks would save nothing.
+    """
+    parts = sharding.lanes(compute.mesh)
+    rows, group = lanes.spread_sizes(prompts // train.minibatches, sampling.group, parts)
+    how = {"microbatches": train.microbatches, "least": blocks.LEAST["tpu"], "gaps": train.skip_zero_advantage}
+    sizes = blocks.sizes(rows // parts, group, sampling.max_tokens, prompt_tokens, **how)
+    return blocks.others(sizes, group if compute.needs_seats else 0, args)
 
 
 def _batch(

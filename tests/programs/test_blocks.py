@@ -205,8 +205,6 @@ def test_others_are_what_other_lengths_give(seats):
         assert like(got[1]) == like(other.rows)
     assert blocks.others(known, 0, (1.0, PerToken())) == []
     assert blocks.others(known[:1], 0, (1.0, long)) == []
-    beside = np.zeros(long.rows.tokens.shape)  # of the call alone: no other block of rows goes with it
-    assert blocks.others(known, 0, (1.0, long.rows, beside)) == []
 
 
 @pytest.mark.parametrize("seats", [False, True])
