@@ -3,7 +3,7 @@
 import contextlib
 from unittest import mock
 
-from grpojax.programs import sampler, slot_cache
+from grpojax.programs import kv_cache, sampler
 
 
 @contextlib.contextmanager
@@ -15,6 +15,6 @@ def blocks_of(positions):
         return
     sizes = {"SHORTEST": dict.fromkeys(("cpu", "tpu"), positions), "AT_ONCE": max(16, positions)}
     sampler._sample.clear_cache()
-    with mock.patch.multiple(slot_cache, **sizes):
+    with mock.patch.multiple(kv_cache, **sizes):
         yield
     sampler._sample.clear_cache()

@@ -12,7 +12,7 @@ from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
 from grpojax.evaluation.rewarded import columns_of, submit, without_end
 from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means
 from grpojax.programs import packing
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores, answers
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.types import Prompts, Rollout

@@ -123,7 +123,7 @@ def decode_bytes(
       tokens: drawn so far of the longest sample; on the average over a rollout a fraction.
       prompts: sampled at the same time: rows of slots.
       slots: completions of each that are sampled at the same time.
-      block: positions that are read together (`grpojax.programs.slot_cache.ring`).
+      block: positions that are read together (`grpojax.programs.kv_cache.ring`).
       cache_dtype: of keys and values.
     """
     per_token = kv_bytes(c, cache_dtype)

@@ -17,8 +17,7 @@ from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import axes_of
 from grpojax.programs import lanes, sampler, state
-from grpojax.programs.begun import unfinished
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, unfinished
 from grpojax.types import Prompts, Rollout
 
 
@@ -123,17 +122,17 @@ class Policy:
         key: Any,
         config: SamplerConfig,
         *,
-        begun: Rollout | None = None,
+        partial: Rollout | None = None,
         left: int = 0,
     ) -> Rollout:
-        """Dispatches a rollout of host prompts; ``params`` are those of `reshard`, ``begun`` and ``left`` as of
+        """Dispatches a rollout of host prompts; ``params`` are those of `reshard`, ``partial`` and ``left`` as of
         `grpojax.programs.sampler.sample_groups`, on the host."""
         placed, config = self._laid_out(prompts, config)
-        if begun is not None:
-            split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), begun)
-            _check_begun(split, left, self.sampling.lanes)
-            begun = self._on_lanes(split)
-        how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute, "begun": begun, "left": left}
+        if partial is not None:
+            split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), partial)
+            _check_partial(split, left, self.sampling.lanes)
+            partial = self._on_lanes(split)
+        how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute, "partial": partial, "left": left}
         return sampler.sample_groups(self.graph, params, placed, key, config, **how)
 
     def _laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
@@ -191,9 +190,9 @@ def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[
     return send
 
 
-def _check_begun(begun: Rollout, left: int, lanes: int) -> None:
+def _check_partial(partial: Rollout, left: int, lanes: int) -> None:
     """Raises `UserError` where a batch shard has more unfinished samples than it reads."""
-    most = int(unfinished(begun).reshape(lanes, -1).sum(1).max())
+    most = int(unfinished(partial).reshape(lanes, -1).sum(1).max())
     if most > left:
         raise UserError(
             f"a batch shard has {most} samples under way, and rollout.overlap has room for {left}: the run was stopped "

@@ -1,40 +1,65 @@
-"""Groups of samples from one jitted program.
+"""Groups of samples from one jitted program: prompts are read, then a loop gives every sample its next token.
+
+1. Prefill: each prompt runs once, and the first token of all its samples is drawn from the logits after it.
+2. Decode: every prompt has a row of slots, each with one sample. A step first gives each free slot the next waiting
+   sample of its prompt. That moves nothing, since the prompt's keys and values are read in place, once for its whole
+   row. Then the newest tokens of all slots run through the layers, and the next ones are drawn. A slot whose sample
+   ended is free again.
+3. The loop ends when no sample wants another token, or, with `sample_groups`' ``partial``, when few enough do: these
+   go on in the next rollout.
 
 A draw's random key is ``fold_in(key, uid, sample, position)``: it depends neither on slots nor on the order of
-prompts nor on the mesh.
+prompts nor on the mesh. `grpojax.programs.token_sampling` draws the tokens, `grpojax.programs.kv_cache` holds the keys
+and values of what was drawn.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
-from grpojax.host.errors import UserError
+from grpojax.host.errors import UserError, require
+from grpojax.models import decoder as dec
+from grpojax.models import quantised
 from grpojax.models.compute import Compute
-from grpojax.programs import decoding
+from grpojax.models.decoder import Decoder
+from grpojax.models.layers import Turned
+from grpojax.models.sharding import TRAIN, constrain, spec
+from grpojax.programs import kv_cache
 from grpojax.programs.compiling import program
-from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.types import Array, Prompts, Rollout
+from grpojax.programs.token_sampling import DrawConfig, at_position, draw, keys_of_samples
+from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, pytree
 
 
-def _rollout(
-    graph: nnx.GraphDef,
-    params: nnx.State,
-    prompts: Prompts,
-    key: Array,
-    config: SamplerConfig,
-    eos_ids: tuple[int, ...],
-    compute: Compute,
-    begun: Rollout | None = None,
-    left: int = 0,
-) -> Rollout:
-    fixed, out = decoding.prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
-    if begun is None:
-        return decoding.decode(fixed, decoding.before_decoding(fixed, out)).out
-    fixed = dataclasses.replace(fixed, left=left)
-    return decoding.decode(fixed, decoding.going_on(fixed, prompts, begun, out)).out
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplerConfig(DrawConfig):
+    """What to draw, and how many samples at a time (`DrawConfig` for temperature and truncation).
 
+    Attributes:
+      group: samples per prompt, G.
+      max_tokens: longest completion, T.
+      decode_slots: samples of one prompt that are decoded at a time; 0 takes all of them. Fewer slots than samples
+        pay when lengths differ much: a slot that ends early is used again.
+      cache_dtype: of the keys and values that decode steps read; "int8" with a bfloat16 scale a token and head
+        (`grpojax.models.quantised`). A prompt itself runs over its own as they are.
+    """
 
-_sample = program("rollout", _rollout, static=("graph", "config", "eos_ids", "compute", "left"))
+    group: int = 8
+    max_tokens: int = 256
+    decode_slots: int = 0
+    cache_dtype: Literal["compute", "float32", "bfloat16", "int8"] = "compute"
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, group="[1, inf)", max_tokens="[1, inf)")
+        if not 0 <= self.decode_slots <= self.group:
+            raise UserError(f"decode_slots={self.decode_slots!r}: must be between 0 (all) and group={self.group}")
 
 
 def sample_groups(
@@ -46,23 +71,22 @@ def sample_groups(
     *,
     eos_ids: tuple[int, ...],
     compute: Compute,
-    begun: Rollout | None = None,
+    partial: Rollout | None = None,
     left: int = 0,
 ) -> Rollout:
     """Draws ``config.group`` samples of each prompt.
 
     Args:
       graph, params: the two halves of a `Decoder` (``nnx.split``).
-      prompts: the prompts; on a mesh their number must divide over its lanes (`spread`).
+      prompts: the prompts; on a mesh their number must divide over its data-parallel shards (`spread`).
       key: a key that differs from rollout to rollout, such as ``fold_in(key(seed), step)``.
       config: group size, lengths, temperature, truncation, decode_slots.
       eos_ids: tokens that end a sample; none means that every sample has ``max_tokens``.
       compute: how to run the decoder.
-      begun: ``[P, G, ...]`` samples of an earlier rollout (`grpojax.programs.begun`): of length 0 they are new,
-        unfinished ones, at most ``left`` in a lane, go on, the others stay as they are. Every sample then has a slot of
-        its own.
-      left: goes with ``begun``: the rollout ends as soon as at most so many samples of each lane want another token and
-        one group is whole.
+      partial: ``[P, G, ...]`` samples of an earlier rollout: of length 0 they are new, unfinished ones, at most
+        ``left`` in a shard, go on, the others stay as they are. Every sample then has a slot of its own.
+      left: goes with ``partial``: the rollout ends as soon as at most so many samples of each shard want another token
+        and one group is whole.
 
     Returns:
       `Rollout`, ``[P, G, T]``.
@@ -83,6 +107,435 @@ def sample_groups(
     """
     if not isinstance(eos_ids, tuple):
         raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
-    if begun is not None and config.decode_slots not in (0, config.group):
-        raise UserError(f"decode_slots={config.decode_slots}: samples that were begun need slots of their own; set 0")
-    return _sample(graph, params, prompts, key, config, eos_ids, compute, begun, left)
+    if partial is not None and config.decode_slots not in (0, config.group):
+        raise UserError(f"decode_slots={config.decode_slots}: partial samples need slots of their own; set 0")
+    return _sample(graph, params, prompts, key, config, eos_ids, compute, partial, left)
+
+
+def _rollout(
+    graph: nnx.GraphDef,
+    params: nnx.State,
+    prompts: Prompts,
+    key: Array,
+    config: SamplerConfig,
+    eos_ids: tuple[int, ...],
+    compute: Compute,
+    partial: Rollout | None = None,
+    left: int = 0,
+) -> Rollout:
+    constants, out = _prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
+    if partial is None:
+        state = _all_waiting(constants, out)
+    else:
+        constants = dataclasses.replace(constants, left=left)
+        state = _going_on(constants, prompts, partial, out)
+    with jax.named_scope("decode"):
+        state = jax.lax.while_loop(lambda s: s.longest > 0, functools.partial(_decode_step, constants), state)
+    return state.out
+
+
+_sample = program("rollout", _rollout, static=("graph", "config", "eos_ids", "compute", "left"))
+
+
+# ----------------------------------------------------------------------------------------- what the loop reads
+
+
+@pytree
+class SampleQueue:
+    """What is known of every sample before it is decoded.
+
+    Attributes:
+      keys: ``[P, G]`` random keys.
+      first: ``[P, G]`` int32, its first token.
+      ended: ``[P, G]`` bool, whether that token ends it.
+      lengths: ``[P]`` int32, of the prompts.
+    """
+
+    keys: Samples
+    first: Samples
+    ended: Samples
+    lengths: PerPrompt
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeConstants:
+    """What every decode step reads and none changes.
+
+    Attributes:
+      config: group size, lengths, temperature, truncation, slots.
+      compute: how to run the decoder.
+      ring: of the slots' caches.
+      model: the decoder, for its embeddings and its last norm.
+      graph: structure of one of its blocks.
+      blocks: weights of its blocks, stacked or a list (`kv_cache.unrolls`), on a CPU turned.
+      eos: ``[n]`` int32, tokens that end a sample.
+      prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
+        or a list.
+      known: what is known of the samples.
+      left: samples of a shard that may be left unfinished, where the rollout goes on from another; else None.
+    """
+
+    config: SamplerConfig
+    compute: Compute
+    ring: kv_cache.Ring
+    model: Decoder
+    graph: nnx.GraphDef
+    blocks: Any
+    eos: Array
+    prompt_kv: tuple[Any, Any]
+    known: SampleQueue
+    left: int | None = None
+
+    @property
+    def cache_dtype(self) -> jnp.dtype:
+        """Of keys and values as they are stored."""
+        return kv_cache.dtype_of(self.config.cache_dtype, self.compute)
+
+
+def _prefill(
+    model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
+) -> tuple[DecodeConstants, Rollout]:
+    """Runs each prompt once and draws the first token of all of its samples; the rollout has these tokens."""
+    n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute)
+    dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
+
+    def stored(x, axes):
+        return quantised.stored(x[:, :, 0].transpose(axes), dtype, axes.index(4))
+
+    with jax.named_scope("prefill"):
+        hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
+        prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
+        keys = keys_of_samples(key, prompts, config.group)
+        zero = jnp.zeros((n_prompts, config.group), jnp.int32)
+        first, first_logp = draw(dec.logits(model, hidden, compute), at_position(keys, zero), config, compute.mesh)
+
+    def start(x, dtype):
+        empty = jnp.zeros((n_prompts, config.group, config.max_tokens), dtype)
+        return constrain(empty.at[:, :, 0].set(x), compute.mesh, "lane", None, None)
+
+    out = Rollout(
+        tokens=start(first, jnp.int32),
+        logps=start(first_logp, jnp.float32),
+        lengths=zero + 1,
+        stopped=_ends(first, eos),
+    )
+    ended = out.stopped | (config.max_tokens == 1)
+    graph, blocks = nnx.split(model.layers)
+    constants = DecodeConstants(
+        config=config,
+        compute=compute,
+        ring=kv_cache.ring(config.max_tokens, compute),
+        model=model,
+        graph=graph,
+        blocks=_blocks(blocks, compute),
+        eos=eos,
+        prompt_kv=kv_cache.per_layer(prompt_kv, unroll),
+        known=SampleQueue(keys=keys, first=first, ended=ended, lengths=prompts.lengths),
+    )
+    return constants, out
+
+
+def _ends(token: Array, eos: Array) -> Array:
+    return (token[..., None] == eos).any(-1)
+
+
+def _blocks(stacked: Any, compute: Compute) -> Any:
+    layers = kv_cache.per_layer(stacked, kv_cache.unrolls(compute))
+    if kv_cache.platform(compute) != "cpu" or compute.mesh is not None:
+        return layers
+
+    def turned(w: Any) -> Any:
+        return Turned.of(w.astype(compute.dtype)) if isinstance(w, jax.Array) and w.ndim == 2 else w
+
+    return jax.tree.map(turned, layers, is_leaf=lambda w: isinstance(w, quantised.Int8))
+
+
+# ---------------------------------------------------------------------------------------------------- the loop
+
+
+@pytree
+class Slots:
+    """S slots for each prompt, and the samples that wait for them.
+
+    Attributes:
+      waiting: ``[P]`` int32, the next sample of each prompt to start.
+      sample: ``[P, S]`` int32, sample in the slot; G when none is.
+      count: ``[P, S]`` int32, tokens drawn so far of that sample; the last of them is not yet in the cache.
+      token: ``[P, S]`` int32, the last of them.
+      key: ``[P, S]`` key of that sample.
+      active: ``[P, S]`` bool, the sample wants another token.
+    """
+
+    waiting: PerPrompt
+    sample: Array
+    count: Array
+    token: Array
+    key: Array
+    active: Array
+
+
+@pytree
+class DecodeState:
+    """What a decode step carries.
+
+    Attributes:
+      step: [] int32, decode steps done. All slots write their keys and values at this position of the ring.
+      longest: [] int32, tokens of the longest sample that wants another, at least 1 while any is left to draw; 0 when
+        none is.
+      slots: a row for each prompt, data-parallel shards in front.
+      keys, values: the slots' caches (`kv_cache.empty`).
+      out: the rollout so far.
+    """
+
+    step: Scalar
+    longest: Scalar
+    slots: Slots
+    keys: Any
+    values: Any
+    out: Any
+
+
+def _all_waiting(constants: DecodeConstants, out: Rollout) -> DecodeState:
+    """Caches empty, slots free."""
+    config, known = constants.config, constants.known
+    n_prompts, slots = known.lengths.shape[0], config.decode_slots or config.group
+    nothing = jnp.zeros((n_prompts, slots), jnp.int32)
+    free = Slots(
+        waiting=jnp.zeros(n_prompts, jnp.int32),
+        sample=nothing + config.group,
+        count=nothing,
+        token=nothing,
+        key=jnp.broadcast_to(known.keys[:1, :1], nothing.shape),
+        active=nothing > 0,
+    )
+    cache = constants.model.config, n_prompts, slots, constants.ring, constants.cache_dtype, constants.compute
+    keys, values = kv_cache.empty(*cache)
+    longest = _longest(constants, free)
+    return DecodeState(step=jnp.int32(0), longest=longest, slots=free, keys=keys, values=values, out=out)
+
+
+def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
+    """Fills the free slots, then draws the next token of every slot."""
+    config, compute, model, known = constants.config, constants.compute, constants.model, constants.known
+    c, dtype = model.config, constants.cache_dtype
+    slots = _per_shard(_refill, compute.mesh)(known, s.slots)
+
+    ring, position = constants.ring, s.step % constants.ring.size
+    seen = kv_cache.Seen(
+        mask=(position - jnp.arange(ring.size)) % ring.size < slots.count[..., None],
+        live=ring.live(position, s.longest),
+        counts=jnp.where(slots.active, slots.count, 0),
+        position=position,
+        ring=ring,
+    )
+    prompt_tokens = jax.tree.leaves(constants.prompt_kv[0])[0].shape[-1]
+    prompt_mask = jnp.arange(prompt_tokens) < known.lengths[:, None]
+    tables = dec.rope_tables(c, known.lengths[:, None] + slots.count - 1)
+    x = dec.embed_tokens(model, slots.token, compute, whole=True)
+
+    def body(x, layer, write):
+        block, prompt = layer
+        one = dec.layer(nnx.merge(constants.graph, block), c, compute, apart=kv_cache.on_gpu(compute))
+        q, k, v = one.qkv(x, tables)
+        cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
+        grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
+        o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
+        return one.finish(x, o.astype(x.dtype))
+
+    layers = constants.blocks, constants.prompt_kv
+    layers = list(zip(*layers, strict=True)) if kv_cache.unrolls(compute) else layers
+    x, (keys, values) = kv_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
+
+    with jax.named_scope("draw"):
+        x = dec.rms_norm(x, model.norm[...], c.norm_eps)
+        token, logp = draw(dec.logits(model, x, compute), at_position(slots.key, slots.count), config, compute.mesh)
+    stop = _ends(token, constants.eos)
+    out = _per_shard(_recorded, compute.mesh)(slots, s.out, token, logp, stop)
+
+    active = slots.active & ~stop & (slots.count + 1 < config.max_tokens)
+    slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
+    longest = _longest(constants, slots)
+    return DecodeState(step=s.step + 1, longest=longest, slots=slots, keys=keys, values=values, out=out)
+
+
+def _refill(known: SampleQueue, s: Slots) -> Slots:
+    """Gives each free slot the next waiting sample of its prompt, whose first token is known."""
+    n_prompts, group = known.first.shape
+    free = ~s.active
+    take = s.waiting[:, None] + jnp.cumsum(free, 1, dtype=jnp.int32) - 1
+    taken = free & (take < group)
+    of = jnp.arange(n_prompts)[:, None], jnp.minimum(take, group - 1)
+    return Slots(
+        waiting=s.waiting + taken.sum(1, dtype=jnp.int32),
+        sample=jnp.where(taken, take, jnp.where(s.active, s.sample, group)),
+        count=jnp.where(taken, 1, s.count),
+        token=jnp.where(taken, known.first[of], s.token),
+        key=jnp.where(taken, known.keys[of], s.key),
+        active=jnp.where(taken, ~known.ended[of], s.active),
+    )
+
+
+def _recorded(slots: Slots, out: Rollout, token: Array, logp: Array, stop: Array) -> Rollout:
+    """The rollout with one token more of every sample that wanted one."""
+    group = out.lengths.shape[1]
+    prompt = jnp.broadcast_to(jnp.arange(len(out.lengths))[:, None], token.shape)
+    sample = jnp.where(slots.active, slots.sample, group)  # out of range: not written
+
+    def put(x: Array, value: Array, *at: Array) -> Array:
+        return x.at[(prompt, sample, *at)].set(value, mode="drop")
+
+    return Rollout(
+        tokens=put(out.tokens, token, slots.count),
+        logps=put(out.logps, logp, slots.count),
+        lengths=put(out.lengths, slots.count + 1),
+        stopped=put(out.stopped, stop),
+    )
+
+
+def _longest(constants: DecodeConstants, slots: Slots) -> Scalar:
+    """`DecodeState.longest`: all that the shards of a mesh send each other for a token."""
+    mesh, group = constants.compute.mesh, constants.config.group
+    if constants.left is not None:
+        return _longest_until(slots, constants.left, mesh)
+
+    def of_shard(s: Slots) -> Array:
+        return jnp.maximum(jnp.where(s.active, s.count, 0).max(), (s.waiting < group).any().astype(jnp.int32))[None]
+
+    return _per_shard(of_shard, mesh)(slots).max()
+
+
+def _per_shard(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """``f`` of arrays with data-parallel shards in front, run by every shard for itself; nothing of another is known,
+    and prompts are counted inside of it."""
+    if mesh is None:
+        return f
+    shard = spec(("lane",), TRAIN)
+    return jax.shard_map(f, mesh=mesh, in_specs=shard, out_specs=shard)
+
+
+# -------------------------------------------------------------------------------------------- partial rollouts
+#
+# A rollout ends as soon as few enough samples want another token. The next one reads what these have so far at once, as
+# a prompt is read, and draws on under its own weights (partial rollouts of Kimi k1.5, arXiv:2501.12599; APRIL,
+# arXiv:2509.18521). Every sample has a slot of its own, in the row of its prompt.
+
+
+def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, out: Rollout) -> DecodeState:
+    """All samples in their slots; unfinished ones stand where they stood. ``out`` has all samples as if new."""
+    compute, ring, dtype = constants.compute, constants.ring, constants.cache_dtype
+
+    def older(old: Array, new: Array) -> Array:
+        return jnp.where((partial.lengths > 0).reshape(*partial.lengths.shape, *(1,) * (new.ndim - 2)), old, new)
+
+    out = jax.tree.map(older, partial, out)
+    rows, slots = out.lengths.shape
+    caches = kv_cache.empty(constants.model.config, rows, slots, ring, dtype, compute)
+    read = _read_partial(constants.model, prompts, partial, constants.left or 0, compute)
+    keys, values = kv_cache.insert(read, caches, slots, ring, dtype, compute)
+    own = _per_shard(_own_slots, compute.mesh)(constants.known, out)
+    return DecodeState(
+        step=jnp.int32(0), longest=_longest(constants, own), slots=own, keys=keys, values=values, out=out
+    )
+
+
+def _read_partial(
+    model: Decoder, prompts: Prompts, partial: Rollout, most: int, compute: Compute
+) -> kv_cache.ReadSamples:
+    """Runs the unfinished samples of each shard, at most ``most`` of them, with their prompts in front."""
+    longest = partial.tokens.shape[-1]
+
+    def of_shard(prompts: Prompts, partial: Rollout):
+        here = unfinished(partial).reshape(-1)
+        slots = jnp.nonzero(here, size=most, fill_value=0)[0].astype(jnp.int32)
+        used = jnp.minimum(here.sum(dtype=jnp.int32), most)
+        prompt, there = slots // partial.lengths.shape[1], jnp.arange(most) < used
+        first, counts = prompts.lengths[prompt], partial.lengths.reshape(-1)[slots]
+        own = partial.tokens.reshape(-1, longest)[slots]
+        at = jnp.arange(prompts.tokens.shape[1] + longest) - first[:, None]
+        drawn = jnp.take_along_axis(own, jnp.clip(at, 0, longest - 1), 1)
+        asked = jnp.pad(prompts.tokens[prompt], ((0, 0), (0, longest)))
+        lengths = jnp.where(there, first + counts - 1, 1)
+        return jnp.where(at < 0, asked, drawn), lengths, first, counts, slots, used[None]
+
+    with jax.named_scope("read_partial"):
+        tokens, lengths, *where = _per_shard(of_shard, compute.mesh)(prompts, partial)
+        _, kv = dec.run_prompts(model, tokens[:, None], lengths[:, None], compute)
+    return kv_cache.ReadSamples((kv[0][:, :, 0], kv[1][:, :, 0]), *where)
+
+
+def _own_slots(known: SampleQueue, out: Rollout) -> Slots:
+    """Every sample in its own slot, with its last token to be read next; ``out`` has a token of each at least."""
+    n_prompts, group = out.lengths.shape
+    return Slots(
+        waiting=jnp.full(n_prompts, group, jnp.int32),
+        sample=jnp.broadcast_to(jnp.arange(group, dtype=jnp.int32), (n_prompts, group)),
+        count=out.lengths,
+        token=jnp.take_along_axis(out.tokens, (out.lengths - 1)[..., None], 2)[..., 0],
+        key=known.keys,
+        active=unfinished(out),
+    )
+
+
+def _longest_until(slots: Slots, left: int, mesh: Mesh | None) -> Scalar:
+    """`DecodeState.longest`, and 0 already where at most ``left`` samples of each shard want another token and some
+    prompt has none such: each rollout makes a whole group at least."""
+
+    def of_shard(s: Slots) -> Array:
+        found = jnp.where(s.active, s.count, 0).max(), s.active.sum() > left, ~s.active.any(1).all()
+        return jnp.stack([x.astype(jnp.int32) for x in found])[None]
+
+    tokens, many, whole = _per_shard(of_shard, mesh)(slots).max(0)
+    return jnp.where((many > 0) | (whole == 0), tokens, 0)
+
+
+def unfinished(samples: Rollout) -> Samples:
+    """``[P, G]`` bool: samples that have tokens and want another; of arrays of jax's or numpy's.
+
+    Example:
+      >>> import numpy as np
+      >>> zero = np.zeros((1, 4, 3))
+      >>> lengths, stopped = np.array([[0, 2, 2, 3]]), np.array([[False, False, True, False]])
+      >>> unfinished(Rollout(tokens=zero, logps=zero, lengths=lengths, stopped=stopped)).tolist()
+      [[False, True, False, False]]
+    """
+    return (samples.lengths > 0) & ~samples.stopped & (samples.lengths < samples.tokens.shape[-1])
+
+
+def no_samples(prompts: int, group: int, tokens: int) -> Rollout:
+    """Samples of which all are new, numpy ``[P, G, ...]``."""
+    shape = prompts, group, tokens
+    return Rollout(
+        tokens=np.zeros(shape, np.int32),
+        logps=np.zeros(shape, np.float32),
+        lengths=np.zeros(shape[:2], np.int32),
+        stopped=np.zeros(shape[:2], bool),
+    )
+
+
+def most_left(overlap: float, prompts: int, group: int, lanes: int) -> int:
+    """Samples that a rollout leaves unfinished in a data-parallel shard at most: a share of those that it has.
+
+    Args:
+      overlap: the share.
+      prompts, group: of all shards.
+      lanes: data-parallel shards.
+
+    Raises:
+      UserError: the prompts do not divide over the shards, or the share is none of their samples.
+
+    Example:
+      >>> most_left(0.1, prompts=16, group=8, lanes=2), most_left(0.29, prompts=100, group=1, lanes=1)
+      (6, 29)
+    """
+    if prompts % lanes:
+        raise UserError(
+            f"rollout.overlap={overlap:g} with rollout.prompts={prompts} over {lanes} batch shards: a group that goes "
+            "on stays in its shard; make prompts a multiple of them, or set overlap=0"
+        )
+    samples = prompts * group // lanes
+    if not (most := int(round(overlap * samples, 9))):
+        raise UserError(
+            f"rollout.overlap={overlap:g} of the {samples} samples of a batch shard is none: make it 1/{samples} or "
+            "more, or 0"
+        )
+    return most

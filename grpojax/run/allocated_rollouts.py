@@ -12,7 +12,7 @@ import numpy as np
 from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.programs import packing
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import RolloutBatch, success_of
 from grpojax.run.groups import Groups
 from grpojax.run.in_flight import InFlight

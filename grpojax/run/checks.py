@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from grpojax import data, variants
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.programs import lanes, packing, slot_cache
-from grpojax.programs.begun import most_left
+from grpojax.programs import kv_cache, lanes, packing
 from grpojax.programs.policy import Policy
+from grpojax.programs.sampler import most_left
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 
@@ -42,7 +42,7 @@ def variant_source(config: Config) -> None:
 
 def cache(config: Config, policy: Policy) -> None:
     """Raises `UserError` where the devices that sample cannot read such keys and values."""
-    slot_cache.dtype_of(config.rollout.cache_dtype, policy.sampling.compute)
+    kv_cache.dtype_of(config.rollout.cache_dtype, policy.sampling.compute)
 
 
 def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) -> None:

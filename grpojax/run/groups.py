@@ -13,9 +13,8 @@ from grpojax.evaluation import columns_of, submit
 from grpojax.host.errors import UserError
 from grpojax.models import quantised
 from grpojax.programs import packing
-from grpojax.programs.begun import most_left, unfinished
 from grpojax.programs.policy import Policy
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, most_left, unfinished
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.batch import RolloutBatch, among, only
@@ -88,7 +87,7 @@ class Groups:
         if begun is not None:
             left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.lanes)
         prompts = data.to_prompts(problems, longest, config.group)
-        sampled = self.policy.sample(params, prompts, key, config, begun=begun, left=left)
+        sampled = self.policy.sample(params, prompts, key, config, partial=begun, left=left)
         fetches = [functools.partial(_fetch, self.policy, sampled, len(problems))]
         if self._greedy is not None:
             fetches.append(self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled))

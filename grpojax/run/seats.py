@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from grpojax import data
-from grpojax.programs.begun import nothing_begun
+from grpojax.programs.sampler import no_samples
 from grpojax.run.in_flight import InFlight, from_text, to_text
 from grpojax.run.run_state import RunState
 from grpojax.types import PerPrompt, Rollout, Tokens
@@ -66,7 +66,7 @@ class Seats:
             self._array(name)[record["waiting"]] = from_text(rows)
 
     def _nothing(self) -> Begun:
-        return Begun(samples=nothing_begun(*self._shape), versions=np.zeros(self._shape, np.int32))
+        return Begun(samples=no_samples(*self._shape), versions=np.zeros(self._shape, np.int32))
 
     def _array(self, name: str) -> np.ndarray:
         return self.begun.versions if name == "versions" else getattr(self.begun.samples, name)

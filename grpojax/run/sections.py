@@ -5,7 +5,7 @@ from typing import Literal
 
 from grpojax.host.errors import UserError, require
 from grpojax.programs.optimizer import OptimizerConfig
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

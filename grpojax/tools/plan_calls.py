@@ -14,11 +14,10 @@ from grpojax.evaluation import EvalConfig
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads, sharding
 from grpojax.models import critic as models
 from grpojax.models.weight_table import shardings
-from grpojax.programs import influence, lanes, packing, sampler, slot_cache
-from grpojax.programs.begun import most_left, nothing_begun
+from grpojax.programs import influence, kv_cache, lanes, packing, sampler
 from grpojax.programs.compiling import program
 from grpojax.programs.critic_update import CriticModel
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, most_left, no_samples
 from grpojax.programs.state import make_reshard
 from grpojax.run.groups import greedy_of
 from grpojax.run.influence import TOKENS
@@ -119,8 +118,8 @@ def place(tree: Any, mesh: Mesh, *before: None) -> Any:
     return jax.tree.map(placed, tree)
 
 
-def _sample(graph: Any, params: Any, prompts: Prompts, key: Any, begun: Rollout | None = None, **how: Any) -> Rollout:
-    return sampler.sample_groups(graph, params, prompts, key, begun=begun, **how)
+def _sample(graph: Any, params: Any, prompts: Prompts, key: Any, partial: Rollout | None = None, **how: Any) -> Rollout:
+    return sampler.sample_groups(graph, params, prompts, key, partial=partial, **how)
 
 
 def _laid_out(run: Shapes, count: int, sampling: SamplerConfig) -> tuple[Prompts, dict[str, Any]]:
@@ -143,10 +142,10 @@ def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overla
     args = whole, place(prompts, mesh), key
     if overlap:
         how["left"] = most_left(overlap, count, sampling.group, parts)
-        args = *args, place(nothing_begun(*shape, tokens), mesh)
+        args = *args, place(no_samples(*shape, tokens), mesh)
     made = program("rollout", functools.partial(_sample, run.graph, **how))
-    rows, ring = len(prompts.lengths), slot_cache.ring(tokens, compute)
-    dtype = slot_cache.dtype_of(sampling.cache_dtype, compute)
+    rows, ring = len(prompts.lengths), kv_cache.ring(tokens, compute)
+    dtype = kv_cache.dtype_of(sampling.cache_dtype, compute)
     kept = (rows * run.prompt_tokens + rows * slots * ring.size) // parts // mesh.shape["tensor"]
     spread = dataclasses.replace(run.config, num_kv_heads=kv_heads.on_mesh(run.config, mesh))
     cache = kept * flops.kv_bytes(spread, dtype)

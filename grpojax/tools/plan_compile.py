@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from grpojax.models import flops
-from grpojax.programs import slot_cache
+from grpojax.programs import kv_cache
 from grpojax.tools import hlo, plan_links
 from grpojax.tools.plan_calls import Call
 from grpojax.tools.plan_report import ProgramReport
@@ -67,7 +67,7 @@ def compile_program(
             name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)
         )
     seconds, memory = time.perf_counter() - started, compiled.memory_analysis()
-    module = hlo.analyse(text, {slot_cache.LOOP: call.blocks})
+    module = hlo.analyse(text, {kv_cache.LOOP: call.blocks})
     once, each = hlo.by_kind(module.collectives)
     links = (
         plan_links.loads(module.collectives, devices),

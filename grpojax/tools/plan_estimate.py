@@ -13,8 +13,8 @@ import numpy as np
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads
+from grpojax.programs import kv_cache, packing
 from grpojax.programs import lanes as cut
-from grpojax.programs import packing, slot_cache
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_run
 from grpojax.tools.plan_chips import Target
@@ -222,8 +222,8 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     slots = min(rollout.decode_slots or group, group)
     platform = "gpu" if target.by_sheet else "tpu"
     compute = Compute(dtype="bfloat16", platform=platform)
-    ring = slot_cache.ring(rollout.max_tokens, compute)
-    dtype = slot_cache.dtype_of(rollout.cache_dtype, compute)
+    ring = kv_cache.ring(rollout.max_tokens, compute)
+    dtype = kv_cache.dtype_of(rollout.cache_dtype, compute)
     rounds = -(-group // slots)
     live = ring.mean_live(rollout.max_tokens, rounds) * ring.size
     read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor

@@ -22,7 +22,7 @@ from grpojax.programs import blocks, lanes, packing
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network, frozen_copy
 from grpojax.run import teaching
 from grpojax.run.critic import critic_model

@@ -38,8 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.host.console import log
     from grpojax.models import Compute, hf
     from grpojax.programs.compiling import keep_compiled
-    from grpojax.programs.sampler import sample_groups
-    from grpojax.programs.sampler_config import SamplerConfig
+    from grpojax.programs.sampler import SamplerConfig, sample_groups
 
     keep_compiled()
     config = SamplerConfig(

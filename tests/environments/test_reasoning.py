@@ -12,8 +12,7 @@ from grpojax import data
 from grpojax.data import SourceConfig
 from grpojax.environments import reasoning
 from grpojax.models import Compute, hf
-from grpojax.programs.sampler import sample_groups
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.rewards.builtin import Follows
 
 LEVELS = tuple(range(1, 10))

@@ -6,7 +6,7 @@ import pytest
 from grpojax.data import Problem
 from grpojax.evaluation import EvalConfig, EvaluateConfig, Evaluator, columns_of, submit, summarize, table
 from grpojax.host.errors import UserError
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
 from grpojax.types import Rollout
 

@@ -20,7 +20,7 @@ from grpojax.evaluation import (
     verdict,
 )
 from grpojax.host.errors import UserError
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import REWARDS
 
 ANSWER = Judge("answer", REWARDS["answer"]())

@@ -17,10 +17,9 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, flops, sharding
 from grpojax.models.quantised import Int8, stored
 from grpojax.models.weight_table import shardings
-from grpojax.programs import slot_cache, state
-from grpojax.programs.sampler import sample_groups
-from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.programs.slot_cache import Ring
+from grpojax.programs import kv_cache, state
+from grpojax.programs.kv_cache import Ring
+from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.tools import hlo
 from grpojax.types import Prompts
 
@@ -94,13 +93,13 @@ def attended(q, pk, pv, k, v, stacked, dtype="int8"):
         return [Int8(*both) for both in zip(values, scale, strict=True)]
 
     layer = jnp.int32(1) if stacked else None
-    of_layer = slot_cache.Cached(cached(cache[0], -1), cached(cache[1], -2), layer)
+    of_layer = kv_cache.Cached(cached(cache[0], -1), cached(cache[1], -2), layer)
     mask = jnp.broadcast_to(jnp.asarray(SEEN), (P, G, RING.size))
-    seen = slot_cache.Seen(mask, jnp.asarray(LIVE), mask.sum(-1), jnp.int32(7), RING)
+    seen = kv_cache.Seen(mask, jnp.asarray(LIVE), mask.sum(-1), jnp.int32(7), RING)
     prompt_mask = jnp.arange(L) < jnp.asarray(PROMPT_LENGTHS)[:, None]
 
     def attend(q, of_layer, prompt):
-        return slot_cache.decode_attention(q, of_layer, prompt, prompt_mask, seen, Compute(platform="cpu"))
+        return kv_cache.decode_attention(q, of_layer, prompt, prompt_mask, seen, Compute(platform="cpu"))
 
     return np.asarray(jax.jit(attend)(jnp.asarray(q), of_layer, prompt), np.float32)
 

@@ -12,8 +12,7 @@ from plain_decoder import BASE, ragged_batch, random_decoder
 from grpojax.models import Compute, kv_heads, score, sharding
 from grpojax.models.weight_table import check_mesh, shardings
 from grpojax.programs import packing, state
-from grpojax.programs.sampler import sample_groups
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.tools import hlo
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=4, num_layers=2)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import doctest
-import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,19 +15,15 @@ from short_blocks import blocks_of
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
 from grpojax.models.weight_table import shardings
-from grpojax.programs import drawing, lanes, packing, sampler, state
-from grpojax.programs.drawing import DrawConfig, draw
-from grpojax.programs.sampler import sample_groups
-from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.tools import hlo
+from grpojax.programs import lanes, packing, sampler, state
+from grpojax.programs.sampler import SampleQueue, SamplerConfig, Slots, sample_groups
 from grpojax.types import PerToken, TrainBatch
 
 EOS = tuple(range(6))
 
 
-@pytest.mark.parametrize("module", [drawing, sampler])
-def test_doctests(module):
-    assert doctest.testmod(module).failed == 0
+def test_doctests():
+    assert doctest.testmod(sampler).failed == 0
 
 
 @pytest.fixture(scope="module")
@@ -214,132 +210,6 @@ def test_greedy_equals_transformers(tmp_path):
         assert want[0, n:].tolist() == out.tokens[p, 0].tolist()
 
 
-# ------------------------------------------------------------------------------------------- drawing
-
-
-def many_draws(logits, config, n=20000):
-    keys = jax.random.split(jax.random.key(0), n)[None]
-    tokens, logps = draw(jnp.asarray(logits, jnp.float32)[None, None], keys, config)
-    return np.asarray(tokens)[0], np.asarray(logps)[0]
-
-
-def truncated(logits, config):
-    """Oracle: sorts the vocabulary."""
-    p = np.exp(np.float64(logits) / config.temperature - np.max(np.float64(logits) / config.temperature))
-    p /= p.sum()
-    keep = np.ones(len(p), bool)
-    order = np.argsort(-p, kind="stable")
-    if config.top_k:
-        keep[order[config.top_k :]] = False
-    q = np.where(keep, p, 0) / p[keep].sum()
-    if config.top_p < 1:
-        order = np.argsort(-q, kind="stable")
-        n = int(np.searchsorted(np.cumsum(q[order]), config.top_p)) + 1
-        keep[order[n:]] = False
-    if config.min_p:
-        keep &= p >= config.min_p * p.max()
-    q = np.where(keep, p, 0)
-    return q / q.sum()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.6},
-        {"top_k": 3},
-        {"top_p": 0.7},
-        {"min_p": 0.2},
-        {"top_k": 5, "top_p": 0.8, "min_p": 0.1},
-    ],
-)
-@pytest.mark.parametrize("vocab", [7, 300])
-def test_draws_follow_the_distribution_and_report_it(options, vocab):
-    config = DrawConfig(**options)
-    logits = np.random.default_rng(vocab).standard_normal(vocab) * (1.5 if vocab == 7 else 2.5)
-    p = truncated(logits, config)
-    tokens, logps = many_draws(logits, config)
-    counts = np.bincount(tokens, minlength=vocab)
-    assert (counts[p == 0] == 0).all()
-    np.testing.assert_allclose(logps, np.log(p[tokens]), atol=2e-5)
-    expected = p * len(tokens)
-    big = expected > 5
-    chi2 = ((counts - expected)[big] ** 2 / expected[big]).sum()
-    degrees = max(big.sum() - 1, 1)
-    assert chi2 < degrees + 5 * np.sqrt(2 * degrees) + 5, (chi2, degrees)
-
-
-QWEN = 151936
-
-
-@pytest.mark.parametrize(
-    ("tensor", "options"),
-    [
-        (4, {"temperature": 0.0}),
-        (2, {"temperature": 0.8}),
-        (4, {"top_k": 300, "top_p": 0.8, "min_p": 0.01}),
-        *(
-            pytest.param(tensor, options, marks=pytest.mark.exhaustive)
-            for tensor in (2, 4)
-            for options in ({}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05})
-        ),
-    ],
-    ids=str,
-)
-def test_a_vocabulary_over_devices_is_drawn_from_where_it_lies(tensor, options):
-    """The tokens of one device, and what moves is a few numbers a token and the likeliest k, never logits."""
-    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=2, tensor=tensor), jax.devices()[: 2 * tensor])
-    config, rng = DrawConfig(**options), np.random.default_rng(3)
-    logits = np.float32(3.0 * rng.standard_normal((2, 3, QWEN)))
-    logits[0, 0, [5, QWEN - 5]] = 20.0  # the likeliest twice, in the first part and the last
-    keys = jax.random.split(jax.random.key(7), (2, 3))
-    want = draw(jnp.asarray(logits), keys, config)
-    placed = jax.device_put(logits, sharding.named(mesh, ("lane", None, "vocab")))
-    drawn = jax.jit(lambda z, k: draw(z, k, config, mesh)).lower(placed, keys).compile()
-    got = drawn(placed, keys)
-    np.testing.assert_array_equal(got[0], want[0])
-    np.testing.assert_allclose(got[1], want[1], atol=2e-5)
-    moved = hlo.analyse(drawn.as_text()).collectives
-    assert moved and max(c.size for c in moved) <= 4 * 3 * max(tensor * config.top_k, 8)
-
-
-def test_one_row_of_logits_over_devices_is_drawn_from_for_all_of_a_prompts_keys():
-    mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=2, tensor=4))
-    logits = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, 1400)), jnp.float32)
-    keys = jax.random.split(jax.random.key(0), (2, 60))
-    for config in (DrawConfig(temperature=0.0), DrawConfig(top_k=7)):
-        want = draw(logits, keys, config)
-        got = jax.jit(functools.partial(draw, config=config, mesh=mesh))(logits, keys)
-        np.testing.assert_array_equal(got[0], want[0])
-        np.testing.assert_allclose(got[1], want[1], atol=1e-5)
-
-
-@pytest.mark.exhaustive("programs/test_sampler.py::test_draws_follow_the_distribution_and_report_it")
-@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}, {"temperature": 0.6}])
-def test_a_million_draws_follow_the_distribution(options):
-    config, vocab, n = DrawConfig(**options), 11, 1_000_000
-    logits = np.random.default_rng(vocab).standard_normal(vocab) * 1.5
-    p = truncated(logits, config)
-    counts = np.bincount(many_draws(logits, config, n)[0], minlength=vocab)
-    assert (counts[p == 0] == 0).all()
-    chi2 = ((counts - n * p)[p > 0] ** 2 / (n * p[p > 0])).sum()
-    degrees = (p > 0).sum() - 1
-    assert chi2 < degrees + 5 * np.sqrt(2 * degrees), (chi2, degrees)  # the p-value of five deviations is below 1e-3
-
-
-def test_top_p_keeps_the_smallest_sufficient_set():
-    p = np.array([0.5, 0.25, 0.125, 0.125])
-    for top_p, kept in [(0.4, {0}), (0.6, {0, 1}), (0.74, {0, 1}), (0.8, {0, 1, 2, 3})]:  # ties stay together
-        tokens, _ = many_draws(np.log(p), DrawConfig(top_p=top_p), 2000)
-        assert set(tokens.tolist()) == kept, top_p
-
-
-def test_extreme_logits_are_drawn_without_nan():
-    logits = np.array([0.0, -1e9, 88.0, -np.inf, 87.0])
-    tokens, logps = many_draws(logits, DrawConfig(), 1000)
-    assert set(tokens.tolist()) <= {2, 4} and np.isfinite(logps).all()
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -388,3 +258,65 @@ def test_eight_bits_draw_what_the_rounded_weights_draw(sizes):
     np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
     plain = run((graph, params), prompts, CONFIG)
     assert np.abs(plain.logps[:, :, 0] - got.logps[:, :, 0]).max() > 1e-4
+
+
+# ---------------------------------------------------------------------------- which sample each slot draws
+
+MOST = 29
+
+
+def queue_of(group, slots, ended):
+    n_prompts = len(ended)
+    idle = jnp.zeros((n_prompts, slots), jnp.int32)
+    keys = jax.random.split(jax.random.key(0), n_prompts * group).reshape(n_prompts, group)
+    known = SampleQueue(
+        keys=keys,
+        first=jnp.arange(n_prompts * group, dtype=jnp.int32).reshape(n_prompts, group),
+        ended=jnp.asarray(ended),
+        lengths=jnp.arange(n_prompts, dtype=jnp.int32) + 1,
+    )
+    s = Slots(
+        waiting=jnp.zeros(n_prompts, jnp.int32),
+        sample=idle + group,
+        count=idle,
+        token=idle,
+        key=jnp.broadcast_to(keys[:1, :1], idle.shape),
+        active=idle > 0,
+    )
+    return known, s
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_every_sample_is_drawn_once_and_no_slot_waits(slots):
+    """Three prompts of five samples of 1 to 29 tokens; 1 token stands for a sample that its first token ended."""
+    n_prompts, group = 3, CONFIG.group
+    lengths = np.random.default_rng(slots).integers(1, MOST + 1, (n_prompts, group))
+    known, s = queue_of(group, slots, lengths == 1)
+    refill, constants = jax.jit(sampler._refill), SimpleNamespace(left=None, compute=Compute(), config=CONFIG)
+    longest = jax.jit(lambda s: sampler._longest(constants, s))
+    drawn = np.zeros((n_prompts, group), int)
+    while (most := int(longest(s))) > 0:
+        active = np.asarray(s.active)
+        assert most == max(1, np.asarray(s.count)[active].max(initial=0))
+        s = refill(known, s)
+        waiting, active, sample, count = (np.asarray(x) for x in (s.waiting, s.active, s.sample, s.count))
+        ended = np.zeros_like(active)
+        for p, i in zip(*np.nonzero(active), strict=True):
+            at = p, sample[p, i]
+            assert int(s.token[p, i]) == int(known.first[at]) or count[p, i] > 1
+            assert (jax.random.key_data(s.key[p, i]) == jax.random.key_data(known.keys[at])).all()
+            drawn[at] += 1
+            ended[p, i] = drawn[at] == lengths[at] - 1
+            assert count[p, i] == drawn[at]
+        free = ~active & (waiting < group)[:, None]
+        assert not free.any() or (lengths == 1).any()
+        s = dataclasses.replace(s, count=s.count + 1, active=s.active & ~ended)
+    np.testing.assert_array_equal(drawn, lengths - 1)
+
+
+def test_a_free_slot_takes_the_next_sample_of_its_prompt():
+    known, s = queue_of(4, 3, np.zeros((2, 4), bool))
+    s = sampler._refill(known, s)
+    assert s.sample.tolist() == [[0, 1, 2]] * 2 and s.waiting.tolist() == [3, 3]
+    s = sampler._refill(known, dataclasses.replace(s, active=s.active.at[1, 1].set(False)))
+    assert s.sample.tolist() == [[0, 1, 2], [0, 3, 2]] and s.waiting.tolist() == [3, 4]

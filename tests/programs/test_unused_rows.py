@@ -18,9 +18,8 @@ from grpojax.models import Compute, decoder, score, sharding
 from grpojax.models.logprobs import log_normalisers, mask_unused, token_scores
 from grpojax.models.weight_table import shardings
 from grpojax.programs import influence, packing, state
-from grpojax.programs.drawing import DrawConfig, draw
-from grpojax.programs.sampler import sample_groups
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.programs.token_sampling import DrawConfig, draw
 from grpojax.types import PerToken, TrainBatch
 
 TOKENS = 40

@@ -15,7 +15,7 @@ from grpojax.advantages import Signals
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import score
-from grpojax.programs import begun, packing, sampler
+from grpojax.programs import packing, sampler
 from grpojax.run import batch, method, seats, step_metrics
 from grpojax.run import recipe as config
 from grpojax.run.in_flight import InFlight
@@ -162,10 +162,10 @@ def test_lanes_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe
     waiting = [line["rollout/waiting"] for line in lines_of(tmp_path / "run")]
     assert max(waiting) > 0
     with pytest.raises(UserError, match="a batch shard has .* samples under way, and rollout.overlap has room for 1"):
-        policy, samples = trainer.policy, begun.nothing_begun(8, 4, 16)
+        policy, samples = trainer.policy, sampler.no_samples(8, 4, 16)
         samples.lengths[0, :2] = 3
         prompts = data.to_prompts(trainer.problems[:8], 8, 4)
-        policy.sample(None, prompts, None, trainer.config.rollout, begun=samples, left=1)
+        policy.sample(None, prompts, None, trainer.config.rollout, partial=samples, left=1)
 
 
 @pytest.mark.exhaustive("run/test_overlap.py::test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions")
@@ -178,11 +178,13 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     assert left and f"{left} groups were under way when the run ended: their samples are not learned from" in said
 
 
-@pytest.mark.exhaustive("programs/test_begun.py::test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was")
+@pytest.mark.exhaustive(
+    "programs/test_partial_rollouts.py::test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was"
+)
 def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatch):
     trainer = Trainer(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
     begun, sample = [], sampler.sample_groups
-    monkeypatch.setattr(sampler, "sample_groups", lambda *a, **k: begun.append(k["begun"]) or sample(*a, **k))
+    monkeypatch.setattr(sampler, "sample_groups", lambda *a, **k: begun.append(k["partial"]) or sample(*a, **k))
     assert trainer.run() and begun and not any(begun)
     assert trainer.state.partial is None and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
 
@@ -259,7 +261,7 @@ def test_groups_keep_their_seats_and_the_others_go_to_the_queue():
         assert jax.tree.all(jax.tree.map(np.array_equal, taken.samples, other[2].samples))
         np.testing.assert_array_equal(taken.versions, other[2].versions)
         seen.append(([p.uid for p in problems], passes, taken.waiting.tolist()))
-        rest = begun.nothing_begun(3, 2, 4)
+        rest = sampler.no_samples(3, 2, 4)
         rest.lengths[:] = lengths
         rows = again
         flight = flight_of(problems, passes, taken, version)

@@ -22,7 +22,7 @@ from grpojax.programs import packing
 from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.policy_update import policy_objective
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.programs.update import make_update
 from grpojax.run import finetune_recipe, held_out
@@ -45,7 +45,7 @@ from grpojax.tools import planner
 from grpojax.models import sharding
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 config, topology, mesh, overlap = json.loads(sys.argv[1])
 reports = planner.plan(
     DecoderConfig(**config), topology=topology, mesh=sharding.MeshConfig(**mesh), prompts=8, prompt_tokens=128,
@@ -70,7 +70,7 @@ import numpy as np
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, sharding
 from grpojax.programs import blocks, packing
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.tools import planner
 
 def pack(batch, **how):
@@ -107,7 +107,7 @@ UPDATE = """
 import json, sys
 from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, sharding
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.tools import planner
 
 (report,) = planner.plan(
@@ -175,7 +175,7 @@ from grpojax.host.errors import UserError
 from grpojax.tools import planner
 from grpojax.models import sharding
 from grpojax.models import Compute, DecoderConfig
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 def plan(topology, rollout):
     return planner.plan(
         DecoderConfig(**json.loads(sys.argv[1])), topology=topology, prompts=8, prompt_tokens=16,

@@ -1,7 +1,6 @@
 """Rollouts that leave samples unfinished, and those that go on with them: against a rollout that ends them all."""
 
 import dataclasses
-import doctest
 import functools
 
 import jax
@@ -15,10 +14,9 @@ from short_blocks import blocks_of
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, quantised, score, sharding
 from grpojax.models.weight_table import shardings
-from grpojax.programs import begun, packing, slot_cache, state
-from grpojax.programs.sampler import sample_groups
-from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.programs.slot_cache import Ring
+from grpojax.programs import kv_cache, packing, sampler, state
+from grpojax.programs.kv_cache import Ring
+from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.types import PerToken, Rollout, TrainBatch
 
 EOS = (0, 1, 2, 3)
@@ -27,13 +25,9 @@ TPU = Compute(platform="tpu", attention="xla")  # its program, run here
 GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpreted
 
 
-def test_doctests():
-    assert doctest.testmod(begun).failed == 0
-
-
 def run(decoder, prompts, config, given=None, left=0, compute=Compute()):  # noqa: B008
     how = {"eos_ids": EOS, "compute": compute}
-    rollout = sample_groups(*decoder, prompts, jax.random.key(0), config, begun=given, left=left, **how)
+    rollout = sample_groups(*decoder, prompts, jax.random.key(0), config, partial=given, left=left, **how)
     return jax.tree.map(np.array, rollout)
 
 
@@ -44,11 +38,11 @@ def only(rollout, which):
 
 def rollouts(decoder, prompts, config, count, left, compute=Compute()):  # noqa: B008
     """``(before, after)`` of each rollout; a group that is whole is begun anew, with the same draws."""
-    before = begun.nothing_begun(len(prompts.lengths), config.group, config.max_tokens)
+    before = sampler.no_samples(len(prompts.lengths), config.group, config.max_tokens)
     for _ in range(count):
         after = run(decoder, prompts, config, before, left, compute)
         yield before, after
-        before = only(after, begun.unfinished(after).any(1))
+        before = only(after, sampler.unfinished(after).any(1))
 
 
 def after(before, full, left, lanes):
@@ -71,9 +65,9 @@ def check(decoder, prompts, config, *, left, lanes=1, compute=Compute(), want=No
         np.testing.assert_array_equal(out.tokens, np.where(mask, want.tokens, 0))
         np.testing.assert_allclose(out.logps, np.where(mask, want.logps, 0), atol=1e-5)
         np.testing.assert_array_equal(out.stopped, want.stopped & (expected == want.lengths))
-        kept = (before.lengths > 0) & ~begun.unfinished(before)
+        kept = (before.lengths > 0) & ~sampler.unfinished(before)
         np.testing.assert_array_equal(out.logps[kept], before.logps[kept])
-        taken.append(begun.unfinished(before).reshape(lanes, -1).sum(1).max())
+        taken.append(sampler.unfinished(before).reshape(lanes, -1).sum(1).max())
     assert max(taken) > 1
     return want
 
@@ -103,7 +97,7 @@ def test_samples_are_those_of_one_rollout_wherever_it_is_broken_off(decoder, com
 def test_log_probs_of_what_went_on_are_the_trainers(decoder):
     prompts = some_prompts()
     *_, (before, out) = rollouts(decoder, prompts, CONFIG, 4, 10)
-    assert begun.unfinished(before).sum() > 2
+    assert sampler.unfinished(before).sum() > 2
     packed, layout = packing.pack(
         TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=PerToken())
     )
@@ -121,9 +115,9 @@ def test_in_eight_bits_they_are_rounded_as_they_are_put(decoder, compute):
     @functools.partial(jax.jit, static_argnums=0)
     def placed(dtype):
         model = nnx.merge(*decoder)
-        read = begun.read(model, *jax.tree.map(jnp.asarray, (prompts, before)), 10, compute)
-        empty = slot_cache.empty(model.config, len(prompts.lengths), 5, ring, jnp.dtype(dtype), compute)
-        return begun.placed(read, empty, 5, ring, jnp.dtype(dtype), compute)
+        read = sampler._read_partial(model, *jax.tree.map(jnp.asarray, (prompts, before)), 10, compute)
+        empty = kv_cache.empty(model.config, len(prompts.lengths), 5, ring, jnp.dtype(dtype), compute)
+        return kv_cache.insert(read, empty, 5, ring, jnp.dtype(dtype), compute)
 
     exact, rounded = placed("float32"), placed("int8")
     assert all(np.asarray(x).any() for x in exact[0][:1])
@@ -168,16 +162,16 @@ def test_what_the_last_samples_would_keep_waiting_is_drawn_in_fewer_steps(decode
 
 
 def test_fewer_slots_are_refused(decoder):
-    with pytest.raises(UserError, match="samples that were begun need slots of their own"):
-        run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=2), begun.nothing_begun(3, 5, 23), 3)
+    with pytest.raises(UserError, match="partial samples need slots of their own"):
+        run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=2), sampler.no_samples(3, 5, 23), 3)
 
 
 def test_shares_that_are_none_or_do_not_divide_are_refused():
-    assert begun.most_left(0.3, 10, 4, 2) == 6
+    assert sampler.most_left(0.3, 10, 4, 2) == 6
     with pytest.raises(UserError, match="overlap=0.01 of the 20 samples of a batch shard is none: make it 1/20"):
-        begun.most_left(0.01, 10, 4, 2)
+        sampler.most_left(0.01, 10, 4, 2)
     with pytest.raises(UserError, match="overlap=0.5 with rollout.prompts=2 over 4 batch shards"):
-        begun.most_left(0.5, 2, 4, 4)
+        sampler.most_left(0.5, 2, 4, 4)
 
 
 def test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was(decoder):
@@ -186,21 +180,21 @@ def test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was(decoder):
 
     def text(*given):
         def program(params, prompts, key, given=None):
-            how = {"eos_ids": EOS, "compute": Compute(), "begun": given, "left": 3}
+            how = {"eos_ids": EOS, "compute": Compute(), "partial": given, "left": 3}
             return sample_groups(decoder[0], params, prompts, key, CONFIG, **how)
 
         return jax.jit(program).lower(decoder[1], prompts, key, *given).as_text(debug_info=True)
 
-    assert "read_begun" not in text() and "read_begun" in text(begun.nothing_begun(3, 5, 23))
+    assert "read_partial" not in text() and "read_partial" in text(sampler.no_samples(3, 5, 23))
 
 
 def test_samples_are_unfinished_on_the_device_as_on_the_host():
     rng = np.random.default_rng(0)
-    given = begun.nothing_begun(3, 5, 7)
+    given = sampler.no_samples(3, 5, 7)
     given = dataclasses.replace(given, lengths=rng.integers(0, 8, (3, 5)), stopped=rng.random((3, 5)) < 0.5)
     want = [
         [0 < n < 7 and not s for n, s in zip(*rows, strict=True)]
         for rows in zip(given.lengths, given.stopped, strict=True)
     ]
-    assert begun.unfinished(given).tolist() == want
-    assert isinstance(given, Rollout) and np.asarray(jax.jit(begun.unfinished)(given)).tolist() == want
+    assert sampler.unfinished(given).tolist() == want
+    assert isinstance(given, Rollout) and np.asarray(jax.jit(sampler.unfinished)(given)).tolist() == want

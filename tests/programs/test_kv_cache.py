@@ -15,16 +15,15 @@ from short_blocks import blocks_of
 from tpu_cache import second_of_two
 
 from grpojax.models import Compute, DecoderConfig, decoder, flops, sharding
-from grpojax.programs import slot_cache
-from grpojax.programs.sampler import sample_groups
-from grpojax.programs.sampler_config import SamplerConfig
-from grpojax.programs.slot_cache import Ring
+from grpojax.programs import kv_cache
+from grpojax.programs.kv_cache import Ring
+from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.tools import hlo, plan_shapes
 from grpojax.types import Prompts
 
 
 def test_doctests():
-    assert doctest.testmod(slot_cache).failed == 0
+    assert doctest.testmod(kv_cache).failed == 0
 
 
 def test_live_blocks_are_those_with_one_of_the_newest_positions():
@@ -60,12 +59,12 @@ def test_dead_blocks_are_not_read(stacked):
     def attend(keys, values):
         blocks = jnp.split(keys, ring.blocks, -1), jnp.split(values, ring.blocks, -2)
         if stacked:  # the second of two layers
-            cached = slot_cache.Cached(*(second_of_two(jnp.stack(b)) for b in blocks), jnp.int32(1))
+            cached = kv_cache.Cached(*(second_of_two(jnp.stack(b)) for b in blocks), jnp.int32(1))
         else:
-            cached = slot_cache.Cached(*blocks)
+            cached = kv_cache.Cached(*blocks)
         counts, live = jnp.full((p, g), 4), jnp.array([False, True, False])
-        seen = slot_cache.Seen(cache_mask, live, counts, jnp.int32(7), ring)
-        return slot_cache.decode_attention(q, cached, prompt, prompt_mask, seen, Compute(platform="cpu"))
+        seen = kv_cache.Seen(cache_mask, live, counts, jnp.int32(7), ring)
+        return kv_cache.decode_attention(q, cached, prompt, prompt_mask, seen, Compute(platform="cpu"))
 
     dead = np.arange(ring.size) // ring.width != 1
     got = jax.jit(attend)(keys.at[..., dead].set(jnp.nan), values.at[..., dead, :].set(jnp.nan))
@@ -100,18 +99,18 @@ def lowered(config, compute, prompts=4, length=96):
 
 def test_a_gpus_blocks_are_64_positions_or_a_power_of_two():
     gpu = Compute(platform="gpu")
-    assert [slot_cache.ring(n, gpu) for n in (5, 17, 300)] == [Ring(1, 16), Ring(1, 32), Ring(5, 64)]
+    assert [kv_cache.ring(n, gpu) for n in (5, 17, 300)] == [Ring(1, 16), Ring(1, 32), Ring(5, 64)]
 
 
 def test_a_tpus_blocks_are_an_eighth_or_128_positions():
-    got = [slot_cache.ring(tokens, Compute(platform="tpu")) for tokens in (100, 300, 1024, 4096)]
+    got = [kv_cache.ring(tokens, Compute(platform="tpu")) for tokens in (100, 300, 1024, 4096)]
     assert got == [Ring(1, 100), Ring(2, 150), Ring(8, 128), Ring(8, 512)]
 
 
 def test_a_token_reads_weights_prompts_and_live_blocks():
     """From the compiled HLO; in float32, twice the bytes of the formula."""
     config = SamplerConfig(group=8, max_tokens=256, decode_slots=4)
-    ring = slot_cache.ring(256, Compute())
+    ring = kv_cache.ring(256, Compute())
     assert (ring.blocks, ring.width) == (4, 64)
     text = lowered(config, Compute()).compile().as_text()
     block_of_a_layer = 4 * 4 * 4 * 4 * 128 * 64  # and no more than any weight
@@ -146,7 +145,7 @@ import json, sys
 from pathlib import Path
 from unittest import mock
 from grpojax.models import Compute, sharding
-from grpojax.programs.sampler_config import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig
 from grpojax.tools import hlo, plan_shapes, planner
 folder, cells, mesh = json.loads(sys.argv[1])
 analyse = hlo.analyse
@@ -181,7 +180,7 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
     assert done.returncode == 0, done.stderr[-3000:]
     each, optional, moved, temp = json.loads(done.stdout.splitlines()[-1])
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)
-    ring = slot_cache.ring(1024, Compute(platform="tpu"))
+    ring = kv_cache.ring(1024, Compute(platform="tpu"))
     rows, slots = 16 // mesh["fsdp"], cells.get("decode_slots", 16)
     dtype = cells.get("cache_dtype", "bfloat16")
     for blocks in range(1, ring.blocks + 1):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from grpojax.models import Compute, sharding
-from grpojax.programs import slot_cache, slot_kernel
-from grpojax.programs.slot_cache import Ring, Seen
+from grpojax.programs import decode_attention_gpu, kv_cache
+from grpojax.programs.kv_cache import Ring, Seen
 
 
 def test_doctests():
-    assert doctest.testmod(slot_kernel).failed == 0
+    assert doctest.testmod(decode_attention_gpu).failed == 0
 
 
 def case(*, p=3, g=5, k=2, r=7, d=64, length=11, ring=Ring(4, 16), position=37, counts=None, dtype=jnp.float32, seed=0):  # noqa: B008
@@ -54,9 +54,9 @@ def by_hand(q, caches, prompt, prompt_mask, seen):
 
 def attended(given, mesh=None):
     q, caches, prompt, prompt_mask, seen = given
-    cached = slot_cache.Cached(*((x,) for x in caches))
+    cached = kv_cache.Cached(*((x,) for x in caches))
     compute = Compute(platform="gpu", mesh=mesh)
-    return jax.jit(lambda q, *x: slot_cache.decode_attention(q, *x, prompt_mask, seen, compute))(q, cached, prompt)
+    return jax.jit(lambda q, *x: kv_cache.decode_attention(q, *x, prompt_mask, seen, compute))(q, cached, prompt)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_in_16_bits_it_is_as_near_as_what_xla_makes():
     q, caches, prompt, prompt_mask, seen = given
     want = by_hand(*given)
     keys, values, *plain = (jnp.nan_to_num(x) for x in (*caches, *prompt))
-    cached = slot_cache.Cached([keys.swapaxes(-1, -2)], [values])
-    xla = slot_cache.decode_attention(q, cached, plain, prompt_mask, seen, Compute(platform="cpu"))
+    cached = kv_cache.Cached([keys.swapaxes(-1, -2)], [values])
+    xla = kv_cache.decode_attention(q, cached, plain, prompt_mask, seen, Compute(platform="cpu"))
     mine = attended(given)
     assert mine.dtype == jnp.bfloat16
     off, of_xla = (np.abs(np.asarray(x, np.float64) - want).max() for x in (mine, xla.astype(jnp.bfloat16)))

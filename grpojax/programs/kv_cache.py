@@ -6,8 +6,8 @@ slots ``[R, S, Hkv, d, B]`` and ``[R, S, Hkv, B, d]``: both as the multiplicatio
 array, and a branch leaves it out; on a TPU all layers and blocks are one array, and a loop over the live ones brings
 each into fast memory, where a branch would have whole caches copied. There heads and slots are one axis, ``[R, Hkv * S,
 ...]``: a token's numbers lie side by side, in tiles whose other side is that axis, of four at least in eight bits, and
-two heads alone would leave half of them empty. On a GPU the whole ring of a layer is one array,
-keys ``[R, S, Hkv, T, d]`` as values, of which a kernel reads each slot's own tokens (`grpojax.programs.slot_kernel`).
+two heads alone would leave half of them empty. On a GPU the whole ring of a layer is one array, keys ``[R, S, Hkv, T,
+d]`` as values, of which a kernel reads each slot's own tokens (`grpojax.programs.decode_attention_gpu`).
 
 In eight bits an array is a `grpojax.models.quantised.Int8`, whose scales have all its axes but d. Tokens are rounded as
 they are written, and multiplied as they lie there.
@@ -82,9 +82,9 @@ def ring(tokens: int, compute: Compute) -> Ring:
       [Ring(blocks=8, width=128), Ring(blocks=8, width=128), Ring(blocks=16, width=64)]
     """
     if on_gpu(compute):
-        from grpojax.programs import slot_kernel
+        from grpojax.programs import decode_attention_gpu
 
-        width = min(AT_ONCE, max(slot_kernel.SHORTEST, 1 << (tokens - 1).bit_length()))
+        width = min(AT_ONCE, max(decode_attention_gpu.SHORTEST, 1 << (tokens - 1).bit_length()))
     else:
         width = -(-tokens // min(MOST, max(1, tokens // SHORTEST.get(platform(compute), tokens))))
     return Ring(-(-tokens // width), width)
@@ -107,7 +107,7 @@ def unrolls(compute: Compute) -> bool:
 
 
 def dtype_of(cache_dtype: str, compute: Compute) -> jnp.dtype:
-    """The dtype that `grpojax.programs.sampler_config.SamplerConfig.cache_dtype` stands for.
+    """The dtype that `grpojax.programs.sampler.SamplerConfig.cache_dtype` stands for.
 
     Raises:
       UserError: eight bits on a GPU.
@@ -151,6 +151,85 @@ def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compu
         return [tuple(per_layer(layer, True)) for layer in per_layer(x, True)] if apart else x
 
     return all_of(*((width, c.head_dim) if gpu else (c.head_dim, width))), all_of(width, c.head_dim)
+
+
+# ---------------------------------------------------------------------------------- samples of an earlier rollout
+
+
+class ReadSamples(NamedTuple):
+    """Samples that an earlier rollout drew in part, once they were read: K of each data-parallel shard.
+
+    Attributes:
+      kv: keys and values of their prompts and of what follows, ``[layers, K, N, Hkv, d]`` each.
+      first: ``[K]`` int32, where in N a sample's own tokens begin.
+      counts: ``[K]`` int32, how many it has; the last of them has no keys and values yet.
+      slots: ``[K]`` int32, its slot of the shard, ``row * S + slot``.
+      used: ``[1]`` int32, how many of the K there are.
+    """
+
+    kv: tuple[Array, Array]
+    first: Array
+    counts: Array
+    slots: Array
+    used: Array
+
+
+def insert(
+    samples: ReadSamples, caches: Sequence[Any], slots: int, ring: Ring, dtype: Any, compute: Compute
+) -> tuple[Any, Any]:
+    """Empty caches with the tokens of partial samples, as a loop that begins at position 0 reads them.
+
+    The tokens before a sample's newest one are the last positions of the ring; the newest is yet to be written, at 0.
+
+    Args:
+      samples: whose tokens.
+      caches: keys and values (`empty`).
+      slots: of a row.
+      ring, dtype: of the caches.
+      compute: for the platform, and the mesh.
+    """
+    gpu, listed = on_gpu(compute), unrolls(compute)
+    blocks, width = (1, ring.size) if gpu else ring
+
+    def laid_out(x: Array, i: Scalar, samples: ReadSamples, *, across: bool) -> Any:
+        """One sample's ``[layers, blocks, Hkv, width, d]``, or with the last two axes in the other order, as stored."""
+        at = jnp.arange(ring.size) - ring.size + samples.counts[i] - 1  # which of its tokens each position has
+        x = jax.lax.dynamic_index_in_dim(x, i, 1, keepdims=False)
+        x = jnp.take(x, jnp.clip(samples.first[i] + at, 0, x.shape[1] - 1), 1)
+        x = jnp.where((at >= 0)[:, None, None], x, jnp.zeros((), x.dtype))
+        x = x.reshape(x.shape[0], blocks, width, *x.shape[2:]).transpose((0, 1, 3, 4, 2) if across else (0, 1, 3, 2, 4))
+        return quantised.stored(x, dtype, -2 if across else -1)
+
+    def of_shard(samples: ReadSamples, caches: tuple[Any, Any]) -> tuple[Any, Any]:
+        def put(i: Scalar, caches: tuple[Any, Any]) -> tuple[Any, Any]:
+            row, slot = jnp.divmod(samples.slots[i], slots)
+
+            def into(cache: Array, new: Array) -> Array:
+                at = (row, slot) if listed else (0, 0, row, 0, slot)
+                new = jnp.expand_dims(new, (0, 1) if listed else (2, 4))
+                return jax.lax.dynamic_update_slice(cache, new, (*at, *(0,) * (cache.ndim - len(at))))
+
+            out = []
+            for cache, x, across in zip(caches, samples.kv, (not gpu, False), strict=True):
+                new = laid_out(x, i, samples, across=across)
+                if listed:
+                    new = [tuple(per_layer(layer, True)) for layer in per_layer(new, True)]
+                out.append(jax.tree.map(into, cache, new))
+            return out[0], out[1]
+
+        if listed:
+            return jax.lax.fori_loop(0, samples.used[0], put, caches)
+        split = jax.tree.map(lambda x: x.reshape(*x.shape[:3], -1, slots, *x.shape[4:]), caches)
+        done = jax.lax.fori_loop(0, samples.used[0], put, split)
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), done, caches)
+
+    if compute.mesh is not None:
+        shard, of_kv = spec(("lane",), TRAIN), spec((None, "lane", None, "kv_heads"), TRAIN)
+        held = spec(("lane", None, "kv_heads") if listed else (None, None, "lane", "kv_heads"), TRAIN)
+        takes = ReadSamples((of_kv, of_kv), shard, shard, shard, shard), held
+        of_shard = jax.shard_map(of_shard, mesh=compute.mesh, in_specs=takes, out_specs=held, check_vma=False)
+    with jax.named_scope("insert_partial"):
+        return of_shard(samples, (caches[0], caches[1]))
 
 
 # ------------------------------------------------------------------------------------------------------- layers
@@ -282,12 +361,14 @@ def decode_attention(
     q = q * d**-0.5
     by_prompt = q.swapaxes(1, 2).reshape(p, k, g * r, d)
     if on_gpu(compute):
-        from grpojax.programs import slot_kernel  # only here: some builds of jax come without Triton
+        from grpojax.programs import decode_attention_gpu  # only here: some builds of jax come without Triton
 
-        found = slot_kernel.of_prompt(by_prompt, *prompt, prompt_mask.sum(-1, dtype=jnp.int32), mesh=compute.mesh)
+        found = decode_attention_gpu.of_prompt(
+            by_prompt, *prompt, prompt_mask.sum(-1, dtype=jnp.int32), mesh=compute.mesh
+        )
         (keys,), (values,) = cached.keys, cached.values
         given = q, keys, values, seen.position, seen.counts, *(x.reshape(p, k, g, r, *x.shape[3:]) for x in found)
-        return slot_kernel.attend(*given, block=seen.ring.width, mesh=compute.mesh)
+        return decode_attention_gpu.attend(*given, block=seen.ring.width, mesh=compute.mesh)
     scores = quantised.scores(by_prompt, prompt[0])
     scores = jnp.where(prompt_mask[:, None, None], scores, -jnp.inf)
     if cached.layer is None:
