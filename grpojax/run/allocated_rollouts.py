@@ -12,6 +12,7 @@ import numpy as np
 from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.programs import packing
+from grpojax.programs.compiling import program
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import RolloutBatch, success_of
 from grpojax.run.groups import Groups
@@ -19,7 +20,7 @@ from grpojax.run.in_flight import InFlight
 from grpojax.run.run_state import RunState
 from grpojax.types import Array, PerPrompt, Rollout, Samples
 
-_allocate = jax.jit(allocation.xrpo_allocate, static_argnums=2, static_argnames=("bonus", "confidence", "most"))
+_allocate = program("allocate", allocation.xrpo_allocate, static=("budget", "bonus", "confidence", "most"))
 
 
 class PlannedGroups(Groups):
