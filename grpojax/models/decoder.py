@@ -158,22 +158,62 @@ def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> Read:
     return Read(*_prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat))
 
 
+def _run_layers(
+    model: Decoder,
+    x: Array,
+    positions: Array,
+    attend: Callable[[Array, Array, Array, Any], tuple[Array, Any]],
+    compute: Compute,
+    *,
+    remat: Remat,
+    one: Array | None = None,
+    read: Any = None,
+    pinned: bool = True,
+) -> tuple[Array, Any]:
+    """Runs tokens through all layers: the one loop of prompts, of rows, and of both as one stream.
+
+    Args:
+      model: the decoder.
+      x: ``[B, ..., D]``, embedded.
+      positions: of the tokens, what ``x`` has in front of D, or an axis of it.
+      attend: one layer's attention ``(q, k, v, read) -> (attended, kept)``.
+      compute, remat: how.
+      one: see `Layer`.
+      read: ``[layers, ...]``, what ``attend`` is given of each layer.
+      pinned: have each layer's output whole on every device of a data-parallel shard.
+
+    Returns:
+      ``(x, kept)``, hidden states that are not normed yet, and ``[layers, ...]``.
+    """
+    tables = rope_tables(model.config, positions)
+
+    def body(x, block_read):
+        block, read = block_read
+        block = layer(block, model.config, compute, one)
+        attended, kept = attend(*block.qkv(x, tables), read)
+        x = block.finish(x, attended)
+        return constrain(x, compute.mesh, "lane", None, None) if pinned else x, kept
+
+    return scan_layers(model, body, x, read, remat=remat)
+
+
 def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat):
     """`run_prompts` of embedded prompts ``[B, K, L, D]``."""
-    c, size = model.config, x.shape[2]
-    attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
+    size, (attend_prompts, _) = x.shape[2], _attends(None, compute)
     here = (jnp.arange(size) < lengths[..., None]).astype(jnp.int32)
-    tables = rope_tables(c, jnp.arange(size))
+
+    def attend(q, k, v, _):
+        return attend_prompts(q, k, v, here), (k, v)
+
     one = None if remat == "none" else _one(lengths)
+    x, kv = _run_layers(model, x, jnp.arange(size), attend, compute, remat=remat, one=one, pinned=False)
+    return _after_last(model, x, lengths), kv
 
-    def body(x, block_x):
-        block = layer(block_x[0], c, compute, one)
-        q, k, v = block.qkv(x, tables)
-        return block.finish(x, attend(q, k, v, here)), (k, v)
 
-    x, kv = scan_layers(model, body, x, remat=remat)
+def _after_last(model: Decoder, x: Array, lengths: Array) -> Array:
+    """Normed states after the last token of each prompt ``[B, K, D]``."""
     last = jnp.take_along_axis(x, (lengths - 1)[..., None, None], axis=2)[:, :, 0]
-    return rms_norm(last, model.norm[...], c.norm_eps), kv
+    return rms_norm(last, model.norm[...], model.config.norm_eps)
 
 
 def _one(lengths: Array) -> Array:
@@ -198,10 +238,12 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
     return jnp.where(rows.offsets[..., None] == 0, first, before)
 
 
-def _attends(rows: Rows, compute: Compute) -> tuple[att.Attend, att.Attend]:
-    """Attention of prompts, and of rows."""
+def _attends(rows: Rows | None, compute: Compute) -> tuple[att.Attend, att.Attend]:
+    """Attention of prompts, and of rows where there are any."""
     attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
-    return attend, attend if rows.seats is None else att.by_completion(attend, rows.seats, rows.token_prompt)
+    if rows is None or rows.seats is None:
+        return attend, attend
+    return attend, att.by_completion(attend, rows.seats, rows.token_prompt)
 
 
 def _own_prompt(rows: Rows) -> Array:
@@ -216,28 +258,24 @@ def _positions(rows: Rows) -> Array:
 
 def _after_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
     """Normed states after each prompt ``[B, K, D]``, which were read before, and after each token of the rows."""
-    c, read = model.config, rows.read
-    _, attend = _attends(rows, compute)
-    tables = rope_tables(c, _positions(rows))
-    x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
+    _, attend_rows = _attends(rows, compute)
 
-    def body(x, block_x):
-        block, (pk, pv) = block_x
-        one_layer = layer(block, c, compute, one)
-        q, k, v = one_layer.qkv(x, tables)
+    def attend(q, k, v, prompt):
+        pk, pv = prompt
         with jax.named_scope("row_attention"):
-            o = attend(q, k, v, rows.segments, att.Prefix(pk, pv, rows.prompt_lengths, rows.token_prompt[..., 0]))
-        return constrain(one_layer.finish(x, o), compute.mesh, "lane", None, None), None
+            prefix = att.Prefix(pk, pv, rows.prompt_lengths, rows.token_prompt[..., 0])
+            return attend_rows(q, k, v, rows.segments, prefix), None
 
-    x, _ = scan_layers(model, body, x, read.kv, remat=compute.remat)
-    return read.last, rms_norm(x, model.norm[...], c.norm_eps)
+    x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
+    how = {"remat": compute.remat, "one": one, "read": rows.read.kv}
+    x, _ = _run_layers(model, x, _positions(rows), attend, compute, **how)
+    return rows.read.last, rms_norm(x, model.norm[...], model.config.norm_eps)
 
 
 def _beside_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
     """`_after_prompts` of prompts that were not read: they and the rows are one stream of tokens, so that a weight is
     one matmul and its gradient one sum."""
-    c = model.config
-    attend, attend_rows = _attends(rows, compute)
+    attend_prompts, attend_rows = _attends(rows, compute)
     length, (b, k, l), (r, s) = rows.prompt_lengths, rows.prompts.shape, rows.tokens.shape[1:]
     here = (jnp.arange(l) < length[..., None]).astype(jnp.int32)
 
@@ -249,22 +287,19 @@ def _beside_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array
     def part(x):
         return x[:, : k * l].reshape(b, k, l, *x.shape[2:]), x[:, k * l :].reshape(b, r, s, *x.shape[2:])
 
-    tables = rope_tables(c, join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), _positions(rows)))
-    x, one = embed_tokens(model, join(rows.prompts, rows.tokens), compute), _one(length)
-
-    def body(x, block_x):
-        block = layer(block_x[0], c, compute, one)
-        (qp, qc), (kp, kc), (vp, vc) = (part(y) for y in block.qkv(x, tables))
+    def attend(q, k, v, _):
+        (qp, qc), (kp, kc), (vp, vc) = part(q), part(k), part(v)
         with jax.named_scope("prompt_attention"):
-            op = attend(qp, kp, vp, here)
+            op = attend_prompts(qp, kp, vp, here)
         with jax.named_scope("row_attention"):
             oc = attend_rows(qc, kc, vc, rows.segments, att.Prefix(kp, vp, length, rows.token_prompt[..., 0]))
-        return constrain(block.finish(x, join(op, oc)), compute.mesh, "lane", None, None), None
+        return join(op, oc), None
 
-    x, _ = scan_layers(model, body, x, remat=compute.remat)
+    positions = join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), _positions(rows))
+    x, one = embed_tokens(model, join(rows.prompts, rows.tokens), compute), _one(length)
+    x, _ = _run_layers(model, x, positions, attend, compute, remat=compute.remat, one=one)
     xp, xc = part(x)
-    last = jnp.take_along_axis(xp, (length - 1)[..., None, None], axis=2)[:, :, 0]
-    return rms_norm(last, model.norm[...], c.norm_eps), rms_norm(xc, model.norm[...], c.norm_eps)
+    return _after_last(model, xp, length), rms_norm(xc, model.norm[...], model.config.norm_eps)
 
 
 @functools.partial(jax.named_call, name="score")
