@@ -134,8 +134,8 @@ def _ended(event: str, duration_secs: float, *, fun_name: str = "", **_: Any) ->
         with _lock:
             _under_way = max(0, _under_way - 1)
     if event == _BACKEND and (name := _name(fun_name)) in _programs:
-        what = "read from the compile cache" if _here.found else "compiled"
-        log.info("%s: %s, %.1f s", what, name, duration_secs)
+        what = f"read {name} from the compile cache" if _here.found else f"compiled {name}"
+        log.info("%s in %.1f s", what, duration_secs)
 
 
 def _noted(event: str, **_: Any) -> None:

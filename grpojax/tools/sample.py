@@ -30,6 +30,8 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the completions. Of several processes each draws them by itself, and the first prints."""
+    import logging
+
     import jax
     from flax import nnx
 
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         log.info("%s", note)
     prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
     graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
+    log.setLevel(logging.WARNING)  # standard output has the completions alone, not what compiles
     rollout = sample_groups(
         graph,
         params,

@@ -95,14 +95,14 @@ def check(got, want, lengths):
 def test_streamed_scores_are_the_pure_functions(one, monkeypatch):
     """Blocks of the vocabulary, parts of a group, groups that fill up, a sample without a token."""
     monkeypatch.setattr(influence, "_BLOCK", 8)
-    influences._program.cache_clear()
+    program_of.cache_clear()
     batch = groups(3)
     want = expected(one, *batch)
     got = computed(one, one.params, *batch, most=7, own=True)
     total, n, others, scale = check(got, want, batch[2])
     right = batch[3] > 0
     np.testing.assert_allclose(((total - got.own) / n)[right], others[right], atol=2e-5 * scale)
-    influences._program.cache_clear()
+    program_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,7 @@ def test_a_group_is_cut_by_its_tokens():
 
 
 COMPILE = """
+import functools
 import jax
 import numpy as np
 from grpojax.models import Compute, DecoderConfig, sharding

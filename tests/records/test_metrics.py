@@ -141,5 +141,5 @@ def test_a_compile_is_announced_before_and_timed_after(said):
     double = program("double", lambda x: said.append("tracing") or 2 * x)
     for size in (3, 3, 5):
         double(jnp.ones(size))
-    once = ["tracing", "compiling double", "compiled: double, 0"]
+    once = ["tracing", "compiling double", "compiled double in 0"]
     assert [line.partition(".")[0] for line in said] == 2 * once

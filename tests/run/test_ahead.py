@@ -1,5 +1,6 @@
 """Rollouts that are drawn while the step before is judged and learned from (``rollout.ahead``)."""
 
+import contextlib
 import functools
 import json
 import os
@@ -302,16 +303,20 @@ def asked_beside(load_trainer, stray, monkeypatch):
 
     spies.watch(monkeypatch, program)
     trainer = load_trainer()
-    step = trainer._step
+    first, last, elsewhere = trainer.learner.replace, trainer._under_way, contextlib.ExitStack()
 
-    def watched(*given):
-        if trainer.done:
-            return step(*given)
-        with monkeypatch.context() as inside, jax.default_device(stray):
-            inside.setattr(Primitive, "bind", note)
-            return step(*given)
+    def begins(batch):  # the samples are there
+        if not trainer.done:
+            elsewhere.enter_context(jax.default_device(stray))
+            monkeypatch.setattr(Primitive, "bind", note)
+        return first(batch)
 
-    trainer._step = watched
+    def ends(*given):  # the updates are under way
+        elsewhere.close()
+        monkeypatch.setattr(Primitive, "bind", bind)
+        return last(*given)
+
+    trainer.learner.replace, trainer._under_way = begins, ends
     assert trainer.run()
     for names in asked.values():
         names.discard("device_put")

@@ -54,13 +54,13 @@ def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
 def test_any_number_of_prompts_goes_over_the_lanes(trainer):
     groups = trainer.rollouts.groups
     prompts, one = data.to_prompts(list(trainer.problems[:3]), 8), SamplerConfig(group=1, temperature=0.0, max_tokens=7)
-    all_of_them = groups._rows(groups._params(), prompts, jax.random.key(0), one)()
+    all_of_them = groups._rows(groups._params(), prompts, jax.random.key(0), one)(jax.block_until_ready)
     assert all_of_them.tokens.shape == (3, 1, 7)
     for i in range(3):
         alone = groups._rows(
             groups._params(), jax.tree.map(lambda x, i=i: x[i : i + 1], prompts), jax.random.key(0), one
         )
-        np.testing.assert_array_equal(alone().tokens[0], all_of_them.tokens[i])
+        np.testing.assert_array_equal(alone(jax.block_until_ready).tokens[0], all_of_them.tokens[i])
 
 
 @pytest.mark.exhaustive("run/test_recipes.py::test_a_recipe_learns_from_its_own_numbers")

@@ -70,7 +70,7 @@ def test_a_life_in_a_bucket(tmp_path):
         said = resumed.communicate(timeout=1800)[0]
         assert resumed.returncode == 0 and re.search(f"resumed {RUN} at step [123]", said), said
         assert "could not be" not in said and "failed" not in said, said
-        assert "read from the compile cache update" in said, said
+        assert "read update from the compile cache" in said, said
         commands(*after(RUN, bucket.URL), env=env)
 
         local = tmp_path / "runs/first"

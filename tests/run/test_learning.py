@@ -89,11 +89,11 @@ def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
     plain, judged = trainer.learner.weigh, []
 
-    def weigh(minis, batch, dropped, signals):
+    def weigh(minis, batch, signals):
         if trainer.done == 1:  # a first update has given Adam its momentum
             batch = dataclasses.replace(batch, total=np.full_like(batch.total, np.nan))
             judged.append(jax.tree.map(np.asarray, trainer.learner.state["policy"]))
-        return plain(minis, batch, dropped, signals)
+        return plain(minis, batch, signals)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
@@ -110,9 +110,9 @@ def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     seen = []
     plain = trainer.learner.weigh
 
-    def weigh(minis, batch, dropped, signals):
-        seen.append([(~dropped[m.places]).sum() for m in minis])
-        return plain(minis, batch, dropped, signals)
+    def weigh(minis, batch, signals):
+        seen.append([(~batch.dropped[m.places]).sum() for m in minis])
+        return plain(minis, batch, signals)
 
     trainer.learner.weigh = weigh
     assert trainer.run()
@@ -340,10 +340,10 @@ def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatc
     plain, asked, bind = trainer._finish, [], Primitive.bind
 
     def finish():
-        if trainer.pending is None:
+        if trainer.updates is None:
             return
-        owed = jax.device_get(trainer.pending.owed)
-        trainer.pending = dataclasses.replace(trainer.pending, owed=owed)
+        metrics = jax.device_get(trainer.updates.metrics)
+        trainer.updates = dataclasses.replace(trainer.updates, metrics=metrics)
         monkeypatch.setattr(Primitive, "bind", lambda self, *a, **k: asked.append(self) or bind(self, *a, **k))
         plain()
         monkeypatch.setattr(Primitive, "bind", bind)

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 from runs import Trainer, numbers
@@ -36,7 +37,7 @@ def seeded(recipe, tmp_path_factory):
     groups = trainer.rollouts.groups
     for uid, completion in POOL:
         groups._exemplars.add(uid, completion)
-    plain = groups._judged
+    plain = groups._rewarded
 
     def judged(problems, rollout, scores):
         made = plain(problems, rollout, scores)
@@ -44,7 +45,7 @@ def seeded(recipe, tmp_path_factory):
         right = right.astype(np.float32)
         return dataclasses.replace(made, total=right, reward=right, by_name={"tiny_run:parity": right})
 
-    groups._judged = judged
+    groups._rewarded = judged
     yield trainer
     trainer.close()
 
@@ -54,7 +55,7 @@ def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     """Each the same as a group of the prompt with its exemplars gives at that number; the others are as without."""
     groups = seeded.rollouts.groups
     problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    drawn = groups.start(problems, 3)()
+    drawn = groups.start(problems, 3).collect()
     judged = drawn.with_rewards()
     before = [groups._exemplars.before(p) for p in problems]
     plain, after = alone(groups, problems), alone(groups, before)
@@ -79,7 +80,7 @@ def alone(groups, problems):
     """Sixteen samples of each, under the key of that rollout."""
     first = groups._prompts([dataclasses.replace(p, uid=i) for i, p in enumerate(problems)], 0)
     prompts = dataclasses.replace(first, uids=np.array([p.uid for p in problems], np.uint32))
-    return groups._rows(groups._params(), prompts, groups._key(3), groups._sampler(16))()
+    return groups._rows(groups._params(), prompts, groups._key(3), groups._sampler(16))(jax.block_until_ready)
 
 
 def first_lengths(rollout, problems):

@@ -40,9 +40,9 @@ def test_a_run_learns_and_says_so(unbroken):
     assert all(line["grad_norm"] > 0 for line in lines)
     for text in (
         "compiling rollout",
-        "compiled: rollout",
-        "compiled: update",
-        "compiled: score",
+        "compiled rollout",
+        "compiled update",
+        "compiled score",
         "step 12/12",
         "reward curve",
     ):

@@ -151,9 +151,9 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
     try:
         got, logged, batch = late(trainer)
         want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
-        assert trainer.learner.work([batch], batch, batch.rollout.lengths)["late"] > flops.forward_flops(
-            trainer.policy.config, [len(p.ids) for p in batch.problems], batch.rollout.lengths
-        )
+        lengths = batch.rollout.lengths
+        least = flops.forward_flops(trainer.policy.config, [len(p.ids) for p in batch.problems], lengths)
+        assert trainer.learner.work(batch, lengths)["late"] > least
         np.testing.assert_allclose(got, want, rtol=2e-4)
         texts = [
             trainer.policy.texts([batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()])[0]

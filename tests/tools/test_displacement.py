@@ -12,7 +12,6 @@ import scipy.stats
 
 from grpojax import diagnostics
 from grpojax.host.errors import UserError
-from grpojax.models import Compute
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.tools import cli, question_updates
 from grpojax.types import TrainState
@@ -183,7 +182,7 @@ class Counting:
         self.state = {role: jax.tree.map(jnp.copy, zero) for role in ("policy", "critic")} | {"reference": jnp.ones(2)}
         self.seen = []
 
-    def prepare(self, sampled):
+    def pack(self, batch):
         return [None]
 
     def score(self, minis):
@@ -205,11 +204,8 @@ def test_every_network_starts_over_with_each_question(monkeypatch):
     outcome = np.array([[1.0, 0.0]])
     monkeypatch.setattr(question_updates, "_outcome", lambda *args: outcome)
     monkeypatch.setattr(question_updates, "_logps", lambda trainer, *rest: np.full((1, 2, 3), -1.0, np.float32))
-    learner, judged = Counting(), SimpleNamespace(rollout=SimpleNamespace(lengths=np.array([[2, 3]])))
-    settings = SimpleNamespace(rollout=SimpleNamespace(temperature=1.0), train=SimpleNamespace(seed=0))
-    policy = SimpleNamespace(graph=None, compute=Compute())
-    trainer = SimpleNamespace(learner=learner, policy=policy, config=settings)
-    question_updates._displacement(trainer, [(SimpleNamespace(dropped=None), judged)] * 3)
+    learner, batch = Counting(), SimpleNamespace(rollout=SimpleNamespace(lengths=np.array([[2, 3]])))
+    question_updates._displacement(SimpleNamespace(learner=learner), [batch] * 3)
     assert learner.seen == [[0.0] * 6] * 3
     assert float(learner.state["critic"].params[0]) == 0
 

@@ -84,6 +84,7 @@ def taken(name):
 
 def test_every_program_that_the_planner_knows_is_exported():
     known = {*plan_report.PROGRAMS, *plan_report.CRITIC_PROGRAMS, *plan_report.VARIANT_PROGRAMS}
+    known -= {"ragged update"}  # the update again, with rows of another size
     assert {what for name in RUNS for what in taken(name)} == known
 
 
