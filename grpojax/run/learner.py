@@ -80,7 +80,7 @@ class Learner:
         self.scores_a_step = int(objective.needs_reference) + int(self._scores_self)
         self.state: dict[str, Any] = {}
         self.updates = 0
-        self._sizes: tuple[Sequence[blocks.Block], int] = (), 0  # that a batch's rows come in, and seats of a prompt
+        self._sizes: tuple[Sequence[blocks.Block], int] = (), 0  # the two sizes of rows; completions of a prompt
         self._called: set[Any] = set()
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
 
@@ -164,8 +164,21 @@ class Learner:
             )
             per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
             share = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
-            minis.append(PackedBatch(places, share, *_rows(self, share)))
+            minis.append(PackedBatch(places, share, *self._rows(share)))
         return minis
+
+    def _rows(self, batch: TrainBatch) -> tuple[Packed, Layout]:
+        """A batch in rows on the devices, in one of two sizes."""
+        policy, seats = self.policy, self.policy.compute.needs_seats
+        how = {
+            "lanes": policy.lanes,
+            "microbatches": self.train.microbatches,
+            "least": self.least,
+            "gaps": self.train.skip_zero_advantage,
+        }
+        self._sizes = blocks.sizes_of(batch, **how), np.shape(batch.lengths)[1] if seats else 0
+        packed, layout = blocks.pack(batch, seats=seats, **how)
+        return place_rows(packed, policy.mesh), layout
 
     def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         """Log-probs under the reference and under the policy before its updates, where a term or the variant asks.
@@ -238,7 +251,7 @@ class Learner:
             mini.live = bool(live[mini.places].any())
             if self.train.skip_zero_advantage:
                 lengths[mini.places] = weighing.lengths_that_teach(host, lengths[mini.places])
-                mini.packed, mini.layout = _rows(self, mini.of(lengths[mini.places]))
+                mini.packed, mini.layout = self._rows(mini.of(lengths[mini.places]))
             mini.add(self.policy, host)
         return advantages, told, lengths
 
@@ -319,17 +332,3 @@ class Learner:
             coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)
             _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
             self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
-
-
-def _rows(learner: Learner, batch: TrainBatch) -> tuple[Packed, Layout]:
-    """A batch in rows on the devices, in one of two sizes."""
-    policy, seats = learner.policy, learner.policy.compute.needs_seats
-    how = {
-        "lanes": policy.lanes,
-        "microbatches": learner.train.microbatches,
-        "least": learner.least,
-        "gaps": learner.train.skip_zero_advantage,
-    }
-    learner._sizes = blocks.sizes_of(batch, **how), np.shape(batch.lengths)[1] if seats else 0
-    packed, layout = blocks.pack(batch, seats=seats, **how)
-    return place_rows(packed, policy.mesh), layout
