@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import quick_xla
 import tiny_hf
-import torch
 import transformers
 from flax import nnx
 
@@ -65,6 +64,8 @@ def assert_same_weights(a, b):
 
 
 def assert_same_torch(a, b):
+    from with_torch import torch
+
     a, b = a.state_dict(), b.state_dict()
     assert a.keys() == b.keys()
     for name in a:
@@ -72,4 +73,6 @@ def assert_same_torch(a, b):
 
 
 def their(folder, **kwargs):
+    import with_torch  # noqa: F401
+
     return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", **kwargs).eval()

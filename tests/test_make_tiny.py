@@ -8,6 +8,7 @@ from pathlib import Path
 
 import make_tiny
 import pytest
+import tiny_run
 from data_files import read_rows
 
 from grpojax import data
@@ -116,3 +117,9 @@ def test_policy_is_a_small_qwen3(tok):
     assert (raw["eos_token_id"], raw["pad_token_id"]) == (tok.eos_token_id, tok.pad_token_id)
     assert hf.eos_ids(TINY, tok) == (tok.eos_token_id,)
     assert len(tok) <= hf.load(TINY).config.vocab_size
+
+
+def test_the_model_of_the_tests_is_what_transformers_makes(tmp_path):
+    tiny_run.make_model(tmp_path)
+    for file in tiny_run.MODEL.iterdir():
+        assert file.read_bytes() == (tmp_path / file.name).read_bytes(), file.name

@@ -3,7 +3,6 @@
 import json
 
 import tokenizers
-import torch
 import transformers
 
 # Sizes differ wherever they may, so that swapped axes fail; over "tensor" and over "fsdp" all of them halve.
@@ -52,10 +51,14 @@ def config(name: str, **changes):
     return transformers.AutoConfig.for_model(kind, **{"rope_parameters": _ROPE, **_SIZES, **options, **changes})
 
 
-def model(config, *, dtype=torch.float32, seed: int = 0):
+def model(config, *, dtype: str = "float32", seed: int = 0):
     """A transformers model in which every weight matters: random norms and biases too."""
+    from with_torch import torch
+
     torch.manual_seed(seed)
-    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
+    made = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=getattr(torch, dtype)
+    ).eval()
     with torch.no_grad():
         for name, p in made.named_parameters():
             if name.endswith("norm.weight"):
@@ -65,15 +68,17 @@ def model(config, *, dtype=torch.float32, seed: int = 0):
     return made
 
 
-def save(folder, name: str = "qwen2", *, dtype=torch.float32, seed: int = 0, max_shard_size="5GB", **changes):
+def save(folder, name: str = "qwen2", *, dtype: str = "float32", seed: int = 0, max_shard_size="5GB", **changes):
     """Saves one of `MODELS` with random weights into ``folder`` and returns it."""
     made = model(config(name, **changes), dtype=dtype, seed=seed)
     made.save_pretrained(folder, max_shard_size=max_shard_size)
     return made
 
 
-def logps(made, tokens: list[int]) -> torch.Tensor:
+def logps(made, tokens: list[int]):
     """Log-probability of each token but the first, given those before it."""
+    from with_torch import torch
+
     ids = torch.tensor([tokens])
     with torch.no_grad():
         scores = made(ids).logits.float().log_softmax(-1)

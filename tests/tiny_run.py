@@ -2,8 +2,13 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 from pathlib import Path
+
+LETTERS = ["<pad>", "<eos>", *"0123456789+-= ", *(chr(i) for i in range(97, 97 + 24))]
+MODEL = Path(__file__).parent / "tiny_model"
 
 
 def length(prompts, completions, tokens, **columns):
@@ -79,36 +84,39 @@ run:       {{dir: {folder}/run}}
 
 
 def make_teacher(student: Path, folder: Path, seed: int = 1, **changes) -> Path:
-    """Another random model with the tokenizer of a student's folder; ``changes`` are of its config."""
-    import torch
-    import transformers
+    """Another random model with the tokenizer of a student's folder; ``changes`` are of its ``config.json``."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
 
-    torch.manual_seed(seed)
-    config = transformers.AutoConfig.from_pretrained(student, **changes)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(student).save_pretrained(folder)
+    from grpojax.models import Decoder, hf
+
+    raw = {"initializer_range": 0.02} | json.loads((student / "config.json").read_text()) | changes
+    rng, model = np.random.default_rng(seed), Decoder(hf.from_hf(raw), rngs=nnx.Rngs(0))
+
+    def some(path, x):
+        norm = "norm" in jax.tree_util.keystr(path)
+        return x if norm else jnp.asarray(rng.normal(0, raw["initializer_range"], x.shape), jnp.float32)
+
+    nnx.update(model, jax.tree_util.tree_map_with_path(some, nnx.state(model, nnx.Param)))
+    shutil.rmtree(folder, ignore_errors=True)
+    hf.save(folder, model, source=student, tokenizer=hf.load_tokenizer(str(student)))
     return folder
 
 
-def make_run(folder: Path, layers: int = 2, eos: float = 0.38) -> Path:
-    """Writes model, tokenizer, data and recipe; returns the recipe's path.
-
-    Samples end about every sixth token, and never with a far lower ``eos``: programs are then of one shape.
-    """
-    import torch
+def make_model(folder: Path) -> None:
+    """The weights of ``tests/tiny_model``, made anew by transformers. They are shipped, so that a run in the tests
+    waits for no torch."""
     import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from with_torch import torch
 
-    letters = ["<pad>", "<eos>", *"0123456789+-= ", *(chr(i) for i in range(97, 97 + 24))]
-    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, unk_token="<pad>"))
-    core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        vocab_size=len(letters),
+        vocab_size=len(LETTERS),
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=layers,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -120,8 +128,33 @@ def make_run(folder: Path, layers: int = 2, eos: float = 0.38) -> Path:
     with torch.no_grad():
         model.model.norm.weight[0] = 6.0
         model.model.embed_tokens.weight[:, 0] = 0.3
-        model.model.embed_tokens.weight[1, 0] = eos
     model.save_pretrained(folder)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((folder / name).read_text())
+        content.pop("transformers_version")
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def make_run(folder: Path, layers: int = 2, eos: float = 0.38) -> Path:
+    """Writes model, tokenizer, data and recipe; returns the recipe's path.
+
+    Samples end about every sixth token, and never with a far lower ``eos``: programs are then of one shape.
+    """
+    import transformers
+    from safetensors.numpy import load_file, save_file
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    core = Tokenizer(models.WordLevel({c: i for i, c in enumerate(LETTERS)}, unk_token="<pad>"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
+    weights = load_file(MODEL / "model.safetensors")
+    weights["model.embed_tokens.weight"][1, 0] = eos
+    kept = {k: x for k, x in weights.items() if not (m := re.match(r"model\.layers\.(\d+)\.", k)) or int(m[1]) < layers}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((MODEL / "config.json").read_text())
+    config |= {"num_hidden_layers": layers, "layer_types": config["layer_types"][:layers]}
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(MODEL / "generation_config.json", folder)
     tokenizer.save_pretrained(folder)
     rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a in range(6) for b in range(5)]
     (folder / "sums.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))

@@ -4,11 +4,14 @@ libtpu stays in the process that loads it, and these tests have CPU options of X
 """
 
 import atexit
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
+
+import pytest
 
 SERVER = """
 import contextlib, io, json, sys, traceback
@@ -38,6 +41,8 @@ def run(code: str, *args: str) -> SimpleNamespace:
     The process goes on to the next test, so a program undoes what it patches.
     """
     global _process
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is absent: pip install 'grpojax[test-all]'")
     if _process is None or _process.poll() is not None:
         env = os.environ | {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "XLA_FLAGS": ""}
         _process = subprocess.Popen(

@@ -182,8 +182,8 @@ def test_greedy_ignores_the_key(decoder):
 
 
 def test_greedy_equals_transformers(tmp_path):
-    import torch
     import transformers
+    from with_torch import torch
 
     torch.manual_seed(0)
     config = transformers.Qwen3Config(

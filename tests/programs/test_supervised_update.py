@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import quick_xla
 import tiny_hf
-import torch
 from flax import nnx
 from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder, with_tokens
 
@@ -143,6 +142,8 @@ def test_the_update_is_the_gradient_of_dpo_written_out(whole):
 
 def test_the_loss_and_its_gradient_are_transformers(tmp_path):
     """The prompt's labels are masked, and one update has completions of several prompts in shared rows."""
+    from with_torch import torch
+
     made = tiny_hf.save(tmp_path, "qwen2")
     graph, params = nnx.split(models.load(tmp_path))
     batch = ragged_batch(np.random.default_rng(5), p=3, g=2, vocab=94)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny_hf
-import torch
 from hf_compare import their
 from runs import Trainer, numbers
 
@@ -88,6 +87,8 @@ def step(recipe, tmp_path_factory):
 
 def torch_logps(model, prompt, completion):
     """Of each token of the completion, with gradient."""
+    from with_torch import torch
+
     ids = torch.tensor([[*prompt, *completion]])
     logps = model(ids).logits.float().log_softmax(-1)[0, :-1].gather(-1, ids[0, 1:, None])[:, 0]
     return logps[len(prompt) - 1 :]
@@ -106,6 +107,8 @@ def test_old_and_reference_log_probs_are_those_of_the_spliced_text(recipe, step)
 
 def test_the_gradient_is_that_of_the_spliced_text(recipe, step):
     """``-Σ A log π`` over all tokens of reasoning, marker and answer, by torch; the KL's is 0 at first, the ratio 1."""
+    from with_torch import torch
+
     made, problems = their(recipe.parent), step.batch.problems
     rewards = np.zeros(step.batch.total.shape)
     logps = {at: torch_logps(made, problems[at[0]].ids, spliced.ids) for at, spliced in step.want.items()}

@@ -5,8 +5,8 @@ import json
 import jax.numpy as jnp
 import pytest
 import tiny_hf
-import torch
 from hf_compare import their
+from with_torch import torch
 
 from grpojax import models
 from grpojax.host.errors import UserError

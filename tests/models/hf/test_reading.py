@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_hf
-import torch
 from flax import nnx
 from hf_compare import assert_same_torch, assert_same_weights, leaves, our_logps, their, their_logps
 
@@ -124,7 +123,7 @@ print((status("VmHWM") - before - sum(held.values())) / size)
 @pytest.mark.parametrize("where", ["disk", "bucket"])
 def test_loading_never_holds_the_model_twice(tmp_path, where):
     """What the peak is above the arrays: files are bfloat16, so that the largest tensor is a ninth of the model."""
-    tiny_hf.save(tmp_path / "small", "qwen2", dtype=torch.bfloat16)
+    tiny_hf.save(tmp_path / "small", "qwen2", dtype="bfloat16")
     large = dict(
         vocab_size=8192,
         hidden_size=1024,
@@ -132,7 +131,7 @@ def test_loading_never_holds_the_model_twice(tmp_path, where):
         num_hidden_layers=10,
         num_attention_heads=16,
     )
-    tiny_hf.save(tmp_path / "large", "qwen2", dtype=torch.bfloat16, max_shard_size="110MB", **large)
+    tiny_hf.save(tmp_path / "large", "qwen2", dtype="bfloat16", max_shard_size="110MB", **large)
     assert len(list((tmp_path / "large").glob("*.safetensors"))) == 2
 
     places = [str(tmp_path / name) for name in ("small", "large")]

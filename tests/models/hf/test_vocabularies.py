@@ -76,7 +76,7 @@ def test_the_builtin_tokenizer_counts_its_added_tokens():
 @pytest.mark.parametrize("name", ["qwen2-tied", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_log_probs_equal_those_of_transformers_with_the_rows_masked(name, tmp_path):
     """Also after a save, which keeps the rows; unmasked, the planted ones take nearly all of the probability."""
-    import torch
+    from with_torch import torch
 
     made = tiny_hf.model(tiny_hf.config(name))
     with torch.no_grad():

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_hf
-import torch
 from flax import nnx
 from hf_compare import assert_same_torch, assert_same_weights, leaves, our_logps, sequences, their, their_logps
+from with_torch import torch
 
 from grpojax import models
 from grpojax.host.errors import UserError
@@ -34,7 +34,7 @@ def test_a_model_scores_as_transformers_does_and_comes_back_unchanged(tmp_path, 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_files(tmp_path, dtype):
-    made = tiny_hf.save(tmp_path / "in", "llama-tied", dtype=getattr(torch, dtype))
+    made = tiny_hf.save(tmp_path / "in", "llama-tied", dtype=dtype)
     wide = models.load(tmp_path / "in")
     models.save(tmp_path / "wide", wide)
     assert_same_torch(their(tmp_path / "wide", dtype="auto"), made.float())
