@@ -7,9 +7,9 @@ axis      meaning
 ``G``     samples of one prompt (the group)
 ``L``     prompt positions, right-padded
 ``T``     completion positions, right-padded
-``B``     lanes: the equal parts that a batch is cut into, one a batch shard
-``K``     prompts of one lane
-``R``     rows of one lane; a row holds whole completions
+``B``     shards: the equal parts that a batch is cut into, one a batch shard
+``K``     prompts of one shard
+``R``     rows of one shard; a row holds whole completions
 ``S``     positions of one row
 ``D``     hidden size;  ``V`` vocabulary;  ``H``/``Hkv`` heads;  ``N`` tokens
 ========  =====================================================================
@@ -79,8 +79,8 @@ class Rollout:
 class Rows:
     """Prompts and completions in the form that the decoder's forward reads.
 
-    A lane holds ``K`` prompts and ``R`` rows; a row holds completions back to back, told apart by ``segments``. They
-    continue one prompt, or, where there are ``seats``, any.
+    A shard holds ``K`` prompts and ``R`` rows; a row holds completions back to back, told apart by ``segments``. They
+    continue one prompt, or, with ``gather``, any.
 
     Attributes:
       prompts: ``[B, K, L]`` int32.
@@ -89,9 +89,9 @@ class Rows:
       segments: ``[B, R, S]`` int32, 0 on padding, otherwise a number that differs between completions of a row.
       offsets: ``[B, R, S]`` int32, position of a token in its own completion.
       token_prompt: ``[B, R, S]`` int32 in ``[0, K)``, the prompt that a token's completion continues; on padding 0.
-      seats: None, or, for attention that takes one completion a row, arrays ``[B, C, n]`` int32, each of C completions
-        of at most n tokens: where in its lane (``r * S + s``) each of these stands, -1 on padding.
-      live: None, or of rows in micro-batches ``[M, B]`` int32, 1 where a lane's rows hold a token; those behind the
+      gather: None, or, for attention that takes one completion a row, arrays ``[B, C, n]`` int32, each of C completions
+        of at most n tokens: where in its shard (``r * S + s``) each of these stands, -1 on padding.
+      live: None, or of rows in micro-batches ``[M, B]`` int32, 1 where a shard's rows hold a token; those behind the
         last that does are left out (`grpojax.programs.blocks`).
       read: None, or the prompts as they were read before (`grpojax.models.decoder.read_prompts`).
     """
@@ -102,7 +102,7 @@ class Rows:
     segments: Array
     offsets: Array
     token_prompt: Array
-    seats: tuple[Array, ...] | None = None
+    gather: tuple[Array, ...] | None = None
     live: Array | None = None
     read: Any = None
 

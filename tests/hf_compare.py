@@ -21,7 +21,7 @@ def sequences(vocab: int) -> list[list[int]]:
 
 
 def plain_rows(tokens: list[list[int]]) -> Rows:
-    """One sequence a lane: the first tokens are the prompt, the rest its one completion."""
+    """One sequence a shard: the first tokens are the prompt, the rest its one completion."""
     prompts, rows, segments = (np.zeros((len(LENGTHS), 1, n), np.int32) for n in (19, 13, 13))
     for i, (p, c) in enumerate(LENGTHS):
         prompts[i, 0, :p], rows[i, 0, :c], segments[i, 0, :c] = tokens[i][:p], tokens[i][p:], 1

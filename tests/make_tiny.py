@@ -260,7 +260,7 @@ def pad(lists: list[list], length: int, dtype: type = np.int32) -> np.ndarray:
 
 
 def pack(prompts: list[list[int]], rows: list[list[list[int]]], shape: tuple[int, int]) -> Rows:
-    """One lane with a row a prompt, which holds the prompt's completions back to back."""
+    """One shard with a row a prompt, which holds the prompt's completions back to back."""
     return Rows(
         prompts=pad(prompts, shape[0]),
         prompt_lengths=np.array([[len(ids) for ids in prompts]], np.int32),

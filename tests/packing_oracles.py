@@ -16,7 +16,7 @@ def check_first_fit(bins, lengths, size):
 
 
 def read_rows(rows):
-    """All that `Rows` ``[M, B, ...]`` says: of each row that holds anything (micro-batch, lane, prompts, completions),
+    """All that `Rows` ``[M, B, ...]`` says: of each row that holds anything (micro-batch, shard, prompts, completions),
     a prompt for each completion. Prompts may stand once before several micro-batches."""
     out, alike = [], len(rows.tokens) // len(rows.prompts)
     for m, b, r in np.ndindex(rows.tokens.shape[:3]):

@@ -39,52 +39,52 @@ def example(lengths, size, seed=0):
     )
 
 
-def check_seats(rows, completions):
-    """Each completion has a seat of its own, the longest of them those of a whole row."""
+def check_gather(rows, completions):
+    """Each completion has gather indices of its own, the longest of them those of a whole row."""
     shape, read = rows.tokens.shape, packing_oracles.read_rows(rows)
-    sizes = packing.seat_sizes(completions, *shape[2:])
-    assert [x.shape for x in rows.seats] == [(*shape[:2], *size) for size in sizes]
-    for m, lane in np.ndindex(shape[:2]):
-        tokens = rows.tokens[m, lane].reshape(-1)
-        seats = [s for of_class in rows.seats for s in of_class[m, lane]]
-        whole = [tokens[s[s >= 0]].tolist() for s in seats if (s >= 0).any()]
-        there = [c for i, j, _, row in read if (i, j) == (m, lane) for c in row]
+    sizes = packing.gather_sizes(completions, *shape[2:])
+    assert [x.shape for x in rows.gather] == [(*shape[:2], *size) for size in sizes]
+    for m, shard in np.ndindex(shape[:2]):
+        tokens = rows.tokens[m, shard].reshape(-1)
+        gather = [s for of_class in rows.gather for s in of_class[m, shard]]
+        whole = [tokens[s[s >= 0]].tolist() for s in gather if (s >= 0).any()]
+        there = [c for i, j, _, row in read if (i, j) == (m, shard) for c in row]
         assert whole == sorted(there, key=len, reverse=True)
 
 
-def check(batch, lanes, microbatches, seats):
+def check(batch, shards, microbatches, gather):
     """Reads the rows back and compares them with the batch; returns what was packed."""
-    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=seats)
+    packed, layout = packing.pack(batch, shards=shards, microbatches=microbatches, gather=gather)
     n, group, size = batch.tokens.shape
-    per_lane = n // lanes
+    per_shard = n // shards
     shape = packed.rows.tokens.shape
-    assert shape[:2] == (microbatches, lanes) and shape[3] <= max(size, 1)
+    assert shape[:2] == (microbatches, shards) and shape[3] <= max(size, 1)
     assert packed.rows.segments.shape == packed.rows.offsets.shape == packed.per_token.weights.shape == shape
     assert packed.rows.token_prompt.shape == shape and packed.rows.prompts.shape[:2] == shape[:2]
     assert {x.dtype for x in jax.tree.leaves(packed.rows)} == {np.dtype(np.int32)}
 
     seen, bins = [], {}
-    for m, lane, prompts, completions in packing_oracles.read_rows(packed.rows):
+    for m, shard, prompts, completions in packing_oracles.read_rows(packed.rows):
         for prompt, tokens in zip(prompts, completions, strict=True):
             p, g, t = np.unravel_index(np.array(tokens) - 1, batch.tokens.shape)
             assert t.tolist() == list(range(batch.lengths[p[0], g[0]])), "not a whole completion"
             assert len(set(zip(p, g, strict=True))) == 1
             p, g = int(p[0]), int(g[0])
             assert prompt == batch.prompts.tokens[p, : batch.prompts.lengths[p]].tolist(), "another prompt's row"
-            assert p // per_lane == lane
+            assert p // per_shard == shard
             seen.append((p, g))
-            at = ((p % per_lane) * group + g) * microbatches // (per_lane * group)
+            at = ((p % per_shard) * group + g) * microbatches // (per_shard * group)
             assert at == m, "in another micro-batch"
-        bins.setdefault((m, lane, p), []).append([g for _, g in seen[-len(completions) :]])
+        bins.setdefault((m, shard, p), []).append([g for _, g in seen[-len(completions) :]])
     assert sorted(seen) == [(int(p), int(g)) for p, g in np.argwhere(batch.lengths)], "not each completion once"
-    if packed.rows.seats is None:
-        assert not seats or packed.rows.segments.max() <= 1
+    if packed.rows.gather is None:
+        assert not gather or packed.rows.segments.max() <= 1
     else:
-        check_seats(packed.rows, n * group // (lanes * microbatches))
+        check_gather(packed.rows, n * group // (shards * microbatches))
     for (_, _, p), rows in bins.items():
         order = sorted(g for row in rows for g in row)
         local = [[order.index(g) for g in row] for row in rows]
-        if shape[2] == n * group // (lanes * microbatches):  # the largest size: a row for each completion
+        if shape[2] == n * group // (shards * microbatches):  # the largest size: a row for each completion
             assert all(len(row) == 1 for row in rows)
         else:
             packing_oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])

@@ -18,11 +18,11 @@ from grpojax.rewards.scoring import weighted_sum
 from grpojax.types import Prompts, Rollout
 
 
-class Lanes(Protocol):
+class Shards(Protocol):
     """The devices that sample."""
 
     @property
-    def lanes(self) -> int:
+    def shards(self) -> int:
         """Equal parts that a batch of prompts is cut into."""
         ...
 
@@ -31,7 +31,7 @@ class Policy(Protocol):
     """What is asked of a model on its devices."""
 
     @property
-    def sampling(self) -> Lanes:
+    def sampling(self) -> Shards:
         """Those that sample."""
         ...
 
@@ -203,7 +203,7 @@ def evaluate(
       sync: waits for the samples on the devices.
     """
     size = min(max(1, config.batch // config.sampler.group), len(problems))
-    size = -(-size // policy.sampling.lanes) * policy.sampling.lanes
+    size = -(-size // policy.sampling.shards) * policy.sampling.shards
 
     def sample(prompts: Prompts) -> Rollout:
         rollout = policy.sample(params, prompts, jax.random.key(config.seed), config.sampler)

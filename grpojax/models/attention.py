@@ -229,37 +229,37 @@ def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str
     return {"xla": blocked if platform == "cpu" else xla, "cudnn": cudnn, "cudnn_lengths": cudnn_lengths}[name]
 
 
-def needs_seats(name: str, platform: str | None = None) -> bool:
+def needs_gather(name: str, platform: str | None = None) -> bool:
     """Whether the implementation takes one completion a row only (`by_completion`)."""
     platform = platform or jax.default_backend()
     return name in ("splash", "cudnn_lengths") or (name == "auto" and platform == "tpu")
 
 
-def by_completion(attend: Attend, seats: Sequence[Array], token_prompt: Array) -> Attend:
+def by_completion(attend: Attend, gather: Sequence[Array], token_prompt: Array) -> Attend:
     """``attend``, run with a row for each completion, for rows that hold several.
 
     The rows' tokens stay packed in everything else, so only attention pays for the longest completion of a class.
 
     Args:
       attend: an implementation.
-      seats: ``[B, C, n]`` of each class, see `grpojax.types.Rows`.
+      gather: ``[B, C, n]`` of each class, see `grpojax.types.Rows`.
       token_prompt: ``[B, R, S]`` of the packed rows, whose completions may continue any of the prompts.
     """
-    classes = [_of_class(attend, of_class, token_prompt) for of_class in seats]
+    classes = [_of_class(attend, of_class, token_prompt) for of_class in gather]
     return lambda *args: functools.reduce(jnp.add, (run(*args) for run in classes))
 
 
-def _of_class(attend: Attend, seats: Array, token_prompt: Array) -> Attend:
-    """`by_completion` of the completions in ``seats [B, C, T]``; 0 at the tokens of all others."""
-    (b, r, s), (c, t) = token_prompt.shape, seats.shape[1:]
-    there = seats.reshape(b, c * t)
+def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
+    """`by_completion` of the completions in ``gather [B, C, T]``; 0 at the tokens of all others."""
+    (b, r, s), (c, t) = token_prompt.shape, gather.shape[1:]
+    there = gather.reshape(b, c * t)
 
     def put(x, at):
         return x.at[jnp.where(at < 0, r * s, at)].set(jnp.arange(c * t), mode="drop")
 
     back = jax.vmap(put)(jnp.full((b, r * s), -1), there)
-    own = (seats >= 0).astype(jnp.int32)
-    prompt = jnp.take_along_axis(token_prompt.reshape(b, r * s), jnp.maximum(seats[..., 0], 0), axis=1)
+    own = (gather >= 0).astype(jnp.int32)
+    prompt = jnp.take_along_axis(token_prompt.reshape(b, r * s), jnp.maximum(gather[..., 0], 0), axis=1)
 
     def run(q, k, v, segments, prefix: Prefix):
         def apart(x):

@@ -26,7 +26,7 @@ class _Cut(NamedTuple):
 
 
 def _cut(rows: int, queries: int, heads: int, keys: int) -> _Cut:
-    """The largest blocks whose scores are about 4 MiB a lane."""
+    """The largest blocks whose scores are about 4 MiB a shard."""
     room = max(1, _SCORES_BYTES // (4 * heads * keys))
     if queries > room:
         return _Cut(1, -(-queries // -(-queries // room)))

@@ -46,7 +46,7 @@ class Compute:
       vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes about 32 MiB of logits.
       mesh: None on one device.
       platform: the one compiled for; None is jax's default.
-      lean: of a forward without gradient, hold an MLP's activations of no more than 1024 tokens of a lane.
+      lean: of a forward without gradient, hold an MLP's activations of no more than 1024 tokens of a shard.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -58,9 +58,9 @@ class Compute:
     lean: bool = False
 
     @property
-    def needs_seats(self) -> bool:
-        """Whether rows that hold several completions must come with `Rows.seats`."""
-        return att.needs_seats(self.attention, self.platform)
+    def needs_gather(self) -> bool:
+        """Whether rows that hold several completions must come with `Rows.gather`."""
+        return att.needs_gather(self.attention, self.platform)
 
 
 def compute_of(

@@ -87,9 +87,9 @@ def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
 
 
 def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool = False) -> Array:
-    """``[B, ...]`` ids to ``[B, ..., D]`` in the compute dtype, lanes in front.
+    """``[B, ...]`` ids to ``[B, ..., D]`` in the compute dtype, shards in front.
 
-    On a mesh the tokens travel, not the table: each fsdp shard looks up its columns for all lanes of its group.
+    On a mesh the tokens travel, not the table: each fsdp shard looks up its columns for all shards of its group.
     ``whole`` says that the table lies whole on every fsdp shard, as in a rollout; then nothing moves.
     """
     table, mesh, dtype = model.embed.get_value(), compute.mesh, jnp.dtype(compute.dtype)
@@ -100,15 +100,15 @@ def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool
         return rows_of_shards(table, tokens, dtype, whole=whole)
 
     rules = ROLLOUT if whole else TRAIN
-    lanes = spec(("lane",), rules)
+    shards = spec(("shard",), rules)
     cut: Any = spec(DECODER["embed"].axes, rules)
     if isinstance(table, quantised.Int8):
         cut = quantised.Int8(cut, spec(DECODER["embed"].axes[:1], rules))
-    return jax.shard_map(look_up, mesh=mesh, in_specs=(cut, lanes), out_specs=lanes)(table, tokens)
+    return jax.shard_map(look_up, mesh=mesh, in_specs=(cut, shards), out_specs=shards)(table, tokens)
 
 
 def rows_of_shards(table: Any, tokens: Array, dtype: Any, *, whole: bool = False) -> Array:
-    """`embed_tokens` from inside a shard_map: a device's part of the table, and the tokens of its lanes."""
+    """`embed_tokens` from inside a shard_map: a device's part of the table, and the tokens of its shards."""
     if not whole:
         tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
     count = jax.tree.leaves(table)[0].shape[0]
@@ -192,7 +192,7 @@ def _run_layers(
         block = layer(block, model.config, compute, one)
         attended, kept = attend(*block.qkv(x, tables), read)
         x = block.finish(x, attended)
-        return constrain(x, compute.mesh, "lane", None, None) if pinned else x, kept
+        return constrain(x, compute.mesh, "shard", None, None) if pinned else x, kept
 
     return scan_layers(model, body, x, read, remat=remat)
 
@@ -241,9 +241,9 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
 def _attends(rows: Rows | None, compute: Compute) -> tuple[att.Attend, att.Attend]:
     """Attention of prompts, and of rows where there are any."""
     attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
-    if rows is None or rows.seats is None:
+    if rows is None or rows.gather is None:
         return attend, attend
-    return attend, att.by_completion(attend, rows.seats, rows.token_prompt)
+    return attend, att.by_completion(attend, rows.gather, rows.token_prompt)
 
 
 def _own_prompt(rows: Rows) -> Array:

@@ -124,7 +124,7 @@ class Turned(NamedTuple):
         return jax.lax.optimization_barrier(y).T  # or the compiler would make the kernel the second factor again
 
 
-_MLP_TOKENS = 1024  # of a lane at once, where memory is short (`Compute.lean`)
+_MLP_TOKENS = 1024  # of a shard at once, where memory is short (`Compute.lean`)
 
 
 class Layer:
@@ -134,14 +134,20 @@ class Layer:
       block, config, compute: the layer, and how to run it.
       one: the number 1 as the compiler cannot know it: it casts what is multiplied with it when the layer's turn comes,
         and not the weights of all layers before the first; None where there is nothing to cast.
-      apart: multiply with one weight after the other. Of two products that share a factor XLA:GPU makes one, and copies
-        both weights into one for it: of a decode step more bytes than the products themselves move.
+      separately: multiply with one weight after the other. XLA:GPU joins two products that share a factor, and copies
+        both weights into one for it: in a decode step these are more bytes than the products themselves move.
     """
 
     def __init__(
-        self, block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, apart: bool = False
+        self,
+        block: Block,
+        config: DecoderConfig,
+        compute: Compute,
+        one: Array | None = None,
+        *,
+        separately: bool = False,
     ):
-        self.config, self.apart = config, apart
+        self.config, self.separately = config, separately
         self.mesh, self.lean = compute.mesh, compute.lean
         dtype = jnp.dtype(compute.dtype)
 
@@ -168,7 +174,7 @@ class Layer:
     def _linears(self, x: Array, *names: str) -> list[Array]:
         made = []
         for name in names:
-            if self.apart and made:
+            if self.separately and made:
                 x, made[-1] = jax.lax.optimization_barrier((x, made[-1]))
             made.append(self._linear(x, name))
         return made
@@ -208,7 +214,7 @@ class Layer:
 
 
 def layer(
-    block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, apart: bool = False
+    block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, separately: bool = False
 ) -> Layer:
     """The block's weights, gathered and cast: a `Layer`."""
-    return Layer(block, config, compute, one, apart=apart)
+    return Layer(block, config, compute, one, separately=separately)

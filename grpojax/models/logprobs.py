@@ -1,6 +1,6 @@
 """Hidden states to log-probabilities of given tokens, without ever holding ``[tokens, V]`` logits.
 
-The vocabulary is taken in blocks, each against all tokens of a lane. So the sums that run from block to block have
+The vocabulary is taken in blocks, each against all tokens of a shard. So the sums that run from block to block have
 the size of the tokens, a block's weights are gathered when its turn comes, and its gradient is complete, and leaves
 for its owner, before the next one starts.
 """
@@ -72,7 +72,7 @@ def token_scores(
       chunk: entries of the vocabulary at once; 0: as many as make about 32 MiB of logits on a device.
       with_entropy: also return the entropy in nats; "value" returns it without a gradient, which is cheaper.
       unused: ranges of rows without a token.
-      mesh: lanes are over ``data`` and ``fsdp``, the vocabulary over ``tensor``.
+      mesh: shards are over ``data`` and ``fsdp``, the vocabulary over ``tensor``.
 
     Returns:
       ``(logps, entropy)``, ``[B, N]`` float32; entropy is None unless asked for.
@@ -109,11 +109,11 @@ def log_normalisers(
 
 def _chunk(hidden: Array, weight: Array, chunk: int, mesh: Mesh | None) -> int:
     """Entries of the vocabulary at once: as many as asked for, or as make about 32 MiB of logits on a device."""
-    (b, n, _), v, lanes = hidden.shape, weight.shape[0], 1
+    (b, n, _), v, shards = hidden.shape, weight.shape[0], 1
     if mesh is not None:
-        v, lanes = v // mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
+        v, shards = v // mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
     if not chunk:
-        blocks = -(-v // max(_LEAST_BLOCK, _LOGITS_BYTES // (4 * n * max(b // lanes, 1))))
+        blocks = -(-v // max(_LEAST_BLOCK, _LOGITS_BYTES // (4 * n * max(b // shards, 1))))
         chunk = -(-v // (blocks * 128)) * 128
     return min(chunk, v)
 
@@ -134,7 +134,7 @@ def _scores(hidden, weight, targets, how):
     return _scores_fwd(hidden, weight, targets, how)[0]
 
 
-def _on_lanes(f, mesh, in_axes, out_axes):
+def _on_shards(f, mesh, in_axes, out_axes):
     """``f`` on each device's part: "t" is an array of tokens, "w" the weight."""
     if mesh is None:
         return f
@@ -191,7 +191,7 @@ def _scores_fwd(hidden, weight, targets, how):
         lse = top + jnp.log(total)
         return chosen - lse, lse, lse - weighted / total
 
-    logps, lse, entropy = _on_lanes(forward, how.mesh, "twt", "ttt")(hidden, weight, targets)
+    logps, lse, entropy = _on_shards(forward, how.mesh, "twt", "ttt")(hidden, weight, targets)
     entropy = entropy if how.with_entropy else None
     return (logps, entropy), (hidden, weight, targets, lse, entropy)
 
@@ -227,7 +227,7 @@ def _scores_bwd(how, saved, cotangents):
 
     g_logp, g_entropy = cotangents
     args = (hidden, weight, targets, lse, g_logp, *((entropy, g_entropy) if how.with_entropy is True else ()))
-    dh, dw = _on_lanes(backward, how.mesh, "tw" + "t" * (len(args) - 2), "tw")(*args)
+    dh, dw = _on_shards(backward, how.mesh, "tw" + "t" * (len(args) - 2), "tw")(*args)
     return dh, dw, None
 
 

@@ -1,7 +1,7 @@
 """Meshes and the one table from logical to mesh axes.
 
 Three mesh axes: ``data`` (weights replicated), ``fsdp`` (weights cut, gathered layer by layer) and ``tensor``
-(heads, MLP and vocabulary cut). A batch is cut into *lanes* over ``data`` and ``fsdp`` together.
+(heads, MLP and vocabulary cut). A batch is cut into *shards* over ``data`` and ``fsdp`` together.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Rules = Mapping[str, tuple[str, ...]]
 # and biases, which are small and stay whole. TRAIN cuts every weight over fsdp too; ROLLOUT keeps whole weights on each
 # fsdp shard, so that decoding never moves one.
 TRAIN: Rules = {
-    "lane": ("data", "fsdp"),
+    "shard": ("data", "fsdp"),
     "embed": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
@@ -64,7 +64,7 @@ class MeshConfig:
             )
 
 
-def apart(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.Device], list[jax.Device]]:
+def disaggregate(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.Device], list[jax.Device]]:
     """``(learning, sampling)`` devices; the second are none where ``config.rollout`` is 0.
 
     Raises:
@@ -72,7 +72,7 @@ def apart(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.D
         from one set to the other without a network.
 
     Example:
-      >>> apart(MeshConfig(rollout=3), "abcdefgh")
+      >>> disaggregate(MeshConfig(rollout=3), "abcdefgh")
       (['a', 'b', 'c', 'd', 'e'], ['f', 'g', 'h'])
     """
     learning, sampling = list(devices[: len(devices) - config.rollout]), list(devices[len(devices) - config.rollout :])
@@ -162,7 +162,7 @@ def named(mesh: Mesh | None, logical: Sequence[str | None], rules: Rules = TRAIN
     return None if mesh is None else NamedSharding(mesh, spec(logical, rules))
 
 
-def lanes(mesh: Mesh | None) -> int:
+def shards(mesh: Mesh | None) -> int:
     """Batch shards of a mesh: into how many equal parts a batch is cut."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 

@@ -20,13 +20,14 @@ from grpojax.programs import packing
 from grpojax.programs.packing import Layout, Packed
 from grpojax.types import Rows, Scalar, TrainBatch
 
-SEATS = 8  # completions of a row at most, where each has a seat: one more costs attention of a quarter of a row
-LEAST = {"cpu": 256, "tpu": 4096}  # positions of a lane: a block of fewer takes as long
+# Completions of a row at most, where each has gather indices: one more costs the attention of a quarter of a row.
+GATHERED = 8
+LEAST = {"cpu": 256, "tpu": 4096}  # positions of a shard: a block of fewer takes as long
 OVERHEAD = 1 / 16  # of these, to add a block's gradient
 
 
 class Block(NamedTuple):
-    """Of a lane: prompts that are read at once and how often, rows of a block and how many blocks may follow each
+    """Of a shard: prompts that are read at once and how often, rows of a block and how many blocks may follow each
     reading, and whether completions share rows."""
 
     prompts: int
@@ -36,7 +37,7 @@ class Block(NamedTuple):
     shared: bool
 
     def cost(self, most: int, longest: int, least: int, readings: int, taken: int) -> float:
-        """In positions of a lane, of so many readings with so many blocks behind them all."""
+        """In positions of a shard, of so many readings with so many blocks behind them all."""
         prompts, rows = self.prompts * longest, self.rows * most
         if self.count == 1:
             return readings * (max(prompts + rows, least) + OVERHEAD * least)
@@ -49,11 +50,11 @@ def sizes(
 ) -> list[Block]:
     """The blocks that batches of a run come in: one for groups of full length and, if it saves anything, a smaller one.
 
-    Of those which with the prompts before them are no larger than a micro-batch, it is the one that costs a lane the
+    Of those which with the prompts before them are no larger than a micro-batch, it is the one that costs a shard the
     least, as a mean over groups that fill one to all of their rows; with ``gaps`` also over how many groups there are.
 
     Args:
-      prompts: of a lane.
+      prompts: of a shard.
       group: samples of each.
       most: tokens of the longest sample.
       longest: tokens of the longest prompt.
@@ -100,66 +101,68 @@ def _some(first: int, last: int, most: int) -> list[int]:
 def pack(
     batch: TrainBatch,
     *,
-    lanes: int = 1,
+    shards: int = 1,
     microbatches: int = 1,
-    seats: bool = False,
+    gather: bool = False,
     least: int = 1,
     gaps: bool = False,
 ) -> tuple[Packed, Layout]:
     """Lays a batch out in rows, as `grpojax.programs.packing.pack` does, in the cheapest of its blocks (`sizes`).
 
     Args:
-      batch, lanes, microbatches, seats: as there.
+      batch, shards, microbatches, gather: as there.
       least, gaps: as in `sizes`.
 
     Returns:
       The batch in rows ``[C M, B, ...]`` and its prompts ``[C, B, ...]``, for each of C readings the most blocks M that
       may follow it; and the `Layout`.
     """
-    full, *smaller = sizes_of(batch, lanes=lanes, microbatches=microbatches, least=least, gaps=gaps)
+    full, *smaller = sizes_of(batch, shards=shards, microbatches=microbatches, least=least, gaps=gaps)
     lengths = np.asarray(batch.lengths)
     most, longest = np.asarray(batch.tokens).shape[2], np.asarray(batch.prompts.tokens).shape[1]
     whole = full.cost(most, longest, least, full.reads, full.reads)
     for block in smaller:
-        dealt = [_deal(lengths, mine, most=most, block=block, seats=seats) for mine in _even(lengths.sum(1), lanes)]
-        taken = [max(map(len, after)) for after in zip(*(of_lane.blocks for of_lane in dealt), strict=True)]
+        dealt = [_deal(lengths, mine, most=most, block=block, gather=gather) for mine in _even(lengths.sum(1), shards)]
+        taken = [max(map(len, after)) for after in zip(*(of_shard.blocks for of_shard in dealt), strict=True)]
         reads = max((c for c, n in enumerate(taken, 1) if n), default=1)
         if block.cost(most, longest, least, reads, sum(taken)) <= 0.95 * whole:
-            parts = [_parts(of_lane, block) for of_lane in dealt]
-            places = _seats(block, lengths.shape[1]) if seats else 0
+            parts = [_parts(of_shard, block) for of_shard in dealt]
+            places = _gathered(block, lengths.shape[1]) if gather else 0
             assigned = [*zip(*parts, strict=True)]
-            return packing.lay_out(batch, assigned, (block.rows, most), seats=places, blocks=block.count)
-    return packing.pack(batch, lanes=lanes, microbatches=microbatches, full=True)
+            return packing.lay_out(batch, assigned, (block.rows, most), gather=places, blocks=block.count)
+    return packing.pack(batch, shards=shards, microbatches=microbatches, full=True)
 
 
-def sizes_of(batch: TrainBatch, *, lanes: int, microbatches: int, least: int, gaps: bool = False) -> list[Block]:
+def sizes_of(batch: TrainBatch, *, shards: int, microbatches: int, least: int, gaps: bool = False) -> list[Block]:
     """`sizes` of a batch ``[P, G, T]``; arguments as in `pack`."""
     (n, group, most), longest = np.asarray(batch.tokens).shape, np.asarray(batch.prompts.tokens).shape[1]
-    return sizes(n // lanes, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
+    return sizes(n // shards, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
 
 
-def _even(tokens: np.ndarray, lanes: int) -> np.ndarray:
-    """Numbers of the prompts of each lane ``[lanes, P / lanes]``: those with most tokens first, each to the lane that
-    has the fewest so far, since no lane goes on before the others."""
-    mine: list[list[int]] = [[] for _ in range(lanes)]
-    load = [0] * lanes
+def _even(tokens: np.ndarray, shards: int) -> np.ndarray:
+    """Numbers of the prompts of each shard, ``[shards, P / shards]``.
+
+    The prompt with most tokens goes first, and each to the shard that has the fewest so far: no shard goes on before
+    the others."""
+    mine: list[list[int]] = [[] for _ in range(shards)]
+    load = [0] * shards
     for p in np.argsort(-tokens, kind="stable").tolist():
-        free = [lane for lane in range(lanes) if len(mine[lane]) < len(tokens) // lanes]
-        lane = min(free, key=load.__getitem__)
-        mine[lane].append(p)
-        load[lane] += int(tokens[p])
+        free = [shard for shard in range(shards) if len(mine[shard]) < len(tokens) // shards]
+        shard = min(free, key=load.__getitem__)
+        mine[shard].append(p)
+        load[shard] += int(tokens[p])
     return np.sort(mine, axis=1)
 
 
 class _Dealt(NamedTuple):
-    """Of a lane: the prompts of each reading, and the blocks of rows after it."""
+    """Of a shard: the prompts of each reading, and the blocks of rows after it."""
 
     prompts: list[np.ndarray]
     blocks: list[list[list[list[packing.Completion]]]]
 
 
-def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, seats: bool) -> _Dealt:
-    """Of a lane's prompts those without a sample come last. With seats a row takes completions of any prompt."""
+def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, gather: bool) -> _Dealt:
+    """A shard's prompts without a sample come last. With gather indices a row takes completions of any prompt."""
     order = prompts[np.argsort(~lengths[prompts].any(1), kind="stable")]
     dealt = _Dealt([], [])
     for c in range(block.reads):
@@ -168,20 +171,20 @@ def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, 
             [packing.Completion(k, int(p), int(g)) for g in np.flatnonzero(lengths[p])] for k, p in enumerate(mine)
         ]
         rows = []
-        for some in [sum(groups, [])] if seats else groups:
+        for some in [sum(groups, [])] if gather else groups:
             sizes = [int(lengths[x.prompt, x.sample]) for x in some]
-            rows += [[some[i] for i in b] for b in packing.first_fit(sizes, most, SEATS if seats else None)]
+            rows += [[some[i] for i in b] for b in packing.first_fit(sizes, most, GATHERED if gather else None)]
         dealt.prompts.append(np.resize(mine if len(mine) else order, block.prompts))
         dealt.blocks.append([rows[at : at + block.rows] for at in range(0, len(rows), block.rows)])
     return dealt
 
 
-def _seats(block: Block, group: int) -> int:
-    return min(block.prompts * group, SEATS * block.rows)
+def _gathered(block: Block, group: int) -> int:
+    return min(block.prompts * group, GATHERED * block.rows)
 
 
 def _parts(dealt: _Dealt, block: Block) -> list[packing.Part]:
-    """Of a lane: the blocks of each reading, empty ones behind them."""
+    """Of a shard: the blocks of each reading, empty ones behind them."""
     return [
         packing.Part(prompts, blocks[m] if m < len(blocks) else [])
         for prompts, blocks in zip(*dealt, strict=True)
@@ -281,12 +284,12 @@ def each(function: Callable[[Rows], Any], rows: Rows, read: Callable[[Rows], Any
     return loop(count // n, readings(rows), of_reading, nothing)
 
 
-def others(blocks: Sequence[Block], seats: int, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+def others(blocks: Sequence[Block], gather: int, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The arguments of a program with rows of the run's other blocks: shapes in place of arrays.
 
     Args:
       blocks: of `sizes`.
-      seats: completions of a prompt where they are told apart by seats; 0 where no seats are needed.
+      gather: completions of a prompt where rows need gather indices; 0 where they need none.
       args: of a call; without rows in one of ``blocks`` there are no others.
     """
     nodes = jax.tree.leaves(args, is_leaf=_has_rows)
@@ -296,7 +299,7 @@ def others(blocks: Sequence[Block], seats: int, args: tuple[Any, ...]) -> list[t
     (shape,) = shapes
     mine = [b for b in blocks if (b.reads * b.count, b.rows) == (shape[0], shape[2])]
     return [
-        jax.tree.map(functools.partial(_with, block, seats), args, is_leaf=_has_rows)
+        jax.tree.map(functools.partial(_with, block, gather), args, is_leaf=_has_rows)
         for block in blocks
         if mine and block not in mine
     ]
@@ -306,12 +309,12 @@ def _has_rows(x: Any) -> bool:
     return isinstance(x, Rows | Packed)
 
 
-def _with(block: Block, seats: int, x: Any) -> Any:
+def _with(block: Block, gather: int, x: Any) -> Any:
     """Rows, or what is packed in them, as shapes in another block; anything else as it is."""
     count = block.reads * block.count
     if isinstance(x, Packed):
         per_token = jax.tree.map(lambda y: _shape(y, count, block.rows, y.shape[3]), x.per_token)
-        return Packed(rows=_with(block, seats, x.rows), per_token=per_token)
+        return Packed(rows=_with(block, gather, x.rows), per_token=per_token)
     if not isinstance(x, Rows):
         return x
     row = x.tokens.shape[3]
@@ -320,10 +323,10 @@ def _with(block: Block, seats: int, x: Any) -> Any:
     for name in ("tokens", "segments", "offsets", "token_prompt"):
         y = getattr(x, name)
         new[name] = _shape(y, count, block.rows, *y.shape[3:])
-    sizes = packing.seat_sizes(_seats(block, seats), block.rows, row) if block.shared and seats else ()
-    told = tuple(_shape(x.tokens, count, *size) for size in sizes) or None
+    sizes = packing.gather_sizes(_gathered(block, gather), block.rows, row) if block.shared and gather else ()
+    indices = tuple(_shape(x.tokens, count, *size) for size in sizes) or None
     live = _shape(x.tokens, count) if block.shared else None
-    return dataclasses.replace(x, **new, seats=told, live=live)
+    return dataclasses.replace(x, **new, gather=indices, live=live)
 
 
 def _shape(x: Any, count: int, *rest: int) -> jax.ShapeDtypeStruct:

@@ -151,8 +151,10 @@ def of_prompt(
             name="prompts",
         )(lengths, q, keys, values)
 
-    heads = spec(("lane", "kv_heads"), TRAIN)
-    return _on_devices(run, mesh, (spec(("lane",), TRAIN), heads, heads, heads), (heads,) * 3)(lengths, q, keys, values)
+    heads = spec(("shard", "kv_heads"), TRAIN)
+    return _on_devices(run, mesh, (spec(("shard",), TRAIN), heads, heads, heads), (heads,) * 3)(
+        lengths, q, keys, values
+    )
 
 
 def _on_devices(run: Callable[..., Any], mesh: Mesh | None, takes: Any, gives: Any) -> Callable[..., Any]:
@@ -194,7 +196,7 @@ def attend(
       top, total, out: float32, of the prompt: the highest score and ``sum(exp(score - top))``, ``[R, Hkv, S, r]``, and
         the same sum of the values, ``[R, Hkv, S, r, d]``.
       block: of the ring; a power of two, at least 16.
-      mesh: rows lie over its lanes, heads over ``tensor``; each device runs the kernel on its own. None on one device.
+      mesh: rows lie over its shards, heads over ``tensor``; each device runs the kernel on its own. None on one device.
       width: positions read at a time, a power of two that divides ``block``; 0 is ``block``, or of wide heads as
         many as fast memory has room for.
       num_warps, num_stages: of a program, and blocks under way at a time (`jax.experimental.pallas.triton`).
@@ -233,6 +235,6 @@ def attend(
             name="slots",
         )(position, counts, q, *args)
 
-    slots, heads = spec(("lane", None, "kv_heads"), TRAIN), spec(("lane", "kv_heads"), TRAIN)
-    takes = jax.P(), spec(("lane",), TRAIN), slots, slots, slots, heads, heads, heads
+    slots, heads = spec(("shard", None, "kv_heads"), TRAIN), spec(("shard", "kv_heads"), TRAIN)
+    takes = jax.P(), spec(("shard",), TRAIN), slots, slots, slots, heads, heads, heads
     return _on_devices(run, mesh, takes, slots)(position, counts, q, keys, values, top, total, out)

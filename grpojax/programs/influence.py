@@ -64,7 +64,7 @@ def vocabulary_width(tokens: int, size: int) -> int:
 
 
 class _Group(NamedTuple):
-    """The micro-batches of one group of each lane, ``[splits, B, N, ...]``, N positions of the rows."""
+    """The micro-batches of one group of each shard, ``[splits, B, N, ...]``, N positions of the rows."""
 
     hidden: Array
     normalisers: Array
@@ -80,11 +80,11 @@ def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) ->
     ``scores`` are `grpojax.credit.influence` over the group's tokens; ``own`` is each sample's sum of them over its own
     tokens alone: ``|M_i|²``.
 
-    ``rows [M, B, ...]`` have one prompt of each lane in a micro-batch, and a prompt's micro-batches follow each other;
-    ``samples`` and ``weights`` are ``[M, B, R, S]``: which of the lane's samples a token belongs to, and its weight.
-    ``entries [prompts of a lane, B, W]`` is of `vocabulary`. Tokens outside of it count as if they were never drawn.
-    ``copies`` are the lanes next to each other that have parts of the same group, and ``group`` the samples of a group
-    in a lane, for ``own``; 0 leaves it out. Both are static.
+    ``rows [M, B, ...]`` have one prompt of each shard in a micro-batch, and a prompt's micro-batches follow each other;
+    ``samples`` and ``weights`` are ``[M, B, R, S]``: which of the shard's samples a token belongs to, and its weight.
+    ``entries [prompts of a shard, B, W]`` is of `vocabulary`. Tokens outside of it count as if they were never drawn.
+    ``copies`` are the shards next to each other that have parts of the same group, and ``group`` the samples of a group
+    in a shard, for ``own``; 0 leaves it out. Both are static.
 
     Args:
       graph: the decoder's graph definition.
@@ -117,10 +117,10 @@ def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) ->
             hidden, sums = jax.lax.map(states, parts)
             flat = (parts.tokens, parts.segments > 0, samples, weights)
             whole = _Group(hidden, sums, *(y.reshape(*y.shape[:2], -1) for y in flat))
-            return _on_lanes(whole, entries, head)
+            return _on_shards(whole, entries, head)
 
-        def _on_lanes(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
-            def lanes(whole: _Group, entries: Array, used: Array, head: Array) -> tuple[Array, Array]:
+        def _on_shards(whole: _Group, entries: Array, head: Array) -> tuple[Array, Array]:
+            def shards(whole: _Group, entries: Array, used: Array, head: Array) -> tuple[Array, Array]:
                 unused = model.config.unused_rows
                 return _stream(
                     whole,
@@ -137,13 +137,13 @@ def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) ->
             block = min(_BLOCK, entries.shape[1])
             used = -(-(entries >= 0).sum(1).max() // block)
             if compute.mesh is None:
-                return lanes(whole, entries, used, head)
-            lane = ("data", "fsdp")
+                return shards(whole, entries, used, head)
+            shard = ("data", "fsdp")
             return jax.shard_map(
-                lanes,
+                shards,
                 mesh=compute.mesh,
-                in_specs=(jax.P(None, lane), jax.P(lane), jax.P(), jax.P("tensor", "fsdp")),
-                out_specs=(jax.P(None, lane), jax.P(lane)),
+                in_specs=(jax.P(None, shard), jax.P(shard), jax.P(), jax.P("tensor", "fsdp")),
+                out_specs=(jax.P(None, shard), jax.P(shard)),
                 check_vma=False,
             )(whole, entries, used, head)
 
@@ -168,10 +168,10 @@ def _stream(
     copies: int,
     group: int,
 ) -> tuple[Array, Array]:
-    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one lane; ``used`` blocks of the vocabulary, in any lane."""
+    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one shard; ``used`` blocks of the vocabulary, in any shard."""
     if entries.shape[0] != 1:
-        raise ValueError(f"{entries.shape[0]} lanes on a device: there is one")
-    lane = jax.tree.map(lambda x: x[:, 0], whole)
+        raise ValueError(f"{entries.shape[0]} shards on a device: there is one")
+    shard = jax.tree.map(lambda x: x[:, 0], whole)
     width, dim = min(_BLOCK, entries.shape[1]), whole.hidden.shape[-1]
     nothing = jnp.zeros((width, dim), jnp.float32)
 
@@ -193,7 +193,7 @@ def _stream(
                 hidden = part.hidden.astype(jnp.float32)
                 return matrix + jnp.einsum("nw,nd->wd", weighted, hidden, precision=_HIGHEST), None
 
-            return jax.lax.scan(add, nothing, lane)[0]
+            return jax.lax.scan(add, nothing, shard)[0]
 
         def sample(matrix: Array, i: Array) -> tuple[Array, Array]:
             mine = total(lambda part: jnp.where(part.samples == i, part.weights, 0.0))
@@ -211,9 +211,9 @@ def _stream(
             pulled = jnp.einsum("nd,wd->nw", part.hidden.astype(jnp.float32), matrix, precision=_HIGHEST)
             return (errors(part) * pulled).sum(-1)
 
-        return scores + jax.lax.map(score, lane), own
+        return scores + jax.lax.map(score, shard), own
 
-    start = jnp.zeros(lane.weights.shape, jnp.float32), jnp.zeros(group, jnp.float32)
+    start = jnp.zeros(shard.weights.shape, jnp.float32), jnp.zeros(group, jnp.float32)
     blocks = entries[0].reshape(-1, width)
     scores, own = jax.lax.fori_loop(0, used, lambda i, carry: block(carry, blocks[i]), start)
     return scores[:, None], own[None]
@@ -227,7 +227,7 @@ def _rows_of(head: Array, ids: Array, dtype: Any, compute: Compute) -> Array:
 
 
 def _over_copies(matrix: Array, compute: Compute, copies: int) -> Array:
-    """The sum of ``matrix`` over the lanes that have the same group."""
+    """The sum of ``matrix`` over the shards that have the same group."""
     axes = ("data", "fsdp")
     mine = jax.lax.axis_index(axes) // copies
 

@@ -142,7 +142,7 @@ def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compu
 
     def zeros(*last, dtype=dtype):
         x = jnp.zeros((c.num_layers, blocks, rows, *shape, *last), dtype)
-        return constrain(x, compute.mesh, None, None, "lane", *axes, *(None,) * len(last))
+        return constrain(x, compute.mesh, None, None, "shard", *axes, *(None,) * len(last))
 
     def all_of(*last):
         x = zeros(*last)
@@ -224,8 +224,8 @@ def insert(
         return jax.tree.map(lambda x, like: x.reshape(like.shape), done, caches)
 
     if compute.mesh is not None:
-        shard, of_kv = spec(("lane",), TRAIN), spec((None, "lane", None, "kv_heads"), TRAIN)
-        held = spec(("lane", None, "kv_heads") if listed else (None, None, "lane", "kv_heads"), TRAIN)
+        shard, of_kv = spec(("shard",), TRAIN), spec((None, "shard", None, "kv_heads"), TRAIN)
+        held = spec(("shard", None, "kv_heads") if listed else (None, None, "shard", "kv_heads"), TRAIN)
         takes = ReadSamples((of_kv, of_kv), shard, shard, shard, shard), held
         of_shard = jax.shard_map(of_shard, mesh=compute.mesh, in_specs=takes, out_specs=held, check_vma=False)
     with jax.named_scope("insert_partial"):
@@ -413,7 +413,7 @@ def _as_written(x: Array, axis: int, mesh: Mesh | None) -> Array:
     """A block ``[R, Hkv * S, ...]`` with tokens along ``axis``, and not in another layout, for which the compiler would
     copy those of all layers, for each layer."""
     layout = Layout((axis % 4, *(i for i in range(4) if i != axis % 4)))
-    pinned, cut = functools.partial(with_layout_constraint, layouts=layout), spec(("lane", "kv_heads"), TRAIN)
+    pinned, cut = functools.partial(with_layout_constraint, layouts=layout), spec(("shard", "kv_heads"), TRAIN)
     if mesh is not None:  # a constraint on all parts at once would gather them
         pinned = jax.shard_map(pinned, mesh=mesh, in_specs=cut, out_specs=cut)
     return pinned(x)

@@ -96,59 +96,59 @@ class Completion(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What a lane has of a micro-batch: the prompts' numbers in the batch, and the rows."""
+    """What a shard has of a micro-batch: the prompts' numbers in the batch, and the rows."""
 
     prompts: np.ndarray
     rows: list[list[Completion]]
 
 
 class _Cut(NamedTuple):
-    """How a lane's prompts are cut into micro-batches: each has so many prompts, with so many samples of each."""
+    """How a shard's prompts are cut into micro-batches: each has so many prompts, with so many samples of each."""
 
-    per_lane: int
+    per_shard: int
     prompts: int
     samples: int
     splits: int  # parts of a group that are micro-batches of their own
 
-    def first_prompt(self, lane: int, m: int) -> int:
-        return lane * self.per_lane + (m // self.splits) * self.prompts
+    def first_prompt(self, shard: int, m: int) -> int:
+        return shard * self.per_shard + (m // self.splits) * self.prompts
 
     def first_sample(self, m: int) -> int:
         return (m % self.splits) * self.samples
 
 
-def check_cut(per_lane: int, group: int, microbatches: int) -> None:
-    """Raises `UserError` where a lane's prompts, or their groups, do not divide into the micro-batches."""
-    cut(per_lane, group, microbatches)
+def check_cut(per_shard: int, group: int, microbatches: int) -> None:
+    """Raises `UserError` where a shard's prompts, or their groups, do not divide into the micro-batches."""
+    cut(per_shard, group, microbatches)
 
 
-def cut(per_lane: int, group: int, microbatches: int) -> _Cut:
-    """How a lane's prompts are cut into equal micro-batches; raises as `check_cut`."""
-    if per_lane % microbatches == 0:
-        return _Cut(per_lane, per_lane // microbatches, group, 1)
-    if microbatches % per_lane == 0 and group % (microbatches // per_lane) == 0:
-        splits = microbatches // per_lane
-        return _Cut(per_lane, 1, group // splits, splits)
+def cut(per_shard: int, group: int, microbatches: int) -> _Cut:
+    """How a shard's prompts are cut into equal micro-batches; raises as `check_cut`."""
+    if per_shard % microbatches == 0:
+        return _Cut(per_shard, per_shard // microbatches, group, 1)
+    if microbatches % per_shard == 0 and group % (microbatches // per_shard) == 0:
+        splits = microbatches // per_shard
+        return _Cut(per_shard, 1, group // splits, splits)
     raise UserError(
-        f"train.microbatches={microbatches} splits neither {per_lane} prompts a batch shard nor their groups of "
+        f"train.microbatches={microbatches} splits neither {per_shard} prompts a batch shard nor their groups of "
         f"{group} evenly"
     )
 
 
-def _assign(lengths: np.ndarray, size: int, cut: _Cut, lane: int, m: int) -> Part:
-    """What one lane has in one micro-batch."""
+def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> Part:
+    """What one shard has in one micro-batch."""
     rows: list[list[Completion]] = []
     for k in range(cut.prompts):
-        p, start = cut.first_prompt(lane, m) + k, cut.first_sample(m)
+        p, start = cut.first_prompt(shard, m) + k, cut.first_sample(m)
         mine = [int(n) for n in lengths[p, start : start + cut.samples]]
         live = [i for i, n in enumerate(mine) if n > 0]
         fitted = first_fit([mine[i] for i in live], size)
         rows += [[Completion(k, p, start + live[i]) for i in b] for b in fitted]
-    return Part(cut.first_prompt(lane, m) + np.arange(cut.prompts), rows)
+    return Part(cut.first_prompt(shard, m) + np.arange(cut.prompts), rows)
 
 
 class _Sizes(NamedTuple):
-    """Of a micro-batch of a lane: rows, positions of each, and whether completions share them."""
+    """Of a micro-batch of a shard: rows, positions of each, and whether completions share them."""
 
     rows: int
     row: int
@@ -163,8 +163,8 @@ def _sizes(cut: _Cut, most: int) -> list[_Sizes]:
     return [*shared, *([_Sizes(whole, most, False)] if part < whole else [])]
 
 
-def seat_sizes(completions: int, rows: int, positions: int) -> list[tuple[int, int]]:
-    """Seats of whole, half and quarter length ``(how many, tokens of each)`` that hold any completions of these rows.
+def gather_sizes(completions: int, rows: int, positions: int) -> list[tuple[int, int]]:
+    """``(how many, tokens of each)``: gather indices of whole, half and quarter length for completions of these rows.
 
     A row has room for one completion of more than half its positions, and for three of more than a quarter.
 
@@ -174,7 +174,7 @@ def seat_sizes(completions: int, rows: int, positions: int) -> list[tuple[int, i
       positions: of a row.
 
     Example:
-      >>> seat_sizes(32, rows=10, positions=1024)
+      >>> gather_sizes(32, rows=10, positions=1024)
       [(10, 1024), (20, 512), (2, 256)]
     """
     ends = [min(n, completions) for n in (rows, 3 * rows, completions)]
@@ -185,9 +185,9 @@ def seat_sizes(completions: int, rows: int, positions: int) -> list[tuple[int, i
 def pack(
     batch: TrainBatch,
     *,
-    lanes: int = 1,
+    shards: int = 1,
     microbatches: int = 1,
-    seats: bool = False,
+    gather: bool = False,
     full: bool = False,
 ) -> tuple[Packed, Layout]:
     """Lays a batch out in rows; each prompt has its place in a micro-batch, whatever the lengths.
@@ -197,10 +197,10 @@ def pack(
     these; the updates of a run that samples take `grpojax.programs.blocks`.
 
     Args:
-      batch: numpy arrays, already `grpojax.programs.lanes.spread` over the lanes.
-      lanes: equal parts of the batch, one a batch shard.
+      batch: numpy arrays, already `grpojax.programs.batch_shards.spread` over the shards.
+      shards: equal parts of the batch, one a batch shard.
       microbatches: parts that an update takes one after the other.
-      seats: say where each completion stands, unless every row holds just one (`Compute.needs_seats`).
+      gather: say where each completion stands, unless every row holds just one (`Compute.needs_gather`).
       full: the largest of the three, whatever the lengths.
 
     Returns:
@@ -209,23 +209,23 @@ def pack(
     lengths = np.asarray(batch.lengths)
     n_prompts, group = lengths.shape
     most = np.asarray(batch.tokens).shape[2]
-    if n_prompts % lanes or lengths.max() > most:
+    if n_prompts % shards or lengths.max() > most:
         raise ValueError(
-            f"{n_prompts} prompts over {lanes} lanes, lengths up to {lengths.max()} of {most}: spread them first"
+            f"{n_prompts} prompts over {shards} shards, lengths up to {lengths.max()} of {most}: spread them first"
         )
-    parts = cut(n_prompts // lanes, group, microbatches)
+    parts = cut(n_prompts // shards, group, microbatches)
     longest = int(lengths.max())
 
     def assign(size: int) -> tuple[list[list[Part]], int]:
-        rows = [[_assign(lengths, size, parts, lane, m) for lane in range(lanes)] for m in range(microbatches)]
-        return rows, max(1, *(len(mine.rows) for of_lanes in rows for mine in of_lanes))
+        rows = [[_assign(lengths, size, parts, shard, m) for shard in range(shards)] for m in range(microbatches)]
+        return rows, max(1, *(len(mine.rows) for of_shards in rows for mine in of_shards))
 
     for sizes in _sizes(parts, most)[-1 if full else 0 :]:
         assigned, fullest = assign(sizes.row if sizes.shared else 0)
         if longest <= sizes.row and fullest <= sizes.rows:
             break
-    places = parts.prompts * parts.samples if seats and sizes.shared else 0
-    return lay_out(batch, assigned, (sizes.rows, sizes.row), seats=places)
+    places = parts.prompts * parts.samples if gather and sizes.shared else 0
+    return lay_out(batch, assigned, (sizes.rows, sizes.row), gather=places)
 
 
 def lay_out(
@@ -233,20 +233,20 @@ def lay_out(
     assigned: Sequence[Sequence[Part]],
     shape: tuple[int, int],
     *,
-    seats: int = 0,
+    gather: int = 0,
     blocks: int = 0,
 ) -> tuple[Packed, Layout]:
     """The rows' arrays.
 
     Args:
       batch: as in `pack`.
-      assigned: ``[M][lanes]``, with as many prompts in each.
-      shape: ``(R, S)``, rows of a lane in a micro-batch and their positions.
-      seats: of a lane in a micro-batch; 0 for none.
+      assigned: ``[M][shards]``, with as many prompts in each.
+      shape: ``(R, S)``, rows of a shard in a micro-batch and their positions.
+      gather: completions of a shard in a micro-batch that have gather indices; 0 for none.
       blocks: so many micro-batches, which have the same prompts, follow each reading of these; of them those behind the
         last that holds a token are left out. 0: each has prompts of its own.
     """
-    layout, rows = _fill(batch, assigned, (len(assigned), len(assigned[0]), *shape), seats, max(1, blocks))
+    layout, rows = _fill(batch, assigned, (len(assigned), len(assigned[0]), *shape), gather, max(1, blocks))
     if blocks:
         layout = dataclasses.replace(layout, blocks=blocks)
         rows = dataclasses.replace(rows, live=(rows.segments > 0).any((2, 3)).astype(np.int32))
@@ -260,35 +260,35 @@ def _single(x: Array) -> np.ndarray:
 
 
 def _fill(
-    batch: TrainBatch, assigned: Sequence[Sequence[Part]], shape: tuple[int, int, int, int], seats: int, alike: int
+    batch: TrainBatch, assigned: Sequence[Sequence[Part]], shape: tuple[int, int, int, int], gather: int, alike: int
 ) -> tuple[Layout, Rows]:
     """Where each token goes, and the rows; so many micro-batches in a row have the same prompts."""
     lengths = np.asarray(batch.lengths)
     n_prompts, group = lengths.shape
-    most, (microbatches, lanes, _, size) = np.asarray(batch.tokens).shape[2], shape
+    most, (microbatches, shards, _, size) = np.asarray(batch.tokens).shape[2], shape
     index = np.full(shape, -1, np.int32)
     segments, offsets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     token_prompt = np.zeros(shape, np.int32)
-    prompt_index = np.array([[part.prompts for part in of_lanes] for of_lanes in assigned[::alike]], np.int32)
-    sizes = seat_sizes(seats, shape[2], size)
-    seat = tuple(np.full((microbatches, lanes, *of_class), -1, np.int32) for of_class in sizes)
+    prompt_index = np.array([[part.prompts for part in of_shards] for of_shards in assigned[::alike]], np.int32)
+    sizes = gather_sizes(gather, shape[2], size)
+    indices = tuple(np.full((microbatches, shards, *of_class), -1, np.int32) for of_class in sizes)
     places = [(of_class, c) for of_class, (n, _) in enumerate(sizes) for c in range(n)]
-    for m, of_lanes in enumerate(assigned):
-        for lane, (_, rows) in enumerate(of_lanes):
+    for m, of_shards in enumerate(assigned):
+        for shard, (_, rows) in enumerate(of_shards):
             stand = []  # of each completion: its tokens, where the first of them stands
             for r, row in enumerate(rows):
                 at = 0
                 for segment, (k, prompt, sample) in enumerate(row):
                     n = int(lengths[prompt, sample])
-                    where = (m, lane, r, slice(at, at + n))
+                    where = (m, shard, r, slice(at, at + n))
                     index[where] = (prompt * group + sample) * most + np.arange(n)
                     segments[where], token_prompt[where] = segment + 1, k
                     offsets[where] = np.arange(n)
                     stand.append((n, r * size + at))
                     at += n
-            if seats:
+            if gather:
                 for (n, at), (of_class, c) in zip(sorted(stand, key=lambda x: -x[0]), places, strict=False):
-                    seat[of_class][m, lane, c, :n] = at + np.arange(n)
+                    indices[of_class][m, shard, c, :n] = at + np.arange(n)
     layout = Layout(index, (n_prompts, group, most))
     return layout, Rows(
         prompts=np.asarray(batch.prompts.tokens)[prompt_index],
@@ -297,5 +297,5 @@ def _fill(
         segments=segments,
         offsets=offsets,
         token_prompt=token_prompt,
-        seats=seat if seats else None,
+        gather=indices if gather else None,
     )

@@ -16,7 +16,7 @@ from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import axes_of
-from grpojax.programs import lanes, sampler, state
+from grpojax.programs import batch_shards, sampler, state
 from grpojax.programs.sampler import SamplerConfig, unfinished
 from grpojax.types import Prompts, Rollout
 
@@ -56,9 +56,9 @@ class Sampling(NamedTuple):
     compute: Compute
 
     @property
-    def lanes(self) -> int:
+    def shards(self) -> int:
         """Equal parts that a batch of prompts is cut into."""
-        return sharding.lanes(self.mesh)
+        return sharding.shards(self.mesh)
 
 
 class Policy:
@@ -74,7 +74,7 @@ class Policy:
     Attributes:
       params: the weights as loaded; set to None by whoever takes them over.
       count: of all devices.
-      mesh, lanes, compute: of the devices that learn.
+      mesh, shards, compute: of the devices that learn.
       sampling: of those that sample, the same where none are set apart (``mesh.rollout``).
       reshard: training weights to the rollout's, on the devices that sample.
     """
@@ -90,10 +90,10 @@ class Policy:
     ):
         devices = devices or jax.devices()
         self.count = len(devices)
-        learning, others = sharding.apart(mesh, devices)
+        learning, others = sharding.disaggregate(mesh, devices)
         laid_out = sharding.make_mesh(mesh, learning)  # refuses sizes that one device cannot have, too
         self.mesh = None if len(learning) == 1 else laid_out
-        self.lanes = sharding.lanes(self.mesh)
+        self.shards = sharding.shards(self.mesh)
         self.folder = str(data.locate(model.path))
         self.compute = compute_of(model, self.mesh)
         self.tokenizer = hf.load_tokenizer(self.folder) if tokenizer is None else tokenizer
@@ -106,7 +106,7 @@ class Policy:
         self._reshards: dict[str, Callable[[Any], Any]] = {}
         self.sampling, self._others = Sampling(self.mesh, self.compute), others
         if others:
-            self.sampling = _set_apart(others, laid_out.shape["tensor"], self.compute)
+            self.sampling = _sampling_devices(others, laid_out.shape["tensor"], self.compute)
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
         """Training weights to those that `sample` takes (`state.make_reshard`)."""
@@ -130,36 +130,36 @@ class Policy:
         placed, config = self._laid_out(prompts, config)
         if partial is not None:
             split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), partial)
-            _check_partial(split, left, self.sampling.lanes)
-            partial = self._on_lanes(split)
+            _check_partial(split, left, self.sampling.shards)
+            partial = self._on_shards(split)
         how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute, "partial": partial, "left": left}
         return sampler.sample_groups(self.graph, params, placed, key, config, **how)
 
     def _laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
         """The prompts on the devices that sample, each as often as its group is split, and how much of it they draw."""
-        spread, group = lanes.spread(prompts, config.group, self.sampling.lanes)
+        spread, group = batch_shards.spread(prompts, config.group, self.sampling.shards)
         config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
         if group != config.group:
             config = dataclasses.replace(config, group=group, decode_slots=min(config.decode_slots, group))
-        return self._on_lanes(spread), config
+        return self._on_shards(spread), config
 
-    def _on_lanes(self, tree: Any) -> Any:
+    def _on_shards(self, tree: Any) -> Any:
         mesh = self.sampling.mesh
         return jax.tree.map(
-            lambda x: processes.place(x, sharding.named(mesh, ("lane",) + (None,) * (x.ndim - 1))), tree
+            lambda x: processes.place(x, sharding.named(mesh, ("shard",) + (None,) * (x.ndim - 1))), tree
         )
 
     def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
         """A rollout on the host, ``[P, G, ...]``; waits for it."""
-        return jax.tree.map(lambda x: lanes.gather_groups(processes.fetch(x), n_prompts), rollout)
+        return jax.tree.map(lambda x: batch_shards.gather_groups(processes.fetch(x), n_prompts), rollout)
 
-    def alone(self, outputs: Any) -> None:
+    def wait_on_cpu(self, outputs: Any) -> None:
         """Before another program is dispatched: on several CPU devices, those in flight take each other's messages."""
         if jax.default_backend() == "cpu" and (self.mesh or self.sampling.mesh) is not None:
             jax.block_until_ready(outputs)
 
     @property
-    def apart(self) -> bool:
+    def disaggregated(self) -> bool:
         """Whether it samples on devices of their own."""
         return bool(self._others)
 
@@ -168,7 +168,7 @@ class Policy:
         return hf.decode_all(self.tokenizer, rows)
 
 
-def _set_apart(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> Sampling:
+def _sampling_devices(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> Sampling:
     """Devices that sample only, prompts over as many of them as ``tensor`` leaves."""
     config = MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor)
     mesh = None if len(devices) == 1 else sharding.make_mesh(config, devices)
@@ -190,11 +190,11 @@ def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[
     return send
 
 
-def _check_partial(partial: Rollout, left: int, lanes: int) -> None:
+def _check_partial(partial: Rollout, left: int, shards: int) -> None:
     """Raises `UserError` where a batch shard has more unfinished samples than it reads."""
-    most = int(unfinished(partial).reshape(lanes, -1).sum(1).max())
+    most = int(unfinished(partial).reshape(shards, -1).sum(1).max())
     if most > left:
         raise UserError(
             f"a batch shard has {most} samples under way, and rollout.overlap has room for {left}: the run was stopped "
-            f"on another number of batch shards than these {lanes}; go on with as many as it had"
+            f"on another number of batch shards than these {shards}; go on with as many as it had"
         )

@@ -211,7 +211,7 @@ def _prefill(
 
     def start(x, dtype):
         empty = jnp.zeros((n_prompts, config.group, config.max_tokens), dtype)
-        return constrain(empty.at[:, :, 0].set(x), compute.mesh, "lane", None, None)
+        return constrain(empty.at[:, :, 0].set(x), compute.mesh, "shard", None, None)
 
     out = Rollout(
         tokens=start(first, jnp.int32),
@@ -335,7 +335,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
 
     def body(x, layer, write):
         block, prompt = layer
-        one = dec.layer(nnx.merge(constants.graph, block), c, compute, apart=kv_cache.on_gpu(compute))
+        one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=kv_cache.on_gpu(compute))
         q, k, v = one.qkv(x, tables)
         cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
@@ -409,7 +409,7 @@ def _per_shard(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     and prompts are counted inside of it."""
     if mesh is None:
         return f
-    shard = spec(("lane",), TRAIN)
+    shard = spec(("shard",), TRAIN)
     return jax.shard_map(f, mesh=mesh, in_specs=shard, out_specs=shard)
 
 
@@ -512,27 +512,27 @@ def no_samples(prompts: int, group: int, tokens: int) -> Rollout:
     )
 
 
-def most_left(overlap: float, prompts: int, group: int, lanes: int) -> int:
+def most_left(overlap: float, prompts: int, group: int, shards: int) -> int:
     """Samples that a rollout leaves unfinished in a data-parallel shard at most: a share of those that it has.
 
     Args:
       overlap: the share.
       prompts, group: of all shards.
-      lanes: data-parallel shards.
+      shards: data-parallel shards.
 
     Raises:
       UserError: the prompts do not divide over the shards, or the share is none of their samples.
 
     Example:
-      >>> most_left(0.1, prompts=16, group=8, lanes=2), most_left(0.29, prompts=100, group=1, lanes=1)
+      >>> most_left(0.1, prompts=16, group=8, shards=2), most_left(0.29, prompts=100, group=1, shards=1)
       (6, 29)
     """
-    if prompts % lanes:
+    if prompts % shards:
         raise UserError(
-            f"rollout.overlap={overlap:g} with rollout.prompts={prompts} over {lanes} batch shards: a group that goes "
+            f"rollout.overlap={overlap:g} with rollout.prompts={prompts} over {shards} batch shards: a group that goes "
             "on stays in its shard; make prompts a multiple of them, or set overlap=0"
         )
-    samples = prompts * group // lanes
+    samples = prompts * group // shards
     if not (most := int(round(overlap * samples, 9))):
         raise UserError(
             f"rollout.overlap={overlap:g} of the {samples} samples of a batch shard is none: make it 1/{samples} or "

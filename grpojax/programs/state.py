@@ -97,9 +97,9 @@ def init_state(
 
 
 def place_rows(tree: Any, mesh: Mesh | None) -> Any:
-    """Host arrays ``[M, B, ...]`` onto the devices, lanes over the batch axes."""
+    """Host arrays ``[M, B, ...]`` onto the devices, shards over the batch axes."""
     return jax.tree.map(
-        lambda x: processes.place(x, sharding.named(mesh, (None, "lane", *(None,) * (x.ndim - 2)))), tree
+        lambda x: processes.place(x, sharding.named(mesh, (None, "shard", *(None,) * (x.ndim - 2)))), tree
     )
 
 

@@ -29,15 +29,15 @@ class Pairs:
     weights: Array
 
 
-def by_prompts(x: Array, lanes: int, microbatches: int) -> np.ndarray:
+def by_prompts(x: Array, shards: int, microbatches: int) -> np.ndarray:
     """An array ``[P, ...]`` of prompts to ``[M, B, K, ...]``, as `grpojax.programs.packing.pack` cuts them.
 
     Example:
-      >>> by_prompts(np.arange(8), lanes=2, microbatches=2).tolist()
+      >>> by_prompts(np.arange(8), shards=2, microbatches=2).tolist()
       [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     """
     x = np.asarray(x)
-    return x.reshape(lanes, microbatches, len(x) // (lanes * microbatches), *x.shape[1:]).swapaxes(0, 1)
+    return x.reshape(shards, microbatches, len(x) // (shards * microbatches), *x.shape[1:]).swapaxes(0, 1)
 
 
 def sft_objective(graph: Any, compute: Compute) -> Loss:

@@ -103,7 +103,7 @@ def draw(logits: Array, keys: Array, config: DrawConfig, mesh: Mesh | None = Non
     def part(logits: Array, u: Array) -> tuple[Array, Array]:
         return choose(logits, u, _Parts(count, jax.lax.axis_index("tensor")))
 
-    rows, cut = spec(("lane", None), ROLLOUT), spec(("lane", None, "vocab"), ROLLOUT)
+    rows, cut = spec(("shard", None), ROLLOUT), spec(("shard", None, "vocab"), ROLLOUT)
     return jax.shard_map(part, mesh=mesh, in_specs=(cut, rows), out_specs=(rows, rows), check_vma=False)(logits, u)
 
 

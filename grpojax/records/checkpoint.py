@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 # Of what a checkpoint holds. 1 had one network, without a role, 2 other names in its record; their weights can still be
 # read.
-FORMAT = 3
+FORMAT = 4
 _OLD_PARAMS = "params"
 
 

@@ -72,9 +72,9 @@ class PlannedGroups(Groups):
             tokens = batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]]
             self._exemplars.add(batch.problems[p].uid, *self.policy.texts([tokens.tolist()]))
 
-    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> InFlight:
+    def start(self, problems: Sequence[data.Problem], number: int, carried: Rollout | None = None) -> InFlight:
         """Dispatches the probe; once it is collected, the rest is drawn phase by phase."""
-        assert begun is None, "a rollout of several phases is not gone on with"
+        assert carried is None, "a rollout of several phases is not gone on with"
         plan, config = self.plan, self.config
         params, key = self._params(), self._key(number)
         each = plan.most + (plan.probe if plan.exemplars else 0)  # a seeded prompt's samples come after its probe

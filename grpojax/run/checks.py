@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from grpojax import data, variants
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.programs import kv_cache, lanes, packing
+from grpojax.programs import batch_shards, kv_cache, packing
 from grpojax.programs.policy import Policy
 from grpojax.programs.sampler import most_left
 from grpojax.run.recipe import Config
@@ -21,11 +21,11 @@ def shapes(config: Config, count: int, sampling: int) -> None:
       count, sampling: batch shards of the devices that learn, and of those that sample.
     """
     if config.method.plan is None:
-        lanes.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
+        batch_shards.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
     if config.rollout.overlap:
         most_left(config.rollout.overlap, config.rollout.prompts, config.rollout.group, sampling)
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
-        rows, group = lanes.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
+        rows, group = batch_shards.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
 
 

@@ -191,14 +191,14 @@ class FineTune:
         self._held.close()
 
     def _loop(self) -> None:
-        train, course, watchdog = self.config.train, self.session.course, self.session.watchdog
+        train, control, watchdog = self.config.train, self.session.control, self.session.watchdog
         # Of a run that was stopped, the evaluation that was due after its last step.
         if self.done == 0 or (self.held_out is not None and self._evaluates() and self._evaluated < self.done):
             self._evaluate()
         self.since = time.perf_counter()
         while self.done < self.steps:
             watchdog.begin(self.done + 1)
-            course.turn()
+            control.sync()
             self.session.profile.begin(self.done + 1, self.weights)
             self.pending.append(self._step())
             self.state.step += 1
@@ -206,7 +206,7 @@ class FineTune:
             if len(self.pending) > self.ahead:
                 self._finish()
             saves = self.done == self.steps or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
-            saves, evaluates = saves or course.due, self._evaluates()
+            saves, evaluates = saves or control.due, self._evaluates()
             if evaluates or saves:
                 self._finish()
             watchdog.end()
@@ -281,7 +281,7 @@ class FineTune:
         if self.held_out is None:
             return
         # Or `Stopped`, and this one is made up for when the run goes on.
-        logps, lengths = self.scorer.sums(self.held_out.kept, self.weights.params, self.session.course.turn)
+        logps, lengths = self.scorer.sums(self.held_out.kept, self.weights.params, self.session.control.sync)
         values = self.teaching.held_out(logps, lengths, self.reference["validation"])
         self.metrics.write(self.done, values)
         self.session.score(self.done, {BEST: -values["eval/loss"]})
@@ -291,7 +291,7 @@ class FineTune:
         """Records what the final policy makes of the test set. A run that is stopped in it does so when it goes on."""
         entries = self.parts["test"].kept
         log.info("data.test is read now, once, with the final weights: %d prompts", len(entries))
-        logps, lengths = self.scorer.sums(entries, self.weights.params, self.session.course.turn)
+        logps, lengths = self.scorer.sums(entries, self.weights.params, self.session.control.sync)
         values = self.teaching.held_out(logps, lengths, self.reference["test"])
         named = {name.replace("eval/", "test/", 1): value for name, value in values.items()}
         self.metrics.write(self.done, named | {"test/problems": float(len(entries))})
@@ -308,10 +308,10 @@ def _ready(policy: Policy, state: Any) -> None:
 def _shapes(config: SFTConfig | DPOConfig, policy: Policy, entries: Sequence[data.Answered]) -> Shapes:
     """What all batches have in common; raises `UserError` where they do not fit the devices or the model."""
     size, parts = config.train.batch_size, config.train.microbatches
-    if size % (policy.lanes * parts):
+    if size % (policy.shards * parts):
         raise UserError(
-            f"train.batch_size={size} does not divide over {policy.lanes} batch shards with "
-            f"train.microbatches={parts} each: make it a multiple of {policy.lanes * parts}"
+            f"train.batch_size={size} does not divide over {policy.shards} batch shards with "
+            f"train.microbatches={parts} each: make it a multiple of {policy.shards * parts}"
         )
     prompt = max(len(entry.ids) for entry in entries)
     completion = max(len(ids) for entry in entries for ids in entry.completions)
@@ -324,7 +324,7 @@ def _shapes(config: SFTConfig | DPOConfig, policy: Policy, entries: Sequence[dat
         group=max(len(entry.completions) for entry in entries),
         prompt=prompt,
         completion=completion,
-        lanes=policy.lanes,
+        shards=policy.shards,
         microbatches=parts,
-        seats=policy.compute.needs_seats,
+        gather=policy.compute.needs_gather,
     )

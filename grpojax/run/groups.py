@@ -73,26 +73,26 @@ class Groups:
     def note(self, batch: RolloutBatch) -> None:
         """Takes from samples with rewards what later draws follow from."""
 
-    def start(self, problems: Sequence[data.Problem], number: int, begun: Rollout | None = None) -> InFlight:
+    def start(self, problems: Sequence[data.Problem], number: int, carried: Rollout | None = None) -> InFlight:
         """Dispatches the rollout of that number in the run.
 
         Args:
           problems: of its prompts.
           number: of the rollout.
-          begun: with ``rollout.overlap``, what goes on in it (`grpojax.run.seats.Begun`).
+          carried: with ``rollout.overlap``, the groups that go on in it (`grpojax.run.partial_groups.Carried`).
         """
         params, key, config = self._params(), self._key(number), self.config
         longest = packing.bucket(max(len(p.ids) for p in problems), self.max_prompt_tokens)
         left = 0
-        if begun is not None:
-            left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.lanes)
+        if carried is not None:
+            left = most_left(config.overlap, len(problems), config.group, self.policy.sampling.shards)
         prompts = data.to_prompts(problems, longest, config.group)
-        sampled = self.policy.sample(params, prompts, key, config, partial=begun, left=left)
+        sampled = self.policy.sample(params, prompts, key, config, partial=carried, left=left)
         fetches = [functools.partial(_fetch, self.policy, sampled, len(problems))]
         if self._greedy is not None:
             fetches.append(self._rows(params, data.to_prompts(problems, longest), key, self._greedy, after=sampled))
-        if self.config.ahead and not self.policy.apart:
-            self.policy.alone(sampled)  # the step before it is yet to be scored and learned from
+        if self.config.ahead and not self.policy.disaggregated:
+            self.policy.wait_on_cpu(sampled)  # the step before it is yet to be scored and learned from
         submit = functools.partial(self._submit, problems)
         return InFlight(number=number, problems=problems, submit=submit, sync=self.sync, fetches=fetches)
 
@@ -120,11 +120,11 @@ class Groups:
     def _rows(
         self, params: Any, prompts: Prompts, key: Any, config: SamplerConfig, *, after: Rollout | None = None
     ) -> Callable[[Sync], Rollout]:
-        """Dispatches samples of any number of prompts: the last lanes get prompts again where they do not divide."""
+        """Dispatches samples of any number of prompts: the last shards get prompts again where they do not divide."""
         if after is not None:
-            self.policy.alone(after)
+            self.policy.wait_on_cpu(after)
         n = len(prompts.lengths)
-        padded = -(-n // self.policy.sampling.lanes) * self.policy.sampling.lanes
+        padded = -(-n // self.policy.sampling.shards) * self.policy.sampling.shards
         rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(padded) % n], prompts), key, config)
         return lambda sync: jax.tree.map(lambda x: x[:n], _fetch(self.policy, rollout, padded, sync))
 

@@ -32,7 +32,7 @@ class InFlight:
       version: of the weights that it is drawn under: the policy's updates behind them.
       passes: over the data that each problem belongs to.
       versions: ``[P, G, T]`` int32, that of each token, where some were drawn by rollouts before
-        (`grpojax.run.seats`); else None.
+        (`grpojax.run.partial_groups`); else None.
     """
 
     number: int

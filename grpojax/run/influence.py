@@ -14,7 +14,7 @@ from grpojax.programs.policy import Policy
 from grpojax.run.regroup import regroup
 from grpojax.types import Samples, Tokens
 
-TOKENS = 4096  # of a lane that the decoder runs on at once, at most: its activations are the larger part
+TOKENS = 4096  # of a shard that the decoder runs on at once, at most: its activations are the larger part
 
 
 class Influences:
@@ -54,7 +54,7 @@ class Influences:
           problems, tokens, lengths: of the n groups, ``[n, G, T]`` and ``[n, G]``.
           weights: ``[n, G, T]``, as in `grpojax.credit.influence`.
           most: groups of a whole batch.
-          tokens_at_once: about how many of a lane the decoder may run on.
+          tokens_at_once: about how many of a shard the decoder may run on.
           own: the sum of each sample's scores over its own tokens alone, too.
         """
         policy = self.policy
@@ -82,6 +82,6 @@ class Influences:
                 group=part if own else 0,
             )
             scores.append(groups.fetch(found.scores))
-            if found.own is not None:  # [prompts of a lane, B, G]
+            if found.own is not None:  # [prompts of a shard, B, G]
                 alone.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
         return Influence(np.concatenate(scores), np.concatenate(alone) if own else None)

@@ -40,7 +40,7 @@ class Late:
     """What late signals are computed with; nothing for a variant that has none.
 
     Args:
-      policy: lanes and tokenizer.
+      policy: shards and tokenizer.
       programs: of the run.
       method: the variant, and the reward that says whether a sample succeeded.
       train: an update's micro-batches say how much is computed at once.
@@ -121,8 +121,8 @@ class Late:
         )
 
     def _tokens_at_once(self, batch: RolloutBatch) -> int:
-        """Of a lane, those of an update's micro-batch."""
-        return tokens_at_once(batch.rollout.tokens.size, self.train, self.policy.lanes)
+        """Of a shard, those of an update's micro-batch."""
+        return tokens_at_once(batch.rollout.tokens.size, self.train, self.policy.shards)
 
     def _true_answers(self, params: Any, batch: RolloutBatch, counted: Samples) -> Made:
         found = self._splice(params, batch, counted)
@@ -229,6 +229,6 @@ class Late:
         return made, {"nthr/mixed_groups": float(len(chosen))}
 
 
-def tokens_at_once(tokens: int, train: TrainConfig, lanes: int) -> int:
-    """Of a lane, those of an update's micro-batch; ``tokens`` are all that a batch has room for."""
-    return max(1, tokens // (train.minibatches * train.microbatches * lanes))
+def tokens_at_once(tokens: int, train: TrainConfig, shards: int) -> int:
+    """Of a shard, those of an update's micro-batch; ``tokens`` are all that a batch has room for."""
+    return max(1, tokens // (train.minibatches * train.microbatches * shards))

@@ -12,7 +12,7 @@ import numpy as np
 from grpojax import data, masked
 from grpojax import losses as L
 from grpojax.host.on_host import on_host
-from grpojax.programs import blocks, lanes
+from grpojax.programs import batch_shards, blocks
 from grpojax.programs.compiling import call_and_compile
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK
@@ -50,7 +50,7 @@ class Learner:
         plain weights.
       scores_a_step: forwards of policy and reference beyond those of sampling and updates.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
-      least: positions of a lane that are worth a block (`grpojax.programs.blocks.sizes`).
+      least: positions of a shard that are worth a block (`grpojax.programs.blocks.sizes`).
       updates: of the policy that were dispatched, those included that were skipped: the version of its weights.
     """
 
@@ -156,8 +156,8 @@ class Learner:
         longest = max(self.max_prompt_tokens, *(len(p.ids) for p in problems))
         prompts = data.to_prompts(problems, longest)
         minis = []
-        for places in lanes.minibatches(batch.dropped, self.train.minibatches):
-            mine, part = lanes.spread(jax.tree.map(lambda x, at=places: x[at], prompts), group, policy.lanes)
+        for places in batch_shards.minibatches(batch.dropped, self.train.minibatches):
+            mine, part = batch_shards.spread(jax.tree.map(lambda x, at=places: x[at], prompts), group, policy.shards)
             tokens, lengths, logps = (
                 x[places].reshape(len(mine.lengths), part, *x.shape[2:])
                 for x in (rollout.tokens, rollout.lengths, rollout.logps)
@@ -169,15 +169,15 @@ class Learner:
 
     def _rows(self, batch: TrainBatch) -> tuple[Packed, Layout]:
         """A batch in rows on the devices, in one of two sizes."""
-        policy, seats = self.policy, self.policy.compute.needs_seats
+        policy, gather = self.policy, self.policy.compute.needs_gather
         how = {
-            "lanes": policy.lanes,
+            "shards": policy.shards,
             "microbatches": self.train.microbatches,
             "least": self.least,
             "gaps": self.train.skip_zero_advantage,
         }
-        self._sizes = blocks.sizes_of(batch, **how), np.shape(batch.lengths)[1] if seats else 0
-        packed, layout = blocks.pack(batch, seats=seats, **how)
+        self._sizes = blocks.sizes_of(batch, **how), np.shape(batch.lengths)[1] if gather else 0
+        packed, layout = blocks.pack(batch, gather=gather, **how)
         return place_rows(packed, policy.mesh), layout
 
     def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from grpojax.host import processes
-from grpojax.programs import lanes
+from grpojax.programs import batch_shards
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import place_rows
@@ -20,7 +20,7 @@ class PackedBatch:
 
     Attributes:
       places: of its prompts in the batch, ``[p]``.
-      batch: its samples on the host, spread over the lanes.
+      batch: its samples on the host, spread over the shards.
       packed: its rows on the devices.
       layout: where its tokens ``[p, G, T]`` stand in them.
       live: whether any token of it weighs anything.
@@ -50,5 +50,5 @@ class PackedBatch:
 def whole(minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
     """Rows of every minibatch back to ``[P, G, T]`` on the host."""
     parts = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
-    whole = [lanes.gather_groups(part, len(m.places)) for m, part in zip(minis, parts, strict=True)]
+    whole = [batch_shards.gather_groups(part, len(m.places)) for m, part in zip(minis, parts, strict=True)]
     return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]

@@ -9,7 +9,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.host import processes
-from grpojax.programs import lanes, packing
+from grpojax.programs import batch_shards, packing
 from grpojax.programs.packing import Layout
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import place_rows
@@ -25,8 +25,8 @@ class Regrouped:
       rows: on the devices, ``[M, B, ...]``.
       layout: where their tokens stand in them.
       filled: groups with those that fill up.
-      copies: lanes that a group is split over.
-      policy: whose lanes and devices they are.
+      copies: shards that a group is split over.
+      policy: whose shards and devices they are.
     """
 
     places: slice
@@ -44,21 +44,21 @@ class Regrouped:
         return place_rows(self.layout.pack(whole.reshape(self.layout.batch_shape), fill), self.policy.mesh)
 
     def place_groups(self, x: np.ndarray, fill: float = 0) -> Any:
-        """Of ``[..., W]`` on the host, one row a group, those that are here, to ``[prompts of a lane, B, W]``."""
+        """Of ``[..., W]`` on the host, one row a group, those that are here, to ``[prompts of a shard, B, W]``."""
         x = x[self.places]
         whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
         whole[: len(x)] = x
         whole = np.repeat(whole, self.copies, axis=0)
-        by_lane = whole.reshape(self.policy.lanes, -1, *x.shape[1:])
-        return place_rows(np.ascontiguousarray(np.swapaxes(by_lane, 0, 1)), self.policy.mesh)
+        by_shard = whole.reshape(self.policy.shards, -1, *x.shape[1:])
+        return place_rows(np.ascontiguousarray(np.swapaxes(by_shard, 0, 1)), self.policy.mesh)
 
     def fetch(self, rows: Any) -> Tokens:
         """Rows of the devices back to the n groups ``[n, G, T]`` on the host."""
         return self.of_groups(self.layout.unpack(processes.fetch(rows)))
 
     def of_groups(self, x: Array) -> Array:
-        """``[P', G', ...]`` of the lanes back to the n groups ``[n, G, ...]``."""
-        return lanes.gather_groups(x, self.filled)[: self.places.stop - self.places.start]
+        """``[P', G', ...]`` of the shards back to the n groups ``[n, G, ...]``."""
+        return batch_shards.gather_groups(x, self.filled)[: self.places.stop - self.places.start]
 
 
 def regroup(
@@ -75,21 +75,21 @@ def regroup(
     """Lays groups out in rows, a quarter of a batch at a time, so that whatever is asked for has one of three shapes.
 
     Args:
-      policy: its lanes and compute.
+      policy: its shards and compute.
       problems: of the n groups, at least one.
       tokens, lengths: ``[n, G, T]`` and ``[n, G]``.
       most: groups of a whole batch.
       longest_prompt: most tokens of a prompt in the run.
-      tokens_at_once: about what a lane's micro-batch may hold.
-      one_prompt: no more than one prompt of a lane in a micro-batch.
+      tokens_at_once: about what a shard's micro-batch may hold.
+      one_prompt: no more than one prompt of a shard in a micro-batch.
     """
     n, group, size = tokens.shape
-    filled, microbatches = part_sizes(most, group, size, policy.lanes, tokens_at_once, one_prompt=one_prompt)
+    filled, microbatches = part_sizes(most, group, size, policy.shards, tokens_at_once, one_prompt=one_prompt)
     for start in range(0, n, filled):
         places = slice(start, min(start + filled, n))
         empty = filled - (places.stop - start)
         mine = [*problems[places], *[problems[0]] * empty]
-        prompts, part = lanes.spread(data.to_prompts(mine, longest_prompt), group, policy.lanes)
+        prompts, part = batch_shards.spread(data.to_prompts(mine, longest_prompt), group, policy.shards)
         shape = len(prompts.lengths), part
 
         def fill(x: np.ndarray, empty: int = empty, shape: tuple[int, int] = shape) -> np.ndarray:
@@ -100,7 +100,7 @@ def regroup(
             prompts=prompts, tokens=fill(tokens[places]), lengths=fill(lengths[places]), per_token=PerToken()
         )
         packed, layout = packing.pack(
-            batch, lanes=policy.lanes, microbatches=microbatches, seats=policy.compute.needs_seats
+            batch, shards=policy.shards, microbatches=microbatches, gather=policy.compute.needs_gather
         )
         yield Regrouped(
             places=places,
@@ -121,7 +121,7 @@ def part_sizes(
       most: groups of a whole batch.
       group: samples of each.
       tokens: most of a sample.
-      parts: lanes of the mesh.
+      parts: shards of the mesh.
       tokens_at_once, one_prompt: as in `regroup`.
 
     Example:
@@ -129,13 +129,13 @@ def part_sizes(
       (8, 4)
     """
     filled = packing.bucket(1, most, multiple=parts if most >= parts else most)
-    prompts, samples = lanes.spread_sizes(filled, group, parts)
+    prompts, samples = batch_shards.spread_sizes(filled, group, parts)
     together, splits = _cut(prompts // parts, samples, tokens, tokens_at_once, one_prompt)
     return filled, prompts // parts // together * splits
 
 
 def _cut(prompts: int, samples: int, row: int, tokens: int, one_prompt: bool) -> tuple[int, int]:
-    """``(prompts, splits)``: prompts of a lane in a micro-batch, or in how many a group is cut, by its tokens.
+    """``(prompts, splits)``: prompts of a shard in a micro-batch, or in how many a group is cut, by its tokens.
 
     Example:
       >>> _cut(6, 8, 16, 512, False), _cut(6, 8, 16, 64, False), _cut(6, 8, 16, 1, False)

@@ -11,8 +11,8 @@ under the weights after step n-1 and learned from by those after step n. So a sa
 The problems of rollout n+1 are chosen before the rewards of rollout n are known: what is solved, or how often a level
 is solved, is heeded one rollout later.
 
-With ``rollout.overlap`` a rollout leaves groups behind that are not whole (`grpojax.run.seats`). In the batch of its
-step these have no samples and no rewards, and are dropped as a filter drops groups: they are judged, counted and
+With ``rollout.overlap`` a rollout leaves groups behind that are not whole (`grpojax.run.partial_groups`). In the batch
+of its step these have no samples and no rewards, and are dropped as a filter drops groups: they are judged, counted and
 learned from in the step in which they become whole.
 """
 
@@ -37,8 +37,8 @@ from grpojax.run.curriculum import Curriculum, LevelCurriculum
 from grpojax.run.groups import Groups
 from grpojax.run.in_flight import InFlight, Sync
 from grpojax.run.method import Method
+from grpojax.run.partial_groups import PartialGroups, oldest
 from grpojax.run.run_state import RunState
-from grpojax.run.seats import Seats, oldest
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import PerPrompt
 
@@ -94,17 +94,17 @@ class Rollouts:
             self.curriculum = LevelCurriculum(problems, config.prompts, seed, config=given, deciding=own, state=state)
         self.drawn = state.rollouts
         self.data_s = 0.0
-        self.seats = None
+        self.partial = None
         if config.overlap:
-            self.seats = Seats((config.prompts, config.group, config.max_tokens), problems, state)
+            self.partial = PartialGroups((config.prompts, config.group, config.max_tokens), problems, state)
 
     def write(self, state: RunState) -> None:
         """Puts down what the next draws follow from."""
         state.rollouts = self.drawn
         self.curriculum.write(state)
         self.groups.write(state)
-        if self.seats is not None:
-            self.seats.write(state)
+        if self.partial is not None:
+            self.partial.write(state)
 
     def next(self, step: int) -> RolloutBatch:
         """Dispatches the rollout of a step and waits for its samples."""
@@ -115,12 +115,12 @@ class Rollouts:
         number = self.drawn
         self.drawn += 1
         version = self._weights()[1]
-        if self.seats is None:
+        if self.partial is None:
             problems, passes = self._choose(number)
             started, versions = self.groups.start(problems, number), None
         else:
-            problems, passes, begun = self.seats.fill(self._choose)
-            started, versions = self.groups.start(problems, number, begun.samples), begun.continued(version)
+            problems, passes, carried = self.partial.fill(self._choose)
+            started, versions = self.groups.start(problems, number, carried.samples), carried.continued(version)
         return dataclasses.replace(started, version=version, passes=passes, versions=versions)
 
     def _choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
@@ -133,17 +133,17 @@ class Rollouts:
         """The rollout that a checkpoint has (`InFlight.record`)."""
         return self.groups.resumed(record, {p.uid: p for p in self._problems})
 
-    def _collect(self, flight: InFlight) -> RolloutBatch:
+    def _collect(self, in_flight: InFlight) -> RolloutBatch:
         """The groups of a rollout; those that are not whole are kept for the next one."""
-        batch = flight.collect()
-        if self.seats is not None and batch.unfinished is not None:
-            self.seats.keep(flight, batch.unfinished)
+        batch = in_flight.collect()
+        if self.partial is not None and batch.unfinished is not None:
+            self.partial.keep(in_flight, batch.unfinished)
         return batch
 
     @property
     def waiting(self) -> PerPrompt | None:
         """``[P]`` bool: groups that go on in the next rollout; None without ``rollout.overlap``."""
-        return None if self.seats is None else self.seats.begun.waiting
+        return None if self.partial is None else self.partial.carried.waiting
 
     def collect(self, step: int, first: InFlight) -> RolloutBatch:
         """The batch of a step, once the samples of its first rollout are there; its rewards are under way.
@@ -151,11 +151,11 @@ class Rollouts:
         A filter waits for them, and draws more where it asks for it.
         """
         size, chosen = self.config.prompts, self.method.filter
-        flights, batches = [first], [self._collect(first)]
+        started, batches = [first], [self._collect(first)]
 
         def with_rewards(groups: Callable[[], RolloutBatch], **of_step: Any) -> RolloutBatch:
             drawn = [b.with_rewards() for b in batches]
-            self.curriculum.note(zip(drawn, [f.passes for f in flights], strict=True))
+            self.curriculum.note(zip(drawn, [f.passes for f in started], strict=True))
             for each in drawn:
                 self.groups.note(each)
             everything = [*drawn, *(b.failed for b in drawn if b.failed is not None)]
@@ -164,15 +164,15 @@ class Rollouts:
 
         if chosen is None:
             waits = np.zeros(size, bool) if self.waiting is None else self.waiting
-            of_step = {"dropped": waits, "version": _oldest(flights, batches), "waiting": self.waiting}
+            of_step = {"dropped": waits, "version": _oldest(started, batches), "waiting": self.waiting}
             pending = functools.cache(functools.partial(with_rewards, batches[0].with_rewards, **of_step))
             return dataclasses.replace(batches[0], **of_step, pending=pending)
         keeps = [self._keep(batches[0].with_rewards())]
         wanted = size if self.waiting is None else size - int(self.waiting.sum())  # a group that goes on is not dropped
         assert chosen.max_rollouts is not None, "of a method it is filled in"
         while sum(k.sum() for k in keeps) < wanted and len(batches) < chosen.max_rollouts:
-            flights.append(self.start())
-            batches.append(self._collect(flights[-1]))
+            started.append(self.start())
+            batches.append(self._collect(started[-1]))
             keeps.append(self._keep(batches[-1].with_rewards()))
         keep, whole = np.concatenate(keeps), np.concatenate([b.rollout.lengths.any(1) for b in batches])
         if not keep.any():
@@ -189,7 +189,7 @@ class Rollouts:
         of_step = {
             "dropped": ~keep[order],
             "kept_share": float(keep[whole].mean()),
-            "version": _oldest(flights, batches, learned),
+            "version": _oldest(started, batches, learned),
             "waiting": self.waiting,
         }
         pending = functools.cache(functools.partial(with_rewards, lambda: merged, **of_step))
@@ -209,12 +209,12 @@ class Rollouts:
             raise UserError(f"filter of variant {variant.name!r}: {e}") from e
 
 
-def _oldest(flights: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None) -> int:
+def _oldest(started: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None) -> int:
     """Updates behind the weights of the oldest token that is learned from, or without ``rollout.overlap`` of the first
     rollout; ``learned`` says which groups of all rollouts are learned from, where not all whole ones are."""
-    if flights[0].versions is None:
-        return flights[0].version
-    known = np.concatenate([oldest(f, d.rollout) for f, d in zip(flights, drawn, strict=True)])
+    if started[0].versions is None:
+        return started[0].version
+    known = np.concatenate([oldest(f, d.rollout) for f, d in zip(started, drawn, strict=True)])
     which = np.concatenate([d.rollout.lengths.any(1) for d in drawn])
     which = which if learned is None or not learned.any() else learned
     return int(known[which].min())

@@ -101,7 +101,7 @@ class RolloutConfig(SamplerConfig):
 
     ``overlap`` over 0 ends a rollout as soon as in every batch shard at most this share of its samples want another
     token, and one group is whole. Groups with such samples go on in the next rollout and are learned from once they are
-    whole, their samples' tokens then of several versions of the policy (`grpojax.run.seats`).
+    whole, their samples' tokens then of several versions of the policy (`grpojax.run.partial_groups`).
 
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
     variant. ``sample_allocation`` is for a variant that allocates its samples (xrpo). ``curriculum`` draws problems by

@@ -20,7 +20,7 @@ from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
-from grpojax.run.course import Course, Stopped
+from grpojax.run.control import RunControl, Stopped
 from grpojax.run.profiling import Profile, ProfileConfig
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RunConfig
@@ -79,14 +79,14 @@ class Session:
       UserError: the directory holds something else than this run.
 
     Attributes:
-      course: whether the run goes on.
+      control: whether the run goes on.
       watchdog: times its steps.
       save_s: seconds spent on saves since it was last set to 0.
     """
 
     def __init__(self, config: Recipe, *, take_over: bool = False):
         # First: its words are posted by how many there were before it, the same number on all processes.
-        self.course = Course(config.train.checkpoint_minutes)
+        self.control = RunControl(config.train.checkpoint_minutes)
         self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
         self.record = RunDirectory(
             self.directory,
@@ -156,7 +156,7 @@ class Session:
             self._problem = None
         except SaveError as e:
             self._note(e)
-        self.course.saved()
+        self.control.saved()
         self.save_s += time.perf_counter() - started
 
     def score(self, step: int, scores: Mapping[str, float]) -> None:
@@ -203,7 +203,7 @@ class Session:
           PassingError: the last save failed.
         """
         outcome = Outcome()
-        with preemption.notices(self.course.ask), self.watchdog:
+        with preemption.notices(self.control.ask), self.watchdog:
             try:
                 try:
                     yield outcome
@@ -229,12 +229,12 @@ class Session:
         if processes.is_first() and outcome.finished:
             self.record.finished(step)
         elif processes.is_first():
-            self.record.stopped(step, notice=self.course.reason, seconds=time.monotonic() - self.course.since)
+            self.record.stopped(step, notice=self.control.reason, seconds=time.monotonic() - self.control.since)
 
     def _gather(self, error: str) -> None:
         """Finds out whether all processes have an error: one alone cannot save."""
         with contextlib.suppress(TimeoutError):
-            coordination.exchange(f"{self.course.place}/rescue", error[:300], seconds=RESCUE_S)
+            coordination.exchange(f"{self.control.place}/rescue", error[:300], seconds=RESCUE_S)
             self._together = True
 
 

@@ -29,16 +29,16 @@ class Shapes:
     Attributes:
       group: completions of a prompt.
       prompt, completion: most tokens of each in the data.
-      lanes, microbatches: how a batch is cut.
-      seats: `grpojax.models.compute.Compute.needs_seats`.
+      shards, microbatches: how a batch is cut.
+      gather: `grpojax.models.compute.Compute.needs_gather`.
     """
 
     group: int
     prompt: int
     completion: int
-    lanes: int
+    shards: int
     microbatches: int
-    seats: bool
+    gather: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Preferences:
         packed, layout = pack(dataclasses.replace(batch, per_token=PerToken(advantages=sign)), shapes)
         weights = np.full(len(reference), 1.0 / len(reference), np.float32)
         ref, weights = (
-            supervised_update.by_prompts(x, shapes.lanes, shapes.microbatches)
+            supervised_update.by_prompts(x, shapes.shards, shapes.microbatches)
             for x in (np.asarray(reference, np.float32), weights)
         )
         return supervised_update.Pairs(packed=packed, reference=ref, weights=weights), layout
@@ -144,4 +144,4 @@ def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
 
 def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
     """A batch in rows, as the run cuts it."""
-    return packing.pack(batch, lanes=shapes.lanes, microbatches=shapes.microbatches, seats=shapes.seats)
+    return packing.pack(batch, shards=shapes.shards, microbatches=shapes.microbatches, gather=shapes.gather)

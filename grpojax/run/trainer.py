@@ -127,12 +127,12 @@ class Trainer:
             hf.check_ends(
                 config.model.path, self.policy.eos_ids, no_end=config.rollout.no_end, setting="rollout.no_end=true"
             )
-        checks.shapes(config, self.policy.lanes, self.policy.sampling.lanes)
+        checks.shapes(config, self.policy.shards, self.policy.sampling.shards)
         checks.cache(config, self.policy)
         self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))
         needs_truth = "ground_truth" in config.method.variant.needs
         compared = self.rewards.compares or needs_truth
-        self.held_out = HeldOut(config, self.policy, self.rewards, tokenize, sync=self.session.course.turn)
+        self.held_out = HeldOut(config, self.policy, self.rewards, tokenize, sync=self.session.control.sync)
         self.problems = data.load_problems(
             config.data.train,
             tokenize,
@@ -210,7 +210,7 @@ class Trainer:
             max_prompt_tokens=_longest_prompt(config, self.problems),
             truncated=config.train.truncated,
             state=self.state,
-            sync=self.session.course.turn,
+            sync=self.session.control.sync,
         )
         self.in_flight: InFlight | None = None  # that was started while the step before was learned from
         if self.state.in_flight is not None:
@@ -278,7 +278,7 @@ class Trainer:
             self._step()
             session.profile.end(self.done, self.learner.state)
             saves = self.share >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
-            saves, evaluates = saves or session.course.due, self._evaluates()
+            saves, evaluates = saves or session.control.due, self._evaluates()
             if evaluates or saves:
                 self._finish()
             session.watchdog.end()
@@ -294,9 +294,9 @@ class Trainer:
         learner, state, method, number = self.learner, self.state, self.config.method, self.done + 1
         if self.updates is None:  # what an evaluation or a save took is no part of the step
             self._since = time.perf_counter()
-        flight = self.in_flight or self._start()
+        in_flight = self.in_flight or self._start()
         clock = Clock(time.perf_counter() if self.in_flight else self._since)
-        batch = self.rollouts.collect(number, flight)  # or `Stopped`, and `_save` keeps what is in flight
+        batch = self.rollouts.collect(number, in_flight)  # or `Stopped`, and `_save` keeps what is in flight
         clock.lap("rollout")
         ahead = self.config.rollout.ahead > 0 and self.config.train.done(number, 0) < 1
         following = self._start() if ahead else None  # from here on, while this step is judged and learned from
@@ -322,7 +322,7 @@ class Trainer:
         warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
         clock.lap(None)
         # From here to the end of the step nothing waits for the device.
-        metrics = learner.update(packed, number, self.policy.alone, shares=shares, warming_up=warming_up)
+        metrics = learner.update(packed, number, self.policy.wait_on_cpu, shares=shares, warming_up=warming_up)
         clock.lap("update")
         learner.end_step(number)
         if rows is not None:
@@ -340,9 +340,9 @@ class Trainer:
             # There the host drives a program's loops: the call of a rollout returns at its end, and what the updates
             # before it took would be counted as the rollout's.
             self._await_updates()
-        flight = self.rollouts.start()
+        in_flight = self.rollouts.start()
         self._finish()
-        return flight
+        return in_flight
 
     def _count(self, batch: RolloutBatch) -> tuple[float, float] | None:
         """Counts the tokens of a batch; the shares of the run before it and after it, of a run that ends by tokens."""

@@ -14,7 +14,7 @@ from grpojax.evaluation import EvalConfig
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads, sharding
 from grpojax.models import critic as models
 from grpojax.models.weight_table import shardings
-from grpojax.programs import influence, kv_cache, lanes, packing, sampler
+from grpojax.programs import batch_shards, influence, kv_cache, packing, sampler
 from grpojax.programs.compiling import program
 from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.sampler import SamplerConfig, most_left, no_samples
@@ -33,7 +33,7 @@ ANSWER_TOKENS = 16  # of `grpojax.run.true_answers.splice_groups`, at the least
 
 class Call(NamedTuple):
     """A jitted program, its arguments, those of them that are the run's own, and the groups that its work is of, a
-    prompt that stands in several lanes as often as it does.
+    prompt that stands in several shards as often as it does.
 
     Of a rollout also how often its loop runs where every sample is at its longest, bytes of keys and values on a chip,
     the blocks of its cache, and the share of them that a token's step reads, on the average.
@@ -109,10 +109,10 @@ def abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:
 
 
 def place(tree: Any, mesh: Mesh, *before: None) -> Any:
-    """Arrays as they lie on the devices: ``before`` axes, then lanes."""
+    """Arrays as they lie on the devices: ``before`` axes, then shards."""
 
     def placed(x: np.ndarray) -> jax.ShapeDtypeStruct:
-        axes = (*before, "lane", *(None,) * (x.ndim - len(before) - 1))
+        axes = (*before, "shard", *(None,) * (x.ndim - len(before) - 1))
         return abstract(x, sharding.named(mesh, axes))
 
     return jax.tree.map(placed, tree)
@@ -123,9 +123,9 @@ def _sample(graph: Any, params: Any, prompts: Prompts, key: Any, partial: Rollou
 
 
 def _laid_out(run: Shapes, count: int, sampling: SamplerConfig) -> tuple[Prompts, dict[str, Any]]:
-    """``count`` prompts as the lanes get them, and how the samples of each are drawn."""
-    parts = sharding.lanes(run.sampling_mesh)
-    prompts, group = lanes.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
+    """``count`` prompts as the shards get them, and how the samples of each are drawn."""
+    parts = sharding.shards(run.sampling_mesh)
+    prompts, group = batch_shards.spread(longest_prompts(count, run.prompt_tokens), sampling.group, parts)
     config = dataclasses.replace(sampling, group=group, decode_slots=min(sampling.decode_slots, group))
     compute = dataclasses.replace(run.compute, mesh=run.sampling_mesh)
     return prompts, {"config": config, "eos_ids": (0,), "compute": compute}
@@ -133,7 +133,7 @@ def _laid_out(run: Shapes, count: int, sampling: SamplerConfig) -> tuple[Prompts
 
 def rollout(run: Shapes, whole: Any, count: int, sampling: SamplerConfig, overlap: float = 0.0) -> Call:
     """A rollout of ``count`` prompts by the policy, its weights cast and whole on every batch shard."""
-    mesh, parts = run.sampling_mesh, sharding.lanes(run.sampling_mesh)
+    mesh, parts = run.sampling_mesh, sharding.shards(run.sampling_mesh)
     prompts, how = _laid_out(run, count, sampling)
     config, compute = how["config"], how["compute"]
     key = abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
@@ -165,10 +165,10 @@ def _resharded(run: Shapes, params: Any, weights: Literal["compute", "int8"]) ->
 def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]:
     """Those of a step: one of groups, or a probe and a phase; greedy completions; and those of held-out problems. And
     what makes their weights of the policy's."""
-    sampling, parts = run.sampling, sharding.lanes(run.sampling_mesh)
+    sampling, parts = run.sampling, sharding.shards(run.sampling_mesh)
     reshard, whole = _resharded(run, params, run.weights)
 
-    def one_lane_each(count: int) -> int:
+    def one_shard_each(count: int) -> int:
         return -(-count // parts) * parts
 
     if method is None or method.plan is None:
@@ -178,17 +178,17 @@ def rollouts(run: Shapes, params: Any, method: Method | None) -> dict[str, Call]
         more = run.prompts * (sampling.group - plan.probe) // plan.phases
         probe, one = (dataclasses.replace(sampling, group=n, decode_slots=min(slots, n)) for n in (plan.probe, 1))
         calls = {
-            "rollout": rollout(run, whole, one_lane_each(run.prompts), probe),
-            "rollout phase": rollout(run, whole, one_lane_each(more), one),
+            "rollout": rollout(run, whole, one_shard_each(run.prompts), probe),
+            "rollout phase": rollout(run, whole, one_shard_each(more), one),
         }
     if method is not None and "greedy" in method.variant.needs:
-        calls["greedy"] = rollout(run, whole, one_lane_each(run.prompts), greedy_of(sampling))
+        calls["greedy"] = rollout(run, whole, one_shard_each(run.prompts), greedy_of(sampling))
     if (held_out := run.evaluation) is not None:
         count = max(1, held_out.batch // held_out.sampler.group)
         count = min(count, held_out.limit) if held_out.limit else count
         if run.weights != "compute":
             calls["evaluation reshard"], whole = _resharded(run, params, "compute")
-        calls["evaluation"] = rollout(run, whole, one_lane_each(count), held_out.sampler)
+        calls["evaluation"] = rollout(run, whole, one_shard_each(count), held_out.sampler)
     return calls | {"reshard": reshard}
 
 
@@ -219,13 +219,13 @@ def _late_rows(
 ) -> tuple[Any, tuple[int, int, int], int, packing.Layout]:
     """A quarter of a batch (`grpojax.run.regroup.regroup`) at its longest, one prompt at a time where ``most`` says how
     many tokens: its rows, what they are of, how many groups, and their layout."""
-    group, parts = method.widest(run.sampling.group), sharding.lanes(run.mesh)
+    group, parts = method.widest(run.sampling.group), sharding.shards(run.mesh)
     tokens = run.sampling.max_tokens
     at_once = tokens_at_once(run.prompts * group * tokens, train, parts)
     at_once = at_once if most is None else min(at_once, most)
     tokens += over
     filled, microbatches = part_sizes(run.prompts, group, tokens, parts, at_once, one_prompt=most is not None)
-    prompts, part = lanes.spread(longest_prompts(filled, run.prompt_tokens), group, parts)
+    prompts, part = batch_shards.spread(longest_prompts(filled, run.prompt_tokens), group, parts)
     shape = len(prompts.lengths), part
     batch = TrainBatch(
         prompts=prompts,
@@ -233,13 +233,13 @@ def _late_rows(
         lengths=np.full(shape, tokens, np.int32),
         per_token=PerToken(),
     )
-    packed, layout = packing.pack(batch, lanes=parts, microbatches=microbatches, seats=run.compute.needs_seats)
+    packed, layout = packing.pack(batch, shards=parts, microbatches=microbatches, gather=run.compute.needs_gather)
     return place(packed.rows, run.mesh, None), (*shape, tokens), filled, layout
 
 
 def _influence(run: Shapes, programs: Programs, params: Any, method: Method, train: TrainConfig) -> Call:
     rows, (spread, part, tokens), filled, layout = _late_rows(run, method, train, 0, most=TOKENS)
-    parts, group = sharding.lanes(run.mesh), spread * part // filled
+    parts, group = sharding.shards(run.mesh), spread * part // filled
     samples, weights = np.zeros(layout.index.shape, np.int32), np.zeros(layout.index.shape, np.float32)
     width = influence.vocabulary_width(group * tokens, params["embed"].shape[0])
     entries = np.zeros((spread // parts, parts, width), np.int32)
@@ -275,14 +275,14 @@ def limits(
 ) -> dict[str, float]:
     """Seconds of the FLOPs of the programs on a minibatch, recomputation included, at the data sheet's rate.
 
-    Every chip shares in all work; a prompt that stands in several lanes is computed in each of them.
+    Every chip shares in all work; a prompt that stands in several shards is computed in each of them.
     """
     chip = flops.CHIPS.get(mesh.devices.flat[0].device_kind)
     if chip is None:
         return {}
     rate = chip.flops
     each = prompts // minibatches
-    copies = max(1, sharding.lanes(mesh) // each)
+    copies = max(1, sharding.shards(mesh) // each)
     completions = np.full((each * copies, max(1, sampling.group // copies)), sampling.max_tokens)
     sizes = np.full(each * copies, prompt_tokens), completions
     forward = flops.forward_flops(config, *sizes) / mesh.size / rate

@@ -99,7 +99,7 @@ def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:
             f"mesh.rollout={mesh.rollout} with {topology}: chips are set apart on one machine only, which has no more "
             f"than {machine} of these; set it to 0"
         )
-    learning, sampling = sharding.apart(mesh, devices)
+    learning, sampling = sharding.disaggregate(mesh, devices)
     laid_out = sharding.make_mesh(mesh, learning)
     if not sampling:
         return Chips(laid_out)

@@ -13,8 +13,8 @@ import numpy as np
 
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads
+from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing
-from grpojax.programs import lanes as cut
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_run
 from grpojax.tools.plan_chips import Target
@@ -115,7 +115,7 @@ class _Work:
     tensor: int
 
     @property
-    def lanes(self) -> int:
+    def shards(self) -> int:
         return self.data * self.fsdp
 
     @property
@@ -151,8 +151,8 @@ class _Work:
     @property
     def sampled(self) -> tuple[int, int]:
         """Prompts of a batch shard, and samples of each."""
-        prompts, group = cut.spread_sizes(self.config.rollout.prompts, self.config.rollout.group, self.lanes)
-        return prompts // self.lanes, group
+        prompts, group = cut.spread_sizes(self.config.rollout.prompts, self.config.rollout.group, self.shards)
+        return prompts // self.shards, group
 
     @property
     def rows(self) -> tuple[float, float]:
@@ -185,8 +185,8 @@ def _check_divides(w: _Work, chips: int) -> None:
             f"{w.model.family} with {bad} does not divide over mesh.fsdp={w.fsdp} and mesh.tensor={w.tensor}"
         )
     rollout, train = w.config.rollout, w.config.train
-    prompts, group = cut.spread_sizes(rollout.prompts // train.minibatches, rollout.group, w.lanes)
-    packing.check_cut(prompts // w.lanes, group, train.microbatches)
+    prompts, group = cut.spread_sizes(rollout.prompts // train.minibatches, rollout.group, w.shards)
+    packing.check_cut(prompts // w.shards, group, train.microbatches)
 
 
 def _report(

@@ -18,7 +18,7 @@ from grpojax.losses import Objective
 from grpojax.models import Compute, DecoderConfig, compute_of, decoder, flops, sharding
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import shardings
-from grpojax.programs import blocks, lanes, packing
+from grpojax.programs import batch_shards, blocks, packing
 from grpojax.programs.critic_update import ROLE as CRITIC
 from grpojax.programs.critic_update import TRUNK, CriticModel
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
@@ -204,7 +204,7 @@ def _supervised_calls(
 ) -> tuple[dict[str, Call], dict[str, int], dict[str, float]]:
     """The programs, bytes of all networks on one chip by what they are, and seconds that their FLOPs take."""
     kind, size = teaching.teaching_of(config), config.train.batch_size
-    parts, microbatches = sharding.lanes(mesh), config.train.microbatches
+    parts, microbatches = sharding.shards(mesh), config.train.microbatches
     if size % (parts * microbatches):
         raise UserError(
             f"train.batch_size={size} does not divide over {parts} batch shards with train.microbatches={microbatches} "
@@ -214,9 +214,9 @@ def _supervised_calls(
         group=config.train.group if isinstance(config, SFTConfig) else 2,
         prompt=config.data.max_prompt_tokens,
         completion=config.data.max_tokens,
-        lanes=parts,
+        shards=parts,
         microbatches=microbatches,
-        seats=compute.needs_seats,
+        gather=compute.needs_gather,
     )
     lengths = np.full((size, shapes.group), shapes.completion, np.int32)
     batch = TrainBatch(
@@ -349,11 +349,11 @@ def _ragged(
 
     None where such blocks would save nothing.
     """
-    parts = sharding.lanes(compute.mesh)
-    rows, group = lanes.spread_sizes(prompts // train.minibatches, sampling.group, parts)
+    parts = sharding.shards(compute.mesh)
+    rows, group = batch_shards.spread_sizes(prompts // train.minibatches, sampling.group, parts)
     how = {"microbatches": train.microbatches, "least": blocks.LEAST["tpu"], "gaps": train.skip_zero_advantage}
     sizes = blocks.sizes(rows // parts, group, sampling.max_tokens, prompt_tokens, **how)
-    return blocks.others(sizes, group if compute.needs_seats else 0, args)
+    return blocks.others(sizes, group if compute.needs_gather else 0, args)
 
 
 def _batch(
@@ -371,8 +371,10 @@ def _batch(
 
     Where a plan gives prompts different numbers of samples, each is taken to have the most: more than there ever are.
     """
-    parts = sharding.lanes(mesh)
-    part, part_group = lanes.spread(longest_prompts(prompts // train.minibatches, prompt_tokens), sampling.group, parts)
+    parts = sharding.shards(mesh)
+    part, part_group = batch_shards.spread(
+        longest_prompts(prompts // train.minibatches, prompt_tokens), sampling.group, parts
+    )
     shape = (len(part.lengths), part_group, sampling.max_tokens)
     full = np.zeros(shape, np.float32)
 
@@ -400,6 +402,6 @@ def _batch(
             critic_weights=given(learned is not None and learned.own_weights),
         ),
     )
-    packed, _ = packing.pack(batch, lanes=parts, microbatches=train.microbatches, seats=compute.needs_seats)
+    packed, _ = packing.pack(batch, shards=parts, microbatches=train.microbatches, gather=compute.needs_gather)
 
     return place(packed, mesh, None)

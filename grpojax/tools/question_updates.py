@@ -17,7 +17,7 @@ import numpy as np
 from grpojax import diagnostics, masked, variants
 from grpojax.host import processes, settings
 from grpojax.host.errors import UserError
-from grpojax.programs import lanes
+from grpojax.programs import batch_shards
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.methods import Differences, differences, in_a_line, without_repeats
 from grpojax.records.metrics import TrackingConfig
@@ -291,7 +291,7 @@ def _logps(trainer: Trainer, mini: PackedBatch) -> Tokens:
     """``[1, G, T]`` under the policy as it is."""
     params = trainer.learner.state["policy"].params
     rows = trainer.learner.programs.score(params, mini.packed.rows).logps
-    return lanes.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
+    return batch_shards.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
 
 
 def format_table(found: QuestionUpdates, *, epsilon: float, top: int | None = None) -> str:

@@ -65,7 +65,7 @@ def splash(**kw):
         dict(r=3, s=130, l=140, k=2, heads=2, kv_heads=2),
         dict(b=2, r=2, s=128, l=129, k=2, heads=3, kv_heads=1),
     ],
-    ids=["no prompt", "prompt", "more than a block", "two lanes"],
+    ids=["no prompt", "prompt", "more than a block", "two shards"],
 )
 def test_splash_equals_xla(shape):
     case = ragged(**shape)
@@ -88,23 +88,23 @@ def test_splash_refuses_two_completions_in_a_row():
 
 @pytest.mark.parametrize("attend", [splash(), att.xla, att.cudnn_lengths], ids=["splash", "xla", "cudnn"])
 def test_completions_taken_apart_equal_packed_rows(attend, monkeypatch):
-    """Two prompts in a lane; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding."""
+    """Two prompts in a shard; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding."""
     plain = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **kw: plain(*a, **kw))
     arrays, _, lengths, _ = ragged(b=2, k=2, r=3, s=6, l=5, heads=4, kv_heads=2)
     row = [[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0]]
     segments, row_prompt = jnp.asarray([row, row[::-1]]), jnp.asarray([[0, 1, 1], [1, 0, 0]])
-    seats = np.full((2, 6, 6), -1, np.int32)
+    gather = np.full((2, 6, 6), -1, np.int32)
     for b in range(2):
         wholes = [(r, n) for r in range(3) for n in (1, 2) if (segments[b, r] == n).any()]
         for c, (r, n) in enumerate(wholes):
             at = np.flatnonzero(segments[b, r] == n)
-            seats[b, c, : len(at)] = 6 * r + at
+            gather[b, c, : len(at)] = 6 * r + at
     case = arrays, segments, lengths, row_prompt
     prompts = jnp.broadcast_to(row_prompt[..., None], segments.shape)
     expected = value_and_grads(att.xla, *case)
-    assert_same(value_and_grads(att.by_completion(attend, [jnp.asarray(seats)], prompts), *case), expected, 2e-5)
-    longest_first = np.take_along_axis(seats, np.argsort(-(seats >= 0).sum(2), 1, stable=True)[..., None], 1)
+    assert_same(value_and_grads(att.by_completion(attend, [jnp.asarray(gather)], prompts), *case), expected, 2e-5)
+    longest_first = np.take_along_axis(gather, np.argsort(-(gather >= 0).sum(2), 1, stable=True)[..., None], 1)
     classes = [jnp.asarray(x) for x in (longest_first[:, :2], longest_first[:, 2:, :3])]
     assert_same(value_and_grads(att.by_completion(attend, classes, prompts), *case), expected, 2e-5)
 
@@ -224,7 +224,7 @@ def test_cudnn_lengths_refuses_two_completions_in_a_row(monkeypatch):
     segments = segments.at[0, 1].set(jnp.array([1, 1, 1, 2, 2, 0]))
     out = att.cudnn_lengths(*arrays.values(), segments)
     assert np.isfinite(out[0, 0]).all() and np.isnan(out[0, 1]).all()
-    assert att.needs_seats("cudnn_lengths", "gpu") and not att.needs_seats("cudnn", "gpu")
+    assert att.needs_gather("cudnn_lengths", "gpu") and not att.needs_gather("cudnn", "gpu")
 
 
 @pytest.mark.parametrize("name", ["cudnn", "cudnn_lengths"])
@@ -247,7 +247,7 @@ def test_auto_picks_by_platform(platform, dtype, apart):
     name = {"cpu": "blocked", "gpu": "cudnn", "tpu": "splash"}[platform]
     picked = att.pick("auto", dtype=dtype, platform=platform)
     assert getattr(picked, "func", picked) is getattr(att, name)
-    assert att.needs_seats("auto", platform) == apart
+    assert att.needs_gather("auto", platform) == apart
 
 
 def test_xla_is_blocked_on_cpu_alone():

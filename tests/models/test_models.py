@@ -35,9 +35,9 @@ def test_value_and_gradient_equal_the_plain_forward(family):
         return (weight * (logps + 0.3 * entropies)).sum(), logps
 
     (want, logps), want_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
-    for seats, remat in [(False, "layer"), (True, "matmuls"), (False, "none")]:
-        packed, layout = packing.pack(batch, seats=seats)
-        assert (packed.rows.seats is not None) == seats
+    for gather, remat in [(False, "layer"), (True, "matmuls"), (False, "none")]:
+        packed, layout = packing.pack(batch, gather=gather)
+        assert (packed.rows.gather is not None) == gather
         rows = jax.tree.map(lambda x: x[0], packed.rows)
         used, w = layout.index[0] >= 0, layout.pack(weight)[0]
         compute = Compute(remat=remat, vocab_chunk=13)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import close
-from programs_examples import L_PROMPT, check_seats, example
+from programs_examples import L_PROMPT, check_gather, example
 
 from grpojax.host.errors import UserError
 from grpojax.models import sharding
@@ -17,7 +17,7 @@ from grpojax.programs import blocks, packing
 from grpojax.programs.state import place_rows
 from grpojax.types import PerToken
 
-# P, G, T, lanes, micro-batches, least; in the last but one a micro-batch holds a part of a group.
+# P, G, T, shards, micro-batches, least; in the last but one a micro-batch holds a part of a group.
 SIZES = [
     (7, 5, 11, 1, 1, 1),
     (12, 4, 13, 3, 2, 1),
@@ -27,32 +27,32 @@ SIZES = [
 ]
 
 
-def check(batch, lanes, microbatches, seats, least, gaps=False):
+def check(batch, shards, microbatches, gather, least, gaps=False):
     """Each completion stands once, whole, after its own prompt, in a block of the run's."""
-    how = dict(lanes=lanes, microbatches=microbatches, least=least, gaps=gaps)
-    packed, layout = blocks.pack(batch, seats=seats, **how)
+    how = dict(shards=shards, microbatches=microbatches, least=least, gaps=gaps)
+    packed, layout = blocks.pack(batch, gather=gather, **how)
     (n, group, size), shape = batch.tokens.shape, packed.rows.tokens.shape
     block = next(b for b in blocks.sizes_of(batch, **how) if (b.reads * b.count, b.rows) == (shape[0], shape[2]))
-    assert shape == (block.reads * block.count, lanes, block.rows, size)
-    assert packed.rows.prompts.shape == (block.reads, lanes, block.prompts, L_PROMPT)
+    assert shape == (block.reads * block.count, shards, block.rows, size)
+    assert packed.rows.prompts.shape == (block.reads, shards, block.prompts, L_PROMPT)
     assert blocks.after_reading(packed.rows) == block.count
     seen, home, read = [], {}, packing_oracles.read_rows(packed.rows)
-    for _, lane, prompts, completions in read:
-        assert seats or len({*map(tuple, prompts)}) == 1
+    for _, shard, prompts, completions in read:
+        assert gather or len({*map(tuple, prompts)}) == 1
         for prompt, tokens in zip(prompts, completions, strict=True):
             p, g, t = np.unravel_index(np.array(tokens) - 1, batch.tokens.shape)
             assert len({*zip(p, g, strict=True)}) == 1 and t.tolist() == list(range(batch.lengths[p[0], g[0]]))
             assert prompt == batch.prompts.tokens[p[0], : batch.prompts.lengths[p[0]]].tolist()
-            assert home.setdefault(int(p[0]), lane) == lane
+            assert home.setdefault(int(p[0]), shard) == shard
             seen.append((int(p[0]), int(g[0])))
-    assert all(list(home.values()).count(lane) <= n // lanes for lane in range(lanes))
+    assert all(list(home.values()).count(shard) <= n // shards for shard in range(shards))
     assert sorted(seen) == [(int(p), int(g)) for p, g in np.argwhere(batch.lengths)]
     mask = np.arange(size) < batch.lengths[..., None]
     np.testing.assert_array_equal(layout.unpack(packed.per_token.weights), batch.per_token.weights * mask)
-    if packed.rows.seats is None:
-        assert not (seats and block.shared)
+    if packed.rows.gather is None:
+        assert not (gather and block.shared)
     else:
-        check_seats(packed.rows, min(block.prompts * group, blocks.SEATS * block.rows))
+        check_gather(packed.rows, min(block.prompts * group, blocks.GATHERED * block.rows))
     last = {c: m % block.count for m, *_ in read for c in [m // block.count]}
     taken = sum(last.get(c, 0) + 1 for c in range(max(last, default=0) + 1)) if block.shared else shape[0]
     rows = jax.tree.map(jnp.asarray, packed.rows)
@@ -64,31 +64,31 @@ def check(batch, lanes, microbatches, seats, least, gaps=False):
     return block, taken
 
 
-@pytest.mark.parametrize("seats", [True, False])
+@pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data(), gaps=st.booleans())
-def test_every_token_once(sizes, seats, data, gaps):
-    n, group, size, lanes, microbatches, least = sizes
+def test_every_token_once(sizes, gather, data, gaps):
+    n, group, size, shards, microbatches, least = sizes
     top = data.draw(st.sampled_from([1, size // 2, size]))
     lengths = data.draw(st.lists(st.integers(0, top), min_size=n * group, max_size=n * group))
     there = data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) if gaps else [True] * n
     lengths = np.reshape(lengths, (n, group)) * np.array(there)[:, None]
-    check(example(lengths, size), lanes, microbatches, seats, least, gaps)
+    check(example(lengths, size), shards, microbatches, gather, least, gaps)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_two_shapes_whatever_the_lengths(sizes):
     """Of sixteen sizes of rows by four of prompts a run met a new one in its seventh step."""
-    n, group, size, lanes, microbatches, least = sizes
+    n, group, size, shards, microbatches, least = sizes
     rng, shapes = np.random.default_rng(0), set()
     for top in np.linspace(0, size, 40).astype(int):
         batch = example(rng.integers(0, top + 1, (n, group)), size)
-        packed, _ = blocks.pack(batch, lanes=lanes, microbatches=microbatches, least=least)
-        again, _ = blocks.pack(batch, lanes=lanes, microbatches=microbatches, least=least)
+        packed, _ = blocks.pack(batch, shards=shards, microbatches=microbatches, least=least)
+        again, _ = blocks.pack(batch, shards=shards, microbatches=microbatches, least=least)
         jax.tree.map(np.testing.assert_array_equal, packed, again)
         shapes.add(packed.rows.tokens.shape)
-    assert len(shapes) <= len(blocks.sizes_of(batch, lanes=lanes, microbatches=microbatches, least=least)) <= 2
+    assert len(shapes) <= len(blocks.sizes_of(batch, shards=shards, microbatches=microbatches, least=least)) <= 2
 
 
 def test_full_groups_are_one_block():
@@ -98,10 +98,14 @@ def test_full_groups_are_one_block():
 
 @pytest.mark.parametrize("mean", [12, 20, 30])
 def test_cost_follows_the_tokens(mean):
-    """The share of useful positions is that of sixteen sizes of rows; with seats, whose rows take completions of any
+    """The share of useful positions is that of sixteen sizes of rows; with gather, whose rows take completions of any
     prompt, nearly all of them are useful."""
     rng, useful = np.random.default_rng(1), []
-    how = [packing.pack, functools.partial(blocks.pack, least=64), functools.partial(blocks.pack, least=64, seats=True)]
+    how = [
+        packing.pack,
+        functools.partial(blocks.pack, least=64),
+        functools.partial(blocks.pack, least=64, gather=True),
+    ]
     for _ in range(20):
         batch = example(np.clip(rng.geometric(1 / mean, (16, 8)), 1, 40), 40)
         useful.append([pack(batch)[1].useful for pack in how])
@@ -141,29 +145,29 @@ def test_golden_deal():
     lengths = np.array([[4, 3, 3, 2, 1], [0] * 5, [5, 4, 0, 0, 0]])
     block = blocks.Block(prompts=2, reads=2, rows=2, count=5, shared=True)
     lengths, mine = np.concatenate([np.ones((10, 5), int), lengths]), np.array([10, 11, 12])
-    dealt = blocks._deal(lengths, mine, most=5, block=block, seats=False)
+    dealt = blocks._deal(lengths, mine, most=5, block=block, gather=False)
     rows = [[[[(x.k, x.prompt, x.sample) for x in row] for row in b] for b in after] for after in dealt.blocks]
     first, second = [(0, 10, 0), (0, 10, 4)], [(0, 10, 1), (0, 10, 3)]
     assert rows == [[[first, second], [[(0, 10, 2)], [(1, 12, 0)]], [[(1, 12, 1)]]], []]
     assert [x.tolist() for x in dealt.prompts] == [[10, 12], [11, 11]]
-    with_seats = blocks._deal(lengths, mine, most=5, block=block, seats=True)
-    assert [(x.prompt, x.sample) for x in with_seats.blocks[0][0][1]] == [(10, 0), (10, 4)]
-    assert [[len(row) for row in b] for b in with_seats.blocks[0]] == [[1, 2], [1, 2], [1]]
+    with_gather = blocks._deal(lengths, mine, most=5, block=block, gather=True)
+    assert [(x.prompt, x.sample) for x in with_gather.blocks[0][0][1]] == [(10, 0), (10, 4)]
+    assert [[len(row) for row in b] for b in with_gather.blocks[0]] == [[1, 2], [1, 2], [1]]
 
 
-def test_lanes_have_as_many_prompts_and_about_as_many_tokens():
+def test_shards_have_as_many_prompts_and_about_as_many_tokens():
     assert blocks._even(np.array([1, 9, 8, 2, 0, 3]), 2).tolist() == [[0, 1, 3], [2, 4, 5]]  # 9 + 2 + 1 and 8 + 3 + 0
     lengths = np.full((6, 4), 3)
-    lengths[:3] = 9  # three long groups, which would be one lane's
-    packed, _ = blocks.pack(example(lengths, 17), lanes=2, seats=True)
+    lengths[:3] = 9  # three long groups, which would be one shard's
+    packed, _ = blocks.pack(example(lengths, 17), shards=2, gather=True)
     loads = (packed.rows.segments > 0).sum((0, 2, 3))
     assert sorted(loads.tolist()) == [9 * 4 + 2 * 3 * 4, 2 * 9 * 4 + 3 * 4]
 
 
-def test_a_row_has_no_more_completions_than_it_has_seats():
+def test_a_row_has_no_more_completions_than_its_gather_indices():
     batch = example(np.ones((4, 16), int), 40)
-    packed, _ = blocks.pack(batch, seats=True)
-    assert packed.rows.segments.max() == blocks.SEATS
+    packed, _ = blocks.pack(batch, gather=True)
+    assert packed.rows.segments.max() == blocks.GATHERED
 
 
 def test_each_block_that_is_taken():
@@ -188,34 +192,34 @@ def test_each_block_that_is_taken():
     np.testing.assert_array_equal(jax.jit(run)(rows), want)
 
 
-@pytest.mark.parametrize("seats", [True, False])
-def test_others_are_what_other_lengths_give(seats):
+@pytest.mark.parametrize("gather", [True, False])
+def test_others_are_what_other_lengths_give(gather):
     batches = [example(np.full((12, 8), length), 11) for length in (11, 1)]
-    known = blocks.sizes_of(batches[0], lanes=3, microbatches=1, least=1)
-    long, short = (blocks.pack(batch, lanes=3, seats=seats)[0] for batch in batches)
+    known = blocks.sizes_of(batches[0], shards=3, microbatches=1, least=1)
+    long, short = (blocks.pack(batch, shards=3, gather=gather)[0] for batch in batches)
 
     def like(tree):
         return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
 
     for one, other in ((long, short), (short, long)):
-        (got,) = blocks.others(known, 8 if seats else 0, ({"w": 1.0}, one))
+        (got,) = blocks.others(known, 8 if gather else 0, ({"w": 1.0}, one))
         assert got[0] == {"w": 1.0} and like(got[1]) == like(other)
         assert jax.tree.structure(got[1]) == jax.tree.structure(other)
-        (got,) = blocks.others(known, 8 if seats else 0, (None, one.rows))
+        (got,) = blocks.others(known, 8 if gather else 0, (None, one.rows))
         assert like(got[1]) == like(other.rows)
     assert blocks.others(known, 0, (1.0, PerToken())) == []
     assert blocks.others(known[:1], 0, (1.0, long)) == []
 
 
-@pytest.mark.parametrize("seats", [False, True])
-def test_on_a_mesh_others_lie_as_they_will(seats):
+@pytest.mark.parametrize("gather", [False, True])
+def test_on_a_mesh_others_lie_as_they_will(gather):
     """Also those of a batch of full length, whose rows do not tell which blocks hold tokens."""
     mesh = sharding.make_mesh(sharding.MeshConfig(fsdp=3), jax.devices()[:3])
     batches = [example(np.full((12, 8), length), 11) for length in (11, 1)]
-    known = blocks.sizes_of(batches[0], lanes=3, microbatches=1, least=1)
-    packed = [place_rows(blocks.pack(batch, lanes=3, seats=seats)[0], mesh) for batch in batches]
+    known = blocks.sizes_of(batches[0], shards=3, microbatches=1, least=1)
+    packed = [place_rows(blocks.pack(batch, shards=3, gather=gather)[0], mesh) for batch in batches]
     assert packed[0].rows.live is None and packed[1].rows.live is not None
     for one, other in (packed, packed[::-1]):
-        (got,) = blocks.others(known, 8 if seats else 0, ({"w": 1.0}, one))
+        (got,) = blocks.others(known, 8 if gather else 0, ({"w": 1.0}, one))
         told, want = ([(x.shape, x.dtype, x.sharding) for x in jax.tree.leaves(y)] for y in (got[1], other))
         assert told == want

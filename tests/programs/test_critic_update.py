@@ -162,7 +162,7 @@ def train(sizes, *, frozen=False, updates=2, microbatches=1):
     )
     metrics = {}
     for i in range(updates):
-        packed, _ = packing.pack(example(i), lanes=sharding.lanes(mesh), microbatches=microbatches)
+        packed, _ = packing.pack(example(i), shards=sharding.shards(mesh), microbatches=microbatches)
         states, metrics = step(states, plain, place_rows(packed, mesh))
     return states, metrics, plain
 

@@ -108,7 +108,7 @@ def test_streamed_scores_are_the_pure_functions(one, monkeypatch):
 @pytest.mark.parametrize(
     ("mesh", "n", "most"),
     [({"fsdp": 8}, 3, 16), ({"data": 2, "fsdp": 2, "tensor": 2}, 2, 2)],
-    ids=["lanes", "a group over two lanes"],
+    ids=["shards", "a group over two shards"],
 )
 def test_scores_are_the_same_on_eight_devices(recipe, one, mesh, n, most):
     policy, batch = policy_of(recipe, mesh, 8), groups(n)
@@ -173,10 +173,10 @@ batch = TrainBatch(
     tokens=np.zeros((prompts, samples, tokens), np.int32), lengths=np.full((prompts, samples), tokens, np.int32),
     per_token=PerToken(),
 )
-packed, _ = packing.pack(batch, lanes=16, microbatches=16)
+packed, _ = packing.pack(batch, shards=16, microbatches=16)
 
 def place(x):
-    axes = None, "lane", *(None,) * (x.ndim - 2)
+    axes = None, "shard", *(None,) * (x.ndim - 2)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.named(mesh, axes))
 
 rows = packed.rows.tokens

@@ -201,7 +201,7 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
     assert tensor > 1 or all(largest <= 4 / 2**30 for _, _, largest in moved.values())
 
 
-def test_lanes_tell_each_other_four_bytes_a_token():
+def test_shards_tell_each_other_four_bytes_a_token():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=8, fsdp=1))
     config = SamplerConfig(group=3, max_tokens=4, decode_slots=2)
     with blocks_of(2):

@@ -47,7 +47,7 @@ def test_scores_and_gradients_are_those_of_one_device(tensor):
     batch = ragged_batch(np.random.default_rng(0), p=4, g=3, vocab=56)
 
     def of(params, mesh):
-        packed, layout = packing.pack(batch, lanes=sharding.lanes(mesh))
+        packed, layout = packing.pack(batch, shards=sharding.shards(mesh))
         rows = jax.tree.map(lambda x: x[0], state.place_rows(packed.rows, mesh))
         weight = jnp.asarray(packed.rows.segments[0] > 0, jnp.float32)
 

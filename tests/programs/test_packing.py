@@ -17,7 +17,7 @@ from grpojax import losses as L
 from grpojax.host.errors import UserError
 from grpojax.programs import packing
 
-# P, G, T, lanes, micro-batches; in the last ones a micro-batch holds a part of a group.
+# P, G, T, shards, micro-batches; in the last ones a micro-batch holds a part of a group.
 SIZES = [
     (3, 5, 11, 1, 1),
     (3, 5, 11, 1, 3),
@@ -29,20 +29,20 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("seats", [True, False])
+@pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_every_token_once(sizes, seats, data):
-    n, group, size, lanes, microbatches = sizes
+def test_every_token_once(sizes, gather, data):
+    n, group, size, shards, microbatches = sizes
     lengths = data.draw(st.lists(st.integers(0, size), min_size=n * group, max_size=n * group))
-    check(example(np.reshape(lengths, (n, group)), size), lanes, microbatches, seats)
+    check(example(np.reshape(lengths, (n, group)), size), shards, microbatches, gather)
 
 
-@pytest.mark.parametrize("seats", [True, False])
+@pytest.mark.parametrize("gather", [True, False])
 @pytest.mark.parametrize("length", [0, 1, 11])
-def test_equal_lengths(length, seats):
-    check(example(np.full((3, 5), length), 11), 1, 1, seats)
+def test_equal_lengths(length, gather):
+    check(example(np.full((3, 5), length), 11), 1, 1, gather)
 
 
 def test_golden_layout():
@@ -60,7 +60,7 @@ def test_golden_layout():
         *(1 + 4 * 32 + np.arange(9)), *(1 + 32 + np.arange(3)), *(1 + 5 * 32 + np.arange(2)), 0, 0,
     ]  # fmt: skip
     assert layout.useful == 46 / 48
-    whole, half = packing.pack(batch, seats=True)[0].rows.seats
+    whole, half = packing.pack(batch, gather=True)[0].rows.gather
     assert whole.shape == (1, 1, 3, 16) and half.shape == (1, 1, 3, 8)
     assert [x[0, 0, :, 0].tolist() for x in (whole, half)] == [[0, 16, 32], [26, 41, 44]]
 
@@ -82,10 +82,10 @@ def test_fill_keeps_the_dtype():
     assert layout.unpack(packed).dtype == bool
 
 
-@pytest.mark.parametrize(("n", "group", "lanes", "microbatches"), [(3, 5, 1, 2), (4, 6, 2, 8), (2, 5, 2, 3)])
-def test_uneven_micro_batches_are_refused(n, group, lanes, microbatches):
-    with pytest.raises(UserError, match=f"microbatches={microbatches} .*{n // lanes} prompts.*{group}"):
-        packing.pack(example(np.ones((n, group)), 4), lanes=lanes, microbatches=microbatches)
+@pytest.mark.parametrize(("n", "group", "shards", "microbatches"), [(3, 5, 1, 2), (4, 6, 2, 8), (2, 5, 2, 3)])
+def test_uneven_micro_batches_are_refused(n, group, shards, microbatches):
+    with pytest.raises(UserError, match=f"microbatches={microbatches} .*{n // shards} prompts.*{group}"):
+        packing.pack(example(np.ones((n, group)), 4), shards=shards, microbatches=microbatches)
 
 
 def test_packing_is_tight():
@@ -131,7 +131,7 @@ def test_golden_first_fit():
 def test_loss_of_rows(sizes, objective):
     """A micro-batch that divided by its own tokens would give a gradient up to M times as large, and a row taken for
     one sample another ratio."""
-    n, group, size, lanes, microbatches = sizes
+    n, group, size, shards, microbatches = sizes
     batch = example(np.random.default_rng(0).integers(0, size + 1, (n, group)), size)
     mask = np.arange(size) < batch.lengths[..., None]
     batch = with_tokens(batch, weights=np.asarray(L.loss_weights(mask, "token_mean")))
@@ -143,7 +143,7 @@ def test_loss_of_rows(sizes, objective):
     logps = np.random.default_rng(1).normal(size=mask.shape).astype(np.float32)
     (value, metrics), gradient = run(logps, batch.per_token)
 
-    packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches)
+    packed, layout = packing.pack(batch, shards=shards, microbatches=microbatches)
     in_rows = layout.pack(logps, fill=float("nan"))
     each = []
     for m in range(microbatches):
@@ -159,20 +159,20 @@ def test_loss_of_rows(sizes, objective):
 
 @pytest.mark.parametrize("sizes", [(6, 4, 37, 3, 2), (2, 6, 13, 2, 3), (1, 5, 7, 1, 5)])
 def test_three_sizes(sizes):
-    """A quarter of all positions, a half and all, or a half and all of a micro-batch of one sample; seats as rows are
+    """A quarter of all positions, a half and all, or a half and all of a micro-batch of one sample; gather as rows are
     shared."""
-    n, group, size, lanes, microbatches = sizes
-    whole, shapes = n * group // (lanes * microbatches), {}
+    n, group, size, shards, microbatches = sizes
+    whole, shapes = n * group // (shards * microbatches), {}
     for lengths in (
         np.ones((n, group), int),
         size * (np.arange(n * group) == 1).reshape(n, group),
         [[size] * group] * n,
     ):
         batch = example(lengths, size)
-        packed, layout = packing.pack(batch, lanes=lanes, microbatches=microbatches, seats=True)
+        packed, layout = packing.pack(batch, shards=shards, microbatches=microbatches, gather=True)
         mask = np.arange(size) < batch.lengths[..., None]
         np.testing.assert_array_equal(layout.unpack(packed.rows.tokens), batch.tokens * mask)
-        shapes[packed.rows.tokens.shape[2:]] = packed.rows.seats is not None
+        shapes[packed.rows.tokens.shape[2:]] = packed.rows.gather is not None
     half, few = min(size, -(-size // 16) * 8), max(1, whole // 2)
     assert shapes == {(few, half): few < whole, (few, size): few < whole, (whole, size): False}
 
@@ -181,9 +181,9 @@ def test_three_sizes(sizes):
 @given(lengths=st.lists(st.integers(1, 23), max_size=40), size=st.integers(1, 23), empty=st.integers(0, 5))
 @hypothesis_example(lengths=[6] * 9, size=23, empty=0)
 @hypothesis_example(lengths=[12] * 3 + [1] * 30, size=23, empty=0)
-def test_seats_hold_whatever_the_rows_hold(lengths, size, empty):
+def test_gather_indices_hold_whatever_the_rows_hold(lengths, size, empty):
     """However completions share rows, so many of them are longer than a half or a quarter of a row, and no more."""
     lengths = sorted((n for n in lengths if n <= size), reverse=True)
     rows = len(packing.first_fit(lengths, size)) + empty
-    seats = [n for count, n in packing.seat_sizes(len(lengths), rows, size) for _ in range(count)]
-    assert len(seats) <= len(lengths) and all(n <= seat for n, seat in zip(lengths, seats, strict=True))
+    gather = [n for count, n in packing.gather_sizes(len(lengths), rows, size) for _ in range(count)]
+    assert len(gather) <= len(lengths) and all(n <= indices for n, indices in zip(lengths, gather, strict=True))

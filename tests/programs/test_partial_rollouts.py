@@ -45,21 +45,21 @@ def rollouts(decoder, prompts, config, count, left, compute=Compute()):  # noqa:
         before = only(after, sampler.unfinished(after).any(1))
 
 
-def after(before, full, left, lanes):
+def after(before, full, left, shards):
     """Oracle: the lengths of all samples when the rollout ends, a token of each at a time; ``full`` in the end."""
     lengths = np.maximum(before, 1)
     while True:
         wants = lengths < full
-        if (wants.reshape(lanes, -1).sum(1) <= left).all() and not wants.any(1).all():
+        if (wants.reshape(shards, -1).sum(1) <= left).all() and not wants.any(1).all():
             return lengths
         lengths = lengths + wants
 
 
-def check(decoder, prompts, config, *, left, lanes=1, compute=Compute(), want=None, count=6):  # noqa: B008
+def check(decoder, prompts, config, *, left, shards=1, compute=Compute(), want=None, count=6):  # noqa: B008
     want = run(decoder, prompts, config) if want is None else want
     there, taken = np.arange(config.max_tokens), []
     for before, out in rollouts(decoder, prompts, config, count, left, compute):
-        expected = after(before.lengths, want.lengths, left, lanes)
+        expected = after(before.lengths, want.lengths, left, shards)
         np.testing.assert_array_equal(out.lengths, expected)
         mask = there < expected[..., None]
         np.testing.assert_array_equal(out.tokens, np.where(mask, want.tokens, 0))
@@ -67,7 +67,7 @@ def check(decoder, prompts, config, *, left, lanes=1, compute=Compute(), want=No
         np.testing.assert_array_equal(out.stopped, want.stopped & (expected == want.lengths))
         kept = (before.lengths > 0) & ~sampler.unfinished(before)
         np.testing.assert_array_equal(out.logps[kept], before.logps[kept])
-        taken.append(sampler.unfinished(before).reshape(lanes, -1).sum(1).max())
+        taken.append(sampler.unfinished(before).reshape(shards, -1).sum(1).max())
     assert max(taken) > 1
     return want
 
@@ -135,17 +135,17 @@ def test_in_eight_bits_they_are_rounded_as_they_are_put(decoder, compute):
     ],
     ids=["cpu", "tpu", "gpu"],
 )
-def test_every_lane_of_a_mesh_goes_on_with_its_own(sizes, of):
-    """A lane has some of its samples left however few the others have."""
+def test_every_shard_of_a_mesh_goes_on_with_its_own(sizes, of):
+    """A shard has some of its samples left however few the others have."""
     config = dataclasses.replace(BASE, vocab_size=56)  # a vocabulary that divides
     graph, params = random_decoder(config)
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
-    lanes, prompts = sizes[0] * sizes[1], some_prompts(8)
+    shards, prompts = sizes[0] * sizes[1], some_prompts(8)
     want = run((graph, params), prompts, CONFIG)
     compute = dataclasses.replace(of, mesh=mesh)
     placed = state.make_reshard(config, compute)(jax.device_put(params, shardings(params, mesh)))
     with blocks_of(4):
-        check((graph, placed), prompts, CONFIG, left=16 // lanes, lanes=lanes, compute=compute, want=want)
+        check((graph, placed), prompts, CONFIG, left=16 // shards, shards=shards, compute=compute, want=want)
 
 
 def test_what_the_last_samples_would_keep_waiting_is_drawn_in_fewer_steps(decoder):

@@ -85,7 +85,7 @@ def train(sizes, updates, start=None, microbatches=1):
     )
     states, metrics = start, {}
     for i in range(updates):
-        packed, _ = packing.pack(batch(i), lanes=sharding.lanes(mesh), microbatches=microbatches)
+        packed, _ = packing.pack(batch(i), shards=sharding.shards(mesh), microbatches=microbatches)
         states, metrics = step(states, {}, place_rows(packed, mesh))
     return states, metrics, abstract_state(described, mesh)
 

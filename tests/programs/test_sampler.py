@@ -15,7 +15,7 @@ from short_blocks import blocks_of
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, hf, score, sharding
 from grpojax.models.weight_table import shardings
-from grpojax.programs import lanes, packing, sampler, state
+from grpojax.programs import batch_shards, packing, sampler, state
 from grpojax.programs.sampler import SampleQueue, SamplerConfig, Slots, sample_groups
 from grpojax.types import PerToken, TrainBatch
 
@@ -108,12 +108,12 @@ def test_samples_of_a_group_differ(decoder):
 
 
 @pytest.mark.slow
-def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
+def test_a_group_split_over_shards_draws_the_same_samples(decoder):
     prompts = some_prompts()
     want = run(decoder, prompts, dataclasses.replace(CONFIG, group=6))
-    spread, part = lanes.spread(prompts, 6, 6)
+    spread, part = batch_shards.spread(prompts, 6, 6)
     got = run(decoder, spread, dataclasses.replace(CONFIG, group=part))
-    np.testing.assert_array_equal(lanes.gather_groups(got.tokens, 3), want.tokens)
+    np.testing.assert_array_equal(batch_shards.gather_groups(got.tokens, 3), want.tokens)
 
 
 @pytest.mark.in_ci("both")
@@ -126,7 +126,7 @@ def test_a_group_split_over_lanes_draws_the_same_samples(decoder):
             for on in [((1, 8, 1), TPU), ((2, 2, 2), Compute()), ((2, 2, 2), GPU)]
         ),
     ],
-    ids=["lanes", "tpu", "both", "gpu"],
+    ids=["shards", "tpu", "both", "gpu"],
 )
 def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
     prompts = some_prompts(8)

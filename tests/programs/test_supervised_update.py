@@ -42,14 +42,14 @@ def pairs(p=8, seed=0):
     return with_tokens(batch, advantages=sign, weights=None), reference.astype(np.float32), np.arange(p) / 17.0
 
 
-def part_of(kind, *, lanes=1, microbatches=1, seats=False):
+def part_of(kind, *, shards=1, microbatches=1, gather=False):
     """What the loss of a kind reads."""
-    how = {"lanes": lanes, "microbatches": microbatches}
+    how = {"shards": shards, "microbatches": microbatches}
     if kind == "sft":
-        return packing.pack(answers(), seats=seats, **how)[0]
+        return packing.pack(answers(), gather=gather, **how)[0]
     batch, *rest = pairs()
     reference, weights = (supervised_update.by_prompts(np.float32(x), **how) for x in rest)
-    packed, _ = packing.pack(batch, seats=seats, **how)
+    packed, _ = packing.pack(batch, gather=gather, **how)
     return supervised_update.Pairs(packed=packed, reference=reference, weights=weights)
 
 
@@ -69,7 +69,7 @@ def updated(kind, *, sizes=None, microbatches=1, attention="xla"):
     if mesh is not None:
         params = jax.device_put(params, shardings(params, mesh))
     rule = opt.make_optimizer(SGD, 10)
-    part = part_of(kind, lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
+    part = part_of(kind, shards=sharding.shards(mesh), microbatches=microbatches, gather=compute.needs_gather)
     step = jax.jit(make_update(objective(kind, graph, compute), rule, mesh), donate_argnums=0)
     after, metrics = step(state.init_state(params, rule, mesh), None, state.place_rows(part, mesh))
     return jax.tree.map(np.asarray, after.params), {k: float(getattr(v, "value", v)) for k, v in metrics.items()}

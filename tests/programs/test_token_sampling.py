@@ -95,7 +95,7 @@ def test_a_vocabulary_over_devices_is_drawn_from_where_it_lies(tensor, options):
     logits[0, 0, [5, QWEN - 5]] = 20.0  # the likeliest twice, in the first part and the last
     keys = jax.random.split(jax.random.key(7), (2, 3))
     want = draw(jnp.asarray(logits), keys, config)
-    placed = jax.device_put(logits, sharding.named(mesh, ("lane", None, "vocab")))
+    placed = jax.device_put(logits, sharding.named(mesh, ("shard", None, "vocab")))
     drawn = jax.jit(lambda z, k: draw(z, k, config, mesh)).lower(placed, keys).compile()
     got = drawn(placed, keys)
     np.testing.assert_array_equal(got[0], want[0])

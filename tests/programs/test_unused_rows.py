@@ -42,8 +42,8 @@ def models():
     return (graph, jax.tree.map(padded, params, trimmed)), (trimmed_graph, trimmed)
 
 
-def packed_rows(batch, lanes=1):
-    packed, layout = packing.pack(batch, lanes=lanes)
+def packed_rows(batch, shards=1):
+    packed, layout = packing.pack(batch, shards=shards)
     return jax.tree.map(lambda x: x[0], packed.rows), layout
 
 
@@ -58,7 +58,7 @@ def sampled(model, compute=Compute()):  # noqa: B008
     return jax.tree.map(np.asarray, out)
 
 
-def scored(model, out, compute=Compute(), lanes=1):  # noqa: B008
+def scored(model, out, compute=Compute(), shards=1):  # noqa: B008
     """The trainer's log-probs and entropies of samples, ``[P, G, T]``."""
     zeros = np.zeros(out.logps.shape, np.float32)
     batch = TrainBatch(
@@ -67,7 +67,7 @@ def scored(model, out, compute=Compute(), lanes=1):  # noqa: B008
         lengths=out.lengths,
         per_token=PerToken(advantages=zeros, weights=zeros),
     )
-    rows, layout = packed_rows(batch, lanes)
+    rows, layout = packed_rows(batch, shards)
     graph, params = model
     run = jax.jit(
         lambda params: score(graph, params, rows, compute, entropy="value")[:2], compiler_options=quick_xla.OPTIONS
@@ -196,7 +196,7 @@ def test_a_mesh_samples_and_scores_alike(models):
     compute, (graph, params) = Compute(mesh=mesh), models[0]
     placed = jax.device_put(params, shardings(params, mesh))
     out = sampled((graph, state.make_reshard(PADDED, compute)(placed)), compute)
-    check_samples(models, out, *scored((graph, placed), out, compute, lanes=2))
+    check_samples(models, out, *scored((graph, placed), out, compute, shards=2))
 
 
 def test_logits_of_eight_bits_are_masked_too(models):

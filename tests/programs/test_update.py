@@ -43,7 +43,7 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
 
 
 def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=None, optimizer=SGD):
-    """Weights after one update, and its metrics; with ``least`` of blocks, some prompts of a lane at a time."""
+    """Weights after one update, and its metrics; with ``least`` of blocks, some prompts of a shard at a time."""
     mesh = (
         None
         if sizes is None
@@ -55,7 +55,7 @@ def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=
         params = jax.device_put(params, shardings(params, mesh))
     tx = opt.make_optimizer(optimizer, 10)
     learner = state.init_state(params, tx, mesh)
-    how = dict(lanes=sharding.lanes(mesh), microbatches=microbatches, seats=compute.needs_seats)
+    how = dict(shards=sharding.shards(mesh), microbatches=microbatches, gather=compute.needs_gather)
     packed, _ = packing.pack(batch, **how) if least is None else blocks.pack(batch, least=least, gaps=True, **how)
     assert least is None or blocks.after_reading(packed.rows) > 1 < packed.rows.prompts.shape[2]
     loss, read = (

@@ -202,8 +202,8 @@ def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):
     made, plain = [], trainer.rollouts.start
     trainer.rollouts.start = lambda: made.append((trainer.done, plain())) or made[-1][1]
     assert trainer.run()
-    assert [flight.number for _, flight in made] == list(range(len(made))) and len(made) > 5
-    assert {flight.version - step for step, flight in made} == {0}  # each at the weights of its moment
+    assert [in_flight.number for _, in_flight in made] == list(range(len(made))) and len(made) > 5
+    assert {in_flight.version - step for step, in_flight in made} == {0}  # each at the weights of its moment
     assert {line["rollout/staleness"] for line in lines_of(tmp_path / "run")[1:]} == {1.0}
 
 

@@ -42,7 +42,7 @@ def test_three_problems_make_steps_of_eight_prompts(recipe, tmp_path, said):
     first = [r["completion"] for r in drawn[0] if r["uid"] == 0]
     assert len(first) >= 4 and len(set(first)) > len(first) // 2  # the same draws would give two texts
     part = Trainer(few(recipe, tmp_path, tmp_path / "part"), eos_ids=())
-    part.on_step = lambda *_: part.done == 0 and part.session.course.ask("SIGTERM")
+    part.on_step = lambda *_: part.done == 0 and part.session.control.ask("SIGTERM")
     assert not part.run()
     assert Trainer(few(recipe, tmp_path, tmp_path / "part"), eos_ids=()).run()
     assert numbers(tmp_path / "part") == numbers(tmp_path / "whole")

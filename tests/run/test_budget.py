@@ -35,7 +35,7 @@ def test_it_ends_with_the_step_that_reaches_the_budget(run):
 @pytest.mark.slow
 def test_it_goes_on_as_if_it_had_not_stopped(recipe, run, tmp_path):
     trainer = Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}")))
-    trainer.on_step = lambda *_: trainer.done == 2 and trainer.session.course.ask("SIGTERM")
+    trainer.on_step = lambda *_: trainer.done == 2 and trainer.session.control.ask("SIGTERM")
     assert not trainer.run() and trainer.done == 3
     assert not read_runs([tmp_path])[0][0].finished
     assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={tmp_path}"))).run()

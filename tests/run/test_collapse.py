@@ -113,7 +113,7 @@ def follow(directory, *overrides):
         values = plain(number, params)
         found.append(values["eval/accuracy"])
         if found[-1] <= max(found) / 2:
-            trainer.session.course.ask("it has halved")
+            trainer.session.control.ask("it has halved")
         return values
 
     trainer.held_out.evaluate = evaluate

@@ -28,7 +28,7 @@ def lines_of(directory):
 
 @pytest.mark.slow
 def test_with_ahead_0_they_give_the_numbers_of_one_set(recipe, tmp_path):
-    """Two learn and two sample, or two do both: programs and lanes are the same."""
+    """Two learn and two sample, or two do both: programs and shards are the same."""
     assert Trainer(load(recipe, tmp_path / "one"), devices=2).run()
     trainer = Trainer(load(recipe, tmp_path / "two", "mesh.rollout=2"), devices=4)
     sampled, plain = [], trainer.policy.fetch

@@ -88,7 +88,7 @@ def test_the_policy_as_its_own_teacher_teaches_nothing(recipe, tmp_path):
 def test_a_student_comes_nearer(recipe, teacher, tmp_path):
     """Over a stop in between, too: no checkpoint has the teacher."""
     first = trainer(recipe, tmp_path, teacher)
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
     assert not first.run() and set(first.learner.saved()) == {"policy"}
     assert trainer(recipe, tmp_path, teacher).run()
     apart = [line["teacher/kl"] for line in numbers(tmp_path) if "teacher/kl" in line]

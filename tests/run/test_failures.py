@@ -19,7 +19,7 @@ from grpojax.host import peers, preemption, processes
 from grpojax.records import directory as directories
 from grpojax.records import evaluations
 from grpojax.records import metrics as tracking
-from grpojax.run import course, finetune, finetune_recipe, recorder, session
+from grpojax.run import control, finetune, finetune_recipe, recorder, session
 from grpojax.run import recipe as config
 from grpojax.tools import cli
 
@@ -87,8 +87,8 @@ def test_a_run_that_ends_is_marked_until_it_goes_on(recipe, tmp_path, monkeypatc
         self.ask("SIGTERM")
         return plain(self, awaited)
 
-    plain = course.Course.turn
-    monkeypatch.setattr(course.Course, "turn", interrupt)
+    plain = control.RunControl.sync
+    monkeypatch.setattr(control.RunControl, "sync", interrupt)
     assert cli.main(given) == os.EX_TEMPFAIL == 75
     assert not (tmp_path / "run" / "done").exists()
     stopped = json.loads((tmp_path / "run" / "stopped").read_text())
@@ -111,7 +111,7 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
     monkeypatch.setattr(preemption, "said", lambda: "preempted TRUE" if told.is_set() else None)
     overrides = ("train.eval_every=2", "train.checkpoint_every=0")
-    plain, at = course.Course.turn, {"rollout": 3, "evaluation": 2}[where]
+    plain, at = control.RunControl.sync, {"rollout": 3, "evaluation": 2}[where]
 
     def turn(self, awaited=()):
         if trainer.done == at:
@@ -121,7 +121,7 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
         return plain(self, awaited)
 
     with monkeypatch.context() as inside:
-        inside.setattr(course.Course, "turn", turn)
+        inside.setattr(control.RunControl, "sync", turn)
         trainer = Trainer(load(recipe, tmp_path / "run", *overrides))
         assert not trainer.run()
     stopped = json.loads((tmp_path / "run" / "stopped").read_text())

@@ -153,7 +153,7 @@ def test_a_stop_with_an_error_behind_it_is_saved(recipe, tmp_path):
     told = []
 
     def stopped():
-        trainer.on_step = lambda *_: trainer.done + 1 == 2 and trainer.session.course.ask("SIGTERM")
+        trainer.on_step = lambda *_: trainer.done + 1 == 2 and trainer.session.control.ask("SIGTERM")
         loop()
 
     def rescue():

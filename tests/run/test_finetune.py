@@ -15,7 +15,7 @@ from runs import environment, numbers
 
 from grpojax.host.errors import UserError
 from grpojax.records.checkpoint import Checkpoints
-from grpojax.run import course, finetune, teaching
+from grpojax.run import control, finetune, teaching
 from grpojax.run.finetune_recipe import load_dpo, load_sft
 
 LOAD = {"sft": load_sft, "dpo": load_dpo}
@@ -101,14 +101,14 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkey
 
 def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(recipes, unbroken, tmp_path):
     def stop():
-        raise course.Stopped
+        raise control.Stopped
 
     first = run_of(recipes, "sft", tmp_path / "run")
     plain = first.scorer.sums
 
     def sums(entries, params, turn):
         if first.done == 3:
-            first.session.course.ask("SIGTERM")
+            first.session.control.ask("SIGTERM")
         return plain(entries, params, turn)
 
     first.scorer.sums = sums

@@ -236,7 +236,7 @@ def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, kept[3][1], kept[2][1])
 
     first = Trainer(load(recipe, tmp_path / "parts", *overrides))
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
     assert not first.run()
     again = Trainer(load(recipe, tmp_path / "parts", *overrides))
     assert again.done == 3 and again.run()
@@ -252,7 +252,7 @@ def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
     coefs = [line["entropy_coef"] for line in lines(tmp_path / "whole")]
     assert np.diff(coefs).tolist() == [0.25, 0.25]
     first = Trainer(load(recipe, tmp_path / "parts", *overrides))
-    first.on_step = lambda *_: first.done + 1 == 2 and first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.done + 1 == 2 and first.session.control.ask("SIGTERM")
     assert not first.run()
     assert Trainer(load(recipe, tmp_path / "parts", *overrides)).run()
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")

@@ -72,7 +72,7 @@ def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
         assert sum(line[f"levels/{x}/share"] for x in rates) == pytest.approx(1)
     assert counts[-1] > counts[0] and rates["1"] > 0.9 and rates["3"] < 0.1 and 0.2 < rates["2"] < 0.8
     first = Trainer(load(recipe, leveled, tmp_path / "parts"), eos_ids=())
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
     assert not first.run()
     again = Trainer(load(recipe, leveled, tmp_path / "parts"), eos_ids=())
     assert again.done == 3 and again.run()

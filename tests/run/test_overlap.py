@@ -16,7 +16,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import score
 from grpojax.programs import packing, sampler
-from grpojax.run import batch, method, seats, step_metrics
+from grpojax.run import batch, method, partial_groups, step_metrics
 from grpojax.run import recipe as config
 from grpojax.run.in_flight import InFlight
 from grpojax.run.run_state import RunState
@@ -46,16 +46,16 @@ class Watched:
     """A trainer's rollouts as they come, weights by version, and what each step learns from."""
 
     def __init__(self, trainer):
-        self.trainer, self.seats = trainer, trainer.rollouts.seats
+        self.trainer, self.partial_groups = trainer, trainer.rollouts.partial_groups
         self.weights, self.learned, self.rest, self.versions = {0: self._weights()}, [], [], []
-        plain = self.seats.keep
+        plain = self.partial_groups.keep
 
-        def keep(flight, rest):
-            self.rest.append((flight.problems, rest))
-            self.versions.append(flight.versions)
-            plain(flight, rest)
+        def keep(in_flight, rest):
+            self.rest.append((in_flight.problems, rest))
+            self.versions.append(in_flight.versions)
+            plain(in_flight, rest)
 
-        self.seats.keep, trainer.on_step = keep, self._note
+        self.partial_groups.keep, trainer.on_step = keep, self._note
         policy = trainer.policy
         self._score = jax.jit(lambda params, rows: score(policy.graph, params, rows, policy.compute).logps)
 
@@ -111,8 +111,8 @@ def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recip
     assert mixed > 1 and set(before) == {p.uid for p, there in zip(asked, rest.lengths.any(1), strict=True) if there}
     counts = [line["sampled_tokens"] for line in lines]
     np.testing.assert_array_equal(counts, np.cumsum([rollout.lengths.sum() for _, rollout in watched.learned]))
-    left = [*before, *(p.uid for p, _ in watched.seats._queue)]
-    drawn = [p.uid for n in range(watched.seats._batches) for p in trainer.rollouts.curriculum.draw(n)[0]]
+    left = [*before, *(p.uid for p, _ in watched.partial_groups._queue)]
+    drawn = [p.uid for n in range(watched.partial_groups._batches) for p in trainer.rollouts.curriculum.draw(n)[0]]
     assert Counter(uids + left) == Counter(drawn) and len(uids) > 20
 
 
@@ -127,8 +127,8 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
     stopped.on_step = lambda *_: stopped.done + 1 == 3 and os.kill(os.getpid(), signal.SIGTERM)
     assert not stopped.run()
     killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    flight = killed.in_flight
-    waiting = killed.rollouts.waiting if flight is None else (flight.versions < flight.version).any((1, 2))
+    in_flight = killed.in_flight
+    waiting = killed.rollouts.waiting if in_flight is None else (in_flight.versions < in_flight.version).any((1, 2))
     assert killed.done == 3 and waiting.any()
 
     def die(*_):
@@ -153,9 +153,9 @@ def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tm
     assert [line["rollout/version"] for line in lines] == sorted(line["rollout/version"] for line in lines)
 
 
-@pytest.mark.exhaustive("run/test_overlap.py::test_groups_keep_their_seats_and_the_others_go_to_the_queue")
-def test_lanes_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe, tmp_path):
-    """Of four lanes each leaves up to 2 of 8 samples; on one device more there would be room for 1 of 4 only."""
+@pytest.mark.exhaustive("run/test_overlap.py::test_groups_keep_their_places_and_the_others_go_to_the_queue")
+def test_shards_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recipe, tmp_path):
+    """Of four shards each leaves up to 2 of 8 samples; on one device more there would be room for 1 of 4 only."""
     given = ("rollout.overlap=0.25", "train.checkpoint_every=1")
     trainer = Trainer(load(recipe, tmp_path / "run", *given), devices=4)
     assert trainer.run()
@@ -183,9 +183,9 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
 )
 def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatch):
     trainer = Trainer(load(recipe, tmp_path / "run", "rollout.overlap=0", "train.steps=1"))
-    begun, sample = [], sampler.sample_groups
-    monkeypatch.setattr(sampler, "sample_groups", lambda *a, **k: begun.append(k["partial"]) or sample(*a, **k))
-    assert trainer.run() and begun and not any(begun)
+    carried, sample = [], sampler.sample_groups
+    monkeypatch.setattr(sampler, "sample_groups", lambda *a, **k: carried.append(k["partial"]) or sample(*a, **k))
+    assert trainer.run() and carried and not any(carried)
     assert trainer.state.partial is None and not any("rollout/" in name for name in lines_of(tmp_path / "run")[0])
 
 
@@ -228,7 +228,7 @@ def test_sizes_that_leave_nothing_and_another_share_on_resume_are_refused(recipe
         Trainer(load(recipe, tmp_path / "run", "train.steps=1", "rollout.overlap=0.3"))
 
 
-# ------------------------------------------------------------------------------------------------ seats, by hand
+# ------------------------------------------------------------------------------------------------ places, by hand
 
 
 def problems_of(*uids):
@@ -240,20 +240,20 @@ def draw(number):
     return problems_of(*range(3 * number, 3 * number + 3)), [number] * 3
 
 
-def flight_of(problems, passes, taken, version):
+def in_flight_of(problems, passes, taken, version):
     given = {"problems": problems, "passes": passes, "versions": taken.continued(version)}
     return InFlight(number=0, version=version, submit=None, sync=None, **given)
 
 
-def test_groups_keep_their_seats_and_the_others_go_to_the_queue():
-    """Three seats of two samples of up to four tokens. Also from a record of each state, through JSON's types."""
-    rows = seats.Seats((3, 2, 4), problems_of(*range(12)), RunState())
+def test_groups_keep_their_places_and_the_others_go_to_the_queue():
+    """Three places of two samples of up to four tokens. Also from a record of each state, through JSON's types."""
+    rows = partial_groups.PartialGroups((3, 2, 4), problems_of(*range(12)), RunState())
     seen = []
     for version, lengths in enumerate([[(0, 0), (4, 2), (0, 0)], [(0, 0), (4, 3), (1, 1)], [(0, 0)] * 3, [(0, 0)] * 3]):
         state, same = RunState(), RunState()
         rows.write(state)
         record = json.loads(json.dumps(state.record()))
-        again = seats.Seats((3, 2, 4), problems_of(*range(12)), RunState.of(record))
+        again = partial_groups.PartialGroups((3, 2, 4), problems_of(*range(12)), RunState.of(record))
         again.write(same)
         assert json.loads(json.dumps(same.record())) == record
         problems, passes, taken = again.fill(draw)
@@ -264,12 +264,12 @@ def test_groups_keep_their_seats_and_the_others_go_to_the_queue():
         rest = sampler.no_samples(3, 2, 4)
         rest.lengths[:] = lengths
         rows = again
-        flight = flight_of(problems, passes, taken, version)
-        rows.keep(flight, rest)
+        in_flight = in_flight_of(problems, passes, taken, version)
+        rows.keep(in_flight, rest)
         if version == 1:  # its first tokens are of version 0, those that came since of version 1
-            assert rows.begun.versions[1].tolist() == [[0, 0, 0, 0], [0, 0, 1, 0]]
-            assert rows.begun.versions[2].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
-            assert seats.oldest(flight, rest).tolist() == [1, 0, 1]
+            assert rows.carried.versions[1].tolist() == [[0, 0, 0, 0], [0, 0, 1, 0]]
+            assert rows.carried.versions[2].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
+            assert partial_groups.oldest(in_flight, rest).tolist() == [1, 0, 1]
     assert seen == [
         ([0, 1, 2], [0, 0, 0], [False] * 3),
         ([3, 1, 4], [1, 0, 1], [False, True, False]),

@@ -67,7 +67,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(recipe, graded, tmp_path, 
     data = f"[{graded}, {graded}]" if overrides else graded
     assert trainer_of(load(recipe, data, tmp_path / "whole", *overrides)).run()
     first = trainer_of(load(recipe, data, tmp_path / "parts", *overrides))
-    first.on_step = lambda *_: first.done + 1 == 3 and first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.done + 1 == 3 and first.session.control.ask("SIGTERM")
     assert not first.run()
     again = trainer_of(load(recipe, data, tmp_path / "parts", *overrides))
     assert again.done == 3 and again.run()

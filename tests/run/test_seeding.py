@@ -159,7 +159,7 @@ def test_the_pool_has_the_first_right_sample_of_what_was_solved_last(run):
 @pytest.mark.slow
 def test_a_resumed_run_shows_what_it_would_have_shown(recipe, run, tmp_path):
     first = Trainer(load(recipe, tmp_path / "parts"))
-    first.on_step = lambda *_: first.done + 1 == 2 and first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.done + 1 == 2 and first.session.control.ask("SIGTERM")
     assert not first.run() and first.state.exemplars
     again = Trainer(load(recipe, tmp_path / "parts"))
     assert again.done == 2 and again.run()

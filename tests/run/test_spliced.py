@@ -158,7 +158,7 @@ def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
         return run
 
     first = trainer()
-    first.on_step = lambda *_: first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.session.control.ask("SIGTERM")
     assert not first.run() and trainer().run()
     for line, sampled in zip((x for x in numbers(tmp_path) if "reward" in x), drawn, strict=True):
         batch = sampled.with_rewards()
@@ -177,7 +177,7 @@ def test_a_run_tells_what_was_drawn_and_goes_on_as_it_was(recipe, tmp_path):
 def test_a_stop_in_between_changes_nothing(recipe, tmp_path):
     assert trainer_of(recipe, tmp_path / "whole", EVERY).run()
     first = trainer_of(recipe, tmp_path / "parts", EVERY)
-    first.on_step = lambda *_: first.session.course.ask("SIGTERM")
+    first.on_step = lambda *_: first.session.control.ask("SIGTERM")
     assert not first.run() and trainer_of(recipe, tmp_path / "parts", EVERY).run()
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 

@@ -14,7 +14,7 @@ from grpojax import data, rewards
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.evaluations import read
-from grpojax.run import course, held_out
+from grpojax.run import control, held_out
 from grpojax.run import recipe as config
 from grpojax.run.trainer import Trainer
 from grpojax.tools import cli
@@ -269,7 +269,7 @@ def test_the_test_set_is_read_once_at_the_end_also_where_that_was_interrupted(
     (again / "done").unlink()
 
     def stop(*_):
-        raise course.Stopped
+        raise control.Stopped
 
     with monkeypatch.context() as patch:
         patch.setattr(held_out.HeldOut, "read_test", stop)

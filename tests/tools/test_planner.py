@@ -77,7 +77,7 @@ def pack(batch, **how):
     lengths = np.random.default_rng(0).exponential(batch.tokens.shape[2] / 5, batch.lengths.shape).astype(int)
     batch = dataclasses.replace(batch, lengths=lengths.clip(1, batch.tokens.shape[2]))
     packed, layout = blocks.pack(batch, least=1024, **how)
-    print(json.dumps([packed.rows.tokens.shape, [x.shape for x in packed.rows.seats]]))
+    print(json.dumps([packed.rows.tokens.shape, [x.shape for x in packed.rows.gather]]))
     return packed, layout
 
 with mock.patch.object(packing, "pack", pack):
@@ -93,14 +93,14 @@ print(json.dumps([report.error, report.temp]))
 @pytest.mark.slow
 @needs_libtpu
 def test_attention_of_uneven_lengths_pays_for_three_and_not_for_the_longest():
-    """With seats of full length for all, its queries and what they find alone are more than the whole program has."""
+    """With gather indices of full length for all, the queries and their results are more than the whole program has."""
     done = tpu_compiler.run(UNEVEN, json.dumps(dataclasses.asdict(CONFIG)))
     assert done.returncode == 0, done.stderr[-3000:]
-    (_, lanes, _, size), seats = json.loads(done.stdout.splitlines()[-2])
+    (_, shards, _, size), gather = json.loads(done.stdout.splitlines()[-2])
     error, temp = json.loads(done.stdout.splitlines()[-1])
-    assert not error and [x[3] for x in seats] == [size, size // 2, size // 4]
-    completions = sum(x[2] for x in seats)
-    assert lanes == 4 and temp * GIB < completions * size * CONFIG.num_heads * CONFIG.head_dim * 2
+    assert not error and [x[3] for x in gather] == [size, size // 2, size // 4]
+    completions = sum(x[2] for x in gather)
+    assert shards == 4 and temp * GIB < completions * size * CONFIG.num_heads * CONFIG.head_dim * 2
 
 
 UPDATE = """
@@ -512,7 +512,7 @@ def test_table_tells_sizes_and_traffic():
 
 
 def test_the_batch_is_the_trainers():
-    """Fewer prompts than lanes: each stands in several, with its part of the group; minibatches take a share."""
+    """Fewer prompts than shards: each stands in several, with its part of the group; minibatches take a share."""
     mesh = sharding.make_mesh(sharding.MeshConfig())
     sampling = SamplerConfig(group=8, max_tokens=128)
     compute = Compute(dtype="bfloat16", mesh=mesh, platform="tpu")
@@ -553,7 +553,7 @@ def test_the_least_time_is_that_of_flops_and_of_bytes():
     assert "reshard" not in got
     forward = flops.forward_flops(c, [32] * 4, [[10] * 6] * 4)
     assert got["influence"] == pytest.approx(flops.forward_flops(c, [32], [[10] * 6]) / 4 / 197e12)
-    part = flops.forward_flops(c, [32] * 4, [[10] * 3] * 4)  # a minibatch's two prompts, each in two lanes
+    part = flops.forward_flops(c, [32] * 4, [[10] * 3] * 4)  # a minibatch's two prompts, each in two shards
     assert got["update"] == pytest.approx(4 * part / 4 / 197e12)  # backward costs two, and one is done again
     kept = plan_calls.limits(c, mesh, 4, 32, sampling, 2, remat="none")
     logits = 2 * 4 * 3 * 10 * c.vocab_size * c.hidden_size

@@ -6,35 +6,35 @@ from grpojax.host.errors import UserError
 from grpojax.types import Array, PerPrompt, Prompts
 
 
-def spread_sizes(prompts: int, group: int, lanes: int) -> tuple[int, int]:
+def spread_sizes(prompts: int, group: int, shards: int) -> tuple[int, int]:
     """How many prompts with how many samples each `spread` makes; raises `UserError` where they do not divide.
 
     Example:
       >>> spread_sizes(2, 6, 4)
       (4, 3)
     """
-    if prompts % lanes == 0:
+    if prompts % shards == 0:
         return prompts, group
-    if lanes % prompts or group % (lanes // prompts):
+    if shards % prompts or group % (shards // prompts):
         raise UserError(
-            f"{prompts} prompts of a batch with rollout.group={group} do not divide over {lanes} batch shards: make "
-            f"rollout.prompts (over train.minibatches) a multiple of {lanes}, or a divisor of it whose quotient "
+            f"{prompts} prompts of a batch with rollout.group={group} do not divide over {shards} batch shards: make "
+            f"rollout.prompts (over train.minibatches) a multiple of {shards}, or a divisor of it whose quotient "
             "divides group"
         )
-    return lanes, group // (lanes // prompts)
+    return shards, group // (shards // prompts)
 
 
-def spread(prompts: Prompts, group: int, lanes: int) -> tuple[Prompts, int]:
-    """Lays ``P`` prompts with ``group`` samples each over ``lanes`` equal parts of a batch.
+def spread(prompts: Prompts, group: int, shards: int) -> tuple[Prompts, int]:
+    """Lays ``P`` prompts with ``group`` samples each over ``shards`` equal parts of a batch.
 
-    Prompts are split first; with fewer prompts than lanes, each prompt stands in several lanes, with a part of its
+    Prompts are split first; with fewer prompts than shards, each prompt stands in several shards, with a part of its
     group in each. Arrays ``[P, G, ...]`` follow by a reshape to ``[P', G', ...]``: the order of samples stays.
 
     Returns:
       The prompts, and how many samples each of them has now. `gather_groups` undoes it.
     """
     n = len(prompts.lengths)
-    rows, part = spread_sizes(n, group, lanes)
+    rows, part = spread_sizes(n, group, shards)
     if rows == n:
         return prompts, group
     copies = rows // n

@@ -1,10 +1,10 @@
 """Whether a run goes on, saves, or stops: one decision for all of its processes, and none of it on the devices.
 
-The processes of a run do the same things in the same order. Wherever they wait for a rollout they take a *turn*, and
-the turns are counted. At each the first process posts a word, and the others read the word of that turn, so that what
-one decides holds at the same place of the program for all. It posts "stop" as soon as it was asked to, and "go" or
-"save" once its own rollout is there; who waits for the word so waits for the rollout. Any process can ask, by a post
-of its own; the first looks for these while it waits.
+The processes of a run do the same things in the same order. Wherever they wait for a rollout they come to a *sync
+point*, and these are counted. At each the first process posts its decision, and the others read the decision of that
+point. So what one decides holds at the same place of the program for all. It posts "stop" as soon as it was asked to,
+and "go" or "save" once its own rollout is there: a process that waits for the decision waits for the rollout. Any
+process can ask, by a post of its own; the first looks for these while it waits.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from grpojax.host import coordination
 
 _LOOK_S = 0.002  # between two looks at what the devices have finished
 _ASK_S = 0.25  # between two looks at what other processes ask
-_KEPT = 64  # words that stay; no process is as far behind
+_KEPT = 64  # decisions that stay; no process is as far behind
 _numbers = itertools.count()
 
 
@@ -25,24 +25,24 @@ class Stopped(Exception):
     """The run is to stop here, on all processes: what is in flight is dropped, and what was learned is saved."""
 
 
-class Course:
-    """The turns of one run.
+class RunControl:
+    """The sync points of one run.
 
     Args:
       minutes: between two saves, by the clock of the first process; 0 for none.
 
     Attributes:
-      place: where its words are posted; no other run of these processes has it.
+      place: where its decisions are posted; no other run of these processes has it.
       reason: why this process knows that the run is to stop; None while it goes on.
       since: when it learned that, on the monotonic clock.
       due: whether the clock asks for a save after this step; the same on all processes.
     """
 
     def __init__(self, minutes: float = 0.0):
-        self.place = f"course/{next(_numbers)}"
-        self._me, self._alone = jax.process_index(), jax.process_count() == 1
+        self.place = f"control/{next(_numbers)}"
+        self._me, self._single = jax.process_index(), jax.process_count() == 1
         self._every_s, self._saved, self._looked = 60 * minutes, time.monotonic(), 0.0
-        self._turns, self._asked = 0, False
+        self._points, self._asked = 0, False
         self.reason: str | None = None
         self.since = 0.0
         self.due = False
@@ -56,47 +56,47 @@ class Course:
         """A save was begun: the clock counts from here."""
         self.due, self._saved = False, time.monotonic()
 
-    def turn(self, awaited: Any = ()) -> None:
+    def sync(self, awaited: Any = ()) -> None:
         """Waits for arrays of the devices, ``awaited``, unless the run is to stop.
 
-        All processes take the same turns.
+        All processes come to the same sync points.
 
         Raises:
           Stopped: on all of them or on none.
         """
-        self._turns += 1
-        word = self._decide(awaited) if self._me == 0 else self._hear()
-        if word == "stop":
+        self._points += 1
+        decision = self._decide(awaited) if self._me == 0 else self._hear()
+        if decision == "stop":
             raise Stopped
-        self.due = self.due or word == "save"
+        self.due = self.due or decision == "save"
 
     def _decide(self, awaited: Any) -> str:
-        """The first process's word."""
+        """The first process's decision."""
         self._looked = 0.0
         while not (stop := self._is_asked()) and not _ready(awaited):
             time.sleep(_LOOK_S)
         late = self._every_s > 0 and not self.due and time.monotonic() - self._saved >= self._every_s
-        word = "stop" if stop else "save" if late else "go"
-        if not self._alone:
-            coordination.post(f"{self.place}/word/{self._turns}", word)
-            coordination.forget(f"{self.place}/word/{self._turns - _KEPT}")
-        return word
+        decision = "stop" if stop else "save" if late else "go"
+        if not self._single:
+            coordination.post(f"{self.place}/decision/{self._points}", decision)
+            coordination.forget(f"{self.place}/decision/{self._points - _KEPT}")
+        return decision
 
     def _is_asked(self) -> bool:
-        if self.reason is None and not self._alone and time.monotonic() - self._looked > _ASK_S:
+        if self.reason is None and not self._single and time.monotonic() - self._looked > _ASK_S:
             self._looked = time.monotonic()
             for index, reason in coordination.posted(f"{self.place}/asked").items():
                 self.ask(f"{reason} of process {index}")
         return self.reason is not None
 
     def _hear(self) -> str:
-        """The first process's word on another one. Where the first is gone, jax ends the process."""
+        """The first process's decision on another one. Where the first is gone, jax ends the process."""
         while True:
             if self.reason is not None and not self._asked:
                 coordination.post(f"{self.place}/asked/{self._me}", self.reason)
                 self._asked = True
-            if (word := coordination.heard(f"{self.place}/word/{self._turns}", _ASK_S)) is not None:
-                return word
+            if (decision := coordination.heard(f"{self.place}/decision/{self._points}", _ASK_S)) is not None:
+                return decision
 
 
 def _ready(awaited: Any) -> bool:

@@ -8,24 +8,24 @@ import time
 import pytest
 import runs
 
-from grpojax.run import course
+from grpojax.run import control
 
 THREE = """
 import random, sys, time
 import jax
 from grpojax.host import peers, processes
-from grpojax.run.course import Course, Stopped
+from grpojax.run.control import RunControl, Stopped
 processes.start()
 me = jax.process_index()
 rng = random.Random(me)
 with peers.watched():
     for asker in range(3):
-        run, saves = Course(minutes=0.3 / 60), []
+        run, saves = RunControl(minutes=0.3 / 60), []
         for turn in range(1, 200):
             if me == asker and turn == 20 + asker:
                 run.ask("SIGTERM")
             try:
-                run.turn()
+                run.sync()
             except Stopped:
                 break
             if run.due:
@@ -63,29 +63,29 @@ class Awaited:
 
 
 def test_a_rollout_in_flight_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(course, "_ready", lambda awaited: awaited.is_ready())
-    one = course.Course()
+    monkeypatch.setattr(control, "_ready", lambda awaited: awaited.is_ready())
+    one = control.RunControl()
     threading.Timer(0.2, one.ask, ["preempted TRUE"]).start()
     started = time.monotonic()
-    with pytest.raises(course.Stopped):
-        one.turn(Awaited())
+    with pytest.raises(control.Stopped):
+        one.sync(Awaited())
     assert time.monotonic() - started < 2 and one.reason == "preempted TRUE" and one.since >= started
     one.ask("SIGTERM")
     assert one.reason == "preempted TRUE"  # the first notice is the one that is timed
 
 
 def test_the_clock_asks_for_a_save_until_one_is_begun():
-    one = course.Course(minutes=0.1 / 60)
-    one.turn()
+    one = control.RunControl(minutes=0.1 / 60)
+    one.sync()
     assert not one.due
     time.sleep(0.15)
-    one.turn()
-    one.turn()
+    one.sync()
+    one.sync()
     assert one.due
     one.saved()
-    one.turn()
+    one.sync()
     assert not one.due
-    none = course.Course(minutes=0)
+    none = control.RunControl(minutes=0)
     time.sleep(0.15)
-    none.turn()
+    none.sync()
     assert not none.due
