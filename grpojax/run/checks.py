@@ -11,6 +11,8 @@ from grpojax.programs.sampler import most_left
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 
+SMALLER = "lower optimizer.learning_rate or optimizer.grad_clip"  # what helps against gradients that are not finite
+
 
 def shapes(config: Config, count: int, sampling: int) -> None:
     """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards, or no sample
@@ -73,16 +75,15 @@ def passes(config: Config, problems: data.Problems) -> None:
         )
 
 
-def finite(number: int, values: dict[str, float], in_a_row: int, config: Config) -> None:
-    """Warns of updates that were skipped, and stops the run after too many in a row."""
-    if not values["skipped_updates"]:
+def finite(number: int, skipped: float, in_a_row: int, *, most: int, remedy: str) -> None:
+    """Warns of updates that a step has skipped, and stops the run where those ``in_a_row`` are too many."""
+    if not skipped:
         return
-    log.warning("step %d: %d updates skipped, gradient not finite", number, values["skipped_updates"])
-    if in_a_row >= config.train.max_skipped:
+    log.warning("step %d: %d updates skipped, gradient not finite", number, skipped)
+    if in_a_row >= most:
         raise UserError(
             f"step {number}: {in_a_row} updates in a row had a gradient that is not finite; the weights before them "
-            "are saved\nlower optimizer.learning_rate or optimizer.grad_clip, or look at the samples: grpojax show "
-            f"{config.run.dir}"
+            f"are saved\n{remedy}"
         )
 
 

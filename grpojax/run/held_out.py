@@ -70,15 +70,13 @@ class HeldOut:
         if loaded:
             log.info("held-out problems are %s", self.evaluator.about())
 
-    def evaluate(self, number: int, params: Any) -> dict[str, float] | None:
-        """The metrics of the policy on the validation set after ``number`` steps; None without one.
+    def evaluate(self, number: int, params: Any) -> dict[str, float]:
+        """The metrics of the policy on the validation set after ``number`` steps.
 
         Args:
           number: steps done; the attempts go to ``eval/step_N.jsonl``.
           params: the rollout's weights.
         """
-        if not self.problems:
-            return None
         self.attempts = self._attempts(self.problems, params, "eval", number)
         values = self.evaluator.metrics(self.attempts, self.config.ks)
         log.info("step %d  %s of %d", number, evaluation.headline(values, self.config), len(self.attempts))

@@ -20,6 +20,7 @@ from grpojax.programs.policy import Policy, model_facts
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.records.checkpoint import Checkpoints, SaveError
 from grpojax.records.directory import RunDirectory
+from grpojax.records.metrics import TrackingConfig
 from grpojax.run.control import RunControl, Stopped
 from grpojax.run.profiling import Profile, ProfileConfig
 from grpojax.run.run_state import RunState
@@ -28,17 +29,29 @@ from grpojax.run.sections import RunConfig
 RESCUE_S = 20.0  # that a process with an error waits for the others to have one too
 
 
-class Saves(Protocol):
-    """The section that says when a run is saved, and how many checkpoints stay."""
+class Schedule(Protocol):
+    """The section that says when a run is evaluated, saved and stopped, and how many checkpoints stay."""
 
     @property
     def keep(self) -> int: ...
+
+    @property
+    def eval_every(self) -> int: ...
+
+    @property
+    def checkpoint_every(self) -> int: ...
 
     @property
     def checkpoint_minutes(self) -> float: ...
 
     @property
     def hang_policy(self) -> str: ...
+
+    @property
+    def log_every(self) -> int: ...
+
+    @property
+    def max_skipped(self) -> int: ...
 
 
 class Recipe(Protocol):
@@ -48,13 +61,16 @@ class Recipe(Protocol):
     def run(self) -> RunConfig: ...
 
     @property
-    def train(self) -> Saves: ...
+    def train(self) -> Schedule: ...
 
     @property
     def compile_cache(self) -> str | None: ...
 
     @property
     def profile(self) -> ProfileConfig: ...
+
+    @property
+    def tracking(self) -> TrackingConfig: ...
 
     def resolved(self) -> dict[str, Any]: ...
 

@@ -5,7 +5,7 @@ other line does.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -32,6 +32,7 @@ class Watch:
       problems: how many are held out.
       comparable: whether the prompts of all steps are alike, so that their rewards can be compared.
       uniform: whether groups with equal rewards teach something, too; asked when it matters.
+      stops: whether an alarm stops the run.
 
     Attributes:
       rings: the alarms that the last values have set off, and what is said of each.
@@ -46,8 +47,10 @@ class Watch:
         problems: int = 0,
         comparable: bool = True,
         uniform: Callable[[], bool] = lambda: False,
+        stops: bool = False,
     ):
         self._directory, self.limits, self._problems, self._uniform = directory, limits, problems, uniform
+        self.stops = stops
         self._rewards = [REWARD, *([f"rewards/{judge.metric}/mean"] if judge else [])] if comparable else []
         self._tracks = {name: alarms.Track(limits) for name in (*READS, *self._rewards)}
         self._rung: set[str] = set()
@@ -93,7 +96,13 @@ class Watch:
                 track.add(float(x))
 
 
-def heed(watch: Watch, number: int, session: Session, state: RunState, train: TrainConfig) -> None:
+def replay(watch: Watch, session: Session, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Has the watch take in what was recorded of the steps that are done; evaluations only where they are as before."""
+    asked = bool(lines) and session.record.changed(("train.eval_", "evaluate", "rewards"))
+    watch.replay(x for x in lines if not (asked and "eval/reward" in x))
+
+
+def heed(watch: Watch, number: int, session: Session, state: RunState, *, ends: bool) -> None:
     """What follows an alarm: the best or else the newest checkpoint from before it stays, and by option the run stops.
 
     Alarms within a window of the one before are of one collapse, and share the first one's checkpoint.
@@ -103,14 +112,14 @@ def heed(watch: Watch, number: int, session: Session, state: RunState, train: Tr
       number: the step.
       session: of the run.
       state: of the run; its ``alarm`` says what rang.
-      train: what an alarm does; after the last step there is nothing to stop.
+      ends: whether that was the last step, after which there is nothing to stop.
 
     Raises:
       UserError: an alarm rang, and the run is to stop.
     """
     if not watch.rings:
         return
-    stop = train.on_collapse == "stop" and train.done(number, state.sampled_tokens) < 1
+    stop = watch.stops and not ends
     before = state.alarm
     if before is None or number - before["step"] > watch.limits.window:
         session.wait()

@@ -25,13 +25,13 @@ def load(recipe, directory, *overrides):
 def trainer_of(recipe, at):
     """A run whose entropy rings at a step, or later if it was over by then."""
     trainer = runs.Trainer(recipe, eos_ids=())
-    quiet, plain = trainer.watch.limits, trainer.watch.note
+    quiet, plain = trainer.loop.watch.limits, trainer.loop.watch.note
 
     def note(number, values):
-        trainer.watch.limits = RINGS if number >= at else quiet
+        trainer.loop.watch.limits = RINGS if number >= at else quiet
         return plain(number, values)
 
-    trainer.watch.note = note
+    trainer.loop.watch.note = note
     return trainer
 
 
@@ -89,10 +89,12 @@ def test_an_alarm_in_an_evaluation_finds_the_checkpoint_before_it(recipe, tmp_pa
     trainer.held_out.evaluate = lambda number, params: {"eval/reward": float("nan")}  # which is best is not known
 
     def note(number, values):
-        trainer.watch.rings = {"held_out_falling": "it fell; stop"} if number == 4 and "eval/reward" in values else {}
+        trainer.loop.watch.rings = (
+            {"held_out_falling": "it fell; stop"} if number == 4 and "eval/reward" in values else {}
+        )
         return {}
 
-    trainer.watch.note = note
+    trainer.loop.watch.note = note
     with pytest.raises(UserError, match="stopped at step 4: held_out_falling: it fell.*\n.*--step 2 "):
         trainer.run()
     assert trainer.session.checkpoints.steps() == [2, 4]

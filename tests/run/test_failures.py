@@ -45,7 +45,7 @@ def full(*args, **kwargs):
 def test_metrics_samples_and_evaluations_that_cannot_be_written_are_said(recipe, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(evaluations, "write", full)
     trainer = Trainer(load(recipe, tmp_path / "run", "train.eval_every=2"))
-    plain, written = trainer.metrics._metrics, []
+    plain, written = trainer.loop.metrics._metrics, []
     monkeypatch.setattr(plain, "write", lambda step, values: full() if step == 3 else written.append(step))
     monkeypatch.setattr(plain, "write_samples", full)
     assert trainer.run()

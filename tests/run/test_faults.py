@@ -149,12 +149,12 @@ def test_a_save_that_failed_late_does_not_cost_the_next_one(recipe, tmp_path, un
 def test_a_stop_with_an_error_behind_it_is_saved(recipe, tmp_path):
     """What the metrics of the last step say is found out after the loop."""
     trainer = Trainer(load(recipe, tmp_path / "run", "train.checkpoint_every=0"))
-    plain, loop = trainer._rescue, trainer._loop
+    plain, repeat = trainer.loop._rescue, trainer.loop._repeat
     told = []
 
     def stopped():
         trainer.on_step = lambda *_: trainer.done + 1 == 2 and trainer.session.control.ask("SIGTERM")
-        loop()
+        repeat()
 
     def rescue():
         if not told:
@@ -162,7 +162,7 @@ def test_a_stop_with_an_error_behind_it_is_saved(recipe, tmp_path):
             raise UserError("too many updates in a row")
         return plain()
 
-    trainer._loop, trainer._rescue = stopped, rescue
+    trainer.loop._repeat, trainer.loop._rescue = stopped, rescue
     with pytest.raises(UserError, match="too many updates"):
         trainer.run()
     assert trainer.session.checkpoints.steps() == [2]
@@ -388,7 +388,7 @@ def test_show_prints_best_and_worst(recipe, tmp_path, capsys):
 def test_sigterm_in_an_evaluation_saves_the_step_before_it(recipe, tmp_path):
     overrides = [f"run.dir={tmp_path / 'run'}", "train.checkpoint_every=0", "train.eval_every=2"]
     trainer = Trainer(config.load(recipe, [*overrides, "rewards.0.name=answer_format"]))
-    plain = trainer._evaluate
-    trainer._evaluate = lambda: send(*[signal.SIGTERM] * (trainer.done == 2)) or plain()
+    plain = trainer.loop._evaluate
+    trainer.loop._evaluate = lambda: send(*[signal.SIGTERM] * (trainer.done == 2)) or plain()
     assert not trainer.run()
     assert trainer.session.checkpoints.steps() == [2]

@@ -81,8 +81,8 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkey
         return plain(entries, shapes)
 
     first = run_of(recipes, kind, tmp_path / "run")
-    first.ahead = 1  # as on an accelerator
-    reads_eval = -(-len(first.held_out.kept) // 8)
+    first.loop.ahead = 1  # as on an accelerator
+    reads_eval = -(-len(first.parts["validation"].kept) // 8)
     at = 5 + 2 * reads_eval  # batches of five updates, and of the evaluations before and in step 3
     monkeypatch.setattr(finetune.teaching, "to_batch", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -92,7 +92,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkey
         before = (tmp_path / "run" / "reference.npz").read_bytes()
     second = run_of(recipes, kind, tmp_path / "run")
     assert second.done == 4
-    second.ahead = 1
+    second.loop.ahead = 1
     assert second.run()
     assert numbers(tmp_path / "run") == numbers(unbroken / kind)
     if kind == "dpo":
@@ -125,7 +125,7 @@ def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(reci
     assert third.done == 7 and third.run()
     assert numbers(tmp_path / "run") == numbers(unbroken / "sft")
     third = run_of(recipes, "sft", tmp_path / "run")
-    third._test = None  # a finished run does not read it again
+    third.loop._test = None  # a finished run does not read it again
     assert third.run()
 
 
@@ -181,7 +181,7 @@ def test_epochs_are_passes_over_the_data(recipes, tmp_path):
 def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, tmp_path):
     """Evaluation fills its last batch up; what fills it counts in nothing."""
     by_tokens = run_of(recipes, "sft", tmp_path / "a", "data.train=" + str(recipes["sft"].parent / "sft.jsonl"))
-    logps, lengths = by_tokens.scorer.sums(by_tokens.held_out.kept, by_tokens.weights.params)
+    logps, lengths = by_tokens.scorer.sums(by_tokens.parts["validation"].kept, by_tokens.weights.params)
     by_tokens.close()
     assert len(logps) == 18 and len(logps) % 8  # prompts
     before = numbers(unbroken / "sft")[0]
@@ -192,12 +192,16 @@ def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, 
     assert values["eval/loss"] == pytest.approx(np.mean(each)) != values["eval/nll"]
 
 
-def test_gradients_that_are_not_finite_stop_the_run_and_cost_nothing(recipes, tmp_path):
-    run = run_of(recipes, "sft", tmp_path / "run", "optimizer.learning_rate=1e30", "train.max_skipped=2")
-    with pytest.raises(UserError, match="2 updates in a row had a gradient that is not finite"):
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_gradients_that_are_not_finite_stop_the_run_and_cost_nothing(recipes, tmp_path, ahead):
+    """With an update ahead, the one after the last that is allowed is on the device by then: it is recorded too."""
+    overrides = ("optimizer.learning_rate=1e30", "train.max_skipped=2", "train.eval_every=0")
+    run = run_of(recipes, "sft", tmp_path / "run", *overrides)
+    run.loop.ahead = ahead
+    with pytest.raises(UserError, match="step 3: 2 updates in a row had a gradient that is not finite"):
         run.run()
     lines = [line for line in numbers(tmp_path / "run") if "loss" in line]
-    assert [line["skipped_updates"] for line in lines[:3]] == [0, 1, 1]
+    assert [line["skipped_updates"] for line in lines] == [0, 1, 1, 1][: 3 + ahead]
     saved = Checkpoints(tmp_path / "run" / "checkpoints", read_only=True)
     assert saved.latest() == lines[-1]["step"]
     saved.close()

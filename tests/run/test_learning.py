@@ -336,19 +336,15 @@ def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatc
     """The next rollout is under way by then: whatever is computed there waits for it, and its time is lost."""
     options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"
     trainer = Trainer(load(recipe, tmp_path / "run", options, "train.steps=4", "rollout.group=8"))
-    trainer.watch.limits = Limits(jump=0.0, jump_nats=-100.0)  # rings at the second step
-    plain, asked, bind = trainer._finish, [], Primitive.bind
+    trainer.loop.watch.limits = Limits(jump=0.0, jump_nats=-100.0)  # rings at the second step
+    plain, asked, bind = trainer.loop._record, [], Primitive.bind
 
-    def finish():
-        if trainer.updates is None:
-            return
-        metrics = jax.device_get(trainer.updates.metrics)
-        trainer.updates = dataclasses.replace(trainer.updates, metrics=metrics)
+    def record(updates):
         monkeypatch.setattr(Primitive, "bind", lambda self, *a, **k: asked.append(self) or bind(self, *a, **k))
-        plain()
+        plain(updates)
         monkeypatch.setattr(Primitive, "bind", bind)
 
-    trainer._finish = finish
+    trainer.loop._record = record
     assert trainer.run() and not asked
     assert "watch/entropy_jump" in lines(tmp_path / "run")[1]
 

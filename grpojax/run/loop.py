@@ -1,0 +1,353 @@
+"""The loop of every run: step after step, and between them records, evaluations and saves, until it ends or is stopped.
+
+What a step does, and what is evaluated and saved, is a `Task`'s: `grpojax.run.trainer.Trainer` samples and learns from
+rewards, `grpojax.run.finetune.FineTune` learns from answers that are given. The device's queue never runs dry on the
+host's account: the metrics of an update are read after what comes next has been dispatched.
+"""
+
+import abc
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from grpojax.host import peers, processes
+from grpojax.host.errors import UserError
+from grpojax.models import flops
+from grpojax.programs.policy import Policy
+from grpojax.records import metrics
+from grpojax.run import checks, recorder, step_metrics, watch
+from grpojax.run.run_state import RunState
+from grpojax.run.session import Recipe, Session, enough_memory
+from grpojax.run.today import with_day
+from grpojax.run.watch import Watch
+
+R = TypeVar("R", bound=Recipe)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Updates:
+    """A step's updates in flight: what the host knows of the step already, and the metrics that the device still has.
+
+    Attributes:
+      number: of the step.
+      known: metrics that the host has.
+      metrics: an update's each; on the host once the updates are over.
+      tokens: completion tokens of the step.
+      flops: useful ones.
+      share: of the whole run, what is behind it after the step.
+      waited: seconds that the host was held up by the updates so far; None where a step does nothing else.
+      over: when they were over, by `time.perf_counter`; None while they may run.
+      follow: called with the step's metrics once they are known; None for nothing.
+    """
+
+    number: int
+    known: dict[str, float]
+    metrics: list[dict[str, Any]]
+    tokens: int
+    flops: float
+    share: float
+    waited: float | None = None
+    over: float | None = None
+    follow: Callable[[Mapping[str, float]], None] | None = None
+
+
+class Task(abc.ABC):
+    """What a loop repeats, and what it is given to evaluate and to save.
+
+    Attributes:
+      loop: that repeats it.
+      policy: what learns.
+    """
+
+    loop: "Loop"
+    policy: Policy
+
+    @property
+    def session(self) -> Session:
+        """The run's directory, checkpoints and notices."""
+        return self.loop.session
+
+    @property
+    def state(self) -> RunState:
+        """What a checkpoint has of the run besides the weights."""
+        return self.loop.state
+
+    @property
+    def done(self) -> int:
+        """Steps behind the run."""
+        return self.loop.done
+
+    def run(self) -> bool:
+        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
+        return self.loop.run()
+
+    def close(self) -> None:
+        """Gives back what the run holds: worker processes, files, the directory's lock."""
+        self.loop.close()
+
+    @property
+    @abc.abstractmethod
+    def share(self) -> float:
+        """Of the whole run, what is behind it."""
+
+    @abc.abstractmethod
+    def step(self, number: int) -> Updates:
+        """Dispatches a step; its updates are under way when it returns."""
+
+    @property
+    @abc.abstractmethod
+    def networks(self) -> Mapping[str, Any]:
+        """What is saved of the weights, by role."""
+
+    def record(self) -> RunState:
+        """The rest of what is saved."""
+        return self.state
+
+    @property
+    @abc.abstractmethod
+    def evaluates(self) -> bool:
+        """Whether there is a validation set."""
+
+    @abc.abstractmethod
+    def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Metrics of the policy on the validation set after a step, and the scores by which the best one is told."""
+
+    @property
+    @abc.abstractmethod
+    def tests(self) -> bool:
+        """Whether there is a test set."""
+
+    @abc.abstractmethod
+    def test(self, number: int) -> dict[str, float]:
+        """Metrics of the final policy on the test set, ``test/problems`` among them."""
+
+
+class Loop:
+    """Repeats a task's steps.
+
+    A task opens it in this order: inside `opening`, `prepare` makes the session, `restore` reads the newest checkpoint,
+    and `start` opens the records.
+
+    Args:
+      task: what is repeated.
+      memory: what helps where memory runs out.
+      gradient: what helps where gradients are not finite.
+      ahead: steps whose updates may be in flight while the next step is dispatched.
+
+    Attributes:
+      session: the run's directory.
+      state: what a checkpoint has of the run besides the weights.
+      since: when the updates before those in flight were over, or the step began.
+      metrics: where they are recorded.
+      watch: looks at them; None where nothing does.
+    """
+
+    def __init__(self, task: Task, *, memory: str, gradient: str, ahead: int = 1):
+        self.task, self.ahead = task, ahead
+        self._memory, self._gradient = memory, gradient
+        self.state, self.since = RunState(), 0.0
+        self._pending: list[Updates] = []
+
+    @property
+    def done(self) -> int:
+        """Steps behind the run."""
+        return self.state.step
+
+    # ---------------------------------------------------------------------------------------- the opening
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[contextlib.ExitStack]:
+        """Inside, the run is opened. What it holds is let go of if that raises, and else by `close`."""
+        with contextlib.ExitStack() as held, peers.telling(), enough_memory(lambda: self.done, self._memory):
+            yield held
+            self._held = held.pop_all()
+
+    def prepare(self, recipe: R, tokenizer: Any, *, take_over: bool) -> R:
+        """The recipe with the day that its prompts are written on; opens its session."""
+        recipe = with_day(recipe, tokenizer, recipe.run.dir)
+        self.session = Session(recipe, take_over=take_over)
+        return recipe
+
+    def restore(
+        self, held: contextlib.ExitStack, abstract: Mapping[str, Any], *, best: str | None
+    ) -> dict[str, Any] | None:
+        """Weights by role of the newest checkpoint, whose state becomes the run's; None in a new run.
+
+        Args:
+          held: lets go of the checkpoints.
+          abstract: of `Task.networks`: shapes, dtypes and shardings.
+          best: the metric whose largest value's checkpoint stays.
+        """
+        self.session.open(held, best)
+        restored = self.session.restore(abstract)
+        if restored is None:
+            return None
+        weights, self.state = restored
+        return weights
+
+    def start(
+        self,
+        held: contextlib.ExitStack,
+        steps: int | None,
+        *,
+        columns: Sequence[tuple[str, str, str]] = metrics.Table.COLUMNS,
+        alarms: Watch | None = None,
+    ) -> None:
+        """Opens the records, once nothing can be refused any more.
+
+        Args:
+          held: closes them.
+          steps: of the whole run; None where it ends by something else.
+          columns: of the table on the console.
+          alarms: looks at all metrics, those of the steps before included.
+        """
+        self.watch, self._saved = alarms, self.done
+        with processes.AllOrNone():  # the first writes these files anew, once all have read them
+            lines = [x for x in metrics.read_metrics(self.session.directory) if x["step"] <= self.done]
+            if alarms is not None:
+                watch.replay(alarms, self.session, lines)
+        self._evaluated = max((x["step"] for x in lines if any(n.startswith("eval/") for n in x)), default=-1)
+        self._tested = any("test/problems" in x and x["step"] == self.done for x in lines)
+        self.metrics = recorder.Recorder(self.session.directory, self.done, self.session.config.tracking)
+        held.callback(self.metrics.close)
+        self.table = metrics.Table(steps, columns=columns)
+        self.session.settle(finished=self.task.share >= 1)
+
+    # ------------------------------------------------------------------------------------------ the steps
+
+    def run(self) -> bool:
+        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
+        try:
+            with peers.telling(), enough_memory(lambda: self.done, self._memory):
+                with self.session.conduct(self._rescue) as outcome:
+                    self._repeat()
+            return outcome.finished
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Gives back what the run holds."""
+        self._held.close()
+
+    def _rescue(self) -> int:
+        """Whatever ends a run must not cost what was learned. The step that is saved."""
+        try:
+            self.finish()
+        finally:
+            if self.done != self._saved:
+                self._save()
+        return self.done
+
+    def _repeat(self) -> None:
+        task, session, train = self.task, self.session, self.session.config.train
+        # Of a run that was stopped, the evaluation that was due after its last step.
+        if task.evaluates and (self.done == 0 or (self._evaluates() and self._evaluated < self.done)):
+            self._evaluate()
+        while task.share < 1:
+            session.watchdog.begin(self.done + 1)
+            session.profile.begin(self.done + 1, task.networks)
+            if not self._pending:  # what an evaluation or a save took is no part of the step
+                self.since = time.perf_counter()
+            self._pending.append(task.step(self.done + 1))
+            self.state.step += 1
+            session.profile.end(self.done, task.networks)
+            self.finish(self.ahead)
+            saves = task.share >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves, evaluates = saves or session.control.due, self._evaluates()
+            if evaluates or saves:
+                self.finish()
+            session.watchdog.end()
+            if saves:  # first, as an evaluation takes long and may fail
+                self._save(judged=evaluates)
+            if evaluates:
+                self._evaluate()
+        if task.tests and not self._tested:
+            self._test()
+
+    def wait(self) -> None:
+        """Until the updates in flight are over."""
+        self._pending = [_over(updates) for updates in self._pending]
+
+    def finish(self, ahead: int = 0) -> None:
+        """Waits for the updates in flight and records their steps, but for those of the newest ``ahead`` steps."""
+        try:
+            while len(self._pending) > ahead:
+                self._record(_over(self._pending.pop(0)))
+        except UserError:
+            with contextlib.suppress(UserError):  # the run ends by this one; the steps after it are recorded too
+                self.finish()
+            raise
+
+    def _record(self, updates: Updates) -> None:
+        """Records a step whose updates are over. The next one may be on the device by now, so that nothing here may ask
+        the device for anything else."""
+        assert updates.over is not None
+        seconds, self.since = updates.over - self.since, updates.over  # what comes next is queued behind the updates
+        train, state, number = self.session.config.train, self.state, updates.number
+        values = updates.known | step_metrics.of_updates(updates.metrics)
+        skipped = [step_metrics.skipped(m) for m in updates.metrics]
+        for each in skipped:
+            state.skipped = state.skipped + 1 if each else 0
+        values |= {"skipped_updates": float(sum(skipped)), "time/step_s": seconds}
+        if updates.waited is not None:
+            values["time/update_s"] = updates.waited
+        values["time/checkpoint_s"], self.session.save_s = self.session.save_s, 0.0
+        values["tokens_per_s"] = updates.tokens / seconds
+        if peak := flops.PEAK_FLOPS.get(jax.devices()[0].device_kind):
+            values["utilisation"] = updates.flops / seconds / peak / self.task.policy.count
+        if updates.follow is not None:
+            updates.follow(values)
+        self._write(number, values)
+        if number % train.log_every == 0:
+            self.table.row(number, values, share=updates.share)
+        checks.finite(number, values["skipped_updates"], state.skipped, most=train.max_skipped, remedy=self._gradient)
+        self._heed(number)
+
+    def _write(self, number: int, values: Mapping[str, float]) -> None:
+        """Records metrics, and the alarms that they set off."""
+        rings = {} if self.watch is None else self.watch.note(number, values)
+        self.metrics.write(number, {**values, **rings})
+
+    def _heed(self, number: int) -> None:
+        if self.watch is not None:
+            watch.heed(self.watch, number, self.session, self.state, ends=self.task.share >= 1)
+
+    def _save(self, *, judged: bool = False) -> None:
+        self._saved = self.done
+        self.metrics.flush()
+        self.session.save(self.task.networks, self.task.record(), judged=judged)
+
+    # ------------------------------------------------------------------------------------------ held-out data
+
+    def _evaluates(self) -> bool:
+        """Whether the validation set is due after the step that was last done."""
+        every = self.session.config.train.eval_every
+        return self.task.evaluates and (self.task.share >= 1 or (every > 0 and self.done % every == 0))
+
+    def _evaluate(self) -> None:
+        """Records what the policy as it is makes of the validation set. A run that is stopped in it makes up for it."""
+        number = self.done
+        values, scores = self.task.evaluate(number)
+        self._write(number, values)
+        self.session.score(number, scores)
+        self._heed(number)
+
+    def _test(self) -> None:
+        """Records what the final policy makes of the test set. A run that is stopped in it does so when it goes on."""
+        self.metrics.write(self.done, self.task.test(self.done))
+        self._tested = True
+
+
+def _over(updates: Updates) -> Updates:
+    """The same updates once they are over, with their metrics on the host."""
+    if updates.over is not None:
+        return updates
+    asked = time.perf_counter()
+    values = jax.device_get(updates.metrics)
+    over = time.perf_counter()
+    waited = None if updates.waited is None else updates.waited + over - asked
+    return dataclasses.replace(updates, metrics=values, over=over, waited=waited)
