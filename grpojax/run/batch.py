@@ -191,5 +191,14 @@ def sample_rows(
     return rows
 
 
+def annotate(rows: Sequence[dict[str, Any]], rollout: Rollout, columns: Mapping[str, Tokens]) -> None:
+    """Adds to samples (`sample_rows`) their tokens and what stands beside each of them, ``[P, G, T]`` by name."""
+    rounded = {name: np.round(x, 5) for name, x in columns.items()}
+    places = [(p, g, n) for p, group in enumerate(rollout.lengths.tolist()) for g, n in enumerate(group) if n]
+    for row, (p, g, n) in zip(rows, places, strict=True):
+        row["ids"] = rollout.tokens[p, g, :n].tolist()
+        row |= {name: x[p, g, :n].tolist() for name, x in rounded.items()}
+
+
 def _finite(x: Any) -> float | None:
     return float(x) if np.isfinite(x) else None

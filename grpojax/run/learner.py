@@ -3,6 +3,7 @@
 What moves between the four is a list of `PackedBatch`, one for each update of a pass.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,24 +15,18 @@ from grpojax import losses as L
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, blocks
 from grpojax.programs.compiling import call_and_compile
-from grpojax.programs.critic_update import ROLE as CRITIC
-from grpojax.programs.critic_update import TRUNK
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import Network, abstract_state, beside, decoder_network, frozen_copy, init_state, place_rows
+from grpojax.programs.state import Network, abstract_state, beside, decoder_network, init_state, place_rows
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.critic import RunCritic
-from grpojax.run.critic import frozen as frozen_of
-from grpojax.run.late_signals import Late
 from grpojax.run.method import Method
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.programs import CriticPrograms, Programs
+from grpojax.run.parts.part import LearningPart, Part, Weighed
+from grpojax.run.programs import Programs
 from grpojax.run.sections import TrainConfig
-from grpojax.run.teacher import RunTeacher
-from grpojax.run.true_answers import answer_tokens
 from grpojax.run.work import step_flops
-from grpojax.types import PerToken, Samples, Tokens, TrainBatch
+from grpojax.types import Array, PerToken, Samples, Tokens, TrainBatch
 
 
 class Learner:
@@ -43,12 +38,11 @@ class Learner:
       method: what is learned by.
       train: passes, minibatches, micro-batches.
       max_prompt_tokens: longest prompt.
-      critic, teacher: of a variant that has one.
+      parts: what the variant needs besides (`grpojax.run.parts`).
 
     Attributes:
-      state: by role. ``policy`` and ``critic`` are a `grpojax.types.TrainState`, ``reference`` and ``critic_trunk``
-        plain weights.
-      scores_a_step: forwards of policy and reference beyond those of sampling and updates.
+      state: by role: a `grpojax.types.TrainState` of what learns, as of ``policy``, and plain weights of what does not.
+      scores_a_step: forwards over all samples beyond those of sampling and updates.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
       least: positions of a shard that are worth a block (`grpojax.programs.blocks.sizes`).
       updates: of the policy that were dispatched, those included that were skipped: the version of its weights.
@@ -62,71 +56,68 @@ class Learner:
         train: TrainConfig,
         *,
         max_prompt_tokens: int,
-        critic: RunCritic | None = None,
-        teacher: RunTeacher | None = None,
+        parts: Sequence[Part] = (),
     ):
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
-        self.critic, self.teacher = critic, teacher
+        self.parts = parts
+        # Of several networks that learn beside the policy there is no program.
+        self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
         self.max_prompt_tokens = max_prompt_tokens
         self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
-        self._late = Late(policy, programs, method, train, longest_prompt=max_prompt_tokens)
         self._moves = method.scores_old(train.updates_a_rollout)
-        self._kl_in_reward = objective.needs_reference and objective.kl_in != "loss"
-        # Advantages compare the policy with another: by the trainer's own numerics, not the sampler's.
-        self._compares = self._kl_in_reward or teacher is not None
+        self._compares = any(part.compares for part in parts)
         self._scores_self = self._moves or self._needs_entropy or self._compares
-        self.scores_a_step = int(objective.needs_reference) + int(self._scores_self)
+        self.scores_a_step = int(self._scores_self) + sum(part.passes for part in parts)
         self.state: dict[str, Any] = {}
         self.updates = 0
         self._sizes: tuple[Sequence[blocks.Block], int] = (), 0  # the two sizes of rows; completions of a prompt
         self._called: set[Any] = set()
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
+        for part in parts:
+            part.open(programs, self._run)
 
-    def work(self, batch: RolloutBatch, lengths: Samples, *, warming_up: bool = False) -> dict[str, float]:
-        """Useful FLOPs of a step that has learned from ``lengths`` of ``batch`` (`grpojax.run.work.step_flops`)."""
+    def work(self, batch: RolloutBatch, lengths: Samples, number: int) -> dict[str, float]:
+        """Useful FLOPs of a step of that number, which has learned from ``lengths`` of ``batch``
+        (`grpojax.run.work.step_flops`)."""
         return step_flops(
             self.policy.config,
             batch,
             learned=lengths,
-            scores=self.scores_a_step,
+            scores=int(self._scores_self),
             iterations=self.train.ppo_epochs,
             picks=self.objective.needs_covariance_mask,
-            late=self._late.flops,
-            critic=None if self.critic is None else self.critic.model,
-            teacher=None if self.teacher is None else self.teacher.config,
-            warming_up=warming_up,
+            policy_learns=not self._learns_alone(number),
+            parts=[part.flops(batch) for part in self.parts],
         )
 
     def abstract(self) -> dict[str, Any]:
         """Of what is saved: shapes, dtypes and shardings by role."""
+        return abstract_state(self._networks(), self.policy.mesh)
+
+    def _networks(self) -> dict[str, Network]:
+        """What is saved, by role: what never changes is read from the model again."""
         _, network = decoder_network(self.policy.config, self.programs.optimizer, self.policy.mesh)
         networks = {"policy": network}
-        if self.train.reference_every:
-            networks["reference"] = Network(params=network.params)
-        if self.critic is not None:
-            networks |= self.critic.networks(self._of_critic.optimizer)
-        return abstract_state(networks, self.policy.mesh)
+        for part in self.parts:
+            networks |= part.networks()
+        return networks
+
+    def _learns_alone(self, number: int) -> bool:
+        """Whether the policy is left as it is in a step, and the network beside it learns."""
+        return self._second is not None and self._second.learns_alone(number)
 
     def start(self, restored: Mapping[str, Any] | None) -> None:
         """Takes the policy's weights over; ``restored`` is what `saved` gave before, None in a new run."""
         params, self.policy.params = self.policy.params, None
-        if self.objective.needs_reference and "reference" not in (restored or {}):
-            averaged = self.train.reference_every > 0
-            self.state["reference"] = frozen_copy(params, self.policy.compute, averaged=averaged)
-        if self.critic is not None:
-            self.state |= self.critic.start(params, self._of_critic.optimizer, restored=restored is not None)
+        for part in self.parts:
+            self.state |= part.start(params, restored)
         if restored is None:
             self.state["policy"] = init_state(params, self.programs.optimizer, self.policy.mesh)
         else:
             self.state |= restored
         self.state = beside(self.state, params, self.policy.mesh)
-
-    @property
-    def _of_critic(self) -> CriticPrograms:
-        assert self.programs.critic is not None
-        return self.programs.critic
 
     def _run(self, function: Any, *args: Any) -> Any:
         """``function(*args)``; of the two sizes of rows, its first call compiles both, one of them in a thread."""
@@ -137,17 +128,14 @@ class Learner:
         return call_and_compile(function, args, blocks.others(*self._sizes, args))
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint has of the state: what never changes is read from the model again."""
-        kept = {"reference"} if self.train.reference_every else set()
-        return {role: x for role, x in self.state.items() if role not in {"reference", TRUNK} - kept}
+        """What a checkpoint has of the state."""
+        return {role: self.state[role] for role in self._networks()}
 
     def replace(self, batch: RolloutBatch) -> RolloutBatch:
-        """The samples as they are learned from: for a variant that puts other text in their place it waits for the
-        rewards, which are still those of what was drawn."""
-        if not self.method.replaces_samples:
-            return batch
-        batch = batch.with_rewards()
-        return self._late.replace(self.state["policy"].params, batch, *weighing.counted(batch, self.train.truncated))
+        """The samples as they are learned from."""
+        for part in self.parts:
+            batch = part.replace(self.state, batch)
+        return batch
 
     def pack(self, batch: RolloutBatch) -> list[PackedBatch]:
         """Lays the samples out in rows, update by update, and puts them on the devices."""
@@ -181,17 +169,14 @@ class Learner:
         return place_rows(packed, policy.mesh), layout
 
     def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        """Log-probs under the reference and under the policy before its updates, where a term or the variant asks.
+        """What the parts say of the samples before the rewards are there, and log-probs under the policy before its
+        updates, where a term or the variant asks.
 
         Returns what the variant reads of them: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
         """
-        programs, objective, signals = self.programs, self.objective, {}
-        if objective.needs_reference:
-            ref = [self._run(programs.score, self.state["reference"], m.packed.rows).logps for m in minis]
-            for mini, logps in zip(minis, ref, strict=True):
-                mini.set(ref_logps=logps)
-            if self._kl_in_reward:
-                signals["ref_logps"] = whole(minis, ref)
+        programs, signals = self.programs, {}
+        for part in self.parts:
+            signals |= part.before(self.state, minis)
         if self._scores_self:
             own = [self._run(programs.score_policy, self.state["policy"].params, m.packed.rows) for m in minis]
             if self._moves:
@@ -201,24 +186,25 @@ class Learner:
                 signals["behavior_logps"] = whole(minis, [s.logps for s in own])
             if self._needs_entropy:
                 signals["entropy"] = whole(minis, [s.entropy for s in own])
-        if self.teacher is not None:
-            read = [self._run(programs.teacher, self.teacher.params, m.packed.rows).logps for m in minis]
-            signals["ref_logps"] = whole(minis, read)
-        if self.critic is not None:
-            trunk, params = frozen_of(self.state), self.state[CRITIC].params
-            said = [self._run(self._of_critic.score, params, trunk, m.packed.rows) for m in minis]
-            if self.critic.critic.loss.needs_outputs:
-                for mini, outputs in zip(minis, said, strict=True):
-                    mini.set(critic_outputs=outputs)
-            signals[self.critic.critic.signal] = whole(minis, said)
         if jax.default_backend() == "cpu":
             jax.block_until_ready([m.packed for m in minis])
         return signals
 
+    def late(self, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        """What the parts signal once the rewards are there, and metrics of it (`grpojax.run.parts.part.Part.after`)."""
+        signals, metrics, started = dict[str, Array](), dict[str, float](), time.perf_counter()
+        for part in self.parts:
+            made, measured = part.after(self.state, batch, counted)
+            signals |= made
+            metrics |= measured
+        if signals:
+            metrics["time/late_s"] = time.perf_counter() - started
+        return signals, metrics
+
     def weigh(
         self, minis: Sequence[PackedBatch], batch: RolloutBatch, signals: Mapping[str, Tokens]
     ) -> tuple[Tokens, dict[str, float], Samples]:
-        """Puts advantages, the weights of every token, and what a critic learns from into the rows.
+        """Puts advantages, the weights of every token, and what the parts give into the rows.
 
         Args:
           minis: scored.
@@ -226,26 +212,31 @@ class Learner:
           signals: of `score`.
 
         Returns:
-          ``(advantages, metrics, lengths)``: ``[P, G, T]``; what the variant's networks and signals say; and ``[P, G]``
+          ``(advantages, metrics, lengths)``: ``[P, G, T]``; what the variant's parts say; and ``[P, G]``
           of the samples as the updates take them, 0 where one is left out.
         """
         dropped = batch.dropped
         counted, cut = weighing.counted(batch, self.train.truncated)
-        late, told = self._late(self.state["policy"].params, batch, counted)
+        late, told = self.late(batch, counted)
+        signals = {**signals, **late}
         with on_host():
             mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
-            advantages = weighing.advantages(self.method, batch, counted, mask, {**signals, **late})
+            advantages = weighing.advantages(self.method, batch, counted, mask, signals)
             live = mask & (np.isfinite(counted) & ~cut)[..., None]
-            targets = None
-            if self.critic is not None:
-                rule = self.critic.critic
-                targets = weighing.advantages(self.method, batch, counted, mask, signals, rule.targets)
-                told |= self.critic.told(signals[rule.signal], targets, live & ~dropped[:, None, None])
-            own = self.critic is not None and self.critic.critic.loss.own_weights
-            given, answer = (advantages, live, dropped, targets), self._answer(batch)
-            rows = [weighing.rows(self.objective, m.places, *given, own=own, answer=answer) for m in minis]
-        if self.teacher is not None:
-            told |= self.teacher.told(signals["behavior_logps"], signals["ref_logps"], live & ~dropped[:, None, None])
+            rows = [weighing.rows(self.objective, m.places, advantages, live, dropped) for m in minis]
+            weighed = Weighed(
+                batch=batch,
+                counted=counted,
+                mask=mask,
+                live=live,
+                signals=signals,
+                advantages=advantages,
+                places=[m.places for m in minis],
+            )
+            for part in self.parts:
+                added, measured = part.weigh(weighed)
+                told |= measured
+                rows = [row | more for row, more in zip(rows, added, strict=True)]
         lengths = np.array(batch.rollout.lengths)
         for mini, host in zip(minis, rows, strict=True):
             mini.live = bool(live[mini.places].any())
@@ -255,14 +246,6 @@ class Learner:
             mini.add(self.policy, host)
         return advantages, told, lengths
 
-    def _answer(self, batch: RolloutBatch) -> tuple[Tokens, float] | None:
-        """The tokens of the samples' answers and their weight in LLDS's term; None where they count as all others."""
-        options = self.method.variant.options
-        weight = options.get("answer_weight", 1.0)
-        if not self.objective.needs_displacement_weights or weight == 1.0:
-            return None
-        return answer_tokens(batch.rollout, self.policy.tokenizer, options.get("marker")), weight
-
     def update(
         self,
         minis: Sequence[PackedBatch],
@@ -270,7 +253,6 @@ class Learner:
         ready: Callable[[Any], None],
         *,
         shares: tuple[float, float] | None = None,
-        warming_up: bool = False,
     ) -> list[dict[str, Any]]:
         """Dispatches the updates, and returns the metrics that the device owes; a minibatch without weights has none.
 
@@ -279,21 +261,21 @@ class Learner:
           number: of the step, which what its losses draw follows from.
           ready: called with the state after each update.
           shares: of the run, before this step and after it, where the optimiser's schedules follow these.
-          warming_up: only the critic learns.
         """
         adaptive = self.objective.entropy_target is not None
         frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
         owed, count = [], self.train.ppo_epochs * len(minis)
+        second, learns_alone = self._second, self._learns_alone(number)
         for n in range(count):
             mini = minis[n % len(minis)]
             if not mini.live:
                 continue
             if shares is not None:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
-            if warming_up:
-                given = {**frozen, **frozen_of(self.state)}
-                self.state[CRITIC], told = self._run(self._of_critic.update, self.state[CRITIC], given, mini.packed)
-                owed.append({f"{CRITIC}/{name}": value for name, value in told.items()})
+            given = frozen if second is None else {**frozen, **second.frozen(self.state)}
+            if second is not None and learns_alone:
+                self.state[second.role], told = self._run(second.update, self.state[second.role], given, mini.packed)
+                owed.append({f"{second.role}/{name}": value for name, value in told.items()})
                 ready(self.state)
                 continue
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update
@@ -302,28 +284,23 @@ class Learner:
                 places = place_rows(mini.layout.index, self.policy.mesh)
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)
                 mini.set(covariance_mask=self.programs.covariance_mask(key, logps, mini.packed, places))
-            if self.critic is not None:  # each learns by the other as it was
-                both, given = (
-                    {role: self.state[role] for role in ("policy", CRITIC)},
-                    {**frozen, **frozen_of(self.state)},
+            if second is None:
+                self.state["policy"], metrics = self._run(
+                    self.programs.update, self.state["policy"], given, mini.packed
                 )
+            else:  # each learns by the other as it was
+                both = {role: self.state[role] for role in ("policy", second.role)}
                 both, metrics = self._run(self.programs.update, both, given, mini.packed)
                 self.state |= both
-            else:
-                self.state["policy"], metrics = self._run(
-                    self.programs.update, self.state["policy"], frozen, mini.packed
-                )
             owed.append(metrics)
             self.updates += 1
             ready(self.state)
         return owed
 
     def end_step(self, number: int) -> None:
-        """What happens between steps: the reference is refreshed where it is time."""
-        every, mix = self.train.reference_every, self.train.reference_mix
-        if every and number % every == 0:
-            params = self.state["policy"].params
-            self.state["reference"] = self.programs.refresh(self.state["reference"], params, mix)
+        """What happens between steps."""
+        for part in self.parts:
+            self.state |= part.end_step(self.state, number)
 
     def adapt(self, entropy: float) -> None:
         """Moves an adaptive entropy bonus by what was measured in the step before."""

@@ -74,7 +74,7 @@ class Method:
 
     @property
     def replaces_samples(self) -> bool:
-        """Whether samples are learned from as other text than was drawn (`grpojax.run.late_signals.Late.replace`)."""
+        """Whether samples are learned from as other text than was drawn (`grpojax.run.parts.true_answers`)."""
         return self.variant.options.get("train_on") == "spliced"
 
     def widest(self, group: int) -> int:

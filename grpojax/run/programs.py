@@ -6,7 +6,7 @@ runs the programs, and `grpojax plan` compiles them for devices that are not the
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import optax
@@ -104,21 +104,20 @@ class Programs:
 
 
 def learning_of(
-    config: Config, graph: Any, compute: Compute, *, critic: CriticModel | None = None, teacher: Any = None
+    config: Config,
+    graph: Any,
+    compute: Compute,
+    parts: Iterable[Mapping[str, Any]] = (),
 ) -> Learning:
     """The `Learning` of a recipe.
 
     Args:
       config: the recipe.
       graph, compute: of the policy.
-      critic: of the variant (`grpojax.run.critic.critic_model`), where it has one.
-      teacher: the teacher's graph definition, where there is one.
+      parts: what each part of the variant adds to it (`grpojax.run.parts.part.Part.learning`).
     """
     train, own, variant = config.train, config.own_critic, config.method.variant
-    learns = None
-    if critic is not None and own is not None:
-        learns = LearningCritic(model=critic, optimizer=own.optimizer, updates=train.updates)
-    warmup = 0 if learns is None or own is None else own.warmup_steps
+    warmup = 0 if own is None else own.warmup_steps
     return Learning(
         graph=graph,
         compute=compute,
@@ -127,8 +126,7 @@ def learning_of(
         updates=None if train.steps is None else (train.steps - warmup) * train.updates_a_rollout,
         temperature=config.rollout.temperature,
         entropy="entropy" in variant.needs,
-        critic=learns,
-        teacher=teacher,
+        **{name: value for part in parts for name, value in part.items()},
     )
 
 

@@ -13,6 +13,7 @@ from grpojax.programs import batch_shards, packing
 from grpojax.programs.packing import Layout
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import place_rows
+from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerToken, Rows, Samples, Tokens, TrainBatch
 
 
@@ -110,6 +111,11 @@ def regroup(
             copies=shape[0] // filled,
             policy=policy,
         )
+
+
+def tokens_at_once(tokens: int, train: TrainConfig, shards: int) -> int:
+    """Of a shard, those of an update's micro-batch; ``tokens`` are all that a batch has room for."""
+    return max(1, tokens // (train.minibatches * train.microbatches * shards))
 
 
 def part_sizes(

@@ -22,9 +22,8 @@ from grpojax.models import hf
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
-from grpojax.run import checks, recorder, step_metrics, watch
-from grpojax.run.batch import RolloutBatch, sample_rows
-from grpojax.run.critic import RunCritic, annotate
+from grpojax.run import checks, parts, recorder, step_metrics, watch
+from grpojax.run.batch import RolloutBatch, annotate, sample_rows
 from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.in_flight import InFlight
 from grpojax.run.learner import Learner
@@ -34,7 +33,6 @@ from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.rollouts import Rollouts
 from grpojax.run.run_state import RunState
-from grpojax.run.teacher import teacher_of
 from grpojax.types import Rollout, Tokens
 
 REMEDIES = (
@@ -112,8 +110,9 @@ class Trainer(Task):
         checks.shapes(config, self.policy.shards, self.policy.sampling.shards)
         checks.cache(config, self.policy)
         self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))
-        needs_truth = "ground_truth" in config.method.variant.needs
-        compared = self.rewards.compares or needs_truth
+        kinds = parts.kinds(config.method.variant)
+        reads_gold = any(kind.reads_gold for kind in kinds)
+        compared = self.rewards.compares or reads_gold
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize, sync=self.session.control.sync)
         self.problems = data.load_problems(
             config.data.train,
@@ -123,7 +122,7 @@ class Trainer(Task):
             compared=compared,
             known=self.held_out.known,
         )
-        if needs_truth and any(p.gold is None for p in self.problems):
+        if reads_gold and any(p.gold is None for p in self.problems):
             raise UserError(f"variant {config.method.variant.name!r} needs the true answers: set data.answer")
         announce(self.problems, "train", config.data)
         for line in self.rewards.notes(tokenize.special, tokenize.tail(self.problems[0].ids)):
@@ -141,9 +140,8 @@ class Trainer(Task):
         every = [*self.problems, *self.held_out.problems, *self.held_out.test]
         self.rewards.check_columns(evaluation.columns_of(every))
         checks.positions(every, config.rollout.max_tokens, self.policy)
-        self.critic = _critic_of(config, self.policy)
-        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-        self.teacher = teacher_of(self.policy, config.method, longest=longest)
+        longest = _longest_prompt(config, self.problems)
+        self.parts = [kind(config, self.policy, longest_prompt=longest) for kind in kinds]
         self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
         for line in str(config.method.variant).splitlines()[1:]:
             log.info("%s", line)
@@ -158,8 +156,7 @@ class Trainer(Task):
             config,
             self.policy.graph,
             self.policy.compute,
-            critic=None if self.critic is None else self.critic.model,
-            teacher=None if self.teacher is None else self.teacher.graph,
+            [part.learning() for part in self.parts],
         )
         self.learner = Learner(
             self.policy,
@@ -167,8 +164,7 @@ class Trainer(Task):
             config.method,
             config.train,
             max_prompt_tokens=_longest_prompt(config, self.problems),
-            critic=self.critic,
-            teacher=self.teacher,
+            parts=self.parts,
         )
         restored = self.loop.restore(held, self.learner.abstract(), best=self.held_out.best)
         if restored is not None:
@@ -211,8 +207,9 @@ class Trainer(Task):
     def run(self) -> bool:
         """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         finished = super().run()
-        if self.critic is not None and self.done <= self.critic.config.warmup_steps and finished:
-            log.warning("the run ended in critic.warmup_steps=%d: the policy has learned nothing", self.done)
+        for line in (part.warning(self.done) for part in self.parts if finished):
+            if line is not None:
+                log.warning("%s", line)
         if finished and self._left:
             log.info("%d groups were under way when the run ended: their samples are not learned from", self._left)
         return finished
@@ -247,15 +244,14 @@ class Trainer(Task):
         if method.older:
             known |= step_metrics.of_version(batch.version, learner.updates)
         rows = self._rows(number, batch, advantages, signals)
-        warming_up = self.critic is not None and number <= self.critic.config.warmup_steps
         clock.lap(None)
         # From here to the end of the step nothing waits for the device.
-        metrics = learner.update(packed, number, self.policy.wait_on_cpu, shares=shares, warming_up=warming_up)
+        metrics = learner.update(packed, number, self.policy.wait_on_cpu, shares=shares)
         clock.lap("update")
         learner.end_step(number)
         if rows is not None:
             self.loop.metrics.write_samples(number, rows)
-        self.work = learner.work(batch, lengths, warming_up=warming_up)
+        self.work = learner.work(batch, lengths, number)
         state.flops += sum(self.work.values())
         if self.on_step is not None:
             self.on_step(batch.problems, batch.rollout)
@@ -287,14 +283,14 @@ class Trainer(Task):
         """What makes the rows of a step's samples as they are kept; None where those of this step are not."""
         if not self.loop.metrics.wants_samples(number):
             return None
-        critic, texts, answer = self.critic, self.policy.texts, self.held_out.evaluator.answer
-        said = None if critic is None else critic.said(signals)
+        texts, answer = self.policy.texts, self.held_out.evaluator.answer
+        columns = {name: x for part in self.parts for name, x in part.columns(signals).items()}
         special = functools.partial(self.tokenize.read, "with_special_tokens", ())
 
         def rows() -> list[dict[str, Any]]:
             made = sample_rows(batch, advantages, texts, answer, special)
-            if said is not None:
-                annotate(made, batch.rollout.tokens, batch.rollout.lengths, said)
+            if columns:
+                annotate(made, batch.rollout, columns)
             return made
 
         return rows
@@ -377,15 +373,6 @@ class Trainer(Task):
             path = self.session.directory / "curve.png"
             curve.draw_curve(lines, path)
             log.info("reward curve: %s", path)
-
-
-def _critic_of(config: Config, policy: Policy) -> RunCritic | None:
-    """The network that learns beside the policy, where the variant has one."""
-    own = config.method.variant.critic
-    if own is None or config.own_critic is None:
-        return None
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    return RunCritic(policy, config.own_critic, own, longest=longest)
 
 
 def _longest_prompt(config: Config, problems: data.Problems) -> int:

@@ -48,24 +48,9 @@ def rows(
     advantages: Tokens,
     live: Tokens,
     dropped: np.ndarray,
-    targets: Tokens | None,
-    *,
-    own: bool,
-    answer: tuple[Tokens, float] | None = None,
 ) -> dict[str, Tokens]:
-    """What a minibatch's rows get, ``[p, G, T]`` each, of arrays of the batch; ``own``: of a critic too; ``answer``:
-    the tokens of answers, and how much they count in LLDS's term."""
-    mine, counts = advantages[places], live[places]
-    found = {"advantages": mine, "weights": _weights(objective, counts, dropped[places])}
-    if objective.needs_displacement_weights:
-        tokens, weight = (None, 1.0) if answer is None else (answer[0][places], answer[1])
-        share = L.displacement_weights(mine, counts, answer=tokens, answer_weight=weight)
-        found["displacement_weights"] = np.asarray(share)
-    if targets is not None:
-        found["critic_targets"] = targets[places]
-    if own:
-        found["critic_weights"] = np.asarray(L.loss_weights(counts, "token_mean"))
-    return found
+    """What a minibatch's rows get, ``[p, G, T]`` each, of arrays of the batch."""
+    return {"advantages": advantages[places], "weights": _weights(objective, live[places], dropped[places])}
 
 
 def lengths_that_teach(rows: Mapping[str, Tokens], lengths: Samples) -> Samples:

@@ -63,7 +63,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     rate = matmul_rate(model, min(width, 8192), config.model.dtype) * jax.device_count()
     figures = {"steps": float(steps), "tokens_per_step": tokens, "matmul_gflops": rate / 1e9}
     passes = {
-        "score": trainer.learner.scores_a_step + (trainer.critic is not None) + (trainer.teacher is not None),
+        "score": trainer.learner.scores_a_step,
         "update": config.train.ppo_epochs,
     }
     names = ("step",) if config.rollout.ahead else PHASES

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.run import session
-    from grpojax.run.critic import load_critic
+    from grpojax.run.parts.critic import load_critic
 
     with processes.AllOrNone():
         config, tree = _read(args.run_dir, args.overrides)

@@ -20,15 +20,14 @@ from grpojax.programs.critic_update import CriticModel
 from grpojax.programs.sampler import SamplerConfig, most_left, no_samples
 from grpojax.programs.state import make_reshard
 from grpojax.run.groups import greedy_of
-from grpojax.run.influence import TOKENS
-from grpojax.run.late_signals import tokens_at_once
 from grpojax.run.method import Method
+from grpojax.run.parts.influence import TOKENS
 from grpojax.run.programs import Programs
-from grpojax.run.regroup import part_sizes
+from grpojax.run.regroup import part_sizes, tokens_at_once
 from grpojax.run.sections import TrainConfig
 from grpojax.types import PerToken, Prompts, Rollout, TrainBatch
 
-ANSWER_TOKENS = 16  # of `grpojax.run.true_answers.splice_groups`, at the least
+ANSWER_TOKENS = 16  # of `grpojax.run.parts.true_answers.splice_groups`, at the least
 
 
 class Call(NamedTuple):

@@ -25,10 +25,10 @@ from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.programs.state import abstract_state, decoder_network, frozen_copy
 from grpojax.run import teaching
-from grpojax.run.critic import critic_model
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.held_out import config_of
 from grpojax.run.method import Method
+from grpojax.run.parts.critic import critic_model
 from grpojax.run.programs import Learning, LearningCritic, make_programs, make_supervised_programs
 from grpojax.run.recipe import Config
 from grpojax.run.sections import TrainConfig

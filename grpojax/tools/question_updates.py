@@ -23,9 +23,9 @@ from grpojax.records.methods import Differences, differences, in_a_line, without
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run import recipe
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.influence import Influences
 from grpojax.run.method import describe
 from grpojax.run.packed_batch import PackedBatch
+from grpojax.run.parts.influence import Influences
 from grpojax.run.recipe import Config
 from grpojax.run.sweep import label
 from grpojax.run.trainer import Trainer

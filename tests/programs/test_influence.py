@@ -15,8 +15,8 @@ from grpojax.models.compute import ModelConfig
 from grpojax.models.sharding import MeshConfig
 from grpojax.programs import influence
 from grpojax.programs.policy import Policy
-from grpojax.run import influence as influences
 from grpojax.run import regroup
+from grpojax.run.parts import influence as influences
 from grpojax.types import Rows
 
 G, T, TEMPERATURE = 6, 11, 0.7

@@ -13,6 +13,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import critic as models
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
+from grpojax.run.parts.critic import Critic
 from grpojax.tools import cli
 
 SHORT = ("train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4")
@@ -76,7 +77,8 @@ def test_it_is_saved_exported_and_shown(warmed, recipe, tmp_path, capsys):
         np.testing.assert_array_equal, weights(again.learner.state["critic"].params), states[2]["critic"].params
     )
     again.close()
-    assert models.read_head(folder, again.critic.model.config).any()
+    (critic,) = (part for part in again.parts if isinstance(part, Critic))
+    assert models.read_head(folder, critic.model.config).any()
 
     _, samples = read_samples(directory)
     capsys.readouterr()

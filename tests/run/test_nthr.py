@@ -9,7 +9,8 @@ from runs import Trainer, numbers
 from grpojax.host.errors import UserError
 from grpojax.models import flops
 from grpojax.run import recipe as config
-from grpojax.run.late_signals import Late
+from grpojax.run.parts.influence import TokenInfluence
+from grpojax.run.sections import TrainConfig
 
 # Of one length, so that an update compiles once.
 TWIN = {"aggregate": "token_mean", "ddof": 0, "kl_coef": 1e-4}
@@ -82,12 +83,13 @@ def test_its_anchors_are_right_answers_and_not_bonuses():
             return SimpleNamespace(scores=weights, own=None)
 
     variant = SimpleNamespace(options={"self_term": True, "select": "influence"})
-    late = SimpleNamespace(
-        method=SimpleNamespace(variant=variant, deciding="answer"), influences=Scores(), flops=0.0,
-        _tokens_at_once=lambda batch: 8,
+    part = SimpleNamespace(
+        variant=variant, method=SimpleNamespace(deciding="answer"), influences=Scores(),
+        policy=SimpleNamespace(shards=1), config=SimpleNamespace(train=TrainConfig(steps=1)),
     )  # fmt: skip
+    state = {"policy": SimpleNamespace(params=None)}
     batch = SimpleNamespace(by_name={"answer": outcome}, rollout=rollout, problems=["a", "b"])
-    made, logged = Late._influence(late, None, batch, total)
+    made, logged = TokenInfluence.after(part, state, batch, total)
     ((problems, weights),) = asked
     assert problems == ["b"] and logged["nthr/mixed_groups"] == 1
     assert weights[0].max(-1).tolist() == [1, 0, 0]

@@ -13,9 +13,9 @@ from grpojax.host.errors import UserError
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.late_signals import Late, _Found
+from grpojax.run.parts.true_answers import Answers, TrueAnswers, _Found, room, splice
+from grpojax.run.sections import TrainConfig
 from grpojax.run.step_metrics import of_drawn
-from grpojax.run.true_answers import Answers, room, splice
 from grpojax.types import Rollout
 
 SPLICED = {"name": "gt_likelihood", "marker": "e", "train_on": "spliced", "kl_coef": 0.1}
@@ -220,8 +220,13 @@ def test_a_cut_sample_that_weighs_nothing_stays_as_it_was_drawn():
         mask=np.ones((1, 2, size), bool), markers=np.ones((1, 2), np.int32), stopped=np.ones((1, 2), bool),
     )  # fmt: skip
     zero = np.zeros((1, 2), np.float32)
-    batch = RolloutBatch(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={})
-    for cut, want in (([[False, True]], [7, 5]), ([[False, False]], [7, 7])):
-        late = SimpleNamespace(_splice=lambda *given: _Found(zero, np.array([0]), answers, {}))
-        got = Late.replace(late, None, batch, zero, np.array(cut)).rollout
+    batch = RolloutBatch(problems=[], rollout=drawn, total=zero, reward=zero, by_name={}, invalid={},
+                         dropped=np.zeros(1, bool))  # fmt: skip
+    for truncated, want in (("mask", [7, 5]), ("train", [7, 7])):
+        part = SimpleNamespace(
+            method=SimpleNamespace(replaces_samples=True),
+            config=SimpleNamespace(train=TrainConfig(steps=1, truncated=truncated)),
+            _splice=lambda *given: _Found(zero, np.array([0]), answers, {}),
+        )  # fmt: skip
+        got = TrueAnswers.replace(part, {"policy": SimpleNamespace(params=None)}, batch).rollout
         assert got.tokens[0, :, 0].tolist() == want and got.stopped.tolist() == [[True, want[1] == 7]]

@@ -1,6 +1,7 @@
 """The true answer spliced into samples, and its likelihood against transformers'."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from grpojax import data, variants
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.run import recipe as config
-from grpojax.run import weighing
-from grpojax.run.true_answers import (
+from grpojax.run.parts import displacement
+from grpojax.run.parts.true_answers import (
     Marker,
     answer_tokens,
     find_marker,
@@ -106,7 +107,7 @@ def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
 def late(trainer):
     """A rollout's likelihoods, what is logged of them, and the samples."""
     batch = trainer.rollouts.next(1).with_rewards()
-    made, logged = trainer.learner._late(trainer.learner.state["policy"].params, batch, batch.total)
+    made, logged = trainer.learner.late(batch, batch.total)
     return made["likelihood"], logged, batch
 
 
@@ -138,7 +139,7 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
                 batch, rollout=dataclasses.replace(batch.rollout, lengths=lengths),
                 by_name={name: np.where(fails, 0.0, 1.0 * x + [1, 0, 0, 0]) for name, x in batch.by_name.items()},
             )  # fmt: skip
-            likelihood.append(learner._late(learner.state["policy"].params, batch, batch.total)[0]["likelihood"])
+            likelihood.append(learner.late(batch, batch.total)[0]["likelihood"])
         assert learner.programs.score._cache_size() <= 3
         assert len({int(np.isfinite(x).sum()) for x in likelihood}) > 5
     finally:
@@ -153,7 +154,7 @@ def test_likelihood_is_that_of_transformers(recipe, tmp_path):
         want = expected(recipe, batch, trainer.policy.tokenizer, marker="e")
         lengths = batch.rollout.lengths
         least = flops.forward_flops(trainer.policy.config, [len(p.ids) for p in batch.problems], lengths)
-        assert trainer.learner.work(batch, lengths)["late"] > least
+        assert trainer.learner.work(batch, lengths, 1)["late"] > least
         np.testing.assert_allclose(got, want, rtol=2e-4)
         texts = [
             trainer.policy.texts([batch.rollout.tokens[p, g, : batch.rollout.lengths[p, g]].tolist()])[0]
@@ -283,12 +284,15 @@ def test_a_weight_of_answers_that_nothing_reads_is_refused(recipe, tmp_path):
         config.load(recipe, [f"run.dir={tmp_path}", variant]).method  # noqa: B018
 
 
-def test_answers_weigh_less_in_llds_alone():
+def test_answers_weigh_less_in_llds_alone(monkeypatch):
     """LLDS-MA's weights of a run's rows: β on the answer, and the loss's own as without."""
     advantages, live = np.array([[[1.0, 1, 1], [-1, -1, -1]]]), np.ones((1, 2, 3), bool)
     answer = np.array([[[False, False, True]] * 2])
-    given = np.arange(1), advantages, live, np.zeros(1, bool), None
-    plain = weighing.rows(variants.llds().objective, *given, own=False)
-    got = weighing.rows(variants.llds().objective, *given, own=False, answer=(answer, 0.25))
-    np.testing.assert_allclose(got["displacement_weights"][0], [[1 / 3, 1 / 3, 1 / 12], [0, 0, 0]], rtol=1e-6)
-    np.testing.assert_array_equal(got["weights"], plain["weights"])
+    monkeypatch.setattr(displacement, "answer_tokens", lambda *given: answer)
+    part = SimpleNamespace(variant=variants.llds(answer_weight=0.25), policy=SimpleNamespace(tokenizer=None))
+    weighed = SimpleNamespace(
+        batch=SimpleNamespace(rollout=None), advantages=advantages, live=live, places=[np.arange(1)]
+    )  # fmt: skip
+    (rows,), _ = displacement.Displacement.weigh(part, weighed)
+    assert set(rows) == {"displacement_weights"}
+    np.testing.assert_allclose(rows["displacement_weights"][0], [[1 / 3, 1 / 3, 1 / 12], [0, 0, 0]], rtol=1e-6)

@@ -1,6 +1,7 @@
 """The useful FLOPs of a step, counted by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from grpojax import data
 from grpojax.models import Compute, DecoderConfig, flops
 from grpojax.programs.critic_update import CriticModel
 from grpojax.run.batch import RolloutBatch
+from grpojax.run.parts.critic import Critic
+from grpojax.run.sections import TrainConfig
 from grpojax.run.work import step_flops
 from grpojax.types import Rollout
 
@@ -39,8 +42,14 @@ BATCH = judged([[1, 2]])
 def test_the_policy_alone():
     assert (FORWARD, GREEDY) == (4328, 3536)
     drawn = [BATCH, judged([[1, 2], [2, 1]])]  # a filter has dropped two groups of three
-    got = step_flops(CONFIG, dataclasses.replace(BATCH, everything=drawn), scores=2, iterations=3, late=7.0)
-    assert got == {"rollout": 3 * FORWARD, "score": 2 * FORWARD, "late": 7.0, "update": 9 * FORWARD}
+    got = step_flops(
+        CONFIG,
+        dataclasses.replace(BATCH, everything=drawn),
+        scores=2,
+        iterations=3,
+        parts=[{"late": 3.0}, {"late": 4.0, "score": 1.0}],
+    )
+    assert got == {"rollout": 3 * FORWARD, "score": 2 * FORWARD + 1, "late": 7.0, "update": 9 * FORWARD}
 
 
 def test_a_greedy_completion_runs_its_prompt_again():
@@ -52,13 +61,16 @@ def test_a_greedy_completion_runs_its_prompt_again():
 @pytest.mark.parametrize(("frozen", "passes"), [(False, 3), (True, 1)])
 def test_a_critic_says_and_learns(frozen, passes):
     """Without the vocabulary; a frozen trunk is not gone back through."""
-    critic = CriticModel(config=CONFIG, compute=Compute(), frozen=frozen)
+    critic = SimpleNamespace(
+        model=CriticModel(config=CONFIG, compute=Compute(), frozen=frozen),
+        config=SimpleNamespace(train=TrainConfig(steps=1, ppo_epochs=2)),
+    )
     assert CRITIC == 4064
     whole = dataclasses.replace(BATCH, everything=[BATCH])
-    one = {"scores": 1, "iterations": 2, "critic": critic}
+    one = {"scores": 1, "iterations": 2, "parts": [Critic.flops(critic, whole)]}
     got = step_flops(CONFIG, whole, **one)
     assert (got["score"], got["update"]) == (FORWARD + CRITIC, 2 * (3 * FORWARD + passes * CRITIC))
-    alone = step_flops(CONFIG, whole, **one, warming_up=True)
+    alone = step_flops(CONFIG, whole, **one, policy_learns=False)
     assert alone == got | {"update": 2 * passes * CRITIC}
 
 

@@ -32,8 +32,8 @@ class FakeTrainer:
     def __init__(self, config, devices=None, *, eos_ids=None, on_step=None):
         self.config, self.eos_ids, self.on_step = config, eos_ids, on_step
         self.policy = types.SimpleNamespace(config=hf.read_config(config.model.path))
-        self.learner = types.SimpleNamespace(scores_a_step=2)
-        self.critic, self.teacher, self.work = config.own_critic, None, {}
+        self.learner = types.SimpleNamespace(scores_a_step=2 + (config.own_critic is not None))
+        self.work = {}
         self.made.append(self)
 
     def run(self):

@@ -1,13 +1,24 @@
 """The true answer in place of the one that a sample gave: which tokens to score, and what their scores come to."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from grpojax import masked
+from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
+from grpojax.models import flops
+from grpojax.programs.policy import Policy
 from grpojax.rewards.answers import extract
-from grpojax.types import PerPrompt, Rollout, Samples, Tokens
+from grpojax.run import weighing
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.parts.part import Part, State
+from grpojax.run.recipe import Config
+from grpojax.run.regroup import regroup, tokens_at_once
+from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,3 +275,126 @@ def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = Fals
         largest = value.max(-1, keepdims=True)
         value = value - np.where(np.isfinite(largest), largest, 0.0)
     return np.exp(value).astype(np.float32)
+
+
+class _Found(NamedTuple):
+    """Likelihoods ``[P, G]``, the groups that have them, what was spliced of these, and what is told of it."""
+
+    likelihood: Samples
+    chosen: PerPrompt
+    answers: Answers | None
+    told: dict[str, float]
+
+
+class TrueAnswers(Part):
+    """The likelihood of the true answer after each sample's reasoning; with ``train_on=spliced`` that text is learned
+    from in place of what was drawn."""
+
+    options = ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward")
+    reads_gold = True
+
+    def __init__(self, config: Config, policy: Policy, *, longest_prompt: int):
+        super().__init__(config, policy, longest_prompt=longest_prompt)
+        self.work = 0.0
+
+    def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with the true answers spliced into the samples whose likelihood they are judged by. It waits for
+        the rewards, which are still those of what was drawn.
+
+        Spliced text ends as a sample does, so that those which weigh nothing because they were cut stay as drawn.
+        """
+        if not self.method.replaces_samples:
+            return batch
+        batch = batch.with_rewards()
+        counted, cut = weighing.counted(batch, self.config.train.truncated)
+        started, self.work = time.perf_counter(), 0.0
+        found = self._splice(state["policy"].params, batch, counted)
+        answers = found.answers
+        if answers is not None:
+            learned = (np.isfinite(counted) & ~cut)[found.chosen]
+            answers = dataclasses.replace(answers, lengths=np.where(learned, answers.lengths, 0))
+        return dataclasses.replace(
+            batch,
+            rollout=replace(batch.rollout, found.chosen, answers),
+            drawn=batch.rollout,
+            signals={**batch.signals, "likelihood": found.likelihood},
+            metrics={**batch.metrics, **found.told, "time/late_s": time.perf_counter() - started},
+        )
+
+    def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        if not self.method.replaces_samples:
+            self.work = 0.0
+            found = self._splice(state["policy"].params, batch, counted)
+            return {"likelihood": found.likelihood}, found.told
+        if batch.drawn is None:
+            raise UserError(
+                f"variant {self.variant.name!r} with train_on=spliced learns from other text than was drawn, "
+                "and here samples are learned from as they are: set variant.train_on=sampled"
+            )
+        return {}, {}  # `replace` has been there
+
+    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+        return {"late": self.work}
+
+    def _splice(self, params: Any, batch: RolloutBatch, counted: Samples) -> _Found:
+        """The true answer's likelihood after each sample's reasoning, NaN in groups that do not ask for it."""
+        options = self.variant.options
+        likelihood = np.full(counted.shape, np.nan, np.float32)
+        outcome = batch.by_name[self.method.deciding]
+        known = np.isfinite(counted)
+        wanted = known.any(1)
+        if options["groups"] == "all_fail":
+            with on_host():
+                wanted = np.asarray(masked.all_fail(outcome, known & np.isfinite(outcome), options["fail_reward"]))
+        chosen = np.flatnonzero(wanted)
+        counts, answers = dict.fromkeys(("scored", "missing_marker", "repeated_marker", "too_long"), 0.0), None
+        if len(chosen):
+            likelihood[chosen], answers, counts = self._likelihood(params, batch, chosen)
+        told = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
+        return _Found(likelihood, chosen, answers, told)
+
+    def _likelihood(
+        self, params: Any, batch: RolloutBatch, chosen: PerPrompt
+    ) -> tuple[Samples, Answers, dict[str, float]]:
+        options, policy = self.variant.options, self.policy
+        problems = [batch.problems[int(i)] for i in chosen]
+        gold = [p.gold for p in problems if p.gold is not None]
+        if len(gold) < len(problems):
+            raise UserError(f"variant {self.variant.name!r} needs the true answers: set data.answer")
+        rollout = type(batch.rollout)(
+            **{f.name: getattr(batch.rollout, f.name)[chosen] for f in dataclasses.fields(batch.rollout)}
+        )
+        answers = splice_groups(
+            rollout,
+            gold,
+            policy.tokenizer,
+            marker=options["marker"],
+            include_marker=options["include_marker"],
+            missing=options["missing"],
+            eos=policy.eos_ids[0] if policy.eos_ids else None,
+        )
+        room = policy.config.max_positions - np.array([len(p.ids) for p in problems])[:, None]
+        long = answers.lengths > room
+        counts = {
+            "scored": float((answers.lengths > 0).sum() - long.sum()),
+            "missing_marker": float((answers.markers == 0).sum()),
+            "repeated_marker": float((answers.markers > 1).sum()),
+            "too_long": float(long.sum()),
+        }
+        answers = dataclasses.replace(answers, lengths=np.where(long, 0, answers.lengths))
+        self.work += flops.forward_flops(policy.config, [len(p.ids) for p in problems], answers.lengths)
+        parts = regroup(
+            policy,
+            problems,
+            answers.tokens,
+            answers.lengths,
+            most=len(batch.problems),
+            longest_prompt=self.longest_prompt,
+            tokens_at_once=tokens_at_once(batch.rollout.tokens.size, self.config.train, policy.shards),
+        )
+        logps = [part.fetch(self.programs.score(params, part.rows).logps) for part in parts]
+        kind = options["likelihood"]
+        # Of those that fit: one that is too long would be the unit of the others' rewards.
+        values = likelihoods(np.concatenate(logps), answers.mask & ~long[..., None], kind, relative=kind == "joint")
+        # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
+        return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), answers, counts

@@ -1,24 +1,31 @@
-"""The influence of tokens on each other in groups of a batch on the host (`grpojax.programs.influence`)."""
+"""The influence of tokens on each other, which NTHR reads (`grpojax.programs.influence`)."""
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from grpojax import data
+from grpojax import data, masked
+from grpojax.advantages import Signals
+from grpojax.credit.hidden_states import outcome_signs
 from grpojax.host import processes
+from grpojax.host.on_host import on_host
 from grpojax.models import flops
 from grpojax.programs import influence
 from grpojax.programs.influence import Influence
 from grpojax.programs.policy import Policy
-from grpojax.run.regroup import regroup
-from grpojax.types import Samples, Tokens
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.parts.part import Part, State
+from grpojax.run.programs import Programs
+from grpojax.run.regroup import regroup, tokens_at_once
+from grpojax.types import Array, Samples, Tokens
 
 TOKENS = 4096  # of a shard that the decoder runs on at once, at most: its activations are the larger part
 
 
 class Influences:
-    """Computes them.
+    """Computes it in groups of a batch on the host.
 
     Args:
       policy: its weights may change from call to call.
@@ -85,3 +92,51 @@ class Influences:
             if found.own is not None:  # [prompts of a shard, B, G]
                 alone.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
         return Influence(np.concatenate(scores), np.concatenate(alone) if own else None)
+
+
+class TokenInfluence(Part):
+    """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
+
+    options = ("self_term", "select")
+
+    def open(self, programs: Programs, run: Callable[..., Any]) -> None:
+        super().open(programs, run)
+        self.influences = Influences(self.policy, programs.influence, longest_prompt=self.longest_prompt)
+        self.work = 0.0
+
+    def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+        options, rollout = self.variant.options, batch.rollout
+        outcome = batch.by_name[self.method.deciding]
+        with on_host():
+            sign = np.asarray(outcome_signs(Signals(outcome=outcome, valid=np.isfinite(counted))))
+        mixed = (sign > 0).any(1) & (sign < 0).any(1)
+        scores, means = np.zeros(rollout.tokens.shape, np.float32), np.zeros(counted.shape, np.float32)
+        chosen, self.work = np.flatnonzero(mixed), 0.0
+        if len(chosen):
+            with on_host():
+                mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
+            right = mask & (sign[chosen] > 0)[..., None]
+            groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen]
+            self.work = self.influences.flops(*groups)
+            found = self.influences(
+                state["policy"].params,
+                *groups,
+                right.astype(np.float32),
+                most=len(batch.problems),
+                tokens_at_once=tokens_at_once(rollout.tokens.size, self.config.train, self.policy.shards),
+                own=not options["self_term"],
+            )
+            scores[chosen] = found.scores
+            total = np.where(mask, found.scores, 0.0).sum(-1)
+            if found.own is not None:
+                total = total - found.own
+            means[chosen] = total / np.maximum(rollout.lengths[chosen], 1)
+        made = {"influence": scores, "influence_means": means}
+        if options["select"] == "random":
+            # Of the samples themselves, so that a resumed run draws the same.
+            seed = zlib.crc32(np.ascontiguousarray(rollout.tokens).tobytes())
+            made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
+        return made, {"nthr/mixed_groups": float(len(chosen))}
+
+    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+        return {"late": self.work}

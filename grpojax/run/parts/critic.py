@@ -1,0 +1,191 @@
+"""The critic: where its weights come from, what it says of a batch, and what it learns from."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+from flax import nnx
+
+from grpojax import data, variants
+from grpojax import losses as L
+from grpojax.host import files, processes
+from grpojax.host.errors import UserError
+from grpojax.models import critic as models
+from grpojax.models import hf, sharding
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel
+from grpojax.programs.policy import Policy
+from grpojax.programs.state import Network, abstract_state, init_state
+from grpojax.records.checkpoint import Checkpoints
+from grpojax.run import weighing
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.packed_batch import PackedBatch, whole
+from grpojax.run.parts.part import LearningPart, State, Weighed, mean
+from grpojax.run.programs import LearningCritic, Programs
+from grpojax.run.recipe import Config
+from grpojax.run.sections import CriticConfig
+from grpojax.run.work import prompts
+from grpojax.types import Tokens
+
+
+def critic_model(
+    config: CriticConfig, policy: DecoderConfig, compute: Compute, critic: variants.Critic | None = None
+) -> CriticModel:
+    """The critic of a recipe without its weights; without the variant's ``critic``, one that does not learn."""
+    read = policy if config.path is None else hf.read_config(data.locate(config.path))
+    model = CriticModel(
+        config=models.trunk_config(read, config.layers), compute=compute, frozen=config.trunk == "frozen"
+    )
+    return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
+
+
+class Critic(LearningPart):
+    """A network that learns beside the policy, and gives a signal of every token.
+
+    Raises:
+      UserError: its trunk has another tokenizer, or too few positions.
+
+    Attributes:
+      model: its description.
+    """
+
+    role = ROLE
+    passes = 1
+
+    def __init__(self, config: Config, policy: Policy, *, longest_prompt: int):
+        super().__init__(config, policy, longest_prompt=longest_prompt)
+        section, rule = config.own_critic, self.variant.critic
+        assert section is not None and rule is not None
+        self.section, self.rule = section, rule
+        if section.path is not None:
+            _check_tokenizer(policy, section.path)
+        self.model = critic_model(section, policy.config, policy.compute, rule)
+        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+        if longest > self.model.config.max_positions:
+            raise UserError(
+                f"critic.path={section.path!r} was made for {self.model.config.max_positions} positions, and data."
+                f"max_prompt_tokens + rollout.max_tokens is {longest}: lower one of them, or take another trunk"
+            )
+        self._read = None if section.path is None else _read(policy, section)
+
+    def learning(self) -> dict[str, Any]:
+        updates = self.config.train.updates
+        return {"critic": LearningCritic(model=self.model, optimizer=self.section.optimizer, updates=updates)}
+
+    def open(self, programs: Programs, run: Callable[..., Any]) -> None:
+        super().open(programs, run)
+        assert programs.critic is not None
+        self.own, self.update = programs.critic, programs.critic.update
+
+    def networks(self) -> dict[str, Network]:
+        """A frozen trunk is read, or copied from the policy as it started, again."""
+        return {ROLE: self.model.networks(self.own.optimizer)[ROLE]}
+
+    def start(self, params: Any, restored: State | None) -> dict[str, Any]:
+        read, self._read = self._read, None
+        if restored is not None and not self.model.frozen:
+            return {}
+        mesh = self.policy.mesh
+        trunk, head = read or first_weights(self.policy, self.section, params)
+        learned, frozen = self.model.weights(trunk, processes.place(head, sharding.named(mesh, ("hidden",))))
+        if restored is not None:
+            return frozen
+        return frozen | {ROLE: init_state(learned, self.own.optimizer, mesh, models.CRITIC)}
+
+    def frozen(self, state: State) -> dict[str, Any]:
+        """The trunk, where it is frozen."""
+        return {TRUNK: state[TRUNK]} if TRUNK in state else {}
+
+    def learns_alone(self, number: int) -> bool:
+        return number <= self.section.warmup_steps
+
+    def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
+        params, trunk = state[ROLE].params, self.frozen(state)
+        outputs = [self.run(self.own.score, params, trunk, m.packed.rows) for m in minis]
+        if self.rule.loss.needs_outputs:
+            for mini, rows in zip(minis, outputs, strict=True):
+                mini.set(critic_outputs=rows)
+        return {self.rule.signal: whole(minis, outputs)}
+
+    def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
+        batch, signals, learned = weighed.batch, weighed.signals, weighed.learned
+        targets = weighing.advantages(self.method, batch, weighed.counted, weighed.mask, signals, self.rule.targets)
+        rows = [{"critic_targets": targets[places]} for places in weighed.places]
+        if self.rule.loss.own_weights:
+            for row, places in zip(rows, weighed.places, strict=True):
+                row["critic_weights"] = np.asarray(L.loss_weights(weighed.live[places], "token_mean"))
+        values = np.asarray(self.rule.loss.said(signals[self.rule.signal]))[learned].astype(np.float64)
+        if self.rule.signal == "token_bias":
+            return rows, {"critic/bias_abs": mean(np.abs(values))}
+        return rows, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
+
+    def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
+        """What it said of every token before the updates, as it acts on the advantages."""
+        return {ROLE: np.asarray(self.rule.loss.said(signals[self.rule.signal]), np.float64)}
+
+    def flops(self, batch: RolloutBatch) -> dict[str, float]:
+        """A frozen trunk has no backward pass."""
+        forward = models.forward_flops(self.model.config, prompts(batch), batch.rollout.lengths)
+        return {"score": forward, "update": forward * (1 if self.model.frozen else 3) * self.config.train.ppo_epochs}
+
+    def warning(self, done: int) -> str | None:
+        if done > self.section.warmup_steps:
+            return None
+        return f"the run ended in critic.warmup_steps={done}: the policy has learned nothing"
+
+
+def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
+    """``1 - Var(R - V) / Var(R)``: 1 for perfect values, 0 for constant ones; NaN where returns are all equal.
+
+    Example:
+      >>> explained_variance(np.array([0.0, 0.5]), np.array([0.0, 1.0]))
+      0.75
+    """
+    if not returns.size or returns.max() == returns.min():
+        return float("nan")
+    return float(1.0 - (returns - values).var() / returns.var())
+
+
+def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[Any, np.ndarray]:
+    """Trunk and head ``[D]`` that a run starts from; ``params`` are the policy's at its start."""
+    if config.path is not None:
+        return _read(policy, config)
+    trunk = models.trunk_config(policy.config, config.layers)
+    head = np.zeros(trunk.hidden_size, np.float32)
+    if config.layers is not None:
+        return models.fresh(trunk, config.seed, policy.mesh), head
+    return models.from_decoder(trunk, params), head
+
+
+def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int) -> tuple[Any, Any]:
+    """Trunk (a `grpojax.models.Decoder`) and head of a run's checkpoint of a step."""
+    model = critic_model(config, policy.config, policy.compute)
+    abstract = abstract_state({ROLE: model.networks(None)[ROLE]}, policy.mesh)[ROLE]
+    checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
+    try:
+        params = checkpoints.restore_params(abstract, step, role=ROLE)
+    finally:
+        checkpoints.close()
+    frozen = {TRUNK: first_weights(policy, config, policy.params)[0]} if model.frozen else {}
+    return model.parts(params, frozen)
+
+
+def _read(policy: Policy, config: CriticConfig) -> tuple[Any, np.ndarray]:
+    folder = str(data.locate(config.path or ""))
+    decoder = hf.load(folder, mesh=policy.mesh)
+    trunk = models.trunk_config(decoder.config)
+    return models.from_decoder(trunk, nnx.state(decoder)), models.read_head(folder, trunk)
+
+
+def _check_tokenizer(policy: Policy, path: str) -> None:
+    """Raises `UserError` where a critic would read the policy's tokens as others."""
+    folder = data.locate(path)
+    tokenizer = hf.load_tokenizer(str(folder))
+    if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise UserError(
+            f"critic.path={path!r} has another tokenizer than the policy, {policy.folder}: take one with its"
+        )
+    hf.fit_tokenizer(hf.read_config(folder), tokenizer, f"critic.path={path!r}")

@@ -1,0 +1,30 @@
+"""The weights of LLDS's term, which holds on to the likelihood of samples that are right."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from grpojax import losses as L
+from grpojax.run.parts.part import Part, Weighed
+from grpojax.run.parts.true_answers import answer_tokens
+from grpojax.types import Tokens
+
+
+class Displacement(Part):
+    """Puts them into the rows; the tokens of the answer count by the variant's option ``answer_weight``."""
+
+    def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
+        options, answer = self.variant.options, None
+        weight = options.get("answer_weight", 1.0)
+        if weight != 1.0:
+            answer = answer_tokens(weighed.batch.rollout, self.policy.tokenizer, options.get("marker"))
+        rows = []
+        for places in weighed.places:
+            share = L.displacement_weights(
+                weighed.advantages[places],
+                weighed.live[places],
+                answer=None if answer is None else answer[places],
+                answer_weight=weight,
+            )
+            rows.append({"displacement_weights": np.asarray(share)})
+        return rows, {}
