@@ -11,7 +11,7 @@ from grpojax import data
 from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
 from grpojax.evaluation.rewarded import columns_of, submit, without_end
 from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means
-from grpojax.programs import packing
+from grpojax.programs import batch_shards, packing
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import Rewards, Scores, answers
 from grpojax.rewards.scoring import weighted_sum
@@ -202,8 +202,7 @@ def evaluate(
       params: the rollout's weights.
       sync: waits for the samples on the devices.
     """
-    size = min(max(1, config.batch // config.sampler.group), len(problems))
-    size = -(-size // policy.sampling.shards) * policy.sampling.shards
+    size = problems_at_once(config, len(problems), policy.sampling.shards)
 
     def sample(prompts: Prompts) -> Rollout:
         rollout = policy.sample(params, prompts, jax.random.key(config.seed), config.sampler)
@@ -213,6 +212,16 @@ def evaluate(
     return evaluator.attempts(
         problems, sample, policy.texts, size=size, max_prompt_tokens=max_prompt_tokens, start=start
     )
+
+
+def problems_at_once(config: EvalConfig, problems: int, shards: int) -> int:
+    """How many of ``problems`` are tried at a time, over so many batch shards.
+
+    Example:
+      >>> problems_at_once(EvalConfig(sampler=SamplerConfig(group=8), batch=48), 100, 4)
+      8
+    """
+    return batch_shards.filled(min(max(1, config.batch // config.sampler.group), problems), shards)
 
 
 def _rows(rollout: Rollout, start: int, stop: int) -> Rollout:

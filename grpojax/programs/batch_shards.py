@@ -47,6 +47,16 @@ def spread(prompts: Prompts, group: int, shards: int) -> tuple[Prompts, int]:
     ), part
 
 
+def filled(prompts: int, shards: int) -> int:
+    """``prompts`` with those that fill up the last of ``shards`` equal parts.
+
+    Example:
+      >>> filled(5, 4), filled(8, 4)
+      (8, 8)
+    """
+    return -(-prompts // shards) * shards
+
+
 def gather_groups(x: Array, prompts: int) -> Array:
     """``[P', G', ...]`` of spread prompts back to ``[P, G, ...]``."""
     return x.reshape(prompts, -1, *x.shape[2:])

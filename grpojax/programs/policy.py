@@ -14,6 +14,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute, ModelConfig, compute_of
+from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.sharding import MeshConfig
 from grpojax.models.weight_table import axes_of
 from grpojax.programs import batch_shards, sampler, state
@@ -58,6 +59,33 @@ class Sampling(NamedTuple):
     @property
     def shards(self) -> int:
         """Equal parts that a batch of prompts is cut into."""
+        return sharding.shards(self.mesh)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyShape:
+    """A `Policy` without weights and tokenizer: what the shapes of its programs follow from.
+
+    Attributes:
+      config: of the decoder.
+      graph: its graph definition.
+      compute: how to run it; its mesh is that of the devices that learn.
+      sampling: the devices that sample.
+    """
+
+    config: DecoderConfig
+    graph: Any
+    compute: Compute
+    sampling: Sampling
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices that learn."""
+        return self.compute.mesh
+
+    @property
+    def shards(self) -> int:
+        """Equal parts that a batch is cut into where it is learned from."""
         return sharding.shards(self.mesh)
 
 
@@ -137,10 +165,7 @@ class Policy:
 
     def _laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
         """The prompts on the devices that sample, each as often as its group is split, and how much of it they draw."""
-        spread, group = batch_shards.spread(prompts, config.group, self.sampling.shards)
-        config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
-        if group != config.group:
-            config = dataclasses.replace(config, group=group, decode_slots=min(config.decode_slots, group))
+        spread, config = on_shards(prompts, config, self.sampling.shards)
         return self._on_shards(spread), config
 
     def _on_shards(self, tree: Any) -> Any:
@@ -159,6 +184,11 @@ class Policy:
             jax.block_until_ready(outputs)
 
     @property
+    def shape(self) -> PolicyShape:
+        """What there is of it without weights."""
+        return PolicyShape(config=self.config, graph=self.graph, compute=self.compute, sampling=self.sampling)
+
+    @property
     def disaggregated(self) -> bool:
         """Whether it samples on devices of their own."""
         return bool(self._others)
@@ -166,6 +196,15 @@ class Policy:
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Token ids as texts, special tokens left out."""
         return hf.decode_all(self.tokenizer, rows)
+
+
+def on_shards(prompts: Prompts, config: SamplerConfig, count: int) -> tuple[Prompts, SamplerConfig]:
+    """Prompts over ``count`` batch shards, each as often as its group is split, and how much of it they then draw."""
+    spread, group = batch_shards.spread(prompts, config.group, count)
+    config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
+    if group != config.group:
+        config = dataclasses.replace(config, group=group, decode_slots=min(config.decode_slots, group))
+    return spread, config
 
 
 def _sampling_devices(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> Sampling:

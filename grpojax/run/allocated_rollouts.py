@@ -11,13 +11,17 @@ import numpy as np
 
 from grpojax import allocation, data
 from grpojax.host.console import log
-from grpojax.programs import packing
+from grpojax.programs import batch_shards, calls, packing
+from grpojax.programs.calls import Call
 from grpojax.programs.compiling import program
+from grpojax.programs.policy import PolicyShape
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.run.batch import RolloutBatch, success_of
 from grpojax.run.groups import Groups
 from grpojax.run.in_flight import InFlight
+from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
+from grpojax.run.sections import AllocationConfig, RolloutConfig
 from grpojax.types import Array, PerPrompt, Rollout, Samples
 
 _allocate = program("allocate", allocation.xrpo_allocate, static=("budget", "bonus", "confidence", "most"))
@@ -79,7 +83,7 @@ class PlannedGroups(Groups):
         params, key = self._params(), self._key(number)
         each = plan.most + (plan.probe if plan.exemplars else 0)  # a seeded prompt's samples come after its probe
         probe = self._rows(params, self._prompts(problems, each), key, self._sampler(plan.probe))
-        of_phase = len(problems) * (config.group - plan.probe) // plan.phases
+        of_phase = _rows_of_a_phase(len(problems), config.group, plan)
         options = {"bonus": plan.bonus, "confidence": plan.confidence, "most": plan.most}
 
         def finish() -> RolloutBatch:
@@ -108,14 +112,7 @@ class PlannedGroups(Groups):
         return data.to_prompts(problems, longest, each)
 
     def _sampler(self, group: int) -> SamplerConfig:
-        config = self.config
-        return SamplerConfig(
-            group=group,
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            cache_dtype=config.cache_dtype,
-            decode_slots=min(config.decode_slots, group),
-        )
+        return _sampler_of(self.config, group)
 
     def _passes(self, batch: RolloutBatch) -> Samples:
         """``[P, G]`` bool: the samples that succeed."""
@@ -234,3 +231,33 @@ def _failed(probe: _Part, seeded: PerPrompt, most: int) -> RolloutBatch:
         by_name={name: wide(x) for name, x in batch.by_name.items()},
         invalid={},
     )
+
+
+def _sampler_of(config: RolloutConfig, group: int) -> SamplerConfig:
+    """``group`` samples of a prompt, as a rollout draws them."""
+    return SamplerConfig(
+        group=group,
+        max_tokens=config.max_tokens,
+        temperature=config.temperature,
+        cache_dtype=config.cache_dtype,
+        decode_slots=min(config.decode_slots, group),
+    )
+
+
+def _rows_of_a_phase(prompts: int, group: int, plan: AllocationConfig) -> int:
+    return prompts * (group - plan.probe) // plan.phases
+
+
+def abstract_phases(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
+    """The programs of `PlannedGroups`, as of `grpojax.run.groups.abstract_rollouts`: a probe, and each phase."""
+    plan, rollout, longest = config.method.plan, config.rollout, config.data.max_prompt_tokens
+    assert plan is not None
+    sizes = {
+        "rollout": (rollout.prompts, plan.probe),
+        "rollout phase": (_rows_of_a_phase(rollout.prompts, rollout.group, plan), 1),
+    }
+    found = {}
+    for name, (count, group) in sizes.items():
+        prompts = calls.longest_prompts(batch_shards.filled(count, policy.sampling.shards), longest)
+        found[name] = calls.rollout(policy, weights, prompts, _sampler_of(rollout, group))
+    return found

@@ -199,12 +199,7 @@ class FineTune(Task):
 
 def _shapes(config: SFTConfig | DPOConfig, policy: Policy, entries: Sequence[data.Answered]) -> Shapes:
     """What all batches have in common; raises `UserError` where they do not fit the devices or the model."""
-    size, parts = config.train.batch_size, config.train.microbatches
-    if size % (policy.shards * parts):
-        raise UserError(
-            f"train.batch_size={size} does not divide over {policy.shards} batch shards with "
-            f"train.microbatches={parts} each: make it a multiple of {policy.shards * parts}"
-        )
+    teaching.check_cut(config, policy.shards)
     prompt = max(len(entry.ids) for entry in entries)
     completion = max(len(ids) for entry in entries for ids in entry.completions)
     if prompt + completion > policy.config.max_positions:
@@ -217,6 +212,6 @@ def _shapes(config: SFTConfig | DPOConfig, policy: Policy, entries: Sequence[dat
         prompt=prompt,
         completion=completion,
         shards=policy.shards,
-        microbatches=parts,
+        microbatches=config.train.microbatches,
         gather=policy.compute.needs_gather,
     )

@@ -12,14 +12,16 @@ from grpojax import data
 from grpojax.evaluation import columns_of, submit
 from grpojax.host.errors import UserError
 from grpojax.models import quantised
-from grpojax.programs import packing
-from grpojax.programs.policy import Policy
+from grpojax.programs import batch_shards, calls, packing
+from grpojax.programs.calls import Call
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.sampler import SamplerConfig, most_left, unfinished
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run.batch import RolloutBatch, among, only
 from grpojax.run.in_flight import InFlight, Sync, from_text, samples_of
 from grpojax.run.method import Method
+from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
 from grpojax.types import Prompts, Rollout
@@ -124,7 +126,7 @@ class Groups:
         if after is not None:
             self.policy.wait_on_cpu(after)
         n = len(prompts.lengths)
-        padded = -(-n // self.policy.sampling.shards) * self.policy.sampling.shards
+        padded = batch_shards.filled(n, self.policy.sampling.shards)
         rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(padded) % n], prompts), key, config)
         return lambda sync: jax.tree.map(lambda x: x[:n], _fetch(self.policy, rollout, padded, sync))
 
@@ -201,3 +203,20 @@ def _step_rewards(scores: Scores, variant: str, longest: int) -> np.ndarray:
             "any: take equations, or a function that returns a list of (token end, reward) for a sample"
         )
     return np.full((scores.total.size, longest), np.nan, np.float32)
+
+
+def abstract_rollouts(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
+    """The programs of `Groups`.
+
+    Args:
+      config: the recipe.
+      policy: the model.
+      weights: that it samples with (`grpojax.programs.calls.reshard`).
+    """
+    sampling, longest = config.rollout, config.data.max_prompt_tokens
+    prompts = calls.longest_prompts(sampling.prompts, longest)
+    found = {"rollout": calls.rollout(policy, weights, prompts, sampling, overlap=sampling.overlap)}
+    if "greedy" in config.method.variant.needs:
+        prompts = calls.longest_prompts(batch_shards.filled(sampling.prompts, policy.sampling.shards), longest)
+        found["greedy"] = calls.rollout(policy, weights, prompts, greedy_of(sampling))
+    return found

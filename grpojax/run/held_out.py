@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpojax import data, evaluation
+from grpojax.evaluation.attempts import problems_at_once
 from grpojax.host import files, processes
 from grpojax.host.console import log
 from grpojax.models import quantised
-from grpojax.programs.policy import Policy
+from grpojax.programs import calls
+from grpojax.programs.calls import Call
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.records import evaluations
 from grpojax.rewards import Rewards
 from grpojax.run import recorder
@@ -166,3 +169,23 @@ def config_of(config: Config) -> evaluation.EvalConfig:
         max_tokens=config.rollout.max_tokens,
         cache_dtype=quantised.exact(config.rollout.cache_dtype),
     )
+
+
+def abstract_evaluation(config: Config, policy: PolicyShape, params: Any, weights: Any) -> dict[str, Call]:
+    """The programs that validation runs on: none of a recipe without held-out problems.
+
+    Args:
+      config: the recipe.
+      policy: the model.
+      params: its weights.
+      weights: those of a rollout; evaluation is of the policy itself, and may take others.
+    """
+    if not (config.data.validation or config.data.test):
+        return {}
+    drawn, found = config_of(config), {}
+    if config.rollout.weights != "compute":
+        own, weights = calls.reshard(policy, params, "compute")
+        found = {f"evaluation {name}": call for name, call in own.items()}
+    count = problems_at_once(drawn, drawn.limit or drawn.batch, policy.sampling.shards)
+    prompts = calls.longest_prompts(count, config.data.max_prompt_tokens)
+    return found | {"evaluation": calls.rollout(policy, weights, prompts, drawn.sampler)}

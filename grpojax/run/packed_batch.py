@@ -4,14 +4,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from grpojax.host import processes
-from grpojax.programs import batch_shards
+from grpojax.programs import batch_shards, blocks, calls, packing
 from grpojax.programs.packing import Layout, Packed
-from grpojax.programs.policy import Policy
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import place_rows
-from grpojax.types import Tokens, TrainBatch
+from grpojax.run.recipe import Config
+from grpojax.run.regroup import room
+from grpojax.types import PerToken, Tokens, TrainBatch
 
 
 @dataclasses.dataclass
@@ -52,3 +55,66 @@ def whole(minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
     parts = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
     whole = [batch_shards.gather_groups(part, len(m.places)) for m, part in zip(minis, parts, strict=True)]
     return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
+
+
+def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
+    """What an update learns from, every prompt and completion at its longest, on the host.
+
+    Where a plan gives prompts different numbers of samples, each is taken to have the most: more than there ever are.
+    """
+    train, method, rollout = config.train, config.method, config.rollout
+    objective, critic = method.variant.objective, method.variant.critic
+    tokens = room(rollout.max_tokens) if method.replaces_samples else rollout.max_tokens
+    prompts = calls.longest_prompts(rollout.prompts // train.minibatches, config.data.max_prompt_tokens)
+    part, group = batch_shards.spread(prompts, method.widest(rollout.group), policy.shards)
+    full = np.zeros((len(part.lengths), group, tokens), np.float32)
+
+    def given(needed: bool) -> np.ndarray | None:
+        return full if needed else None
+
+    return TrainBatch(
+        prompts=part,
+        tokens=full.astype(np.int32),
+        lengths=np.full(full.shape[:2], tokens, np.int32),
+        per_token=PerToken(
+            advantages=full,
+            weights=full,
+            sampler_logps=given(not method.replaces_samples),
+            behavior_logps=given(method.scores_old(train.updates_a_rollout)),
+            ref_logps=given(objective.needs_reference),
+            displacement_weights=given(objective.needs_displacement_weights),
+            covariance_mask=full.astype(bool) if objective.needs_covariance_mask else None,
+            critic_targets=given(critic is not None),
+            critic_outputs=given(critic is not None and critic.loss.needs_outputs),
+            critic_weights=given(critic is not None and critic.loss.own_weights),
+        ),
+    )
+
+
+def in_rows(config: Config, policy: PolicyShape, batch: TrainBatch) -> Packed:
+    """A `longest_batch` in rows, as shapes on the devices."""
+    packed, _ = packing.pack(
+        batch, shards=policy.shards, microbatches=config.train.microbatches, gather=policy.compute.needs_gather
+    )
+    return calls.on_mesh(packed, policy.mesh, None)
+
+
+def ragged(config: Config, policy: PolicyShape, batch: TrainBatch, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments of an update whose samples are shorter: it takes blocks of rows, as many as hold a token.
+
+    None where such blocks would save nothing.
+    """
+    train = config.train
+    least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
+    how = {"microbatches": train.microbatches, "least": least, "gaps": train.skip_zero_advantage}
+    sizes = blocks.sizes_of(batch, shards=policy.shards, **how)
+    return blocks.others(sizes, np.shape(batch.lengths)[1] if policy.compute.needs_gather else 0, args)
+
+
+def work(config: Config, policy: PolicyShape) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the prompts of an update and of its samples, at their longest. A prompt that stands in several batch
+    shards is computed in each of them."""
+    each = config.rollout.prompts // config.train.minibatches
+    copies = max(1, policy.shards // each)
+    samples = np.full((each * copies, max(1, config.rollout.group // copies)), config.rollout.max_tokens)
+    return np.full(each * copies, config.data.max_prompt_tokens), samples

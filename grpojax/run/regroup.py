@@ -2,19 +2,19 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from grpojax import data
 from grpojax.host import processes
-from grpojax.programs import batch_shards, packing
+from grpojax.programs import batch_shards, calls, packing
 from grpojax.programs.packing import Layout
-from grpojax.programs.policy import Policy
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import place_rows
 from grpojax.run.sections import TrainConfig
-from grpojax.types import Array, PerToken, Rows, Samples, Tokens, TrainBatch
+from grpojax.types import Array, PerToken, Prompts, Rows, Samples, Tokens, TrainBatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,15 +97,10 @@ def regroup(
             whole = np.concatenate([x, np.zeros((empty, *x.shape[1:]), x.dtype)])
             return whole.reshape(*shape, *x.shape[2:])
 
-        batch = TrainBatch(
-            prompts=prompts, tokens=fill(tokens[places]), lengths=fill(lengths[places]), per_token=PerToken()
-        )
-        packed, layout = packing.pack(
-            batch, shards=policy.shards, microbatches=microbatches, gather=policy.compute.needs_gather
-        )
+        rows, layout = _in_rows(policy, prompts, fill(tokens[places]), fill(lengths[places]), microbatches)
         yield Regrouped(
             places=places,
-            rows=jax.tree.map(lambda x: place_rows(x, policy.mesh), packed.rows),
+            rows=jax.tree.map(lambda x: place_rows(x, policy.mesh), rows),
             layout=layout,
             filled=filled,
             copies=shape[0] // filled,
@@ -113,9 +108,81 @@ def regroup(
         )
 
 
+def room(most: int, longest: int = 0) -> int:
+    """T of spliced samples of up to ``longest`` tokens, of drawn ones of ``most``: 16 more, or twice that, and so on.
+
+    Of the step's own samples alone, so that a run that goes on has the shapes that it would have had.
+
+    Example:
+      >>> room(8), room(8, 24), room(8, 25)
+      (24, 24, 40)
+    """
+    more = 16
+    while most + more < longest:
+        more *= 2
+    return most + more
+
+
 def tokens_at_once(tokens: int, train: TrainConfig, shards: int) -> int:
     """Of a shard, those of an update's micro-batch; ``tokens`` are all that a batch has room for."""
     return max(1, tokens // (train.minibatches * train.microbatches * shards))
+
+
+def _in_rows(
+    policy: Policy | PolicyShape, prompts: Prompts, tokens: Tokens, lengths: Samples, microbatches: int
+) -> tuple[Rows, Layout]:
+    batch = TrainBatch(prompts=prompts, tokens=tokens, lengths=lengths, per_token=PerToken())
+    packed, layout = packing.pack(
+        batch, shards=policy.shards, microbatches=microbatches, gather=policy.compute.needs_gather
+    )
+    return packed.rows, layout
+
+
+class Longest(NamedTuple):
+    """`Regrouped` without arrays, every prompt and sample at its longest.
+
+    Attributes:
+      rows: shapes of them on the devices.
+      layout: where tokens stand in them.
+      filled: groups.
+      copies: batch shards that a group is split over.
+      flops: of a forward over them.
+    """
+
+    rows: Any
+    layout: Layout
+    filled: int
+    copies: int
+    flops: float
+
+
+def longest(
+    policy: PolicyShape,
+    *,
+    most: int,
+    group: int,
+    tokens: int,
+    longest_prompt: int,
+    tokens_at_once: int,
+    one_prompt: bool = False,
+) -> Longest:
+    """What `regroup` gives of groups that are as long as any; arguments as there.
+
+    Args:
+      policy: the model.
+      most: groups of a whole batch.
+      group: samples of each.
+      tokens: of each sample.
+      longest_prompt, tokens_at_once, one_prompt: as in `regroup`.
+    """
+    filled, microbatches = part_sizes(most, group, tokens, policy.shards, tokens_at_once, one_prompt=one_prompt)
+    prompts, part = batch_shards.spread(calls.longest_prompts(filled, longest_prompt), group, policy.shards)
+    shape = len(prompts.lengths), part
+    rows, layout = _in_rows(
+        policy, prompts, np.zeros((*shape, tokens), np.int32), np.full(shape, tokens, np.int32), microbatches
+    )
+    work = calls.forward_flops(policy, shape[0], longest_prompt, part, tokens)
+    return Longest(calls.on_mesh(rows, policy.mesh, None), layout, filled, shape[0] // filled, work)
 
 
 def part_sizes(

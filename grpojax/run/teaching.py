@@ -10,9 +10,11 @@ import numpy as np
 
 from grpojax import data, masked
 from grpojax import losses as L
+from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
-from grpojax.programs import packing, supervised_update
+from grpojax.programs import calls, packing, supervised_update
 from grpojax.programs.packing import Layout
+from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Loss
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.types import PerToken, Samples, TrainBatch
@@ -145,3 +147,44 @@ def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
 def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
     """A batch in rows, as the run cuts it."""
     return packing.pack(batch, shards=shapes.shards, microbatches=shapes.microbatches, gather=shapes.gather)
+
+
+def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:
+    """Raises `UserError` where a batch does not divide over so many batch shards and its micro-batches."""
+    size, parts = config.train.batch_size, config.train.microbatches
+    if size % (shards * parts):
+        raise UserError(
+            f"train.batch_size={size} does not divide over {shards} batch shards with train.microbatches={parts} each: "
+            f"make it a multiple of {shards * parts}"
+        )
+
+
+def longest_batch(config: SFTConfig | DPOConfig, policy: PolicyShape) -> tuple[Any, Any, TrainBatch]:
+    """What an update reads and what is scored, as shapes on the devices, and the batch on the host: every prompt with
+    as many answers as there may be, at their longest.
+
+    Raises:
+      UserError: the batch does not divide over the devices.
+    """
+    check_cut(config, policy.shards)
+    size, shapes = (
+        config.train.batch_size,
+        Shapes(
+            group=config.train.group if isinstance(config, SFTConfig) else 2,
+            prompt=config.data.max_prompt_tokens,
+            completion=config.data.max_tokens,
+            shards=policy.shards,
+            microbatches=config.train.microbatches,
+            gather=policy.compute.needs_gather,
+        ),
+    )
+    lengths = np.full((size, shapes.group), shapes.completion, np.int32)
+    batch = TrainBatch(
+        prompts=calls.longest_prompts(size, shapes.prompt),
+        tokens=np.zeros((*lengths.shape, shapes.completion), np.int32),
+        lengths=lengths,
+        per_token=PerToken(),
+    )
+    part, _ = teaching_of(config).part(batch, shapes, np.zeros(lengths.shape, np.float32))
+    rows = pack(batch, shapes)[0].rows
+    return calls.on_mesh(part, policy.mesh, None), calls.on_mesh(rows, policy.mesh, None), batch

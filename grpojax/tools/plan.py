@@ -47,7 +47,7 @@ def _compiled(args: argparse.Namespace, config: Any, target: Any) -> int:
     """What the compiler says, for a TPU."""
     from grpojax.tools import plan_report, plan_run, planner
 
-    reports = planner.plan_recipe(config, topology=args.topology, slices=args.slices, layers=args.layers)
+    reports = planner.plan(config, topology=args.topology, slices=args.slices, layers=args.layers)
     print(plan_report.format_table(reports))
     _tell_layers(args)
     if not all(r.fits for r in reports):
@@ -71,12 +71,10 @@ def _estimated(args: argparse.Namespace, config: Any, target: Any) -> int:
 
 def _supervised(args: argparse.Namespace, config: Any) -> int:
     """Of a recipe without rollouts."""
-    from grpojax.models import compute_of
     from grpojax.tools import plan_report, planner
 
     model = planner.shorter(config.model.path, args.layers)
-    compute = compute_of(config.model, platform="tpu")
-    reports = planner.plan_supervised(model, config, compute, topology=args.topology, slices=args.slices)
+    reports = planner.plan_supervised(config, model, topology=args.topology, slices=args.slices)
     print(plan_report.format_table(reports))
     _tell_layers(args)
     return int(not all(r.fits for r in reports))

@@ -83,7 +83,7 @@ class Chips(NamedTuple):
 
     mesh: Mesh
     apart: Mesh | None = None
-    platform: Literal["gpu", "tpu"] = "tpu"
+    platform: Literal["cpu", "gpu", "tpu"] = "tpu"
 
 
 def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:

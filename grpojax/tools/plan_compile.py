@@ -12,8 +12,8 @@ import jax
 
 from grpojax.models import flops
 from grpojax.programs import kv_cache
+from grpojax.programs.calls import Call
 from grpojax.tools import hlo, plan_links
-from grpojax.tools.plan_calls import Call
 from grpojax.tools.plan_report import ProgramReport
 
 _GIB = 2**30
@@ -24,8 +24,9 @@ _KEPT_BACK = 1 / 64  # of a GPU's memory, taken to be as a v5e's
 
 
 def per_chip(tree: Any) -> int:
-    """Bytes of a tree of placed shapes on one chip."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    """Bytes of a tree of shapes on one chip; a number that the host gives lies on none before."""
+    placed = [x for x in jax.tree.leaves(tree) if x.sharding is not None]
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in placed)
 
 
 def room(device_kind: str) -> float:
@@ -61,7 +62,7 @@ def compile_program(
         sizes = re.search(r"[^.:]*\(([\d.]+)(\w)\)[^.]*\([\d.]+\w\)", str(e))
         error = (sizes[0] if sizes else str(e).splitlines()[0]).strip()
         temp = float(sizes[1]) * _UNITS.get(sizes[2], math.nan) if sizes else math.nan
-        consumers = kept | _of_call(name, call, own, temp)
+        consumers = kept | _of_call(call, own, temp)
         seconds = time.perf_counter() - started
         return ProgramReport(
             name=name, compile_s=seconds, error=error, consumers=consumers, resident=resident, room=room(kind)
@@ -83,7 +84,7 @@ def compile_program(
         alias=memory.alias_size_in_bytes / _GIB,
         resident=resident,
         room=room(kind),
-        consumers=kept | _of_call(name, call, own, temp),
+        consumers=kept | _of_call(call, own, temp),
         seconds=_seconds(kind, compute_s, module, links, call),
         collectives=once,
         per_iteration=each,
@@ -116,11 +117,10 @@ def _seconds(
     return busy
 
 
-def _of_call(name: str, call: Call, own: int, temp: float) -> dict[str, float]:
+def _of_call(call: Call, own: int, temp: float) -> dict[str, float]:
     """GiB of a program beside the run's own: its arguments, and what it allocates."""
     given = (sum(per_chip(x) for x in call.args if x is not None) - own) / _GIB
-    rollout = name.startswith(("rollout", "greedy", "evaluation")) and not name.endswith("reshard")
-    cast = per_chip(call.args[0]) / _GIB if rollout else 0.0
+    cast = per_chip(call.args[0]) / _GIB if call.samples else 0.0
     cache = call.cache / _GIB
     allocated = 0.0 if temp < cache else cache
     parts = {

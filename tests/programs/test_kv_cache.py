@@ -1,5 +1,6 @@
 """Blocks of the slots' cache: which of them hold tokens, what is read of the others, and how many bytes that is."""
 
+import dataclasses
 import doctest
 import importlib.util
 import json
@@ -140,26 +141,22 @@ def test_on_a_cpu_a_block_of_a_layer_is_widened_at_a_time():
     assert "s8" in shapes and "bf16" not in shapes
 
 
-PLANNED = """
-import json, sys
+PLANNED = (
+    tpu_compiler.PLANNED
+    + """
 from pathlib import Path
 from unittest import mock
-from grpojax.models import Compute, sharding
-from grpojax.programs.sampler import SamplerConfig
-from grpojax.tools import hlo, plan_shapes, planner
-folder, cells, mesh = json.loads(sys.argv[1])
+from grpojax.tools import hlo
+folder, given = json.loads(sys.argv[1])
 analyse = hlo.analyse
 def kept(text, turns):
     Path(folder, "hlo.txt").write_text(text)
     return analyse(text, turns)
 with mock.patch.object(hlo, "analyse", kept):
-    report, = planner.plan(
-        plan_shapes.SHAPES["qwen2.5-1.5b"], topology="v5e:2x2", mesh=sharding.MeshConfig(**mesh), prompts=16,
-        prompt_tokens=512, sampling=SamplerConfig(group=16, max_tokens=1024, **cells),
-        compute=Compute(dtype="bfloat16"), programs=("rollout",),
-    )
+    report, = planned(*given)
 print(json.dumps([report.read_each, report.optional_each, report.per_iteration, report.temp]))
 """
+)
 
 
 @pytest.mark.slow
@@ -176,7 +173,12 @@ print(json.dumps([report.read_each, report.optional_each, report.per_iteration, 
 def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp_path):
     """As `plan` says it, of Qwen2.5-1.5B at its full depth on v5e; and no weight or block is written anew. Eight bits
     take half the bytes and those of the scales, in memory too."""
-    done = tpu_compiler.run(PLANNED, json.dumps([str(tmp_path), cells, mesh]))
+    sizes = {"prompts": 16, "group": 16, "max_tokens": 1024, "uncorrected": bool(cells), **cells}
+    more = [f"rollout.{name}={value}" for name, value in sizes.items()]
+    more += ["data.max_prompt_tokens=512", *(f"mesh.{axis}={size}" for axis, size in mesh.items())]
+    model = dataclasses.asdict(plan_shapes.SHAPES["qwen2.5-1.5b"])
+    given = model, "v5e:2x2", ["rollout"], tpu_compiler.recipe(*more)
+    done = tpu_compiler.run(PLANNED, json.dumps([str(tmp_path), given]))
     assert done.returncode == 0, done.stderr[-3000:]
     each, optional, moved, temp = json.loads(done.stdout.splitlines()[-1])
     c, tensor = plan_shapes.SHAPES["qwen2.5-1.5b"], mesh.get("tensor", 1)

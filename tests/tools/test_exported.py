@@ -5,16 +5,16 @@ import dataclasses
 import functools
 from collections import Counter
 from pathlib import Path
-from unittest import mock
 
 import jax
 import pytest
 from exported import MOVES, TRITON, decode_loop, factors, finer, in_kernels, made, stablehlo
 from plain_decoder import BASE
 
-from grpojax.models import Compute, sharding
+from grpojax.models import sharding
 from grpojax.run import finetune_recipe
 from grpojax.run import recipe as recipes
+from grpojax.run.calls import calls_of, supervised_calls_of
 from grpojax.tools import plan_chips, plan_report, planner
 
 pytestmark = pytest.mark.slow
@@ -63,18 +63,14 @@ MEANT = {
 @functools.cache
 def calls(name, *sizes):
     """The programs of one of `RUNS` by name, with their arguments, for one GPU."""
-    mesh = sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1])
-    chips = plan_chips.Chips(mesh, platform="gpu")
+    chips = plan_chips.Chips(sharding.make_mesh(sharding.MeshConfig(), jax.devices()[:1]), platform="gpu")
     if name in ("sft", "dpo"):
         load = {"sft": finetune_recipe.load_sft, "dpo": finetune_recipe.load_dpo}[name]
         sizes = ["data.max_prompt_tokens=67", "data.max_tokens=71", "train.microbatches=1"]
         config = load(CONFIGS / "supervised" / f"{name}.yaml", [*MODEL, *sizes, *RUNS[name][0]])
-        compute = Compute(dtype="bfloat16", attention="xla", mesh=mesh, platform="gpu")
-        return planner._supervised_calls(CONFIG, config, compute, mesh)[0]
+        return supervised_calls_of(config, planner.policy_shape(config.model, CONFIG, chips)).calls
     config = recipes.load(CONFIGS / "quickstart.yaml", [*MODEL, *SIZES, "train.eval_limit=3", *sizes, *RUNS[name][0]])
-    instead = dict(topology_meshes=lambda *_: chips, shape_of=lambda _: CONFIG, _reports=lambda calls, *_: calls)
-    with mock.patch.multiple(planner, **instead):
-        return planner.plan_recipe(config, topology="h100:1")
+    return calls_of(config, planner.policy_shape(config.model, CONFIG, chips), teacher=CONFIG).calls
 
 
 def taken(name):
@@ -100,7 +96,7 @@ def test_a_bfloat16_run_multiplies_nothing_in_float32_but_what_is_meant(name):
         if call.iterations:
             found = set(in_kernels(call.program, *call.args))
             assert found == {("bfloat16", "bfloat16")}, (what, found)
-            check_loop(text, call.groups[0], eight_bits=name == "int8" and what == "rollout")
+            check_loop(text, len(call.args[1].lengths), eight_bits=name == "int8" and what == "rollout")
 
 
 def check_loop(text, prompts, *, eight_bits):

@@ -254,9 +254,7 @@ import sys
 from grpojax.run import recipe
 from grpojax.tools import planner
 path, topology, programs = sys.argv[1:]
-reports = planner.plan_recipe(
-    recipe.load(path), topology=topology, layers=1, programs=programs.split(",")
-)
+reports = planner.plan(recipe.load(path), topology=topology, layers=1, programs=programs.split(","))
 print(*(r.name for r in reports if r.fits))
 """
 
@@ -285,7 +283,7 @@ import sys
 from grpojax.run import recipe
 from grpojax.tools import planner
 path, topology, *overrides = sys.argv[1:]
-(update,) = planner.plan_recipe(recipe.load(path, overrides), topology=topology, layers=2, programs=["update"])
+(update,) = planner.plan(recipe.load(path, overrides), topology=topology, layers=2, programs=["update"])
 print(update.links["ICI"].total)
 """
 

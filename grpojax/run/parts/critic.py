@@ -16,7 +16,9 @@ from grpojax.models import critic as models
 from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.programs.calls import Call
 from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel
+from grpojax.programs.packing import Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, init_state
 from grpojax.records.checkpoint import Checkpoints
@@ -24,7 +26,7 @@ from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
 from grpojax.run.parts.part import LearningPart, State, Weighed, mean
-from grpojax.run.programs import LearningCritic, Programs
+from grpojax.run.programs import CriticPrograms, LearningCritic, Programs
 from grpojax.run.recipe import Config
 from grpojax.run.sections import CriticConfig
 from grpojax.run.work import prompts
@@ -189,3 +191,35 @@ def _check_tokenizer(policy: Policy, path: str) -> None:
             f"critic.path={path!r} has another tokenizer than the policy, {policy.folder}: take one with its"
         )
     hf.fit_tokenizer(hf.read_config(folder), tokenizer, f"critic.path={path!r}")
+
+
+def abstract_critic(
+    model: CriticModel,
+    programs: CriticPrograms,
+    packed: Packed,
+    sizes: tuple[np.ndarray, np.ndarray],
+    *,
+    warms_up: bool,
+) -> tuple[dict[str, Call], dict[str, Any]]:
+    """The programs of a critic by itself, and its state by role as shapes.
+
+    Args:
+      model: the critic.
+      programs: those that it adds.
+      packed: what an update learns from.
+      sizes: tokens of its prompts and samples.
+      warms_up: whether it learns alone at first.
+    """
+    state = abstract_state(model.networks(programs.optimizer), model.compute.mesh)
+    learned, trunk = state[ROLE], {TRUNK: state[TRUNK]} if model.frozen else {}
+    own = learned.params, trunk
+    found = {"critic": Call(programs.score, (*own, packed.rows), own, flops=models.forward_flops(model.config, *sizes))}
+    if warms_up:
+        own = learned, trunk
+        found["critic update"] = Call(programs.update, (*own, packed), own, flops=critic_flops(model, sizes))
+    return found, state
+
+
+def critic_flops(model: CriticModel, sizes: tuple[np.ndarray, np.ndarray]) -> float:
+    """FLOPs of a critic in an update, of prompts and samples of so many tokens; a frozen trunk has no backward pass."""
+    return models.forward_flops(model.config, *sizes) * (1 if model.frozen else 3)

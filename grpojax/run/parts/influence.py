@@ -12,13 +12,14 @@ from grpojax.credit.hidden_states import outcome_signs
 from grpojax.host import processes
 from grpojax.host.on_host import on_host
 from grpojax.models import flops
-from grpojax.programs import influence
+from grpojax.programs import calls, influence
+from grpojax.programs.calls import Call
 from grpojax.programs.influence import Influence
-from grpojax.programs.policy import Policy
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.parts.part import Part, State
 from grpojax.run.programs import Programs
-from grpojax.run.regroup import regroup, tokens_at_once
+from grpojax.run.regroup import longest, regroup, tokens_at_once
 from grpojax.types import Array, Samples, Tokens
 
 TOKENS = 4096  # of a shard that the decoder runs on at once, at most: its activations are the larger part
@@ -140,3 +141,26 @@ class TokenInfluence(Part):
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
         return {"late": self.work}
+
+
+def abstract_influence(
+    policy: PolicyShape, program: Callable[..., Influence], params: Any, *, own: bool, tokens_at_once: int, **sizes: int
+) -> Call:
+    """The program of `Influences` for groups that are as long as any.
+
+    Args:
+      policy: the model.
+      program: as of `Influences`.
+      params: the policy's weights.
+      own, tokens_at_once: as in its call.
+      sizes: as of `grpojax.run.regroup.longest`.
+    """
+    at_once = min(tokens_at_once, TOKENS)
+    part = longest(policy, **sizes, tokens_at_once=at_once, one_prompt=True)
+    spread, group, tokens = part.layout.batch_shape
+    samples, weights = np.zeros(part.layout.index.shape, np.int32), np.zeros(part.layout.index.shape, np.float32)
+    width = influence.vocabulary_width(sizes["group"] * tokens, policy.config.vocab_size)
+    entries = np.zeros((spread // policy.shards, policy.shards, width), np.int32)
+    args = params, part.rows, *(calls.on_mesh(x, policy.mesh, None) for x in (samples, weights, entries))
+    static = {"copies": part.copies, "group": group if own else 0}
+    return Call(program, args, params, flops=part.flops, static=static)

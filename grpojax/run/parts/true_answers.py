@@ -17,7 +17,7 @@ from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.parts.part import Part, State
 from grpojax.run.recipe import Config
-from grpojax.run.regroup import regroup, tokens_at_once
+from grpojax.run.regroup import regroup, room, tokens_at_once
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 
@@ -215,21 +215,6 @@ def splice_groups(
             mask[at][answered - spliced.scored : answered] = True
     stopped = np.array([[bool(ends[p, g]) for g in range(group)] for p in range(n)])
     return Answers(tokens=tokens, lengths=lengths, mask=mask, markers=markers, stopped=stopped)
-
-
-def room(most: int, longest: int = 0) -> int:
-    """T of spliced samples of up to ``longest`` tokens, of drawn ones of ``most``: 16 more, or twice that, and so on.
-
-    Of the step's own samples alone, so that a run that goes on has the shapes that it would have had.
-
-    Example:
-      >>> room(8), room(8, 24), room(8, 25)
-      (24, 24, 40)
-    """
-    more = 16
-    while most + more < longest:
-        more *= 2
-    return most + more
 
 
 def replace(rollout: Rollout, chosen: PerPrompt, answers: Answers | None) -> Rollout:

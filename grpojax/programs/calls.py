@@ -1,0 +1,146 @@
+"""A program with shapes in place of arrays: what is compiled ahead of a run, and what a plan is made of.
+
+What a program is called with is said beside the code that feeds it; here is what all of them are said in.
+"""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from grpojax.models import flops, kv_heads, sharding
+from grpojax.models.weight_table import shardings
+from grpojax.programs import kv_cache, sampler
+from grpojax.programs.compiling import program
+from grpojax.programs.policy import PolicyShape, on_shards
+from grpojax.programs.sampler import SamplerConfig, most_left, no_samples
+from grpojax.programs.state import make_reshard
+from grpojax.types import Prompts, Rollout
+
+
+class Call(NamedTuple):
+    """A program and what it is called with, every prompt and completion at its longest.
+
+    Attributes:
+      program: jitted.
+      args: shapes in place of arrays.
+      own: those of them that are the run's own: they are there without it.
+      flops: that its work takes, on all chips together; 0 where it multiplies nothing, or where that is not known.
+      iterations: of a rollout, how often its loop runs where every sample is at its longest.
+      cache: of a rollout, bytes of keys and values on a chip.
+      blocks: of a rollout, those of its cache.
+      live: the share of them that a token's step reads, on the average.
+      samples: it runs on the chips that sample, whichever those are.
+      static: keyword arguments that it compiles anew for.
+    """
+
+    program: Any
+    args: tuple[Any, ...]
+    own: Any
+    flops: float = 0.0
+    iterations: int = 0
+    cache: int = 0
+    blocks: int = 1
+    live: float = 1.0
+    samples: bool = False
+    static: Mapping[str, Any] = types.MappingProxyType({})
+
+
+def abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:
+    """An array without its numbers."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
+
+
+def on_mesh(tree: Any, mesh: Mesh | None, *before: None) -> Any:
+    """Arrays of the host as they lie on the devices: ``before`` axes, then batch shards."""
+
+    def placed(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        axes = (*before, "shard", *(None,) * (x.ndim - len(before) - 1))
+        return abstract(x, sharding.named(mesh, axes))
+
+    return jax.tree.map(placed, tree)
+
+
+def random_key(mesh: Mesh | None) -> jax.ShapeDtypeStruct:
+    """A key, the same on all devices."""
+    return abstract(jax.eval_shape(lambda: jax.random.key(0)), sharding.named(mesh, ()))
+
+
+def longest_prompts(count: int, tokens: int) -> Prompts:
+    """``count`` prompts of ``tokens`` tokens."""
+    zero = np.zeros(count, np.int32)
+    return Prompts(
+        tokens=np.zeros((count, tokens), np.int32),
+        lengths=zero + tokens,
+        uids=zero.astype(np.uint32),
+        first_sample=zero,
+    )
+
+
+def forward_flops(policy: PolicyShape, prompts: int, longest: int, group: int, tokens: int) -> float:
+    """FLOPs of a forward over so many prompts of ``longest`` tokens, with ``group`` samples of ``tokens`` each."""
+    return flops.forward_flops(policy.config, np.full(prompts, longest), np.full((prompts, group), tokens))
+
+
+def reshard(policy: PolicyShape, params: Any, weights: Literal["compute", "int8"]) -> tuple[dict[str, Call], Any]:
+    """What makes a rollout's weights (`grpojax.programs.policy.Policy.reshard`), and these where they are sampled with.
+
+    Args:
+      policy: the model.
+      params: its weights.
+      weights: in which they are sampled with.
+
+    Returns:
+      ``({"reshard": call}, weights)``; without the program where there is nothing to do.
+    """
+    made = make_reshard(policy.config, policy.compute, weights)
+    whole = jax.eval_shape(made, params)
+    whole = jax.tree.map(abstract, whole, shardings(whole, policy.sampling.mesh, sharding.ROLLOUT))
+    return ({"reshard": Call(made, (params,), params)} if hasattr(made, "lower") else {}), whole
+
+
+def rollout(
+    policy: PolicyShape, weights: Any, prompts: Prompts, sampling: SamplerConfig, *, overlap: float = 0.0
+) -> Call:
+    """A rollout, as `grpojax.programs.policy.Policy.sample` dispatches it.
+
+    Args:
+      policy: the model.
+      weights: of `reshard`.
+      prompts: `longest_prompts`.
+      sampling: how they are sampled.
+      overlap: share of the samples that may go on in the next one.
+    """
+    mesh, compute, shards = policy.sampling.mesh, policy.sampling.compute, policy.sampling.shards
+    count, longest = prompts.tokens.shape
+    spread, config = on_shards(prompts, sampling, shards)
+    rows, tokens = len(spread.lengths), config.max_tokens
+    how: dict[str, Any] = {"config": config, "eos_ids": (0,), "compute": compute}
+    args = weights, on_mesh(spread, mesh), random_key(mesh)
+    if overlap:
+        how["left"] = most_left(overlap, count, sampling.group, shards)
+        args = *args, on_mesh(no_samples(rows, config.group, tokens), mesh)
+    slots = config.decode_slots or config.group
+    ring, rounds = kv_cache.ring(tokens, compute), -(-config.group // slots)
+    cells = (rows * longest + rows * slots * ring.size) // shards // (1 if mesh is None else mesh.shape["tensor"])
+    cached = dataclasses.replace(policy.config, num_kv_heads=kv_heads.on_mesh(policy.config, mesh))
+    return Call(
+        program("rollout", functools.partial(_sample, policy.graph, **how)),
+        args,
+        (),
+        flops=forward_flops(policy, rows, longest, config.group, tokens),
+        iterations=rounds * (tokens - 1),
+        cache=cells * flops.kv_bytes(cached, kv_cache.dtype_of(config.cache_dtype, compute)),
+        blocks=ring.blocks,
+        live=ring.mean_live(tokens, rounds),
+        samples=True,
+    )
+
+
+def _sample(graph: Any, params: Any, prompts: Prompts, key: Any, partial: Rollout | None = None, **how: Any) -> Rollout:
+    return sampler.sample_groups(graph, params, prompts, key, partial=partial, **how)
