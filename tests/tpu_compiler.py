@@ -62,16 +62,20 @@ def run(code: str, *args: str) -> SimpleNamespace:
     return SimpleNamespace(**json.loads(answer))
 
 
-# What a program of `run` has to begin with to plan recipes: `planned(model, topology, programs, overrides)`.
+# What a program of `run` has to begin with to plan recipes: `planned(model, topology, programs, recipe)`.
 PLANNED = """
 import dataclasses, json, sys
-from grpojax.models import DecoderConfig
+from unittest import mock
+from grpojax.models import DecoderConfig, compute_of
 from grpojax.run import recipe
 from grpojax.tools import planner
 
-def planned(model, topology, programs, overrides):
-    model = DecoderConfig(**model)
-    return planner.plan(recipe.load(*overrides), topology=topology, model=model, programs=programs)
+def planned(model, topology, programs, given, **more):
+    def compute(*args, **how):
+        return dataclasses.replace(compute_of(*args, **how), **more)
+
+    with mock.patch.object(planner, "compute_of", compute):
+        return planner.plan(recipe.load(*given), topology=topology, model=DecoderConfig(**model), programs=programs)
 """
 
 
@@ -81,10 +85,13 @@ def recipe(*overrides: str) -> tuple[str, list[str]]:
     return str(QUICKSTART), [*plain, *overrides]
 
 
-def plan(model: DecoderConfig, topology: str, *overrides: str, programs: tuple[str, ...] | None = None):
-    """The reports of a `recipe` by name."""
-    code = PLANNED + "print(json.dumps([dataclasses.asdict(r) for r in planned(*json.loads(sys.argv[1]))]))"
+def plan(model: DecoderConfig, topology: str, *overrides: str, programs: tuple[str, ...] | None = None, **compute):
+    """The reports of a `recipe` by name; ``compute`` are fields of `Compute` that no recipe sets."""
+    made = """
+given, compute = map(json.loads, sys.argv[1:])
+print(json.dumps([dataclasses.asdict(r) for r in planned(*given, **compute)]))
+"""
     given = dataclasses.asdict(model), topology, programs, recipe(*overrides)
-    done = run(code, json.dumps(given))
+    done = run(PLANNED + made, json.dumps(given), json.dumps(compute))
     assert done.returncode == 0, done.stderr[-3000:]
     return {r["name"]: ProgramReport(**r) for r in json.loads(done.stdout.splitlines()[-1])}

@@ -281,8 +281,8 @@ def load_answered(
                 if kind is None:
                     kind = {name: to for name, to in _kind_of(row).items() if name != to}
                     if kind:
-                        said = " and ".join(f"{name!r} as {to!r}" for name, to in kind.items())
-                        found.append(f"{source.path}: reads the column {said}")
+                        names = " and ".join(f"{name!r} as {to!r}" for name, to in kind.items())
+                        found.append(f"{source.path}: reads the column {names}")
                 question, answers = read({kind.get(name, name): value for name, value in row.items()} if kind else row)
                 ids, answer_ids = _encode(question, answers, tokenize, end)
                 content = source.content(question) if isinstance(question, str) else None

@@ -154,12 +154,12 @@ def _written(day: datetime.date | None) -> list[tuple[str, str]]:
 def _between(render: Callable[[Messages], str]) -> tuple[str, str]:
     """What stands between a question and its answer, in two parts: what every answer has before it, and what a prompt
     has beyond that. Both are empty where the template refuses such chats."""
-    asked, said, again = "question-1", "answer-1", "question-2"
+    asked, reply, again = "question-1", "answer-1", "question-2"
     chat = [{"role": "user", "content": asked}]
-    longer = [*chat, {"role": "assistant", "content": said}, {"role": "user", "content": again}]
+    longer = [*chat, {"role": "assistant", "content": reply}, {"role": "user", "content": again}]
     try:
         ready = render(chat).split(asked, 1)[1]
-        before = render(longer).split(asked, 1)[1].split(said, 1)[0]
+        before = render(longer).split(asked, 1)[1].split(reply, 1)[0]
     except Exception:  # whatever a template raises
         return "", ""
     common = len(os.path.commonprefix([ready, before]))

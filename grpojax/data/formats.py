@@ -185,8 +185,8 @@ def _delimiter(text: str, given: str) -> tuple[str, int]:
     of those and one of another.
     """
     first = text.split("\n", 1)[0]
-    if said := re.fullmatch(r'"?sep=(.)"?\r?', first):
-        return said[1], len(first) + 1
+    if found := re.fullmatch(r'"?sep=(.)"?\r?', first):
+        return found[1], len(first) + 1
     header = re.search(r"[^\r\n]*\S[^\r\n]*", text)
     if header is not None and given not in header[0]:
         for other in _DELIMITERS:

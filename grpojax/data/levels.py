@@ -21,12 +21,12 @@ class Level:
     Attributes:
       rate: running solve rate.
       drawn: prompts drawn so far.
-      owed: prompts that its share has come to, less those drawn.
+      due: prompts that its share has come to, less those drawn.
     """
 
     rate: float = 0.5
     drawn: int = 0
-    owed: float = 0.0
+    due: float = 0.0
 
 
 def shares(rates: Sequence[float], floor: float) -> list[float]:
@@ -56,8 +56,8 @@ def shares(rates: Sequence[float], floor: float) -> list[float]:
 class LevelBatches:
     """Batches whose levels are drawn by their shares. All that a batch depends on is given.
 
-    Prompt by prompt, each level is owed its share of one more, and the one that is owed most gives the next problem
-    (ties go to the first), so that after any number of prompts no level is far from its shares. Each level has an order
+    With each prompt, every level has its share of one more due. The level with most due gives the next problem (ties go
+    to the first), so that after any number of prompts no level is far from its shares. Each level has an order
     of its own, by the seed and its number, and goes through all its problems before it begins again in another order.
 
     Args:
@@ -70,7 +70,7 @@ class LevelBatches:
       >>> batches = LevelBatches(problems, 4, seed=0)
       >>> batch, after = batches.draw({"0": 0.75, "1": 0.25}, batches.begin())
       >>> [p.level for p in batch], after["0"]
-      (['0', '0', '1', '0'], Level(rate=0.5, drawn=3, owed=0.0))
+      (['0', '0', '1', '0'], Level(rate=0.5, drawn=3, due=0.0))
     """
 
     def __init__(self, problems: Sequence[Problem], size: int, seed: int):
@@ -92,16 +92,16 @@ class LevelBatches:
           of: the share of each level.
           now: where the levels are: what the draw before returned, or `begin`.
         """
-        owed = {level: now[level].owed for level in self.levels}
+        due = {level: now[level].due for level in self.levels}
         drawn = {level: now[level].drawn for level in self.levels}
         batch = []
         for _ in range(self._size):
-            owed = {level: x + of[level] for level, x in owed.items()}
-            level = max(self.levels, key=owed.__getitem__)
+            due = {level: x + of[level] for level, x in due.items()}
+            level = max(self.levels, key=due.__getitem__)
             batch.append(self._orders[level][drawn[level]])
-            owed[level] -= 1.0
+            due[level] -= 1.0
             drawn[level] += 1
-        after = {x: dataclasses.replace(now[x], drawn=drawn[x], owed=owed[x]) for x in self.levels}
+        after = {x: dataclasses.replace(now[x], drawn=drawn[x], due=due[x]) for x in self.levels}
         return batch, after
 
 

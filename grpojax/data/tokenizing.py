@@ -105,10 +105,10 @@ class Tokenize:
         """A question that was rendered before would stand in a second chat."""
         if not template.has_markers(question):
             return
-        said = f"the prompt {question[-60:]!r} has the chat template's own markers, as if rendered before"
+        text_of_message = f"the prompt {question[-60:]!r} has the chat template's own markers, as if rendered before"
         if self.config.template == "auto":
-            raise UserError(f"{said}: set data.template=plain, or data.template=chat if it was not")
-        self._note("markers", f"{said}; with data.template=plain it would stay as it is (shown once)")
+            raise UserError(f"{text_of_message}: set data.template=plain, or data.template=chat if it was not")
+        self._note("markers", f"{text_of_message}; with data.template=plain it would stay as it is (shown once)")
 
     def _note(self, kind: str, line: str) -> None:
         """Shows the first line of a kind."""
@@ -149,7 +149,7 @@ class Tokenize:
         """An answer to learn, without the beginning that its prompt ends with already."""
         return without_opening(text, self.tail(prompt))
 
-    def message(self, said: str) -> str:
+    def message(self, text_of_message: str) -> str:
         """A completion, special tokens included, as the content of an assistant's message.
 
         It begins with what the chat template opened for it, and has those special tokens that are tags of its own: not
@@ -157,5 +157,5 @@ class Tokenize:
         """
         named = getattr(self.tokenizer, "special_tokens_map", {}).values()
         for token in {*named, *(self._template.markers if self._template is not None else ())}:
-            said = said.replace(token, "")
-        return (self._template.tail if self._template is not None else "") + said
+            text_of_message = text_of_message.replace(token, "")
+        return (self._template.tail if self._template is not None else "") + text_of_message

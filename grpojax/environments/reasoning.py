@@ -150,10 +150,10 @@ def _story(rng: random.Random, steps: int, asides: int) -> tuple[str, int]:
         else:
             sentence, n = rng.choice(LOSSES), rng.randint(2, min(OPERAND, count - 1))
             count -= n
-        told = sentence.format(
+        line = sentence.format(
             who=who, him=him if who == he else name, other=third if counts else other, n=n, others=another
         )
-        sentences.append(told[0].upper() + told[1:])
+        sentences.append(line[0].upper() + line[1:])
         who = he if counts else name
     sentences.append(f"How many {thing} does {name} have {rng.choice(('now', 'in the end'))}?")
     return " ".join(sentences), count

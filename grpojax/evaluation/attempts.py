@@ -131,8 +131,8 @@ class Evaluator:
             total = weighted_sum(self.rewards.config.terms, scores.by_name)
             rows = zip(rollout.tokens.reshape(-1, rollout.tokens.shape[-1]), rollout.lengths.flat, strict=True)
             ids = [row[:n].tolist() for row, n in rows]
-            said = np.array(texts(ids), object).reshape(shape)
-            read = said
+            completed = np.array(texts(ids), object).reshape(shape)
+            read = completed
             if self.judge is not None and self.judge.text != "completion":  # answers are where the judge finds them
                 each = [p.ids for p in problems for _ in range(shape[1])]
                 whole = without_end(ids, rollout.stopped.flat)
@@ -142,7 +142,7 @@ class Evaluator:
                     problem,
                     rollout,
                     i,
-                    said=said[i],
+                    completed=completed[i],
                     read=read[i],
                     total=total.reshape(shape)[i],
                     by_name=_named(scores, shape, i),
@@ -158,7 +158,7 @@ class Evaluator:
         rollout: Rollout,
         i: int,
         *,
-        said: Sequence[str],
+        completed: Sequence[str],
         read: Sequence[str],
         total: np.ndarray,
         by_name: Mapping[str, np.ndarray],
@@ -166,7 +166,7 @@ class Evaluator:
         """Problem i of a batch, with its samples' texts, what the judge reads of them, and rewards ``[n]``."""
         samples = []
         for g, n in enumerate(rollout.lengths[i].tolist()):
-            text = said[g]
+            text = completed[g]
             right = None if self.judge is None else self.judge.verdict(float(by_name[self.judge.metric][g]))
             samples.append(
                 Sample(

@@ -56,8 +56,8 @@ class Bucket(core.GCSFileSystem):
         except FileExistsError:
             raise
         except _ERRORS as e:
-            said = " ".join(str(e).split())[:300] or type(e).__name__
-            raise OSError(errno.EIO, said, _place(path, args, kwargs)) from e
+            message = " ".join(str(e).split())[:300] or type(e).__name__
+            raise OSError(errno.EIO, message, _place(path, args, kwargs)) from e
 
     call = asyn.sync_wrapper(_call)  # what files that are open ask by
 
@@ -88,8 +88,8 @@ def _place(path: str, args: tuple[Any, ...], asked: Mapping[str, Any]) -> str:
     if args:
         return f"gs://{'/'.join(map(str, args[:2]))}"
     bucket, name = _object(path)
-    if not name and (said := re.search(rb'"name": ("[^"]*")', bytes(asked.get("data") or b"")[:4096])):
-        name = json.loads(said[1])
+    if not name and (message := re.search(rb'"name": ("[^"]*")', bytes(asked.get("data") or b"")[:4096])):
+        name = json.loads(message[1])
     return f"gs://{bucket}/{name}" if bucket else path
 
 

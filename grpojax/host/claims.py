@@ -30,9 +30,9 @@ RENEW_S = 60.0
 SILENT_S = 600.0
 
 
-def end(said: str) -> None:
+def end(content: str) -> None:
     """Ends this process without another write."""
-    print(f"grpojax: {said}", file=sys.stderr, flush=True)
+    print(f"grpojax: {content}", file=sys.stderr, flush=True)
     os._exit(2)
 
 
@@ -130,18 +130,18 @@ class _Claim:
 
     def take(self, take_over: bool) -> None:
         """Writes it; raises `UserError` where another holds it, or the bucket cannot be written."""
-        with self._told():
+        with self._announced():
             self._generation = self._take(take_over)
 
     def check(self) -> None:
         """Raises `UserError` where another holds it, or the bucket cannot be read."""
-        with self._told():
+        with self._announced():
             before, generation, silent = self._read(datetime.datetime.now(datetime.UTC))
             if generation:
                 self._refuse(before, silent)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _announced(self) -> Iterator[None]:
         try:
             yield
         except self._failed as e:
@@ -199,8 +199,8 @@ class _Claim:
     def _write(self, generation: int) -> int:
         """Replaces the object if its generation is that (0: if there is none); the new one's."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        said = {"holder": f"{socket.gethostname()}:{os.getpid()}", "nonce": self._nonce, "renewed": now}
-        self._blob.upload_from_string(json.dumps(said) + "\n", if_generation_match=generation, retry=self._retry)
+        content = {"holder": f"{socket.gethostname()}:{os.getpid()}", "nonce": self._nonce, "renewed": now}
+        self._blob.upload_from_string(json.dumps(content) + "\n", if_generation_match=generation, retry=self._retry)
         return int(self._blob.generation)
 
     def _read(self, now: datetime.datetime) -> tuple[dict[str, Any], int, float]:
@@ -209,13 +209,13 @@ class _Claim:
         if blob is None:
             return {}, 0, 0.0
         try:
-            said = json.loads(blob.download_as_bytes(retry=self._retry))
+            content = json.loads(blob.download_as_bytes(retry=self._retry))
         except self._absent:
             return {}, 0, 0.0
         except ValueError:
-            said = {}
+            content = {}
         age = (now - blob.updated).total_seconds()
-        return said if isinstance(said, dict) else {}, int(blob.generation), max(0.0, age)
+        return content if isinstance(content, dict) else {}, int(blob.generation), max(0.0, age)
 
 
 def _time_of(error: Any) -> datetime.datetime:

@@ -154,8 +154,8 @@ def naming(place: str | os.PathLike[str]) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError(f"{os.fspath(place)} does not exist") from None
     except Exception as e:  # what is not an `OSError` comes from below gcsfs
-        said = " ".join(str(getattr(e, "strerror", None) or e or type(e).__name__).split())[:200]
-        raise UserError(f"{os.fspath(place)} cannot be read: {said}") from e
+        message = " ".join(str(getattr(e, "strerror", None) or e or type(e).__name__).split())[:200]
+        raise UserError(f"{os.fspath(place)} cannot be read: {message}") from e
 
 
 def size(file: str | os.PathLike[str]) -> int:

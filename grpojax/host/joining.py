@@ -27,18 +27,18 @@ class Company:
       index: which of them this one is.
       address: ``host:port`` of the first; None where jax finds it by ``method``.
       method: of jax to find it, by its name there.
-      told_by: what says so, for people.
+      source: what says so, for people.
     """
 
     count: int
     index: int
     address: str | None
     method: str = "deactivate"
-    told_by: str
+    source: str
 
     def __post_init__(self):
         if not 0 <= self.index < self.count:
-            raise UserError(f"{self.told_by}: process {self.index} of {self.count}; they count from 0")
+            raise UserError(f"{self.source}: process {self.index} of {self.count}; they count from 0")
 
 
 def on_tpu() -> bool:
@@ -73,8 +73,8 @@ def ask(key: str) -> str | None:
         except OSError:
             pass
     if status is not None:
-        said = f"the metadata server {metadata.server()} answers {status} for {key}"
-        raise PassingError(f"{said}; start again, on all hosts")
+        message = f"the metadata server {metadata.server()} answers {status} for {key}"
+        raise PassingError(f"{message}; start again, on all hosts")
     return None
 
 
@@ -107,7 +107,7 @@ def find(environment: Mapping[str, str], *, tpu: bool, ask: Callable[[str], str 
             raise UserError(
                 "JAX_COORDINATOR_ADDRESS is set; JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers beside it"
             ) from None
-        return Company(count=count, index=index, address=address, told_by="JAX_NUM_PROCESSES")
+        return Company(count=count, index=index, address=address, source="JAX_NUM_PROCESSES")
     if _number(environment, "JAX_NUM_PROCESSES") > 1:
         raise _alone(environment, "JAX_NUM_PROCESSES", "set JAX_COORDINATOR_ADDRESS too, host:port of the first")
     found = _slice(environment, ask) if tpu else _launched(environment)
@@ -118,33 +118,33 @@ def _slice(environment: Mapping[str, str], ask: Callable[[str], str | None]) -> 
     """The hosts of a TPU slice, or of several."""
     if _hosts(environment.get("TPU_PROCESS_BOUNDS")) == 1 and _number(environment, "MEGASCALE_NUM_SLICES") == 1:
         return None  # one host taken out of its slice
-    told, hosts, index, told_by = dict(environment), list[str](), 0, "TPU_WORKER_HOSTNAMES"
+    known, hosts, index, source = dict(environment), list[str](), 0, "TPU_WORKER_HOSTNAMES"
     if names := environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES"):
         hosts = [name.strip() for name in names.split(",")]
         index = _number(environment, "TPU_WORKER_ID", 0 if len(hosts) == 1 else None)
     elif "TPU_SKIP_MDS_QUERY" not in environment and (worker := ask("agent-worker-number")) is not None:
-        told_by = "the metadata server"
+        source = "the metadata server"
         index = _number({"agent-worker-number": worker}, "agent-worker-number")
         # Addresses, or name:id:address of each.
         hosts = [e.split(":")[-1].strip() for e in (ask("worker-network-endpoints") or "").split(",") if e.strip()]
-        told = _pairs(ask("tpu-env") or "") | told
-    slices = _number(told, "MEGASCALE_NUM_SLICES")
-    bounds = [n for n in ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS") if _hosts(told.get(n)) > 1]
+        known = _pairs(ask("tpu-env") or "") | known
+    slices = _number(known, "MEGASCALE_NUM_SLICES")
+    bounds = [n for n in ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS") if _hosts(known.get(n)) > 1]
     if (len(hosts) <= 1 and bounds) or (not hosts and slices > 1):
         raise _alone(
-            told,
+            known,
             bounds[0] if bounds else "MEGASCALE_NUM_SLICES",
             "set TPU_WORKER_HOSTNAMES and TPU_WORKER_ID; TPU_PROCESS_BOUNDS=1,1,1 and TPU_CHIPS_PER_PROCESS_BOUNDS "
             "take this host for itself",
         )
     if not hosts:
         return None
-    first = told.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]
+    first = known.get("MEGASCALE_COORDINATOR_ADDRESS") or hosts[0]
     return Company(
         count=len(hosts) * slices,
-        index=index + len(hosts) * _number(told, "MEGASCALE_SLICE_ID", 0 if slices == 1 else None),
+        index=index + len(hosts) * _number(known, "MEGASCALE_SLICE_ID", 0 if slices == 1 else None),
         address=f"{first.split(':')[0]}:{environment.get('JAX_COORDINATOR_PORT', _PORT)}",
-        told_by=told_by,
+        source=source,
     )
 
 
@@ -161,7 +161,7 @@ def _launched(environment: Mapping[str, str]) -> Company | None:
                 environment, count, f"{missing[0]} is not set ({remedy}); JAX_COORDINATOR_ADDRESS works everywhere"
             )
         size, rank = _number(environment, count), _number(environment, needs[0])
-        return Company(count=size, index=rank, address=None, method=method, told_by=count)
+        return Company(count=size, index=rank, address=None, method=method, source=count)
     return None
 
 
@@ -186,7 +186,7 @@ def join(company: Company) -> None:
     thread = threading.Thread(target=initialize, daemon=True)
     thread.start()
     thread.join(JOIN_S)
-    who = f"process {company.index} of {company.count} (by {company.told_by})"
+    who = f"process {company.index} of {company.count} (by {company.source})"
     where = f" at {company.address}" if company.address else ""
     if thread.is_alive():
         raise PassingError(
@@ -197,16 +197,16 @@ def join(company: Company) -> None:
         raise PassingError(f"{who} cannot join the others{where}: {' '.join(str(failed[0]).split())[:200]}")
 
 
-def _alone(told: Mapping[str, str], name: str, remedy: str) -> UserError:
-    return UserError(f"{name}={told[name]}: this process should have company and is alone\n{remedy}")
+def _alone(known: Mapping[str, str], name: str, remedy: str) -> UserError:
+    return UserError(f"{name}={known[name]}: this process should have company and is alone\n{remedy}")
 
 
-def _number(told: Mapping[str, str], name: str, usual: int | None = 1) -> int:
+def _number(known: Mapping[str, str], name: str, usual: int | None = 1) -> int:
     """A variable as a number; ``usual`` where it is not set, and an error where that is None."""
     try:
-        return int(told[name]) if told.get(name) or usual is None else usual
+        return int(known[name]) if known.get(name) or usual is None else usual
     except (KeyError, ValueError):
-        raise UserError(f"{name}={told.get(name)!r} must be a number for this process to find the others") from None
+        raise UserError(f"{name}={known.get(name)!r} must be a number for this process to find the others") from None
 
 
 def _hosts(bounds: str | None) -> int:

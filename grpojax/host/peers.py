@@ -47,13 +47,13 @@ def watched() -> Iterator[None]:
         yield
         peers.finish()
     except BaseException as error:
-        said = peers.leave(error)
-        status = _status(said) if said else _status_of(error)
+        message = peers.leave(error)
+        status = _status(message) if message else _status_of(error)
         # At the end Python would wait for threads, and jax for processes, that wait for who does not come any more.
         threading.Thread(target=_exit_after_main, args=(status,), daemon=True).start()
         atexit.register(_exit, status)
-        if said:
-            print(f"grpojax: {said}", file=sys.stderr, flush=True)
+        if message:
+            print(f"grpojax: {message}", file=sys.stderr, flush=True)
             raise SystemExit(status) from None
         raise
 
@@ -73,9 +73,9 @@ def telling() -> Iterator[None]:
 _TOLD = "was told to stop"
 
 
-def _status(said: str) -> int:
+def _status(message: str) -> int:
     """Of a process that ends because of another one."""
-    return os.EX_TEMPFAIL if said.endswith(_TOLD) else 1
+    return os.EX_TEMPFAIL if message.endswith(_TOLD) else 1
 
 
 def _status_of(error: BaseException) -> int:
@@ -85,11 +85,11 @@ def _status_of(error: BaseException) -> int:
     return error.status if isinstance(error, UserError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def end(said: str) -> NoReturn:
+def end(message: str) -> NoReturn:
     """Ends the run for all of its processes, whatever the main thread of this one waits for; status 1."""
-    print(f"grpojax: {said}", file=sys.stderr, flush=True)
+    print(f"grpojax: {message}", file=sys.stderr, flush=True)
     for peers in _here:
-        peers.fail(f"failed: {said}")
+        peers.fail(f"failed: {message}")
     _exit(1)
 
 
@@ -139,15 +139,15 @@ class _Peers(threading.Thread):
         """Says once of each process what it will end by."""
         for index, what in coordination.posted(f"{self._place}/failing").items():
             if self._failing.isdisjoint({index, str(self.me)}):
-                said = f"grpojax: {_named(index, what)}\ngrpojax: it lets go of what it holds, and all end"
-                print(said, file=sys.stderr, flush=True)
+                message = f"grpojax: {_named(index, what)}\ngrpojax: it lets go of what it holds, and all end"
+                print(message, file=sys.stderr, flush=True)
             self._failing.add(index)
 
-    def _leave(self, said: str) -> None:
+    def _leave(self, message: str) -> None:
         """Ends the process from here: its main thread waits for what will not come."""
-        print(f"grpojax: {said}", file=sys.stderr, flush=True)
+        print(f"grpojax: {message}", file=sys.stderr, flush=True)
         self._farewell()
-        _exit(_status(said))
+        _exit(_status(message))
 
     def _farewell(self) -> None:
         """Lets the first process go; it goes last, as all others would be aborted with it."""
@@ -190,17 +190,17 @@ class _Peers(threading.Thread):
         A collective that breaks off, or a meeting that one missed, is a sign that another is gone. Where that one was
         killed, jax ends this process while it waits here.
         """
-        said = self._verdict
+        message = self._verdict
         if blameless := _of_a_peer(error):
             if not self._known.wait(2 * LOOK_S) and not self._failing:
-                said = "another process seems to be gone; jax says which, and all end within a minute"
-                print(f"grpojax: {said}", file=sys.stderr, flush=True)
+                message = "another process seems to be gone; jax says which, and all end within a minute"
+                print(f"grpojax: {message}", file=sys.stderr, flush=True)
             self._known.wait(joining.HEARTBEAT_S + LOOK_S)
-            said = self._verdict
+            message = self._verdict
         self._leaving.set()
-        if said and blameless:
+        if message and blameless:
             self._farewell()
-            return said
+            return message
         self.fail(_words(error))
         return None
 

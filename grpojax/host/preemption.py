@@ -86,7 +86,7 @@ def watched(notice: Callable[[str], None]) -> Iterator[None]:
         ended.set()
 
 
-def said() -> str | None:
+def announced() -> str | None:
     """What the server says of an end that is near; None for nothing, or where it does not answer."""
     for name, nothing in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
         with contextlib.suppress(OSError):
@@ -98,5 +98,5 @@ def said() -> str | None:
 
 def _poll(notice: Callable[[str], None], ended: threading.Event) -> None:
     while not ended.wait(POLL_S):
-        if (value := said()) is not None:
+        if (value := announced()) is not None:
             return notice(value)

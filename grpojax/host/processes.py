@@ -134,7 +134,7 @@ def meet(word: str = "") -> list[str]:
     """
     words = _exchange({"word": word})
     if failed := [(i, w["failed"]) for i, w in enumerate(words) if "failed" in w]:
-        raise _Elsewhere("; ".join(f"process {i} could not go on, {said}" for i, said in failed))
+        raise _Elsewhere("; ".join(f"process {i} could not go on, {message}" for i, message in failed))
     return [w["word"] for w in words]
 
 
@@ -165,5 +165,5 @@ class AllOrNone:
         elif isinstance(error, Exception) and not isinstance(error, _Elsewhere):
             host = socket.gethostname()
             with contextlib.suppress(Exception):  # its own error is what counts
-                said = " ".join(str(error).split())[:300] or type(error).__name__
-                _exchange({"failed": f"{host}: {said}"}, _LEAVE_S)
+                message = " ".join(str(error).split())[:300] or type(error).__name__
+                _exchange({"failed": f"{host}: {message}"}, _LEAVE_S)

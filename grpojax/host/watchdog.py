@@ -68,5 +68,5 @@ class Watchdog:
                 median = statistics.median(self._seconds) if late else 0.0
             if late:
                 faulthandler.dump_traceback(file=2, all_threads=True)
-                said = f"step {number} has taken {seconds:.0f} s, over {TIMES:g} times the median of {median:.2g} s"
-                self._hang(f"{said}; what each thread does stands above")
+                message = f"step {number} has taken {seconds:.0f} s, over {TIMES:g} times the median of {median:.2g} s"
+                self._hang(f"{message}; what each thread does stands above")

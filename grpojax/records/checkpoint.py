@@ -128,7 +128,7 @@ class Checkpoints:
         try:
             self._meeting.together(act)
         except Exception as error:
-            said = str(error) if isinstance(error, meeting.PeerError) else f"{type(error).__name__}: {error}"
+            message = str(error) if isinstance(error, meeting.PeerError) else f"{type(error).__name__}: {error}"
             with contextlib.suppress(Exception):
                 self._manager.close()
             self._meeting.anew()
@@ -141,7 +141,7 @@ class Checkpoints:
             except (OSError, meeting.PeerError) as e:
                 self._meeting.anew()
                 raise SaveError(f"{self.directory}: {e}") from error
-            raise SaveError(f"{self.directory}: {said}") from error
+            raise SaveError(f"{self.directory}: {message}") from error
 
     def restore_newest(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[int]] | None:
         """The newest checkpoint that all processes can read, and the steps of those that one of them could not.

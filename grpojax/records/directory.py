@@ -94,9 +94,9 @@ class RunDirectory:
             return differ
         changed = methods.changes(self._stored().get("method"), self._resolved.get("method"))
         if changed and self.has_steps:
-            said, remedy = methods.explain(changed, self._resolved["method"])
+            message, remedy = methods.explain(changed, self._resolved["method"])
             raise UserError(
-                f"{self.path} holds a run of another method, though the recipe is the same: {said}\n"
+                f"{self.path} holds a run of another method, though the recipe is the same: {message}\n"
                 f"{remedy}, or give the run another run.dir"
             )
         return [f"{name}: {before} -> {now}" for name, (before, now) in changed.items()]
@@ -161,12 +161,12 @@ class RunDirectory:
         file = self.path / "data.json"
         before = json.loads(file.read_text()) if file.exists() else fingerprints
         if changed := [name for name in fingerprints if before.get(name) != fingerprints[name]]:
-            said = f"the rows of data.{' and data.'.join(changed)} have changed"
+            message = f"the rows of data.{' and data.'.join(changed)} have changed"
             if self.has_steps:
                 raise UserError(
-                    f"{said} since {self.path} was started\nrestore the file, or give the run another run.dir"
+                    f"{message} since {self.path} was started\nrestore the file, or give the run another run.dir"
                 )
-            self._replace(said)
+            self._replace(message)
             self.write()
         if not file.exists():
             files.write_json(file, dict(fingerprints))

@@ -188,7 +188,7 @@ def compare(a: epath.PathLike, b: epath.PathLike) -> str:
     lines.append(f"B - A{'':18}{shown}")
     p = f"{c.p:.3g}" if c.p >= 1e-9 else "under 1e-9"
     lines.append(f"B is better on {c.better} problems and worse on {c.worse}: p = {p} (sign-flip test)")
-    lines += [f"{name}: {said}" for name, path in (("A", a), ("B", b)) if (said := _alike(path))]
+    lines += [f"{name}: {note}" for name, path in (("A", a), ("B", b)) if (note := _alike(path))]
     return "\n".join(lines)
 
 

@@ -153,8 +153,8 @@ def explain(changed: Differences, now: Mapping[str, Any]) -> tuple[str, str]:
     # An option sets arguments in the chain, the surrogate and the critic; a step that is new or gone is no argument.
     follows = [n for n in others if n == "objective.surrogate" or n.startswith("critic.") or n.count(".") > 1]
     listed = {name: pair for name, pair in (given | others).items() if not (given and name in follows)}
-    said = [f"{name} was {before}, is {after} now" for name, (before, after) in listed.items()]
-    text = said[0] + (f" (and {len(said) - 1} more)" if len(said) > 1 else "")
+    lines_changed = [f"{name} was {before}, is {after} now" for name, (before, after) in listed.items()]
+    text = lines_changed[0] + (f" (and {len(lines_changed) - 1} more)" if len(lines_changed) > 1 else "")
     if listed.keys() - given.keys():
         return text, "go on with the version of grpojax that it was started with"
     return text, f"set {' '.join(f'{name}={json.dumps(before)}' for name, (before, _) in given.items())}"

@@ -121,8 +121,8 @@ def _line(line: Line, xs: Sequence[float], place, name: str, called: str) -> str
         parts += [f'<path class="seed" d="M{place(x, y)[0]:.1f} {place(x, y)[1]:.1f}h0"/>' for y in values]
     if len(means) <= _DOTTED_UP_TO:
         for (x, y), at, mean, seeds in zip(means, xs, line.mean, line.seeds, strict=True):
-            said = f"{name}: {_value(mean)} at {called} {number(at)}" + (f", {seeds} seeds" if seeds > 1 else "")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{escape(said)}</title></circle>')
+            label = f"{name}: {_value(mean)} at {called} {number(at)}" + (f", {seeds} seeds" if seeds > 1 else "")
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{escape(label)}</title></circle>')
     return "".join([*parts, "</g>"])
 
 

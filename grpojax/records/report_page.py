@@ -235,8 +235,8 @@ def _samples(report: Report) -> str:
         gold = "" if shown.gold is None else f'<p class="hint">Gold answer: {escape(shown.gold)}</p>'
         parts.append(f"<h3>Prompt {number}</h3>\n<pre>{escape(shown.prompt)}</pre>{gold}")
         each = (
-            f"<div><h4>{escape(name)}: {escape(said)}</h4><pre>{escape(text.strip()) or '(nothing)'}</pre></div>"
-            for name, (text, said) in shown.samples.items()
+            f"<div><h4>{escape(name)}: {escape(heading)}</h4><pre>{escape(text.strip()) or '(nothing)'}</pre></div>"
+            for name, (text, heading) in shown.samples.items()
         )
         parts.append(f'<div class="samples">{"".join(each)}</div>')
     return "\n".join([*parts, "</section>"])

@@ -117,12 +117,12 @@ class Run:
         if not self.lines:
             return "no step recorded" + (f", failed: {why}" if kind == FAILED else "")
         steps, tokens = setting(self.config, "train.steps"), setting(self.config, "train.tokens")
-        said = f"{self.done} of {steps} steps"
+        progress = f"{self.done} of {steps} steps"
         if not steps and tokens:
-            said = f"{self.done} steps, {self.last('sampled_tokens') or 0:.0f} of {tokens} tokens"
+            progress = f"{self.done} steps, {self.last('sampled_tokens') or 0:.0f} of {tokens} tokens"
         if self.evaluated is None:
-            said += ", no held-out problems"
-        return said if kind == FINISHED else f"{said}, {kind}: {why}"
+            progress += ", no held-out problems"
+        return progress if kind == FINISHED else f"{progress}, {kind}: {why}"
 
     @property
     def evaluated(self) -> int | None:

@@ -106,8 +106,8 @@ def _holds(left: str, right: str) -> bool | None:
     start = len(left)
     while start and len(left) - start < LONGEST_SIDE and left[start - 1] in _ARITHMETIC:
         start -= 1
-    said = re.match(r"[ $]*(-?)[ $]*(\d[\d,]*(?:\.(\d+))?)", right)
-    if said is None or _goes_on(left[:start], left[start:], right[said.end() :]):
+    result = re.match(r"[ $]*(-?)[ $]*(\d[\d,]*(?:\.(\d+))?)", right)
+    if result is None or _goes_on(left[:start], left[start:], right[result.end() :]):
         return None
     last = re.split(r",(?!\d)", left[start:])[-1]
     expression = re.sub(r"^\s*(?:\d+[.)]|[-*])\s+", "", last)  # the mark of a list's item
@@ -121,10 +121,10 @@ def _holds(left: str, right: str) -> bool | None:
         return None
     except ZeroDivisionError:
         return False
-    want = float(said[1] + said[2].replace(",", ""))
+    want = float(result[1] + result[2].replace(",", ""))
     if not math.isfinite(value) or not math.isfinite(want):
         return False
-    rounding = 0.5 * 10.0 ** -len(said[3]) if said[3] else 0.0
+    rounding = 0.5 * 10.0 ** -len(result[3]) if result[3] else 0.0
     return abs(value - want) <= rounding + 1e-9 * max(1.0, abs(want))
 
 

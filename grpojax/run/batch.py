@@ -184,8 +184,8 @@ def sample_rows(
     others = [i for i, (ids, instead) in enumerate(zip(drawn, taken, strict=True)) if ids != instead]
     for i, text in zip(others, texts([taken[i] for i in others]), strict=True):
         rows[i]["learned"] = text
-    said = [ids[:-1] if row["stop"] == "eos" else ids for ids, row in zip(drawn, rows, strict=True)]
-    for row, text in zip(rows, special(said), strict=True) if special is not None else ():
+    without_end = [ids[:-1] if row["stop"] == "eos" else ids for ids, row in zip(drawn, rows, strict=True)]
+    for row, text in zip(rows, special(without_end), strict=True) if special is not None else ():
         if text != row["completion"]:
             row["with_special_tokens"] = text
     return rows

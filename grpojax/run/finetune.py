@@ -55,22 +55,18 @@ class FineTune(Task):
         self.teaching = teaching.teaching_of(config)
         # A CPU has nothing to gain from an update ahead, and its times would mix.
         ahead = int(jax.default_backend() != "cpu")
-        self.loop = Loop(self, memory=REMEDIES, gradient=checks.SMALLER, ahead=ahead)
+        self.loop = Loop(self, memory=REMEDIES, gradient=checks.SMALLER, take_over=take_over, ahead=ahead)
         with self.loop.opening() as held:
             with processes.AllOrNone():
-                self._prepare(held, config, devices, take_over)
+                self._prepare(held, config, devices)
             self._open(held)
 
     def _prepare(
-        self,
-        held: contextlib.ExitStack,
-        config: SFTConfig | DPOConfig,
-        devices: Sequence[jax.Device] | None,
-        take_over: bool,
+        self, held: contextlib.ExitStack, config: SFTConfig | DPOConfig, devices: Sequence[jax.Device] | None
     ) -> None:
         """All that one process does by itself."""
         tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
-        self.config = config = self.loop.prepare(config, tokenizer, take_over=take_over)
+        self.config = config = self.loop.prepare(config, tokenizer)
         train = config.train
         if config.mesh.rollout:
             raise UserError(f"mesh.rollout={config.mesh.rollout}: nothing is sampled here; leave it out")
@@ -120,25 +116,20 @@ class FineTune(Task):
             self.reference = {x: np.zeros((len(entries), self.shapes.group), np.float32) for x, entries in kept.items()}
         _, network = decoder_network(policy.config, made.optimizer, policy.mesh)
         abstract = abstract_state({"policy": network}, policy.mesh)
-        restored = self.loop.restore(held, abstract, best=BEST if self.evaluates else None)
+        restored = self.loop.restore(held, abstract, best=BEST if "validation" in self.parts else None)
         params, policy.params = policy.params, None
         weights = init_state(params, made.optimizer, policy.mesh) if restored is None else restored["policy"]
         self.weights = beside(weights, params, policy.mesh)
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
-        self.loop.start(held, self.steps, columns=self.teaching.columns)
+        self.loop.start(held, self.steps, share=self.done / self.steps, columns=self.teaching.columns)
 
     def run(self) -> bool:
         """Trains to the end; False if it was told to stop before (the state is saved either way)."""
         finished = super().run()
-        if finished and self.evaluates and not self.tests:
+        if finished and "validation" in self.parts and "test" not in self.parts:
             log.info("no data.test: the held-out figures are of data.validation, by which checkpoints are picked")
         return finished
-
-    @property
-    def share(self) -> float:
-        """Of the whole run, what is behind it."""
-        return self.done / self.steps
 
     def step(self, number: int) -> Updates:
         """Takes the next batch of the data, and learns from it."""
@@ -167,24 +158,16 @@ class FineTune(Task):
 
     # ------------------------------------------------------------------------------------------ held-out data
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is a validation set."""
-        return "validation" in self.parts
-
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
         """Metrics of the policy on the validation set; its loss tells the best one."""
         values, count = self._score("validation"), len(self.parts["validation"].kept)
         log.info("step %d  held-out loss %.4f of %d prompts", number, values["eval/loss"], count)
         return values, {BEST: -values["eval/loss"]}
 
-    @property
-    def tests(self) -> bool:
-        """Whether there is a test set."""
-        return "test" in self.parts
-
-    def test(self, number: int) -> dict[str, float]:
-        """Metrics of the final policy on the test set."""
+    def test(self, number: int) -> dict[str, float] | None:
+        """Metrics of the final policy on the test set; None without one."""
+        if "test" not in self.parts:
+            return None
         count = len(self.parts["test"].kept)
         log.info("data.test is read now, once, with the final weights: %d prompts", count)
         values = {name.replace("eval/", "test/", 1): value for name, value in self._score("test").items()}

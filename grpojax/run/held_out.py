@@ -119,9 +119,9 @@ class HeldOut:
 
     def report(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """What became of the held-out reward, three samples, and the test set's figures where there are any."""
-        said = evaluation.report(lines, self.config)
-        if said:
-            log.info("%s", said)
+        summary = evaluation.report(lines, self.config)
+        if summary:
+            log.info("%s", summary)
         for attempt in self.attempts[:3]:
             sample = attempt.samples[0]
             verdict = evaluation.verdict(attempt, sample)
@@ -130,7 +130,7 @@ class HeldOut:
             last = {name.replace("test/", "eval/", 1): value for name, value in tested[-1].items()}
             shown = evaluation.headline(last, self.config).replace("held-out", "test")
             log.info("%s of %d problems, read once with the final weights", shown, last["eval/problems"])
-        elif said and not self.test:
+        elif summary and not self.test:
             log.info("no data.test: the held-out figures are of data.validation, by which checkpoints are picked")
 
 

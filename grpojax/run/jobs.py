@@ -130,18 +130,18 @@ class Queue:
             (outcome.done if self.is_done(job) else waiting).append(job)
         if outcome.done:
             log.info("%d of %d runs are done already", len(outcome.done), len(jobs))
-        said = False
+        announced = False
         with self._signals():
-            told = time.monotonic()
+            last_line = time.monotonic()
             while self._running or (waiting and not self._stopping):
                 self._fill(waiting)
-                if waiting and not self._running and not self._stopping and not said:
+                if waiting and not self._running and not self._stopping and not announced:
                     log.info("%s is in use by another process; waiting for its end", waiting[0].name)
-                    said = True
+                    announced = True
                 for ended in [r for r in self._running if r.process.poll() is not None]:
                     self._end(ended, outcome, waiting, len(jobs))
-                if self._running and time.monotonic() - told >= self._tell_s:
-                    told = time.monotonic()
+                if self._running and time.monotonic() - last_line >= self._tell_s:
+                    last_line = time.monotonic()
                     self._tell(waiting)
                 time.sleep(_LOOK_S)
         outcome.stopped = self._stopping != 0

@@ -212,12 +212,12 @@ class Learner:
           signals: of `score`.
 
         Returns:
-          ``(advantages, metrics, lengths)``: ``[P, G, T]``; what the variant's parts say; and ``[P, G]``
+          ``(advantages, metrics, lengths)``: ``[P, G, T]``; metrics of the variant's parts; and ``[P, G]``
           of the samples as the updates take them, 0 where one is left out.
         """
         dropped = batch.dropped
         counted, cut = weighing.counted(batch, self.train.truncated)
-        late, told = self.late(batch, counted)
+        late, metrics = self.late(batch, counted)
         signals = {**signals, **late}
         with on_host():
             mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
@@ -235,7 +235,7 @@ class Learner:
             )
             for part in self.parts:
                 added, measured = part.weigh(weighed)
-                told |= measured
+                metrics |= measured
                 rows = [row | more for row, more in zip(rows, added, strict=True)]
         lengths = np.array(batch.rollout.lengths)
         for mini, host in zip(minis, rows, strict=True):
@@ -244,7 +244,7 @@ class Learner:
                 lengths[mini.places] = weighing.lengths_that_teach(host, lengths[mini.places])
                 mini.packed, mini.layout = self._rows(mini.of(lengths[mini.places]))
             mini.add(self.policy, host)
-        return advantages, told, lengths
+        return advantages, metrics, lengths
 
     def update(
         self,
@@ -264,7 +264,7 @@ class Learner:
         """
         adaptive = self.objective.entropy_target is not None
         frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
-        owed, count = [], self.train.ppo_epochs * len(minis)
+        taken, count = [], self.train.ppo_epochs * len(minis)
         second, learns_alone = self._second, self._learns_alone(number)
         for n in range(count):
             mini = minis[n % len(minis)]
@@ -274,8 +274,10 @@ class Learner:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
             given = frozen if second is None else {**frozen, **second.frozen(self.state)}
             if second is not None and learns_alone:
-                self.state[second.role], told = self._run(second.update, self.state[second.role], given, mini.packed)
-                owed.append({f"{second.role}/{name}": value for name, value in told.items()})
+                self.state[second.role], measured = self._run(
+                    second.update, self.state[second.role], given, mini.packed
+                )
+                taken.append({f"{second.role}/{name}": value for name, value in measured.items()})
                 ready(self.state)
                 continue
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update
@@ -292,10 +294,10 @@ class Learner:
                 both = {role: self.state[role] for role in ("policy", second.role)}
                 both, metrics = self._run(self.programs.update, both, given, mini.packed)
                 self.state |= both
-            owed.append(metrics)
+            taken.append(metrics)
             self.updates += 1
             ready(self.state)
-        return owed
+        return taken
 
     def end_step(self, number: int) -> None:
         """What happens between steps."""

@@ -89,11 +89,6 @@ class Task(abc.ABC):
         """Gives back what the run holds: worker processes, files, the directory's lock."""
         self.loop.close()
 
-    @property
-    @abc.abstractmethod
-    def share(self) -> float:
-        """Of the whole run, what is behind it."""
-
     @abc.abstractmethod
     def step(self, number: int) -> Updates:
         """Dispatches a step; its updates are under way when it returns."""
@@ -107,23 +102,13 @@ class Task(abc.ABC):
         """The rest of what is saved."""
         return self.state
 
-    @property
-    @abc.abstractmethod
-    def evaluates(self) -> bool:
-        """Whether there is a validation set."""
-
     @abc.abstractmethod
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
         """Metrics of the policy on the validation set after a step, and the scores by which the best one is told."""
 
-    @property
     @abc.abstractmethod
-    def tests(self) -> bool:
-        """Whether there is a test set."""
-
-    @abc.abstractmethod
-    def test(self, number: int) -> dict[str, float]:
-        """Metrics of the final policy on the test set, ``test/problems`` among them."""
+    def test(self, number: int) -> dict[str, float] | None:
+        """Metrics of the final policy on the test set, ``test/problems`` among them; None without one."""
 
 
 class Loop:
@@ -137,18 +122,20 @@ class Loop:
       memory: what helps where memory runs out.
       gradient: what helps where gradients are not finite.
       ahead: steps whose updates may be in flight while the next step is dispatched.
+      take_over: break another process's claim on a run directory in a bucket.
 
     Attributes:
       session: the run's directory.
       state: what a checkpoint has of the run besides the weights.
+      share: of the whole run, what is behind it.
       since: when the updates before those in flight were over, or the step began.
       metrics: where they are recorded.
       watch: looks at them; None where nothing does.
     """
 
-    def __init__(self, task: Task, *, memory: str, gradient: str, ahead: int = 1):
+    def __init__(self, task: Task, *, memory: str, gradient: str, take_over: bool, ahead: int = 1):
         self.task, self.ahead = task, ahead
-        self._memory, self._gradient = memory, gradient
+        self._memory, self._gradient, self._take_over = memory, gradient, take_over
         self.state, self.since = RunState(), 0.0
         self._pending: list[Updates] = []
 
@@ -166,10 +153,10 @@ class Loop:
             yield held
             self._held = held.pop_all()
 
-    def prepare(self, recipe: R, tokenizer: Any, *, take_over: bool) -> R:
+    def prepare(self, recipe: R, tokenizer: Any) -> R:
         """The recipe with the day that its prompts are written on; opens its session."""
         recipe = with_day(recipe, tokenizer, recipe.run.dir)
-        self.session = Session(recipe, take_over=take_over)
+        self.session = Session(recipe, take_over=self._take_over)
         return recipe
 
     def restore(
@@ -180,8 +167,9 @@ class Loop:
         Args:
           held: lets go of the checkpoints.
           abstract: of `Task.networks`: shapes, dtypes and shardings.
-          best: the metric whose largest value's checkpoint stays.
+          best: the metric whose largest value's checkpoint stays; None without a validation set.
         """
+        self._validates = best is not None
         self.session.open(held, best)
         restored = self.session.restore(abstract)
         if restored is None:
@@ -194,6 +182,7 @@ class Loop:
         held: contextlib.ExitStack,
         steps: int | None,
         *,
+        share: float,
         columns: Sequence[tuple[str, str, str]] = metrics.Table.COLUMNS,
         alarms: Watch | None = None,
     ) -> None:
@@ -202,10 +191,11 @@ class Loop:
         Args:
           held: closes them.
           steps: of the whole run; None where it ends by something else.
+          share: of the whole run, what is behind it.
           columns: of the table on the console.
           alarms: looks at all metrics, those of the steps before included.
         """
-        self.watch, self._saved = alarms, self.done
+        self.watch, self.share, self._saved = alarms, share, self.done
         with processes.AllOrNone():  # the first writes these files anew, once all have read them
             lines = [x for x in metrics.read_metrics(self.session.directory) if x["step"] <= self.done]
             if alarms is not None:
@@ -215,7 +205,7 @@ class Loop:
         self.metrics = recorder.Recorder(self.session.directory, self.done, self.session.config.tracking)
         held.callback(self.metrics.close)
         self.table = metrics.Table(steps, columns=columns)
-        self.session.settle(finished=self.task.share >= 1)
+        self.session.settle(finished=share >= 1)
 
     # ------------------------------------------------------------------------------------------ the steps
 
@@ -245,18 +235,19 @@ class Loop:
     def _repeat(self) -> None:
         task, session, train = self.task, self.session, self.session.config.train
         # Of a run that was stopped, the evaluation that was due after its last step.
-        if task.evaluates and (self.done == 0 or (self._evaluates() and self._evaluated < self.done)):
+        if self._validates and (self.done == 0 or (self._evaluates() and self._evaluated < self.done)):
             self._evaluate()
-        while task.share < 1:
+        while self.share < 1:
             session.watchdog.begin(self.done + 1)
             session.profile.begin(self.done + 1, task.networks)
             if not self._pending:  # what an evaluation or a save took is no part of the step
                 self.since = time.perf_counter()
-            self._pending.append(task.step(self.done + 1))
-            self.state.step += 1
+            updates = task.step(self.done + 1)
+            self._pending.append(updates)
+            self.state.step, self.share = updates.number, updates.share
             session.profile.end(self.done, task.networks)
             self.finish(self.ahead)
-            saves = task.share >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
+            saves = self.share >= 1 or (train.checkpoint_every and self.done % train.checkpoint_every == 0)
             saves, evaluates = saves or session.control.due, self._evaluates()
             if evaluates or saves:
                 self.finish()
@@ -265,7 +256,7 @@ class Loop:
                 self._save(judged=evaluates)
             if evaluates:
                 self._evaluate()
-        if task.tests and not self._tested:
+        if not self._tested:
             self._test()
 
     def wait(self) -> None:
@@ -314,7 +305,7 @@ class Loop:
 
     def _heed(self, number: int) -> None:
         if self.watch is not None:
-            watch.heed(self.watch, number, self.session, self.state, ends=self.task.share >= 1)
+            watch.heed(self.watch, number, self.session, self.state, ends=self.share >= 1)
 
     def _save(self, *, judged: bool = False) -> None:
         self._saved = self.done
@@ -326,7 +317,7 @@ class Loop:
     def _evaluates(self) -> bool:
         """Whether the validation set is due after the step that was last done."""
         every = self.session.config.train.eval_every
-        return self.task.evaluates and (self.task.share >= 1 or (every > 0 and self.done % every == 0))
+        return self._validates and (self.share >= 1 or (every > 0 and self.done % every == 0))
 
     def _evaluate(self) -> None:
         """Records what the policy as it is makes of the validation set. A run that is stopped in it makes up for it."""
@@ -338,8 +329,9 @@ class Loop:
 
     def _test(self) -> None:
         """Records what the final policy makes of the test set. A run that is stopped in it does so when it goes on."""
-        self.metrics.write(self.done, self.task.test(self.done))
-        self._tested = True
+        if (values := self.task.test(self.done)) is not None:
+            self.metrics.write(self.done, values)
+            self._tested = True
 
 
 def _over(updates: Updates) -> Updates:

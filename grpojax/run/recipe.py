@@ -90,11 +90,11 @@ class Config:
         if self.critic is not None and self.method.variant.critic is None:
             raise UserError(f"critic: variant {self.method.variant.name!r} has no critic; leave the section out")
         steps, tokens = self.train.steps, self.train.tokens
-        said = f"train.steps={steps}"
+        length = f"train.steps={steps}"
         if steps is None and tokens is not None:  # of a step that draws as little as there is
-            steps, said = -(-tokens // (self.rollout.prompts * self.rollout.group)), f"train.tokens={tokens}"
+            steps, length = -(-tokens // (self.rollout.prompts * self.rollout.group)), f"train.tokens={tokens}"
         if self.critic is not None and steps is not None and self.critic.warmup_steps >= steps:
-            raise UserError(f"critic.warmup_steps={self.critic.warmup_steps} of {said}: the policy would never learn")
+            raise UserError(f"critic.warmup_steps={self.critic.warmup_steps} of {length}: the policy would never learn")
 
     @property
     def own_critic(self) -> CriticConfig | None:

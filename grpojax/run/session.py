@@ -254,11 +254,11 @@ class Session:
             self._together = True
 
 
-def _hang(option: str, said: str) -> None:
+def _hang(option: str, message: str) -> None:
     """Where a step takes far too long."""
     if option == "stop":
-        peers.end(f"{said}; train.hang_policy=stop ends the run, which goes on from its last save")
-    log.warning("%s", said)
+        peers.end(f"{message}; train.hang_policy=stop ends the run, which goes on from its last save")
+    log.warning("%s", message)
 
 
 @contextlib.contextmanager

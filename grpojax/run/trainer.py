@@ -83,10 +83,10 @@ class Trainer(Task):
     ):
         self.on_step, self.work, self._left = on_step, dict[str, float](), 0
         look = f"{checks.SMALLER}, or look at the samples: grpojax show {config.run.dir}"
-        self.loop = Loop(self, memory=REMEDIES, gradient=look)
+        self.loop = Loop(self, memory=REMEDIES, gradient=look, take_over=take_over)
         with self.loop.opening() as held:
             with processes.AllOrNone():
-                self._prepare(held, config, devices, eos_ids, take_over)
+                self._prepare(held, config, devices, eos_ids)
             self._open(held)
 
     def _prepare(
@@ -95,12 +95,11 @@ class Trainer(Task):
         config: Config,
         devices: Sequence[jax.Device] | None,
         eos_ids: tuple[int, ...] | None,
-        take_over: bool,
     ) -> None:
         """All that one process does by itself."""
         checks.variant_source(config)
         tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
-        self.config = config = self.loop.prepare(config, tokenizer, take_over=take_over)
+        self.config = config = self.loop.prepare(config, tokenizer)
         self.tokenize = tokenize = data.Tokenize(tokenizer, config.data)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids, tokenizer=tokenizer)
         if eos_ids is None:
@@ -197,12 +196,8 @@ class Trainer(Task):
             uniform=functools.partial(learns_from_equals, config.method.variant, config.rollout),
             stops=config.train.on_collapse == "stop",
         )
-        self.loop.start(held, config.train.steps, alarms=alarms)
-
-    @property
-    def share(self) -> float:
-        """Of the whole run, what is behind it."""
-        return self.config.train.done(self.done, self.state.sampled_tokens)
+        share = config.train.done(self.done, self.state.sampled_tokens)
+        self.loop.start(held, config.train.steps, share=share, alarms=alarms)
 
     def run(self) -> bool:
         """Trains to the end; False if it was told to stop before (the state is saved either way)."""
@@ -270,12 +265,12 @@ class Trainer(Task):
 
     def _count(self, batch: RolloutBatch) -> tuple[float, float] | None:
         """Counts the tokens of a batch; the shares of the run before it and after it, of a run that ends by tokens."""
-        state, train, before = self.state, self.config.train, self.share
+        state, train, before = self.state, self.config.train, self.loop.share
         prompt_tokens, sampled_tokens = step_metrics.tokens(batch.everything)
         state.num_tokens += prompt_tokens + sampled_tokens
         state.sampled_tokens += sampled_tokens
         self._left = 0 if batch.waiting is None else int(batch.waiting.sum())
-        return None if train.tokens is None else (min(before, 1.0), min(self.share, 1.0))
+        return None if train.tokens is None else (before, min(train.done(self.done + 1, state.sampled_tokens), 1.0))
 
     def _rows(
         self, number: int, batch: RolloutBatch, advantages: Tokens, signals: Mapping[str, Tokens]
@@ -340,24 +335,14 @@ class Trainer(Task):
         in_flight = None if self.in_flight is None else self.in_flight.record()
         return dataclasses.replace(self.state, in_flight=in_flight)
 
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is a validation set."""
-        return bool(self.held_out.problems)
-
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
         """Metrics of the policy on the validation set; the best one is told by them."""
         values = self.held_out.evaluate(number, self._for_rollouts())
         return values, values
 
-    @property
-    def tests(self) -> bool:
-        """Whether there is a test set."""
-        return bool(self.held_out.test)
-
-    def test(self, number: int) -> dict[str, float]:
-        """Metrics of the final policy on the test set."""
-        return self.held_out.read_test(number, self._for_rollouts())
+    def test(self, number: int) -> dict[str, float] | None:
+        """Metrics of the final policy on the test set; None without one."""
+        return self.held_out.read_test(number, self._for_rollouts()) if self.held_out.test else None
 
     def _for_rollouts(self) -> Any:
         """The policy's weights as it samples by them."""

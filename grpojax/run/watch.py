@@ -83,8 +83,8 @@ class Watch:
             fresh = {name: figures for name, figures in fresh.items() if name not in self._rung}
         self.rings = {name: f"{SAID[name][0]}: {x}; {SAID[name][1]}" for name, x in fresh.items()}
         self._rung |= fresh.keys()
-        for name, said in self.rings.items():
-            log.warning("step %d: %s: %s, or look at the samples: grpojax show %s", number, name, said, self._directory)
+        for name, ring in self.rings.items():
+            log.warning("step %d: %s: %s, or look at the samples: grpojax show %s", number, name, ring, self._directory)
         return {f"{KEY}{name}": 1.0 for name in self.rings}
 
     def _add(self, values: Mapping[str, Any]) -> None:
@@ -125,8 +125,8 @@ def heed(watch: Watch, number: int, session: Session, state: RunState, *, ends: 
         session.wait()
         before = {"checkpoint": session.checkpoints.good(before=number)}
         session.checkpoints.keeping.held = before["checkpoint"]
-    name, said = next(iter(watch.rings.items()))
-    state.alarm = before | {"step": number, "stopped": f"step {number}: {name}: {said}" if stop else None}
+    name, ring = next(iter(watch.rings.items()))
+    state.alarm = before | {"step": number, "stopped": f"step {number}: {name}: {ring}" if stop else None}
     if stop:
         raise UserError(_stopped(session, state.alarm))
 

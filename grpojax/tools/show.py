@@ -108,7 +108,7 @@ def _decode(run_dir: str, samples: Sequence[Sample]) -> Callable[[int], str]:
 
 def _critic(row: Sample, decode: Callable[[int], str]) -> str:
     """A line a token: what the critic said before the step's update, and the token."""
-    lines = (f"{said:+10.4f}  {_printable(decode(i))!r}" for i, said in zip(row["ids"], row["critic"], strict=True))
+    lines = (f"{value:+10.4f}  {_printable(decode(i))!r}" for i, value in zip(row["ids"], row["critic"], strict=True))
     return "\n".join(("critic:", *lines))
 
 

@@ -45,10 +45,14 @@ class Target:
         model: dict[str, Any] = {"weights": weights_digest(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
         if self.run is not None:
             # What a run is known by; what only says how it is executed may change while it goes on.
-            told: dict[str, Any] = {"variant": recipe.variant, "optimizer": recipe.optimizer, "seed": recipe.train.seed}
+            named_by: dict[str, Any] = {
+                "variant": recipe.variant,
+                "optimizer": recipe.optimizer,
+                "seed": recipe.train.seed,
+            }
             if recipe.own_critic is not None:
-                told["critic"] = recipe.own_critic
-            known = settings.to_dict(told)
+                named_by["critic"] = recipe.own_critic
+            known = settings.to_dict(named_by)
             model |= {"run": agreement.digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
             if recipe.train.updates_a_rollout == 1:
                 model["alike"] = variants.twin_at_one_update(recipe.method.variant)

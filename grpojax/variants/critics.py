@@ -51,7 +51,7 @@ class BiasLoss:
         """Whether it reads the outputs from before the updates."""
         return False
 
-    def said(self, outputs: Any) -> Any:
+    def prediction(self, outputs: Any) -> Any:
         """Outputs as they act on the advantages: bounded."""
         return C.bounded_bias(outputs, self.bound)
 
@@ -86,7 +86,7 @@ class ValueLoss:
         """Whether it reads the outputs from before the updates."""
         return self.clip is not None
 
-    def said(self, outputs: Any) -> Any:
+    def prediction(self, outputs: Any) -> Any:
         """Values as they are."""
         return outputs
 

@@ -47,7 +47,7 @@ def test_each_prompt_is_of_the_level_that_is_owed_most(seed):
             given.append(problem)
         assert max(map(abs, owed.values())) < 3
         for x, state in now.items():
-            assert state.drawn == sum(p.level == x for p in given) and state.owed == pytest.approx(float(owed[x]))
+            assert state.drawn == sum(p.level == x for p in given) and state.due == pytest.approx(float(owed[x]))
     for x in batches.levels:  # every pass over a level has all of it
         mine = [p.uid for p in given if p.level == x]
         every = sorted(p.uid for p in of if p.level == x)
@@ -62,7 +62,7 @@ def test_the_order_by_enumeration():
     for _ in range(3):
         batch, now = batches.draw({"a": 0.5, "b": 0.25, "c": 0.25}, now)
         seen.append([p.level for p in batch])
-        assert all(x.owed == 0 for x in now.values())
+        assert all(x.due == 0 for x in now.values())
     assert seen == [["a", "b", "c", "a"]] * 3 and [x.drawn for x in now.values()] == [6, 3, 3]
 
 

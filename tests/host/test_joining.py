@@ -58,7 +58,7 @@ def test_a_laptop_is_alone_and_asks_nobody():
 def test_hosts_of_a_plain_slice(endpoints):
     got = from_metadata(V4_24, worker(1, endpoints, "1,1,3"))
     assert (got.count, got.index, got.address, got.method) == (3, 1, "10.0.0.2:8482", "deactivate")
-    assert got.told_by == "the metadata server"
+    assert got.source == "the metadata server"
 
 
 def test_hosts_of_several_plain_slices():

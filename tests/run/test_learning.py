@@ -305,7 +305,8 @@ def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplo
 @pytest.mark.parametrize("place", ["evaluate", "draw", "keep", "weigh"])
 def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, place):
     """A judge that is none, a data set that is used up: what was learned is saved, metrics and all."""
-    trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=5", "filter={max_rollouts: 1}"))
+    held_out = (f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_limit=8") if place == "evaluate" else ()
+    trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=5", "filter={max_rollouts: 1}", *held_out))
     owner, name = {
         "evaluate": (trainer.held_out, "evaluate"),
         "draw": (trainer.rollouts, "collect"),

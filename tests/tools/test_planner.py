@@ -102,7 +102,7 @@ def test_an_update_has_no_room_for_all_layers_in_bfloat16_nor_for_copies_of_its_
 def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
     laid_out = [f"mesh.{axis}={size}" for axis, size in mesh.items()]
     more = ["variant.kl_coef=0.04", f"rollout.overlap={overlap}"]
-    reports = tpu_compiler.plan(CONFIG, topology, *laid_out, *more, *sizes(8, 8, 128))
+    reports = tpu_compiler.plan(CONFIG, topology, *laid_out, *more, *sizes(8, 8, 128), vocab_chunk=1024)
     assert list(reports) == list(plan_report.PROGRAMS)
     assert not any(r.error for r in reports.values())
 

@@ -166,15 +166,15 @@ def turn_end(tokenizer: Any) -> int | None:
     """
     if not tokenizer.chat_template:
         return None
-    said, again = "answer-1", "question-2"
-    chat = [{"role": "user", "content": "question-1"}, {"role": "assistant", "content": said}]
+    reply, again = "answer-1", "question-2"
+    chat = [{"role": "user", "content": "question-1"}, {"role": "assistant", "content": reply}]
     added = set(tokenizer.added_tokens_decoder)
 
     def after(chat: list[dict[str, str]]) -> list[int]:
         """The added tokens behind the answer; none where the template refuses the chat."""
         try:
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=False)
-            behind = text.rsplit(said, 1)[1]
+            behind = text.rsplit(reply, 1)[1]
         except Exception:  # whatever a template raises
             return []
         return [i for i in tokenizer.encode(behind, add_special_tokens=False) if i in added]

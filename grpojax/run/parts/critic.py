@@ -119,14 +119,14 @@ class Critic(LearningPart):
         if self.rule.loss.own_weights:
             for row, places in zip(rows, weighed.places, strict=True):
                 row["critic_weights"] = np.asarray(L.loss_weights(weighed.live[places], "token_mean"))
-        values = np.asarray(self.rule.loss.said(signals[self.rule.signal]))[learned].astype(np.float64)
+        values = np.asarray(self.rule.loss.prediction(signals[self.rule.signal]))[learned].astype(np.float64)
         if self.rule.signal == "token_bias":
             return rows, {"critic/bias_abs": mean(np.abs(values))}
         return rows, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
 
     def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
         """What it said of every token before the updates, as it acts on the advantages."""
-        return {ROLE: np.asarray(self.rule.loss.said(signals[self.rule.signal]), np.float64)}
+        return {ROLE: np.asarray(self.rule.loss.prediction(signals[self.rule.signal]), np.float64)}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
         """A frozen trunk has no backward pass."""

@@ -263,12 +263,12 @@ def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = Fals
 
 
 class _Found(NamedTuple):
-    """Likelihoods ``[P, G]``, the groups that have them, what was spliced of these, and what is told of it."""
+    """Likelihoods ``[P, G]``, the groups that have them, what was spliced of these, and their metrics."""
 
     likelihood: Samples
     chosen: PerPrompt
     answers: Answers | None
-    told: dict[str, float]
+    metrics: dict[str, float]
 
 
 class TrueAnswers(Part):
@@ -303,14 +303,14 @@ class TrueAnswers(Part):
             rollout=replace(batch.rollout, found.chosen, answers),
             drawn=batch.rollout,
             signals={**batch.signals, "likelihood": found.likelihood},
-            metrics={**batch.metrics, **found.told, "time/late_s": time.perf_counter() - started},
+            metrics={**batch.metrics, **found.metrics, "time/late_s": time.perf_counter() - started},
         )
 
     def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         if not self.method.replaces_samples:
             self.work = 0.0
             found = self._splice(state["policy"].params, batch, counted)
-            return {"likelihood": found.likelihood}, found.told
+            return {"likelihood": found.likelihood}, found.metrics
         if batch.drawn is None:
             raise UserError(
                 f"variant {self.variant.name!r} with train_on=spliced learns from other text than was drawn, "
@@ -335,8 +335,8 @@ class TrueAnswers(Part):
         counts, answers = dict.fromkeys(("scored", "missing_marker", "repeated_marker", "too_long"), 0.0), None
         if len(chosen):
             likelihood[chosen], answers, counts = self._likelihood(params, batch, chosen)
-        told = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
-        return _Found(likelihood, chosen, answers, told)
+        metrics = {f"ground_truth/{name}": float(n) for name, n in counts.items()}
+        return _Found(likelihood, chosen, answers, metrics)
 
     def _likelihood(
         self, params: Any, batch: RolloutBatch, chosen: PerPrompt
