@@ -205,7 +205,7 @@ def test_transforms(name):
                 transform(values, every_signal(**{field: wrong}))
 
 
-@pytest.mark.parametrize("field", A.Signals.__dataclass_fields__)
+@pytest.mark.parametrize("field", [name for name in A.Signals.__dataclass_fields__ if name != "extra"])
 def test_chain_looks_at_every_signal(field):
     for wrong in wrong_shapes(getattr(every_signal(), field), AXES.get(field, "P G T")):
         with pytest.raises(ValueError, match=r"chain: signals\.\w+ has shape .*, wanted \[P"):

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 import jax
@@ -42,6 +42,7 @@ class Signals:
       influence: ``[P, G, T]`` NTHR's score of each token, in place of the three above (`grpojax.credit.nthr_scores`).
       influence_means: ``[P, G]`` the mean of it over each sample's tokens.
       draws: ``[P, G, T]`` uniform random numbers in [0, 1).
+      extra: what has no field here, by name.
 
     Example:
       >>> signals = Signals(lengths=jnp.array([[2, 4]]))
@@ -70,6 +71,7 @@ class Signals:
     influence: Tokens = None
     influence_means: Samples = None
     draws: Tokens = None
+    extra: Mapping[str, Array] | None = None
 
 
 # The axes of the fields, of which P and G are those of the rewards.

@@ -77,7 +77,7 @@ def _abstract(network: Network, mesh: Mesh | None) -> Any:
     )
 
 
-def beside(state: Any, params: Any, mesh: Mesh | None) -> Any:
+def bound_like(state: Any, params: Any, mesh: Mesh | None) -> Any:
     """A state on the one device of ``params``, bound to it; on a mesh as it is.
 
     What a checkpoint gives back is bound to its device and new weights are not; programs would be compiled for both.

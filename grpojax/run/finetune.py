@@ -17,7 +17,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import abstract_state, beside, decoder_network, init_state, place_rows
+from grpojax.programs.state import abstract_state, bound_like, decoder_network, init_state, place_rows
 from grpojax.run import checks, scoring, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.loop import Loop, Task, Updates
@@ -119,7 +119,7 @@ class FineTune(Task):
         restored = self.loop.restore(held, abstract, best=BEST if "validation" in self.parts else None)
         params, policy.params = policy.params, None
         weights = init_state(params, made.optimizer, policy.mesh) if restored is None else restored["policy"]
-        self.weights = beside(weights, params, policy.mesh)
+        self.weights = bound_like(weights, params, policy.mesh)
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
         self.loop.start(held, self.steps, share=self.done / self.steps, columns=self.teaching.columns)

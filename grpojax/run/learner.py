@@ -17,7 +17,7 @@ from grpojax.programs import batch_shards, blocks
 from grpojax.programs.compiling import call_and_compile
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import Network, abstract_state, beside, decoder_network, init_state, place_rows
+from grpojax.programs.state import Network, abstract_state, bound_like, decoder_network, init_state, place_rows
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
@@ -117,7 +117,7 @@ class Learner:
             self.state["policy"] = init_state(params, self.programs.optimizer, self.policy.mesh)
         else:
             self.state |= restored
-        self.state = beside(self.state, params, self.policy.mesh)
+        self.state = bound_like(self.state, params, self.policy.mesh)
 
     def _run(self, function: Any, *args: Any) -> Any:
         """``function(*args)``; of the two sizes of rows, its first call compiles both, one of them in a thread."""

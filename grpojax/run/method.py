@@ -16,29 +16,12 @@ from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.records.methods import differences as differences  # beside `describe`, whose results it compares
 from grpojax.rewards import RewardConfig, RewardsConfig
+from grpojax.run import exclusions, parts
+from grpojax.run.exclusions import Older, Resolved
 from grpojax.run.sections import AllocationConfig, FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
-# What the trainer gives to variants beyond rewards, lengths, tokens and log-probs (`variants.NEEDS`).
-SUPPLIED = (
-    "critic",
-    "culling",
-    "displacement_weights",
-    "entropy",
-    "greedy",
-    "ground_truth",
-    "hidden_states",
-    "rollout_plan",
-    "step_rewards",
-    "teacher",
-)
-
-
-# The options of a variant (`variants.Variant.options`) that the trainer reads for what it needs.
-READ_OPTIONS = {
-    "teacher": ("teacher",),
-    "hidden_states": ("self_term", "select"),
-    "ground_truth": ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward"),
-}
+# What comes with the samples, their scores or the objective; the rest of `variants.NEEDS` are parts.
+WITH_SAMPLES = ("culling", "displacement_weights", "entropy", "greedy", "rollout_plan", "step_rewards")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,13 +86,15 @@ def resolve(
         variant=made,
         rewards=terms,
         filter=chosen,
-        retire=_retire(rollout.retire, made, chosen),
-        plan=_plan(rollout, made),
+        retire=None,
+        plan=None,
         deciding=deciding,
         older=bool(older),
     )
     _check(method, options, rollout, train)
-    return method
+    plan, retire = _plan(rollout, made), _retire(rollout.retire, made, chosen)
+    _try(made, rollout)
+    return dataclasses.replace(method, plan=plan, retire=retire)
 
 
 def describe(method: Method) -> dict[str, Any]:
@@ -204,11 +189,12 @@ def _variant(options: Mapping[str, Any]) -> variants.Variant:
     except ValueError as e:
         raise UserError(f"variant: {e}") from None
     try:
-        variants.check_needs(variant, SUPPLIED)
+        kinds = parts.kinds(variant)
+        variants.check_needs(variant, {*WITH_SAMPLES, *kinds})
     except ValueError as e:
         raise UserError(f"{e}: the trainer does not have that yet") from None
-    for need in variant.needs:
-        if missing := [option for option in READ_OPTIONS.get(need, ()) if option not in variant.options]:
+    for need, kind in kinds.items():
+        if missing := [option for option in kind.options if option not in variant.options]:
             raise UserError(f"variant {name!r} needs {need!r}, for which it must have the option {missing[0]!r}")
     if ("critic" in variant.needs) != (variant.critic is not None):
         raise UserError(f"variant {name!r}: needs 'critic' goes with a critic, and a critic with that")
@@ -218,50 +204,19 @@ def _variant(options: Mapping[str, Any]) -> variants.Variant:
 def _corrected(variant: variants.Variant, options: Mapping[str, Any], setting: str, value: float) -> variants.Variant:
     """The variant for samples of an older policy, which the setting makes. One whose options say nothing of it takes
     its ratio against the sampler's log-probs; raises `UserError` where nothing would correct for them."""
-    objective, said = variant.objective, f"{setting}={value:g}: variant {variant.name!r}"
-    if "rollout_plan" in variant.needs:
-        raise UserError(f"{said} gives samples to prompts by the rewards of those before; set {setting}=0")
-    if "greedy" in variant.needs and setting == "rollout.overlap":
-        raise UserError(
-            f"{said} draws a greedy completion with each group, which nothing goes on with; set {setting}=0"
-        )
-    if variant.options.get("train_on") == "spliced":
-        raise UserError(
-            f"{said} with train_on=spliced learns from text that was not sampled, whose age cannot be corrected; set "
-            f"{setting}=0, or variant.train_on=sampled"
-        )
-    if objective.ratio_denominator == "sampler" or objective.importance != "none":
+    older = Older(variant=variant, options=options, setting=setting, value=value)
+    exclusions.check("older", older)
+    if older.corrected:
         return variant
-    if not objective.has_ratio:
-        raise UserError(
-            f"{said} has no ratio to correct for samples of an older policy: set variant.importance=truncate, or "
-            f"{setting}=0"
-        )
-    if options.get("ratio_denominator") is not None:
-        raise UserError(
-            f"{said} with ratio_denominator={objective.ratio_denominator} takes no account of who drew the samples: "
-            f"set variant.ratio_denominator=sampler, or variant.importance=truncate beside it, or {setting}=0"
-        )
-    if "ratio_denominator" not in variants.parameters(variant.name):
-        raise UserError(
-            f"{said} takes no account of who drew the samples, and has no option ratio_denominator: give its objective "
-            f"ratio_denominator='sampler' or an importance, or set {setting}=0"
-        )
     return _variant({**options, "ratio_denominator": "sampler"})
 
 
 def _rewards(rewards: tuple[RewardConfig, ...] | RewardsConfig, variant: variants.Variant) -> RewardsConfig:
     """The rewards; a bare list has the defaults of `RewardsConfig`, and the variant's way to combine them."""
-    wanted = variant.combine
     if isinstance(rewards, RewardsConfig):
-        if wanted is not None and rewards.combine != wanted:
-            raise UserError(
-                f"variant {variant.name!r} is defined on rewards with combine: {wanted}; rewards.combine is "
-                f"{rewards.combine!r}"
-            )
         return rewards
     try:
-        return RewardsConfig(terms=rewards, combine=wanted or "sum")
+        return RewardsConfig(terms=rewards, combine=variant.combine or "sum")
     except ValueError as e:
         raise UserError(f"rewards: {e}") from None
 
@@ -275,17 +230,8 @@ def _filter(
     chosen = given if isinstance(given, FilterConfig) else FilterConfig()
     if chosen.max_rollouts is None:
         chosen = dataclasses.replace(chosen, max_rollouts=3 if variant.resample else 1)
-    if not own and variant.name in ("distill", "gt_likelihood", "negative_advantage"):
-        raise UserError(
-            f"filter: variant {variant.name!r} learns from groups whose rewards are all the same, and the filter drops "
-            "them; leave it out"
-        )
     if chosen.metric is not None and chosen.metric not in names:
         raise UserError(f"filter.metric={chosen.metric!r} is no reward of the run; they are {', '.join(names)}")
-    if chosen.success is not None and not own:
-        raise UserError(
-            f"filter.success={chosen.success:g}: this variant has no filter of its own; groups that differ stay"
-        )
     return chosen
 
 
@@ -305,17 +251,7 @@ def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: Filte
 
 def _plan(rollout: RolloutConfig, variant: variants.Variant) -> AllocationConfig | None:
     if "rollout_plan" not in variant.needs:
-        if rollout.sample_allocation is not None:
-            raise UserError(
-                f"rollout.sample_allocation: variant {variant.name!r} gives every prompt rollout.group samples; leave "
-                "it out"
-            )
         return None
-    if variant.objective.count_empty and variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant"):
-        raise UserError(
-            f"variant.count_empty=true: variant {variant.name!r} would divide by samples that were never drawn; "
-            "leave it out"
-        )
     given = rollout.sample_allocation or AllocationConfig()
     group = rollout.group
     plan = dataclasses.replace(given, probe=given.probe or group // 2, most=given.most or 2 * group)
@@ -339,98 +275,17 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> AllocationConfig
 
 def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, train: TrainConfig) -> None:
     """Raises `UserError` where the variant does not go with the rest of the recipe."""
-    variant, rewards = method.variant, method.rewards
-    objective, updates = variant.objective, train.updates_a_rollout
-    if options.get("overlong_limit") and "soft_overlong" in [term.name for term in rewards.terms]:
-        raise UserError(
-            f"variant {variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave the "
-            "reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
-        )
-    if objective.needs_displacement_weights and updates == 1 and not method.older:
-        raise UserError(
-            "variant.llds_coef acts from the second update of a rollout on: raise train.ppo_epochs or "
-            "train.minibatches over 1, or set it to 0"
-        )
-    if variant.options.get("answer_weight", 1.0) != 1.0 and not objective.needs_displacement_weights:
-        raise UserError("variant.answer_weight is of LLDS's term, which variant.llds_coef=0 turns off: leave it out")
-    if not objective.has_ratio and updates > 1:
-        raise UserError(
-            f"variant {variant.name!r} has no importance ratio, so it is for one update a rollout, not {updates}: set "
-            "train.ppo_epochs and train.minibatches to 1, or ask for a ratio with variant.ratio"
-        )
-    if variant.name in ("max_rl", "ngrpo") and objective.needs_reference and objective.kl_in == "reward":
-        raise UserError(
-            f"variant {variant.name!r} takes rewards in a range, which a KL in the reward leaves: set "
-            "variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
-        )
-    if train.reference_every and not objective.needs_reference:
-        raise UserError(
-            f"train.reference_every={train.reference_every}: there is no reference at variant.kl_coef=0; set it to 0"
-        )
-    if {"ground_truth", "hidden_states"} & {*variant.needs} and objective.kl_coef and objective.kl_in == "reward":
-        raise UserError(
-            f"variant {variant.name!r} reads rewards as they were given, which a KL in the reward is no part of: "
-            "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
-        )
-    if "teacher" in variant.needs and objective.kl_coef and objective.kl_in == "reward":
-        raise UserError(
-            f"variant {variant.name!r} learns from no rewards, so that a KL in them would do nothing: set "
-            "variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
-        )
-    if variant.options.get("train_on") == "spliced" and objective.needs_sampler_logps:
-        names = ("importance", "off_policy_limit", "ratio_denominator")
-        told = {name: getattr(objective, name) for name in names}
-        raise UserError(
-            f"variant {variant.name!r} with train_on=spliced and "
-            f"{', '.join(f'{k}={v}' for k, v in told.items() if v not in ('none', None, 'trainer'))}: spliced text was "
-            "not sampled, so that there are no log-probs of the sampler to compare with; leave that out, or set "
-            "variant.train_on=sampled"
-        )
-    if rollout.group == 1 and rewards.combine == "normalize":
-        raise UserError(
-            "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
-            "rollout.group, or set rewards.combine=sum"
-        )
-    _check_skips(method, train)
-    _check_eight_bits(variant, rollout)
-    _try(variant, rollout)
-
-
-def _check_skips(method: Method, train: TrainConfig) -> None:
-    """Raises `UserError` where samples without an advantage are scored first, or have a gradient all the same."""
-    variant, objective = method.variant, method.variant.objective
-    own, later = {"critic", "entropy", "teacher"} & {*variant.needs}, method.scores_old(train.updates_a_rollout)
-    why = [
-        (objective.needs_reference, f"variant.kl_coef={objective.kl_coef}: set it to 0"),
-        (objective.needs_entropy, f"variant.entropy_coef={objective.entropy_coef}: set it to 0, without a target"),
-        (objective.needs_displacement_weights, f"variant.llds_coef={objective.llds_coef}: set it to 0"),
-        (objective.needs_covariance_mask, f"variant.covariance={objective.covariance}: set it to none"),
-        (bool(own), f"variant {variant.name!r}, which needs the {' and '.join(sorted(own))} of all samples"),
-        (
-            later,
-            "several updates a rollout, or older samples: all are scored first; set variant.ratio_denominator=sampler",
-        ),
-    ]
-    for found, what in why:
-        if train.skip_zero_advantage and found:
-            option = "train.skip_zero_advantage"
-            raise UserError(f"{option}=true does not go with {what}; or set {option}=false")
-
-
-def _check_eight_bits(variant: variants.Variant, rollout: RolloutConfig) -> None:
-    """Raises `UserError` where samples of quantised weights, keys or values would be taken for the policy's own."""
-    objective = variant.objective
-    if not rollout.eight_bits or rollout.uncorrected:
-        return
-    if objective.importance == "none" and objective.ratio_denominator == "trainer":
-        denominator = " or variant.ratio_denominator=sampler" if objective.has_ratio else ""
-        remedy = f"variant.importance=truncate{denominator}"
-        if variant.options.get("train_on") == "spliced":
-            remedy = f"variant.train_on=sampled and {remedy}"
-        raise UserError(
-            f"{' and '.join(rollout.eight_bits)} with variant {variant.name!r}: samples are not of the policy that "
-            f"learns, and nothing corrects for it: set {remedy}, or rollout.uncorrected=true"
-        )
+    resolved = Resolved(
+        variant=method.variant,
+        options=options,
+        rewards=method.rewards,
+        filter=method.filter,
+        rollout=rollout,
+        train=train,
+        older=method.older,
+        scores_old=method.scores_old(train.updates_a_rollout),
+    )
+    exclusions.check("method", resolved)
 
 
 def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
@@ -444,8 +299,8 @@ def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
     except Exception as e:
         if not isinstance(e, ValueError) and not variants.is_path(variant.name):
             raise
-        said = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {' '.join(str(e).split())}"
-        raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {said}") from None
+        message = str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {' '.join(str(e).split())}"
+        raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {message}") from None
     if rollout.group == 1 and not learns_from_equals(variant, rollout):
         raise UserError(
             f"rollout.group=1: variant {variant.name!r} compares the samples of a prompt with each other: of a single "
@@ -499,6 +354,8 @@ def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
 
     tokens = *shape, 3
     logps = -some(*tokens)
+    axes = {"P": shape[:1], "P G": shape, "P G T": tokens}
+    extra = {name: some(*axes[at]) for kind in parts.kinds(variant).values() for name, at in kind.extra.items()}
     return Signals(
         lengths=np.full(shape, 3, np.int32),
         mask=np.ones(tokens, bool),
@@ -516,4 +373,5 @@ def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
         draws=some(*tokens),
         token_bias=some(*tokens),
         values=some(*tokens),
+        extra=extra or None,
     )

@@ -16,7 +16,7 @@ from grpojax.models.sharding import MeshConfig
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.metrics import TrackingConfig
 from grpojax.rewards import RewardConfig, RewardsConfig
-from grpojax.run import method
+from grpojax.run import exclusions, method
 from grpojax.run.profiling import ProfileConfig
 from grpojax.run.sections import CriticConfig, FilterConfig, RolloutConfig, RunConfig, TrainConfig
 
@@ -75,26 +75,24 @@ class Config:
             raise UserError(
                 f"train.minibatches={self.train.minibatches} does not divide rollout.prompts={self.rollout.prompts}"
             )
-        if self.rollout.curriculum is not None and self.method.retire is not None:
-            raise UserError(
-                f"rollout.curriculum: solved prompts are retired (by rollout.retire or variant "
-                f"{self.method.variant.name!r}), which it does not go with; leave one out"
-            )
-        if self.rollout.curriculum is None and _names_levels(self.data):
-            raise UserError("data.level, or a source's level: is for rollout.curriculum; leave it out, or give that")
+        exclusions.check("recipe", self)
         self._check_critic()
         self.profile.check(self.train.steps)
 
     def _check_critic(self) -> None:
-        """Raises `UserError` where the critic's section says nothing, or leaves nothing to the policy."""
-        if self.critic is not None and self.method.variant.critic is None:
-            raise UserError(f"critic: variant {self.method.variant.name!r} has no critic; leave the section out")
+        """Raises `UserError` where the critic's section leaves nothing to the policy."""
         steps, tokens = self.train.steps, self.train.tokens
         length = f"train.steps={steps}"
         if steps is None and tokens is not None:  # of a step that draws as little as there is
             steps, length = -(-tokens // (self.rollout.prompts * self.rollout.group)), f"train.tokens={tokens}"
         if self.critic is not None and steps is not None and self.critic.warmup_steps >= steps:
             raise UserError(f"critic.warmup_steps={self.critic.warmup_steps} of {length}: the policy would never learn")
+
+    @property
+    def names_levels(self) -> bool:
+        """Whether it says where the problems' levels are."""
+        given = any(source.level is not None for source in sources(self.data.train))
+        return self.data.level != DataConfig.level or given
 
     @property
     def own_critic(self) -> CriticConfig | None:
@@ -134,11 +132,6 @@ class Config:
         rules = [self.optimizer] if self.own_critic is None else [self.optimizer, self.own_critic.optimizer]
         constant = all(rule.schedule == "constant" for rule in rules)
         return name.startswith(EXECUTION) or (name in ("train.steps", "train.tokens") and constant)
-
-
-def _names_levels(config: DataConfig) -> bool:
-    """Whether a recipe says where the problems' levels are."""
-    return config.level != DataConfig.level or any(source.level is not None for source in sources(config.train))
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> Config:

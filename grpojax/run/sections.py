@@ -6,6 +6,7 @@ from typing import Literal
 from grpojax.host.errors import UserError, require
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.programs.sampler import SamplerConfig
+from grpojax.run import exclusions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,16 +134,7 @@ class RolloutConfig(SamplerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, prompts="[1, inf)", ahead="[0, 1]", overlap="[0, 1)")
-        if self.overlap and self.decode_slots not in (0, self.group):
-            raise UserError(
-                f"overlap={self.overlap:g} with decode_slots={self.decode_slots}: a sample that goes on in the next "
-                "rollout has a slot of its own; set decode_slots=0, or overlap=0"
-            )
-        if self.uncorrected and not self.eight_bits:
-            raise UserError(
-                f"uncorrected=true: there is nothing to correct with weights={self.weights} and cache_dtype="
-                f"{self.cache_dtype}; it goes with int8"
-            )
+        exclusions.check("rollout", self)
         if self.temperature == 0:
             raise UserError(
                 "temperature=0.0: greedy samples of a prompt are all the same; train at a temperature over 0"
@@ -217,11 +209,9 @@ class TrainConfig:
     on_collapse: Literal["warn", "stop"] = "warn"
 
     def __post_init__(self) -> None:
-        if (self.steps is None) == (self.tokens is None):
-            raise UserError(f"steps={self.steps}, tokens={self.tokens}: give one of them, and null for the other")
-        length = "tokens" if self.steps is None else "steps"
         counts = (
-            length,
+            "steps",
+            "tokens",
             "ppo_epochs",
             "minibatches",
             "microbatches",
@@ -233,12 +223,7 @@ class TrainConfig:
         periods = ("reference_every", "eval_every", "checkpoint_every", "checkpoint_minutes", "eval_temperature")
         require(self, **dict.fromkeys(counts, "[1, inf)"), **dict.fromkeys(periods, "[0, inf)"))
         require(self, seed="[0, 2147483647]", reference_mix="(0, 1]", eval_samples="[1, 1000]")
-        if self.reference_mix != type(self).reference_mix and not self.reference_every:
-            raise UserError(f"reference_mix={self.reference_mix}: goes with reference_every over 0")
-        if self.eval_samples > 1 and self.eval_temperature == 0:
-            raise UserError(
-                f"eval_samples={self.eval_samples} would all be the same at eval_temperature=0; give it one over 0"
-            )
+        exclusions.check("train", self)
 
     @property
     def updates_a_rollout(self) -> int:
@@ -290,12 +275,7 @@ class CriticConfig:
 
     def __post_init__(self) -> None:
         require(self, layers="[1, inf)", seed="[0, 2147483647]", warmup_steps="[0, inf)")
-        if self.path is not None and self.layers is not None:
-            raise UserError(f"path={self.path!r} with layers={self.layers}: a trunk is read or random; leave one out")
-        if self.layers is None and self.seed:
-            raise UserError(f"seed={self.seed}: is of random weights, and goes with layers")
-        if self.layers is not None and self.trunk == "frozen":
-            raise UserError(f"trunk='frozen' with layers={self.layers}: random weights must learn; leave one out")
+        exclusions.check("critic", self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ class Trainer(Task):
         checks.shapes(config, self.policy.shards, self.policy.sampling.shards)
         checks.cache(config, self.policy)
         self.rewards = held.enter_context(Rewards(config.method.rewards, read=tokenize.read))
-        kinds = parts.kinds(config.method.variant)
+        kinds = parts.kinds(config.method.variant).values()
         reads_gold = any(kind.reads_gold for kind in kinds)
         compared = self.rewards.compares or reads_gold
         self.held_out = HeldOut(config, self.policy, self.rewards, tokenize, sync=self.session.control.sync)

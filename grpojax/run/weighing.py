@@ -1,6 +1,8 @@
 """What a batch's samples weigh in an update: advantages, weights of tokens, and what of them stands in each row."""
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +38,22 @@ def advantages(
         "tokens": batch.rollout.tokens,
     }
     try:
-        given = Signals(**{**known, **batch.signals, **signals})
+        given = signals_of({**known, **batch.signals, **signals})
         return np.asarray((rule or method.variant.advantage)(counted, given))
     except ValueError as e:
         raise UserError(f"variant {method.variant.name!r}: {e}") from e
+
+
+def signals_of(given: Mapping[str, Any]) -> Signals:
+    """Signals of arrays by name; those that are no field stand in ``extra``.
+
+    Example:
+      >>> signals_of({"lengths": np.array([[2]]), "luck": 7}).extra
+      {'luck': 7}
+    """
+    fields = {f.name for f in dataclasses.fields(Signals)}
+    extra = {name: x for name, x in given.items() if name not in fields}
+    return Signals(**{name: x for name, x in given.items() if name in fields}, extra=extra or None)
 
 
 def rows(

@@ -82,7 +82,7 @@ class Chips(NamedTuple):
     programs for them are lowered for."""
 
     mesh: Mesh
-    apart: Mesh | None = None
+    sampling: Mesh | None = None
     platform: Literal["cpu", "gpu", "tpu"] = "tpu"
 
 

@@ -53,7 +53,7 @@ class ProgramReport:
       links, links_each: the same by the link they take, in what a chip receives.
       read, read_each: what is read and written of a chip's memory, in a run outside of such a loop and in an iteration.
       optional_each: of the latter, what is left out where it can be: blocks of the cache in which no slot has a token.
-      apart: chips that it runs on, where these do nothing but sample; 0 for those that learn.
+      sampling_chips: chips that it runs on, where these do nothing but sample; 0 for those that learn.
       sent: GiB of weights that each of these is sent before.
     """
 
@@ -75,7 +75,7 @@ class ProgramReport:
     read: float = math.nan
     read_each: float = math.nan
     optional_each: float = 0.0
-    apart: int = 0
+    sampling_chips: int = 0
     sent: float = 0.0
 
     @property
@@ -117,9 +117,9 @@ def format_table(reports: Sequence[ProgramReport]) -> str:
         lines.append("  ".join((f"{name:<{widths[0]}}", *numbers)))
     for r in reports:
         lines += _misfit(r)
-        if r.apart:
-            each, whole = human(r.sent), human(r.sent * r.apart)
-            chips = "the chip" if r.apart == 1 else f"the {r.apart} chips"
+        if r.sampling_chips:
+            each, whole = human(r.sent), human(r.sent * r.sampling_chips)
+            chips = "the chip" if r.sampling_chips == 1 else f"the {r.sampling_chips} chips"
             lines.append(f"{r.name} runs on {chips} set apart; weights sent before: {each} to each, {whole} in all")
         for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
             kinds = (f"{t.count} {kind} ({human(t.gib)})" for kind, t in sorted(traffic.items()))

@@ -83,7 +83,7 @@ def plan_supervised(
 def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> PolicyShape:
     """A recipe's policy of some shape on chips that are not there."""
     compute = compute_of(config, chips.mesh, platform=chips.platform)
-    mesh = chips.mesh if chips.apart is None else chips.apart
+    mesh = chips.mesh if chips.sampling is None else chips.sampling
     sampling = Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
     return PolicyShape(config=model, graph=decoder.abstract(model)[0], compute=compute, sampling=sampling)
 
@@ -95,12 +95,12 @@ def _reports(
     reports, chip, here = [], flops.CHIPS.get(chips.mesh.devices.flat[0].device_kind), kept(state)
     for name in programs or calls:
         call = calls[name]
-        elsewhere = chips.apart if call.samples else None
+        elsewhere = chips.sampling if call.samples else None
         mesh, run = (chips.mesh, here) if elsewhere is None else (elsewhere, {})
         seconds = call.flops / mesh.size / chip.flops if chip is not None and call.flops else None
         report = compile_program(name, call, run=run, compute_s=seconds, devices=list(mesh.devices.flat))
         if elsewhere is not None:
-            report = dataclasses.replace(report, apart=mesh.size, sent=per_chip(call.args[0]) / 2**30)
+            report = dataclasses.replace(report, sampling_chips=mesh.size, sent=per_chip(call.args[0]) / 2**30)
         reports.append(report)
     return reports
 

@@ -264,6 +264,7 @@ def deepseek_v3_2() -> A.Transform:
     "Nan et al., NGRPO, arXiv 2509.18851",
     "single team",
     keep=functools.partial(allocation.keep_prompts, above=None, below=1.0),
+    bounded_rewards=True,
     surrogate=L.clipped(low=0.16, high=0.24),
     aggregate="token_mean",
     unverified="the closed form of its Eq. 6, which its code and Figure 3 contradict",
@@ -293,7 +294,13 @@ def gdpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
 
 
-@published("MaxRL, arXiv 2602.02710", "single team", aggregate="token_mean", unverified="the objective")
+@published(
+    "MaxRL, arXiv 2602.02710",
+    "single team",
+    bounded_rewards=True,
+    aggregate="token_mean",
+    unverified="the objective",
+)
 def max_rl() -> A.Transform:
     """MaxRL, arXiv 2602.02710: ``A_i = (r_i - mean r) / mean r`` of the group, rewards of 0 or more.
 
@@ -308,6 +315,7 @@ def max_rl() -> A.Transform:
     "Agarwal, GKD, arXiv 2306.13649; Gu, MiniLLM, arXiv 2306.08543",
     "replicated",
     needs=("teacher",),
+    equal_groups=True,
     aggregate="token_mean",
     unverified="the clipped surrogate, which is that of trainers",
 )

@@ -98,6 +98,7 @@ def culling(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
 @published(
     _UIUC,
     "single team",
+    equal_groups=True,
     aggregate="sequence_sum",
     control={"c": 0.0, "fail_reward": 0.0},
     unverified="all that the notes do not state: the options' defaults",
@@ -116,6 +117,7 @@ def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 
     _UIUC,
     "single team",
     needs=("ground_truth",),
+    equal_groups=True,
     aggregate="sequence_sum",
     control={"name": "grpo"},
     unverified="all that the notes do not state: the options' defaults",

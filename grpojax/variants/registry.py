@@ -43,7 +43,8 @@ class Variant:
       objective: what the update minimises.
       citation: paper and arXiv id; empty for one of your own.
       evidence: "deployed" in a named model, "replicated" by others, "ablated" by its team at length, "single team".
-      needs: what it takes beyond rewards, lengths, tokens and log-probs; keys of `NEEDS`.
+      needs: what it takes beyond rewards, lengths, tokens and log-probs; keys of `NEEDS`, or the import path
+        ``package.module:class`` of a part of your own for the trainer.
       keep: the filter ``(metrics, on) -> [P] bool`` that decides which prompts train (`allocation.keep_prompts`),
         None for all.
       resample: whether others are drawn in place of the prompts that the filter drops (dynamic sampling); False where
@@ -51,6 +52,9 @@ class Variant:
       retire: the pass rate from which on a prompt is not drawn in later epochs; None for never.
       combine: how several rewards must become one: "sum", or "normalize", each scaled in its group first
         (`grpojax.rewards`); None for either.
+      equal_groups: whether what it adds is for groups whose rewards are all the same, so that a filter that drops them
+        would take it away.
+      bounded_rewards: whether its rewards are in a range, which a KL taken off them would leave.
       unverified: what of it was not confirmed by the text of its paper, or is not stated there; empty where all was.
       options: every option with its value; a trainer reads there how a signal is to be computed.
       critic: the network that learns beside the policy; None for none.
@@ -75,6 +79,8 @@ class Variant:
     resample: bool = True
     retire: float | None = None
     combine: Literal["sum", "normalize"] | None = None
+    equal_groups: bool = False
+    bounded_rewards: bool = False
     unverified: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     critic: Critic | None = None
@@ -88,7 +94,7 @@ class Variant:
             raise ValueError(f"variant {self.name!r}: objective={self.objective!r}: give a losses.Objective")
         if self.evidence not in get_args(Grade):
             raise ValueError(f"variant {self.name!r}: evidence={self.evidence!r}: {', '.join(get_args(Grade))}")
-        if isinstance(self.needs, str) or (unknown := [n for n in self.needs if n not in NEEDS]):
+        if isinstance(self.needs, str) or (unknown := [n for n in self.needs if n not in NEEDS and not is_path(n)]):
             wrong = self.needs if isinstance(self.needs, str) else unknown[0]
             raise ValueError(f"variant {self.name!r}: needs={wrong!r}: give a tuple of {', '.join(NEEDS)}")
 
@@ -139,6 +145,8 @@ def published(
     resample: bool = True,
     retire: float | None = None,
     combine: Literal["sum", "normalize"] | None = None,
+    equal_groups: bool = False,
+    bounded_rewards: bool = False,
     control: Mapping[str, Any] | None = None,
     unverified: str = "",
     surrogate: Any = _CLIPPED,
@@ -147,7 +155,8 @@ def published(
     """Registers a function ``(options) -> advantage chain`` as a variant; of one with a critic, both (`WithCritic`).
 
     Args:
-      citation, evidence, needs, keep, resample, retire, combine, unverified: as in `Variant`.
+      citation, evidence, needs, keep, resample, retire, combine, equal_groups, bounded_rewards, unverified: as in
+        `Variant`.
       control: what `control` gives: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
         where another variant is the same without that mechanism.
       surrogate, objective: fields of `losses.Objective`. The surrogate may be a `Choice`, or a function of your own,
@@ -168,6 +177,8 @@ def published(
         "resample": resample,
         "retire": retire,
         "combine": combine,
+        "equal_groups": equal_groups,
+        "bounded_rewards": bounded_rewards,
         "unverified": unverified,
     }
 
@@ -393,7 +404,7 @@ def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:
       Traceback (most recent call last):
       ValueError: variant 'remax' needs greedy: signals.greedy_rewards, of one greedy completion a prompt
     """
-    missing = [f"{name}: {NEEDS[name]}" for name in variant.needs if name not in provided]
+    missing = [f"{name}: {NEEDS.get(name, 'a part of your own')}" for name in variant.needs if name not in provided]
     if missing:
         raise ValueError(f"variant {variant.name!r} needs {'; '.join(missing)}")
 

@@ -53,7 +53,7 @@ def test_a_notice_comes_once(answers, name, value, said):
 
 def test_a_server_that_is_gone_is_no_notice(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    assert preemption.said() is None
+    assert preemption.announced() is None
 
 
 def test_off_such_machines_there_is_no_thread(monkeypatch, tmp_path):

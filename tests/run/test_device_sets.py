@@ -10,7 +10,7 @@ import spies
 from runs import Trainer, numbers
 
 from grpojax.host.errors import UserError
-from grpojax.models.sharding import MeshConfig, apart
+from grpojax.models.sharding import MeshConfig, disaggregate
 from grpojax.records.metrics import read_metrics
 from grpojax.run import recipe as config
 
@@ -55,7 +55,7 @@ def test_one_device_of_each_kind_with_rollouts_ahead_gives_those_of_one(recipe, 
 
 def test_sets_that_cannot_be_are_refused():
     with pytest.raises(UserError, match="mesh.rollout=8 of 8 devices leaves none to learn on"):
-        apart(MeshConfig(rollout=8), jax.devices())
+        disaggregate(MeshConfig(rollout=8), jax.devices())
     with pytest.raises(UserError, match="rollout=3: must be 0, or a multiple of tensor=2"):
         MeshConfig(rollout=3, tensor=2)
     with pytest.raises(UserError, match="rollout=-1: must be 0"):
@@ -65,8 +65,8 @@ def test_sets_that_cannot_be_are_refused():
 def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match="mesh.rollout=2 with 2 processes"):
-        apart(MeshConfig(rollout=2), jax.devices())
-    assert apart(MeshConfig(), jax.devices())[1] == []
+        disaggregate(MeshConfig(rollout=2), jax.devices())
+    assert disaggregate(MeshConfig(), jax.devices())[1] == []
 
 
 def slow(x, seconds=0.4):

@@ -109,7 +109,7 @@ def test_a_clouds_notice_saves_at_once_and_loses_nothing(recipe, tmp_path, unbro
     told = threading.Event()
     monkeypatch.setenv("GCE_METADATA_HOST", "stand-in")
     monkeypatch.setattr(preemption, "POLL_S", 0.01)
-    monkeypatch.setattr(preemption, "said", lambda: "preempted TRUE" if told.is_set() else None)
+    monkeypatch.setattr(preemption, "announced", lambda: "preempted TRUE" if told.is_set() else None)
     overrides = ("train.eval_every=2", "train.checkpoint_every=0")
     plain, at = control.RunControl.sync, {"rollout": 3, "evaluation": 2}[where]
 

@@ -46,7 +46,7 @@ class Watched:
     """A trainer's rollouts as they come, weights by version, and what each step learns from."""
 
     def __init__(self, trainer):
-        self.trainer, self.partial_groups = trainer, trainer.rollouts.partial_groups
+        self.trainer, self.partial_groups = trainer, trainer.rollouts.partial
         self.weights, self.learned, self.rest, self.versions = {0: self._weights()}, [], [], []
         plain = self.partial_groups.keep
 

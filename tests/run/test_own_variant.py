@@ -14,12 +14,20 @@ from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records.directory import RunDirectory
-from grpojax.run import checks, recipe, sweep
+from grpojax.run import checks, parts, recipe, sweep
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
 NUMBER = itertools.count()  # a name once imported stays imported
 OWN = """
 from grpojax import advantages as A, losses as L, variants
+from grpojax.run.parts.part import Part
+
+class Luck(Part):
+    extra = {"luck": "P G"}
+
+def lucky():
+    chain = A.chain(A.center(), lambda values, signals: values * signals.extra["luck"], A.to_tokens())
+    return variants.Variant(name="x", advantage=chain, objective=L.Objective(), needs=(f"{__name__}:Luck",))
 
 def squared(log_ratios, advantages):
     return -log_ratios * advantages
@@ -106,6 +114,12 @@ def test_its_method_is_recorded(module):
     assert plain["options"]["high"] == 0.5 and "high=0.5" in plain["objective"]["surrogate"]
 
 
+def test_it_may_bring_a_part_with_signals_of_its_own(module):
+    variant = load(f"{module}:lucky", "rollout.group=3").method.variant
+    ((need, kind),) = parts.kinds(variant).items()
+    assert need == f"{module}:Luck" and kind.extra == {"luck": "P G"}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
@@ -120,6 +134,7 @@ def test_its_method_is_recorded(module):
         ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
         ("needs", {}, "needs 'teacher', for which it must have the option 'teacher'"),
         ("needs", {"what": "critic"}, "needs 'critic' goes with a critic"),
+        ("needs", {"what": "no_module:Luck"}, "the part 'no_module:Luck' cannot be imported"),
         ("needs", {"what": "luck"}, "needs='luck': give a tuple of critic"),
         ("no_variant", {}, "returned a function: put it under @published"),
         ("fails", {}, "failed: ZeroDivisionError: division by zero"),

@@ -159,7 +159,7 @@ def test_chips_set_apart_run_the_rollout_and_are_sent_its_weights_alone():
     layer = c.hidden_size * (2 * (c.num_heads + c.num_kv_heads) * c.head_dim + 3 * c.intermediate_size)
     params = c.num_layers * layer + c.vocab_size * c.hidden_size
     # Each of the four that sample has the weights whole; the other four have a quarter of the state each.
-    assert (rollout.apart, reshard.apart) == (4, 0) and rollout.resident == 0 < reshard.resident
+    assert (rollout.sampling_chips, reshard.sampling_chips) == (4, 0) and rollout.resident == 0 < reshard.resident
     assert rollout.sent == pytest.approx(2 * params / GIB, rel=0.01)
     assert rollout.argument == pytest.approx(rollout.sent, rel=0.05)
     assert reshard.argument == pytest.approx(4 * params / 4 / GIB, rel=0.05)

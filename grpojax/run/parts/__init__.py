@@ -6,7 +6,8 @@ A part is named by what the variant needs, or by what its objective does. It is 
 import importlib
 from typing import Any
 
-from grpojax.variants import Variant
+from grpojax.host.errors import UserError
+from grpojax.variants import Variant, is_path
 
 # Keys of `grpojax.variants.NEEDS`, and where the part is that supplies it.
 BY_NEED = {
@@ -17,23 +18,30 @@ BY_NEED = {
 }
 
 
-def kinds(variant: Variant) -> list[Any]:
-    """The classes of the parts of a variant, each a `grpojax.run.parts.part.Part`.
+def kinds(variant: Variant) -> dict[str, Any]:
+    """The classes of the parts of a variant by what they are for, each a `grpojax.run.parts.part.Part`.
+
+    A need that is no key of `BY_NEED` may be the import path ``package.module:class`` of a part of one's own; raises
+    `UserError` where there is none.
 
     Example:
       >>> from grpojax import variants
-      >>> [kind.__name__ for kind in kinds(variants.get("grpo"))], kinds(variants.get("dapo"))
-      (['Reference'], [])
+      >>> list(kinds(variants.get("grpo"))), list(kinds(variants.get("ppo"))), kinds(variants.get("dapo"))
+      (['reference'], ['critic'], {})
     """
-    objective = variant.objective
-    wanted = {
-        "reference:Reference": objective.needs_reference,
-        "displacement:Displacement": objective.needs_displacement_weights,
+    by_objective = {
+        "reference": ("reference:Reference", variant.objective.needs_reference),
+        "displacement_weights": ("displacement:Displacement", variant.objective.needs_displacement_weights),
     }
-    paths = [path for path, there in wanted.items() if there]
-    return [_load(path) for path in (*paths, *(BY_NEED[need] for need in variant.needs if need in BY_NEED))]
+    found = {name: f"{__name__}.{path}" for name, (path, there) in by_objective.items() if there}
+    found |= {need: f"{__name__}.{BY_NEED[need]}" for need in variant.needs if need in BY_NEED}
+    found |= {need: need for need in variant.needs if is_path(need)}
+    return {name: _load(path) for name, path in found.items()}
 
 
 def _load(path: str) -> Any:
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as e:
+        raise UserError(f"variant: the part {path!r} cannot be imported: {e}") from None

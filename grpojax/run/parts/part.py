@@ -58,12 +58,15 @@ class Part:
 
     Attributes:
       options: of the variant, which it must have (`grpojax.variants.Variant.options`).
+      extra: what it signals that is no field of `grpojax.advantages.Signals`, by name, and the axes: "P", "P G" or
+        "P G T". The variant reads it in ``signals.extra``.
       reads_gold: whether every problem must have its true answer.
       passes: how often the part scores a batch before its updates.
       compares: whether what it signals is compared with the policy's own log-probs, which are then a signal too.
     """
 
     options: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[Mapping[str, str]] = {}
     reads_gold: ClassVar[bool] = False
     passes = 0
     compares = False

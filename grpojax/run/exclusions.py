@@ -1,0 +1,506 @@
+"""Which settings exclude each other, and why: one table, from which errors and ``docs/exclusions.md`` are made.
+
+What is wrong with one setting alone, such as a number out of its range, stands where the setting is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpojax import variants
+from grpojax.host.errors import UserError
+from grpojax.rewards import RewardsConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exclusion:
+    """Settings that do not go together.
+
+    Attributes:
+      settings: which, as the page has it.
+      why: the reason, as the page has it.
+      when: whether a context has them.
+      message: of the error, with the values and what to do.
+    """
+
+    settings: str
+    why: str
+    when: Callable[[Any], bool]
+    message: Callable[[Any], str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Older:
+    """A variant and the setting by which its samples are of an older policy.
+
+    Attributes:
+      variant: as it is without that setting.
+      options: those that the recipe gives.
+      setting, value: ``rollout.ahead`` or ``rollout.overlap``.
+    """
+
+    variant: variants.Variant
+    options: Mapping[str, Any]
+    setting: str
+    value: float
+
+    @property
+    def named(self) -> str:
+        """How errors begin."""
+        return f"{self.setting}={self.value:g}: variant {self.variant.name!r}"
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the objective corrects for such samples as it is."""
+        objective = self.variant.objective
+        return objective.ratio_denominator == "sampler" or objective.importance != "none"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A variant with what else the recipe says of a step.
+
+    Attributes:
+      variant: with all of its options.
+      options: those that the recipe gives.
+      rewards: what judges the samples.
+      filter: dynamic sampling, None without.
+      rollout, train: sections of the recipe.
+      older: whether samples are of an older policy.
+      scores_old: whether all samples are scored by the policy before the first update.
+    """
+
+    variant: variants.Variant
+    options: Mapping[str, Any]
+    rewards: RewardsConfig
+    filter: Any
+    rollout: Any
+    train: Any
+    older: bool
+    scores_old: bool
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether a KL is taken off the samples' rewards."""
+        objective = self.variant.objective
+        return bool(objective.kl_coef) and objective.kl_in == "reward"
+
+    @property
+    def spliced(self) -> bool:
+        """Whether other text is learned from than was drawn."""
+        return self.variant.options.get("train_on") == "spliced"
+
+
+_NO_KL = "set variant.kl_in=loss and variant.kl_kind=k3, or variant.kl_coef=0"
+_SKIP = "train.skip_zero_advantage"
+
+
+def _skips(settings: str, why: str, when: Callable[[Resolved], bool], what: Callable[[Resolved], str]) -> Exclusion:
+    return Exclusion(
+        settings=f"`{_SKIP}: true` and {settings}",
+        why=why,
+        when=lambda c: c.train.skip_zero_advantage and when(c),
+        message=lambda c: f"{_SKIP}=true does not go with {what(c)}; or set {_SKIP}=false",
+    )
+
+
+def _all_scored(c: Resolved) -> list[str]:
+    return sorted({"critic", "entropy", "teacher"} & {*c.variant.needs})
+
+
+def _of_sampler(c: Resolved) -> str:
+    """What of the objective reads the sampler's log-probs."""
+    names = ("importance", "off_policy_limit", "ratio_denominator")
+    values = {name: getattr(c.variant.objective, name) for name in names}
+    return ", ".join(f"{k}={v}" for k, v in values.items() if v not in ("none", None, "trainer"))
+
+
+def _remedy_of_bits(c: Resolved) -> str:
+    denominator = " or variant.ratio_denominator=sampler" if c.variant.objective.has_ratio else ""
+    remedy = f"variant.importance=truncate{denominator}"
+    return f"variant.train_on=sampled and {remedy}" if c.spliced else remedy
+
+
+_SKIPS = (
+    _skips(
+        "a KL (`variant.kl_coef` over 0)",
+        "the reference scores all samples, and the KL has a gradient where the advantage is 0",
+        lambda c: c.variant.objective.needs_reference,
+        lambda c: f"variant.kl_coef={c.variant.objective.kl_coef}: set it to 0",
+    ),
+    _skips(
+        "an entropy bonus (`variant.entropy_coef`)",
+        "it has a gradient where the advantage is 0",
+        lambda c: c.variant.objective.needs_entropy,
+        lambda c: f"variant.entropy_coef={c.variant.objective.entropy_coef}: set it to 0, without a target",
+    ),
+    _skips(
+        "LLDS's term (`variant.llds_coef`)",
+        "it has a gradient where the advantage is 0",
+        lambda c: c.variant.objective.needs_displacement_weights,
+        lambda c: f"variant.llds_coef={c.variant.objective.llds_coef}: set it to 0",
+    ),
+    _skips(
+        "`variant.covariance`",
+        "tokens are picked by their covariance over all samples",
+        lambda c: c.variant.objective.needs_covariance_mask,
+        lambda c: f"variant.covariance={c.variant.objective.covariance}: set it to none",
+    ),
+    _skips(
+        "a variant that needs the critic, the entropy or a teacher",
+        "these are of all samples",
+        lambda c: bool(_all_scored(c)),
+        lambda c: f"variant {c.variant.name!r}, which needs the {' and '.join(_all_scored(c))} of all samples",
+    ),
+    _skips(
+        "several updates a rollout, or samples of an older policy",
+        "all samples are scored before the first update; not so with `variant.ratio_denominator: sampler`",
+        lambda c: c.scores_old,
+        lambda c: (
+            "several updates a rollout, or older samples: all are scored first; set variant.ratio_denominator=sampler"
+        ),
+    ),
+)
+
+# By what is looked at, in the order in which the errors are raised.
+TABLE: Mapping[str, tuple[Exclusion, ...]] = {
+    "rollout": (
+        Exclusion(
+            settings="`rollout.overlap` over 0 and `rollout.decode_slots`",
+            why="a sample that goes on in the next rollout has a slot of its own",
+            when=lambda c: c.overlap and c.decode_slots not in (0, c.group),
+            message=lambda c: (
+                f"overlap={c.overlap:g} with decode_slots={c.decode_slots}: a sample that goes on in the next "
+                "rollout has a slot of its own; set decode_slots=0, or overlap=0"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.uncorrected: true` and neither `rollout.weights` nor `rollout.cache_dtype` of int8",
+            why="there is nothing to correct",
+            when=lambda c: c.uncorrected and not c.eight_bits,
+            message=lambda c: (
+                f"uncorrected=true: there is nothing to correct with weights={c.weights} and cache_dtype="
+                f"{c.cache_dtype}; it goes with int8"
+            ),
+        ),
+    ),
+    "train": (
+        Exclusion(
+            settings="`train.steps` and `train.tokens`",
+            why="either is the length of the run",
+            when=lambda c: (c.steps is None) == (c.tokens is None),
+            message=lambda c: f"steps={c.steps}, tokens={c.tokens}: give one of them, and null for the other",
+        ),
+        Exclusion(
+            settings="`train.reference_mix` and `train.reference_every: 0`",
+            why="it is the weight in a refresh, and there is none",
+            when=lambda c: c.reference_mix != type(c).reference_mix and not c.reference_every,
+            message=lambda c: f"reference_mix={c.reference_mix}: goes with reference_every over 0",
+        ),
+        Exclusion(
+            settings="`train.eval_samples` over 1 and `train.eval_temperature: 0`",
+            why="greedy samples of a problem are all the same",
+            when=lambda c: c.eval_samples > 1 and c.eval_temperature == 0,
+            message=lambda c: (
+                f"eval_samples={c.eval_samples} would all be the same at eval_temperature=0; give it one over 0"
+            ),
+        ),
+    ),
+    "critic": (
+        Exclusion(
+            settings="`critic.path` and `critic.layers`",
+            why="a trunk is read or random",
+            when=lambda c: c.path is not None and c.layers is not None,
+            message=lambda c: f"path={c.path!r} with layers={c.layers}: a trunk is read or random; leave one out",
+        ),
+        Exclusion(
+            settings="`critic.seed` and no `critic.layers`",
+            why="it is of random weights",
+            when=lambda c: c.layers is None and c.seed,
+            message=lambda c: f"seed={c.seed}: is of random weights, and goes with layers",
+        ),
+        Exclusion(
+            settings="`critic.trunk: frozen` and `critic.layers`",
+            why="random weights must learn",
+            when=lambda c: c.layers is not None and c.trunk == "frozen",
+            message=lambda c: f"trunk='frozen' with layers={c.layers}: random weights must learn; leave one out",
+        ),
+    ),
+    "older": (
+        Exclusion(
+            settings="`rollout.ahead` or `rollout.overlap`, and a variant that allocates its samples",
+            why="samples are given to prompts by the rewards of those before",
+            when=lambda c: "rollout_plan" in c.variant.needs,
+            message=lambda c: f"{c.named} gives samples to prompts by the rewards of those before; set {c.setting}=0",
+        ),
+        Exclusion(
+            settings="`rollout.overlap` and a variant with a greedy completion",
+            why="a greedy completion is drawn with each group, and nothing goes on with it in the next rollout",
+            when=lambda c: "greedy" in c.variant.needs and c.setting == "rollout.overlap",
+            message=lambda c: (
+                f"{c.named} draws a greedy completion with each group, which nothing goes on with; set {c.setting}=0"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.ahead` or `rollout.overlap`, and `variant.train_on: spliced`",
+            why="spliced text was not sampled, so that its age cannot be corrected",
+            when=lambda c: c.variant.options.get("train_on") == "spliced",
+            message=lambda c: (
+                f"{c.named} with train_on=spliced learns from text that was not sampled, whose age cannot be "
+                f"corrected; set {c.setting}=0, or variant.train_on=sampled"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.ahead` or `rollout.overlap`, and an objective without a ratio or `variant.importance`",
+            why="nothing corrects for samples of an older policy",
+            when=lambda c: not c.corrected and not c.variant.objective.has_ratio,
+            message=lambda c: (
+                f"{c.named} has no ratio to correct for samples of an older policy: set variant.importance=truncate, "
+                f"or {c.setting}=0"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.ahead` or `rollout.overlap`, and `variant.ratio_denominator: trainer` by itself",
+            why="such a ratio takes no account of who drew the samples",
+            when=lambda c: not c.corrected and c.options.get("ratio_denominator") is not None,
+            message=lambda c: (
+                f"{c.named} with ratio_denominator={c.variant.objective.ratio_denominator} takes no account of who "
+                "drew the samples: set variant.ratio_denominator=sampler, or variant.importance=truncate beside it, or "
+                f"{c.setting}=0"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.ahead` or `rollout.overlap`, and a variant of one's own without `ratio_denominator`",
+            why="it takes no account of who drew the samples",
+            when=lambda c: not c.corrected and "ratio_denominator" not in variants.parameters(c.variant.name),
+            message=lambda c: (
+                f"{c.named} takes no account of who drew the samples, and has no option ratio_denominator: give its "
+                f"objective ratio_denominator='sampler' or an importance, or set {c.setting}=0"
+            ),
+        ),
+    ),
+    "method": (
+        Exclusion(
+            settings="`rewards.combine` and a variant that is defined on the other way",
+            why="what it makes of rewards follows from how they were combined",
+            when=lambda c: c.variant.combine is not None and c.rewards.combine != c.variant.combine,
+            message=lambda c: (
+                f"variant {c.variant.name!r} is defined on rewards with combine: {c.variant.combine}; rewards.combine "
+                f"is {c.rewards.combine!r}"
+            ),
+        ),
+        Exclusion(
+            settings="`filter` and a variant that is for groups whose rewards are all the same",
+            why="the filter drops these groups",
+            when=lambda c: c.filter is not None and c.variant.keep is None and c.variant.equal_groups,
+            message=lambda c: (
+                f"filter: variant {c.variant.name!r} learns from groups whose rewards are all the same, and the filter "
+                "drops them; leave it out"
+            ),
+        ),
+        Exclusion(
+            settings="`filter.success` and a variant without a filter of its own",
+            why="groups whose rewards differ stay, wherever a sample passes",
+            when=lambda c: c.filter is not None and c.filter.success is not None and c.variant.keep is None,
+            message=lambda c: (
+                f"filter.success={c.filter.success:g}: this variant has no filter of its own; groups that differ stay"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.sample_allocation` and a variant that does not allocate its samples",
+            why="every prompt gets `rollout.group` samples",
+            when=lambda c: c.rollout.sample_allocation is not None and "rollout_plan" not in c.variant.needs,
+            message=lambda c: (
+                f"rollout.sample_allocation: variant {c.variant.name!r} gives every prompt rollout.group samples; "
+                "leave it out"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.count_empty: true` and a variant that allocates its samples",
+            why="it would divide by samples that were never drawn",
+            when=lambda c: (
+                "rollout_plan" in c.variant.needs
+                and c.variant.objective.count_empty
+                and c.variant.objective.aggregate in ("sequence_mean", "sequence_sum", "constant")
+            ),
+            message=lambda c: (
+                f"variant.count_empty=true: variant {c.variant.name!r} would divide by samples that were never drawn; "
+                "leave it out"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.overlong_limit` and the reward soft_overlong",
+            why="overlong samples would be punished twice",
+            when=lambda c: (
+                bool(c.options.get("overlong_limit")) and "soft_overlong" in [term.name for term in c.rewards.terms]
+            ),
+            message=lambda c: (
+                f"variant {c.variant.name!r} punishes overlong samples, and so does the reward soft_overlong: leave "
+                "the reward out, or set variant.overlong_limit and variant.overlong_buffer to null"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.llds_coef` over 0 and one update a rollout",
+            why="its term acts from the second update of a rollout on",
+            when=lambda c: (
+                c.variant.objective.needs_displacement_weights and c.train.updates_a_rollout == 1 and not c.older
+            ),
+            message=lambda c: (
+                "variant.llds_coef acts from the second update of a rollout on: raise train.ppo_epochs or "
+                "train.minibatches over 1, or set it to 0"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.answer_weight` and `variant.llds_coef: 0`",
+            why="it is of LLDS's term",
+            when=lambda c: (
+                c.variant.options.get("answer_weight", 1.0) != 1.0
+                and not c.variant.objective.needs_displacement_weights
+            ),
+            message=lambda c: (
+                "variant.answer_weight is of LLDS's term, which variant.llds_coef=0 turns off: leave it out"
+            ),
+        ),
+        Exclusion(
+            settings="several updates a rollout and an objective without a ratio",
+            why="it is for samples of the policy as it is",
+            when=lambda c: not c.variant.objective.has_ratio and c.train.updates_a_rollout > 1,
+            message=lambda c: (
+                f"variant {c.variant.name!r} has no importance ratio, so it is for one update a rollout, not "
+                f"{c.train.updates_a_rollout}: set train.ppo_epochs and train.minibatches to 1, or ask for a ratio "
+                "with variant.ratio"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.kl_in: reward` and a variant that takes rewards in a range",
+            why="a KL in the reward leaves the range",
+            when=lambda c: c.variant.bounded_rewards and c.kl_in_reward,
+            message=lambda c: (
+                f"variant {c.variant.name!r} takes rewards in a range, which a KL in the reward leaves: {_NO_KL}"
+            ),
+        ),
+        Exclusion(
+            settings="`train.reference_every` over 0 and `variant.kl_coef: 0`",
+            why="there is no reference",
+            when=lambda c: c.train.reference_every and not c.variant.objective.needs_reference,
+            message=lambda c: (
+                f"train.reference_every={c.train.reference_every}: there is no reference at variant.kl_coef=0; set it "
+                "to 0"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.kl_in: reward` and a variant that reads the true answer or NTHR's scores",
+            why="it reads rewards as they were given, which a KL is no part of",
+            when=lambda c: bool({"ground_truth", "hidden_states"} & {*c.variant.needs}) and c.kl_in_reward,
+            message=lambda c: (
+                f"variant {c.variant.name!r} reads rewards as they were given, which a KL in the reward is no part "
+                f"of: {_NO_KL}"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.kl_in: reward` and a teacher",
+            why="no rewards are learned from, so that a KL in them would do nothing",
+            when=lambda c: "teacher" in c.variant.needs and c.kl_in_reward,
+            message=lambda c: (
+                f"variant {c.variant.name!r} learns from no rewards, so that a KL in them would do nothing: {_NO_KL}"
+            ),
+        ),
+        Exclusion(
+            settings="`variant.train_on: spliced` and an objective that reads the sampler's log-probs",
+            why="spliced text was not sampled, and has none",
+            when=lambda c: c.spliced and c.variant.objective.needs_sampler_logps,
+            message=lambda c: (
+                f"variant {c.variant.name!r} with train_on=spliced and {_of_sampler(c)}: spliced text was not sampled, "
+                "so that there are no log-probs of the sampler to compare with; leave that out, or set "
+                "variant.train_on=sampled"
+            ),
+        ),
+        Exclusion(
+            settings="`rewards.combine: normalize` and `rollout.group: 1`",
+            why="a reward that is normalised in a group of one is 0",
+            when=lambda c: c.rollout.group == 1 and c.rewards.combine == "normalize",
+            message=lambda c: (
+                "rewards.combine=normalize with rollout.group=1: a reward normalised in a group of one is 0; raise "
+                "rollout.group, or set rewards.combine=sum"
+            ),
+        ),
+        *_SKIPS,
+        Exclusion(
+            settings="`rollout.weights` or `rollout.cache_dtype` of int8 and an objective that takes samples for the "
+            "policy's own",
+            why="samples are not of the policy that learns, and nothing corrects for it; `rollout.uncorrected: true` "
+            "allows it",
+            when=lambda c: (
+                bool(c.rollout.eight_bits)
+                and not c.rollout.uncorrected
+                and c.variant.objective.importance == "none"
+                and c.variant.objective.ratio_denominator == "trainer"
+            ),
+            message=lambda c: (
+                f"{' and '.join(c.rollout.eight_bits)} with variant {c.variant.name!r}: samples are not of the policy "
+                f"that learns, and nothing corrects for it: set {_remedy_of_bits(c)}, or rollout.uncorrected=true"
+            ),
+        ),
+    ),
+    "recipe": (
+        Exclusion(
+            settings="`rollout.curriculum` and `rollout.retire`, or a variant that retires solved prompts",
+            why="a curriculum draws solved problems by their level, and these are left out",
+            when=lambda c: c.rollout.curriculum is not None and c.method.retire is not None,
+            message=lambda c: (
+                f"rollout.curriculum: solved prompts are retired (by rollout.retire or variant "
+                f"{c.method.variant.name!r}), which it does not go with; leave one out"
+            ),
+        ),
+        Exclusion(
+            settings="`data.level` and no `rollout.curriculum`",
+            why="nothing else reads levels",
+            when=lambda c: c.rollout.curriculum is None and c.names_levels,
+            message=lambda c: "data.level, or a source's level: is for rollout.curriculum; leave it out, or give that",
+        ),
+        Exclusion(
+            settings="`critic` and a variant without a critic",
+            why="there is nothing that it is of",
+            when=lambda c: c.critic is not None and c.method.variant.critic is None,
+            message=lambda c: f"critic: variant {c.method.variant.name!r} has no critic; leave the section out",
+        ),
+    ),
+}
+TITLES = {
+    "rollout": "Within `rollout`",
+    "train": "Within `train`",
+    "critic": "Within `critic`",
+    "older": "Samples of an older policy",
+    "method": "A variant and the rest of the recipe",
+    "recipe": "Sections of the recipe",
+}
+
+
+def check(scope: str, context: Any) -> None:
+    """Raises `UserError` for the first row that ``context`` has.
+
+    Args:
+      scope: a key of `TABLE`.
+      context: a section, the whole recipe, or an `Older` or `Resolved`.
+    """
+    for row in TABLE[scope]:
+        if row.when(context):
+            raise UserError(row.message(context))
+
+
+def page() -> str:
+    """The table as Markdown: ``python -m grpojax.run.exclusions > docs/exclusions.md`` writes it."""
+    lines = [
+        "# Settings that exclude each other",
+        "",
+        "A recipe with both is refused, with an error that says what to set. This page is made from "
+        "`grpojax/run/exclusions.py`.",
+    ]
+    for scope, rows in TABLE.items():
+        lines += ["", f"## {TITLES[scope]}", "", "| what does not go together | why |", "|---|---|"]
+        lines += [f"| {row.settings} | {row.why} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
