@@ -116,11 +116,12 @@ def write_json(file: str | os.PathLike[str], value: Any) -> None:
 
 def read(file: str | os.PathLike[str]) -> bytes:
     """What is in a file; raises `OSError`."""
+    place = path(file)  # names the extra that a bucket needs, where it is not installed
     if in_bucket(file):
         from grpojax.host import buckets
 
-        return buckets.read(path(file))
-    return Path(path(file)).read_bytes()
+        return buckets.read(place)
+    return Path(place).read_bytes()
 
 
 def read_all(found: Iterable[epath.Path]) -> list[bytes]:

@@ -104,7 +104,8 @@ def test_a_gpu_needs_a_driver(machine):
 
 def standard_error(*command):
     """Of a process with libtpu installed that has not been told to do without."""
-    assert importlib.util.find_spec("libtpu") is not None
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is absent: pip install 'grpojax[test-all]'")
     environ = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY")}
     done = subprocess.run([sys.executable, *command], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -195,6 +195,7 @@ def test_a_foreign_directory_is_refused(recipe, tmp_path, capsys):
 
 def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_path, capsys):
     import transformers
+    import with_torch  # noqa: F401
 
     target = tmp_path / "policy"
     assert cli.main(["export", str(unbroken[0]), "--to", str(target)]) == 0
