@@ -3,7 +3,6 @@
 import gzip
 import re
 import sys
-from importlib import import_module
 
 import bucket
 import pytest
@@ -46,15 +45,13 @@ def test_other_places_are_refused(scheme):
 
 
 def test_models_of_the_hub_are_taken_from_its_cache(tmp_path, monkeypatch):
-    import huggingface_hub
+    from huggingface_hub import constants  # loaded by name: the package loads it only when something else does
 
     snapshot = tmp_path / "models--me--small/snapshots/abc"
     snapshot.mkdir(parents=True)
     (tmp_path / "models--me--small/refs").mkdir()
     (tmp_path / "models--me--small/refs/main").write_text("abc")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    import_module("huggingface_hub._snapshot_download")  # which the package loads when it is first used
-    monkeypatch.setattr(huggingface_hub._snapshot_download.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     assert str(locate("hub:me/small")) == str(snapshot)
     with pytest.raises(UserError, match="hub:me/other: the hub's cache does not have it; hf download me/other"):
         locate("hub:me/other")
