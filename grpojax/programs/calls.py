@@ -1,6 +1,6 @@
 """A program with shapes in place of arrays: what is compiled ahead of a run, and what a plan is made of.
 
-What a program is called with is said beside the code that feeds it; here is what all of them are said in.
+The shapes that a program takes are made beside the code that feeds it. This module has the types that they are made of.
 """
 
 import dataclasses

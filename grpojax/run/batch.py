@@ -192,7 +192,7 @@ def sample_rows(
 
 
 def annotate(rows: Sequence[dict[str, Any]], rollout: Rollout, columns: Mapping[str, Tokens]) -> None:
-    """Adds to samples (`sample_rows`) their tokens and what stands beside each of them, ``[P, G, T]`` by name."""
+    """Adds columns of numbers to samples (`sample_rows`), one number a token: ``[P, G, T]`` by name."""
     rounded = {name: np.round(x, 5) for name, x in columns.items()}
     places = [(p, g, n) for p, group in enumerate(rollout.lengths.tolist()) for g, n in enumerate(group) if n]
     for row, (p, g, n) in zip(rows, places, strict=True):

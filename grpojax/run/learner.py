@@ -60,7 +60,7 @@ class Learner:
     ):
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
         self.parts = parts
-        # Of several networks that learn beside the policy there is no program.
+        # One at most: `grpojax.run.parts.kinds` refuses others.
         self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
         self.max_prompt_tokens = max_prompt_tokens
         self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])

@@ -104,7 +104,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy on the validation set after a step, and the scores by which the best one is told."""
+        """Metrics of the policy on the validation set after a step, and the scores that pick the best one."""
 
     @abc.abstractmethod
     def test(self, number: int) -> dict[str, float] | None:

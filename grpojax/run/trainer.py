@@ -336,7 +336,7 @@ class Trainer(Task):
         return dataclasses.replace(self.state, in_flight=in_flight)
 
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy on the validation set; the best one is told by them."""
+        """Metrics of the policy on the validation set; they pick the best one."""
         values = self.held_out.evaluate(number, self._for_rollouts())
         return values, values
 

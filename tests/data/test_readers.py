@@ -61,6 +61,8 @@ def test_a_missing_extra_is_named(monkeypatch):
     """Also where nothing of it is there, as without the extra."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "grpojax.host.buckets", raising=False)
+    monkeypatch.delattr("grpojax.host.buckets", raising=False)
     files._know_buckets.cache_clear()
     assert re.search(
         r"d.jsonl: a bucket needs (gcsfs|google).*: pip install 'grpojax\[gcs\]'$", refusal("gs://bucket/d.jsonl")

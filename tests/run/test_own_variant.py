@@ -20,7 +20,10 @@ QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
 NUMBER = itertools.count()  # a name once imported stays imported
 OWN = """
 from grpojax import advantages as A, losses as L, variants
-from grpojax.run.parts.part import Part
+from grpojax.run.parts.part import LearningPart, Part
+
+class Learns(LearningPart):
+    role = "mine"
 
 class Luck(Part):
     extra = {"luck": "P G"}
@@ -53,6 +56,11 @@ def sees_no_shape():
 def mean_of_tokens():
     own = L.Objective(surrogate=lambda r, a: (r * a).mean())
     return variants.Variant(name="x", advantage=plain().advantage, objective=own)
+
+def learns():
+    return variants.Variant(
+        name="x", advantage=plain().advantage, objective=L.Objective(), needs=(f"{__name__}:Learns",)
+    )
 
 def needs(what="teacher"):
     return variants.Variant(name="x", advantage=plain().advantage, objective=L.Objective(), needs=(what,))
@@ -134,6 +142,7 @@ def test_it_may_bring_a_part_with_signals_of_its_own(module):
         ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
         ("needs", {}, "needs 'teacher', for which it must have the option 'teacher'"),
         ("needs", {"what": "critic"}, "needs 'critic' goes with a critic"),
+        ("learns", {}, "Learns' brings a network that learns, which only 'critic' may"),
         ("needs", {"what": "no_module:Luck"}, "the part 'no_module:Luck' cannot be imported"),
         ("needs", {"what": "luck"}, "needs='luck': give a tuple of critic"),
         ("no_variant", {}, "returned a function: put it under @published"),

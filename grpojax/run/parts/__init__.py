@@ -36,7 +36,14 @@ def kinds(variant: Variant) -> dict[str, Any]:
     found = {name: f"{__name__}.{path}" for name, (path, there) in by_objective.items() if there}
     found |= {need: f"{__name__}.{BY_NEED[need]}" for need in variant.needs if need in BY_NEED}
     found |= {need: need for need in variant.needs if is_path(need)}
-    return {name: _load(path) for name, path in found.items()}
+    loaded = {name: _load(path) for name, path in found.items()}
+    for need in filter(is_path, variant.needs):
+        if hasattr(loaded[need], "learns_alone"):  # a `LearningPart`: `make_programs` knows no joint update for it
+            raise UserError(
+                f"variant {variant.name!r}: the part {need!r} brings a network that learns, which only 'critic' may; "
+                "derive it from Part"
+            )
+    return loaded
 
 
 def _load(path: str) -> Any:

@@ -125,7 +125,7 @@ class Critic(LearningPart):
         return rows, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
 
     def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """What it said of every token before the updates, as it acts on the advantages."""
+        """Its output for every token before the updates, as the advantages read it."""
         return {ROLE: np.asarray(self.rule.loss.prediction(signals[self.rule.signal]), np.float64)}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:

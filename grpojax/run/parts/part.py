@@ -134,7 +134,7 @@ class Part:
         return {}
 
     def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """Of the samples as they are kept, what stands beside their tokens: ``[P, G, T]`` of what `before` gave."""
+        """Columns of the samples file, a number for each token: ``[P, G, T]`` by name, made of what `before` gave."""
         return {}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:

@@ -19,7 +19,7 @@ from grpojax.types import Tokens
 
 
 class Teacher(Part):
-    """A model that reads what the policy said. It runs as the policy does, and no checkpoint has its weights.
+    """A model that scores the policy's samples. It runs as the policy does, and no checkpoint has its weights.
 
     Its folder is the variant's option ``teacher``.
 
@@ -62,8 +62,8 @@ class Teacher(Part):
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
         own, teacher = (weighed.signals[name] for name in ("behavior_logps", "ref_logps"))
-        apart = np.asarray(own, np.float64) - teacher
-        return super().weigh(weighed)[0], {"teacher/kl": mean(apart[weighed.learned])}
+        difference = np.asarray(own, np.float64) - teacher
+        return super().weigh(weighed)[0], {"teacher/kl": mean(difference[weighed.learned])}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
         return {"score": forward_flops(self.shape, batch)}
