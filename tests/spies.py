@@ -23,8 +23,8 @@ def watched(made, around):
     new = {}
     for field in dataclasses.fields(made):
         value = getattr(made, field.name)
-        if dataclasses.is_dataclass(value):
-            new[field.name] = watched(value, around)
+        if isinstance(value, dict):
+            new[field.name] = {name: Spy(program, around) for name, program in value.items()}
         elif callable(value):  # an optimiser is none
             new[field.name] = Spy(value, around)
     return dataclasses.replace(made, **new)

@@ -37,6 +37,7 @@ class Call(NamedTuple):
       live: the share of them that a token's step reads, on the average.
       samples: it runs on the chips that sample, whichever those are.
       static: keyword arguments that it compiles anew for.
+      ragged: its rows are those of a minibatch, which have a second size where samples are shorter.
     """
 
     program: Any
@@ -49,6 +50,7 @@ class Call(NamedTuple):
     live: float = 1.0
     samples: bool = False
     static: Mapping[str, Any] = types.MappingProxyType({})
+    ragged: bool = False
 
 
 def abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:

@@ -62,13 +62,14 @@ class Learner:
         self.parts = parts
         # One at most: `grpojax.run.parts.kinds` refuses others.
         self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
+        self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)
         self.max_prompt_tokens = max_prompt_tokens
         self.least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
         self.objective = objective = method.variant.objective
         self._needs_entropy = "entropy" in method.variant.needs
         self._moves = method.scores_old(train.updates_a_rollout)
-        self._compares = any(part.compares for part in parts)
-        self._scores_self = self._moves or self._needs_entropy or self._compares
+        self._compares = any(part.compares(method.variant) for part in parts)
+        self._scores_self = method.scores_self(train.updates_a_rollout)
         self.scores_a_step = int(self._scores_self) + sum(part.passes for part in parts)
         self.state: dict[str, Any] = {}
         self.updates = 0
@@ -101,12 +102,13 @@ class Learner:
         _, network = decoder_network(self.policy.config, self.programs.optimizer, self.policy.mesh)
         networks = {"policy": network}
         for part in self.parts:
-            networks |= part.networks()
+            added = part.networks()
+            networks |= {role: added[role] for role in part.saved()}
         return networks
 
     def _learns_alone(self, number: int) -> bool:
         """Whether the policy is left as it is in a step, and the network beside it learns."""
-        return self._second is not None and self._second.learns_alone(number)
+        return number <= self._warmup
 
     def start(self, restored: Mapping[str, Any] | None) -> None:
         """Takes the policy's weights over; ``restored`` is what `saved` gave before, None in a new run."""
@@ -275,7 +277,7 @@ class Learner:
             given = frozen if second is None else {**frozen, **second.frozen(self.state)}
             if second is not None and learns_alone:
                 self.state[second.role], measured = self._run(
-                    second.update, self.state[second.role], given, mini.packed
+                    self.programs.alone[second.role], self.state[second.role], given, mini.packed
                 )
                 taken.append({f"{second.role}/{name}": value for name, value in measured.items()})
                 ready(self.state)

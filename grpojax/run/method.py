@@ -55,6 +55,11 @@ class Method:
         """
         return (self.older or updates > 1) and self.variant.objective.ratio_denominator == "trainer"
 
+    def scores_self(self, updates: int) -> bool:
+        """Whether the policy scores the samples before the first of a step's ``updates``."""
+        compares = any(kind.compares(self.variant) for kind in parts.kinds(self.variant).values())
+        return self.scores_old(updates) or "entropy" in self.variant.needs or compares
+
     @property
     def replaces_samples(self) -> bool:
         """Whether samples are learned from as other text than was drawn (`grpojax.run.parts.true_answers`)."""
@@ -196,8 +201,6 @@ def _variant(options: Mapping[str, Any]) -> variants.Variant:
     for need, kind in kinds.items():
         if missing := [option for option in kind.options if option not in variant.options]:
             raise UserError(f"variant {name!r} needs {need!r}, for which it must have the option {missing[0]!r}")
-    if ("critic" in variant.needs) != (variant.critic is not None):
-        raise UserError(f"variant {name!r}: needs 'critic' goes with a critic, and a critic with that")
     return variant
 
 
@@ -346,7 +349,8 @@ def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> boo
 
 
 def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
-    """Signals of made-up samples, ``shape [P, G]``, of three tokens each: all that a variant may read."""
+    """Signals of made-up samples, ``shape [P, G]``, of three tokens each: what every variant may read, and what the
+    parts give."""
     rng = np.random.default_rng(0)
 
     def some(*shape: int) -> np.ndarray:
@@ -355,23 +359,17 @@ def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
     tokens = *shape, 3
     logps = -some(*tokens)
     axes = {"P": shape[:1], "P G": shape, "P G T": tokens}
-    extra = {name: some(*axes[at]) for kind in parts.kinds(variant).values() for name, at in kind.extra.items()}
-    return Signals(
-        lengths=np.full(shape, 3, np.int32),
-        mask=np.ones(tokens, bool),
-        behavior_logps=logps,
-        # The reference is the policy itself, so that no KL teaches anything; a teacher is another model.
-        ref_logps=-some(*tokens) if "teacher" in variant.needs else logps,
-        max_logps=0 * logps,
-        entropy=some(*tokens),
-        tokens=rng.integers(0, 9, tokens).astype(np.int32),
-        greedy_rewards=some(shape[0]),
-        step_rewards=some(*tokens),
-        likelihood=some(*shape),
-        influence=some(*tokens),
-        influence_means=some(*shape),
-        draws=some(*tokens),
-        token_bias=some(*tokens),
-        values=some(*tokens),
-        extra=extra or None,
-    )
+    made = {
+        "lengths": np.full(shape, 3, np.int32),
+        "mask": np.ones(tokens, bool),
+        "behavior_logps": logps,
+        "ref_logps": logps,  # the policy itself, so that no KL teaches anything
+        "max_logps": 0 * logps,
+        "entropy": some(*tokens),
+        "tokens": rng.integers(0, 9, tokens).astype(np.int32),
+        "greedy_rewards": some(shape[0]),
+        "step_rewards": some(*tokens),
+    }
+    for kind in parts.kinds(variant).values():
+        made |= kind.made_up(lambda at: some(*axes[at]))
+    return parts.signals_of(made)

@@ -12,6 +12,7 @@ from grpojax.programs import batch_shards, blocks, calls, packing
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import place_rows
+from grpojax.run import parts
 from grpojax.run.recipe import Config
 from grpojax.run.regroup import room
 from grpojax.types import PerToken, Tokens, TrainBatch
@@ -63,15 +64,14 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
     Where a plan gives prompts different numbers of samples, each is taken to have the most: more than there ever are.
     """
     train, method, rollout = config.train, config.method, config.rollout
-    objective, critic = method.variant.objective, method.variant.critic
+    variant, kinds = method.variant, parts.kinds(method.variant).values()
     tokens = room(rollout.max_tokens) if method.replaces_samples else rollout.max_tokens
     prompts = calls.longest_prompts(rollout.prompts // train.minibatches, config.data.max_prompt_tokens)
     part, group = batch_shards.spread(prompts, method.widest(rollout.group), policy.shards)
     full = np.zeros((len(part.lengths), group, tokens), np.float32)
-
-    def given(needed: bool) -> np.ndarray | None:
-        return full if needed else None
-
+    there = {"sampler_logps": not method.replaces_samples}
+    there["behavior_logps"] = method.scores_old(train.updates_a_rollout)
+    there |= {name: True for kind in kinds for name in kind.rows(variant)}
     return TrainBatch(
         prompts=part,
         tokens=full.astype(np.int32),
@@ -79,14 +79,8 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
         per_token=PerToken(
             advantages=full,
             weights=full,
-            sampler_logps=given(not method.replaces_samples),
-            behavior_logps=given(method.scores_old(train.updates_a_rollout)),
-            ref_logps=given(objective.needs_reference),
-            displacement_weights=given(objective.needs_displacement_weights),
-            covariance_mask=full.astype(bool) if objective.needs_covariance_mask else None,
-            critic_targets=given(critic is not None),
-            critic_outputs=given(critic is not None and critic.loss.needs_outputs),
-            critic_weights=given(critic is not None and critic.loss.own_weights),
+            covariance_mask=full.astype(bool) if variant.objective.needs_covariance_mask else None,
+            **{name: full for name, needed in there.items() if needed},
         ),
     )
 

@@ -12,26 +12,38 @@ from typing import Any
 import optax
 
 from grpojax import losses as L
-from grpojax.models import critic as critics
+from grpojax.host.errors import UserError
 from grpojax.models.compute import Compute
-from grpojax.programs import influence, policy_update, state
+from grpojax.programs import policy_update
 from grpojax.programs.compiling import program, quick_options
-from grpojax.programs.critic_update import ROLE as CRITIC
-from grpojax.programs.critic_update import CriticModel, make_critic_score
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.update import Learns, Loss, make_joint_update, make_update
+from grpojax.run import parts
 from grpojax.run.recipe import Config
 
 Function = Callable[..., Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LearningCritic:
-    """The critic of a run: its network, its optimiser, and the updates that its schedule is stretched over."""
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What the programs of a part follow from, and how they are made; this one makes none.
 
-    model: CriticModel
-    optimizer: OptimizerConfig
-    updates: int | None
+    A subclass is a frozen dataclass whose fields can be hashed: `make_programs` makes the programs of equal ones once,
+    so that what a program follows from is a field, or stands in the `Learning`.
+    """
+
+    def make(self, learning: "Learning") -> Mapping[str, Function]:
+        """The programs that the part adds, jitted, by name (`grpojax.programs.compiling.program`).
+
+        Args:
+          learning: of the run.
+        """
+        return {}
+
+    def learners(self) -> Mapping[str, Learns]:
+        """The network that learns beside the policy, by its role; empty where none does. Where both learn, its loss
+        finds the policy's weights in ``frozen["policy"]``, which get no gradient of it."""
+        return {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +58,7 @@ class Learning:
       updates: of the whole run, for schedules; None where that is not known.
       temperature: the one that samples are drawn at.
       entropy: whether the variant reads the entropy of each token before the updates.
-      critic: of a variant that has one.
-      teacher: the graph definition of a teacher, of a variant that has one.
+      parts: of the variant.
     """
 
     graph: Any
@@ -57,23 +68,7 @@ class Learning:
     updates: int | None
     temperature: float
     entropy: bool = False
-    critic: LearningCritic | None = None
-    teacher: Any = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CriticPrograms:
-    """What a critic adds.
-
-    Attributes:
-      optimizer: what it learns with.
-      update: ``(state, frozen, packed) -> (state, metrics)``, in which it learns alone.
-      score: ``(params, frozen, rows) -> [M, B, R, S]``, its outputs.
-    """
-
-    optimizer: optax.GradientTransformation
-    update: Function
-    score: Function
+    parts: tuple[Spec, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,14 +77,14 @@ class Programs:
 
     Attributes:
       optimizer: the policy's.
-      update: ``(state, frozen, packed) -> (state, metrics)``; of a run with a critic, of both states by role.
+      update: ``(state, frozen, packed) -> (state, metrics)``; where another network learns beside the policy, of both
+        states by role.
       score: ``(params, rows) -> Scores``, log-probs of the samples.
       score_policy: the same of the policy before its updates, with the entropy where the variant reads it.
       covariance_mask: ``(key, logps, packed, places) -> mask``, the tokens that Clip-Cov or KL-Cov picks.
-      refresh: ``(reference, params, mix) -> reference``.
-      influence: NTHR's scores (`grpojax.programs.influence.make_influence`).
-      critic: of a variant that has one.
-      teacher: ``(params, rows) -> Scores`` of the teacher, of a variant that has one.
+      alone: ``(state, frozen, packed) -> (state, metrics)``, in which the other network learns and the policy does not,
+        by its role.
+      parts: what the parts add, by name.
     """
 
     optimizer: optax.GradientTransformation
@@ -97,36 +92,28 @@ class Programs:
     score: Function
     score_policy: Function
     covariance_mask: Function
-    refresh: Function
-    influence: Function
-    critic: CriticPrograms | None = None
-    teacher: Function | None = None
+    alone: Mapping[str, Function] = dataclasses.field(default_factory=dict)
+    parts: Mapping[str, Function] = dataclasses.field(default_factory=dict)
 
 
-def learning_of(
-    config: Config,
-    graph: Any,
-    compute: Compute,
-    parts: Iterable[Mapping[str, Any]] = (),
-) -> Learning:
+def learning_of(config: Config, graph: Any, compute: Compute, specs: Iterable[Spec] = ()) -> Learning:
     """The `Learning` of a recipe.
 
     Args:
       config: the recipe.
       graph, compute: of the policy.
-      parts: what each part of the variant adds to it (`grpojax.run.parts.part.Part.learning`).
+      specs: of the variant's parts (`grpojax.run.parts.part.Part.spec`).
     """
-    train, own, variant = config.train, config.own_critic, config.method.variant
-    warmup = 0 if own is None else own.warmup_steps
+    train, variant = config.train, config.method.variant
     return Learning(
         graph=graph,
         compute=compute,
         objective=variant.objective,
         optimizer=config.optimizer,
-        updates=None if train.steps is None else (train.steps - warmup) * train.updates_a_rollout,
+        updates=None if train.steps is None else (train.steps - parts.warmup_steps(config)) * train.updates_a_rollout,
         temperature=config.rollout.temperature,
         entropy="entropy" in variant.needs,
-        **{name: value for part in parts for name, value in part.items()},
+        parts=tuple(specs),
     )
 
 
@@ -135,43 +122,41 @@ def make_programs(learning: Learning) -> Programs:
     """The programs of a run."""
     graph, compute, objective = learning.graph, learning.compute, learning.objective
     options = quick_options(compute.platform)
-    scores = functools.partial(_score, compute=compute, temperature=learning.temperature)
+    scores = functools.partial(score_program, compute=compute, temperature=learning.temperature)
     loss = policy_update.policy_objective(graph, objective, compute, temperature=learning.temperature, entropy=True)
-    policy = Learns(
-        loss=loss,
-        optimizer=make_optimizer(learning.optimizer, learning.updates),
-        read=policy_update.reader(graph, compute),
-    )
-    update, critic = make_update(loss, policy.optimizer, compute.mesh, read=policy.read), None
-    if learning.critic is not None:
-        model = learning.critic.model
-        rule = make_optimizer(learning.critic.optimizer, learning.critic.updates, critics.CRITIC)
-        alone = make_update(model.objective, rule, model.compute.mesh, read=model.read, table=critics.CRITIC)
-        update = make_joint_update({"policy": policy, CRITIC: model.learns(rule)}, compute.mesh)
-        critic = CriticPrograms(
-            optimizer=rule,
-            update=program("critic update", alone, donate=[0], options=options),
-            score=program("critic", make_critic_score(model), options=options),
-        )
+    optimizer = make_optimizer(learning.optimizer, learning.updates)
+    policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute))
+    others, added = dict[str, Learns](), dict[str, Function]()
+    for part in learning.parts:
+        others |= part.learners()
+        made = part.make(learning)
+        if twice := added.keys() & made.keys():
+            raise UserError(f"two parts of the variant bring a program {min(twice)!r}: give one of them another name")
+        added |= made
+    update = make_joint_update({"policy": policy, **others}, compute.mesh) if others else _alone(policy, compute)
     score = scores("score", graph)
     return Programs(
-        optimizer=policy.optimizer,
+        optimizer=optimizer,
         update=program("update", update, donate=[0], options=options),
         score=score,
         score_policy=scores("score with entropy", graph, entropy=True) if learning.entropy else score,
         covariance_mask=program("covariance mask", policy_update.make_covariance_mask(objective)),
-        refresh=program("reference refresh", state.refreshed),
-        influence=program(
-            "influence",
-            influence.make_influence(graph, compute, temperature=learning.temperature),
-            static=["copies", "group"],
-        ),
-        critic=critic,
-        teacher=None if learning.teacher is None else scores("teacher", learning.teacher),
+        alone={
+            role: program(f"{role} update", _alone(learns, compute), donate=[0], options=options)
+            for role, learns in others.items()
+        },
+        parts=added,
     )
 
 
-def _score(name: str, graph: Any, *, compute: Compute, temperature: float = 1.0, entropy: bool = False) -> Function:
+def _alone(learns: Learns, compute: Compute) -> Function:
+    return make_update(learns.loss, learns.optimizer, compute.mesh, read=learns.read, table=learns.table)
+
+
+def score_program(
+    name: str, graph: Any, *, compute: Compute, temperature: float = 1.0, entropy: bool = False
+) -> Function:
+    """``(params, rows) -> Scores`` of a decoder; arguments as of `grpojax.programs.policy_update.make_score`."""
     score = policy_update.make_score(graph, compute, temperature=temperature, entropy=entropy)
     return program(name, score, options=quick_options(compute.platform))
 
@@ -207,5 +192,5 @@ def make_supervised_programs(
     return SupervisedPrograms(
         optimizer=rule,
         update=program("update", update, donate=[0], options=quick_options(compute.platform)),
-        score=_score("score", graph, compute=compute),
+        score=score_program("score", graph, compute=compute),
     )

@@ -13,6 +13,7 @@ from grpojax.programs import batch_shards, calls, packing
 from grpojax.programs.packing import Layout
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import place_rows
+from grpojax.run.recipe import Config
 from grpojax.run.sections import TrainConfig
 from grpojax.types import Array, PerToken, Prompts, Rows, Samples, Tokens, TrainBatch
 
@@ -157,25 +158,22 @@ class Longest(NamedTuple):
 
 
 def longest(
-    policy: PolicyShape,
-    *,
-    most: int,
-    group: int,
-    tokens: int,
-    longest_prompt: int,
-    tokens_at_once: int,
-    one_prompt: bool = False,
+    config: Config, policy: PolicyShape, *, tokens: int, at_once: int | None = None, one_prompt: bool = False
 ) -> Longest:
-    """What `regroup` gives of groups that are as long as any; arguments as there.
+    """What `regroup` gives of a recipe's groups that are as long as any.
 
     Args:
+      config: the recipe.
       policy: the model.
-      most: groups of a whole batch.
-      group: samples of each.
       tokens: of each sample.
-      longest_prompt, tokens_at_once, one_prompt: as in `regroup`.
+      at_once: the most of ``tokens_at_once``; None for no such limit.
+      one_prompt: as in `regroup`.
     """
-    filled, microbatches = part_sizes(most, group, tokens, policy.shards, tokens_at_once, one_prompt=one_prompt)
+    rollout, longest_prompt = config.rollout, config.data.max_prompt_tokens
+    most, group = rollout.prompts, config.method.widest(rollout.group)
+    together = tokens_at_once(most * group * rollout.max_tokens, config.train, policy.shards)
+    together = together if at_once is None else min(together, at_once)
+    filled, microbatches = part_sizes(most, group, tokens, policy.shards, together, one_prompt=one_prompt)
     prompts, part = batch_shards.spread(calls.longest_prompts(filled, longest_prompt), group, policy.shards)
     shape = len(prompts.lengths), part
     rows, layout = _in_rows(

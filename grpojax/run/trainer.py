@@ -140,7 +140,9 @@ class Trainer(Task):
         self.rewards.check_columns(evaluation.columns_of(every))
         checks.positions(every, config.rollout.max_tokens, self.policy)
         longest = _longest_prompt(config, self.problems)
-        self.parts = [kind(config, self.policy, longest_prompt=longest) for kind in kinds]
+        self.parts = [kind(config, self.policy.shape) for kind in kinds]
+        for part in self.parts:
+            part.load(self.policy, longest_prompt=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
         for line in str(config.method.variant).splitlines()[1:]:
             log.info("%s", line)
@@ -155,7 +157,7 @@ class Trainer(Task):
             config,
             self.policy.graph,
             self.policy.compute,
-            [part.learning() for part in self.parts],
+            [part.spec() for part in self.parts],
         )
         self.learner = Learner(
             self.policy,

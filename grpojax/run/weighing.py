@@ -1,14 +1,13 @@
 """What a batch's samples weigh in an update: advantages, weights of tokens, and what of them stands in each row."""
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from grpojax import losses as L
-from grpojax.advantages import Signals, Transform
+from grpojax.advantages import Transform
 from grpojax.host.errors import UserError
+from grpojax.run import parts
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
 from grpojax.types import Samples, Tokens
@@ -38,22 +37,10 @@ def advantages(
         "tokens": batch.rollout.tokens,
     }
     try:
-        given = signals_of({**known, **batch.signals, **signals})
+        given = parts.signals_of({**known, **batch.signals, **signals})
         return np.asarray((rule or method.variant.advantage)(counted, given))
     except ValueError as e:
         raise UserError(f"variant {method.variant.name!r}: {e}") from e
-
-
-def signals_of(given: Mapping[str, Any]) -> Signals:
-    """Signals of arrays by name; those that are no field stand in ``extra``.
-
-    Example:
-      >>> signals_of({"lengths": np.array([[2]]), "luck": 7}).extra
-      {'luck': 7}
-    """
-    fields = {f.name for f in dataclasses.fields(Signals)}
-    extra = {name: x for name, x in given.items() if name not in fields}
-    return Signals(**{name: x for name, x in given.items() if name in fields}, extra=extra or None)
 
 
 def rows(

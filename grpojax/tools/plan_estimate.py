@@ -15,6 +15,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute, DecoderConfig, flops, kv_heads
 from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing
+from grpojax.run.calls import times_a_step
 from grpojax.run.recipe import Config
 from grpojax.tools import plan_run
 from grpojax.tools.plan_chips import Target
@@ -31,8 +32,7 @@ class Estimate:
     """What a run is thought to need.
 
     Attributes:
-      programs: reports of "rollout", "reshard", "score" (or "score with entropy", or both) and "update" with sizes in
-        GiB a chip and seconds by resource.
+      programs: reports of those of `PROGRAMS` that a step runs, with sizes in GiB a chip and seconds by resource.
       run: its step and its whole.
     """
 
@@ -58,14 +58,12 @@ def of_recipe(config: Config, target: Target, *, layers: int | None = None) -> E
     """
     model = shape_of(config.model.path)
     model = model if layers is None else dataclasses.replace(model, num_layers=layers)
-    counts = plan_run.times_a_step(config)
+    counts = times_a_step(config)
     _check_known(config, counts)
     work = _Work(model=model, config=config, **_mesh(config, target.chips))
     _check_divides(work, target.chips)
     programs = tuple(
-        _report(name, work, target, *make(work, target))
-        for name, make in PROGRAMS.items()
-        if name != "score with entropy" or counts.get(name)
+        _report(name, work, target, *make(work, target)) for name, make in PROGRAMS.items() if counts.get(name)
     )
     return Estimate(programs=programs, run=plan_run.bound(config, programs, target.chips))
 

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from grpojax.tools.hlo import Traffic
 from grpojax.tools.plan_links import Load
 
-PROGRAMS = ("update", "score", "rollout", "reshard")
+PROGRAMS = ("update", "rollout", "reshard")
 CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: what it says, and an update of it alone
-# The update of a batch whose samples are shorter; programs of held-out problems, with their own weights where a
-# rollout's are others; and what some variants need: a teacher's log-probs, XRPO's later phases, ReMax's baseline,
-# entropies, the tokens of Clip-Cov and KL-Cov, NTHR's scores and true answers' likelihoods of a quarter of the groups,
-# and a refreshed reference.
+# Log-probs; programs of held-out problems, with their own weights where a rollout's are others; and what some variants
+# need: a teacher's log-probs, XRPO's later phases, ReMax's baseline, entropies, the tokens of Clip-Cov and KL-Cov,
+# NTHR's scores and true answers' likelihoods of a quarter of the groups, and a refreshed reference.
 VARIANT_PROGRAMS = (
-    "ragged update",
+    "score",
     "evaluation",
     "evaluation reshard",
     "teacher",
@@ -33,7 +32,8 @@ class ProgramReport:
     """What one compiled program needs; sizes are GiB on each chip.
 
     Attributes:
-      name: one of `PROGRAMS`, `CRITIC_PROGRAMS` or `VARIANT_PROGRAMS`.
+      name: one of `PROGRAMS`, `CRITIC_PROGRAMS` or `VARIANT_PROGRAMS`, or of a part of one's own; with "ragged "
+        before it the same program for a batch whose samples are shorter.
       compile_s: seconds that tracing and compiling took here.
       error: why the compiler refused it, such as too little memory; then all that follows is empty or NaN but for
         ``resident``, ``room`` and ``consumers``.

@@ -55,11 +55,10 @@ def plan(
       UserError: an unknown topology, or sizes that do not divide over the mesh.
     """
     chips = topology_meshes(topology, config.mesh, slices)
-    teacher = config.method.variant.options.get("teacher")
     calls, state = calls_of(
         config,
         policy_shape(config.model, shorter(config.model.path, layers) if model is None else model, chips),
-        teacher=None if teacher is None else shorter(teacher, layers),
+        read_shape=lambda path: shorter(path, layers),
     )
     return _reports(calls, state, chips, programs)
 

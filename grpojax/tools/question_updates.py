@@ -25,7 +25,7 @@ from grpojax.run import recipe
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import describe
 from grpojax.run.packed_batch import PackedBatch
-from grpojax.run.parts.influence import Influences
+from grpojax.run.parts.influence import Influences, influence_program
 from grpojax.run.recipe import Config
 from grpojax.run.sweep import label
 from grpojax.run.trainer import Trainer
@@ -246,7 +246,9 @@ def _only(batch: RolloutBatch, i: int) -> RolloutBatch:
 def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     """The mean over right samples, ``[Q]``."""
     longest = trainer.config.data.max_prompt_tokens
-    run = Influences(trainer.policy, trainer.learner.programs.influence, longest_prompt=longest)
+    policy = trainer.policy
+    program = influence_program(policy.graph, policy.compute, temperature=trainer.config.rollout.temperature)
+    run = Influences(policy, program, longest_prompt=longest)
     means = []
     for batch in each:
         weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))

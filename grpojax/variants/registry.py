@@ -98,6 +98,9 @@ class Variant:
             wrong = self.needs if isinstance(self.needs, str) else unknown[0]
             raise ValueError(f"variant {self.name!r}: needs={wrong!r}: give a tuple of {', '.join(NEEDS)}")
 
+        if ("critic" in self.needs) != (self.critic is not None):
+            raise ValueError(f"variant {self.name!r}: needs 'critic' goes with a critic, and a critic with that")
+
     def __str__(self) -> str:
         terms = {f.name: getattr(self.objective, f.name) for f in dataclasses.fields(self.objective)}
         usual = {f.name: f.default for f in dataclasses.fields(L.Objective)}

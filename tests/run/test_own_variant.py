@@ -1,29 +1,95 @@
 """A variant of one's own in a recipe: found by its import path, its options checked, its source compared."""
 
+import collections
 import contextlib
 import itertools
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import runs
+import spies
 
 from grpojax import losses as L
 from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.records.directory import RunDirectory
-from grpojax.run import checks, parts, recipe, sweep
+from grpojax.run import calls, checks, parts, sweep
+from grpojax.run import recipe as recipes
+from grpojax.run.calls import calls_of
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
 NUMBER = itertools.count()  # a name once imported stays imported
 OWN = """
+import dataclasses
+import jax, optax
+import jax.numpy as jnp
 from grpojax import advantages as A, losses as L, variants
+from grpojax.models.weight_table import Weight, zeros
+from grpojax.programs.calls import Call
+from grpojax.programs.compiling import program
+from grpojax.programs.state import Network, init_state
+from grpojax.programs.update import Learns as How
+from grpojax.run.packed_batch import whole
 from grpojax.run.parts.part import LearningPart, Part
+from grpojax.run.programs import Spec
 
-class Learns(LearningPart):
-    role = "mine"
+@dataclasses.dataclass(frozen=True)
+class Table(Spec):
+    tokens: int
+
+    def make(self, learning):
+        return {"bias of tokens": program("bias of tokens", lambda params, rows: params["bias"][rows.tokens])}
+
+    def learners(self):
+        def loss(params, frozen, part):
+            said, given = params["bias"][part.rows.tokens], part.per_token
+            return (given.weights * (said - given.advantages) ** 2).sum(), {}
+
+        nothing = lambda params, frozen, rows: ()
+        table = {"bias": Weight((None,), zeros)}
+        return {"mine": How(loss=loss, optimizer=optax.sgd(0.5), read=nothing, table=table)}
+
+class Learns(LearningPart):  # a number for each token, which learns what samples with it are worth
+    role, extra = "mine", {"bias": "P G T"}
+
+    @classmethod
+    def times(cls, config):
+        return {"bias of tokens": config.train.minibatches}
+
+    @classmethod
+    def warmup_steps(cls, config):
+        return 1
+
+    def spec(self):
+        return Table(self.shape.config.vocab_size)
+
+    def networks(self):
+        how = self.spec().learners()["mine"]
+        params = {"bias": jax.ShapeDtypeStruct((self.shape.config.vocab_size,), jnp.float32)}
+        return {"mine": Network(params=params, optimizer=how.optimizer, table=how.table)}
+
+    def calls(self, longest):
+        args = longest.state["mine"].params, longest.packed.rows
+        return {"bias of tokens": Call(longest.programs.parts["bias of tokens"], args, args[0], ragged=True)}
+
+    def start(self, params, restored):
+        if restored is not None:
+            return {}
+        network = self.networks()["mine"]
+        bias = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), network.params)
+        return {"mine": init_state(bias, network.optimizer, self.shape.mesh, network.table)}
+
+    def before(self, state, minis):
+        program = self.programs.parts["bias of tokens"]
+        return {"bias": whole(minis, [self.run(program, state["mine"].params, m.packed.rows) for m in minis])}
+
+class Another(Learns):
+    role = "another"
 
 class Luck(Part):
     extra = {"luck": "P G"}
@@ -57,10 +123,10 @@ def mean_of_tokens():
     own = L.Objective(surrogate=lambda r, a: (r * a).mean())
     return variants.Variant(name="x", advantage=plain().advantage, objective=own)
 
-def learns():
-    return variants.Variant(
-        name="x", advantage=plain().advantage, objective=L.Objective(), needs=(f"{__name__}:Learns",)
-    )
+def learns(others=()):
+    chain = A.chain(A.center(), A.to_tokens(), lambda values, signals: values - signals.extra["bias"])
+    needs = tuple(f"{__name__}:{name}" for name in ("Learns", *others))
+    return variants.Variant(name="x", advantage=chain, objective=L.Objective(), needs=needs)
 
 def needs(what="teacher"):
     return variants.Variant(name="x", advantage=plain().advantage, objective=L.Objective(), needs=(what,))
@@ -97,7 +163,7 @@ def module(tmp_path, monkeypatch):
 
 
 def load(variant, *more):
-    return recipe.load(QUICKSTART, (f"variant={json.dumps(variant)}", *more))
+    return recipes.load(QUICKSTART, (f"variant={json.dumps(variant)}", *more))
 
 
 def test_its_options_are_those_of_its_function_its_surrogate_and_every_variant(module):
@@ -128,6 +194,44 @@ def test_it_may_bring_a_part_with_signals_of_its_own(module):
     assert need == f"{module}:Luck" and kind.extra == {"luck": "P G"}
 
 
+@pytest.mark.slow
+def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tmp_path, monkeypatch):
+    """In one file: its first step is its own, then both learn in one program; it is planned, saved and restored."""
+    more = ["train.eval_every=0", "train.minibatches=2", f"run.dir={tmp_path}/run", "rewards.0.name=tiny_run:parity"]
+    ran = spies.record(monkeypatch)
+
+    def run(steps):
+        config = recipes.load(recipe, [f"variant={module}:learns", f"train.steps={steps}", *more])
+        made = runs.Trainer(config, eos_ids=())
+        start = jax.tree.map(np.array, made.learner.state)
+        assert made.run()
+        return config, made, start, made.learner.state
+
+    config, trainer, start, first = run(1)
+    jax.tree.map(np.testing.assert_array_equal, first["policy"].params, start["policy"].params)
+    assert start["mine"].params["bias"].max() == 0 < np.abs(first["mine"].params["bias"]).max()
+    kept = jax.tree.map(np.array, first["mine"].params)
+
+    listed = calls_of(config, trainer.policy.shape).calls
+    assert {"update", "mine update", "bias of tokens"} <= listed.keys()
+    assert listed["update"].args[0].keys() == {"policy", "mine"}
+    assert calls.times_a_step(config)["bias of tokens"] == 2 and parts.warmup_steps(config) == 1
+
+    _, _, restored, second = run(2)
+    np.testing.assert_array_equal(restored["mine"].params["bias"], kept["bias"])
+    assert np.abs(second["mine"].params["bias"] - kept["bias"]).max() > 0
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), second["policy"].params, restored["policy"].params)
+    assert max(jax.tree.leaves(moved)) > 0
+    assert collections.Counter(name for name, _ in ran) == {
+        "score": 4,
+        "bias of tokens": 4,
+        "mine update": 2,
+        "update": 2,
+    }
+    one, two = runs.numbers(tmp_path / "run")
+    assert one["mine/skipped"] == two["mine/skipped"] == 0 and two["mine/grad_norm"] > 0
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
@@ -142,7 +246,7 @@ def test_it_may_bring_a_part_with_signals_of_its_own(module):
         ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
         ("needs", {}, "needs 'teacher', for which it must have the option 'teacher'"),
         ("needs", {"what": "critic"}, "needs 'critic' goes with a critic"),
-        ("learns", {}, "Learns' brings a network that learns, which only 'critic' may"),
+        ("learns", {"others": ["Another"]}, "Learns' and '.*Another' each bring a network that learns"),
         ("needs", {"what": "no_module:Luck"}, "the part 'no_module:Luck' cannot be imported"),
         ("needs", {"what": "luck"}, "needs='luck': give a tuple of critic"),
         ("no_variant", {}, "returned a function: put it under @published"),
@@ -207,7 +311,7 @@ def test_a_run_is_of_one_source(module, tmp_path):
     assert "source" not in load("grpo").resolved()["variant"]
 
     def directory(config):
-        read = lambda tree: settings.build(recipe.Config, tree).resolved()  # noqa: E731
+        read = lambda tree: settings.build(recipes.Config, tree).resolved()  # noqa: E731
         return RunDirectory(tmp_path / "run", config.resolved(), config.may_differ, read)
 
     directory(config).check()
@@ -216,7 +320,7 @@ def test_a_run_is_of_one_source(module, tmp_path):
         directory(config).write()
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "reward": 1}\n')
     directory(config).check()
-    again = settings.build(recipe.Config, json.loads((tmp_path / "run/config.json").read_text()))
+    again = settings.build(recipes.Config, json.loads((tmp_path / "run/config.json").read_text()))
     assert again.resolved() == stored
     checks.variant_source(again)
 
@@ -227,7 +331,7 @@ def test_a_run_is_of_one_source(module, tmp_path):
     with pytest.raises(UserError, match=r"run of another config: variant\.source: '\w{32}' -> '\w{32}'"):
         directory(changed).check()
     with pytest.raises(UserError, match=r"variant\.source='\w{32}': .*:mine has changed since"):
-        checks.variant_source(settings.build(recipe.Config, stored))
+        checks.variant_source(settings.build(recipes.Config, stored))
 
 
 def test_the_source_is_that_of_the_function_too(tmp_path, monkeypatch):

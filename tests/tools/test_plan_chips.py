@@ -87,8 +87,11 @@ def test_what_no_data_sheet_knows_or_does_not_divide_is_told(capsys, more, said)
 
 def test_a_variant_with_entropies_scores_with_them():
     config = load("variant=gtpo", "rollout.prompts=32")
-    by_name = {p.name: p for p in plan_estimate.of_recipe(config, plan_chips.parse("h100:8")).programs}
-    assert by_name["score with entropy"].seconds == by_name["score"].seconds
+    plain = load("variant={name: grpo, kl_coef: 0.1}", "rollout.prompts=32")
+    found = [plan_estimate.of_recipe(x, plan_chips.parse("h100:8")).programs for x in (config, plain)]
+    entropy, score = ({p.name: p for p in programs if "score" in p.name} for programs in found)
+    assert entropy.keys() == {"score with entropy"} and score.keys() == {"score"}
+    assert entropy["score with entropy"].seconds == score["score"].seconds
 
 
 def test_a_supervised_recipe_is_compiled_for_tpus(capsys):

@@ -7,6 +7,7 @@ import pytest
 import spies
 from runs import Trainer
 
+from grpojax.run import calls
 from grpojax.run import recipe as recipes
 from grpojax.tools import plan_run
 from grpojax.tools.plan_report import ProgramReport
@@ -33,7 +34,7 @@ def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_pat
     config, ran = load(recipe, tmp_path, *more), spies.record(monkeypatch)
     assert Trainer(config, eos_ids=()).run()
     seen = collections.Counter(name for name, _ in ran)
-    counts = {n: m for n, m in plan_run.times_a_step(config).items() if n not in plan_run.PHASES["rollout"]}
+    counts = {n: m for n, m in calls.times_a_step(config).items() if n not in plan_run.PHASES["rollout"]}
     assert {name: seen[name] for name in counts} == counts
 
 
@@ -61,7 +62,7 @@ def test_a_step_learns_with_its_programs_as_often_as_the_trainer(recipe, tmp_pat
     ],
 )
 def test_what_a_step_runs_is_what_its_variant_needs(recipe, tmp_path, more, expected):
-    counts = plan_run.times_a_step(load(recipe, tmp_path, *more))
+    counts = calls.times_a_step(load(recipe, tmp_path, *more))
     assert {name: n for name, n in counts.items() if n} == expected | {"reshard": 1, "rollout": 1}
 
 

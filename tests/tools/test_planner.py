@@ -103,7 +103,7 @@ def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
     laid_out = [f"mesh.{axis}={size}" for axis, size in mesh.items()]
     more = ["variant.kl_coef=0.04", f"rollout.overlap={overlap}"]
     reports = tpu_compiler.plan(CONFIG, topology, *laid_out, *more, *sizes(8, 8, 128), vocab_chunk=1024)
-    assert list(reports) == list(plan_report.PROGRAMS)
+    assert reports.keys() == {*plan_report.PROGRAMS, "score"}
     assert not any(r.error for r in reports.values())
 
     c, bfloat16 = CONFIG, 2 / mesh.get("tensor", 1) / GIB
@@ -207,9 +207,9 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
     floats = [sum(x.dtype == np.float32 for x in jax.tree.leaves(c["update"].args[2])) for c in (alone, calls)]
     assert floats[1] - floats[0] == read  # what it learns from, and its values before or its own weights
     warms = ["critic update"] if "ppo" in critic[0] else []
-    assert list(alone) == list(plan_report.PROGRAMS) and list(calls) == [*plan_report.PROGRAMS, "critic", *warms]
+    assert alone.keys() == {*plan_report.PROGRAMS} and calls.keys() == {*plan_report.PROGRAMS, "critic", *warms}
     # The critic's weights, and of a trunk that is trained the two moments; a head is nothing beside them.
-    weights = plan_compile.per_chip(alone["score"].own)
+    weights = plan_compile.per_chip(alone["reshard"].own)
     sums = [sum(planner.kept(s).values()) for s in (without, state)]
     assert sums[1] - sums[0] == pytest.approx(own * weights, rel=0.01)
     assert plan_compile.per_chip(calls["update"].own) == pytest.approx((3 + own) * weights, rel=0.01)
@@ -225,8 +225,8 @@ def test_a_critic_is_in_the_programs_and_the_memory(critic, read, own):
         ("xrpo", ["rollout.sample_allocation={probe: 1, phases: 3}"], ["rollout", "rollout phase"]),
         ("nthr", [], ["rollout", "influence"]),
         ("gt_likelihood", [], ["rollout", "true answers"]),
-        ("clip_cov", ["train.ppo_epochs=2"], ["rollout", "covariance mask"]),
-        ("gtpo", [], ["rollout", "score with entropy"]),
+        ("clip_cov", ["train.ppo_epochs=2"], ["covariance mask", "rollout"]),
+        ("gtpo", [], ["score with entropy", "rollout"]),
         ("{name: grpo, kl_coef: 0.1}", ["train.reference_every=3"], ["rollout", "reference refresh"]),
     ],
 )
@@ -241,9 +241,27 @@ def test_a_variants_own_programs_are_those_that_its_run_calls(variant, more, nam
         calls[name].program.trace(*calls[name].args, **calls[name].static)
 
 
+def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
+    """Of the rows of a whole batch, and of the smaller ones of a ragged one; what a step never runs is not there."""
+    given = ["variant={name: ppo, kl_coef: 0.1}", "critic.warmup_steps=1"]
+    calls, _ = calls_with(*given, *sizes(16, 8, 256, 64))
+    assert {n for n in calls if "score" in n or "critic" in n or "update" in n} == {
+        what + name for what in ("", "ragged ") for name in ("update", "score", "critic", "critic update")
+    }
+    rows = {
+        name: getattr(call.args[-1], "rows", call.args[-1]).tokens.shape for name, call in calls.items() if call.ragged
+    }
+    assert len({shape for name, shape in rows.items() if name.startswith("ragged ")}) == 1
+    assert rows["ragged score"] != rows["score"]
+    calls["ragged critic"].program.trace(*calls["ragged critic"].args)
+    assert not any(
+        "score" in name for name in calls_with("variant={name: grpo, kl_coef: 0.0}", *sizes(16, 8, 256, 64))[0]
+    )
+
+
 def test_a_teacher_is_in_the_programs_and_the_memory():
     larger = dataclasses.replace(CONFIG, num_layers=2 * CONFIG.num_layers)
-    calls, state = calls_with("variant={name: distill, teacher: another}", teacher=larger)
+    calls, state = calls_with("variant={name: distill, teacher: another}", read_shape=lambda path: larger)
     assert planner.kept(state)["teacher"] > 1.2 * plan_compile.per_chip(calls["score"].own)
     calls["teacher"].program.trace(*calls["teacher"].args)
 
@@ -276,7 +294,7 @@ def test_plan_prints_the_critic():
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split("  ")[0] for line in done.stdout.splitlines()]
     table = rows.index("program") + 1  # what compiles is said before it
-    assert rows[table : table + 7] == ["update", "score", "rollout", "evaluation", "reshard", "critic", "critic update"]
+    assert rows[table : table + 6] == ["update", "critic update", "rollout", "evaluation", "reshard", "critic"]
 
 
 def test_a_recipe_over_a_base_is_known_for_what_it_is():
@@ -453,7 +471,7 @@ def test_the_flops_of_a_program():
     kept = counted("model.remat=none")
     logits = 2 * 4 * 3 * 10 * c.vocab_size * c.hidden_size
     assert kept["update"] == pytest.approx(3 * part + logits)
-    taught = counted("variant={name: distill, teacher: another}", teacher=c)
+    taught = counted("variant={name: distill, teacher: another}", read_shape=lambda path: c)
     assert taught["teacher"] == taught["score"] == got["score"] and taught["update"] == got["update"]
     late = counted("variant=nthr", "rollout.group=8")  # four groups at a time, one of each device
     assert late["influence"] == pytest.approx(flops.forward_flops(c, [32] * 4, [[10] * 8] * 4))

@@ -3,9 +3,12 @@
 A part is named by what the variant needs, or by what its objective does. It is imported when it is asked for.
 """
 
+import dataclasses
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
+from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.variants import Variant, is_path
 
@@ -37,13 +40,31 @@ def kinds(variant: Variant) -> dict[str, Any]:
     found |= {need: f"{__name__}.{BY_NEED[need]}" for need in variant.needs if need in BY_NEED}
     found |= {need: need for need in variant.needs if is_path(need)}
     loaded = {name: _load(path) for name, path in found.items()}
-    for need in filter(is_path, variant.needs):
-        if hasattr(loaded[need], "learns_alone"):  # a `LearningPart`: `make_programs` knows no joint update for it
-            raise UserError(
-                f"variant {variant.name!r}: the part {need!r} brings a network that learns, which only 'critic' may; "
-                "derive it from Part"
-            )
+    learning = [name for name, kind in loaded.items() if hasattr(kind, "role")]  # each is a `LearningPart`
+    if len(learning) > 1:
+        raise UserError(
+            f"variant {variant.name!r}: {learning[0]!r} and {learning[1]!r} each bring a network that learns, and only "
+            "one may learn beside the policy: leave one of them out of needs"
+        )
     return loaded
+
+
+def warmup_steps(config: Any) -> int:
+    """The first steps of a `grpojax.run.recipe.Config`'s run, in which the policy is left as it is."""
+    learning = (kind for kind in kinds(config.method.variant).values() if hasattr(kind, "role"))
+    return sum(kind.warmup_steps(config) for kind in learning)
+
+
+def signals_of(given: Mapping[str, Any]) -> Signals:
+    """Signals of arrays by name; those that are no field stand in ``extra``.
+
+    Example:
+      >>> signals_of({"lengths": [[2]], "luck": 7}).extra
+      {'luck': 7}
+    """
+    fields = {f.name for f in dataclasses.fields(Signals)}
+    extra = {name: x for name, x in given.items() if name not in fields}
+    return Signals(**{name: x for name, x in given.items() if name in fields}, extra=extra or None)
 
 
 def _load(path: str) -> Any:

@@ -1,10 +1,12 @@
 """The critic: where its weights come from, what it says of a batch, and what it learns from."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import optax
 from etils import epath
 from flax import nnx
 
@@ -17,20 +19,22 @@ from grpojax.models import hf, sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.programs.calls import Call
-from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel
-from grpojax.programs.packing import Packed
-from grpojax.programs.policy import Policy
+from grpojax.programs.compiling import program, quick_options
+from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
+from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, abstract_state, init_state
+from grpojax.programs.update import Learns
 from grpojax.records.checkpoint import Checkpoints
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import LearningPart, State, Weighed, mean
-from grpojax.run.programs import CriticPrograms, LearningCritic, Programs
+from grpojax.run.parts.part import LearningPart, Longest, State, Weighed, mean, read_shape
+from grpojax.run.programs import Learning, Spec
 from grpojax.run.recipe import Config
 from grpojax.run.sections import CriticConfig
 from grpojax.run.work import prompts
-from grpojax.types import Tokens
+from grpojax.types import Array, Tokens
 
 
 def critic_model(
@@ -42,6 +46,23 @@ def critic_model(
         config=models.trunk_config(read, config.layers), compute=compute, frozen=config.trunk == "frozen"
     )
     return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs(Spec):
+    """They are of this critic, which learns with this optimizer, its schedule stretched over so many updates."""
+
+    model: CriticModel
+    optimizer: OptimizerConfig
+    updates: int | None
+
+    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+        """``(params, frozen, rows) -> [M, B, R, S]``, its outputs."""
+        options = quick_options(learning.compute.platform)
+        return {ROLE: program(ROLE, make_critic_score(self.model), options=options)}
+
+    def learners(self) -> Mapping[str, Learns]:
+        return {ROLE: self.model.learns(make_optimizer(self.optimizer, self.updates, models.CRITIC))}
 
 
 class Critic(LearningPart):
@@ -57,14 +78,53 @@ class Critic(LearningPart):
     role = ROLE
     passes = 1
 
-    def __init__(self, config: Config, policy: Policy, *, longest_prompt: int):
-        super().__init__(config, policy, longest_prompt=longest_prompt)
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        return {signal: some("P G T") for signal in ("token_bias", "values")}
+
+    @classmethod
+    def rows(cls, variant: variants.Variant) -> tuple[str, ...]:
+        assert variant.critic is not None
+        loss = variant.critic.loss
+        there = {"critic_targets": True, "critic_outputs": loss.needs_outputs, "critic_weights": loss.own_weights}
+        return tuple(name for name, needed in there.items() if needed)
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {ROLE: config.train.minibatches}
+
+    @classmethod
+    def warmup_steps(cls, config: Config) -> int:
+        return 0 if config.own_critic is None else config.own_critic.warmup_steps
+
+    def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
+        super().__init__(config, shape, read_shape)
         section, rule = config.own_critic, self.variant.critic
         assert section is not None and rule is not None
         self.section, self.rule = section, rule
+        self.model = critic_model(section, shape.config, shape.compute, rule)
+
+    def spec(self) -> Spec:
+        return _Programs(self.model, self.section.optimizer, self.config.train.updates)
+
+    @functools.cached_property
+    def _optimizer(self) -> optax.GradientTransformation:
+        return self.spec().learners()[ROLE].optimizer
+
+    def networks(self) -> dict[str, Network]:
+        return self.model.networks(self._optimizer)
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
+        own = longest.state[ROLE].params, self.frozen(longest.state)
+        work = models.forward_flops(self.model.config, *longest.sizes)
+        args = *own, longest.packed.rows
+        return {ROLE: Call(longest.programs.parts[ROLE], args, own, flops=work, ragged=True)}
+
+    def load(self, policy: Policy, *, longest_prompt: int) -> None:
+        super().load(policy, longest_prompt=longest_prompt)
+        section, config = self.section, self.config
         if section.path is not None:
             _check_tokenizer(policy, section.path)
-        self.model = critic_model(section, policy.config, policy.compute, rule)
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
         if longest > self.model.config.max_positions:
             raise UserError(
@@ -73,18 +133,9 @@ class Critic(LearningPart):
             )
         self._read = None if section.path is None else _read(policy, section)
 
-    def learning(self) -> dict[str, Any]:
-        updates = self.config.train.updates
-        return {"critic": LearningCritic(model=self.model, optimizer=self.section.optimizer, updates=updates)}
-
-    def open(self, programs: Programs, run: Callable[..., Any]) -> None:
-        super().open(programs, run)
-        assert programs.critic is not None
-        self.own, self.update = programs.critic, programs.critic.update
-
-    def networks(self) -> dict[str, Network]:
+    def saved(self) -> tuple[str, ...]:
         """A frozen trunk is read, or copied from the policy as it started, again."""
-        return {ROLE: self.model.networks(self.own.optimizer)[ROLE]}
+        return (ROLE,)
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
         read, self._read = self._read, None
@@ -95,18 +146,19 @@ class Critic(LearningPart):
         learned, frozen = self.model.weights(trunk, processes.place(head, sharding.named(mesh, ("hidden",))))
         if restored is not None:
             return frozen
-        return frozen | {ROLE: init_state(learned, self.own.optimizer, mesh, models.CRITIC)}
+        return frozen | {ROLE: init_state(learned, self._optimizer, mesh, models.CRITIC)}
 
     def frozen(self, state: State) -> dict[str, Any]:
         """The trunk, where it is frozen."""
         return {TRUNK: state[TRUNK]} if TRUNK in state else {}
 
-    def learns_alone(self, number: int) -> bool:
-        return number <= self.section.warmup_steps
+    def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:
+        """A frozen trunk has no backward pass."""
+        return models.forward_flops(self.model.config, *sizes) * (1 if self.model.frozen else 3)
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         params, trunk = state[ROLE].params, self.frozen(state)
-        outputs = [self.run(self.own.score, params, trunk, m.packed.rows) for m in minis]
+        outputs = [self.run(self.programs.parts[ROLE], params, trunk, m.packed.rows) for m in minis]
         if self.rule.loss.needs_outputs:
             for mini, rows in zip(minis, outputs, strict=True):
                 mini.set(critic_outputs=rows)
@@ -191,35 +243,3 @@ def _check_tokenizer(policy: Policy, path: str) -> None:
             f"critic.path={path!r} has another tokenizer than the policy, {policy.folder}: take one with its"
         )
     hf.fit_tokenizer(hf.read_config(folder), tokenizer, f"critic.path={path!r}")
-
-
-def abstract_critic(
-    model: CriticModel,
-    programs: CriticPrograms,
-    packed: Packed,
-    sizes: tuple[np.ndarray, np.ndarray],
-    *,
-    warms_up: bool,
-) -> tuple[dict[str, Call], dict[str, Any]]:
-    """The programs of a critic by itself, and its state by role as shapes.
-
-    Args:
-      model: the critic.
-      programs: those that it adds.
-      packed: what an update learns from.
-      sizes: tokens of its prompts and samples.
-      warms_up: whether it learns alone at first.
-    """
-    state = abstract_state(model.networks(programs.optimizer), model.compute.mesh)
-    learned, trunk = state[ROLE], {TRUNK: state[TRUNK]} if model.frozen else {}
-    own = learned.params, trunk
-    found = {"critic": Call(programs.score, (*own, packed.rows), own, flops=models.forward_flops(model.config, *sizes))}
-    if warms_up:
-        own = learned, trunk
-        found["critic update"] = Call(programs.update, (*own, packed), own, flops=critic_flops(model, sizes))
-    return found, state
-
-
-def critic_flops(model: CriticModel, sizes: tuple[np.ndarray, np.ndarray]) -> float:
-    """FLOPs of a critic in an update, of prompts and samples of so many tokens; a frozen trunk has no backward pass."""
-    return models.forward_flops(model.config, *sizes) * (1 if model.frozen else 3)

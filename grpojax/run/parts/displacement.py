@@ -8,10 +8,15 @@ from grpojax import losses as L
 from grpojax.run.parts.part import Part, Weighed
 from grpojax.run.parts.true_answers import answer_tokens
 from grpojax.types import Tokens
+from grpojax.variants import Variant
 
 
 class Displacement(Part):
     """Puts them into the rows; the tokens of the answer count by the variant's option ``answer_weight``."""
+
+    @classmethod
+    def rows(cls, variant: Variant) -> tuple[str, ...]:
+        return ("displacement_weights",)
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
         options, answer = self.variant.options, None

@@ -1,7 +1,8 @@
 """The influence of tokens on each other, which NTHR reads (`grpojax.programs.influence`)."""
 
+import dataclasses
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,29 @@ from grpojax.advantages import Signals
 from grpojax.credit.hidden_states import outcome_signs
 from grpojax.host import processes
 from grpojax.host.on_host import on_host
-from grpojax.models import flops
+from grpojax.models import Compute, flops
 from grpojax.programs import calls, influence
 from grpojax.programs.calls import Call
+from grpojax.programs.compiling import program
 from grpojax.programs.influence import Influence
-from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.policy import Policy
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.parts.part import Part, State
-from grpojax.run.programs import Programs
-from grpojax.run.regroup import longest, regroup, tokens_at_once
+from grpojax.run.parts.part import Longest, Part, State
+from grpojax.run.programs import Learning, Programs, Spec
+from grpojax.run.recipe import Config
+from grpojax.run.regroup import longest as regrouped
+from grpojax.run.regroup import regroup, tokens_at_once
 from grpojax.types import Array, Samples, Tokens
 
 TOKENS = 4096  # of a shard that the decoder runs on at once, at most: its activations are the larger part
+
+PROGRAM = "influence"
+
+
+def influence_program(graph: Any, compute: Compute, *, temperature: float) -> Callable[..., Influence]:
+    """NTHR's scores (`grpojax.programs.influence.make_influence`)."""
+    made = influence.make_influence(graph, compute, temperature=temperature)
+    return program(PROGRAM, made, static=["copies", "group"])
 
 
 class Influences:
@@ -95,14 +107,44 @@ class Influences:
         return Influence(np.concatenate(scores), np.concatenate(alone) if own else None)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Programs(Spec):
+    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+        return {PROGRAM: influence_program(learning.graph, learning.compute, temperature=learning.temperature)}
+
+
 class TokenInfluence(Part):
     """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
 
     options = ("self_term", "select")
 
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        return {"influence": some("P G T"), "influence_means": some("P G"), "draws": some("P G T")}
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {PROGRAM: 4}  # it is of a quarter of the groups
+
+    def spec(self) -> Spec:
+        return _Programs()
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
+        """The program of `Influences`, of a quarter of the groups."""
+        shape, params = self.shape, longest.state["policy"].params
+        part = regrouped(self.config, shape, tokens=self.config.rollout.max_tokens, at_once=TOKENS, one_prompt=True)
+        spread, group, tokens = part.layout.batch_shape
+        samples, weights = np.zeros(part.layout.index.shape, np.int32), np.zeros(part.layout.index.shape, np.float32)
+        most = self.method.widest(self.config.rollout.group)
+        width = influence.vocabulary_width(most * tokens, shape.config.vocab_size)
+        entries = np.zeros((spread // shape.shards, shape.shards, width), np.int32)
+        args = params, part.rows, *(calls.on_mesh(x, shape.mesh, None) for x in (samples, weights, entries))
+        static = {"copies": part.copies, "group": 0 if self.variant.options["self_term"] else group}
+        return {PROGRAM: Call(longest.programs.parts[PROGRAM], args, params, flops=part.flops, static=static)}
+
     def open(self, programs: Programs, run: Callable[..., Any]) -> None:
         super().open(programs, run)
-        self.influences = Influences(self.policy, programs.influence, longest_prompt=self.longest_prompt)
+        self.influences = Influences(self.policy, programs.parts[PROGRAM], longest_prompt=self.longest_prompt)
         self.work = 0.0
 
     def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
@@ -141,26 +183,3 @@ class TokenInfluence(Part):
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
         return {"late": self.work}
-
-
-def abstract_influence(
-    policy: PolicyShape, program: Callable[..., Influence], params: Any, *, own: bool, tokens_at_once: int, **sizes: int
-) -> Call:
-    """The program of `Influences` for groups that are as long as any.
-
-    Args:
-      policy: the model.
-      program: as of `Influences`.
-      params: the policy's weights.
-      own, tokens_at_once: as in its call.
-      sizes: as of `grpojax.run.regroup.longest`.
-    """
-    at_once = min(tokens_at_once, TOKENS)
-    part = longest(policy, **sizes, tokens_at_once=at_once, one_prompt=True)
-    spread, group, tokens = part.layout.batch_shape
-    samples, weights = np.zeros(part.layout.index.shape, np.int32), np.zeros(part.layout.index.shape, np.float32)
-    width = influence.vocabulary_width(sizes["group"] * tokens, policy.config.vocab_size)
-    entries = np.zeros((spread // policy.shards, policy.shards, width), np.int32)
-    args = params, part.rows, *(calls.on_mesh(x, policy.mesh, None) for x in (samples, weights, entries))
-    static = {"copies": part.copies, "group": group if own else 0}
-    return Call(program, args, params, flops=part.flops, static=static)

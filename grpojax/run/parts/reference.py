@@ -1,18 +1,32 @@
 """The reference of a KL: the policy as the run started, or as it was at the last refresh."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grpojax.programs.policy import Policy
-from grpojax.programs.state import Network, decoder_network, frozen_copy
+import jax
+import numpy as np
+
+from grpojax.programs.calls import Call
+from grpojax.programs.compiling import program
+from grpojax.programs.state import Network, decoder_network, frozen_copy, refreshed
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import Part, State
+from grpojax.run.parts.part import Longest, Part, State
+from grpojax.run.programs import Learning, Spec
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
 from grpojax.types import Tokens
+from grpojax.variants import Variant
 
 ROLE = "reference"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refresh(Spec):
+    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+        """``(reference, params, mix) -> reference``."""
+        return {"reference refresh": program("reference refresh", refreshed)}
 
 
 class Reference(Part):
@@ -20,32 +34,58 @@ class Reference(Part):
 
     passes = 1
 
-    def __init__(self, config: Config, policy: Policy, *, longest_prompt: int):
-        super().__init__(config, policy, longest_prompt=longest_prompt)
-        self.every, self.mix = config.train.reference_every, config.train.reference_mix
-        # A KL in the rewards compares by the trainer's own numerics, not the sampler's.
-        self.compares = self.variant.objective.kl_in != "loss"
+    @classmethod
+    def compares(cls, variant: Variant) -> bool:
+        """A KL in the rewards compares by the trainer's own numerics, not the sampler's."""
+        return variant.objective.kl_in != "loss"
+
+    @classmethod
+    def rows(cls, variant: Variant) -> tuple[str, ...]:
+        return ("ref_logps",)
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {"score": config.train.minibatches}
+
+    @property
+    def every(self) -> int:
+        """Steps from one refresh to the next; 0 for none."""
+        return self.config.train.reference_every
+
+    def spec(self) -> Spec:
+        return _Refresh()
 
     def networks(self) -> dict[str, Network]:
+        _, network = decoder_network(self.shape.config, None, self.shape.mesh)
+        return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy, network.params))}
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
         if not self.every:
             return {}
-        return {ROLE: decoder_network(self.policy.config, None, self.policy.mesh)[1]}
+        reference, params = longest.state[ROLE], longest.state["policy"].params
+        args = reference, params, jax.ShapeDtypeStruct((), np.float32)
+        return {"reference refresh": Call(longest.programs.parts["reference refresh"], args, (reference, params))}
+
+    def saved(self) -> tuple[str, ...]:
+        return (ROLE,) if self.every else ()
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
-        if ROLE in (restored or {}):
-            return {}
-        return {ROLE: frozen_copy(params, self.policy.compute, averaged=self.every > 0)}
+        return {} if ROLE in (restored or {}) else {ROLE: self._copy(params)}
+
+    def _copy(self, params: Any) -> Any:
+        return frozen_copy(params, self.shape.compute, averaged=self.every > 0)
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         logps = [self.run(self.programs.score, state[ROLE], m.packed.rows).logps for m in minis]
         for mini, rows in zip(minis, logps, strict=True):
             mini.set(ref_logps=rows)
-        return {"ref_logps": whole(minis, logps)} if self.compares else {}
+        return {"ref_logps": whole(minis, logps)} if self.compares(self.variant) else {}
 
     def end_step(self, state: State, number: int) -> dict[str, Any]:
         if not self.every or number % self.every:
             return {}
-        return {ROLE: self.programs.refresh(state[ROLE], state["policy"].params, self.mix)}
+        refresh = self.programs.parts["reference refresh"]
+        return {ROLE: refresh(state[ROLE], state["policy"].params, self.config.train.reference_mix)}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
-        return {"score": forward_flops(self.policy.config, batch)}
+        return {"score": forward_flops(self.shape.config, batch)}

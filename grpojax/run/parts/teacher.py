@@ -1,6 +1,7 @@
 """The teacher of a run: a frozen model whose log-probs of the policy's own tokens are learned from."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,31 @@ import numpy as np
 from grpojax import data
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, hf
-from grpojax.programs.policy import Policy
-from grpojax.programs.state import split
+from grpojax.programs.calls import Call
+from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.state import Network, decoder_network, split
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import Part, State, Weighed, mean
+from grpojax.run.parts.part import Longest, Part, State, Weighed, mean, read_shape
+from grpojax.run.programs import Learning, Spec, score_program
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
-from grpojax.types import Tokens
+from grpojax.types import Array, Tokens
+from grpojax.variants import Variant
+
+ROLE = "teacher"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Score(Spec):
+    """It is of a teacher with this graph definition."""
+
+    graph: Any
+
+    def make(self, learning: Learning) -> Mapping[str, Callable[..., Any]]:
+        """``(params, rows) -> Scores``."""
+        scores = score_program(ROLE, self.graph, compute=learning.compute, temperature=learning.temperature)
+        return {ROLE: scores}
 
 
 class Teacher(Part):
@@ -27,37 +45,66 @@ class Teacher(Part):
       UserError: it has another tokenizer, or too few tokens or positions.
 
     Attributes:
-      shape: its shape.
+      model: its shape.
       graph: its graph definition.
       params: its weights, cut by the policy's rules.
     """
 
     options = ("teacher",)
-    passes, compares = 1, True
+    passes = 1
 
-    def __init__(self, config: Config, policy: Policy, *, longest_prompt: int):
-        super().__init__(config, policy, longest_prompt=longest_prompt)
-        path = self.variant.options["teacher"]
+    @classmethod
+    def compares(cls, variant: Variant) -> bool:
+        return True
+
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        """It is another model than the policy, so that its log-probs are others."""
+        return {"ref_logps": -some("P G T")}
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {ROLE: config.train.minibatches}
+
+    def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
+        super().__init__(config, shape, read_shape)
+        try:
+            self.model = read_shape(self.variant.options["teacher"])
+        except UserError as e:
+            raise UserError(f"variant.teacher={self.variant.options['teacher']!r}: {e}") from None
+        self.graph, _ = decoder_network(self.model, None)
+
+    def spec(self) -> Spec:
+        return _Score(self.graph)
+
+    def networks(self) -> dict[str, Network]:
+        return {ROLE: decoder_network(self.model, None, self.shape.mesh)[1]}
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
+        return {ROLE: longest.scored(longest.programs.parts[ROLE], longest.state[ROLE], self.model)}
+
+    def load(self, policy: Policy, *, longest_prompt: int) -> None:
+        super().load(policy, longest_prompt=longest_prompt)
+        path, config = self.variant.options["teacher"], self.config
         named, folder = f"variant.teacher={path!r}", str(data.locate(path))
-        self.shape = read_shape(path)
         if hf.load_tokenizer(folder).get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(
                 f"{named} has another tokenizer than the policy, {policy.folder}: take a teacher with its vocabulary"
             )
-        self.shape = hf.fit_tokenizer(self.shape, policy.tokenizer, named)
+        self.model = hf.fit_tokenizer(self.model, policy.tokenizer, named)
         longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-        if longest > self.shape.max_positions:
+        if longest > self.model.max_positions:
             raise UserError(
-                f"{named} was made for {self.shape.max_positions} positions, and data.max_prompt_tokens + "
+                f"{named} was made for {self.model.max_positions} positions, and data.max_prompt_tokens + "
                 f"rollout.max_tokens is {longest}: lower one of them, or take another teacher"
             )
         self.graph, self.params = split(hf.load(folder, tokenizer=policy.tokenizer, mesh=policy.mesh))
 
-    def learning(self) -> dict[str, Any]:
-        return {"teacher": self.graph}
+    def saved(self) -> tuple[str, ...]:
+        return ()
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        read = [self.run(self.programs.teacher, self.params, m.packed.rows).logps for m in minis]
+        read = [self.run(self.programs.parts[ROLE], self.params, m.packed.rows).logps for m in minis]
         return {"ref_logps": whole(minis, read)}
 
     def weigh(self, weighed: Weighed) -> tuple[Sequence[dict[str, Tokens]], dict[str, float]]:
@@ -66,12 +113,4 @@ class Teacher(Part):
         return super().weigh(weighed)[0], {"teacher/kl": mean(difference[weighed.learned])}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
-        return {"score": forward_flops(self.shape, batch)}
-
-
-def read_shape(path: str) -> DecoderConfig:
-    """The shape of the model in a teacher's folder; raises `UserError` where there is none."""
-    try:
-        return hf.read_config(data.locate(path))
-    except UserError as e:
-        raise UserError(f"variant.teacher={path!r}: {e}") from None
+        return {"score": forward_flops(self.model, batch)}

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +11,17 @@ from grpojax import masked
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.models import flops
-from grpojax.programs.policy import Policy
+from grpojax.programs.calls import Call
 from grpojax.rewards.answers import extract
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
-from grpojax.run.parts.part import Part, State
+from grpojax.run.parts.part import Longest, Part, State
 from grpojax.run.recipe import Config
+from grpojax.run.regroup import longest as regrouped
 from grpojax.run.regroup import regroup, room, tokens_at_once
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
+
+PROGRAM = "true answers"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,10 +280,21 @@ class TrueAnswers(Part):
 
     options = ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward")
     reads_gold = True
+    work = 0.0  # FLOPs of the step
 
-    def __init__(self, config: Config, policy: Policy, *, longest_prompt: int):
-        super().__init__(config, policy, longest_prompt=longest_prompt)
-        self.work = 0.0
+    @classmethod
+    def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
+        return {"likelihood": some("P G")}
+
+    @classmethod
+    def times(cls, config: Config) -> dict[str, int]:
+        return {PROGRAM: 4}  # it is of a quarter of the groups
+
+    def calls(self, longest: Longest) -> dict[str, Call]:
+        """The run's scores, of a quarter of the groups."""
+        params = longest.state["policy"].params
+        spliced = regrouped(self.config, self.shape, tokens=room(self.config.rollout.max_tokens))
+        return {PROGRAM: Call(longest.programs.score, (params, spliced.rows), params, flops=spliced.flops)}
 
     def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the true answers spliced into the samples whose likelihood they are judged by. It waits for
