@@ -42,7 +42,8 @@ class Spec:
 
     def learners(self) -> Mapping[str, Learns]:
         """The network that learns beside the policy, by its role; empty where none does. Where both learn, its loss
-        finds the policy's weights in ``frozen["policy"]``, which get no gradient of it."""
+        finds the policy's weights in ``frozen["policy"]``, which get no gradient of it. Rows come in blocks, so that
+        ``read`` is given: of a network that reads nothing of prompts, a function that returns ``()``."""
         return {}
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -17,10 +18,15 @@ from grpojax import losses as L
 from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
+from grpojax.models import Compute
+from grpojax.models.sharding import MeshConfig, make_mesh
+from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.directory import RunDirectory
-from grpojax.run import calls, checks, parts, sweep
+from grpojax.run import calls, checks, parts, programs, sweep
 from grpojax.run import recipe as recipes
 from grpojax.run.calls import calls_of
+from grpojax.run.parts import part
+from grpojax.tools import plan_chips, planner
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
 NUMBER = itertools.count()  # a name once imported stays imported
@@ -90,6 +96,15 @@ class Learns(LearningPart):  # a number for each token, which learns what sample
 
 class Another(Learns):
     role = "another"
+
+class Update(Part):
+    def calls(self, longest):
+        return {"update": Call(longest.programs.score, (), ())}
+
+def takes_a_name():
+    return variants.Variant(
+        name="x", advantage=plain().advantage, objective=L.Objective(), needs=(f"{__name__}:Update",)
+    )
 
 class Luck(Part):
     extra = {"luck": "P G"}
@@ -197,7 +212,13 @@ def test_it_may_bring_a_part_with_signals_of_its_own(module):
 @pytest.mark.slow
 def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tmp_path, monkeypatch):
     """In one file: its first step is its own, then both learn in one program; it is planned, saved and restored."""
-    more = ["train.eval_every=0", "train.minibatches=2", f"run.dir={tmp_path}/run", "rewards.0.name=tiny_run:parity"]
+    more = [
+        "rollout.group=8",
+        "rollout.max_tokens=24",
+        "train.eval_every=0",
+        f"run.dir={tmp_path}/run",
+        "rewards.0.name=tiny_run:parity",
+    ]
     ran = spies.record(monkeypatch)
 
     def run(steps):
@@ -213,23 +234,40 @@ def test_it_may_bring_a_network_that_learns_beside_the_policy(module, recipe, tm
     kept = jax.tree.map(np.array, first["mine"].params)
 
     listed = calls_of(config, trainer.policy.shape).calls
-    assert {"update", "mine update", "bias of tokens"} <= listed.keys()
+    for name in ("update", "mine update", "bias of tokens"):
+        assert name in listed and f"ragged {name}" in listed
     assert listed["update"].args[0].keys() == {"policy", "mine"}
-    assert calls.times_a_step(config)["bias of tokens"] == 2 and parts.warmup_steps(config) == 1
+    assert calls.times_a_step(config)["bias of tokens"] == 1 and parts.warmup_steps(config) == 1
 
     _, _, restored, second = run(2)
     np.testing.assert_array_equal(restored["mine"].params["bias"], kept["bias"])
     assert np.abs(second["mine"].params["bias"] - kept["bias"]).max() > 0
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), second["policy"].params, restored["policy"].params)
     assert max(jax.tree.leaves(moved)) > 0
-    assert collections.Counter(name for name, _ in ran) == {
-        "score": 4,
-        "bias of tokens": 4,
-        "mine update": 2,
-        "update": 2,
-    }
+    assert collections.Counter(name for name, _ in ran) == {"bias of tokens": 2, "mine update": 1, "update": 1}
     one, two = runs.numbers(tmp_path / "run")
     assert one["mine/skipped"] == two["mine/skipped"] == 0 and two["mine/grad_norm"] > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Same(programs.Spec):
+    number: int
+
+    def make(self, learning):
+        return {"same": len}
+
+
+def test_its_programs_have_names_of_their_own(module):
+    learning = programs.Learning(
+        graph=None, compute=Compute(), objective=L.Objective(), optimizer=OptimizerConfig(learning_rate=1e-3),
+        updates=10, temperature=1.0, parts=(Same(1), Same(2)),
+    )  # fmt: skip
+    with pytest.raises(UserError, match="two parts of the variant bring a program 'same'"):
+        programs.make_programs(learning)
+    config, chips = load(f"{module}:takes_a_name"), plan_chips.Chips(make_mesh(MeshConfig(), jax.devices()[:1]))
+    shape = planner.policy_shape(config.model, part.read_shape("builtin:tiny"), chips)
+    with pytest.raises(UserError, match="lists a program 'update', which there is"):
+        calls_of(config, shape)
 
 
 @pytest.mark.parametrize(
