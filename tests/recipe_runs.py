@@ -137,7 +137,7 @@ def _step(learner, minis, batch, signals):
 
 def weighed(trainer):
     """The first step of a run as its updates would get it; none is taken."""
-    batch, learner = trainer.rollouts.next(1), trainer.learner
+    batch, learner = trainer.source.next(1), trainer.learner
     try:
         batch = batch.with_rewards()
         minis = learner.pack(batch)

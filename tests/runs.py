@@ -77,3 +77,8 @@ def numbers(directory: Path | str) -> list[dict[str, float]]:
     lines = tracking.read_metrics(directory)
     timed = ("time/", "tokens_per_s", "utilisation")
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
+
+
+def plain_source(trainer):
+    """The source that draws a run's rollouts, ahead of the steps or not."""
+    return getattr(trainer.source, "source", trainer.source)

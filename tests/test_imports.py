@@ -160,6 +160,12 @@ def test_estimates_load_no_model():
     assert not {"jax", "flax", "optax", "orbax", "grain"} & loaded(["evaluation"])
 
 
+def test_a_run_loads_no_way_to_draw_that_it_does_not_take():
+    code = "import sys, grpojax.run.trainer; print(*(n for n in sys.modules if n.startswith('grpojax.run.sources.')))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["grpojax.run.sources.source"]
+
+
 PURE_MODULES = [m for m in MODULES if m.split(".")[0] in PURE]
 
 

@@ -18,7 +18,7 @@ from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, sampler
 from grpojax.programs.compiling import program
 from grpojax.programs.policy import PolicyShape, on_shards
-from grpojax.programs.sampler import SamplerConfig, most_left, no_samples
+from grpojax.programs.sampler import SamplerConfig, no_samples
 from grpojax.programs.state import make_reshard
 from grpojax.types import Prompts, Rollout
 
@@ -106,9 +106,7 @@ def reshard(policy: PolicyShape, params: Any, weights: Literal["compute", "int8"
     return ({"reshard": Call(made, (params,), params)} if hasattr(made, "lower") else {}), whole
 
 
-def rollout(
-    policy: PolicyShape, weights: Any, prompts: Prompts, sampling: SamplerConfig, *, overlap: float = 0.0
-) -> Call:
+def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: SamplerConfig, *, left: int = 0) -> Call:
     """A rollout, as `grpojax.programs.policy.Policy.sample` dispatches it.
 
     Args:
@@ -116,16 +114,16 @@ def rollout(
       weights: of `reshard`.
       prompts: `longest_prompts`.
       sampling: how they are sampled.
-      overlap: share of the samples that may go on in the next one.
+      left: samples of a batch shard that may go on in the next one; 0 where none ever does.
     """
     mesh, compute, shards = policy.sampling.mesh, policy.sampling.compute, policy.sampling.shards
-    count, longest = prompts.tokens.shape
+    longest = prompts.tokens.shape[1]
     spread, config = on_shards(prompts, sampling, shards)
     rows, tokens = len(spread.lengths), config.max_tokens
     how: dict[str, Any] = {"config": config, "eos_ids": (0,), "compute": compute}
     args = weights, on_mesh(spread, mesh), random_key(mesh)
-    if overlap:
-        how["left"] = most_left(overlap, count, sampling.group, shards)
+    if left:
+        how["left"] = left
         args = *args, on_mesh(no_samples(rows, config.group, tokens), mesh)
     slots = config.decode_slots or config.group
     ring, rounds = kv_cache.ring(tokens, compute), -(-config.group // slots)

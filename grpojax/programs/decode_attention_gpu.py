@@ -175,9 +175,7 @@ def attend(
     values: Array,
     position: Scalar,
     counts: Array,
-    top: Array,
-    total: Array,
-    out: Array,
+    prompt: tuple[Array, Array, Array],
     *,
     block: int,
     mesh: Mesh | None = None,
@@ -193,8 +191,8 @@ def attend(
       keys, values: ``[R, S, Hkv, T, d]``, rings of T positions, T a multiple of ``block``.
       position: [] int32, where the newest token stands in all of them.
       counts: ``[R, S]`` int32, how many tokens each slot reads, those up to ``position``; none where 0.
-      top, total, out: float32, of the prompt: the highest score and ``sum(exp(score - top))``, ``[R, Hkv, S, r]``, and
-        the same sum of the values, ``[R, Hkv, S, r, d]``.
+      prompt: float32, of the prompt: the highest score and ``sum(exp(score - top))``, ``[R, Hkv, S, r]``, and the same
+        sum of the values, ``[R, Hkv, S, r, d]``.
       block: of the ring; a power of two, at least 16.
       mesh: rows lie over its shards, heads over ``tensor``; each device runs the kernel on its own. None on one device.
       width: positions read at a time, a power of two that divides ``block``; 0 is ``block``, or of wide heads as
@@ -207,7 +205,7 @@ def attend(
     Example:
       >>> q, cache = jnp.ones((1, 1, 1, 1, 4)), jnp.arange(64.0).reshape(1, 1, 1, 16, 4)
       >>> nothing = jnp.full((1, 1, 1, 1), -jnp.inf), jnp.zeros((1, 1, 1, 1)), jnp.zeros((1, 1, 1, 1, 4))
-      >>> attend(q, 0 * cache, cache, jnp.int32(2), jnp.full((1, 1), 2), *nothing, block=16)[0, 0, 0]  # rows 1 and 2
+      >>> attend(q, 0 * cache, cache, jnp.int32(2), jnp.full((1, 1), 2), nothing, block=16)[0, 0, 0]  # rows 1 and 2
       Array([[6., 7., 8., 9.]], dtype=float32)
     """
     r, d = q.shape[3:]
@@ -237,4 +235,4 @@ def attend(
 
     slots, heads = spec(("shard", None, "kv_heads"), TRAIN), spec(("shard", "kv_heads"), TRAIN)
     takes = jax.P(), spec(("shard",), TRAIN), slots, slots, slots, heads, heads, heads
-    return _on_devices(run, mesh, takes, slots)(position, counts, q, keys, values, top, total, out)
+    return _on_devices(run, mesh, takes, slots)(position, counts, q, keys, values, *prompt)

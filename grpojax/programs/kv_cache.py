@@ -367,7 +367,8 @@ def decode_attention(
             by_prompt, *prompt, prompt_mask.sum(-1, dtype=jnp.int32), mesh=compute.mesh
         )
         (keys,), (values,) = cached.keys, cached.values
-        given = q, keys, values, seen.position, seen.counts, *(x.reshape(p, k, g, r, *x.shape[3:]) for x in found)
+        so_far = tuple(x.reshape(p, k, g, r, *x.shape[3:]) for x in found)
+        given = q, keys, values, seen.position, seen.counts, so_far
         return decode_attention_gpu.attend(*given, block=seen.ring.width, mesh=compute.mesh)
     scores = quantised.scores(by_prompt, prompt[0])
     scores = jnp.where(prompt_mask[:, None, None], scores, -jnp.inf)

@@ -109,7 +109,8 @@ def sample_groups(
         raise TypeError(f"eos_ids must be a tuple of ints, got {eos_ids!r}")
     if partial is not None and config.decode_slots not in (0, config.group):
         raise UserError(f"decode_slots={config.decode_slots}: partial samples need slots of their own; set 0")
-    return _sample(graph, params, prompts, key, config, eos_ids, compute, partial, left)
+    how = {"eos_ids": eos_ids, "compute": compute, "partial": partial, "left": left}
+    return _sample(graph, params, prompts, key, config, **how)
 
 
 def _rollout(
@@ -118,6 +119,7 @@ def _rollout(
     prompts: Prompts,
     key: Array,
     config: SamplerConfig,
+    *,
     eos_ids: tuple[int, ...],
     compute: Compute,
     partial: Rollout | None = None,
@@ -510,32 +512,3 @@ def no_samples(prompts: int, group: int, tokens: int) -> Rollout:
         lengths=np.zeros(shape[:2], np.int32),
         stopped=np.zeros(shape[:2], bool),
     )
-
-
-def most_left(overlap: float, prompts: int, group: int, shards: int) -> int:
-    """Samples that a rollout leaves unfinished in a data-parallel shard at most: a share of those that it has.
-
-    Args:
-      overlap: the share.
-      prompts, group: of all shards.
-      shards: data-parallel shards.
-
-    Raises:
-      UserError: the prompts do not divide over the shards, or the share is none of their samples.
-
-    Example:
-      >>> most_left(0.1, prompts=16, group=8, shards=2), most_left(0.29, prompts=100, group=1, shards=1)
-      (6, 29)
-    """
-    if prompts % shards:
-        raise UserError(
-            f"rollout.overlap={overlap:g} with rollout.prompts={prompts} over {shards} batch shards: a group that goes "
-            "on stays in its shard; make prompts a multiple of them, or set overlap=0"
-        )
-    samples = prompts * group // shards
-    if not (most := int(round(overlap * samples, 9))):
-        raise UserError(
-            f"rollout.overlap={overlap:g} of the {samples} samples of a batch shard is none: make it 1/{samples} or "
-            "more, or 0"
-        )
-    return most

@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -15,6 +15,14 @@ from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 _NONE = np.zeros((0, 0), np.float32)
 
 
+class Pending(Protocol):
+    """Rewards that are under way, or what follows from them."""
+
+    def rewarded(self, batch: "RolloutBatch") -> "RolloutBatch":
+        """Waits for them, and gives the batch with them."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
     """Groups of samples on the host. `with_rewards` waits for what the rewards say of them.
@@ -23,12 +31,11 @@ class RolloutBatch:
       problems: of the P prompts.
       rollout: ``[P, G, ...]``. A sample that was not drawn, of a prompt that got fewer than others, has length 0 and no
         reward; so have all samples of a group that is not whole yet.
-      pending: waits for the rewards, and gives the batch with them; None where they are there.
+      pending: what is to be put in once it is there, one after the other; empty where all is.
       dropped: ``[P]`` bool, groups that fill up a step's batch and weigh nothing.
       kept_share: of all groups drawn for the step, those that its filter kept.
       version: updates behind the weights that the oldest samples were drawn under.
       waiting: ``[P]`` bool, groups of the last rollout that go on in the next one; None without ``rollout.overlap``.
-      unfinished: what there is of the groups that go on; None without ``rollout.overlap``.
 
       total: ``[P, G]`` what advantages are made of, NaN where a sample has none.
       reward: ``[P, G]`` the weighted sum of the rewards; the same, unless each is normalised in its group first.
@@ -45,12 +52,11 @@ class RolloutBatch:
 
     problems: Sequence[data.Problem]
     rollout: Rollout
-    pending: "Callable[[], RolloutBatch] | None" = None
+    pending: Sequence[Pending] = ()
     dropped: PerPrompt = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
     kept_share: float = 1.0
     version: int = 0
     waiting: PerPrompt | None = None
-    unfinished: Rollout | None = None
 
     total: Samples = dataclasses.field(default_factory=lambda: _NONE)
     reward: Samples = dataclasses.field(default_factory=lambda: _NONE)
@@ -65,8 +71,11 @@ class RolloutBatch:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def with_rewards(self) -> "RolloutBatch":
-        """The batch with its rewards, once they are there."""
-        return self if self.pending is None else self.pending()
+        """The batch with its rewards, once they are there. The source takes note of them: once for a step's batch."""
+        batch = dataclasses.replace(self, pending=())
+        for pending in self.pending:
+            batch = pending.rewarded(batch)
+        return batch
 
     @property
     def all_lengths(self) -> Samples:
@@ -113,36 +122,6 @@ def take(drawn: Sequence[RolloutBatch], order: np.ndarray) -> RolloutBatch:
         signals={name: pick(*(d.signals[name] for d in drawn)) for name in first.signals},
         greedy_lengths=pick(*greedy) if greedy else None,
         seeded=pick(*seeded) if seeded else None,
-    )
-
-
-def only(rollout: Rollout, which: PerPrompt) -> Rollout:
-    """Some groups, ``which [P]`` bool; the others have samples of length 0."""
-    return jax.tree.map(lambda x: np.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, np.zeros((), x.dtype)), rollout)
-
-
-def among(batch: RolloutBatch, which: PerPrompt, problems: Sequence[data.Problem], rollout: Rollout) -> RolloutBatch:
-    """Groups with rewards in their places of a batch, ``which [P]`` bool; the others have no reward.
-
-    Args:
-      batch: those that there are.
-      which: where they stand.
-      problems, rollout: of the whole batch.
-    """
-
-    def wide(x: Array) -> np.ndarray:
-        out = np.full((len(which), *x.shape[1:]), np.nan, x.dtype)
-        out[which] = x
-        return out
-
-    return dataclasses.replace(
-        batch,
-        problems=problems,
-        rollout=rollout,
-        total=wide(batch.total),
-        reward=wide(batch.reward),
-        by_name={name: wide(x) for name, x in batch.by_name.items()},
-        signals={name: wide(x) for name, x in batch.signals.items()},
     )
 
 

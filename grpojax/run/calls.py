@@ -18,10 +18,8 @@ from grpojax.programs import calls
 from grpojax.programs.calls import Call
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import abstract_state, decoder_network
-from grpojax.run import packed_batch, parts, teaching
-from grpojax.run.allocated_rollouts import abstract_phases
+from grpojax.run import packed_batch, parts, sources, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
-from grpojax.run.groups import abstract_rollouts
 from grpojax.run.held_out import abstract_evaluation
 from grpojax.run.parts.part import LearningPart, Longest, Part, read_shape
 from grpojax.run.programs import learning_of, make_programs, make_supervised_programs
@@ -63,9 +61,8 @@ def calls_of(
     longest = Longest(programs, state, packed, packed_batch.work(config, policy))
 
     reshard, weights = calls.reshard(policy, params, config.rollout.weights)
-    draws = abstract_rollouts if method.plan is None else abstract_phases
     found = _updates(config, policy, longest, added) | _scores(config, policy, longest)
-    found |= draws(config, policy, weights) | abstract_evaluation(config, policy, params, weights) | reshard
+    found |= sources.calls_of(config, policy, weights) | abstract_evaluation(config, policy, params, weights) | reshard
     for part in added:
         own = part.calls(longest)
         if twice := found.keys() & own.keys():

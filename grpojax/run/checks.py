@@ -7,9 +7,9 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.programs import batch_shards, kv_cache, packing
 from grpojax.programs.policy import Policy
-from grpojax.programs.sampler import most_left
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
+from grpojax.run.sections import RolloutConfig
 
 SMALLER = "lower optimizer.learning_rate or optimizer.grad_clip"  # what helps against gradients that are not finite
 
@@ -25,10 +25,40 @@ def shapes(config: Config, count: int, sampling: int) -> None:
     if config.method.plan is None:
         batch_shards.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
     if config.rollout.overlap:
-        most_left(config.rollout.overlap, config.rollout.prompts, config.rollout.group, sampling)
+        most_left(config.rollout, sampling)
     for prompts in (config.rollout.prompts, config.rollout.prompts // config.train.minibatches):
         rows, group = batch_shards.spread_sizes(prompts, config.method.widest(config.rollout.group), count)
     packing.check_cut(rows // count, group, config.train.microbatches)
+
+
+def most_left(config: RolloutConfig, shards: int) -> int:
+    """Samples that a rollout leaves unfinished in a batch shard at most: a share of those that it has.
+
+    Args:
+      config: share, prompts and group.
+      shards: batch shards of the devices that sample.
+
+    Raises:
+      UserError: the prompts do not divide over the shards, or the share is none of their samples.
+
+    Example:
+      >>> most_left(RolloutConfig(overlap=0.1, prompts=16, group=8), 2)
+      6
+      >>> most_left(RolloutConfig(overlap=0.29, prompts=100, group=1), 1)
+      29
+    """
+    if config.prompts % shards:
+        raise UserError(
+            f"rollout.overlap={config.overlap:g} with rollout.prompts={config.prompts} over {shards} batch shards: a "
+            "group that goes on stays in its shard; make prompts a multiple of them, or set overlap=0"
+        )
+    samples = config.prompts * config.group // shards
+    if not (most := int(round(config.overlap * samples, 9))):
+        raise UserError(
+            f"rollout.overlap={config.overlap:g} of the {samples} samples of a batch shard is none: make it "
+            f"1/{samples} or more, or 0"
+        )
+    return most
 
 
 def variant_source(config: Config) -> None:

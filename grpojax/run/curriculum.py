@@ -9,6 +9,7 @@ from grpojax import allocation, data
 from grpojax.host.console import log
 from grpojax.host.on_host import on_host
 from grpojax.run.batch import RolloutBatch, success_of
+from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import CurriculumConfig, RetireConfig
 
@@ -160,3 +161,12 @@ class LevelCurriculum:
         """The running solve rate of each level, and the share of the next prompts that it gets."""
         rates = {f"levels/{level}/solve_rate": x.rate for level, x in self._now.items()}
         return rates | {f"levels/{level}/share": x for level, x in self._shares().items()}
+
+
+def make(config: Config, problems: data.Problems, state: RunState) -> Curriculum | LevelCurriculum:
+    """The curriculum of a recipe's run, which goes on where ``state`` says."""
+    rollout, method, seed = config.rollout, config.method, config.train.seed
+    given, deciding = rollout.curriculum, method.deciding
+    if given is not None:
+        return LevelCurriculum(problems, rollout.prompts, seed, config=given, deciding=deciding, state=state)
+    return Curriculum(problems, rollout.prompts, seed, retire=method.retire, deciding=deciding, state=state)

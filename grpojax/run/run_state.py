@@ -23,8 +23,8 @@ class RunState:
       passes, solved: where solved prompts are left out, of `grpojax.run.curriculum.Curriculum`.
       levels: of `grpojax.run.curriculum.LevelCurriculum`.
       exemplars: solved problems that can be shown before others (`grpojax.data.Exemplars`).
-      partial: groups whose samples go on in the next rollout (`grpojax.run.partial_groups.PartialGroups`).
-      in_flight: the rollout that is drawn ahead (`grpojax.run.in_flight.InFlight.record`).
+      partial: groups whose samples go on in the next rollout (`grpojax.run.sources.partial.Places`).
+      in_flight: the rollout that is drawn ahead (`grpojax.run.sources.source.InFlight.record`).
     """
 
     step: int = 0

@@ -60,7 +60,7 @@ class AllocationConfig:
     (`grpojax.allocation.xrpo_allocate`).
 
     With ``exemplars``, a prompt whose probe fails as a whole gets the rest of its samples with solved problems in
-    context (`grpojax.run.allocated_rollouts`). The paper has 2, found by another model's embeddings; it is off unless
+    context (`grpojax.run.sources.allocated`). The paper has 2, found by another model's embeddings; it is off unless
     asked for, since here they are found by the tokens that prompts share.
 
     Attributes:
@@ -96,13 +96,13 @@ class RolloutConfig(SamplerConfig):
     """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
 
     ``ahead`` of 1 draws the next rollout while a step learns from the one before it: under the weights as they are
-    before the step's updates, so that its samples are a step old when they are learned from (`grpojax.run.rollouts`).
-    What follows from results (``retire``, ``curriculum``) then follows one rollout later. 0 draws each under the newest
-    weights.
+    before the step's updates, so that its samples are a step old when they are learned from
+    (`grpojax.run.sources.ahead`). What follows from results (``retire``, ``curriculum``) then follows one rollout
+    later. 0 draws each under the newest weights.
 
     ``overlap`` over 0 ends a rollout as soon as in every batch shard at most this share of its samples want another
     token, and one group is whole. Groups with such samples go on in the next rollout and are learned from once they are
-    whole, their samples' tokens then of several versions of the policy (`grpojax.run.partial_groups`).
+    whole, their samples' tokens then of several versions of the policy (`grpojax.run.sources.partial`).
 
     ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
     variant. ``sample_allocation`` is for a variant that allocates its samples (xrpo). ``curriculum`` draws problems by

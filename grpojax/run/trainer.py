@@ -22,16 +22,14 @@ from grpojax.models import hf
 from grpojax.programs.policy import Policy
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
-from grpojax.run import checks, parts, recorder, step_metrics, watch
+from grpojax.run import checks, parts, recorder, sources, step_metrics, watch
 from grpojax.run.batch import RolloutBatch, annotate, sample_rows
 from grpojax.run.held_out import HeldOut, announce
-from grpojax.run.in_flight import InFlight
 from grpojax.run.learner import Learner
 from grpojax.run.loop import Loop, Task, Updates
 from grpojax.run.method import learns_from_equals
 from grpojax.run.programs import learning_of, make_programs
 from grpojax.run.recipe import Config
-from grpojax.run.rollouts import Rollouts
 from grpojax.run.run_state import RunState
 from grpojax.types import Rollout, Tokens
 
@@ -42,10 +40,10 @@ REMEDIES = (
 
 
 class Clock:
-    """Seconds of the parts of a step, by name; ``since`` is when the first begins."""
+    """Seconds of the parts of a step, by name; the first begins now."""
 
-    def __init__(self, since: float):
-        self.seconds, self._since = Counter[str](), since
+    def __init__(self) -> None:
+        self.seconds, self._since = Counter[str](), time.perf_counter()
 
     def lap(self, name: str | None) -> None:
         """Ends a part; what is of none has no name."""
@@ -174,22 +172,15 @@ class Trainer(Task):
             self.learner.updates = self.state.updates
         self.learner.start(restored)
         checks.length(config, self.state)
-        self.rollouts = Rollouts(
+        self.source = sources.make(
+            config,
             self.policy,
-            lambda: (self.learner.state["policy"].params, self.learner.updates),
-            config.rollout,
-            config.method,
             self.rewards,
             self.problems,
-            seed=config.train.seed,
-            max_prompt_tokens=_longest_prompt(config, self.problems),
-            truncated=config.train.truncated,
-            state=self.state,
-            sync=self.session.control.sync,
+            weights=lambda: (self.learner.state["policy"].params, self.learner.updates),
+            longest_prompt=_longest_prompt(config, self.problems),
+            loop=self.loop,
         )
-        self.in_flight: InFlight | None = None  # that was started while the step before was learned from
-        if self.state.in_flight is not None:
-            self.in_flight, self.state.in_flight = self.rollouts.resumed(self.state.in_flight), None
         alarms = watch.Watch(
             self.session.directory,
             judge=self.held_out.evaluator.judge,
@@ -216,15 +207,8 @@ class Trainer(Task):
     def step(self, number: int) -> Updates:
         """Waits for a batch of samples, and learns from it."""
         learner, state, method = self.learner, self.state, self.config.method
-        in_flight = self.in_flight or self._start()
-        clock = Clock(time.perf_counter() if self.in_flight else self.loop.since)
-        batch = self.rollouts.collect(number, in_flight)  # or `Stopped`, and a save keeps what is in flight
-        clock.lap("rollout")
-        ahead = self.config.rollout.ahead > 0 and self.config.train.done(number, 0) < 1
-        following = self._start() if ahead else None  # from here on, while this step is judged and learned from
-        self.loop.finish()  # behind the last rollout none is started
-        clock.lap(None)
-
+        batch = self.source.next(number)  # or `Stopped`, and a save keeps what is in flight
+        clock = Clock()
         batch = learner.replace(batch)
         clock.lap("rollout")
         packed = learner.pack(batch)
@@ -234,7 +218,6 @@ class Trainer(Task):
         clock.lap("reward")
         advantages, of_signals, lengths = learner.weigh(packed, batch, signals)
 
-        self.rollouts.write(state)  # what a save accounts for: not the next rollout, under way
         shares = self._count(batch)
         known = step_metrics.of_rollouts(batch, method) | of_signals
         known["useful_token_fraction"] = float(np.mean([m.layout.useful for m in packed]))
@@ -252,18 +235,9 @@ class Trainer(Task):
         state.flops += sum(self.work.values())
         if self.on_step is not None:
             self.on_step(batch.problems, batch.rollout)
-        state.updates, self.in_flight = learner.updates, following
+        state.updates = learner.updates
+        self.source.write(state)
         return self._under_way(number, known, metrics, clock, batch)
-
-    def _start(self) -> InFlight:
-        """Dispatches the next rollout; the device has that to do while the step before is waited for and recorded."""
-        if jax.default_backend() == "gpu":
-            # There the host drives a program's loops: the call of a rollout returns at its end, and what the updates
-            # before it took would be counted as the rollout's.
-            self.loop.wait()
-        in_flight = self.rollouts.start()
-        self.loop.finish()
-        return in_flight
 
     def _count(self, batch: RolloutBatch) -> tuple[float, float] | None:
         """Counts the tokens of a batch; the shares of the run before it and after it, of a run that ends by tokens."""
@@ -296,15 +270,14 @@ class Trainer(Task):
         self, number: int, known: dict[str, float], metrics: list[dict[str, Any]], clock: Clock, batch: RolloutBatch
     ) -> Updates:
         """The updates that a step has dispatched, with what the host knows of the step by now."""
-        state, rollouts, seconds, train = self.state, self.rollouts, clock.seconds, self.config.train
-        data_s, rollouts.data_s = rollouts.data_s, 0.0
+        state, seconds, train = self.state, clock.seconds + self.source.seconds, self.config.train
+        self.source.seconds.clear()
         known |= {
             "num_tokens": float(state.num_tokens),
             "sampled_tokens": float(state.sampled_tokens),
             "flops": float(state.flops),
             "empty_updates": float(train.updates_a_rollout - len(metrics)),
-            "time/data_s": data_s,
-            **{f"time/{name}_s": seconds[name] for name in ("rollout", "score", "reward")},
+            **{f"time/{name}_s": float(seconds[name]) for name in ("data", "rollout", "score", "reward")},
         }
         adapts = self.learner.objective.entropy_target is not None
         if adapts:
@@ -334,8 +307,7 @@ class Trainer(Task):
 
     def record(self) -> RunState:
         """The rest of what is saved."""
-        in_flight = None if self.in_flight is None else self.in_flight.record()
-        return dataclasses.replace(self.state, in_flight=in_flight)
+        return dataclasses.replace(self.state, in_flight=self.source.record())
 
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
         """Metrics of the policy on the validation set; they pick the best one."""

@@ -218,7 +218,7 @@ def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[RolloutB
     """Questions with right and wrong samples, each a batch of its own; a question that comes again is left out."""
     seen: set[int] = set()
     for number in range(1, rollouts + 1):
-        batch = trainer.rollouts.next(number).with_rewards()
+        batch = trainer.source.next(number).with_rewards()
         weights = np.asarray(diagnostics.gwhes_weights(_outcome(trainer, batch), success=SUCCESS))
         for i, problem in enumerate(batch.problems):
             if (weights[i] != 0).any() and problem.uid not in seen:

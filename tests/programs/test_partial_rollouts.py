@@ -166,14 +166,6 @@ def test_fewer_slots_are_refused(decoder):
         run(decoder, some_prompts(), dataclasses.replace(CONFIG, decode_slots=2), sampler.no_samples(3, 5, 23), 3)
 
 
-def test_shares_that_are_none_or_do_not_divide_are_refused():
-    assert sampler.most_left(0.3, 10, 4, 2) == 6
-    with pytest.raises(UserError, match="overlap=0.01 of the 20 samples of a batch shard is none: make it 1/20"):
-        sampler.most_left(0.01, 10, 4, 2)
-    with pytest.raises(UserError, match="overlap=0.5 with rollout.prompts=2 over 4 batch shards"):
-        sampler.most_left(0.5, 2, 4, 4)
-
-
 def test_a_rollout_that_nothing_goes_on_in_is_the_program_that_it_was(decoder):
     """With nothing given there is no argument, and no trace of the rest in the program."""
     prompts, key = some_prompts(), jax.random.key(0)

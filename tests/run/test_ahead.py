@@ -13,7 +13,7 @@ import pytest
 import runs
 import spies
 from jax.extend.core import Primitive
-from runs import Trainer, numbers
+from runs import Trainer, numbers, plain_source
 
 from grpojax import data
 from grpojax.host import on_host
@@ -107,7 +107,11 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
     stopped.on_step = lambda *_: stopped.done + 1 == 3 and os.kill(os.getpid(), signal.SIGTERM)
     assert not stopped.run()
     killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    assert killed.done == 3 and killed.in_flight.number == killed.state.rollouts - 1 and killed.state.in_flight is None
+    assert (
+        killed.done == 3
+        and killed.source.in_flight.number == killed.state.rollouts - 1
+        and killed.state.in_flight is None
+    )
     drawn, plain = [], killed.policy.sample
     killed.policy.sample = lambda *given, **more: drawn.append(given) or plain(*given, **more)
     plain_update = killed.learner.programs.update
@@ -131,7 +135,7 @@ def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the
     given = "train.steps=null", "train.minibatches=2", "train.checkpoint_every=0"
     assert Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=300")).run()
     again = Trainer(load(recipe, tmp_path / "parts", *given, "train.tokens=700"))
-    assert again.in_flight.number == again.done > 1 and again.run()
+    assert again.source.in_flight.number == again.done > 1 and again.run()
     assert Trainer(load(recipe, tmp_path / "whole", *given, "train.tokens=700")).run()
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
@@ -199,8 +203,8 @@ def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe,
 
 def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", *KINDS["filter"]))
-    made, plain = [], trainer.rollouts.start
-    trainer.rollouts.start = lambda: made.append((trainer.done, plain())) or made[-1][1]
+    made, plain = [], trainer.source.source.start
+    trainer.source.source.start = lambda: made.append((trainer.done, plain())) or made[-1][1]
     assert trainer.run()
     assert [in_flight.number for _, in_flight in made] == list(range(len(made))) and len(made) > 5
     assert {in_flight.version - step for step, in_flight in made} == {0}  # each at the weights of its moment
@@ -219,8 +223,8 @@ def test_what_is_solved_is_left_out_one_rollout_later(recipe, tmp_path):
     known = {}
     for ahead in (0, 1):
         trainer = Trainer(load(recipe, tmp_path / str(ahead), *given, f"rollout.ahead={ahead}"))
-        asked, plain = known.setdefault(ahead, []), trainer.rollouts.curriculum.draw
-        curriculum = trainer.rollouts.curriculum
+        curriculum = plain_source(trainer).curriculum
+        asked, plain = known.setdefault(ahead, []), curriculum.draw
         curriculum.draw = lambda n, c=curriculum, p=plain, a=asked: a.append(len(c._solved)) or p(n)
         assert trainer.run()
     assert known == {0: [0, known[0][1], known[0][2], 10], 1: [0, 0, known[0][1], known[0][2]]} and known[0][1] > 0
@@ -253,9 +257,10 @@ def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
 def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=2"))
     assert trainer.run()
-    assert trainer.in_flight is None and trainer.rollouts.drawn == 2
+    assert trainer.source.in_flight is None and trainer.source.source.drawn == 2
     assert "time/rollout_s" in tracking.read_metrics(tmp_path / "run")[-1]
-    assert isinstance(trainer.rollouts.start().collect().rollout, Rollout)
+    source = trainer.source.source
+    assert isinstance(source.collect(source.start()).rollout, Rollout)
 
 
 @pytest.mark.slow
@@ -266,7 +271,7 @@ def test_a_slow_reward_is_waited_for_beside_the_next_rollout(recipe, tmp_path):
         plain, began = trainer.rewards.combine, []
 
         def combine(*given, trainer=trainer, plain=plain, began=began):
-            began.append(trainer.rollouts.drawn - len(began))
+            began.append(plain_source(trainer).drawn - len(began))
             time.sleep(0.2)
             return plain(*given)
 

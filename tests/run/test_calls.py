@@ -70,10 +70,9 @@ def test_a_runs_programs_are_called_with_what_is_said_of_them(recipe, tmp_path, 
         note(program, args, static)
         return program(*args, **static)
 
-    def sample(program, graph, *args):
-        weights, prompts, key, *_, partial, _ = args
+    def sample(program, graph, weights, prompts, key, *args, partial, **static):
         note(program, (weights, prompts, key) if partial is None else (weights, prompts, key, partial), {})
-        return program(graph, *args)
+        return program(graph, weights, prompts, key, *args, partial=partial, **static)
 
     spies.watch(monkeypatch, around)
     monkeypatch.setattr(sampler, "_sample", spies.Spy(sampler._sample, sample))

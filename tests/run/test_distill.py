@@ -32,7 +32,7 @@ def trainer(recipe, directory, teacher, *more, devices=1, eos_ids=()):
 
 def weighed(run):
     """``(advantages, metrics, batch, minibatches)`` of a step before its update."""
-    batch = run.rollouts.next(1)
+    batch = run.source.next(1)
     minis = run.learner.pack(batch)
     batch = batch.with_rewards()
     advantages, told, _ = run.learner.weigh(minis, batch, run.learner.score(minis))

@@ -30,12 +30,12 @@ def trainer(recipe, tmp_path_factory):
 
 @pytest.mark.slow
 def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
-    groups, policy = trainer.rollouts.groups, trainer.policy
+    source, policy = trainer.source, trainer.policy
     problems = [trainer.problems[i] for i in (0, 7, 11, 13, 2, 29)]
-    judged = groups.start(problems, 3).collect().with_rewards()
+    judged = source.collect(source.draw(problems, 3)).with_rewards()
     prompts = data.to_prompts(problems, 8)
     plain = SamplerConfig(group=1, temperature=0.0, max_tokens=7)
-    greedy = policy.fetch(policy.sample(groups._params(), prompts, jax.random.key(5), plain), 6)
+    greedy = policy.fetch(policy.sample(source.params(), prompts, jax.random.key(5), plain), 6)
     lengths, tokens = greedy.lengths[:, 0], greedy.tokens[:, 0]
     assert judged.greedy_lengths.tolist() == lengths.tolist()
     gold = np.array([int(p.gold) for p in problems])
@@ -52,22 +52,25 @@ def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
 
 
 def test_any_number_of_prompts_goes_over_the_shards(trainer):
-    groups = trainer.rollouts.groups
+    source = trainer.source
     prompts, one = data.to_prompts(list(trainer.problems[:3]), 8), SamplerConfig(group=1, temperature=0.0, max_tokens=7)
-    all_of_them = groups._rows(groups._params(), prompts, jax.random.key(0), one)(jax.block_until_ready)
+
+    def sampled(prompts):
+        drawn = source.dispatch_any(source.params(), prompts, jax.random.key(0), one)
+        return drawn.fetch(trainer.policy, jax.block_until_ready)
+
+    all_of_them = sampled(prompts)
     assert all_of_them.tokens.shape == (3, 1, 7)
     for i in range(3):
-        alone = groups._rows(
-            groups._params(), jax.tree.map(lambda x, i=i: x[i : i + 1], prompts), jax.random.key(0), one
-        )
-        np.testing.assert_array_equal(alone(jax.block_until_ready).tokens[0], all_of_them.tokens[i])
+        alone = sampled(jax.tree.map(lambda x, i=i: x[i : i + 1], prompts))
+        np.testing.assert_array_equal(alone.tokens[0], all_of_them.tokens[i])
 
 
 @pytest.mark.exhaustive("run/test_recipes.py::test_a_recipe_learns_from_its_own_numbers")
 def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
     seen = []
     trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 2}", "rollout.group=2"))
-    plain = trainer.rollouts.groups._submit
+    plain = trainer.source.submit
 
     def submit(problems, rollout, greedy):
         got = plain(problems, rollout, greedy)
@@ -75,7 +78,7 @@ def test_it_trains_with_a_filter_and_counts_what_it_draws(recipe, tmp_path):
         seen.append((got, 3 * prompts + int(rollout.lengths.sum()) + int(greedy.lengths.sum())))
         return got
 
-    trainer.rollouts.groups._submit = submit
+    trainer.source.submit = submit
     batches = []
     weigh = trainer.learner.weigh
     trainer.learner.weigh = lambda minis, batch, *rest: batches.append(batch) or weigh(minis, batch, *rest)

@@ -266,7 +266,7 @@ def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
     """The reward of the groups that a filter kept is always mixed; that of all drawn is the policy's."""
     plain, counted = [], {}
     trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 4}", "rollout.group=2"))
-    wait = trainer.rollouts.groups._submit
+    wait = trainer.source.submit
 
     def submit(problems, rollout):
         got = wait(problems, rollout)
@@ -275,7 +275,7 @@ def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
         )
         return got
 
-    trainer.rollouts.groups._submit = submit
+    trainer.source.submit = submit
     assert trainer.run()
     tokens = 0
     for line in lines(tmp_path / "run"):
@@ -309,8 +309,8 @@ def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, place):
     trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=5", "filter={max_rollouts: 1}", *held_out))
     owner, name = {
         "evaluate": (trainer.held_out, "evaluate"),
-        "draw": (trainer.rollouts, "collect"),
-        "keep": (trainer.rollouts, "_keep"),
+        "draw": (trainer.source, "next"),
+        "keep": (trainer.source, "keeps"),
         "weigh": (trainer.learner, "weigh"),
     }[place]
     plain = getattr(owner, name)

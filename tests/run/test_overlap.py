@@ -1,5 +1,6 @@
 """Groups with unfinished samples that go on in the next rollout (``rollout.overlap``)."""
 
+import doctest
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ from collections import Counter, deque
 import jax
 import numpy as np
 import pytest
-from runs import Trainer, numbers
+from runs import Trainer, numbers, plain_source
 
 from grpojax import data, variants
 from grpojax.advantages import Signals
@@ -16,10 +17,11 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import score
 from grpojax.programs import packing, sampler
-from grpojax.run import batch, method, partial_groups, step_metrics
+from grpojax.run import batch, checks, method, step_metrics
 from grpojax.run import recipe as config
-from grpojax.run.in_flight import InFlight
 from grpojax.run.run_state import RunState
+from grpojax.run.sections import RolloutConfig
+from grpojax.run.sources import partial, source
 from grpojax.types import PerToken, Rollout, TrainBatch
 
 KINDS = {
@@ -46,16 +48,16 @@ class Watched:
     """A trainer's rollouts as they come, weights by version, and what each step learns from."""
 
     def __init__(self, trainer):
-        self.trainer, self.partial_groups = trainer, trainer.rollouts.partial
+        self.trainer, self.places = trainer, plain_source(trainer).places
         self.weights, self.learned, self.rest, self.versions = {0: self._weights()}, [], [], []
-        plain = self.partial_groups.keep
+        plain = self.places.keep
 
         def keep(in_flight, rest):
             self.rest.append((in_flight.problems, rest))
             self.versions.append(in_flight.versions)
             plain(in_flight, rest)
 
-        self.partial_groups.keep, trainer.on_step = keep, self._note
+        self.places.keep, trainer.on_step = keep, self._note
         policy = trainer.policy
         self._score = jax.jit(lambda params, rows: score(policy.graph, params, rows, policy.compute).logps)
 
@@ -111,8 +113,9 @@ def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recip
     assert mixed > 1 and set(before) == {p.uid for p, there in zip(asked, rest.lengths.any(1), strict=True) if there}
     counts = [line["sampled_tokens"] for line in lines]
     np.testing.assert_array_equal(counts, np.cumsum([rollout.lengths.sum() for _, rollout in watched.learned]))
-    left = [*before, *(p.uid for p, _ in watched.partial_groups._queue)]
-    drawn = [p.uid for n in range(watched.partial_groups._batches) for p in trainer.rollouts.curriculum.draw(n)[0]]
+    left = [*before, *(p.uid for p, _ in watched.places._queue)]
+    curriculum = plain_source(trainer).curriculum
+    drawn = [p.uid for n in range(watched.places._batches) for p in curriculum.draw(n)[0]]
     assert Counter(uids + left) == Counter(drawn) and len(uids) > 20
 
 
@@ -127,8 +130,10 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
     stopped.on_step = lambda *_: stopped.done + 1 == 3 and os.kill(os.getpid(), signal.SIGTERM)
     assert not stopped.run()
     killed = Trainer(load(recipe, tmp_path / "parts", *KINDS[kind]))
-    in_flight = killed.in_flight
-    waiting = killed.rollouts.waiting if in_flight is None else (in_flight.versions < in_flight.version).any((1, 2))
+    in_flight = getattr(killed.source, "in_flight", None)
+    waiting = plain_source(killed).places.carried.waiting
+    if in_flight is not None:
+        waiting = (in_flight.versions < in_flight.version).any((1, 2))
     assert killed.done == 3 and waiting.any()
 
     def die(*_):
@@ -146,8 +151,8 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
 @pytest.mark.exhaustive("run/test_overlap.py::test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions")
 def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 3}", "train.steps=4"))
-    trainer.rollouts._keep = lambda judged: judged.rollout.lengths.any(1)
-    assert trainer.run() and trainer.rollouts.drawn == 4
+    trainer.source.keeps = lambda judged: judged.rollout.lengths.any(1)
+    assert trainer.run() and trainer.source.drawn == 4
     lines = lines_of(tmp_path / "run")
     assert sum(line["rollout/waiting"] > 0 for line in lines) > 1
     assert [line["rollout/version"] for line in lines] == sorted(line["rollout/version"] for line in lines)
@@ -174,7 +179,7 @@ def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(log, "info", lambda text, *given: said.append(text % given))
     trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=2"))
     assert trainer.run()
-    left = int(trainer.rollouts.waiting.sum())
+    left = int(trainer.source.places.carried.waiting.sum())
     assert left and f"{left} groups were under way when the run ended: their samples are not learned from" in said
 
 
@@ -217,6 +222,22 @@ def test_the_ratio_is_never_taken_for_one(recipe, tmp_path):
     assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.ratio_denominator == "sampler"
 
 
+@pytest.mark.parametrize("module", [checks, source])
+def test_doctests(module):
+    assert doctest.testmod(module).attempted and not doctest.testmod(module).failed
+
+
+def test_shares_that_are_none_or_do_not_divide_are_refused():
+    def left(overlap, prompts, group, shards):
+        return checks.most_left(RolloutConfig(overlap=overlap, prompts=prompts, group=group), shards)
+
+    assert left(0.3, 10, 4, 2) == 6
+    with pytest.raises(UserError, match="overlap=0.01 of the 20 samples of a batch shard is none: make it 1/20"):
+        left(0.01, 10, 4, 2)
+    with pytest.raises(UserError, match="overlap=0.5 with rollout.prompts=2 over 4 batch shards"):
+        left(0.5, 2, 4, 4)
+
+
 def test_sizes_that_leave_nothing_and_another_share_on_resume_are_refused(recipe, tmp_path):
     with pytest.raises(UserError, match="overlap=0.02 of the 32 samples of a batch shard is none"):
         Trainer(load(recipe, tmp_path / "none", "rollout.overlap=0.02"))
@@ -242,18 +263,18 @@ def draw(number):
 
 def in_flight_of(problems, passes, taken, version):
     given = {"problems": problems, "passes": passes, "versions": taken.continued(version)}
-    return InFlight(number=0, version=version, submit=None, sync=None, **given)
+    return partial.Continued(number=0, version=version, **given)
 
 
 def test_groups_keep_their_places_and_the_others_go_to_the_queue():
     """Three places of two samples of up to four tokens. Also from a record of each state, through JSON's types."""
-    rows = partial_groups.PartialGroups((3, 2, 4), problems_of(*range(12)), RunState())
+    rows = partial.Places((3, 2, 4), problems_of(*range(12)), RunState())
     seen = []
     for version, lengths in enumerate([[(0, 0), (4, 2), (0, 0)], [(0, 0), (4, 3), (1, 1)], [(0, 0)] * 3, [(0, 0)] * 3]):
         state, same = RunState(), RunState()
         rows.write(state)
         record = json.loads(json.dumps(state.record()))
-        again = partial_groups.PartialGroups((3, 2, 4), problems_of(*range(12)), RunState.of(record))
+        again = partial.Places((3, 2, 4), problems_of(*range(12)), RunState.of(record))
         again.write(same)
         assert json.loads(json.dumps(same.record())) == record
         problems, passes, taken = again.fill(draw)
@@ -269,7 +290,7 @@ def test_groups_keep_their_places_and_the_others_go_to_the_queue():
         if version == 1:  # its first tokens are of version 0, those that came since of version 1
             assert rows.carried.versions[1].tolist() == [[0, 0, 0, 0], [0, 0, 1, 0]]
             assert rows.carried.versions[2].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
-            assert partial_groups.oldest(in_flight, rest).tolist() == [1, 0, 1]
+            assert in_flight.oldest(rest).tolist() == [1, 0, 1]
     assert seen == [
         ([0, 1, 2], [0, 0, 0], [False] * 3),
         ([3, 1, 4], [1, 0, 1], [False, True, False]),
@@ -295,7 +316,8 @@ def some_groups():
     )  # fmt: skip
     which = np.array([True, False, True])
     wide = jax.tree.map(lambda x: np.insert(x, 1, 7, 0), rollout)
-    return of_two, batch.among(of_two, which, problems_of(0, 1, 2), batch.only(wide, which)), which
+    of_three = batch.RolloutBatch(problems=problems_of(0, 1, 2), rollout=partial.only(wide, which))
+    return of_two, partial.Among(of_two, which).rewarded(of_three), which
 
 
 def test_metrics_are_those_of_the_whole_groups():

@@ -25,7 +25,8 @@ PLAN = "rollout.sample_allocation={probe: 2, phases: 3, most: 7}"
 
 def drawn(recipe, directory, problems, *overrides, devices=1, number=3):
     trainer = Trainer(load(recipe, directory, *overrides), devices=devices)
-    judged = trainer.rollouts.groups.start([trainer.problems[i] for i in problems], number).collect().with_rewards()
+    source = trainer.source
+    judged = source.collect(source.draw([trainer.problems[i] for i in problems], number)).with_rewards()
     trainer.close()
     return judged
 
@@ -82,13 +83,13 @@ def test_what_was_not_drawn_counts_nowhere(recipe, tmp_path):
         "rollout.group=4",
     )
     trainer = Trainer(load(recipe, tmp_path / "run", *options, "train.minibatches=3"))
-    seen, plain = [], trainer.rollouts.groups._submit
+    seen, plain = [], trainer.source.submit
 
     def submit(problems, rollout):
         seen.append((problems, rollout))
         return plain(problems, rollout)
 
-    trainer.rollouts.groups._submit = submit
+    trainer.source.submit = submit
     advantages, weigh = [], trainer.learner.weigh
     trainer.learner.weigh = lambda *args: advantages.append(weigh(*args)) or advantages[-1]
     sums, update = [], trainer.learner.update

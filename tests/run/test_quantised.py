@@ -9,8 +9,8 @@ from grpojax.host.errors import UserError
 from grpojax.models import Compute
 from grpojax.run import checks
 from grpojax.run import recipe as config
-from grpojax.run.groups import greedy_of
 from grpojax.run.held_out import config_of
+from grpojax.run.sources import greedy
 from grpojax.run.trainer import Trainer
 
 EIGHT = "rollout.weights=int8"
@@ -61,9 +61,9 @@ def test_samples_of_an_older_policy_are_corrected_for_already(recipe):
 
 def test_greedy_and_held_out_completions_read_the_policys_own_keys_and_values(recipe):
     eight = config.load(recipe, [CACHE, "variant=remax", "variant.importance=truncate"])
-    assert config_of(eight).sampler.cache_dtype == greedy_of(eight.rollout).cache_dtype == "compute"
+    assert config_of(eight).sampler.cache_dtype == greedy.sampler_of(eight.rollout).cache_dtype == "compute"
     half = config.load(recipe, ["rollout.cache_dtype=bfloat16", "variant=remax"])
-    assert config_of(half).sampler.cache_dtype == greedy_of(half.rollout).cache_dtype == "bfloat16"
+    assert config_of(half).sampler.cache_dtype == greedy.sampler_of(half.rollout).cache_dtype == "bfloat16"
 
 
 def test_a_gpu_is_refused_before_anything_is_drawn(recipe):

@@ -15,6 +15,7 @@ from grpojax.run import recipe as config
 from grpojax.run.curriculum import Curriculum
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import AllocationConfig, RetireConfig
+from grpojax.run.sources.allocated import sampler_of
 
 
 def load(recipe, directory, *overrides):
@@ -34,18 +35,18 @@ FAILS, PASSES = (0, 7, 7), (12, 13, 29)
 def seeded(recipe, tmp_path_factory):
     """A trainer whose rewards are all 0 for some problems, which have a pool to be seeded from."""
     trainer = Trainer(load(recipe, tmp_path_factory.mktemp("seeded")))
-    groups = trainer.rollouts.groups
+    source = trainer.source
     for uid, completion in POOL:
-        groups._exemplars.add(uid, completion)
-    plain = groups._rewarded
+        source._exemplars.add(uid, completion)
+    plain = source.rewarded
 
-    def judged(problems, rollout, scores):
-        made = plain(problems, rollout, scores)
-        right = np.array([[float(p.uid not in FAILS)] for p in problems]) * (rollout.lengths % 2)
+    def judged(batch, scores):
+        made = plain(batch, scores)
+        right = np.array([[float(p.uid not in FAILS)] for p in batch.problems]) * (batch.rollout.lengths % 2)
         right = right.astype(np.float32)
         return dataclasses.replace(made, total=right, reward=right, by_name={"tiny_run:parity": right})
 
-    groups._rewarded = judged
+    source.rewarded = judged
     yield trainer
     trainer.close()
 
@@ -53,12 +54,12 @@ def seeded(recipe, tmp_path_factory):
 @pytest.mark.slow
 def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     """Each the same as a group of the prompt with its exemplars gives at that number; the others are as without."""
-    groups = seeded.rollouts.groups
+    source = seeded.source
     problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
-    drawn = groups.start(problems, 3).collect()
+    drawn = source.collect(source.draw(problems, 3))
     judged = drawn.with_rewards()
-    before = [groups._exemplars.before(p) for p in problems]
-    plain, after = alone(groups, problems), alone(groups, before)
+    before = [source._exemplars.before(p) for p in problems]
+    plain, after = alone(source, problems), alone(source, before)
     fails = [p.uid in FAILS or n % 2 == 0 for p, n in zip(problems, first_lengths(plain, problems), strict=True)]
     assert judged.seeded.tolist() == fails and set(fails) == {True, False}
     counts = (judged.rollout.lengths > 0).sum(1)
@@ -76,11 +77,12 @@ def test_a_failed_probe_is_followed_by_samples_of_the_seeded_prompt(seeded):
     assert list(failed.problems) == [p for p, f in zip(problems, fails, strict=True) if f]
 
 
-def alone(groups, problems):
+def alone(source, problems):
     """Sixteen samples of each, under the key of that rollout."""
-    first = groups._prompts([dataclasses.replace(p, uid=i) for i, p in enumerate(problems)], 0)
+    first = source.prompts([dataclasses.replace(p, uid=i) for i, p in enumerate(problems)], 0)
     prompts = dataclasses.replace(first, uids=np.array([p.uid for p in problems], np.uint32))
-    return groups._rows(groups._params(), prompts, groups._key(3), groups._sampler(16))(jax.block_until_ready)
+    drawn = source.dispatch_any(source.params(), prompts, source.key(3), sampler_of(source.config, 16))
+    return drawn.fetch(source.policy, jax.block_until_ready)
 
 
 def first_lengths(rollout, problems):
@@ -89,16 +91,18 @@ def first_lengths(rollout, problems):
 
 
 def test_without_solved_problems_nothing_is_seeded(seeded, monkeypatch):
-    groups = seeded.rollouts.groups
-    monkeypatch.setattr(groups._exemplars, "_pool", {})
-    judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3).collect().with_rewards()
+    source = seeded.source
+    monkeypatch.setattr(source._exemplars, "_pool", {})
+    problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
+    judged = source.collect(source.draw(problems, 3)).with_rewards()
     assert not judged.seeded.any() and judged.failed is None and (judged.rollout.lengths > 0).sum() == 24
 
 
 def test_exemplars_that_never_fit_are_told(seeded, monkeypatch, caplog):
-    groups = seeded.rollouts.groups
-    monkeypatch.setattr(groups._exemplars, "_longest", 10)
-    judged = groups.start([seeded.problems[i] for i in (*FAILS, *PASSES)], 3).collect().with_rewards()
+    source = seeded.source
+    monkeypatch.setattr(source._exemplars, "_longest", 10)
+    problems = [seeded.problems[i] for i in (*FAILS, *PASSES)]
+    judged = source.collect(source.draw(problems, 3)).with_rewards()
     assert not judged.seeded.any() and "no exemplar can be put before any of 5 prompts: raise data.max" in caplog.text
 
 
@@ -108,8 +112,8 @@ def run(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("runs") / "whole"
     trainer = Trainer(load(recipe, directory))
     kept, apart = [], []
-    note, score = trainer.rollouts.groups.note, trainer.learner.score
-    trainer.rollouts.groups.note = lambda judged: (kept.append(judged), note(judged))
+    note, score = trainer.source.note, trainer.learner.score
+    trainer.source.note = lambda drawn, passes: (kept.extend(drawn), note(drawn, passes))
 
     def scored(minis):
         for m in minis:
@@ -196,11 +200,11 @@ def test_settings_that_cannot_be(recipe, tmp_path):
 
 
 def test_a_graded_reward_seeds_by_a_success_that_is_given(seeded, monkeypatch):
-    groups, values = seeded.rollouts.groups, np.array([[0.5, np.nan, 1.0]])
+    source, values = seeded.source, np.array([[0.5, np.nan, 1.0]])
     judged = SimpleNamespace(by_name={"tiny_run:parity": values})
     with pytest.raises(
         UserError, match="seeded by the reward 'tiny_run:parity', which gave 0.5.*rollout.sample_allocation.success"
     ):
-        groups._passes(judged)
-    monkeypatch.setattr(groups, "plan", dataclasses.replace(groups.plan, success=0.5))
-    assert groups._passes(judged).tolist() == [[True, False, True]]
+        source.succeeds(judged)
+    monkeypatch.setattr(source, "plan", dataclasses.replace(source.plan, success=0.5))
+    assert source.succeeds(judged).tolist() == [[True, False, True]]

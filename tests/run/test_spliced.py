@@ -67,7 +67,7 @@ def step_of(trainer):
     """The first step of a run, with its updates."""
     try:
         learner = trainer.learner
-        batch = learner.replace(trainer.rollouts.next(1))
+        batch = learner.replace(trainer.source.next(1))
         (mini,) = minis = learner.pack(batch)
         signals = learner.score(minis)
         rows = mini.packed.per_token
@@ -200,7 +200,7 @@ def test_samples_that_were_not_replaced_are_refused(recipe, tmp_path):
     """As by a command that brings its own samples."""
     trainer = trainer_of(recipe, tmp_path, SPLICED)
     try:
-        batch = trainer.rollouts.next(1)
+        batch = trainer.source.next(1)
         minis = trainer.learner.pack(batch)
         with pytest.raises(UserError, match="as they are: set variant.train_on=sampled"):
             trainer.learner.weigh(minis, batch.with_rewards(), trainer.learner.score(minis))

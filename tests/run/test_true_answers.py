@@ -106,7 +106,7 @@ def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
 
 def late(trainer):
     """A rollout's likelihoods, what is logged of them, and the samples."""
-    batch = trainer.rollouts.next(1).with_rewards()
+    batch = trainer.source.next(1).with_rewards()
     made, logged = trainer.learner.late(batch, batch.total)
     return made["likelihood"], logged, batch
 
@@ -132,7 +132,7 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
     try:
         learner, likelihood = trainer.learner, []
         for step in range(12):
-            batch = trainer.rollouts.next(1).with_rewards()
+            batch = trainer.source.next(1).with_rewards()
             lengths = np.minimum(batch.rollout.lengths, 2 * step + 1)
             fails = np.arange(8)[:, None] > step * 5 % 8
             batch = dataclasses.replace(

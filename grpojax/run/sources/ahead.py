@@ -1,0 +1,63 @@
+"""Rollouts that are drawn ahead (``rollout.ahead``): while a step learns, the samples of the next one are drawn.
+
+The rollout of step n+1 is started once the samples of step n are on the host, before they are judged and learned from:
+its samples are drawn under the weights after step n-1 and learned from by those after step n. So a sample is at most
+one step's updates old (``rollout/staleness``). What a filter draws in addition is drawn when it asks for it, under the
+weights of that moment. The problems of rollout n+1 are chosen before the rewards of rollout n are known: what is
+solved, or how often a level is solved, is heeded one rollout later.
+"""
+
+import time
+from typing import Any
+
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.run_state import RunState
+from grpojax.run.sections import TrainConfig
+from grpojax.run.sources.source import InFlight, Plain, begin
+
+
+class Ahead:
+    """A source that is one rollout ahead of the steps.
+
+    Args:
+      source: draws the rollouts.
+      train: when the run ends: behind its last rollout none is started.
+      state: of a run that goes on; the rollout that it has in flight is taken over.
+
+    Attributes:
+      in_flight: the rollout of the next step; a save has it until that step is over.
+    """
+
+    def __init__(self, source: Plain, train: TrainConfig, state: RunState):
+        self.source, self.seconds, self._train = source, source.seconds, train
+        self.in_flight: InFlight | None = None
+        self._following: InFlight | None = None  # that of the step after, while a step is under way
+        if state.in_flight is not None:
+            self.in_flight, state.in_flight = source.resumed(state.in_flight), None
+
+    def next(self, number: int) -> RolloutBatch:
+        """Waits for the samples that were drawn ahead, and starts the next rollout."""
+        loop, first, since = self.source.loop, self.in_flight, time.perf_counter()
+        if first is None:
+            first = begin(loop, self._start)
+            since = loop.since
+        batch = self.source.batch(number, first, since=since)
+        goes_on = self._train.done(number, 0) < 1
+        self._following = begin(loop, self._start) if goes_on else None
+        loop.finish()
+        return batch
+
+    def _start(self) -> InFlight:
+        in_flight, policy = self.source.start(), self.source.policy
+        if not policy.disaggregated:
+            policy.wait_on_cpu(in_flight.dispatched[0].rollout)  # the step before it is yet to be learned from
+        return in_flight
+
+    def write(self, state: RunState) -> None:
+        """Puts down what the next draws follow from: the rollout that was started in this step is the next one's."""
+        self.source.write(state)
+        self.in_flight, self._following = self._following, None
+
+    def record(self) -> dict[str, Any] | None:
+        """What a save has of the rollout in flight."""
+        return None if self.in_flight is None else self.in_flight.record(self.source.policy)

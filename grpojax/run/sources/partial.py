@@ -1,0 +1,248 @@
+"""Partial rollouts (``rollout.overlap``): groups with unfinished samples go on in the next rollout.
+
+A rollout has P places. A group with unfinished samples stays in its place, and so on its devices; its finished samples
+wait with it, and nothing is drawn again. The other places go to the next problems. Problems are drawn a batch at a
+time, as without overlap, and stand in a queue until there is a place for them.
+
+In the batch of its step a group that goes on has no samples and no rewards, and is dropped as a filter drops groups: it
+is judged, counted and learned from in the step in which it becomes whole.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpojax import data
+from grpojax.programs import calls
+from grpojax.programs.calls import Call
+from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.sampler import no_samples, unfinished
+from grpojax.run import checks
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.recipe import Config
+from grpojax.run.run_state import RunState
+from grpojax.run.sources.source import Dispatched, InFlight, Plain, from_text, to_text
+from grpojax.types import Array, PerPrompt, Rollout, Tokens
+
+Draw = Callable[[int], tuple[Sequence[data.Problem], Sequence[int]]]
+
+
+class Partial(Plain):
+    """`Plain`, of rollouts that leave groups behind which are not whole.
+
+    Args:
+      given, options: as of `Plain`.
+
+    Attributes:
+      places: the groups of its rollouts.
+    """
+
+    def __init__(self, *given: Any, **options: Any):
+        super().__init__(*given, **options)
+        config = self.config
+        shape = config.prompts, config.group, config.max_tokens
+        self.places = Places(shape, self.problems, self.loop.state)
+        self._left = checks.most_left(config, self.policy.sampling.shards)
+
+    @staticmethod
+    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
+        """The programs that it runs; as of `Plain.calls`."""
+        rollout = config.rollout
+        prompts = calls.longest_prompts(rollout.prompts, config.data.max_prompt_tokens)
+        left = checks.most_left(rollout, policy.sampling.shards)
+        return {"rollout": calls.rollout(policy, weights, prompts, rollout, left=left)}
+
+    def write(self, state: RunState) -> None:
+        """Puts down what the next draws follow from."""
+        super().write(state)
+        self.places.write(state)
+
+    def start(self) -> "Continued":
+        """Dispatches the next rollout, in which some groups go on."""
+        number = self.drawn
+        self.drawn += 1
+        version, config = self.weights()[1], self.config
+        problems, passes, carried = self.places.fill(self.choose)
+        prompts, goes_on = self.prompts(problems, config.group), {"partial": carried.samples, "left": self._left}
+        sampled = self.policy.sample(self.params(), prompts, self.key(number), config, **goes_on)
+        return Continued(
+            number=number,
+            problems=problems,
+            dispatched=[Dispatched(rollout=sampled, rows=len(problems), prompts=len(problems))],
+            version=version,
+            passes=passes,
+            versions=carried.continued(version),
+        )
+
+    def resumed(self, record: Mapping[str, Any]) -> "Continued":
+        """A rollout that the run had drawn before it was stopped, of `Continued.record`."""
+        plain = super().resumed(record)
+        return Continued(**vars(plain), versions=from_text(record["versions"]))
+
+    def collect(self, in_flight: InFlight) -> RolloutBatch:
+        """Submits the groups of which no sample wants another token; the others are kept for the next rollout."""
+        assert isinstance(in_flight, Continued), "started or resumed here"
+        problems, (rollout,) = in_flight.problems, in_flight.on_host(self.policy, self.sync)
+        whole = ~unfinished(rollout).any(1)
+        asked = [p for p, done in zip(problems, whole, strict=True) if done]
+        submitted = self.submit(asked, jax.tree.map(lambda x: x[whole], rollout))
+        self.places.keep(in_flight, only(rollout, ~whole))
+        return RolloutBatch(problems=problems, rollout=only(rollout, whole), pending=[Among(submitted, whole)])
+
+    def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
+        """As of `Plain`, with the groups that go on."""
+        made = super().batch(number, first, since=since)
+        return dataclasses.replace(made, waiting=self.places.carried.waiting)
+
+    def version(
+        self, started: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None
+    ) -> int:
+        """Updates behind the weights of the oldest token that is learned from; as of `Plain`."""
+        known = np.concatenate(
+            [f.oldest(d.rollout) for f, d in zip(started, drawn, strict=True) if isinstance(f, Continued)]
+        )
+        whole = np.concatenate([d.rollout.lengths.any(1) for d in drawn])
+        return int(known[whole if learned is None or not learned.any() else learned].min())
+
+
+@dataclasses.dataclass(kw_only=True)
+class Continued(InFlight):
+    """A rollout in which groups go on.
+
+    Attributes:
+      versions: ``[P, G, T]`` int32, updates behind the weights that each token is drawn under.
+    """
+
+    versions: Tokens
+
+    def record(self, policy: Policy) -> dict[str, Any]:
+        """As of `InFlight`, with the versions."""
+        return {"versions": to_text(self.versions), **super().record(policy)}
+
+    def oldest(self, samples: Rollout) -> PerPrompt:
+        """``[P]`` int: updates behind the weights that the oldest token of each group was drawn under; of a group
+        without ``samples`` those behind the newest."""
+        there = np.arange(samples.tokens.shape[-1]) < samples.lengths[..., None]
+        return np.where(there, self.versions, self.version).min((1, 2))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Carried:
+    """Groups that go on in the next rollout, each in its place.
+
+    Attributes:
+      samples: ``[P, G, ...]``; of length 0 in places that a new problem gets.
+      versions: ``[P, G, T]`` int32, updates behind the weights that each token was drawn under.
+    """
+
+    samples: Rollout
+    versions: Tokens
+
+    @property
+    def waiting(self) -> PerPrompt:
+        """``[P]`` bool: the places that are taken."""
+        return self.samples.lengths.any(1)
+
+    def continued(self, version: int) -> Tokens:
+        """The versions where all further tokens are drawn under this one."""
+        drawn = np.arange(self.versions.shape[-1]) < self.samples.lengths[..., None]
+        return np.where(drawn, self.versions, np.int32(version))
+
+
+class Places:
+    """The places of a run's rollouts, and the queue before them.
+
+    Args:
+      shape: P, G and T of a rollout.
+      problems: all that may be asked.
+      state: of a run that goes on.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], problems: Sequence[data.Problem], state: RunState):
+        self._shape = shape
+        self._placed: list[tuple[data.Problem, int]] = []  # of the rollout before, each with its pass
+        self.carried, self._queue, self._batches = self._nothing(), deque[tuple[data.Problem, int]](), 0
+        if (record := state.partial) is None:
+            return
+        of_uid = {p.uid: p for p in problems}
+        self._batches = record["batches"]
+        self._queue.extend((of_uid[uid], number) for uid, number in record["queue"])
+        self._placed = [(of_uid[uid], number) for uid, number in record["placed"]]
+        for name, rows in record["carried"].items():
+            self._array(name)[record["waiting"]] = from_text(rows)
+
+    def _nothing(self) -> Carried:
+        return Carried(samples=no_samples(*self._shape), versions=np.zeros(self._shape, np.int32))
+
+    def _array(self, name: str) -> np.ndarray:
+        return self.carried.versions if name == "versions" else getattr(self.carried.samples, name)
+
+    def write(self, state: RunState) -> None:
+        """Puts down what the next rollouts follow from, but for groups of a rollout in flight."""
+        waiting = np.flatnonzero(self.carried.waiting)
+        names = ("versions", *(f.name for f in dataclasses.fields(Rollout)))
+        state.partial = {
+            "batches": self._batches,
+            "queue": [(p.uid, number) for p, number in self._queue],
+            "placed": [(p.uid, number) for p, number in self._placed],
+            "waiting": waiting.tolist(),
+            "carried": {name: to_text(self._array(name)[waiting]) for name in names},
+        }
+
+    def fill(self, draw: Draw) -> tuple[list[data.Problem], list[int], Carried]:
+        """Gives the free places to the next problems: all problems of a rollout, the pass over the data of each, and
+        the groups among them that go on. ``draw`` is of a batch's number (`grpojax.run.curriculum.Curriculum.draw`)."""
+        carried, self.carried = self.carried, self._nothing()
+        waiting = carried.waiting
+        while len(self._queue) < (~waiting).sum():
+            self._queue.extend(zip(*draw(self._batches), strict=True))
+            self._batches += 1
+        self._placed = [self._placed[place] if taken else self._queue.popleft() for place, taken in enumerate(waiting)]
+        problems, passes = zip(*self._placed, strict=True)
+        return list(problems), list(passes), carried
+
+    def keep(self, in_flight: Continued, rest: Rollout) -> None:
+        """Has the groups of a rollout that are not whole stay: ``rest`` is what there is of them."""
+        self._placed = list(zip(in_flight.problems, in_flight.passes, strict=True))
+        there = np.arange(self._shape[2]) < rest.lengths[..., None]
+        self.carried = Carried(samples=rest, versions=np.where(there, in_flight.versions, np.int32(0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Among:
+    """The rewards of some groups, which go to their places in a batch; the others have none.
+
+    Attributes:
+      groups: those, by themselves.
+      which: ``[P]`` bool, where they stand.
+    """
+
+    groups: RolloutBatch
+    which: PerPrompt
+
+    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with them."""
+        groups = self.groups.with_rewards()
+
+        def wide(x: Array) -> np.ndarray:
+            out = np.full((len(self.which), *x.shape[1:]), np.nan, x.dtype)
+            out[self.which] = x
+            return out
+
+        return dataclasses.replace(
+            batch,
+            total=wide(groups.total),
+            reward=wide(groups.reward),
+            by_name={name: wide(x) for name, x in groups.by_name.items()},
+            invalid=groups.invalid,
+            signals={name: wide(x) for name, x in groups.signals.items()},
+        )
+
+
+def only(rollout: Rollout, which: PerPrompt) -> Rollout:
+    """Some groups, ``which [P]`` bool; the others have samples of length 0."""
+    return jax.tree.map(lambda x: np.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, np.zeros((), x.dtype)), rollout)

@@ -1,0 +1,455 @@
+"""The way to draw what a step learns from: its protocol, and the plain source, which draws when a step asks for it.
+
+A step asks a source for its `RolloutBatch`: `Plain.start` chooses problems and dispatches a rollout, `Plain.collect`
+waits for its samples and submits them to the rewards, and `Plain.batch` makes a step's batch of that. A filter waits
+for the rewards there, and draws more where it asks for it; else they are waited for by `RolloutBatch.with_rewards`.
+
+Other sources are in files of their own beside this one: rollouts that are drawn ahead (`ahead`), groups that go on in
+the next rollout (`partial`), and samples that go where they tell most (`allocated`).
+"""
+
+import base64
+import dataclasses
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from grpojax import allocation, data
+from grpojax.evaluation import columns_of, submit
+from grpojax.host.console import log
+from grpojax.host.errors import UserError
+from grpojax.host.on_host import on_host
+from grpojax.programs import batch_shards, calls, packing
+from grpojax.programs.calls import Call
+from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.sampler import SamplerConfig
+from grpojax.rewards import Rewards, Scores
+from grpojax.rewards.scoring import weighted_sum
+from grpojax.run import curriculum
+from grpojax.run.batch import Pending, RolloutBatch, take
+from grpojax.run.loop import Loop
+from grpojax.run.recipe import Config
+from grpojax.run.run_state import RunState
+from grpojax.types import Array, PerPrompt, Prompts, Rollout
+
+# Waits for arrays of the devices; in a run, all processes agree there whether it goes on.
+Sync = Callable[[Any], object]
+
+
+class Source(Protocol):
+    """A way to draw.
+
+    Attributes:
+      seconds: spent on "data", the choice of problems, and on "rollout", waiting for samples, since it was cleared.
+    """
+
+    seconds: Counter[str]
+
+    def next(self, number: int) -> RolloutBatch:
+        """The batch of the step of that number. Its samples are there, its rewards may be under way.
+
+        Raises:
+          grpojax.run.control.Stopped: the run is to stop; `record` has what is in flight.
+        """
+        ...
+
+    def write(self, state: RunState) -> None:
+        """Puts down what the next draws follow from, once a step has learned from its batch."""
+        ...
+
+    def record(self) -> dict[str, Any] | None:
+        """What a save has of a rollout in flight, as JSON; None without one."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dispatched:
+    """Samples that the devices draw.
+
+    Attributes:
+      rollout: on the devices.
+      rows: prompts that it is of; the last ones may only fill up the shards.
+      prompts: how many of them were asked for.
+    """
+
+    rollout: Rollout
+    rows: int
+    prompts: int
+
+    def fetch(self, policy: Policy, sync: Sync) -> Rollout:
+        """Waits for the samples and brings them to the host, ``[P, G, ...]``."""
+        sync(self.rollout)
+        return jax.tree.map(lambda x: x[: self.prompts], policy.fetch(self.rollout, self.rows))
+
+
+@dataclasses.dataclass(kw_only=True)
+class InFlight:
+    """A rollout that was dispatched.
+
+    Attributes:
+      number: of the rollout in the run.
+      problems: of its P prompts.
+      dispatched: the samples, and what is drawn with them (`Companion`).
+      samples: these on the host; None until they are there.
+      version: of the weights that it is drawn under: the policy's updates behind them.
+      passes: over the data that each problem belongs to.
+    """
+
+    number: int
+    problems: Sequence[data.Problem]
+    dispatched: Sequence[Dispatched] = ()
+    samples: Sequence[Rollout] | None = None
+    version: int = 0
+    passes: Sequence[int] = ()
+
+    def on_host(self, policy: Policy, sync: Sync) -> Sequence[Rollout]:
+        """Waits for the samples."""
+        if self.samples is None:
+            self.samples = [each.fetch(policy, sync) for each in self.dispatched]
+        else:
+            sync(())
+        return self.samples
+
+    def record(self, policy: Policy) -> dict[str, Any]:
+        """What a run that goes on makes it of again: JSON. It has the samples, since the weights that they are of are
+        left behind. Waits for them, and is the same on all processes."""
+        samples = self.on_host(policy, jax.block_until_ready)
+        return {
+            "number": self.number,
+            "version": self.version,
+            "uids": [p.uid for p in self.problems],
+            "passes": list(self.passes),
+            "samples": [{f.name: to_text(getattr(x, f.name)) for f in dataclasses.fields(x)} for x in samples],
+        }
+
+
+class Companion(Protocol):
+    """What a variant has drawn with the samples of each prompt, such as `grpojax.run.sources.greedy.Greedy`."""
+
+    def draw(self, params: Any, problems: Sequence[data.Problem], key: Array, *, after: Rollout) -> Dispatched:
+        """Dispatches it behind the samples, ``after``; ``params`` are the weights as the policy samples by them."""
+        ...
+
+    def submit(self, problems: Sequence[data.Problem], drawn: Rollout) -> Pending:
+        """Submits it to the rewards: what the batch gets of it once they are there."""
+        ...
+
+
+def refuse_steps(scores: Scores, variant: str, longest: int) -> dict[str, Array]:
+    """Raises `UserError` where rewards are given to steps of samples, which most variants do not read.
+
+    Args:
+      scores: of ``N`` samples.
+      variant: its name.
+      longest: most tokens of a sample, T.
+
+    Returns:
+      Signals of each sample, ``[N, T]`` by name: none.
+    """
+    if scores.stepped:
+        raise UserError(
+            f"reward {scores.stepped[0]!r} gives rewards to steps, and variant {variant!r} reads "
+            "none: take grpo_process, or give that reward weight 0"
+        )
+    return {}
+
+
+class Plain:
+    """Draws a step's groups when the step begins, from the policy as it is.
+
+    Args:
+      config: the recipe.
+      policy: what samples.
+      rewards: judges.
+      problems: what is asked.
+      weights: gives the policy's current weights, and how many updates are behind them.
+      longest_prompt: most tokens of a prompt in the run.
+      loop: has the state of a run that goes on; it waits for updates and records them while a rollout is drawn.
+      companion: makes what is drawn with the samples, of this source; None for nothing.
+      read_steps: what the rewards of steps come to, as `refuse_steps`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        rewards: Rewards,
+        problems: data.Problems,
+        *,
+        weights: Callable[[], tuple[Any, int]],
+        longest_prompt: int,
+        loop: Loop,
+        companion: "Callable[[Plain], Companion] | None" = None,
+        read_steps: Callable[[Scores, str, int], dict[str, Array]] = refuse_steps,
+    ):
+        self.config, self.policy, self.rewards, self.problems = config.rollout, policy, rewards, problems
+        self.method, self.weights, self.longest_prompt, self.loop = config.method, weights, longest_prompt, loop
+        self.sync, self.columns, self.read_steps = loop.session.control.sync, columns_of(problems), read_steps
+        self._seed, self._truncated = config.train.seed, config.train.truncated
+        self.curriculum = curriculum.make(config, problems, loop.state)
+        self.companion = None if companion is None else companion(self)
+        self.drawn, self.seconds = loop.state.rollouts, Counter[str]()
+
+    @staticmethod
+    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
+        """The programs that it runs.
+
+        Args:
+          config: the recipe.
+          policy: the model.
+          weights: that it samples with (`grpojax.programs.calls.reshard`).
+        """
+        prompts = calls.longest_prompts(config.rollout.prompts, config.data.max_prompt_tokens)
+        return {"rollout": calls.rollout(policy, weights, prompts, config.rollout)}
+
+    # -------------------------------------------------------------------------------------------------- a step
+
+    def next(self, number: int) -> RolloutBatch:
+        """Dispatches the rollout of a step and waits for its samples."""
+        first = begin(self.loop, self.start)
+        return self.batch(number, first, since=self.loop.since)
+
+    def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
+        """The batch of a step, once the samples of its first rollout are there; they were waited for from ``since`` on,
+        by `time.perf_counter`."""
+        made = self._unfiltered(first) if self.method.filter is None else self._filtered(number, first)
+        self.seconds["rollout"] += time.perf_counter() - since  # pyrefly: ignore
+        return made
+
+    def _unfiltered(self, first: InFlight) -> RolloutBatch:
+        batch = self.collect(first)
+        noted = Noted(self, [first.passes])
+        return dataclasses.replace(
+            batch,
+            dropped=~batch.rollout.lengths.any(1),
+            version=self.version([first], [batch]),
+            pending=(*batch.pending, noted),
+        )
+
+    def _filtered(self, number: int, first: InFlight) -> RolloutBatch:
+        """Waits for the rewards, and draws more until as many groups are kept as a rollout has."""
+        chosen, size = self.method.filter, self.config.prompts
+        assert chosen is not None and chosen.max_rollouts is not None, "of a method it is filled in"
+        started, drawn = [first], [self.collect(first).with_rewards()]
+        keeps = [self.keeps(drawn[0])]
+        wanted = int(drawn[0].rollout.lengths.any(1).sum())
+        while sum(k.sum() for k in keeps) < wanted and len(drawn) < chosen.max_rollouts:
+            started.append(self.start())
+            drawn.append(self.collect(started[-1]).with_rewards())
+            keeps.append(self.keeps(drawn[-1]))
+        keep, there = np.concatenate(keeps), np.concatenate([d.rollout.lengths.any(1) for d in drawn])
+        if not keep.any():
+            log.warning(
+                "step %d: the filter dropped all %d groups by %r: this step teaches nothing",
+                number,
+                there.sum(),
+                self.method.deciding,
+            )
+        order = np.argsort(~keep, kind="stable")[:size]
+        learned = np.zeros_like(keep)
+        learned[order] = keep[order]
+        return dataclasses.replace(
+            take(drawn, order),
+            dropped=~keep[order],
+            kept_share=float(keep[there].mean()),
+            version=self.version(started, drawn, learned),
+            pending=(Noted(self, [f.passes for f in started], drawn),),
+        )
+
+    @on_host()
+    def keeps(self, batch: RolloutBatch) -> PerPrompt:
+        """``[P]`` bool: the groups that dynamic sampling keeps."""
+        variant, chosen, by_name = self.method.variant, self.method.filter, batch.by_name
+        if self._truncated != "train":  # what was cut at the limit teaches nothing
+            by_name = {name: np.where(batch.rollout.stopped, x, np.nan) for name, x in by_name.items()}
+        keep = allocation.keep_prompts if variant.keep is None else variant.keep
+        success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
+        try:
+            return np.asarray(keep(by_name, self.method.deciding, **success)) & batch.rollout.lengths.any(1)
+        except ValueError as e:
+            raise UserError(f"filter of variant {variant.name!r}: {e}") from e
+
+    def version(
+        self, started: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None
+    ) -> int:
+        """Updates behind the weights that the oldest samples of a step were drawn under: those of its first rollout.
+
+        Args:
+          started, drawn: its rollouts.
+          learned: which groups of all are learned from; None for all that have samples.
+        """
+        return started[0].version
+
+    def note(self, drawn: Sequence[RolloutBatch], passes: Sequence[Sequence[int]]) -> None:
+        """Takes from a step's rollouts, with their rewards, what later draws follow from.
+
+        Args:
+          drawn: the rollouts.
+          passes: over the data that the problems of each belong to.
+        """
+        self.curriculum.note(zip(drawn, passes, strict=True))
+
+    def write(self, state: RunState) -> None:
+        """Puts down what the next draws follow from."""
+        state.rollouts = self.drawn
+        self.curriculum.write(state)
+
+    def record(self) -> dict[str, Any] | None:
+        """Nothing: between two steps no rollout is in flight."""
+        return None
+
+    # ------------------------------------------------------------------------------------------------ a rollout
+
+    def start(self) -> InFlight:
+        """Dispatches the next rollout; its problems and its draws follow from its number in the run."""
+        number = self.drawn
+        self.drawn += 1
+        version = self.weights()[1]
+        problems, passes = self.choose(number)
+        return dataclasses.replace(self.draw(problems, number), version=version, passes=passes)
+
+    def choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
+        """The problems of that rollout, and the pass over the data that each belongs to."""
+        started = time.perf_counter()
+        chosen = self.curriculum.draw(number)
+        self.seconds["data"] += time.perf_counter() - started  # pyrefly: ignore
+        return chosen
+
+    def draw(self, problems: Sequence[data.Problem], number: int) -> InFlight:
+        """Dispatches a rollout of these problems, with the draws of that number in the run.
+
+        Args:
+          problems: of its prompts.
+          number: of the rollout.
+        """
+        params, key, config = self.params(), self.key(number), self.config
+        sampled = self.policy.sample(params, self.prompts(problems, config.group), key, config)
+        dispatched = [Dispatched(rollout=sampled, rows=len(problems), prompts=len(problems))]
+        if self.companion is not None:
+            dispatched.append(self.companion.draw(params, problems, key, after=sampled))
+        return InFlight(number=number, problems=problems, dispatched=dispatched)
+
+    def resumed(self, record: Mapping[str, Any]) -> InFlight:
+        """A rollout that the run had drawn before it was stopped, of `InFlight.record`."""
+        problems = {p.uid: p for p in self.problems}
+        return InFlight(
+            number=record["number"],
+            problems=[problems[uid] for uid in record["uids"]],
+            samples=[Rollout(**{name: from_text(x) for name, x in each.items()}) for each in record["samples"]],
+            version=record["version"],
+            passes=record["passes"],
+        )
+
+    def collect(self, in_flight: InFlight) -> RolloutBatch:
+        """Waits for the samples of a rollout, where the run may stop, and submits them to the rewards."""
+        return self.submit(in_flight.problems, *in_flight.on_host(self.policy, self.sync))
+
+    def submit(self, problems: Sequence[data.Problem], rollout: Rollout, more: Rollout | None = None) -> RolloutBatch:
+        """Submits samples to the rewards, and ``more`` of the companion: each process its own rows."""
+        wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
+        pending: list[Pending] = [Scored(self, wait)]
+        if self.companion is not None and more is not None:
+            pending.append(self.companion.submit(problems, more))
+        return RolloutBatch(problems=problems, rollout=rollout, pending=pending)
+
+    def rewarded(self, batch: RolloutBatch, scores: Scores) -> RolloutBatch:
+        """A batch with what its rewards say, ``[P * G]`` each."""
+        shape, tokens = batch.rollout.lengths.shape, batch.rollout.tokens.shape
+        signals = self.read_steps(scores, self.method.variant.name, self.config.max_tokens)
+        return dataclasses.replace(
+            batch,
+            total=scores.total.reshape(shape),
+            reward=weighted_sum(self.rewards.config.terms, scores.by_name).reshape(shape),
+            by_name={name: x.reshape(shape) for name, x in scores.by_name.items()},
+            invalid=scores.invalid,
+            signals={name: x.reshape(tokens) for name, x in signals.items()},
+        )
+
+    # ---------------------------------------------------------------------------------- what rollouts are drawn by
+
+    def params(self) -> Any:
+        """The policy's weights as it samples by them."""
+        return self.policy.reshard(self.weights()[0], self.config.weights)
+
+    def key(self, number: int) -> Array:
+        """Of all draws of that rollout."""
+        return jax.random.fold_in(jax.random.key(self._seed), number)
+
+    def prompts(self, problems: Sequence[data.Problem], group: int = 0) -> Prompts:
+        """Prompts ``[P, L]``, L one of few lengths; ``group`` as in `grpojax.data.to_prompts`."""
+        longest = packing.bucket(max(len(p.ids) for p in problems), self.longest_prompt)
+        return data.to_prompts(problems, longest, group)
+
+    def dispatch_any(self, params: Any, prompts: Prompts, key: Array, config: SamplerConfig) -> Dispatched:
+        """Dispatches samples of any number of prompts: the last shards get prompts again where they do not divide."""
+        n = len(prompts.lengths)
+        rows = batch_shards.filled(n, self.policy.sampling.shards)
+        rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(rows) % n], prompts), key, config)
+        return Dispatched(rollout=rollout, rows=rows, prompts=n)
+
+
+def begin(loop: Loop, start: Callable[[], InFlight]) -> InFlight:
+    """Dispatches a step's rollout; the device has that to do while the step before is waited for and recorded."""
+    if jax.default_backend() == "gpu":
+        # There the host drives a program's loops: the call of a rollout returns at its end, and what the updates
+        # before it took would be counted as the rollout's.
+        loop.wait()
+    in_flight = start()
+    loop.finish()
+    return in_flight
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """The rewards of a rollout, which ``wait`` waits for."""
+
+    source: Plain
+    wait: Callable[[], Scores]
+
+    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with them."""
+        return self.source.rewarded(batch, self.wait())
+
+
+@dataclasses.dataclass(frozen=True)
+class Noted:
+    """What a source takes from a step's rewards.
+
+    Attributes:
+      source: of the step.
+      passes: over the data that the problems of each rollout belong to.
+      drawn: the rollouts, with their rewards; None where the batch is all of one.
+    """
+
+    source: Plain
+    passes: Sequence[Sequence[int]]
+    drawn: Sequence[RolloutBatch] | None = None
+
+    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with all that was drawn for it. What is drawn from here on follows from its rewards."""
+        drawn = [batch] if self.drawn is None else self.drawn
+        self.source.note(drawn, self.passes)
+        everything = [*drawn, *(d.failed for d in drawn if d.failed is not None)]
+        return dataclasses.replace(batch, everything=everything, metrics=self.source.curriculum.metrics())
+
+
+def to_text(x: np.ndarray) -> dict[str, Any]:
+    """An array as JSON, bit for bit.
+
+    Example:
+      >>> from_text(to_text(np.float32([[0.1, 0.2]]))).tolist() == np.float32([[0.1, 0.2]]).tolist()
+      True
+    """
+    packed = zlib.compress(np.ascontiguousarray(x).tobytes(), 1)
+    return {"dtype": str(x.dtype), "shape": list(x.shape), "zlib": base64.b64encode(packed).decode()}
+
+
+def from_text(record: Mapping[str, Any]) -> np.ndarray:
+    """The array that `to_text` was given."""
+    numbers = np.frombuffer(zlib.decompress(base64.b64decode(record["zlib"])), record["dtype"])
+    return numbers.reshape(record["shape"]).copy()
