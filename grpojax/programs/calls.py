@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from grpojax.models import flops, kv_heads, sharding
 from grpojax.models.weight_table import shardings
@@ -51,6 +51,17 @@ class Call(NamedTuple):
     samples: bool = False
     static: Mapping[str, Any] = types.MappingProxyType({})
     ragged: bool = False
+
+
+def bound(call: Call, device: jax.Device) -> tuple[Any, ...]:
+    """The arguments of a call on one device, to which the run's state and rows are bound
+    (`grpojax.programs.state.bound_like`), and numbers of the host are not."""
+    own, placed = {id(x) for x in jax.tree.leaves(call.own)}, SingleDeviceSharding(device)
+
+    def bind(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed) if x.ndim or id(x) in own else x
+
+    return jax.tree.map(bind, call.args)
 
 
 def abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:

@@ -6,11 +6,12 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from grpojax.host import files
@@ -96,21 +97,50 @@ def program(
     )
 
 
-def call_and_compile(function: Any, args: tuple[Any, ...], others: Sequence[tuple[Any, ...]]) -> Any:
-    """``function(*args)``, compiled at the same time for arguments that it will be called with later.
+class Ahead:
+    """Compiles programs in threads before they are called, one for each core. A call waits for its own program alone.
+
+    What runs is the same with it and without it: only when a program compiles differs. Every process compiles for
+    itself, so that several hosts need not agree on the order. Each compile that is under way takes memory of the host,
+    as it does in a call.
 
     Args:
-      function: of `program`.
-      args: of this call.
-      others: arguments of later calls, or their shapes.
+      calls: programs of `program`, each with shapes of its arguments, in the order in which they will be called.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> double = program("double", lambda x: 2 * x)
+      >>> run = Ahead([(double, (jax.ShapeDtypeStruct((3,), jnp.int32),))])
+      >>> run(double, jnp.arange(3)).tolist()
+      [0, 2, 4]
     """
-    # The compiler leaves Python alone, so that a thread for each program is a core for each.
-    with concurrent.futures.ThreadPoolExecutor(max(1, len(others))) as pool:
-        compiles = [pool.submit(function.lower(*other).compile) for other in others]
-        out = jax.block_until_ready(function(*args))
-        for each in compiles:
-            each.result()
-    return out
+
+    def __init__(self, calls: Iterable[tuple[Any, tuple[Any, ...]]] = ()):
+        # The compiler runs without Python's lock, so that each thread has a core.
+        self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile")
+        self._left = {_shapes(program, args): self._pool.submit(_compile, program, args) for program, args in calls}
+
+    def __call__(self, program: Any, *args: Any) -> Any:
+        """``program(*args)``, once it is compiled for these shapes; what fails to compile raises here."""
+        compiles = self._left.pop(_shapes(program, args), None) if self._left else None
+        if compiles is None or compiles.cancel():  # no thread has taken it yet: the call compiles it itself
+            return program(*args)
+        _kept = compiles.result()  # jax finds what it has compiled only while it is referred to
+        return program(*args)
+
+    def close(self) -> None:
+        """Starts no other compile; those under way end by themselves."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _compile(program: Any, args: tuple[Any, ...]) -> Any:
+    lowered = program.lower(*args)
+    return lowered, lowered.compile()
+
+
+def _shapes(program: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    leaves, tree = jax.tree.flatten(args)
+    return program, tree, *((np.shape(x), str(getattr(x, "dtype", type(x)))) for x in leaves)
 
 
 def compiling() -> bool:

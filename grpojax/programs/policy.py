@@ -12,11 +12,11 @@ from grpojax import data
 from grpojax.host import agreement, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import hf, sharding
+from grpojax.models import decoder, hf, sharding
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.sharding import MeshConfig
-from grpojax.models.weight_table import axes_of
+from grpojax.models.weight_table import axes_of, check_mesh
 from grpojax.programs import batch_shards, sampler, state
 from grpojax.programs.sampler import SamplerConfig, unfinished
 from grpojax.types import Prompts, Rollout
@@ -100,7 +100,7 @@ class Policy:
       tokenizer: of the model's folder, where it is loaded already.
 
     Attributes:
-      params: the weights as loaded; set to None by whoever takes them over.
+      params: the weights once `load` has read them; set to None by whoever takes them over.
       count: of all devices.
       mesh, shards, compute: of the devices that learn.
       sampling: of those that sample, the same where none are set apart (``mesh.rollout``).
@@ -128,13 +128,18 @@ class Policy:
         self.eos_ids = hf.eos_ids(self.folder, self.tokenizer) if eos_ids is None else eos_ids
         if eos_ids is None and (note := hf.ends_note(self.folder, self.tokenizer)):
             log.info("%s", note)
-        loaded = hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh)
-        self.config = loaded.config
-        self.graph, self.params = state.split(loaded)
+        self.config = hf.fit_tokenizer(hf.read_config(self.folder), self.tokenizer, self.folder)
+        check_mesh(self.config, self.mesh)
+        self.graph, self.params = decoder.abstract(self.config)[0], None
         self._reshards: dict[str, Callable[[Any], Any]] = {}
         self.sampling, self._others = Sampling(self.mesh, self.compute), others
         if others:
             self.sampling = _sampling_devices(others, laid_out.shape["tensor"], self.compute)
+
+    def load(self) -> "Policy":
+        """Reads the weights; returns the policy."""
+        _, self.params = state.split(hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh))
+        return self
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
         """Training weights to those that `sample` takes (`state.make_reshard`)."""

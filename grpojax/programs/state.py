@@ -97,7 +97,10 @@ def init_state(
 
 
 def place_rows(tree: Any, mesh: Mesh | None) -> Any:
-    """Host arrays ``[M, B, ...]`` onto the devices, shards over the batch axes."""
+    """Host arrays ``[M, B, ...]`` onto the devices, shards over the batch axes; on one device they are bound to it, as
+    the state is (`bound_like`), so that a program is compiled once."""
+    if mesh is None:
+        return jax.device_put(tree, jax.local_devices()[0])
     return jax.tree.map(
         lambda x: processes.place(x, sharding.named(mesh, (None, "shard", *(None,) * (x.ndim - 2)))), tree
     )

@@ -22,7 +22,7 @@ from grpojax.run import packed_batch, parts, sources, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.held_out import abstract_evaluation
 from grpojax.run.parts.part import LearningPart, Longest, Part, read_shape
-from grpojax.run.programs import learning_of, make_programs, make_supervised_programs
+from grpojax.run.programs import Programs, learning_of, make_programs, make_supervised_programs
 from grpojax.run.recipe import Config
 
 UPDATES = 1000  # of a supervised run, whose length follows from its data: schedules have no shape of their own
@@ -36,7 +36,11 @@ class RunCalls(NamedTuple):
 
 
 def calls_of(
-    config: Config, policy: PolicyShape, *, read_shape: Callable[[str], DecoderConfig] = read_shape
+    config: Config,
+    policy: PolicyShape,
+    *,
+    read_shape: Callable[[str], DecoderConfig] = read_shape,
+    programs: Programs | None = None,
 ) -> RunCalls:
     """The programs of a recipe's run.
 
@@ -44,13 +48,15 @@ def calls_of(
       config: the recipe.
       policy: the model on its devices.
       read_shape: the shape of another model that the recipe names by its path.
+      programs: those of the run that learn, where they are made already.
 
     Raises:
       UserError: sizes that do not divide over the devices.
     """
     method, mesh = config.method, policy.mesh
     added: list[Part] = [kind(config, policy, read_shape) for kind in parts.kinds(method.variant).values()]
-    programs = make_programs(learning_of(config, policy.graph, policy.compute, [part.spec() for part in added]))
+    if programs is None:
+        programs = make_programs(learning_of(config, policy.graph, policy.compute, [part.spec() for part in added]))
     networks = {"policy": decoder_network(policy.config, programs.optimizer, mesh)[1]}
     for part in added:
         networks |= part.networks()
@@ -85,17 +91,14 @@ def times_a_step(config: Config) -> dict[str, int]:
     """
     method, train = config.method, config.train
     needs, updates = method.variant.needs, train.updates_a_rollout
-    masks = updates * int(method.variant.objective.needs_covariance_mask)
-    own = train.minibatches * int(method.scores_self(updates))
-    entropy = "entropy" in needs
     counts = {
         "reshard": 1,
         "rollout": 1,
         "rollout phase": 0 if method.plan is None else method.plan.phases,
         "greedy": int("greedy" in needs),
-        "score": masks + (0 if entropy else own),  # the mask is of the policy as it is before each update
-        "score with entropy": own if entropy else 0,
-        "covariance mask": masks,
+        "score": method.plain_scores(train),
+        "score with entropy": train.minibatches * int("entropy" in needs),
+        "covariance mask": updates * int(method.variant.objective.needs_covariance_mask),
         "update": updates,
     }
     for kind in parts.kinds(method.variant).values():
@@ -124,11 +127,12 @@ def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Seque
 
 def _scores(config: Config, policy: PolicyShape, longest: Longest) -> dict[str, Call]:
     """The programs that score an update's samples before it, but for those of the parts."""
-    programs, packed, times, found = longest.programs, longest.packed, times_a_step(config), {}
-    params, objective = longest.state["policy"].params, config.method.variant.objective
-    for name, program in (("score", programs.score), ("score with entropy", programs.score_policy)):
-        if times[name]:
-            found[name] = longest.scored(program, params, policy.config)
+    programs, packed, method, found = longest.programs, longest.packed, config.method, dict[str, Call]()
+    params, objective = longest.state["policy"].params, method.variant.objective
+    if method.plain_scores(config.train):
+        found["score"] = longest.scored(programs.score, params, policy.config)
+    if "entropy" in method.variant.needs:
+        found["score with entropy"] = longest.scored(programs.score_policy, params, policy.config)
     if objective.needs_covariance_mask:
         picked = dataclasses.replace(packed, per_token=dataclasses.replace(packed.per_token, covariance_mask=None))
         args = calls.random_key(policy.mesh), packed.per_token.advantages, picked, packed.rows.tokens

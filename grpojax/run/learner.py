@@ -14,7 +14,7 @@ from grpojax import data, masked
 from grpojax import losses as L
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, blocks
-from grpojax.programs.compiling import call_and_compile
+from grpojax.programs.compiling import Ahead
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, bound_like, decoder_network, init_state, place_rows
@@ -39,6 +39,7 @@ class Learner:
       train: passes, minibatches, micro-batches.
       max_prompt_tokens: longest prompt.
       parts: what the variant needs besides (`grpojax.run.parts`).
+      run: calls a program with what follows; it may compile some of them ahead.
 
     Attributes:
       state: by role: a `grpojax.types.TrainState` of what learns, as of ``policy``, and plain weights of what does not.
@@ -57,9 +58,10 @@ class Learner:
         *,
         max_prompt_tokens: int,
         parts: Sequence[Part] = (),
+        run: Ahead | None = None,
     ):
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
-        self.parts = parts
+        self.parts, self._run = parts, run or Ahead()
         # One at most: `grpojax.run.parts.kinds` refuses others.
         self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
         self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)
@@ -73,8 +75,6 @@ class Learner:
         self.scores_a_step = int(self._scores_self) + sum(part.passes for part in parts)
         self.state: dict[str, Any] = {}
         self.updates = 0
-        self._sizes: tuple[Sequence[blocks.Block], int] = (), 0  # the two sizes of rows; completions of a prompt
-        self._called: set[Any] = set()
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
         for part in parts:
             part.open(programs, self._run)
@@ -121,14 +121,6 @@ class Learner:
             self.state |= restored
         self.state = bound_like(self.state, params, self.policy.mesh)
 
-    def _run(self, function: Any, *args: Any) -> Any:
-        """``function(*args)``; of the two sizes of rows, its first call compiles both, one of them in a thread."""
-        called = function, *sorted({str(x.dtype) for x in jax.tree.leaves(args[0])})
-        if called in self._called:
-            return function(*args)
-        self._called.add(called)
-        return call_and_compile(function, args, blocks.others(*self._sizes, args))
-
     def saved(self) -> dict[str, Any]:
         """What a checkpoint has of the state."""
         return {role: self.state[role] for role in self._networks()}
@@ -159,15 +151,15 @@ class Learner:
 
     def _rows(self, batch: TrainBatch) -> tuple[Packed, Layout]:
         """A batch in rows on the devices, in one of two sizes."""
-        policy, gather = self.policy, self.policy.compute.needs_gather
-        how = {
-            "shards": policy.shards,
-            "microbatches": self.train.microbatches,
-            "least": self.least,
-            "gaps": self.train.skip_zero_advantage,
-        }
-        self._sizes = blocks.sizes_of(batch, **how), np.shape(batch.lengths)[1] if gather else 0
-        packed, layout = blocks.pack(batch, gather=gather, **how)
+        policy, train = self.policy, self.train
+        packed, layout = blocks.pack(
+            batch,
+            shards=policy.shards,
+            microbatches=train.microbatches,
+            gather=policy.compute.needs_gather,
+            least=self.least,
+            gaps=train.skip_zero_advantage,
+        )
         return place_rows(packed, policy.mesh), layout
 
     def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:

@@ -60,6 +60,13 @@ class Method:
         compares = any(kind.compares(self.variant) for kind in parts.kinds(self.variant).values())
         return self.scores_old(updates) or "entropy" in self.variant.needs or compares
 
+    def plain_scores(self, train: TrainConfig) -> int:
+        """How often a step runs the policy's scores without entropy. A mask of covariances is of the policy as it is
+        before each update."""
+        masks = train.updates_a_rollout * int(self.variant.objective.needs_covariance_mask)
+        own = self.scores_self(train.updates_a_rollout) and "entropy" not in self.variant.needs
+        return masks + train.minibatches * int(own)
+
     @property
     def replaces_samples(self) -> bool:
         """Whether samples are learned from as other text than was drawn (`grpojax.run.parts.true_answers`)."""

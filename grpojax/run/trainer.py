@@ -19,16 +19,19 @@ from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf
-from grpojax.programs.policy import Policy
+from grpojax.programs.calls import bound
+from grpojax.programs.compiling import Ahead
+from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import checks, parts, recorder, sources, step_metrics, watch
 from grpojax.run.batch import RolloutBatch, annotate, sample_rows
+from grpojax.run.calls import calls_of
 from grpojax.run.held_out import HeldOut, announce
 from grpojax.run.learner import Learner
 from grpojax.run.loop import Loop, Task, Updates
 from grpojax.run.method import learns_from_equals
-from grpojax.run.programs import learning_of, make_programs
+from grpojax.run.programs import Programs, learning_of, make_programs
 from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.types import Rollout, Tokens
@@ -139,6 +142,11 @@ class Trainer(Task):
         checks.positions(every, config.rollout.max_tokens, self.policy)
         longest = _longest_prompt(config, self.problems)
         self.parts = [kind(config, self.policy.shape) for kind in kinds]
+        shape, specs = self.policy.shape, [part.spec() for part in self.parts]
+        self.programs = make_programs(learning_of(config, shape.graph, shape.compute, specs))
+        self.ahead = Ahead(_called_first(config, shape, self.programs, longest))
+        held.callback(self.ahead.close)
+        self.policy.load()  # which takes long, as compiling does
         for part in self.parts:
             part.load(self.policy, longest_prompt=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
@@ -151,19 +159,14 @@ class Trainer(Task):
     def _open(self, held: contextlib.ExitStack) -> None:
         """The run's state, new or restored."""
         config = self.config
-        learning = learning_of(
-            config,
-            self.policy.graph,
-            self.policy.compute,
-            [part.spec() for part in self.parts],
-        )
         self.learner = Learner(
             self.policy,
-            make_programs(learning),
+            self.programs,
             config.method,
             config.train,
             max_prompt_tokens=_longest_prompt(config, self.problems),
             parts=self.parts,
+            run=self.ahead,
         )
         restored = self.loop.restore(held, self.learner.abstract(), best=self.held_out.best)
         if restored is not None:
@@ -340,3 +343,19 @@ def _longest_prompt(config: Config, problems: data.Problems) -> int:
     if config.method.plan is not None:
         return most
     return min(most, -(-max(len(p.ids) for p in problems) // 8) * 8)
+
+
+def _called_first(
+    config: Config, policy: PolicyShape, programs: Programs, longest_prompt: int
+) -> list[tuple[Any, tuple[Any, ...]]]:
+    """The programs that read the rows of an update, with the shapes that this run has: scores first, then updates.
+
+    Samples are hardly ever all at their longest, so that the smaller size of rows comes first.
+    """
+    sized = dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=longest_prompt))
+    every = calls_of(sized, policy, programs=programs).calls
+    names = [name for name, call in every.items() if call.ragged and hasattr(call.program, "lower")]
+    names.sort(key=lambda name: ("update" in name, not name.startswith("ragged")))
+    if policy.mesh is not None:
+        return [(every[name].program, every[name].args) for name in names]
+    return [(every[name].program, bound(every[name], jax.local_devices()[0])) for name in names]

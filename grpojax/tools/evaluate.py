@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             rewards = held.enter_context(Rewards(recipe.method.rewards, read=tokenize.read))
             evaluator = Evaluator(rewards, recipe.evaluate)
             log.info("%s", evaluator.about())
-            policy = Policy(recipe.model, recipe.mesh, tokenizer=tokenizer)
+            policy = Policy(recipe.model, recipe.mesh, tokenizer=tokenizer).load()
             no_end = args.no_end or recipe.rollout.no_end
             hf.check_ends(recipe.model.path, policy.eos_ids, no_end=no_end, setting="--no-end")
             sets = _load(target, tokenize, rewards)

@@ -3,6 +3,7 @@
 import doctest
 import logging
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute
 from grpojax.programs import compiling
-from grpojax.programs.compiling import cache_folder, call_and_compile, keep_compiled, program
+from grpojax.programs.compiling import Ahead, cache_folder, keep_compiled, program
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.run import programs
 from grpojax.run import recipe as recipe_module
@@ -145,26 +146,52 @@ def test_a_second_start_of_a_run_compiles_nothing(own_cache, recipe):
 
 @pytest.fixture
 def compiles():
-    """The programs that jax compiles, as they come: a list that grows."""
+    """Names of the programs that jax compiles, as they come: a list that grows."""
     seen = []
 
-    def note(event, seconds, **_):
+    def note(event, seconds, *, fun_name="", **_):
         if event.endswith("backend_compile_duration"):
-            seen.append(seconds)
+            seen.append(fun_name)
 
     jax.monitoring.register_event_duration_secs_listener(note)
     yield seen
     jax.monitoring.unregister_event_duration_listener(note)
 
 
-def test_what_is_called_later_is_compiled_at_the_first_call(compiles):
-    """And once only: the call finds the program of the thread."""
-    function = new_program()
-    first, later = (jax.device_put(jnp.ones(n)) for n in (5, 7))
+def shape(n):
+    return jax.ShapeDtypeStruct((n,), jnp.float32)
+
+
+def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles):
+    """Each is compiled once; one that no thread has taken yet is compiled by its call."""
+    function, started, go = new_program(), threading.Event(), threading.Event()
+
+    def slow(x):
+        started.set()
+        assert go.wait(60)
+        return x
+
+    many = [(program("slow", lambda x, i=i: slow(x) + i), (shape(3),)) for i in range(os.cpu_count() or 1)]
+    run = Ahead([(function, (1.0, shape(7))), *many, (function, (1.0, shape(5)))])
+    assert started.wait(60)
+    xs = [jax.device_put(jnp.ones(n)) for n in (5, 7)]
     compiles.clear()
-    call_and_compile(function, (1.0, first), [(1.0, jax.ShapeDtypeStruct((7,), jnp.float32))])
-    assert len(compiles) == 2
-    assert function(1.0, later).shape == later.shape and len(compiles) == 2
+    assert [run(function, 1.0, x).shape for x in xs] == [(5,), (7,)]
+    go.set()
+    run.close()
+    assert compiles.count("jit(sum)") == 2
+
+
+def test_what_fails_to_compile_ahead_raises_in_its_call():
+    def refused(x):
+        raise ValueError("no memory")
+
+    broken, fine = program("broken", refused), program("fine", lambda x: x)
+    run = Ahead([(broken, (shape(2),)), (fine, (shape(2),))])
+    assert run(fine, jnp.ones(2)).shape == (2,)
+    with pytest.raises(ValueError, match="no memory"):
+        run(broken, jnp.ones(2))
+    run.close()
 
 
 @pytest.mark.slow
@@ -179,7 +206,9 @@ def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, co
     begin, at = trainer.session.profile.begin, []
     trainer.session.profile.begin = lambda number, state: (at.append(len(compiles)), begin(number, state))
     assert trainer.run()
-    assert len(at) == 50 and at[3] == len(compiles)
+    learned = ("jit(update)", "jit(score)")
+    assert len(at) == 50 and not [name for name in compiles[at[3] :] if name not in learned]
+    assert {name: compiles.count(name) for name in learned} == {"jit(update)": 2, "jit(score)": 2}
 
 
 def test_options_of_an_update_are_known_to_xla_and_change_nothing_but_rounding(monkeypatch):

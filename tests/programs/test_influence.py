@@ -34,7 +34,7 @@ def groups(n, vocab=40):
 
 
 def policy_of(recipe, mesh, devices):
-    return Policy(ModelConfig(path=str(recipe.parent)), MeshConfig(**mesh), jax.devices()[:devices])
+    return Policy(ModelConfig(path=str(recipe.parent)), MeshConfig(**mesh), jax.devices()[:devices]).load()
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,13 @@ from grpojax.types import Tokens
 from grpojax.variants import Variant
 
 ROLE = "reference"
+OWN_SCORE = "reference score"  # where the policy is scored too, with weights of another dtype
+
+
+def _score_of(config: Config) -> str:
+    """The name of the program that scores, which is the policy's where both have weights of one dtype."""
+    alike = config.train.reference_every > 0 or config.model.dtype == "float32"
+    return "score" if alike or not config.method.plain_scores(config.train) else OWN_SCORE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Reference(Part):
 
     @classmethod
     def times(cls, config: Config) -> dict[str, int]:
-        return {"score": config.train.minibatches}
+        return {_score_of(config): config.train.minibatches}
 
     @property
     def every(self) -> int:
@@ -60,11 +67,14 @@ class Reference(Part):
         return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy, network.params))}
 
     def calls(self, longest: Longest) -> dict[str, Call]:
-        if not self.every:
-            return {}
-        reference, params = longest.state[ROLE], longest.state["policy"].params
-        args = reference, params, jax.ShapeDtypeStruct((), np.float32)
-        return {"reference refresh": Call(longest.programs.parts["reference refresh"], args, (reference, params))}
+        reference, params, programs = longest.state[ROLE], longest.state["policy"].params, longest.programs
+        name, found = _score_of(self.config), dict[str, Call]()
+        if name == OWN_SCORE or not self.method.plain_scores(self.config.train):
+            found[name] = longest.scored(programs.score, reference, self.shape.config)
+        if self.every:
+            args = reference, params, jax.ShapeDtypeStruct((), np.float32)
+            found["reference refresh"] = Call(programs.parts["reference refresh"], args, (reference, params))
+        return found
 
     def saved(self) -> tuple[str, ...]:
         return (ROLE,) if self.every else ()
