@@ -1,6 +1,8 @@
 """Notebooks run, and are committed without what they printed."""
 
+import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import nbclient
@@ -21,6 +23,29 @@ def test_has_no_outputs(name):
     assert not [c for c in cells if c.cell_type == "code" and (c.outputs or c.execution_count is not None)]
 
 
+def cells(name):
+    """Sources of a notebook's code cells by their id."""
+    found = nbformat.read(FOLDER / name, as_version=4).cells
+    return {c.id: c.source for c in found if c.cell_type == "code"}
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_first_cell_installs_where_grpojax_is_missing(name, monkeypatch):
+    code = cells(name)
+    assert next(iter(code)) == "install" and code["install"] == cells("quickstart.ipynb")["install"]
+    ran = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: ran.append(command[1:]))
+    exec(code["install"], {})
+    assert not ran  # it is there
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    exec(code["install"], {})
+    exec(code["install"].replace('SOURCE = ".."', 'SOURCE = "git+https://host/grpojax"'), {})
+    pip = ["-m", "pip", "install", "-q"]
+    assert [c[:-1] for c in ran] == [pip, pip]
+    assert ran[0][-1].startswith("..") and ran[1][-1].startswith("grpojax")
+    assert ran[1][-1].endswith(" @ git+https://host/grpojax")
+
+
 def printed_by(name):
     """What a notebook prints when it is run from its own folder."""
     notebook = nbformat.read(FOLDER / name, as_version=4)
@@ -37,6 +62,15 @@ def test_quickstart(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", quick_xla.flags())
     printed = printed_by("quickstart.ipynb")
     assert "step 2/2" in printed and "held-out reward" in printed and ">>>" in printed
+
+
+@pytest.mark.slow
+def test_what_needs_eight_chips_is_left_out_without_them(monkeypatch):
+    """The rest runs: the recipe and its plan."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    printed = printed_by("tpu_v5e8.ipynb")
+    assert "(cpu), jax" in printed and "Not eight TPU chips" in printed
+    assert "update" in printed and printed.endswith("fits\n") and "does not fit" not in printed
 
 
 @pytest.mark.slow

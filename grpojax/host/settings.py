@@ -26,6 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from grpojax.host import shipped
 from grpojax.host.errors import UserError
 
 T = TypeVar("T")
@@ -50,18 +51,19 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
     """Reads ``path``, applies the overrides in order and builds a ``cls``.
 
     ``base: FILE`` at the top level, a path from the file's own folder, names a file that this one changes; that file
-    may have a base too. Mappings are merged key by key, anything else is replaced as a whole; so is a mapping by one
-    whose ``name`` is another, as the rest of it belonged to the old name.
+    may have a base too. A recipe that ships goes by name in place of a path (`grpojax.host.shipped`). Mappings are
+    merged key by key, anything else is replaced as a whole; so is a mapping by one whose ``name`` is another, as the
+    rest of it belonged to the old name.
 
     Args:
       cls: a frozen dataclass.
-      path: a YAML file with a mapping at its top level.
+      path: a YAML file with a mapping at its top level, or the name of a recipe that ships.
       overrides: texts ``a.b=c``; ``c`` is YAML, and a part of the key may be an index into a list.
 
     Raises:
       UserError: a file, an override or a value is not what ``cls`` takes.
     """
-    tree, origins = _read(Path(path), ())
+    tree, origins = _read(shipped.find(path), ())
     tree, overridden = override(tree, overrides)
     for key in overridden:
         origins = _forget(origins, key)
@@ -70,7 +72,7 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
 
 def read(path: str | Path) -> dict[Any, Any]:
     """A file merged over its bases, as plain data. Raises `UserError` for one that cannot be read."""
-    return _read(Path(path), ())[0]
+    return _read(shipped.find(path), ())[0]
 
 
 def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
@@ -151,7 +153,9 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str
     except (OSError, UnicodeDecodeError) as error:
         wanted = f"{above[-1]}: base: " if above else ""
         problem = getattr(error, "strerror", None) or "not a UTF-8 text file"
-        raise UserError(f"{wanted}{path}: {problem}") from None
+        meant = f"; did you mean {', '.join(close)}?" if (close := shipped.close_to(path)) else ""
+        names = f"\n`grpojax recipes` lists those that ship{meant}" if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"{wanted}{path}: {problem}{names}") from None
     tree = _parse(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a mapping at the top level, got {_show(tree)}")
@@ -160,10 +164,10 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str
     tree = dict(tree)
     base = tree.pop("base")
     if not isinstance(base, str) or not base:
-        raise UserError(f"{path}: base={_show(base)}: expected the path of a file, from this one's folder")
+        raise UserError(f"{path}: base={_show(base)}: expected the path of a file, from this one's folder, or a name")
     if path.resolve() in [file.resolve() for file in above]:
         raise UserError(f"{path}: base: a file cannot be under itself: {' -> '.join(map(str, (*above, path)))}")
-    under, origins = _read(path.parent / base, (*above, path))
+    under, origins = _read(shipped.find(base, path.parent), (*above, path))
     return _merge(under, tree, (), str(path), origins)
 
 

@@ -16,12 +16,15 @@ from grpojax.host.errors import UserError
 from grpojax.tools import (
     bench,
     compare,
+    completion,
     convert,
     displacement,
+    env,
     evaluate,
     export,
     finetune,
     plan,
+    recipes,
     report,
     sample,
     show,
@@ -45,6 +48,9 @@ COMMANDS = (
     finetune,
     bench,
     displacement,
+    recipes,
+    env,
+    completion,
 )
 
 
@@ -62,12 +68,14 @@ def _width() -> int:
         return 78
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Of the whole command line."""
     layout = functools.partial(argparse.HelpFormatter, width=_width())
     about_all = "Group-based reinforcement learning of language models."
-    parser = _Parser(prog="grpojax", description=about_all, formatter_class=layout)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    whole = _Parser(prog="grpojax", description=about_all, formatter_class=layout)
+    whole.set_defaults(parser=whole)  # `grpojax completion` reads it
+    whole.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
         name: str,
@@ -92,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for module in COMMANDS:
         module.register(command)
-    return parser
+    return whole
 
 
 @contextlib.contextmanager
@@ -125,11 +133,11 @@ def main(argv: list[str] | None = None) -> int:
       mistake, 130 when interrupted at once, 1 when nobody reads what it prints, a run of a sweep failed, or for any
       other failure.
     """
-    parser = _parser()
-    args, rest = parser.parse_known_args(argv)
+    whole = parser()
+    args, rest = whole.parse_known_args(argv)
     # argparse ends a list of positionals at the first option; settings may stand after options too.
     if wrong := [a for a in rest if a.startswith("-") or not hasattr(args, "overrides")]:
-        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+        whole.error(f"unrecognized arguments: {' '.join(wrong)}")
     if rest:
         args.overrides += rest
     from grpojax.host import startup

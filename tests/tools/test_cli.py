@@ -97,7 +97,7 @@ def test_help_loads_nothing_heavy():
     code = """
 import sys
 from grpojax.tools import cli
-cli._parser().format_help()
+cli.parser().format_help()
 print(sorted({"jax", "numpy", "flax", "pydantic", "yaml"} & set(sys.modules)))
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

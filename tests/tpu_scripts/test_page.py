@@ -55,7 +55,7 @@ def test_grpojax_takes_what_is_launched():
     launched = [shlex.split(line.partition("launch -- ")[2]) for line in COMMANDS if "launch -- " in line]
     assert {words[1] for words in launched} == {"train", "eval", "export"}
     for name, *words in launched:
-        args = cli._parser().parse_args(words)
+        args = cli.parser().parse_args(words)
         assert name == "grpojax" and args.joins
         if words[0] == "train":
             assert recipe.load(ROOT / args.config, args.overrides).run.dir.startswith("gs://my-bucket/")
