@@ -1,6 +1,6 @@
 """Group-based reinforcement learning of language models in JAX.
 
-The root is the mathematics, pure functions that import jax and numpy alone; the folders under the line are the machine.
+The root is the mathematics, pure functions that import only jax and numpy; the folders under the line are the machine.
 Each may import from those above it.
 
 - `types`, `masked`: the arrays and their axes; float32 reductions

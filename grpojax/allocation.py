@@ -12,7 +12,7 @@ import numpy as np
 
 from grpojax import masked
 from grpojax.advantages import Signals, Transform
-from grpojax.advantages.signals import described, judged, need, per_sample
+from grpojax.advantages.signals import described, need, outcome_of, per_sample
 from grpojax.types import Array, PerPrompt, Samples, Scalar, is_concrete
 
 # --- which prompts are kept
@@ -148,7 +148,7 @@ def xrpo_priority(std: PerPrompt, counts: PerPrompt, *, bonus: float = 1.0, conf
       priority = h(n) - h(n + 1) + bonus sqrt(log(1 + total) / n)
 
     ``total`` is the number of all samples so far: sources disagree on that and on the square root, and this is the
-    reading of an upper confidence bound. With one sample there is no half-width and the bonus stands alone; with none
+    reading of an upper confidence bound. With one sample there is no half-width and only the bonus is left; with none
     the priority is infinite.
 
     Args:
@@ -286,7 +286,7 @@ def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 
 
     def reward(values: Samples, signals: Signals | None = None) -> Samples:
         values, signals = per_sample(values, signals, "length_selected")
-        outcome, valid = judged(signals, "length_selected")
+        outcome, valid = outcome_of(signals, "length_selected")
         lengths = jnp.asarray(need(signals, "lengths", "length_selected")).astype(jnp.float32)
         right = valid & (outcome >= success)
         over = {"mask": right, "axis": 1, "keepdims": True}

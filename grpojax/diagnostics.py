@@ -90,7 +90,7 @@ def gwhes_weights(rewards: Samples, *, success: float = 1.0) -> Samples:
 
 
 def ranking_overlap(scores: PerPrompt, displacement: PerPrompt, top: int) -> Scalar:
-    """Of the ``top`` prompts with the highest scores, the share that is among the ``top`` of the lowest Δ: ``[]``.
+    """Share of the ``top`` prompts with the highest scores that are among the ``top`` with the lowest Δ: ``[]``.
 
     How well `gwhes` predicts `likelihood_displacement` (arXiv 2505.18830; 50 to 60 % of 10 there). Rankings that have
     nothing to do with each other share ``top / P`` on average, and no two share less than ``(2 top - P) / top``: with
@@ -187,19 +187,19 @@ def mismatch(train_logps: AnyTokens, sampler_logps: AnyTokens, mask: AnyTokens) 
 
     Example:
       >>> train, sampler = jnp.log(jnp.array([0.5, 0.3, 0.2, 0.1])), jnp.log(jnp.array([0.4, 0.5, 0.05, 0.1]))
-      >>> apart = mismatch(train, sampler, jnp.ones(4, bool))
-      >>> round(float(apart["logp_difference_max"].value), 4), round(float(apart["sampler_ratio"].value), 4)
+      >>> found = mismatch(train, sampler, jnp.ones(4, bool))
+      >>> round(float(found["logp_difference_max"].value), 4), round(float(found["sampler_ratio"].value), 4)
       (1.3863, 1.7125)
     """
     train, sampler = (jax.lax.stop_gradient(x) for x in masked.float32(train_logps, sampler_logps))
     difference = jnp.where(mask, train - sampler, 0.0)
-    apart = jnp.abs(difference)
+    size = jnp.abs(difference)
     d = jnp.clip(difference, -20.0, 20.0)
     ratio = jnp.exp(d)
     n = jnp.asarray(mask).sum().astype(jnp.float32)
     return {
-        "logp_difference": Mean(total=apart.sum(), count=n),
-        "logp_difference_max": Max(value=apart.max()),
+        "logp_difference": Mean(total=size.sum(), count=n),
+        "logp_difference_max": Max(value=size.max()),
         "sampler_kl": Mean(total=(jnp.expm1(d) - d).sum(), count=n),
         "sampler_ratio": Mean(total=masked.total(ratio, mask), count=n),
         "sampler_ratio_square": Mean(total=masked.total(jnp.square(ratio), mask), count=n),
@@ -224,7 +224,7 @@ def effective_sample_size(ratio: Scalar, ratio_square: Scalar) -> Scalar:
 def repetition(tokens: Tokens, lengths: Samples, ngram: int = 4) -> Samples:
     """Share of a sample's ``ngram`` tokens in a row that were in it before, ``[P, G]`` in numpy: near 1 in a loop.
 
-    NaN for a sample without any. N-grams are told apart by 64-bit codes.
+    NaN for a sample without any. N-grams are compared by 64-bit codes.
 
     Example:
       >>> repetition(np.array([[[1, 2, 1, 2, 3]]]), np.array([[5]]), 2).tolist()

@@ -30,7 +30,7 @@ Scalar = Array  # []
 PerPrompt = Array  # [P]
 Samples = Array  # [P, G]
 Tokens = Array  # [P, G, T]
-AnyTokens = Array  # [..., T], tokens in any layout: the last axis is one sample, or several told apart by segments
+AnyTokens = Array  # [..., T], tokens in any layout: the last axis is one sample, or several with segment ids
 Hidden = Array  # [P, G, T, D]
 
 
@@ -79,7 +79,7 @@ class Rollout:
 class Rows:
     """Prompts and completions in the form that the decoder's forward reads.
 
-    A shard holds ``K`` prompts and ``R`` rows; a row holds completions back to back, told apart by ``segments``. They
+    A shard holds ``K`` prompts and ``R`` rows; a row holds completions back to back, with ids in ``segments``. They
     continue one prompt, or, with ``gather``, any.
 
     Attributes:
@@ -124,7 +124,7 @@ class PerToken:
       displacement_weights: float32, `grpojax.losses.displacement_weights`.
       covariance_mask: bool, tokens that Clip-Cov or KL-Cov picked (`grpojax.losses.covariance_mask`).
       critic_targets: float32, what a critic learns from (`grpojax.variants.Critic`).
-      critic_outputs: float32, what it said before the updates of the rollout.
+      critic_outputs: float32, its outputs before the updates of the rollout.
       critic_weights: float32, the aggregation of its loss; None where that is the policy's.
     """
 

@@ -117,4 +117,4 @@ def test_saved_verdicts_follow_from_the_saved_values():
         differs, equal = (corrected[c["method"], name] for name in ("p_corrected", "p_equivalent_corrected"))
         assert (c["p_corrected"], c["p_equivalent_corrected"]) == pytest.approx((differs, equal), rel=1e-2, abs=1e-6)
         side = "better" if c["difference"] > 0 else "worse"
-        assert c["verdict"] == ("equivalent" if equal <= 0.05 else side if differs <= 0.05 else "not told apart")
+        assert c["verdict"] == ("equivalent" if equal <= 0.05 else side if differs <= 0.05 else "inconclusive")

@@ -57,9 +57,9 @@ def center(
       >>> [round(float(a), 4) for a in chain(center("group", leave_one_out=True))(jnp.array([[1.0, 0.0, 0.0, 0.0]]))[0]]
       [1.0, -0.3333, -0.3333, -0.3333]
     """
-    alone = _keeps_singletons(singleton, "center")
+    keeps = _keeps_singletons(singleton, "center")
     if by == "none":
-        if leave_one_out or alone:
+        if leave_one_out or keeps:
             raise ValueError("center(by='none') subtracts nothing: it takes no leave_one_out and no singleton")
         return _unchanged("center")
     axis = _axis(by, "center")
@@ -78,7 +78,7 @@ def center(
         if leave_one_out:
             centred = centred * n / jnp.maximum(n - 1.0, 1.0)
         dead = masked.all_equal(values, valid, axis, keepdims=True)
-        return jnp.where(valid & ~dead, centred, jnp.where(valid & (n == 1) & alone, values, 0.0))
+        return jnp.where(valid & ~dead, centred, jnp.where(valid & (n == 1) & keeps, values, 0.0))
 
     return transform
 
@@ -131,7 +131,7 @@ def scale(
     """
     if of not in ("rewards", "advantages"):
         raise ValueError(f"scale(of={of!r}): must be 'rewards' or 'advantages'")
-    alone = _keeps_singletons(singleton, "scale")
+    keeps = _keeps_singletons(singleton, "scale")
     if by == "none":
         return _unchanged("scale")
     axis = _axis(by, "scale")
@@ -145,7 +145,7 @@ def scale(
         if live_only:
             counted = valid & ~masked.all_equal(need(signals, "rewards", "scale"), valid, 1, keepdims=True)
         std, dead = masked.deviation(base, counted, axis, ddof)
-        single = valid & (valid.sum(axis, keepdims=True) == 1) & alone
+        single = valid & (valid.sum(axis, keepdims=True) == 1) & keeps
         return jnp.where(valid & ~dead, values / jnp.where(dead, 1.0, std + eps), jnp.where(single, values, 0.0))
 
     return transform

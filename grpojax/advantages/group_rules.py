@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from grpojax import masked
 from grpojax.advantages.baselines import center
-from grpojax.advantages.signals import Signals, Transform, described, judged, need, per_sample
+from grpojax.advantages.signals import Signals, Transform, described, need, outcome_of, per_sample
 from grpojax.types import Array, Samples, is_concrete
 
 
@@ -80,7 +80,7 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
 
     def transform(values: Samples, signals: Signals | None = None) -> Samples:
         values, signals = per_sample(values, signals, "pass_at_k")
-        outcome, valid = judged(signals, "pass_at_k")
+        outcome, valid = outcome_of(signals, "pass_at_k")
         if k > values.shape[1]:
             raise ValueError(f"pass_at_k(k={k}): more than the group's {values.shape[1]} samples")
         right = valid & (outcome >= success)
@@ -169,7 +169,7 @@ def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
 
     def transform(values: Samples, signals: Signals | None = None) -> Samples:
         values, signals = per_sample(values, signals, "penalize_all_fail")
-        failed = masked.all_fail(*judged(signals, "penalize_all_fail"), fail_reward)
+        failed = masked.all_fail(*outcome_of(signals, "penalize_all_fail"), fail_reward)
         return jnp.where(failed[:, None], 0.0 - c, values)  # c = 0 gives 0, not -0
 
     return transform
@@ -205,7 +205,7 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
         likelihood = jnp.asarray(need(signals, "likelihood", "likelihood_of_all_fail"), jnp.float32)
         taken = jnp.isfinite(likelihood)
         if not everywhere:
-            taken &= masked.all_fail(*judged(signals, "likelihood_of_all_fail"), fail_reward)[:, None]
+            taken &= masked.all_fail(*outcome_of(signals, "likelihood_of_all_fail"), fail_reward)[:, None]
         if relative:
             counts = taken & need(signals, "valid", "likelihood_of_all_fail")
             largest = jnp.where(counts, likelihood, 0.0).max(1, keepdims=True)

@@ -270,14 +270,14 @@ def along_tokens(
     return masked.float32(values)[0], tuple(read.values())
 
 
-def judged(signals: Signals, transform: str) -> tuple[Samples, Samples]:
+def outcome_of(signals: Signals, transform: str) -> tuple[Samples, Samples]:
     """``(outcome, valid)``, ``[P, G]``: what success is judged by, and of which samples it is known.
 
     The outcome is float32, ``valid`` bool: ``signals.valid``, less the outcomes that are not finite (`Signals`).
 
     Example:
       >>> signals = Signals(outcome=jnp.array([[1.0, jnp.nan]]), valid=jnp.ones((1, 2), bool))
-      >>> judged(signals, "mine")[1].tolist()
+      >>> outcome_of(signals, "mine")[1].tolist()
       [[True, False]]
     """
     outcome = jnp.asarray(need(signals, "outcome", transform), jnp.float32)

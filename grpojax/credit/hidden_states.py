@@ -73,7 +73,7 @@ def influence(probs: Array, hidden: Hidden, columns: Tokens, mask: Tokens, weigh
     products and nothing pairwise exists. Prompts go one after the other, to hold the temporaries of one.
 
     Measured on 2 CPU cores for P=8, G=8, T=512, D=896, W=2048 in float32: `nthr_scores` takes 1.3 s, its own matrix
-    products alone 1.4 s (that is the same, to noise), and at its peak 1.22 times the 368 MiB of inputs and outputs.
+    products by themselves 1.4 s (the same, to noise), and at its peak 1.22 times the 368 MiB of inputs and outputs.
 
     The double sum is that of NTHR (arXiv 2505.18830), the factors are this package's own.
 

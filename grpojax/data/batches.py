@@ -76,7 +76,7 @@ class RetiringBatches:
 
     Each source has its own passes, each with an order of its own, by the seed and its number; which source a prompt is
     drawn from does not depend on them. While nothing is solved, batch n is ``Batches[n]``. A problem that was solved in
-    pass e (`grpojax.allocation.solved`) is left out from pass e + 1 on (e + 2, if that had begun), for
+    pass e (`grpojax.allocation.solved`) is left out from pass e + 1 on (e + 2, if that had started), for
     ``readmit_after`` passes; a pass from which all would be left out takes all of them.
 
     Args:
@@ -105,7 +105,7 @@ class RetiringBatches:
         self._size, self._seed, self._readmit_after = size, seed, readmit_after
         numbers = range(len(weights or [1.0]))
         self._sources = [[p for p in problems if weights is None or p.source == n] for n in numbers]
-        # Of every prompt drawn, its source and its place among those drawn from there.
+        # For every prompt drawn: its source, and its place among those drawn from there.
         places = [grain.MapDataset.source([n]).repeat().map_with_index(lambda i, n: (n, i)) for n in numbers]
         self._places = places[0] if len(places) == 1 else grain.MapDataset.mix(places, weights=list(weights or ()))
         self._cached: dict[int, tuple[Pass, Any]] = {}
@@ -122,7 +122,7 @@ class RetiringBatches:
         What is given is all that they depend on.
 
         Args:
-          number: of the batch in the run; ``now`` must have begun by then.
+          number: of the batch in the run; ``now`` must have started by then.
           now: the passes that the draw of the batch before returned; `begin` at the start of a run. Saved together with
             ``solved``, it is all that a run needs to go on.
           solved: by uid, the last pass in which it was found solved. A pass that begins in this batch leaves them out.

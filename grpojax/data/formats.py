@@ -1,4 +1,4 @@
-"""Rows out of the bytes of a file of every common kind; a bad row is told apart."""
+"""Rows out of the bytes of a file of every common kind; a bad row is reported."""
 
 import bz2
 import codecs

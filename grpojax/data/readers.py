@@ -29,7 +29,7 @@ _MADE = ", ".join(f"{prefix}:" for prefix in GENERATED)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """One source of problems; where there is nothing else to say, its path alone will do.
+    """One source of problems; where there is nothing else to say, its path is enough.
 
     Attributes:
       path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, ``hub:owner/name`` for a dataset of

@@ -20,7 +20,7 @@ from grpojax.host.errors import UserError, require
 HELD_OUT_SHARE = 8
 # A sum or difference of numbers in a text.
 CHAIN = re.compile(r"-?\d+(?:\.\d+)?(?: [+-] -?\d+(?:\.\d+)?)+")
-# Questions drawn in vain before it is said that there are no more.
+# Questions drawn in vain before we give up: there are no more.
 TRIES = 1000
 
 # Level of a story, from 1 -> steps to its answer, and sentences of somebody else's things among them.

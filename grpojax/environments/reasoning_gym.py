@@ -76,7 +76,7 @@ def rows(family: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         asked = json.dumps([family, drawn])
     except TypeError as e:  # such as a date, which YAML has and JSON has not
         raise UserError(f"reasoning_gym:{family}: an option is no plain value: {e}") from None
-    # Some families go through sets, whose order Python draws anew in every process that is not told otherwise.
+    # Some families go through sets, whose order Python draws anew in every process unless PYTHONHASHSEED is set.
     child = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import _draw_for_parent; _draw_for_parent()"],
         input=asked.encode(),

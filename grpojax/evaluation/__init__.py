@@ -1,7 +1,7 @@
 """How good a model is on held-out problems: what the run's own rewards say of it, and estimates with intervals.
 
 ``eval/reward`` and each reward by name for every run; accuracy, pass@k and majority votes where one of the rewards says
-what is right. The estimates need numpy alone: what draws samples from a model is imported when it is asked for.
+what is right. The estimates need nothing but numpy: what draws samples from a model is imported when it is asked for.
 """
 
 import importlib

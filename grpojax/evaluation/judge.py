@@ -64,7 +64,7 @@ class Judge:
     def vote(self, completion: str) -> str | None:
         """The completion's answer in one spelling: a letter, a normal form, or what `answers.ballot` makes of it.
 
-        It does not look at the gold answer, which would join right votes where wrong ones stay apart.
+        It does not look at the gold answer, which would join right votes and leave wrong ones separate.
         """
         if isinstance(self.reward, builtin.Choice):
             letters = self.reward.letters

@@ -22,7 +22,7 @@ class EvalConfig:
 
     Attributes:
       sampler: how to draw; ``sampler.group`` is n, the samples of a problem.
-      ks: the k of pass@k and maj@k, each at most n; empty takes n alone if n is over 1.
+      ks: the k of pass@k and maj@k, each at most n; empty takes only n, if n is over 1.
       limit: problems evaluated at most, the first of the data; 0 takes all.
       seed: of the draws and of the bootstrap.
       batch: completions sampled at a time, at least one problem's. It changes results by rounding only.
@@ -102,8 +102,8 @@ class Attempt:
     samples: tuple[Sample, ...]
 
     @property
-    def judged(self) -> bool:
-        """Whether a judge said what is right."""
+    def has_verdict(self) -> bool:
+        """Whether a judge gave every sample a verdict."""
         return all(s.correct is not None for s in self.samples)
 
     @property
@@ -170,7 +170,7 @@ def means(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | None =
 def summarize(done: Sequence[Attempt], config: EvalConfig, judge: Judge | None) -> dict[str, dict[str, float | None]]:
     """Each metric's ``value``, with ``low`` and ``high`` of its 95 % interval over problems; all None for no values.
 
-    ``invalid`` and ``unjudged`` have a value alone (`missing`).
+    ``invalid`` and ``unjudged`` have a value and no interval (`missing`).
     """
     out: dict[str, dict[str, float | None]] = {}
     for name, values in by_problem(done, config.ks, judge).items():
@@ -219,8 +219,10 @@ def table_of_sets(sets: Mapping[str, Mapping[str, Any]], config: EvalConfig) -> 
       validation        64  50.0 % (40.0 to 60.0)  100.0 % (100.0 to 100.0)
     """
     every = list(next(iter(sets.values()))["metrics"])
-    judged = "accuracy" in every
-    names = [name for name in every if (_is_share(name) and name != "clipped_ratio" if judged else name == "reward")]
+    has_accuracy = "accuracy" in every
+    names = [
+        name for name in every if (_is_share(name) and name != "clipped_ratio" if has_accuracy else name == "reward")
+    ]
     rows = [["set", "problems", *(config.accuracy_name if name == "accuracy" else name for name in names)]]
     for set_name, found in sets.items():
         row = [set_name, str(found["problems"])]

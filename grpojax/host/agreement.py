@@ -34,10 +34,10 @@ def agree(**facts: Any) -> None:
     """
     facts |= {"versions": versions()}
     digests = {name: digest(_text(fact).encode()) for name, fact in facts.items()}
-    word = _text({"host": socket.gethostname(), "digests": digests})
-    words = [json.loads(text) for text in processes.meet(word)]
-    first = words[0]["digests"]
-    odd = [i for i, w in enumerate(words) if w["digests"] != first]
+    message = _text({"host": socket.gethostname(), "digests": digests})
+    messages = [json.loads(text) for text in processes.meet(message)]
+    first = messages[0]["digests"]
+    odd = [i for i, w in enumerate(messages) if w["digests"] != first]
     if not odd:
         return
     every = [json.loads(text) for text in processes.meet(_text(facts))]
@@ -47,9 +47,10 @@ def agree(**facts: Any) -> None:
             line for name in every[0] | every[i] for line in _differences(name, every[0].get(name), every[i].get(name))
         ]
         more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-        lines.append(f"process {i} ({words[i]['host']}): {'; '.join(differ[:3])}{more}")
+        lines.append(f"process {i} ({messages[i]['host']}): {'; '.join(differ[:3])}{more}")
+    name = messages[0]["host"]
     raise UserError(
-        f"the processes do not start the same run; process 0 ({words[0]['host']}) and others differ (0's -> theirs):\n"
+        f"the processes do not start the same run; process 0 ({name}) and others differ (0's -> theirs):\n"
         + "\n".join(lines)
     )
 
@@ -64,11 +65,11 @@ def prove_shared(folder: epath.PathLike) -> None:
         if processes.is_first():
             mark.write_text("")
         processes.meet()
-        words = processes.meet(_text([socket.gethostname(), mark.exists()]))
+        messages = processes.meet(_text([socket.gethostname(), mark.exists()]))
     finally:
         if processes.is_first():
             mark.unlink(missing_ok=True)
-    hosts = [json.loads(text) for text in words]
+    hosts = [json.loads(text) for text in messages]
     if blind := [f"process {i} ({host})" for i, (host, seen) in enumerate(hosts) if not seen]:
         raise UserError(
             f"{folder} is not the same folder everywhere: {', '.join(blind)} cannot see what process 0 ({hosts[0][0]}) "
@@ -77,7 +78,7 @@ def prove_shared(folder: epath.PathLike) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that compute; those that are not installed are left out."""
+    """Versions of Python and of the packages that compute; those that are not installed are left out."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -102,7 +103,7 @@ def digest_of_files(folder: epath.PathLike, *patterns: str) -> str:
 
 
 def digest(*parts: bytes) -> str:
-    """Of bytes, as hexadecimal digits.
+    """A digest of bytes, as hexadecimal digits.
 
     Example:
       >>> digest(b"a", b"b") == digest(b"ab")

@@ -2,7 +2,7 @@
 
 The object ``lock`` in a bucket is made, renewed and removed on condition of its generation, so that of two processes
 one finds the other's. It names its holder, who renews it every minute. A holder that was silent for ten minutes is
-taken for dead; sooner than that the claim is broken by ``--take-over`` alone. A holder whose claim was taken ends at
+taken for dead; before that only ``--take-over`` breaks the claim. A holder whose claim was taken ends at
 once, since what it would still write is not its own any more.
 """
 

@@ -65,7 +65,7 @@ def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
 
     Args:
       name: of this meeting; no other may have it.
-      text: this process's word.
+      text: this process's message.
       seconds: how long to wait for the others.
 
     Raises:
@@ -78,9 +78,9 @@ def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
     if internals.client() is None:
         return [text]
     post(f"{name}/{jax.process_index()}", text)
-    words = []
+    messages = []
     for index in range(jax.process_count()):
-        if (word := heard(f"{name}/{index}", seconds)) is None:
+        if (message := heard(f"{name}/{index}", seconds)) is None:
             raise TimeoutError(f"{name}: process {index} did not come within {seconds:g} s")
-        words.append(word)
-    return words
+        messages.append(message)
+    return messages

@@ -160,7 +160,7 @@ def naming(place: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def size(file: str | os.PathLike[str]) -> int:
-    """Of a file in a bucket, in bytes."""
+    """Size of a file in a bucket, in bytes."""
     with naming(file):
         return int(_system(file).info(os.fspath(file))["size"])
 

@@ -64,7 +64,7 @@ class _On:
 
 
 def save_count() -> int:
-    """How many saves and restores this process has begun, as orbax counts them for the names of its barriers."""
+    """How many saves and restores this process has started, as orbax counts them for the names of its barriers."""
     from orbax.checkpoint._src.futures import synchronization
 
     return int(synchronization.OperationIdGenerator.get_current_operation_id())

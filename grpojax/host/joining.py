@@ -79,12 +79,12 @@ def ask(key: str) -> str | None:
 
 
 def find(environment: Mapping[str, str], *, tpu: bool, ask: Callable[[str], str | None] = ask) -> Company | None:
-    """The processes that this one belongs to; None where it is alone.
+    """The processes that this one belongs to; None for a single one.
 
     ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` come first. On a TPU VM the slice says
     who belongs to it: by ``TPU_WORKER_HOSTNAMES`` and ``TPU_WORKER_ID`` (GKE), else by the metadata server; a host
-    that has neither is alone. ``MEGASCALE_*`` of either join several slices. Elsewhere SLURM and Open MPI, as jax
-    detects them.
+    that has neither is a single process. ``MEGASCALE_*`` of either join several slices. Elsewhere SLURM and Open MPI,
+    as jax detects them.
 
     Args:
       environment: variables of the process.
@@ -105,11 +105,11 @@ def find(environment: Mapping[str, str], *, tpu: bool, ask: Callable[[str], str 
             count, index = int(environment["JAX_NUM_PROCESSES"]), int(environment["JAX_PROCESS_ID"])
         except (KeyError, ValueError):
             raise UserError(
-                "JAX_COORDINATOR_ADDRESS is set; JAX_NUM_PROCESSES and JAX_PROCESS_ID must be numbers beside it"
+                "JAX_COORDINATOR_ADDRESS is set; JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set too, and be numbers"
             ) from None
         return Company(count=count, index=index, address=address, source="JAX_NUM_PROCESSES")
     if _number(environment, "JAX_NUM_PROCESSES") > 1:
-        raise _alone(environment, "JAX_NUM_PROCESSES", "set JAX_COORDINATOR_ADDRESS too, host:port of the first")
+        raise _no_peers(environment, "JAX_NUM_PROCESSES", "set JAX_COORDINATOR_ADDRESS too, host:port of the first")
     found = _slice(environment, ask) if tpu else _launched(environment)
     return None if found is None or found.count == 1 else found
 
@@ -131,7 +131,7 @@ def _slice(environment: Mapping[str, str], ask: Callable[[str], str | None]) -> 
     slices = _number(known, "MEGASCALE_NUM_SLICES")
     bounds = [n for n in ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS") if _hosts(known.get(n)) > 1]
     if (len(hosts) <= 1 and bounds) or (not hosts and slices > 1):
-        raise _alone(
+        raise _no_peers(
             known,
             bounds[0] if bounds else "MEGASCALE_NUM_SLICES",
             "set TPU_WORKER_HOSTNAMES and TPU_WORKER_ID; TPU_PROCESS_BOUNDS=1,1,1 and TPU_CHIPS_PER_PROCESS_BOUNDS "
@@ -157,7 +157,7 @@ def _launched(environment: Mapping[str, str]) -> Company | None:
             continue
         if missing := [name for name in needs if name not in environment]:
             remedy = "srun starts all tasks" if method == "slurm" else "jax finds them by Open MPI 4"
-            raise _alone(
+            raise _no_peers(
                 environment, count, f"{missing[0]} is not set ({remedy}); JAX_COORDINATOR_ADDRESS works everywhere"
             )
         size, rank = _number(environment, count), _number(environment, needs[0])
@@ -197,8 +197,8 @@ def join(company: Company) -> None:
         raise PassingError(f"{who} cannot join the others{where}: {' '.join(str(failed[0]).split())[:200]}")
 
 
-def _alone(known: Mapping[str, str], name: str, remedy: str) -> UserError:
-    return UserError(f"{name}={known[name]}: this process should have company and is alone\n{remedy}")
+def _no_peers(known: Mapping[str, str], name: str, remedy: str) -> UserError:
+    return UserError(f"{name}={known[name]}: this process expects others and finds none\n{remedy}")
 
 
 def _number(known: Mapping[str, str], name: str, usual: int | None = 1) -> int:
@@ -210,7 +210,7 @@ def _number(known: Mapping[str, str], name: str, usual: int | None = 1) -> int:
 
 
 def _hosts(bounds: str | None) -> int:
-    """Of bounds such as "2,2,1"; 0 where there are none."""
+    """Hosts by bounds such as "2,2,1"; 0 where there are none."""
     try:
         return math.prod(int(n) for n in bounds.split(",")) if bounds else 0
     except ValueError:

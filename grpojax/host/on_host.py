@@ -29,7 +29,7 @@ def on_host() -> Iterator[None]:
 
 @functools.cache
 def device() -> jax.Device | None:
-    """The first CPU of this process; None, with a warning, where JAX_PLATFORMS has none beside the accelerator."""
+    """The first CPU of this process; None, with a warning, where JAX_PLATFORMS names only the accelerator."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

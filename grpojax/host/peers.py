@@ -35,7 +35,7 @@ def watched() -> Iterator[None]:
     """Inside, and until all processes have left it, the failure of one is the end of all.
 
     The one that raised keeps its error and its status, 2 for a `UserError`; the others say whose it was and end with 1.
-    Where one was told to stop (`preemption.Told`) all end with 75. They must have joined; no device is looked for.
+    Where one was stopped (`preemption.StopRequested`) all end with 75. They must have joined; no device is looked for.
     """
     if internals.joined()[1] == 1:
         yield
@@ -60,7 +60,7 @@ def watched() -> Iterator[None]:
 
 @contextlib.contextmanager
 def telling() -> Iterator[None]:
-    """Inside, an error is told to the others at once. They end when this process does, which may take long to let go of
+    """Inside, an error is sent to the others at once. They end when this process does, which may take long to let go of
     what it holds: to the end that needs jax's service, which ends soon after a process that left it."""
     try:
         yield
@@ -70,17 +70,17 @@ def telling() -> Iterator[None]:
         raise
 
 
-_TOLD = "was told to stop"
+_STOPPED = "was stopped"
 
 
 def _status(message: str) -> int:
-    """Of a process that ends because of another one."""
-    return os.EX_TEMPFAIL if message.endswith(_TOLD) else 1
+    """The exit status of a process that ends because of another one."""
+    return os.EX_TEMPFAIL if message.endswith(_STOPPED) else 1
 
 
 def _status_of(error: BaseException) -> int:
-    """Of a process that ends because of its own error."""
-    if isinstance(error, preemption.Told):
+    """The exit status of a process that ends because of its own error."""
+    if isinstance(error, preemption.StopRequested):
         return os.EX_TEMPFAIL
     return error.status if isinstance(error, UserError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
@@ -213,8 +213,8 @@ def _named(index: str, posted: str) -> str:
 
 def _words(error: BaseException) -> str:
     """What became of a process that raised this, in a line."""
-    if isinstance(error, preemption.Told):
-        return _TOLD
+    if isinstance(error, preemption.StopRequested):
+        return _STOPPED
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return "failed: " + " ".join(f"{kind}{error}".split())[:300]
 
@@ -223,7 +223,9 @@ def _of_a_peer(error: BaseException | None) -> bool:
     """Whether an error, or one behind it, is what the loss of another process looks like."""
     if error is None:
         return False
-    if isinstance(error, UserError | KeyboardInterrupt | preemption.Told) or "RESOURCE_EXHAUSTED" in str(error):
+    if isinstance(error, UserError | KeyboardInterrupt | preemption.StopRequested) or "RESOURCE_EXHAUSTED" in str(
+        error
+    ):
         return False
     status = re.search(r"\b(UNKNOWN|UNAVAILABLE|ABORTED|CANCELLED|INTERNAL|DEADLINE_EXCEEDED): ", str(error))
     runtime = isinstance(error, jax.errors.JaxRuntimeError | TimeoutError | SystemExit)

@@ -1,4 +1,4 @@
-"""The notices by which a run is told to stop: a signal, or what a cloud says before it takes a machine away.
+"""The notices by which a run is stopped: a signal, or a cloud's message before it takes a machine away.
 
 On Google's machines the metadata server tells it (``instance/preempted``, ``instance/maintenance-event``), often before
 SIGTERM comes.
@@ -18,8 +18,8 @@ POLL_S = 2.0
 _came: list[int] = []
 
 
-class Told(SystemExit):
-    """Told to stop where there is nothing to save. Ends a process with status 75: start it again."""
+class StopRequested(SystemExit):
+    """Raised by a notice where there is nothing to save. Ends a process with status 75: start it again."""
 
     def __init__(self) -> None:
         super().__init__(os.EX_TEMPFAIL)
@@ -27,7 +27,7 @@ class Told(SystemExit):
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Inside, and outside of `notices`, SIGTERM raises `Told` in the main thread, as soon as that runs Python."""
+    """Inside it, but not in `notices`, SIGTERM raises `StopRequested` in the main thread."""
     _came.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -36,7 +36,7 @@ def ending() -> Iterator[None]:
     def on_signal(number: int, frame: Any) -> None:
         _came.append(number)
         log.info("SIGTERM: stopping; there is nothing to save yet")
-        raise Told
+        raise StopRequested
 
     before = signal.signal(signal.SIGTERM, on_signal)
     try:

@@ -1,7 +1,7 @@
-"""Several processes, each with some of the devices: what they share, what they agree on, and what one does alone.
+"""Several processes, each with some of the devices: what they share, what they agree on, and what only one does.
 
 Every process runs the same program in the same order; each reads the data and judges its own rows of every batch. One
-alone, the first, writes the run's files. With a single process all of this does nothing.
+only, the first, writes the run's files. With a single process all of this does nothing.
 """
 
 import base64
@@ -32,7 +32,7 @@ def join() -> None:
     """Joins the other processes, where there are some (`grpojax.host.joining.find`); no device is looked for.
 
     Raises:
-      UserError: this process should have company and is alone, or the others do not come.
+      UserError: this process expects others and finds none, or they do not come.
     """
     if jax.distributed.is_initialized():
         return
@@ -126,24 +126,24 @@ def any_of(flag: bool) -> bool:
 _meetings = itertools.count()
 
 
-def meet(word: str = "") -> list[str]:
-    """A word of each process, in their order, on every process: all must come here. No device takes part.
+def meet(message: str = "") -> list[str]:
+    """A message of each process, in their order, on every process: all must come here. No device takes part.
 
     Raises:
       PassingError: on all that came, where a process failed in `AllOrNone` on its way here, or is gone.
     """
-    words = _exchange({"word": word})
-    if failed := [(i, w["failed"]) for i, w in enumerate(words) if "failed" in w]:
+    messages = _exchange({"message": message})
+    if failed := [(i, w["failed"]) for i, w in enumerate(messages) if "failed" in w]:
         raise _Elsewhere("; ".join(f"process {i} could not go on, {message}" for i, message in failed))
-    return [w["word"] for w in words]
+    return [w["message"] for w in messages]
 
 
-def _exchange(word: Mapping[str, str], seconds: float = _WAIT_S) -> list[dict[str, str]]:
+def _exchange(message: Mapping[str, str], seconds: float = _WAIT_S) -> list[dict[str, str]]:
     try:
-        words = coordination.exchange(f"meeting/{next(_meetings)}", json.dumps(word), seconds=seconds)
+        messages = coordination.exchange(f"meeting/{next(_meetings)}", json.dumps(message), seconds=seconds)
     except TimeoutError as e:
         raise _Elsewhere(str(e)) from None
-    return [json.loads(text) for text in words]
+    return [json.loads(text) for text in messages]
 
 
 class _Elsewhere(PassingError):

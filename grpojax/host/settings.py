@@ -384,7 +384,7 @@ _PLAIN = {
 
 
 def _expectation(messages: Sequence[str]) -> str:
-    """What pydantic said about the members of a union, in one phrase."""
+    """Pydantic's messages about the members of a union, in one phrase."""
     start = "Input should be "
     wanted = [m.removeprefix(start) for m in messages if m.startswith(start)]
     if not wanted:

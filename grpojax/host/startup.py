@@ -30,7 +30,7 @@ def spare_libtpu(environ: MutableMapping[str, str], root: Path = Path("/")) -> N
     """Keeps jax from trying a TPU that is not there; call before jax is imported.
 
     libtpu tells of every such try in several lines on standard error. So where it is installed, no TPU is in sight and
-    nothing is chosen yet, ``JAX_PLATFORMS`` is set to what there is: "cpu", or "cuda,cpu" beside an NVIDIA GPU.
+    nothing is chosen yet, ``JAX_PLATFORMS`` is set to what there is: "cpu", or "cuda,cpu" where there is an NVIDIA GPU.
     Whatever might be a TPU leaves the choice, and all that libtpu says, to jax.
 
     Args:

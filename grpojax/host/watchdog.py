@@ -20,7 +20,7 @@ class Watchdog:
     Between `end` and the next `begin`, as in an evaluation or a save, nothing is timed.
 
     Args:
-      hang: called, by the thread, with what is said of a step that hangs; once a step.
+      hang: called, by the thread, with a message about a step that hangs; once a step.
       excused: whether what is under way takes its time, as compiling does: its step is timed anew, and counts for
         nothing.
     """

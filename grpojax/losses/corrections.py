@@ -57,12 +57,12 @@ def importance_correction(
         raise ValueError(f"importance_correction('truncate', low={low}): it has no lower bound; take 'mask'")
     arrays = {"train_logps": train_logps, "sampler_logps": sampler_logps, "mask": mask, "segments": segments}
     shapes.check("importance_correction", "... T", **arrays)
-    apart = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
-    apart = jax.lax.stop_gradient(apart - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32))
+    difference = jnp.where(mask, train_logps, 0.0).astype(jnp.float32)
+    difference = jax.lax.stop_gradient(difference - jnp.where(mask, sampler_logps, 0.0).astype(jnp.float32))
     if level != "token":
         reduce = masked.sequence_total if level == "sequence" else masked.sequence_mean
-        apart = reduce(apart, mask, segments)
-    weight = jnp.exp(jnp.clip(apart, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+        difference = reduce(difference, mask, segments)
+    weight = jnp.exp(jnp.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     if mode == "truncate":
         weight = jnp.minimum(weight, high)
     else:

@@ -128,7 +128,7 @@ class clipped:
         return ((advantages > 0) & over) | ((advantages < 0) & under)
 
     def marks(self, log_ratios: AnyTokens, advantages: AnyTokens) -> dict[str, AnyTokens]:
-        """``clip_low``, ``clip_high`` and, apart from them, ``dual_clip``."""
+        """``clip_low``, ``clip_high`` and, separately, ``dual_clip``."""
         ratio = jnp.exp(log_ratios)
         stop = self.is_clipped(ratio, advantages)
         marks = {"clip_low": stop & (ratio < 1), "clip_high": stop & (ratio > 1)}

@@ -88,8 +88,8 @@ class dppo_kl(dppo_tv):
         """``clip_low`` and ``clip_high``: dropped, with A < 0 and with A > 0."""
         new, old = _probabilities(log_ratios, logps)
         others = [jnp.maximum(-jnp.expm1(x), _SMALLEST) for x in (new, old)]
-        apart = jnp.exp(old) * (old - new) + others[1] * (jnp.log(others[1]) - jnp.log(others[0]))
+        divergence = jnp.exp(old) * (old - new) + others[1] * (jnp.log(others[1]) - jnp.log(others[0]))
         return {
-            "clip_low": (advantages < 0) & (new < old) & (apart > self.low),
-            "clip_high": (advantages > 0) & (new > old) & (apart > self.high),
+            "clip_low": (advantages < 0) & (new < old) & (divergence > self.low),
+            "clip_high": (advantages > 0) & (new > old) & (divergence > self.high),
         }

@@ -124,7 +124,7 @@ def splash(
     """TPU's splash kernel, forward and fused backward. Rows must hold one completion each (segment 1).
 
     A row with a second segment gives NaN: the kernel's segment mask cannot show a prompt to several of them;
-    `by_completion` takes rows apart for it.
+    `by_completion` splits rows for it.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as sa
 
@@ -180,11 +180,11 @@ def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None =
 
 
 def cudnn_lengths(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
-    """cuDNN's fused kernel, which is told lengths in place of a mask. Rows must hold one completion each (segment 1).
+    """cuDNN's fused kernel, which takes lengths in place of a mask. Rows must hold one completion each (segment 1).
 
     A row's prompt and completion stand without a gap, as the causal mask wants it; so the kernel reads no bias and
     computes half of the scores, but also those of queries where the prompt stands, which nothing reads. A row with a
-    second segment gives NaN; `by_completion` takes rows apart for it.
+    second segment gives NaN; `by_completion` splits rows for it.
     """
     shape, packed, own = q.shape, (segments > 1).any(-1), (segments > 0).sum(-1, dtype=jnp.int32).reshape(-1)
     q, k, v, _, kv_segments = _joined(q, k, v, segments, prefix)
@@ -262,10 +262,10 @@ def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
     prompt = jnp.take_along_axis(token_prompt.reshape(b, r * s), jnp.maximum(gather[..., 0], 0), axis=1)
 
     def run(q, k, v, segments, prefix: Prefix):
-        def apart(x):
+        def per_completion(x):
             return _move(x.reshape(b, r * s, *x.shape[3:]), there, back).reshape(b, c, t, *x.shape[3:])
 
-        out = attend(apart(q), apart(k), apart(v), own, prefix._replace(row_prompt=prompt))
+        out = attend(per_completion(q), per_completion(k), per_completion(v), own, prefix._replace(row_prompt=prompt))
         return _move(out.reshape(b, c * t, *out.shape[3:]), back, there).reshape(q.shape)
 
     return run

@@ -65,7 +65,7 @@ class _Rows:
         return jnp.pad(x, ((0, 0), (0, 0), (0, more)) + ((0, 0),) * (x.ndim - 3)) if more else x
 
     def of_queries(self, x: Array, i: Array) -> Array:
-        """Of a widened ``x [B, R, S, H, d]`` block ``i``, heads first: ``[B, m, Hkv, g n, d]``."""
+        """Block ``i`` of a widened ``x [B, R, S, H, d]``, heads first: ``[B, m, Hkv, g n, d]``."""
         row, at = self.place(i)
         m, n = self.cut
         x = jax.lax.dynamic_slice(x, (0, row, at, 0, 0), (self.b, m, n, self.h, self.d))

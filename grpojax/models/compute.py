@@ -21,7 +21,7 @@ class ModelConfig:
       remat: "layer" recomputes each layer in the backward pass, "matmuls" all of it but the products with weights and,
         on CPU, what attention gave; "none" keeps its activations.
       attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16), "cudnn_lengths" (the same,
-        told lengths in place of a mask; "auto" takes it nowhere, since it has not run on a GPU yet).
+        given lengths in place of a mask; "auto" takes it nowhere, since it has not run on a GPU yet).
     """
 
     path: str

@@ -32,7 +32,7 @@ CRITIC: WeightTable = {
     **{name: weight for name, weight in DECODER.items() if name != "head"},
     "token_head": Weight(("hidden",), zeros, "token_head.weight"),
 }
-HEAD_FILE = "token_head.safetensors"  # beside the trunk's own files
+HEAD_FILE = "token_head.safetensors"  # next to the trunk's own files
 
 Place = Literal["before", "after"]
 
@@ -106,7 +106,7 @@ def forward_flops(config: DecoderConfig, prompt_lengths: PerPrompt, lengths: Sam
 
 
 def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
-    """The head ``[D]`` beside a trunk's files, 0 where there is none; raises `UserError` for one of another size or
+    """The head ``[D]`` next to a trunk's files, 0 where there is none; raises `UserError` for one of another size or
     that is damaged."""
     file = hf.model_folder(folder) / HEAD_FILE
     if not file.exists():

@@ -229,7 +229,7 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
       at: "before", the state from which the token is predicted: of a completion's first token that of the prompt's last
         one, of the others that of the token before. "after", the state that has read the token itself.
     """
-    run = _beside_prompts if rows.read is None else _after_prompts
+    run = _with_prompts if rows.read is None else _after_prompts
     last, x = run(model, rows, compute)
     if at == "after":
         return x
@@ -272,7 +272,7 @@ def _after_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array,
     return rows.read.last, rms_norm(x, model.norm[...], model.config.norm_eps)
 
 
-def _beside_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
+def _with_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
     """`_after_prompts` of prompts that were not read: they and the rows are one stream of tokens, so that a weight is
     one matmul and its gradient one sum."""
     attend_prompts, attend_rows = _attends(rows, compute)

@@ -103,7 +103,7 @@ def _gated_backward(saved, g):
 gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
 
 
-class Turned(NamedTuple):
+class TransposedKernel(NamedTuple):
     """A kernel that lies as ``[out, in]`` and is the first factor of its products: a CPU multiplies it with few rows as
     it lies, and would have to lay out another for each product. Stands in a tree of weights where the kernel does.
 
@@ -114,8 +114,8 @@ class Turned(NamedTuple):
     values: Array
 
     @classmethod
-    def of(cls, kernel: Array) -> "Turned":
-        """Of one that lies as ``[in, out]``."""
+    def of(cls, kernel: Array) -> "TransposedKernel":
+        """From a kernel that lies as ``[in, out]``."""
         return cls(jax.lax.optimization_barrier(kernel.T))
 
     def after(self, x: Array) -> Array:
@@ -151,8 +151,8 @@ class Layer:
         self.mesh, self.lean = compute.mesh, compute.lean
         dtype = jnp.dtype(compute.dtype)
 
-        def gather(name: str, w: quantised.Matrix | Turned) -> quantised.Matrix | Turned:
-            if isinstance(w, quantised.Int8 | Turned):  # of a rollout, whole already
+        def gather(name: str, w: quantised.Matrix | TransposedKernel) -> quantised.Matrix | TransposedKernel:
+            if isinstance(w, quantised.Int8 | TransposedKernel):  # of a rollout, whole already
                 return w
             if one is not None and w.ndim == 2 and w.dtype != dtype:
                 w = w * one.astype(w.dtype)
@@ -167,7 +167,7 @@ class Layer:
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
         w, rows = self.w[name], x.reshape(-1, x.shape[-1])
-        y = w.after(rows) if isinstance(w, Turned) else quantised.matmul(rows, w)
+        y = w.after(rows) if isinstance(w, TransposedKernel) else quantised.matmul(rows, w)
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
         return y.reshape(*x.shape[:-1], -1)
 

@@ -44,7 +44,7 @@ ROLLOUT: Rules = {**TRAIN, "embed": ()}
 class MeshConfig:
     """Devices along each mesh axis; one of them may be -1: all that remain.
 
-    ``rollout`` sets so many devices, the last ones, apart for sampling; the axes are then those of the others, which
+    ``rollout`` reserves that many devices, the last ones, for sampling; the axes are then those of the others, which
     learn. Weights are cut over them by ``tensor`` as over the others, and whole otherwise. 0 samples and learns on all.
     """
 
@@ -80,7 +80,7 @@ def disaggregate(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[lis
         raise UserError(f"mesh.rollout={config.rollout} of {len(devices)} devices leaves none to learn on; lower it")
     if sampling and jax.process_count() > 1:
         raise UserError(
-            f"mesh.rollout={config.rollout} with {jax.process_count()} processes: devices are set apart for sampling "
+            f"mesh.rollout={config.rollout} with {jax.process_count()} processes: devices are reserved for sampling "
             "on one machine only; set it to 0"
         )
     return learning, sampling
@@ -91,7 +91,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
     Args:
       config: the sizes.
-      devices: what to lay out, without those that are set `apart`; None takes all there are.
+      devices: what to lay out, without those that only sample; None takes all there are.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices, ``data`` does not divide over the slices, or the
@@ -111,7 +111,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray | str:
     """The devices as ``sizes`` says, neighbours in the mesh close by each other; or why that cannot be."""
     data, *inside = sizes
-    # Of GPUs a slice is a host: they need no more than the order of hosts, which the plain layout keeps.
+    # For GPUs a slice is a host: the order of hosts is enough, and the plain layout keeps it.
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if devices[0].platform == "tpu" else 1
     if math.prod(sizes) != len(devices):
         return f"needs {math.prod(sizes)} devices, but there are {len(devices)}"

@@ -1,7 +1,7 @@
 """One table of weights for a family of networks: their shapes, how they are cut, how they start, their names on disk.
 
 Initialisation, shardings, weight decay, loading and export read it; a weight that is not in it is an error. A network
-of another kind (a value head, an adapter) brings a table of its own; where its weights stand beside a decoder's in one
+of another kind (a value head, an adapter) brings a table of its own; where its weights stand next to a decoder's in one
 tree, the tables are joined: ``{**DECODER, "value_head": Weight(("embed",), zeros)}``.
 """
 

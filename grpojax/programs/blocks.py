@@ -3,7 +3,7 @@
 Prompts are read once; then a loop takes the rows that continue them, block by block. How long it is is known only as it
 runs, so one program serves batches of any lengths and still costs what their tokens cost. Where nearly all of a batch
 is filled a second program is cheaper, in which prompts and rows are one stream of tokens. These two are all that a run
-needs, and lengths alone say which of them a batch takes.
+needs, and only lengths decide which of them a batch takes.
 """
 
 import dataclasses
@@ -155,7 +155,7 @@ def _even(tokens: np.ndarray, shards: int) -> np.ndarray:
 
 
 class _Dealt(NamedTuple):
-    """Of a shard: the prompts of each reading, and the blocks of rows after it."""
+    """One shard: the prompts of each reading, and the blocks of rows after it."""
 
     prompts: list[np.ndarray]
     blocks: list[list[list[list[packing.Completion]]]]
@@ -184,7 +184,7 @@ def _gathered(block: Block, group: int) -> int:
 
 
 def _parts(dealt: _Dealt, block: Block) -> list[packing.Part]:
-    """Of a shard: the blocks of each reading, empty ones behind them."""
+    """One shard: the blocks of each reading, empty ones behind them."""
     return [
         packing.Part(prompts, blocks[m] if m < len(blocks) else [])
         for prompts, blocks in zip(*dealt, strict=True)
@@ -198,7 +198,7 @@ def after_reading(rows: Rows) -> int:
 
 
 def reading(tree: Any, c: Any) -> Any:
-    """Of `Rows` ``[C M, ...]``, or of what is packed in them, what belongs to one reading ``[M, ...]``."""
+    """The part ``[M, ...]`` of `Rows` ``[C M, ...]``, or of what is packed in them, that belongs to one reading."""
     rows = tree.rows if isinstance(tree, Packed) else tree
     n = after_reading(rows)
 
@@ -213,7 +213,7 @@ def reading(tree: Any, c: Any) -> Any:
 
 
 def block(tree: Any, i: Any, read: Any = None) -> Any:
-    """Of one `reading` block ``i``, whose prompts gave ``read``."""
+    """Block ``i`` of one `reading`, whose prompts gave ``read``."""
 
     def of_rows(rows: Rows) -> Rows:
         rest = jax.tree.map(lambda x: x[i], dataclasses.replace(rows, prompts=None, prompt_lengths=None))

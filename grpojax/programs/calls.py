@@ -1,6 +1,6 @@
 """A program with shapes in place of arrays: what is compiled ahead of a run, and what a plan is made of.
 
-The shapes that a program takes are made beside the code that feeds it. This module has the types that they are made of.
+The shapes that a program takes are made next to the code that calls it. This module has their types.
 """
 
 import dataclasses

@@ -226,7 +226,8 @@ def quick_options(platform: str | None = None) -> dict[str, Any] | None:
     """XLA's options for an update or for scores, as ``jax.jit`` takes them; None for XLA's own.
 
     On a CPU these compile in about half of the time and in less memory, and run as fast, or of a model of a million
-    weights a few percent slower; a rollout, whose many small loops would run a fifth slower, is left alone. A function
+    weights a few percent slower; a rollout, whose many small loops would run a fifth slower, is compiled as usual. A
+    function
     with options is called by no other jitted one.
 
     Args:

@@ -137,8 +137,8 @@ def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compu
     of a tuple of arrays, one a block (on a GPU one in all), for each layer."""
     gpu = on_gpu(compute)
     blocks, width = (1, ring.size) if gpu else ring
-    heads, apart = kv_heads.on_mesh(c, compute.mesh), unrolls(compute)
-    shape, axes = ((slots, heads), (None, "kv_heads")) if apart else ((heads * slots,), ("kv_heads",))
+    heads, unrolled = kv_heads.on_mesh(c, compute.mesh), unrolls(compute)
+    shape, axes = ((slots, heads), (None, "kv_heads")) if unrolled else ((heads * slots,), ("kv_heads",))
 
     def zeros(*last, dtype=dtype):
         x = jnp.zeros((c.num_layers, blocks, rows, *shape, *last), dtype)
@@ -148,7 +148,7 @@ def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compu
         x = zeros(*last)
         if dtype == jnp.int8:
             x = quantised.Int8(x, zeros(width, dtype=quantised.CACHE_SCALE))
-        return [tuple(per_layer(layer, True)) for layer in per_layer(x, True)] if apart else x
+        return [tuple(per_layer(layer, True)) for layer in per_layer(x, True)] if unrolled else x
 
     return all_of(*((width, c.head_dim) if gpu else (c.head_dim, width))), all_of(width, c.head_dim)
 

@@ -24,7 +24,7 @@ class OptimizerConfig:
         the rate falls over.
       warmup_steps: updates over which the rate rises from 0 (the first update has 1 / warmup_steps of it).
       b1, b2, eps: Adam's (b1 is SGD's momentum; 0 for none).
-      weight_decay: decoupled, on matrices only: norms and biases are left alone. AdamW only.
+      weight_decay: decoupled, on matrices only: norms and biases do not decay. AdamW only.
       grad_clip: largest global norm of the gradient; 0 for none.
     """
 

@@ -148,7 +148,7 @@ def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> Pa
 
 
 class _Sizes(NamedTuple):
-    """Of a micro-batch of a shard: rows, positions of each, and whether completions share them."""
+    """One shard's micro-batch: rows, positions of a row, and whether completions share rows."""
 
     rows: int
     row: int

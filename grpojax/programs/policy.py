@@ -103,7 +103,7 @@ class Policy:
       params: the weights once `load` has read them; set to None by whoever takes them over.
       count: of all devices.
       mesh, shards, compute: of the devices that learn.
-      sampling: of those that sample, the same where none are set apart (``mesh.rollout``).
+      sampling: the devices that sample; the same ones unless ``mesh.rollout`` reserves some.
       reshard: training weights to the rollout's, on the devices that sample.
     """
 

@@ -29,7 +29,7 @@ from grpojax.models import decoder as dec
 from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
-from grpojax.models.layers import Turned
+from grpojax.models.layers import TransposedKernel
 from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.programs import kv_cache
 from grpojax.programs.compiling import program
@@ -169,7 +169,7 @@ class DecodeConstants:
       ring: of the slots' caches.
       model: the decoder, for its embeddings and its last norm.
       graph: structure of one of its blocks.
-      blocks: weights of its blocks, stacked or a list (`kv_cache.unrolls`), on a CPU turned.
+      blocks: weights of its blocks, stacked or a list (`kv_cache.unrolls`), on a CPU transposed.
       eos: ``[n]`` int32, tokens that end a sample.
       prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
         or a list.
@@ -190,7 +190,7 @@ class DecodeConstants:
 
     @property
     def cache_dtype(self) -> jnp.dtype:
-        """Of keys and values as they are stored."""
+        """The dtype that keys and values are stored in."""
         return kv_cache.dtype_of(self.config.cache_dtype, self.compute)
 
 
@@ -246,10 +246,10 @@ def _blocks(stacked: Any, compute: Compute) -> Any:
     if kv_cache.platform(compute) != "cpu" or compute.mesh is not None:
         return layers
 
-    def turned(w: Any) -> Any:
-        return Turned.of(w.astype(compute.dtype)) if isinstance(w, jax.Array) and w.ndim == 2 else w
+    def transposed(w: Any) -> Any:
+        return TransposedKernel.of(w.astype(compute.dtype)) if isinstance(w, jax.Array) and w.ndim == 2 else w
 
-    return jax.tree.map(turned, layers, is_leaf=lambda w: isinstance(w, quantised.Int8))
+    return jax.tree.map(transposed, layers, is_leaf=lambda w: isinstance(w, quantised.Int8))
 
 
 # ---------------------------------------------------------------------------------------------------- the loop

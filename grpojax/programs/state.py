@@ -56,7 +56,7 @@ def abstract_state(networks: Mapping[str, Network], mesh: Mesh | None = None) ->
       mesh: None for one device.
 
     Returns:
-      By role, a `TrainState` of `jax.ShapeDtypeStruct` for what learns, and the weights alone for what does not.
+      By role, a `TrainState` of `jax.ShapeDtypeStruct` for what learns, and plain weights for what does not.
     """
     return {role: _abstract(network, mesh) for role, network in networks.items()}
 

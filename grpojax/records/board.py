@@ -16,7 +16,7 @@ EVERY_S = 300.0  # of a run that is killed, so much may lack
 
 
 class Board:
-    """Takes events; the files are begun with the first.
+    """Takes events; the first creates the files.
 
     Args:
       folder: where they go.

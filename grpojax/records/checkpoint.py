@@ -1,11 +1,11 @@
 """The whole state of a run on disk, through orbax: asynchronous, atomic, restorable onto another mesh.
 
 Every role of the state is an item or two of its own: what learns has weights (``policy_params``) and the rest
-(``policy_opt_state``), what is frozen has weights alone; beside them is a JSON record. Orbax writes into a temporary
+(``policy_opt_state``), what is frozen has only weights; a JSON record is with them. Orbax writes into a temporary
 directory and renames it when all is there, so a save that was cut short is never seen by a restore.
 
 Where there are several processes, each of them saves its part, and what fails on one has failed on all
-(`grpojax.records.meeting`). Which of them stay is said by `grpojax.records.keeping`.
+(`grpojax.records.meeting`). `grpojax.records.keeping` decides which of them stay.
 """
 
 import contextlib
@@ -89,21 +89,23 @@ class Checkpoints:
         return self.keeping.good([step for step in self.steps() if before is None or step < before])
 
     def score(self, step: int, scores: Mapping[str, float]) -> None:
-        """Keeps what the best checkpoint is told by, of the one of that step, and forgets it of those that are gone.
+        """Keeps the score of the checkpoint of that step, and forgets those of checkpoints that are gone.
 
         Raises:
-          OSError: it is known to this run alone, as the first process could not write it.
+          OSError: the first process could not write it, so that only this run knows it.
         """
         self.keeping.score(step, scores, there=self.steps())
 
-    def save(self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], *, judged: bool = False) -> None:
+    def save(
+        self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], *, evaluation_follows: bool = False
+    ) -> None:
         """Starts a save of the state after ``step`` steps; the arrays are copied before it returns.
 
         Args:
           step: its number.
           state: by role, a `TrainState` or plain weights.
           meta: a JSON record.
-          judged: whether an evaluation of it follows; till the next save, the one to go back to stays.
+          evaluation_follows: whether an evaluation of it follows; till the next save, the one to go back to stays.
 
         Raises:
           SaveError: on all processes: one of them could not write this save, or the one before it that was still under
@@ -111,7 +113,7 @@ class Checkpoints:
         """
         items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
         record = ocp.args.JsonSave({**meta, "format": FORMAT})
-        self.keeping.awaited = step if judged else None
+        self.keeping.awaited = step if evaluation_follows else None
 
         def save() -> None:
             files.make_folder(self.directory)
@@ -146,7 +148,7 @@ class Checkpoints:
     def restore_newest(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[int]] | None:
         """The newest checkpoint that all processes can read, and the steps of those that one of them could not.
 
-        They are moved aside, to ``broken/`` beside the checkpoints, so that their steps can be saved again. None where
+        They are moved to ``broken/``, next to the checkpoints, so that their steps can be saved again. None where
         there is no checkpoint at all.
         """
         broken: list[int] = []

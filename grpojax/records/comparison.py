@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 LEVEL = 0.05  # the chance that any verdict of a report is false
-BETTER, WORSE, EQUIVALENT, OPEN = "better", "worse", "equivalent", "not told apart"
+BETTER, WORSE, EQUIVALENT, OPEN = "better", "worse", "equivalent", "inconclusive"
 DESCRIBED = "described, not tested"
 
 
@@ -115,7 +115,7 @@ def _p_over(differences: ArrayLike, bound: float) -> float:
 
 
 def _standard_error(x: np.ndarray) -> np.ndarray:
-    """Of the mean over the last axis; 0 where all values are the same up to rounding, NaN of one value."""
+    """Standard error of the mean over the last axis; 0 where all values are equal up to rounding, NaN of one value."""
     n = x.shape[-1]
     if n < 2:
         return np.full(x.shape[:-1], np.nan)
@@ -163,7 +163,7 @@ def verdicts(
     Example:
       >>> found = verdicts([[0.11, 0.12, 0.10, 0.11], [0.001, -0.002, 0.0, 0.001], [0.1, -0.1]], margin=0.02)
       >>> [v.verdict for v in found]
-      ['better', 'equivalent', 'not told apart']
+      ['better', 'equivalent', 'inconclusive']
     """
     each = [np.asarray(d, np.float64) for d in differences]
     inside = [True] * len(each) if family is None else family

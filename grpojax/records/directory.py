@@ -25,9 +25,9 @@ _NOTHING = ("lock", "config.json.tmp", REPLACED)  # what does not make a folder 
 class RunDirectory:
     """The directory of one run.
 
-    ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was told to
-    stop and has saved: the step, the notice, and the seconds from the notice to the end of the save; ``failed`` when an
-    error has ended it: the step and the reason.
+    ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was
+    stopped and has saved: the step, the notice, and the seconds from the notice to the end of the save; ``failed`` when
+    an error has ended it: the step and the reason.
 
     Args:
       path: where it is, or will be.
@@ -145,7 +145,7 @@ class RunDirectory:
         log.info("%s held a run without a step; this one takes its place (%s)%s", self.path, change, place)
 
     def write(self) -> None:
-        """Writes the recipe; what has changed since the run was last started is said."""
+        """Writes the recipe, and logs what has changed since the run was last started."""
         for line in self._changes() if self.started else ():
             log.info("resumed with a change: %s", line)
         if self.started and self.has_steps and "method" in self._resolved and "method" not in self._stored():
@@ -185,7 +185,7 @@ class RunDirectory:
         files.write_json(self.path / "failed", {"step": step, "reason": reason})
 
     def stopped(self, step: int, *, notice: str | None, seconds: float) -> None:
-        """Says that the run was told to stop, and has saved."""
+        """Marks the run as stopped and saved."""
         log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, notice)
         files.write_json(self.path / "stopped", {"step": step, "notice": notice, "seconds": round(seconds, 3)})
 

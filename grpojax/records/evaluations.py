@@ -162,7 +162,7 @@ class Record:
 def compare(a: epath.PathLike, b: epath.PathLike) -> str:
     """Compares two per-problem files of the same problems by a paired test; a small table.
 
-    By the share of samples that are right where a judge said so in both, otherwise by mean reward.
+    By the share of samples that are right where both have verdicts, otherwise by mean reward.
 
     Raises:
       UserError: they are not of the same problems, or not of the same rewards.
@@ -170,18 +170,20 @@ def compare(a: epath.PathLike, b: epath.PathLike) -> str:
     first, second = _matching(a, b)
     uids = sorted(first)
     lines = [f"A = {a}", f"B = {b}", f"{len(uids)} problems in both"]
-    judged = all(x.judged for done in (first, second) for x in done.values())
-    if judged:
+    has_verdicts = all(x.has_verdict for done in (first, second) for x in done.values())
+    if has_verdicts:
         values = [np.array([done[uid].accuracy for uid in uids]) for done in (first, second)]
     else:
         values = _rewards(a, b, first, second, uids, lines)
     c = paired_test(*values)
     for name, done, value in (("A", first, values[0]), ("B", second, values[1])):
         n = len(done[uids[0]].samples)
-        kind = "accuracy" if judged else "reward"
+        kind = "accuracy" if has_verdicts else "reward"
         kind = f"{kind}, avg@{n}" if n > 1 else kind
-        lines.append(f"{name}  {kind:20}" + (f"{100 * value.mean():6.1f} %" if judged else f"{value.mean():8.3f}"))
-    if judged:
+        lines.append(
+            f"{name}  {kind:20}" + (f"{100 * value.mean():6.1f} %" if has_verdicts else f"{value.mean():8.3f}")
+        )
+    if has_verdicts:
         shown = f"{100 * c.difference:+6.1f} points   95 % interval {100 * c.low:+.1f} to {100 * c.high:+.1f}"
     else:
         shown = f"{c.difference:+8.3f}   95 % interval {c.low:+.3f} to {c.high:+.3f}"
@@ -241,7 +243,7 @@ def _rewards(
     both = np.isfinite(values[0]) & np.isfinite(values[1])
     if not both.any():
         raise UserError(f"{a} and {b}: no problem has a reward in both; see what the reward functions say")
-    lines.append("compared by reward: no judge said what is right in both")
+    lines.append("compared by reward: not both have a judge's verdicts")
     if not both.all():
         lines.append(f"{(~both).sum()} problems without a valid reward in A or B are left out")
     return [v[both] for v in values]

@@ -1,6 +1,6 @@
 """Which checkpoints of a run stay, and which of them is the best.
 
-The scores by which the best is told come after it is saved, as an evaluation does, and stand in ``scores.json`` beside
+The scores that decide which is best come after it is saved, with an evaluation, and stand in ``scores.json`` next to
 the checkpoints.
 """
 
@@ -39,7 +39,7 @@ class Keeping:
         """Keeps the scores of a step, and forgets those of steps that are not ``there``.
 
         Raises:
-          OSError: they are known to this process alone, as the first could not write them.
+          OSError: the first process could not write them, so that only this one knows them.
         """
         self._scores = {n: x for n, x in self._scores.items() if n in there} | {step: dict(scores)}
         if processes.is_first():

@@ -24,9 +24,10 @@ def read(directory: epath.PathLike) -> list[Line]:
     there = ([file] if file.exists() else []) + parts
     texts = files.read_all(there)
     first = _parsed(texts.pop(0)) if len(texts) > len(parts) else []
-    apart = {int(part.stem) for part in parts}
+    written_again = {int(part.stem) for part in parts}
     return sorted(
-        [line for line in first if line["step"] not in apart] + [line for text in texts for line in _parsed(text)],
+        [line for line in first if line["step"] not in written_again]
+        + [line for text in texts for line in _parsed(text)],
         key=lambda line: line["step"],
     )
 

@@ -58,13 +58,13 @@ class Meeting:
             if not isinstance(e, PeerError) and not isinstance(e.__cause__, PeerError):
                 with contextlib.suppress(jax.errors.JaxRuntimeError):
                     coordination.post(f"{self._place}/failed/{jax.process_index()}", _line(e))
-        words = processes.meet("" if error is None else _line(error))
+        messages = processes.meet("" if error is None else _line(error))
         if error is not None and self._blamed() in (None, jax.process_index()):
             raise error
-        if any(words):
+        if any(messages):
             blamed = self._blamed()
-            index = next(i for i, word in enumerate(words) if word) if blamed is None else blamed
-            raise PeerError(f"process {index}: {words[index]}") from error
+            index = next(i for i, message in enumerate(messages) if message) if blamed is None else blamed
+            raise PeerError(f"process {index}: {messages[index]}") from error
         return result
 
     def _blamed(self) -> int | None:

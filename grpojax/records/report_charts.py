@@ -140,7 +140,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _bounds(values: Iterable[float]) -> tuple[float, float]:
-    """Lowest and highest, apart from each other."""
+    """Lowest and highest, never the same."""
     known = list(values)
     low, high = min(known), max(known)
     if high > low:

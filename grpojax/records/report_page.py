@@ -54,7 +54,7 @@ def _results(report: Report) -> str:
         failed = f"{len(r.failed)}: {reasons}" if r.failed else "0"
         rows.append([r.method, str(len(r.values)), mean])
         rows[-1] += [*(_compared(report, r.method, role, share) for role in roles), failed]
-    called = {CONTROL: "less its own control", BASELINE: f"less the baseline, {report.baseline}"}
+    called = {CONTROL: "difference from its own control", BASELINE: f"difference from the baseline, {report.baseline}"}
     heads = ["method", "seeds", "mean over seeds", *(called[role] for role in roles), "of the seeds failed"]
     unit = " in %" if share else ""
     caption = f"{report.title().capitalize()}{unit} at the end; below it, its 95 % interval, and the verdict"
@@ -100,7 +100,7 @@ def _reading(report: Report) -> str:
             unit = " points" if is_share(report.metric or "") else ""
             margin = _value(report.margin, is_share(report.metric or ""))
             text += f" Equivalent: two one-sided t tests show that it is under the margin of {margin}{unit}."
-        text += " Not told apart means that neither was shown, not that two methods are the same."
+        text += " Inconclusive means that neither was shown, not that two methods are the same."
     elif len(report.results) > 1:
         text += " A test of a difference takes two seeds or more that both methods have."
     return f'<p class="hint">{escape(text)}</p>'
@@ -117,12 +117,12 @@ def _details(report: Report, share: bool) -> str:
         ps = [_p(p) for p in (v.p, v.p_corrected, v.p_equivalent, v.p_equivalent_corrected)]
         cells = [c.method, c.other, " and ".join(c.roles), str(len(c.seeds)), difference, *ps]
         rows.append([*cells, _value(v.shown, share), _verdict(report, c)])
-    heads = ["method", "less", "which is its", "common seeds", "difference", "p, no difference", "corrected"]
-    heads += ["p, margin or more", "corrected", "shown from", "verdict"]
+    heads = ["method", "compared with", "its role", "common seeds", "difference", "p, no difference", "corrected"]
+    heads += ["p, margin or more", "corrected", "smallest detectable difference", "verdict"]
     table = _table("All comparisons", heads, rows)
     hint = (
-        "Shown from: the mean difference that these seeds, with this spread, would have shown at 5 %, corrected. "
-        "A true difference of that size is missed about every second time."
+        "Smallest detectable difference: a mean difference of this size would have been significant at 5 %, corrected, "
+        "with these seeds and this spread. A true difference of that size is missed about every second time."
     )
     return (
         f'<details>\n<summary>All comparisons, with p-values</summary>\n{table}\n<p class="hint">{hint}</p>\n</details>'

@@ -71,7 +71,7 @@ def seed_tests(
 ) -> tuple[list[SeedTest], str, list[str]]:
     """The seeds of each pair of methods on the same problems, what is compared, and what could not be."""
     everything = [a for m in methods for run in m.runs for a in attempts(run)]
-    kind = "accuracy" if everything and all(a.judged for a in everything) else "reward"
+    kind = "accuracy" if everything and all(a.has_verdict for a in everything) else "reward"
     tests, notes = [], []
     for method, other in pairs:
         theirs = {run.seed: run for run in other.runs}

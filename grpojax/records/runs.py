@@ -42,7 +42,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        """Of the data's order and of all draws."""
+        """The seed of the data's order and of all draws."""
         return int(setting(self.config, "train.seed") or 0)
 
     @functools.cached_property
@@ -61,7 +61,7 @@ class Run:
     def ending(self) -> tuple[str, str]:
         """How it ended, and why: `FINISHED`, `FAILED` or `UNFINISHED`.
 
-        Unfinished is a run without a step, one whose process still goes on, and one that was told to stop and has
+        Unfinished is a run without a step, one whose process still goes on, and one that was stopped and has
         saved. Any other that is short of its last step has failed, also where its process left no reason, as one does
         that is killed.
         """
@@ -72,7 +72,7 @@ class Run:
         if (self.path / "failed").exists():
             return FAILED, str(_json(self.path / "failed").get("reason", ""))
         if (self.path / "stopped").exists() or (self.failure and self.failure.status == STARTED_AGAIN):
-            return UNFINISHED, "it was told to stop, and can go on"
+            return UNFINISHED, "it was stopped, and can go on"
         if self.failure is not None:
             status = self.failure.status or 0
             last = self.failure.lines[-1] if self.failure.lines else f"exit status {status}"
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def share(self) -> float:
-        """Of the whole run, by steps or by sampled tokens, what is recorded; 0 where it cannot be told."""
+        """The recorded share of the whole run, by steps or by sampled tokens; 0 where it is unknown."""
         steps, tokens = setting(self.config, "train.steps"), setting(self.config, "train.tokens")
         if steps:
             return self.done / steps
@@ -150,7 +150,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """Runs that differ in their seed alone, as far as the report is concerned.
+    """Runs that differ only in their seed, as far as the report is concerned.
 
     Attributes:
       name: short, and unlike every other.
@@ -369,8 +369,8 @@ def by_method(runs: Sequence[Run], by: Sequence[str] = ("variant",)) -> list[Met
         ordered = sorted(group, key=lambda run: run.seed)
         for a, b in zip(ordered, ordered[1:], strict=False):
             if a.seed == b.seed:
-                apart = [line.partition(":")[0] for line in differences(a, b)]
-                remedy = f"--by {apart[0]} tells them apart" if apart else "give one of them"
+                differing = [line.partition(":")[0] for line in differences(a, b)]
+                remedy = f"--by {differing[0]} separates them" if differing else "give one of them"
                 raise UserError(f"{a.path} and {b.path} are both {name} with seed {a.seed}; {remedy}")
         methods.append(Method(name=name, values=_values(group[0], by), runs=tuple(ordered)))
     return methods
@@ -388,7 +388,7 @@ def _values(run: Run, by: Sequence[str]) -> dict[str, Any]:
 
 
 def _names(each: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The shortest names that tell the methods apart: the variant, and the settings in which others of it differ."""
+    """The shortest names that differ between methods: the variant, and the settings in which others of it differ."""
     names = []
     for values in each:
         alike = [other for other in each if other.get("variant") == values.get("variant")]

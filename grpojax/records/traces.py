@@ -1,4 +1,4 @@
-"""Verified samples of a run as chats to learn from: which are taken, and what stands beside them."""
+"""Verified samples of a run as chats to learn from: which are taken, and what is kept with them."""
 
 import dataclasses
 from collections import Counter

@@ -6,7 +6,7 @@ process: it must judge each for itself. None (or a number that is not finite) ma
 failure of the function: such a sample is left out of its group's statistics and of the loss.
 
 In place of a number there may be the rewards of a sample's steps, a list of ``(token end, reward)``: the tokens up to a
-step's end, 1 for a step of the first token alone, rising. Variants that learn from them need ``step_rewards``.
+step's end, 1 for a step of only the first token, rising. Variants that learn from them need ``step_rewards``.
 `steps.split_steps` says where steps end.
 """
 

@@ -22,7 +22,7 @@ class RewardConfig:
         function; it becomes that path where it names a function.
       weight: its factor in the sum, at most a million in size. With 0 it is only measured, and its invalid samples stay
         valid for the sum.
-      options: what the named reward can be told (the fields of its class); a function gets them as keyword arguments.
+      options: settings of the named reward (the fields of its class); a function gets them as keyword arguments.
       label: its name in metrics, if that is not to be ``name``.
       pieces: rewards get the column ``pieces`` too, the text of each of a sample's tokens, to tell where steps end.
       text: what it gets as a completion. "completion" is the text without special tokens; "with_special_tokens" has

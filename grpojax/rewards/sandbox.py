@@ -40,7 +40,7 @@ def start(memory_mb: int, functions: Sequence[str], started: Any, ready: Any) ->
     _here["worker"] = True
     _end_with_parent()
     for path in functions:
-        with contextlib.suppress(BaseException):  # said by `probe`, or by the samples
+        with contextlib.suppress(BaseException):  # `probe` reports it, or the samples do
             imported(path)
     if memory_mb:
         _limit_memory(memory_mb)

@@ -132,7 +132,7 @@ class Rewards:
     """A run's rewards. Close it, or use it in a ``with`` statement: it may own worker processes.
 
     Args:
-      config: the section of a recipe, or the rewards alone.
+      config: the section of a recipe, or only its rewards.
       read: makes the texts of rewards whose ``text`` is not "completion", as `grpojax.data.Tokenize.read` does.
 
     Raises:
@@ -156,7 +156,7 @@ class Rewards:
         self._shown: set[tuple[int, str]] = set()
         self._workers: pool.Workers | None = None
         paths = [c.name for c, t in zip(config.terms, self.terms, strict=True) if t is None]
-        for path in paths:  # said before any of their code runs
+        for path in paths:  # logged before any of their code runs
             log.info("rewards run the function %s", path)
         if any(t is None or t.isolated for t in self.terms):
             maths = any(isinstance(t, builtin.MathAnswer) for t in self.terms)
@@ -255,7 +255,7 @@ class Rewards:
                     f"reward {config.metric} looks for {lost[0]!r}, a special token, which its texts are without: set "
                     f"text: {'with_both' if has_tail else 'with_special_tokens'}"
                 )
-            # Of a function nobody knows what it looks for.
+            # What a function looks for is unknown.
             pairs = sorted(t for t in special if re.fullmatch(r"<\w[\w:]+>", t) and f"</{t[1:]}" in special)
             if term is None and pairs and not has_special:
                 lines.append(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Of one step: the tokens up to its end, and its reward.
+# One step: the tokens up to its end, and its reward.
 Steps = tuple[tuple[int, float], ...]
 
 _ARITHMETIC = frozenset("0123456789+-*/(). ,×÷$")
@@ -102,7 +102,7 @@ def chain_results(text: str, arithmetic: bool = False) -> list[int]:
 
 
 def _holds(left: str, right: str) -> bool | None:
-    """Of what stands before and after an equals sign; None where it is no equation."""
+    """Whether both sides of an equals sign have the same value; None where it is no equation."""
     start = len(left)
     while start and len(left) - start < LONGEST_SIDE and left[start - 1] in _ARITHMETIC:
         start -= 1

@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 LONGEST_DETAIL = 8000  # characters of a traceback
 
-# Of an invalid sample.
+# Why a sample is invalid.
 REASONS = ("none", "nan", "type", "count", "steps", "error", "memory", "timeout", "crash")
 
 

@@ -38,7 +38,7 @@ SAID = {
     ),
     "groups_never_differ": (
         "in no group so far have two samples had different rewards, so that nothing was learned",
-        "take a reward that tells samples apart, other problems, or a larger rollout.group",
+        "take a reward that differs between samples, other problems, or a larger rollout.group",
     ),
     "groups_all_fail": (
         "nearly all groups are all wrong and teach nothing, as a share",
@@ -209,7 +209,7 @@ def ringing(
       tracks: of all metrics in `READS` and ``rewards``, with ``values`` already in them.
       limits: when they ring.
       values: of a step, or of an evaluation.
-      rewards: metrics that should not fall; none where the steps' prompts are not alike, so that nothing is told by
+      rewards: metrics that should not fall; none where the steps' prompts are not alike, so that nothing follows from
         whether the reward grows either.
       problems: held-out ones.
     """
@@ -309,7 +309,7 @@ def _rewards(tracks: Tracks, limits: Limits, names: Sequence[str]) -> dict[str, 
 
 
 def _held_out(tracks: Tracks, limits: Limits, problems: int) -> dict[str, str]:
-    """What is right or wrong is told from chance by the number of problems, a reward by how it goes up and down."""
+    """The noise of an accuracy follows from the number of problems, that of a reward from its ups and downs."""
     for name in HELD_OUT:
         if y := tracks[name].values:
             now, best, chance = y[-1], tracks[name].most, limits.deviations * tracks[name].scatter()

@@ -90,7 +90,7 @@ def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) ->
 def passes(config: Config, problems: data.Problems) -> None:
     """Warns where solved prompts would be left out of later passes over the data, and the run ends within the first.
 
-    Nothing is said where it cannot be known: of several sources, and of a run that ends by tokens.
+    There is no message where it cannot be known: of several sources, and of a run that ends by tokens.
     """
     steps, filtered = config.train.steps, config.method.filter
     if config.method.retire is None or steps is None or len(problems.weights) > 1:

@@ -53,7 +53,7 @@ class RunControl:
             self.since, self.reason = time.monotonic(), reason
 
     def saved(self) -> None:
-        """A save was begun: the clock counts from here."""
+        """A save was started: the clock counts from here."""
         self.due, self._saved = False, time.monotonic()
 
     def sync(self, awaited: Any = ()) -> None:

@@ -97,7 +97,7 @@ class LevelCurriculum:
 
     After a rollout, a level's running solve rate moves by ``1 - memory`` towards the share of its samples that passed.
     What is drawn next follows from these rates (`grpojax.data.shares`) and from what was drawn so far
-    (`grpojax.data.LevelBatches`): from the run's record alone, on any number of hosts. Samples with solved problems in
+    (`grpojax.data.LevelBatches`): only from the run's record, on any number of hosts. Samples with solved problems in
     context say nothing of a level; the failed ones before them do.
 
     Args:

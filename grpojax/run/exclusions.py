@@ -1,6 +1,6 @@
 """Which settings exclude each other, and why: one table, from which errors and ``docs/exclusions.md`` are made.
 
-What is wrong with one setting alone, such as a number out of its range, stands where the setting is.
+What is wrong with a single setting, such as a number out of its range, stands where the setting is.
 """
 
 import dataclasses
@@ -265,7 +265,7 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             when=lambda c: not c.corrected and c.options.get("ratio_denominator") is not None,
             message=lambda c: (
                 f"{c.named} with ratio_denominator={c.variant.objective.ratio_denominator} takes no account of who "
-                "drew the samples: set variant.ratio_denominator=sampler, or variant.importance=truncate beside it, or "
+                "drew the samples: set variant.ratio_denominator=sampler, or variant.importance=truncate as well, or "
                 f"{c.setting}=0"
             ),
         ),

@@ -24,7 +24,7 @@ from grpojax.run.loop import Loop, Task, Updates
 from grpojax.run.programs import make_supervised_programs
 from grpojax.run.teaching import Shapes
 
-BEST = "-eval/loss"  # what the best checkpoint is told by: the largest
+BEST = "-eval/loss"  # the metric of the best checkpoint: the largest
 
 
 REMEDIES = (
@@ -72,7 +72,7 @@ class FineTune(Task):
             raise UserError(f"mesh.rollout={config.mesh.rollout}: nothing is sampled here; leave it out")
         tokenize = data.Tokenize(tokenizer, config.data.questions())
         self.policy = policy = Policy(config.model, config.mesh, devices, tokenizer=tokenizer).load()
-        # Of several that end a sample, the one that ends a message of the chat, or else the tokenizer's.
+        # Where several tokens end a sample: the one that ends a message of the chat, or else the tokenizer's.
         own = (hf.turn_end(tokenizer) if tokenize.chat else None, tokenizer.eos_token_id, *policy.eos_ids)
         end = next((token for token in own if token is not None), None)
         if end is None:
@@ -125,7 +125,7 @@ class FineTune(Task):
         self.loop.start(held, self.steps, share=self.done / self.steps, columns=self.teaching.columns)
 
     def run(self) -> bool:
-        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
+        """Trains to the end; False if it was stopped before (the state is saved either way)."""
         finished = super().run()
         if finished and "validation" in self.parts and "test" not in self.parts:
             log.info("no data.test: the held-out figures are of data.validation, by which checkpoints are picked")

@@ -39,7 +39,7 @@ class HeldOut:
       test: all problems of the test set.
       fingerprints: of all rows read of both sets, by the set's name; None for one that is not given.
       known: the problems of both sets, also those over the limit.
-      best: the metric that the best checkpoint is told by; None without.
+      best: the metric that decides which checkpoint is best; None without.
       attempts: of the last evaluation.
     """
 

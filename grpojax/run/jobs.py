@@ -31,7 +31,7 @@ class Job:
       directory: ``run.dir``.
       command: what starts it, or goes on with it.
       steps, tokens: of the whole run, which ends by one of them.
-      config: its resolved recipe; a run that is done counts as done for this recipe alone.
+      config: its resolved recipe; a run that is done counts as done only for this recipe.
     """
 
     name: str
@@ -91,9 +91,9 @@ class Queue:
     """Runs jobs, one at a time or one a device.
 
     Args:
-      folder: of the sweep; ``state/`` in it has what each run said, and which are done.
+      folder: of the sweep; ``state/`` in it has each run's output, and which are done.
       environment: of the processes.
-      devices: a number each that the process on it sees alone; none leaves one process all there are.
+      devices: a number each: the process on it sees no other; none leaves one process all there are.
       at_once: runs on each device at a time. They share its memory, and the cores of the processor, evenly.
       tell_s: seconds between lines of progress.
 
@@ -113,17 +113,17 @@ class Queue:
         self.folder, self._environment, self._tell_s = folder, environment, tell_s
         each: list[str | None] = list(devices) or [None]
         self._slots = each * at_once
-        self._alone = {device: seen_alone(device, environment) for device in self._slots}
+        self._alone = {device: visible_device(device, environment) for device in self._slots}
         if at_once > 1 and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in environment:
             for seen in self._alone.values():
                 seen["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / at_once:.3f}"
         self._running: list[_Running] = []
-        self._stopping = 0  # the signal that said so
+        self._stopping = 0  # the signal that came
         self._made, self._seconds = 0.0, 0.0  # of the runs that ended: shares of a whole one, and time
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
-        """Runs what is not done yet; a run that fails costs itself alone. SIGINT and SIGTERM stop after a step each,
-        and so does a run that was told to stop by itself, as by a cloud's notice."""
+        """Runs what is not done yet; a run that fails does not stop the others. SIGINT and SIGTERM stop after a step
+        each, and so does a run that was stopped by itself, as by a cloud's notice."""
         outcome, waiting = Outcome(), []
         (self.folder / "state").mkdir(parents=True, exist_ok=True)
         for job in jobs:
@@ -183,7 +183,7 @@ class Queue:
             self._running.append(
                 _Running(job=job, slot=slot, process=process, output=output, started=time.monotonic(), first=first)
             )
-            if self._stopping:  # told while the process was being made, and not yet among those that run
+            if self._stopping:  # the signal came while the process was being made: it is not yet among those that run
                 process.send_signal(self._stopping)
 
     def _end(self, ended: _Running, outcome: Outcome, waiting: Sequence[Job], count: int) -> None:
@@ -245,7 +245,7 @@ class Queue:
                 r.process.send_signal(number)
 
 
-def seen_alone(device: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+def visible_device(device: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """What to add to an environment so that a process sees one accelerator only, whichever kind; nothing for None.
 
     Args:
@@ -256,9 +256,9 @@ def seen_alone(device: str | None, environment: Mapping[str, str]) -> dict[str, 
       UserError: fewer are left to be seen.
 
     Example:
-      >>> seen_alone("1", {})["CUDA_VISIBLE_DEVICES"], seen_alone(None, {})
+      >>> visible_device("1", {})["CUDA_VISIBLE_DEVICES"], visible_device(None, {})
       ('1', {})
-      >>> seen_alone("1", {"CUDA_VISIBLE_DEVICES": "4,6"})["CUDA_VISIBLE_DEVICES"]
+      >>> visible_device("1", {"CUDA_VISIBLE_DEVICES": "4,6"})["CUDA_VISIBLE_DEVICES"]
       '6'
     """
     if device is None:

@@ -82,7 +82,7 @@ class Task(abc.ABC):
         return self.loop.done
 
     def run(self) -> bool:
-        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
+        """Trains to the end; False if it was stopped before (the state is saved either way)."""
         return self.loop.run()
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class Loop:
     # ------------------------------------------------------------------------------------------ the steps
 
     def run(self) -> bool:
-        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
+        """Trains to the end; False if it was stopped before (the state is saved either way)."""
         try:
             with peers.telling(), enough_memory(lambda: self.done, self._memory):
                 with self.session.conduct(self._rescue) as outcome:
@@ -234,7 +234,7 @@ class Loop:
 
     def _repeat(self) -> None:
         task, session, train = self.task, self.session, self.session.config.train
-        # Of a run that was stopped, the evaluation that was due after its last step.
+        # The evaluation that was due after the last step of a run that was stopped.
         if self._validates and (self.done == 0 or (self._evaluates() and self._evaluated < self.done)):
             self._evaluate()
         while self.share < 1:
@@ -253,7 +253,7 @@ class Loop:
                 self.finish()
             session.watchdog.end()
             if saves:  # first, as an evaluation takes long and may fail
-                self._save(judged=evaluates)
+                self._save(evaluation_follows=evaluates)
             if evaluates:
                 self._evaluate()
         if not self._tested:
@@ -307,10 +307,10 @@ class Loop:
         if self.watch is not None:
             watch.heed(self.watch, number, self.session, self.state, ends=self.share >= 1)
 
-    def _save(self, *, judged: bool = False) -> None:
+    def _save(self, *, evaluation_follows: bool = False) -> None:
         self._saved = self.done
         self.metrics.flush()
-        self.session.save(self.task.networks, self.task.record(), judged=judged)
+        self.session.save(self.task.networks, self.task.record(), evaluation_follows=evaluation_follows)
 
     # ------------------------------------------------------------------------------------------ held-out data
 

@@ -121,7 +121,7 @@ def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str
 
 
 def _digest(jobs: Iterable[Job]) -> str:
-    """Of what a method's learning rate is chosen by."""
+    """A digest of the runs that a method's learning rate is chosen by."""
     return hashlib.sha256(json.dumps([identity(job.config) for job in jobs]).encode()).hexdigest()[:32]
 
 

@@ -119,7 +119,7 @@ class Config:
 
     @staticmethod
     def settings_of(mapping: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a recipe, or of a stored one, which has ``method`` beside them (`resolved`)."""
+        """The settings of a recipe, or of a stored one, which has ``method`` too (`resolved`)."""
         stored = isinstance(method := mapping.get("method"), Mapping) and {"variant", "objective"} <= method.keys()
         return {key: value for key, value in mapping.items() if not (stored and key == "method")}
 

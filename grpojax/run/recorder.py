@@ -1,4 +1,4 @@
-"""What the first process of a run does alone: it warns where that fails, and the run goes on."""
+"""What only the first process of a run does: it warns where that fails, and the run goes on."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from grpojax.records import metrics
 
 @contextlib.contextmanager
 def optional(what: str) -> Iterator[None]:
-    """Inside, what fails is said and costs nothing else; a `UserError` is one all the same.
+    """Inside, a failure is a warning and nothing else; a `UserError` is one all the same.
 
     Args:
       what: it is of, for the warning.

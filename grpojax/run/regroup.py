@@ -1,4 +1,4 @@
-"""Some groups of a batch on the devices once more, in rows of their own: for what is asked of them alone."""
+"""Some groups of a batch on the devices once more, in rows of their own: for what is computed for them only."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -112,7 +112,7 @@ def regroup(
 def room(most: int, longest: int = 0) -> int:
     """T of spliced samples of up to ``longest`` tokens, of drawn ones of ``most``: 16 more, or twice that, and so on.
 
-    Of the step's own samples alone, so that a run that goes on has the shapes that it would have had.
+    Follows from the step's own samples only, so that a run that goes on has the shapes that it would have had.
 
     Example:
       >>> room(8), room(8, 24), room(8, 25)
@@ -125,7 +125,7 @@ def room(most: int, longest: int = 0) -> int:
 
 
 def tokens_at_once(tokens: int, train: TrainConfig, shards: int) -> int:
-    """Of a shard, those of an update's micro-batch; ``tokens`` are all that a batch has room for."""
+    """Tokens of a shard in an update's micro-batch; ``tokens`` are all that a batch has room for."""
     return max(1, tokens // (train.minibatches * train.microbatches * shards))
 
 

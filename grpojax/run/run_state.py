@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclasses.dataclass(kw_only=True)
 class RunState:
-    """The record beside a run's weights. What it has as lists and dictionaries is JSON.
+    """The record that is kept with a run's weights. What it has as lists and dictionaries is JSON.
 
     Attributes:
       step: steps behind the run.
       rollouts: that were dispatched, those included that a filter asked for.
       updates: of the policy, those included that were skipped: the version of its weights.
       num_tokens: of prompts and samples; a prompt counts once for each sample.
-      sampled_tokens: of samples alone.
+      sampled_tokens: of samples only.
       skipped: updates in a row that changed nothing since their gradient was not finite.
       flops: useful ones of all steps.
       budget: ``train.tokens`` of the run that saved it.

@@ -32,20 +32,20 @@ class Scorer:
         self._policy, self._program, self._shapes, self._size = policy, program, shapes, size
 
     def sums(
-        self, entries: Sequence[data.Answered], params: Any, turn: Callable[[], None] = lambda: None
+        self, entries: Sequence[data.Answered], params: Any, check: Callable[[], None] = lambda: None
     ) -> tuple[Samples, Samples]:
         """Sums of each completion's log-probs ``[N, G]`` under some weights, and their lengths.
 
         Args:
           entries: the answers.
           params: the weights.
-          turn: called before each batch; what it raises ends the scoring.
+          check: called before each batch; what it raises ends the scoring.
         """
         group = self._shapes.group
         sums, lengths = [np.zeros((0, group), np.float32)], [np.zeros((0, group), np.int32)]
         many: Any = list(entries)
         for chunk, real in data.in_order(many, self._size):
-            turn()
+            check()
             batch: TrainBatch = teaching.to_batch(chunk, self._shapes)  # pyrefly: ignore
             packed, layout = teaching.pack(batch, self._shapes)
             rows = place_rows(packed.rows, self._policy.mesh)

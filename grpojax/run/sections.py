@@ -167,7 +167,7 @@ class TrainConfig:
       truncated: what a sample that was cut at ``rollout.max_tokens`` does: "train" like any other, "mask" for weight 0
         in the loss (DAPO's overlong filtering, arXiv 2503.14476), "drop" to be in no statistic of its group either.
       skip_zero_advantage: leave samples whose advantages are all 0 out of an update: the gradient is the same but
-        for rounding, and costs what the others' tokens cost. The update's metrics (entropy, ratios) are of these alone.
+        for rounding, and costs what the others' tokens cost. The update's metrics (entropy, ratios) are only of these.
         For objectives by which they have no gradient, where nothing is scored before the update.
       reference_every: steps between refreshes of the KL's reference; 0 leaves it what the run started from.
       reference_mix: a refresh makes it ``mix * policy + (1 - mix) * reference``.
@@ -261,9 +261,9 @@ class CriticConfig:
         ``grpojax export``, its head; None for the policy's own weights at the start of the run.
       layers: a trunk with random weights and so many layers of the policy's shape, in place of either; None for none.
       seed: of the random weights.
-      trunk: "trained" with the head, or "frozen": its weights stay as they are, and the head alone learns.
+      trunk: "trained" with the head, or "frozen": its weights stay as they are, and only the head learns.
       optimizer: its own.
-      warmup_steps: steps at the start in which the critic alone learns.
+      warmup_steps: steps at the start in which only the critic learns.
     """
 
     path: str | None = None

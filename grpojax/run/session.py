@@ -79,7 +79,7 @@ class Recipe(Protocol):
 
 @dataclasses.dataclass
 class Outcome:
-    """Of a loop: whether it came to its end, or was stopped."""
+    """Whether a loop came to its end, or was stopped."""
 
     finished: bool = True
 
@@ -157,18 +157,18 @@ class Session:
 
     # ---------------------------------------------------------------------------------------------- saves
 
-    def save(self, weights: Mapping[str, Any], state: RunState, *, judged: bool = False) -> None:
+    def save(self, weights: Mapping[str, Any], state: RunState, *, evaluation_follows: bool = False) -> None:
         """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again.
 
         Args:
           weights: by role.
           state: the rest of what is saved.
-          judged: whether an evaluation of it follows, which may say that it is no good.
+          evaluation_follows: whether an evaluation of it follows, which may say that it is no good.
         """
         started = time.perf_counter()
         self.wait()  # for the one before: where that fails, it is not this one that did
         try:
-            self.checkpoints.save(state.step, weights, state.record(), judged=judged)
+            self.checkpoints.save(state.step, weights, state.record(), evaluation_follows=evaluation_follows)
             self._problem = None
         except SaveError as e:
             self._note(e)
@@ -176,7 +176,7 @@ class Session:
         self.save_s += time.perf_counter() - started
 
     def score(self, step: int, scores: Mapping[str, float]) -> None:
-        """What the best checkpoint is told by, of the one of that step."""
+        """Keeps the score of the checkpoint of that step, by which the best is chosen."""
         try:
             self.checkpoints.score(step, {name: x for name, x in scores.items() if math.isfinite(x)})
         except OSError as e:
@@ -248,7 +248,7 @@ class Session:
             self.record.stopped(step, notice=self.control.reason, seconds=time.monotonic() - self.control.since)
 
     def _gather(self, error: str) -> None:
-        """Finds out whether all processes have an error: one alone cannot save."""
+        """Finds out whether all processes have an error: one process by itself cannot save."""
         with contextlib.suppress(TimeoutError):
             coordination.exchange(f"{self.control.place}/rescue", error[:300], seconds=RESCUE_S)
             self._together = True

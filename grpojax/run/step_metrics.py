@@ -35,7 +35,7 @@ FIRST = {
     "sampler_ratio": "sampling/ratio_mean",
     "sampler_ratio_square": "sampling/effective_sample_size",
 }
-# Of each network that an update changes: 1 where its gradient was not finite, and it stayed as it was.
+# For each network that an update changes: 1 where its gradient was not finite, and it stayed as it was.
 SKIPPED = ("skipped", "critic/skipped")
 BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
@@ -60,7 +60,7 @@ def of_rollouts(batch: RolloutBatch, method: Method) -> dict[str, float]:
 
 
 def of_version(version: int, updates: int) -> dict[str, float]:
-    """Of samples that are older than the policy: the version that drew them, and how many updates it is behind.
+    """Metrics of samples that are older than the policy: the version that drew them, and how many updates it is behind.
 
     Args:
       version: updates that were behind the weights they were drawn under, of tokens of several versions the oldest.
@@ -177,7 +177,7 @@ def _taught(drawn: RolloutBatch) -> Samples:
 
 
 def _of_rewards(reward: Samples, total: Samples, drawn: PerPrompt) -> dict[str, float]:
-    """Of rewards as they are; whether a group teaches anything is a matter of what the advantages are made of.
+    """Metrics of the rewards as they are; whether a group teaches anything depends on what the advantages are made of.
     ``drawn [P]`` bool are the groups that have samples."""
     finite = np.isfinite(reward)
     count = np.maximum(finite.sum(1), 1)
@@ -197,7 +197,7 @@ def _totals(rollout: Rollout) -> Samples:
 
 
 def _mean(x: np.ndarray) -> float:
-    """Of nothing it is not 0, but unknown."""
+    """The mean of nothing is unknown, and not 0."""
     return float(x.mean()) if x.size else math.nan
 
 

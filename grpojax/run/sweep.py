@@ -115,7 +115,7 @@ class Sweep:
 
     @functools.cached_property
     def rate_seeds(self) -> tuple[int, ...]:
-        """Of the runs that learning rates are chosen by: none is a seed of the comparison."""
+        """Seeds of the runs that learning rates are chosen by: none is a seed of the comparison."""
         count = self.rate_count or LEAST
         free = (x for x in range(_FIRST_RATE_SEED, _FIRST_RATE_SEED + count + len(self.seeds)) if x not in self.seeds)
         return tuple(free)[:count]

@@ -35,7 +35,7 @@ class Watch:
       stops: whether an alarm stops the run.
 
     Attributes:
-      rings: the alarms that the last values have set off, and what is said of each.
+      rings: the alarms that the last values have set off, and the message of each.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def lengths_that_teach(rows: Mapping[str, Tokens], lengths: Samples) -> Samples:
 
 
 def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:
-    """Of one minibatch ``[p, G, T]``: it is an update of its own."""
+    """Loss weights of one minibatch ``[p, G, T]``: it is an update of its own."""
     weights = L.loss_weights(
         counts, objective.aggregate, constant=objective.constant, count_empty=objective.count_empty
     )

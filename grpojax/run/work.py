@@ -60,7 +60,7 @@ def step_flops(
 
 
 def forward_flops(model: DecoderConfig, batch: RolloutBatch) -> float:
-    """Of one forward of a model over all samples of a batch."""
+    """FLOPs of one forward of a model over all samples of a batch."""
     return flops.forward_flops(model, prompts(batch), batch.rollout.lengths)
 
 

@@ -36,7 +36,7 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
     Returns:
       For each of `PHASES` that the run has, "PHASE_s" (seconds), "PHASE_tokens_per_s" (tokens of completions that it
       works through), "PHASE_gflop" and "PHASE_of_matmul_rate"; "late" are the signals that need the rewards first; with
-      ``rollout.ahead`` the step alone, since the others run beside each other; and
+      ``rollout.ahead`` only the step, since the others overlap; and
       "steps", "tokens_per_step", "matmul_gflops" (a second), "useful_token_fraction", "first_step_s", "compile_s",
       "reward_s" (in which the host waited for rewards) and "peak_memory_gib". Of several processes the first has
       them, the others nothing.

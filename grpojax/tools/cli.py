@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
       argv: the arguments; those of the process if left out.
 
     Returns:
-      The exit status: 0 for finished, 75 for what was told to stop, and has saved what there is, 2 for a user's
+      The exit status: 0 for finished, 75 for a run that was stopped and has saved, 2 for a user's
       mistake, 130 when interrupted at once, 1 when nobody reads what it prints, a run of a sweep failed, or for any
       other failure.
     """

@@ -1,4 +1,4 @@
-"""``grpojax export``: a run's policy as a folder that transformers opens, and its critic in one beside it."""
+"""``grpojax export``: a run's policy as a folder that transformers opens, and its critic in one trained_critic it."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -43,24 +43,24 @@ def run(args: argparse.Namespace) -> int:
         policy = Policy(config.model, config.mesh).load()
     step = session.newest_step(args.run_dir) if args.step is None else args.step
     params = session.load_policy_params(policy, args.run_dir, step)
-    beside = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, step)
+    trained_critic = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, step)
     try:
         merged = nnx.merge(policy.graph, params)
         hf.save(args.to, merged, source=policy.folder, dtype=args.dtype, eos_ids=policy.eos_ids)
     except OSError as e:
         raise UserError(f"{e.filename or args.to}: {e.strerror or e}; give another --to") from None
     folders = [args.to]
-    if config.critic is not None and beside is not None:
+    if config.critic is not None and trained_critic is not None:
         folders.append(str(files.path(args.to) / "critic"))
         source = policy.folder if config.critic.path is None else str(data.locate(config.critic.path))
-        critic.save(folders[-1], *beside, source=source, dtype=args.dtype)
+        critic.save(folders[-1], *trained_critic, source=source, dtype=args.dtype)
     for folder in folders if processes.is_first() else ():
         print(f"wrote {folder}")
     return 0
 
 
 def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """Of what may be an older version's recipe, no more than it takes to read the weights; built, and as plain data."""
+    """What it takes to read the weights, of a recipe that may be an older version's; built, and as plain data."""
     import dataclasses
 
     from grpojax.host import files, settings
@@ -84,7 +84,7 @@ def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_new(to: str) -> None:
-    """Before anything is read, while the others can still be told."""
+    """Before anything is read, while the other processes can still learn of it."""
     from grpojax.host import files
 
     folder = files.path(to)

@@ -19,7 +19,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run_sft(args: argparse.Namespace) -> int:
-    """Trains to the last step, or until it is told to stop: 0 for finished, 75 for stopped and saved."""
+    """Trains to the last step, or until it is stopped: 0 for finished, 75 for stopped and saved."""
     from grpojax.run.finetune_recipe import load_sft
 
     return _run(args, load_sft)

@@ -50,7 +50,7 @@ class Collective(NamedTuple):
       size: bytes of its result on one chip.
       wire: bytes that each chip must receive for it.
       groups: devices that take part, by their place in the mesh; of a permutation the pairs of source and target. None
-        where it is between slices, which libtpu turns into messages of the hosts: then ``wire`` is its size.
+        where it is between slices, which libtpu most_trips into messages of the hosts: then ``wire`` is its size.
       times: how often it runs: in a run of the program, or where ``unknown`` in an iteration of its loop.
       unknown: whether it stands in a loop whose length depends on the data.
     """
@@ -85,12 +85,12 @@ class _Instruction(NamedTuple):
 _Computations = Mapping[str, list[_Instruction]]
 
 
-def analyse(hlo: str, turns: Mapping[str, int] | None = None) -> Module:
+def analyse(hlo: str, most_trips: Mapping[str, int] | None = None) -> Module:
     """Reads an optimised HLO module.
 
     Args:
       hlo: its text.
-      turns: how often at the most a loop whose length depends on the data runs each time, by the scope
+      most_trips: how often at the most a loop whose length depends on the data runs each time, by the scope
         (`jax.named_scope`) that it stands in.
 
     Loops of known length are multiplied out. A collective that is spread over several fusions to overlap with them
@@ -103,7 +103,7 @@ def analyse(hlo: str, turns: Mapping[str, int] | None = None) -> Module:
     found: list[Collective] = []
     moved, optional = [0.0, 0.0], 0.0
     seen = set()
-    turns = turns or {}
+    most_trips = most_trips or {}
 
     def walk(computation: str, loop: str, times: int, unknown: bool, fused: bool = False, runs: bool = True) -> None:
         nonlocal optional
@@ -124,7 +124,7 @@ def analyse(hlo: str, turns: Mapping[str, int] | None = None) -> Module:
                 found.append(Collective(between[1].lower().replace("_", "-"), size, size, (), times, unknown))
             called = list(_called(i))
             if i.opcode == "while":
-                most = next((n for scope, n in turns.items() if f'/{scope}/while"' in i.rest), 0)
+                most = next((n for scope, n in most_trips.items() if f'/{scope}/while"' in i.rest), 0)
                 trips, before = most or _trips(computations, i), moved[unknown]
                 for name in called:
                     walk(name, name, times * trips if trips else 1, unknown or not trips)
@@ -258,7 +258,7 @@ def _moved(computations: _Computations, table: Mapping[str, _Instruction], i: _I
 
 
 def _fusion_moves(computations: _Computations, body: str) -> float:
-    """Of a fusion: of each parameter what is read of it, and what its root writes."""
+    """A fusion: the bytes read of each parameter, and those that its root writes."""
     inside = {i.name: i for i in computations[body]}
     read = sum(_read(computations, body, i.name) for i in computations[body] if i.opcode == "parameter")
     root = next(i for i in computations[body] if i.root)

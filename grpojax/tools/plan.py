@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not isinstance(config, recipe.Config):
         if target.by_sheet:
-            raise UserError(f"--recipe {args.recipe} is compiled for TPUs; of GPUs --recipe train alone is estimated")
+            raise UserError(f"--recipe {args.recipe} is compiled for TPUs; for GPUs only --recipe train is estimated")
         return _supervised(args, config)
     return _estimated(args, config, target) if target.by_sheet else _compiled(args, config, target)
 
@@ -57,7 +57,7 @@ def _compiled(args: argparse.Namespace, config: Any, target: Any) -> int:
 
 
 def _estimated(args: argparse.Namespace, config: Any, target: Any) -> int:
-    """By data sheet and shapes alone, for a GPU."""
+    """An estimate for a GPU, by data sheet and shapes."""
     from grpojax.tools import plan_estimate, plan_run
 
     estimate = plan_estimate.of_recipe(config, target, layers=args.layers)
@@ -70,7 +70,7 @@ def _estimated(args: argparse.Namespace, config: Any, target: Any) -> int:
 
 
 def _supervised(args: argparse.Namespace, config: Any) -> int:
-    """Of a recipe without rollouts."""
+    """Plans a recipe without rollouts."""
     from grpojax.tools import plan_report, planner
 
     model = planner.shorter(config.model.path, args.layers)
@@ -86,7 +86,7 @@ def _tell_layers(args: argparse.Namespace) -> None:
 
 
 def _has_rollout(path: str) -> bool:
-    """Whether a recipe samples; what cannot be read is told of elsewhere."""
+    """Whether a recipe samples; what cannot be read is an error elsewhere."""
     from grpojax.host import settings
 
     try:

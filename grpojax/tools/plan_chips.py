@@ -47,7 +47,7 @@ class Target:
 
     @property
     def chips(self) -> int:
-        """Of all slices."""
+        """Chips of all slices."""
         return self.slices * math.prod(self.shape)
 
 
@@ -87,16 +87,16 @@ class Chips(NamedTuple):
 
 
 def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:
-    """The chips of a slice as a run lays them out, the last ``mesh.rollout`` apart (`grpojax.programs.policy`).
+    """The chips of a slice as a run lays them out, the last ``mesh.rollout`` for sampling (`grpojax.programs.policy`).
 
     Raises:
-      UserError: as `topology_mesh`, or chips of several machines, of which none are set apart.
+      UserError: as `topology_mesh`, or chips of several machines with ``mesh.rollout``.
     """
     devices = topology_devices(topology, slices)
     machine = 8 if "lite" in devices[0].device_kind else 4
     if mesh.rollout and len(devices) > machine:
         raise UserError(
-            f"mesh.rollout={mesh.rollout} with {topology}: chips are set apart on one machine only, which has no more "
+            f"mesh.rollout={mesh.rollout} with {topology}: chips are reserved on one machine only, which has no more "
             f"than {machine} of these; set it to 0"
         )
     learning, sampling = sharding.disaggregate(mesh, devices)

@@ -118,7 +118,7 @@ def _seconds(
 
 
 def _of_call(call: Call, own: int, temp: float) -> dict[str, float]:
-    """GiB of a program beside the run's own: its arguments, and what it allocates."""
+    """GiB of a program in addition to the run's own: its arguments, and what it allocates."""
     given = (sum(per_chip(x) for x in call.args if x is not None) - own) / _GIB
     cast = per_chip(call.args[0]) / _GIB if call.samples else 0.0
     cache = call.cache / _GIB

@@ -127,7 +127,7 @@ class _Work:
 
     @property
     def weight_bytes(self) -> int:
-        """Of one weight in a rollout."""
+        """Bytes of one weight in a rollout."""
         return 1 if self.config.rollout.weights == "int8" else 2
 
     @property
@@ -209,7 +209,7 @@ def _report(
 
 
 def _seconds(target: Target, computed: float, moved: float) -> dict[str, float]:
-    """Of FLOPs and of bytes of memory, at the data sheet's rates."""
+    """Seconds for FLOPs and for bytes of memory, at the data sheet's rates."""
     busy = {"compute": computed / target.chip.flops, "HBM": moved / target.chip.bandwidth}
     return {what: s for what, s in busy.items() if s}
 

@@ -8,7 +8,7 @@ from grpojax.tools.hlo import Traffic
 from grpojax.tools.plan_links import Load
 
 PROGRAMS = ("update", "rollout", "reshard")
-CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: what it says, and an update of it alone
+CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: its scores, and its own update
 # Log-probs; programs of held-out problems, with their own weights where a rollout's are others; and what some variants
 # need: a teacher's log-probs, XRPO's later phases, ReMax's baseline, entropies, the tokens of Clip-Cov and KL-Cov,
 # NTHR's scores and true answers' likelihoods of a quarter of the groups, and a refreshed reference.
@@ -85,7 +85,7 @@ class ProgramReport:
 
     @property
     def fits(self) -> bool:
-        """Whether it has room beside the run's state."""
+        """Whether it has room in addition to the run's state."""
         return not self.error and self.total + self.resident <= self.room
 
     @property
@@ -120,7 +120,7 @@ def format_table(reports: Sequence[ProgramReport]) -> str:
         if r.sampling_chips:
             each, whole = human(r.sent), human(r.sent * r.sampling_chips)
             chips = "the chip" if r.sampling_chips == 1 else f"the {r.sampling_chips} chips"
-            lines.append(f"{r.name} runs on {chips} set apart; weights sent before: {each} to each, {whole} in all")
+            lines.append(f"{r.name} runs on {chips} of its own; weights sent before: {each} to each, {whole} in all")
         for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
             kinds = (f"{t.count} {kind} ({human(t.gib)})" for kind, t in sorted(traffic.items()))
             if traffic:

@@ -52,7 +52,7 @@ class QuestionUpdates:
 
 
 def read_methods(text: str) -> dict[str, str | dict[str, Any]]:
-    """What ``--methods`` says, by label: names, mappings as YAML, or recipe files, of which the variant alone counts.
+    """What ``--methods`` says, by label: names, mappings as YAML, or recipe files, of which only the variant counts.
 
     Raises:
       UserError: there is none, one is none of these, or two have one label.

@@ -23,7 +23,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     text = "what is tested: all comparisons, or those with a method's own control; the others are described"
     report.add_argument("--family", choices=("all", "controls"), default="all", help=text)
     report.add_argument("--metric", metavar="NAME", help="held-out metric that decides, such as eval/pass@8")
-    report.add_argument("--to", default="report.html", metavar="FILE.html", help="page; the picture goes beside it")
+    report.add_argument("--to", default="report.html", metavar="FILE.html", help="page; the picture goes next to it")
     report.add_argument("--json", metavar="FILE", help="the numbers as well")
 
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         log.info("%s", note)
     prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
     graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
-    log.setLevel(logging.WARNING)  # standard output has the completions alone, not what compiles
+    log.setLevel(logging.WARNING)  # standard output has only completions, not what compiles
     rollout = sample_groups(
         graph,
         params,

@@ -14,7 +14,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     show.add_argument("run_dir", metavar="RUN", help="run directory")
     show.add_argument("--step", type=int, help="step to show; the newest if left out")
     show.add_argument("-n", type=int, default=3, help="samples from each end, each of another prompt")
-    show.add_argument("--critic", action="store_true", help="what the critic said of each token")
+    show.add_argument("--critic", action="store_true", help="the critic's output for each token")
     show.add_argument("--uid", type=int, help="only this prompt's samples, all of them")
 
 
@@ -63,13 +63,13 @@ def best_and_worst(samples: Sequence[Sample], n: int) -> dict[str, list[Sample]]
     groups: dict[int, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample["uid"], []).append(sample)
-    judged = {uid: _ranked([s for s in group if s["reward"] is not None]) for uid, group in groups.items()}
-    means = {uid: sum(s["reward"] for s in group) / len(group) for uid, group in judged.items() if group}
-    low = sorted(means, key=lambda uid: (judged[uid][-1]["reward"], means[uid]))[: min(n, len(means) // 2)]
-    high = sorted(means.keys() - low, key=lambda uid: (-judged[uid][0]["reward"], -means[uid], uid))[:n]
+    ranked = {uid: _ranked([s for s in group if s["reward"] is not None]) for uid, group in groups.items()}
+    means = {uid: sum(s["reward"] for s in group) / len(group) for uid, group in ranked.items() if group}
+    low = sorted(means, key=lambda uid: (ranked[uid][-1]["reward"], means[uid]))[: min(n, len(means) // 2)]
+    high = sorted(means.keys() - low, key=lambda uid: (-ranked[uid][0]["reward"], -means[uid], uid))[:n]
     return {
-        "best": [judged[uid][0] for uid in high],
-        "worst": [judged[uid][-1] for uid in low],
+        "best": [ranked[uid][0] for uid in high],
+        "worst": [ranked[uid][-1] for uid in low],
         "invalid": [group[0] for uid, group in groups.items() if uid not in means][:n],
     }
 
@@ -107,7 +107,7 @@ def _decode(run_dir: str, samples: Sequence[Sample]) -> Callable[[int], str]:
 
 
 def _critic(row: Sample, decode: Callable[[int], str]) -> str:
-    """A line a token: what the critic said before the step's update, and the token."""
+    """A line a token: the critic's output before the step's update, and the token."""
     lines = (f"{value:+10.4f}  {_printable(decode(i))!r}" for i, value in zip(row["ids"], row["critic"], strict=True))
     return "\n".join(("critic:", *lines))
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     traces = select_traces((read_samples(args.run_dir, step) for step in steps), config)
     if not traces.samples:
         raise UserError(
-            f"{args.run_dir}: no sample of {len(steps)} steps is right by {config.decides!r}; {_said(traces)}"
+            f"{args.run_dir}: no sample of {len(steps)} steps is right by {config.decides!r}; {_left_out(traces)}"
         )
     asked = recipe.data
     tokenize = data.Tokenize(hf.load_tokenizer(data.locate(recipe.model.path)), asked)
@@ -70,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
     except OSError as e:
         raise UserError(f"--to {args.to}: {e.strerror}") from None
     prompts = len({sample["uid"] for _, sample in traces.samples})
-    print(f"wrote {args.to}: {len(rows)} samples of {prompts} prompts, from {len(steps)} steps; {_said(traces)}")
+    print(f"wrote {args.to}: {len(rows)} samples of {prompts} prompts, from {len(steps)} steps; {_left_out(traces)}")
     return 0
 
 
-def _said(traces: Any) -> str:
+def _left_out(traces: Any) -> str:
     names: Mapping[str, str] = {
         "wrong": "wrong or without a verdict",
         "cut": "cut at the length limit",

@@ -14,7 +14,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains to the last step, or until it is told to stop: 0 for finished, 75 for stopped and saved."""
+    """Trains to the last step, or until it is stopped: 0 for finished, 75 for stopped and saved."""
     from grpojax.run import recipe
 
     config = recipe.load(args.config, args.overrides)

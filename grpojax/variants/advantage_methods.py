@@ -33,7 +33,7 @@ def grpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
 def grpo_process(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with process supervision, arXiv 2402.03300: suffix sums of the steps' normalised rewards.
 
-    Rewards of whole samples, which the paper does not have beside them, add GRPO's own advantage; all equal, such as 0,
+    Rewards of whole samples, which the paper does not have, add GRPO's own advantage; all equal, such as 0,
     they add nothing.
     """
     steps, outcome = A.process_rewards(ddof=ddof, eps=eps), A.chain(*group_normalised(ddof, eps), A.to_tokens())

@@ -71,7 +71,7 @@ def rare_token(
 
     Args:
       limit: largest factor; None for none.
-      relative_to: unlikely beside the sample's own likeliest token, its group's, or that of the step's whole rollout.
+      relative_to: unlikely compared with the likeliest token of the sample, its group, or the step's whole rollout.
       positive_only: only where A > 0; one of the two descriptions leaves that out.
     """
     rare = C.compensate_rare_tokens(limit, relative_to=relative_to, positive_only=positive_only)

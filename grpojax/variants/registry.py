@@ -57,7 +57,7 @@ class Variant:
       bounded_rewards: whether its rewards are in a range, which a KL taken off them would leave.
       unverified: what of it was not confirmed by the text of its paper, or is not stated there; empty where all was.
       options: every option with its value; a trainer reads there how a signal is to be computed.
-      critic: the network that learns beside the policy; None for none.
+      critic: the network that learns with the policy; None for none.
 
     Printed, a variant is its advantage chain and its objective.
 
@@ -361,7 +361,7 @@ def _check_options(name: str, options: Iterable[str]) -> Mapping[str, Any]:
 def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
     """The control of a variant under these options: the same chain and objective, with its one mechanism off.
 
-    What it is stands beside the variant's definition (`published`). Compared with it, a variant shows what its
+    The variant's definition states it (`published`). Compared with it, a variant shows what its
     mechanism does; compared with anything else, it shows that and whatever else the two differ in.
 
     Args:

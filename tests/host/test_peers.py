@@ -142,7 +142,7 @@ def test_when_one_is_told_to_stop_all_end_with_75(who):
     said, status, seconds = play("told", who)
     assert status == [os.EX_TEMPFAIL] * 3 and seconds < 60
     for i in set(range(3)) - {who}:
-        assert said[i].rstrip().endswith(f"grpojax: process {who} ({os.uname().nodename}) was told to stop"), said[i]
+        assert said[i].rstrip().endswith(f"grpojax: process {who} ({os.uname().nodename}) was stopped"), said[i]
 
 
 @pytest.mark.in_ci("1")

@@ -51,7 +51,7 @@ def test_gate():
 
 def test_a_turned_kernel_gives_the_same_product():
     x, w = _random(3, 5), _random(5, 7)
-    turned = layers.Turned.of(w)
+    turned = layers.TransposedKernel.of(w)
     assert turned.values.shape == (7, 5)
     np.testing.assert_allclose(jax.jit(turned.after)(x), x @ w, rtol=1e-5, atol=1e-6)
 

@@ -172,10 +172,10 @@ def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles):
         return x
 
     many = [(program("slow", lambda x, i=i: slow(x) + i), (shape(3),)) for i in range(os.cpu_count() or 1)]
+    compiles.clear()
     run = Ahead([(function, (1.0, shape(7))), *many, (function, (1.0, shape(5)))])
     assert started.wait(60)
     xs = [jax.device_put(jnp.ones(n)) for n in (5, 7)]
-    compiles.clear()
     assert [run(function, 1.0, x).shape for x in xs] == [(5,), (7,)]
     go.set()
     run.close()

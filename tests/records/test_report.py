@@ -174,7 +174,7 @@ def test_a_message_without_content_is_of_no_difficulty(tmp_path):
 def test_what_must_be_known_is_said(built):
     notes = "\n".join(built.notes)
     assert "gspo: with one update a rollout the ratio is 1: gspo has the gradient of GRPO's clip" in notes
-    assert "grpo_7: 4 of 6 steps, unfinished: it was told to stop, and can go on; it is in no result" in notes
+    assert "grpo_7: 4 of 6 steps, unfinished: it was stopped, and can go on; it is in no result" in notes
     assert "The figures are of the validation set, by which rates and checkpoints are picked: no test set was" in notes
     assert built.changes == {"dapo": {"grpo": [report.NO_METHOD]}, "gspo": {"grpo": [report.NO_METHOD]}}
 
@@ -343,7 +343,7 @@ def test_a_run_that_failed_counts(tmp_path, seeds, ended, last, counts):
 
 @pytest.mark.parametrize(("more", "last_line", "kind", "why"), [
     ({}, {}, "failed", "its process left no reason"),
-    ({"ended": "stopped"}, {}, "unfinished", "it was told to stop, and can go on"),
+    ({"ended": "stopped"}, {}, "unfinished", "it was stopped, and can go on"),
     ({"ended": "step 3: out"}, {}, "failed", "step 3: out"),
     ({"on_collapse": "stop"}, {"watch/entropy_collapse": 1.0}, "failed", "stopped by the alarm entropy_collapse"),
     ({}, {"watch/entropy_collapse": 1.0}, "failed", "its process left no reason"),

@@ -94,7 +94,7 @@ def test_a_run_on_each_device(tmp_path):
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"])
 def test_a_device_is_one_of_those_that_can_be_seen(name, tmp_path):
     names = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS"}
-    got = jobs_module.seen_alone("1", {name: "4, 6"})
+    got = jobs_module.visible_device("1", {name: "4, 6"})
     assert got[name] == "6" and {got[other] for other in names - {name}} == {"1"}
     with pytest.raises(UserError, match=f"--devices 2: {name}=4,6 has 2, counted from 0"):
         Queue(tmp_path, {name: "4,6"}, ["0", "2"])

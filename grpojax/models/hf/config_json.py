@@ -284,7 +284,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
 
     Args:
       config: the decoder's.
-      dtype: of the weights beside it, such as ``"bfloat16"``.
+      dtype: of the weights in the same folder, such as ``"bfloat16"``.
       base: fields that stay as they are where the decoder has no say.
 
     Raises:

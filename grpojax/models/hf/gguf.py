@@ -90,7 +90,7 @@ class GGUFFile:
         return self.get(key)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, rows first (GGUF counts them last); raises `UserError` where there is none."""
+        """Shape of a tensor, rows first (GGUF counts them last); raises `UserError` where there is none."""
         if name not in self.tensors:
             raise UserError(f"{self.path}: missing tensors: {name}")
         return tuple(int(n) for n in reversed(self.tensors[name].shape))

@@ -76,7 +76,7 @@ class BucketTensor:
         self._kept: tuple[int, int, np.ndarray] | None = None
 
     def get_shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         return self._shape
 
     def get_dtype(self) -> str:

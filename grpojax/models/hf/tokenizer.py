@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder, its ids beside the model's, and the tokens that end a completion."""
+"""The tokenizer of a Hugging Face folder, how its ids fit the model's, and the tokens that end a completion."""
 
 import dataclasses
 import os
@@ -67,7 +67,7 @@ def load_tokenizer(path: str | os.PathLike) -> Any:
         each.no_truncation()
         each.no_padding()
     if tokenizer.encode(_PROBE, add_special_tokens=False) != saved.encode(_PROBE, add_special_tokens=False).ids:
-        raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json alone")
+        raise UserError(f"{named}: tokenizer_config.json makes transformers split text unlike tokenizer.json by itself")
     return tokenizer
 
 

@@ -28,7 +28,7 @@ EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # What torch.compile, FSDP and activation checkpointing put into the names of the weights that they wrap.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CONVERT = "transformers.AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
-# Files beside weights: other people's and our own.
+# Files that stand next to weights: other people's and our own.
 _NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|token_head).*")
 
 
@@ -167,7 +167,7 @@ def _weight_files(path: epath.Path) -> list[epath.Path]:
 
 
 def resolve_head(path: epath.Path, config: DecoderConfig, found: dict[str, OnDisk]) -> None:
-    """Of a model with tied embeddings, leaves one tensor in ``found`` for both sides, under the embedding's name.
+    """Leaves one tensor in ``found`` for both sides of tied embeddings, under the embedding's name.
 
     Raises:
       UserError: both are there and differ: transformers 5 would take them for a model that is not tied, 4 would not.

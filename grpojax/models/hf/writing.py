@@ -98,7 +98,7 @@ def save(
 
 @contextlib.contextmanager
 def _appearing(path: epath.Path) -> Iterator[tuple[Path, Path]]:
-    """A folder beside ``path``, for large files and for small, that takes its name when the block ends well and is
+    """A folder next to ``path``, for large files and for small, that takes its name when the block ends well and is
     removed otherwise."""
     place = Path(path)
     _check_free(place.exists() and not (place.is_dir() and not any(place.iterdir())), place)

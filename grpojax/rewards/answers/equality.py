@@ -151,7 +151,7 @@ def _is_constant(side: str) -> bool:
 
 
 def _sides(answer: str) -> list[str]:
-    """The sides of an equation or a chain of them; the answer alone if it is none, or more than that."""
+    """The sides of an equation or a chain of them; only the answer if it is none, or more than that."""
     text = separated(unwrapped(answer))
     top = [i for i, depth in enumerate(depths(text)) if depth == 0]
     ends = [

@@ -11,8 +11,8 @@ def extract_answer(completion: str, marker: str | None = None) -> str | None:
 
     Args:
       completion: the text.
-      marker: the only marker to look for, ``\boxed{}`` for the box alone; None takes the last of any of `MARKERS` and
-        the box.
+      marker: the only marker to look for, ``\boxed{}`` for nothing but the box; None takes the last of any of `MARKERS`
+        and the box.
 
     Returns:
       The answer without surrounding blanks and half of a pair of ``**``, or None where there is none: no marker,

@@ -254,7 +254,7 @@ class _Reader:
         return tree
 
     def argument(self) -> Tree:
-        """Of a command: a group in braces, or one digit, letter or command."""
+        """A command's argument: a group in braces, or one digit, letter or command."""
         self.blank()
         if self.takes("{"):
             tree = self.items()

@@ -482,7 +482,7 @@ def _needs_whole(tree: Any) -> bool:
 
 
 class _Comparison:
-    """Of two trees, by kind."""
+    """Compares two trees, by kind."""
 
     def same(self, a: Tree, b: Tree) -> bool:
         if a == b:
