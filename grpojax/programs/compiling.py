@@ -97,7 +97,7 @@ def program(
     )
 
 
-class Ahead:
+class CompileAhead:
     """Compiles programs in threads before they are called, one for each core. A call waits for its own program alone.
 
     What runs is the same with it and without it: only when a program compiles differs. Every process compiles for
@@ -110,7 +110,7 @@ class Ahead:
     Example:
       >>> import jax.numpy as jnp
       >>> double = program("double", lambda x: 2 * x)
-      >>> run = Ahead([(double, (jax.ShapeDtypeStruct((3,), jnp.int32),))])
+      >>> run = CompileAhead([(double, (jax.ShapeDtypeStruct((3,), jnp.int32),))])
       >>> run(double, jnp.arange(3)).tolist()
       [0, 2, 4]
     """

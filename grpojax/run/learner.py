@@ -14,7 +14,7 @@ from grpojax import data, masked
 from grpojax import losses as L
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, blocks
-from grpojax.programs.compiling import Ahead
+from grpojax.programs.compiling import CompileAhead
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
 from grpojax.programs.state import Network, abstract_state, bound_like, decoder_network, init_state, place_rows
@@ -58,10 +58,10 @@ class Learner:
         *,
         max_prompt_tokens: int,
         parts: Sequence[Part] = (),
-        run: Ahead | None = None,
+        run: CompileAhead | None = None,
     ):
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
-        self.parts, self._run = parts, run or Ahead()
+        self.parts, self._run = parts, run or CompileAhead()
         # One at most: `grpojax.run.parts.kinds` refuses others.
         self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
         self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)

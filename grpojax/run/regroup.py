@@ -199,7 +199,7 @@ def part_sizes(
       >>> part_sizes(32, 8, 64, 4, 256)
       (8, 4)
     """
-    filled = packing.bucket(1, most, multiple=parts if most >= parts else most)
+    filled = packing.bucket(1, most, parts=4, multiple=parts if most >= parts else most)
     prompts, samples = batch_shards.spread_sizes(filled, group, parts)
     together, splits = _cut(prompts // parts, samples, tokens, tokens_at_once, one_prompt)
     return filled, prompts // parts // together * splits

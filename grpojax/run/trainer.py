@@ -20,7 +20,7 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import hf
 from grpojax.programs.calls import bound
-from grpojax.programs.compiling import Ahead
+from grpojax.programs.compiling import CompileAhead
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
@@ -144,8 +144,8 @@ class Trainer(Task):
         self.parts = [kind(config, self.policy.shape) for kind in kinds]
         shape, specs = self.policy.shape, [part.spec() for part in self.parts]
         self.programs = make_programs(learning_of(config, shape.graph, shape.compute, specs))
-        self.ahead = Ahead(_called_first(config, shape, self.programs, longest))
-        held.callback(self.ahead.close)
+        self.compiles = CompileAhead(_called_first(config, shape, self.programs, longest))
+        held.callback(self.compiles.close)
         self.policy.load()  # which takes long, as compiling does
         for part in self.parts:
             part.load(self.policy, longest_prompt=longest)
@@ -166,7 +166,7 @@ class Trainer(Task):
             config.train,
             max_prompt_tokens=_longest_prompt(config, self.problems),
             parts=self.parts,
-            run=self.ahead,
+            run=self.compiles,
         )
         restored = self.loop.restore(held, self.learner.abstract(), best=self.held_out.best)
         if restored is not None:

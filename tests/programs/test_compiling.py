@@ -17,7 +17,7 @@ from grpojax.host.errors import UserError
 from grpojax.losses import Objective
 from grpojax.models import Compute
 from grpojax.programs import compiling
-from grpojax.programs.compiling import Ahead, cache_folder, keep_compiled, program
+from grpojax.programs.compiling import CompileAhead, cache_folder, keep_compiled, program
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.run import programs
 from grpojax.run import recipe as recipe_module
@@ -173,7 +173,7 @@ def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles):
 
     many = [(program("slow", lambda x, i=i: slow(x) + i), (shape(3),)) for i in range(os.cpu_count() or 1)]
     compiles.clear()
-    run = Ahead([(function, (1.0, shape(7))), *many, (function, (1.0, shape(5)))])
+    run = CompileAhead([(function, (1.0, shape(7))), *many, (function, (1.0, shape(5)))])
     assert started.wait(60)
     xs = [jax.device_put(jnp.ones(n)) for n in (5, 7)]
     assert [run(function, 1.0, x).shape for x in xs] == [(5,), (7,)]
@@ -187,7 +187,7 @@ def test_what_fails_to_compile_ahead_raises_in_its_call():
         raise ValueError("no memory")
 
     broken, fine = program("broken", refused), program("fine", lambda x: x)
-    run = Ahead([(broken, (shape(2),)), (fine, (shape(2),))])
+    run = CompileAhead([(broken, (shape(2),)), (fine, (shape(2),))])
     assert run(fine, jnp.ones(2)).shape == (2,)
     with pytest.raises(ValueError, match="no memory"):
         run(broken, jnp.ones(2))

@@ -253,8 +253,8 @@ def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = Fals
 
     Example:
       >>> logps, mask = np.log([[[0.5, 0.2, 0.8]]]), np.ones((1, 1, 3), bool)
-      >>> likelihoods(logps, mask, "joint").round(4).tolist(), likelihoods(logps, mask, "per_token").round(4).tolist()
-      ([[0.08]], [[0.4309]])
+      >>> [round(float(likelihoods(logps, mask, kind)[0, 0]), 4) for kind in ("joint", "per_token")]
+      [0.08, 0.4309]
     """
     total, count = np.where(mask, logps, 0.0).sum(-1), mask.sum(-1)
     value = total / np.maximum(count, 1) if kind == "per_token" else total
