@@ -117,8 +117,8 @@ class PerToken:
     Attributes:
       advantages: float32.
       weights: float32, the aggregation (`grpojax.losses.loss_weights`), 0 on padding.
-      behavior_logps: float32, log-probs of the policy that the ratio is taken against. None means the policy itself
-        before the update, as with one update a rollout.
+      old_logps: float32, the trainer's log-probs from before the step's first update, an argument of
+        `grpojax.losses.policy_loss`. None with one update a rollout: they are the policy's own, and the ratio is 1.
       ref_logps: float32, log-probs of the frozen reference.
       sampler_logps: float32, log-probs that the sampler reported.
       displacement_weights: float32, `grpojax.losses.displacement_weights`.
@@ -130,7 +130,7 @@ class PerToken:
 
     advantages: Array = None
     weights: Array = None
-    behavior_logps: Array = None
+    old_logps: Array = None
     ref_logps: Array = None
     sampler_logps: Array = None
     displacement_weights: Array = None

@@ -37,17 +37,25 @@ class Batch:
 
     weights: jax.Array
     advantages: jax.Array
-    behavior_logps: jax.Array | None = None
+    old_logps: jax.Array | None = None
     ref_logps: jax.Array | None = None
 
 
-READ = {"advantages", "weights", "ref_logps", "sampler_logps", "displacement_weights", "covariance_mask", "actions"}
+READ = {
+    "advantages",
+    "weights",
+    "old_logps",
+    "ref_logps",
+    "sampler_logps",
+    "displacement_weights",
+    "covariance_mask",
+    "actions",
+}
 
 
 def arrays(batch, names=READ):
     """What a batch has of the arrays of `policy_loss`, by the names of its arguments."""
-    found = {name: getattr(batch, name) for name in names if hasattr(batch, name)}
-    return found | {"old_logps": batch.behavior_logps}
+    return {name: getattr(batch, name) for name in {*names, "old_logps"} if hasattr(batch, name)}
 
 
 def covariance_mask(key, logps, batch, objective):
@@ -76,7 +84,7 @@ def example(seed=0, how="sequence_mean", lengths=None):
     batch = Batch(
         weights=np.asarray(weigh(how)(mask)),
         advantages=advantages,
-        behavior_logps=logps + normal(0.3),
+        old_logps=logps + normal(0.3),
         ref_logps=logps + normal(0.5),
     )
     return logps, batch, np.abs(normal(1.0))
@@ -124,5 +132,5 @@ def four_tokens(advantage):
     return Batch(
         weights=L.loss_weights(MASK4[None, None], "token_mean"),
         advantages=jnp.full((1, 1, 4), float(advantage)),
-        behavior_logps=OLD[None, None],
+        old_logps=OLD[None, None],
     )

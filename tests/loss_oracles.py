@@ -6,11 +6,11 @@ import numpy as np
 from oracles import sample_means, tokens_of
 
 
-def log_ratio(logps, behavior_logps, mask, level, decay=None):
+def log_ratio(logps, old_logps, mask, level, decay=None):
     out = np.zeros(np.shape(mask))
     for p, g in np.ndindex(out.shape[:2]):
         places = tokens_of(mask, p, g)
-        delta = [float(logps[p][g][t]) - float(behavior_logps[p][g][t]) for t in places]
+        delta = [float(logps[p][g][t]) - float(old_logps[p][g][t]) for t in places]
         for n, t in enumerate(places):
             if level == "token":
                 out[p, g, t] = delta[n]
@@ -114,13 +114,13 @@ def vespo(drifts, advantage, logps, positive=(2.0, 3.0), negative=(3.0, 2.0)):
 
 
 def policy_loss(
-    logps, weights, advantages, *, behavior_logps=None, ref_logps=None, entropy=None,
+    logps, weights, advantages, *, old_logps=None, ref_logps=None, entropy=None,
     low=0.2, high=0.2, kl_coef=0.0, kl_kind="k3", entropy_coef=0.0,
 ):  # fmt: skip
     """The loss with the KL in it."""
     loss = 0.0
     for i in zip(*np.nonzero(weights), strict=True):
-        delta = 0.0 if behavior_logps is None else float(logps[i]) - float(behavior_logps[i])
+        delta = 0.0 if old_logps is None else float(logps[i]) - float(old_logps[i])
         token = surrogate(delta, float(advantages[i]), low, high)
         if kl_coef:
             token += kl_coef * kl(float(logps[i]), float(ref_logps[i]), kl_kind, delta)

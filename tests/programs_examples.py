@@ -32,7 +32,7 @@ def example(lengths, size, seed=0):
         per_token=PerToken(
             advantages=normal(),
             weights=np.where(mask, 1 + rng.random(shape), 0).astype(np.float32),
-            behavior_logps=normal(),
+            old_logps=normal(),
             ref_logps=normal(),
             sampler_logps=normal(),
         ),
@@ -90,7 +90,7 @@ def check(batch, shards, microbatches, gather):
             packing_oracles.check_first_fit(local, [int(batch.lengths[p, g]) for g in order], shape[3])
 
     mask = np.arange(size) < batch.lengths[..., None]
-    for name in ("tokens", "advantages", "weights", "behavior_logps", "ref_logps", "sampler_logps"):
+    for name in ("tokens", "advantages", "weights", "old_logps", "ref_logps", "sampler_logps"):
         x = batch.tokens if name == "tokens" else getattr(batch.per_token, name)
         held = packed.rows.tokens if name == "tokens" else getattr(packed.per_token, name)
         assert held.dtype == x.dtype and not held[packed.rows.segments == 0].any()

@@ -26,7 +26,8 @@ class Signals:
       valid: ``[P, G]`` bool, samples that have a reward; `chain` leaves those out whose reward is not finite.
       lengths: ``[P, G]`` int32 completion lengths.
       mask: ``[P, G, T]`` bool completion tokens.
-      behavior_logps: ``[P, G, T]`` log-probs under the policy that drew the tokens.
+      behavior_logps: ``[P, G, T]`` log-probs of the drawn tokens: the sampler's. Where they are compared with a
+        reference's or a teacher's, the trainer's own of before the step's updates stand here.
       entropy: ``[P, G, T]`` entropy of the distributions that the tokens were drawn from, nats.
       tokens: ``[P, G, T]`` int32 token ids.
       token_bias: ``[P, G, T]`` a critic's output, added to advantages.

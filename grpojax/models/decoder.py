@@ -36,7 +36,7 @@ class Scores(NamedTuple):
     hidden: Array | None = None
 
 
-class Read(NamedTuple):
+class PromptStates(NamedTuple):
     """What prompts leave for the rows that continue them.
 
     Attributes:
@@ -152,10 +152,10 @@ def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute
     return _prompts(model, x, lengths, compute, remat="none")
 
 
-def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> Read:
+def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> PromptStates:
     """What `token_states` needs of the prompts of ``rows``, for `grpojax.types.Rows.read`; it has a gradient."""
     x = embed_tokens(model, rows.prompts, compute)
-    return Read(*_prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat))
+    return PromptStates(*_prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat))
 
 
 def _run_layers(

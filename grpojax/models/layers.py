@@ -132,8 +132,8 @@ class Layer:
 
     Args:
       block, config, compute: the layer, and how to run it.
-      one: the number 1 as the compiler cannot know it: it casts what is multiplied with it when the layer's turn comes,
-        and not the weights of all layers before the first; None where there is nothing to cast.
+      one: the number 1, hidden from the compiler. Weights are multiplied with it, so that XLA casts each layer's when
+        it runs the layer, and not those of all layers before the first; None where there is nothing to cast.
       separately: multiply with one weight after the other. XLA:GPU joins two products that share a factor, and copies
         both weights into one for it: in a decode step these are more bytes than the products themselves move.
     """

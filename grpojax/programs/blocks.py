@@ -20,10 +20,10 @@ from grpojax.programs import packing
 from grpojax.programs.packing import Layout, Packed
 from grpojax.types import Rows, Scalar, TrainBatch
 
-# Completions of a row at most, where each has gather indices: one more costs the attention of a quarter of a row.
+# Most completions of a row, where each has gather indices: one more costs the attention of a quarter of a row.
 GATHERED = 8
-LEAST = {"cpu": 256, "tpu": 4096}  # positions of a shard: a block of fewer takes as long
-OVERHEAD = 1 / 16  # of these, to add a block's gradient
+LEAST = {"cpu": 256, "tpu": 4096}  # positions of a shard: a block with fewer takes as long as one with so many
+OVERHEAD = 1 / 16  # what adding a block's gradient costs, as a share of LEAST
 
 
 class Block(NamedTuple):
@@ -183,10 +183,10 @@ def _gathered(block: Block, group: int) -> int:
     return min(block.prompts * group, GATHERED * block.rows)
 
 
-def _parts(dealt: _Dealt, block: Block) -> list[packing.Part]:
+def _parts(dealt: _Dealt, block: Block) -> list[packing.ShardRows]:
     """One shard: the blocks of each reading, empty ones behind them."""
     return [
-        packing.Part(prompts, blocks[m] if m < len(blocks) else [])
+        packing.ShardRows(prompts, blocks[m] if m < len(blocks) else [])
         for prompts, blocks in zip(*dealt, strict=True)
         for m in range(block.count)
     ]

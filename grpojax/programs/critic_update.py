@@ -75,7 +75,7 @@ class CriticModel:
             rows = dataclasses.replace(rows, read=jax.lax.stop_gradient(rows.read))
         return models.token_outputs(trunk, head, rows, self.compute, at=self.at)
 
-    def read(self, params: Any, frozen: Any, rows: Any) -> dec.Read:
+    def read(self, params: Any, frozen: Any, rows: Any) -> dec.PromptStates:
         """What `outputs` reads of prompts (`grpojax.programs.update.Learns`)."""
         return dec.read_prompts(self.parts(params, frozen)[0], rows, self.compute)
 

@@ -95,7 +95,7 @@ class Completion(NamedTuple):
     sample: int
 
 
-class Part(NamedTuple):
+class ShardRows(NamedTuple):
     """What a shard has of a micro-batch: the prompts' numbers in the batch, and the rows."""
 
     prompts: np.ndarray
@@ -135,7 +135,7 @@ def cut(per_shard: int, group: int, microbatches: int) -> _Cut:
     )
 
 
-def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> Part:
+def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> ShardRows:
     """What one shard has in one micro-batch."""
     rows: list[list[Completion]] = []
     for k in range(cut.prompts):
@@ -144,7 +144,7 @@ def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> Pa
         live = [i for i, n in enumerate(mine) if n > 0]
         fitted = first_fit([mine[i] for i in live], size)
         rows += [[Completion(k, p, start + live[i]) for i in b] for b in fitted]
-    return Part(cut.first_prompt(shard, m) + np.arange(cut.prompts), rows)
+    return ShardRows(cut.first_prompt(shard, m) + np.arange(cut.prompts), rows)
 
 
 class _Sizes(NamedTuple):
@@ -216,7 +216,7 @@ def pack(
     parts = cut(n_prompts // shards, group, microbatches)
     longest = int(lengths.max())
 
-    def assign(size: int) -> tuple[list[list[Part]], int]:
+    def assign(size: int) -> tuple[list[list[ShardRows]], int]:
         rows = [[_assign(lengths, size, parts, shard, m) for shard in range(shards)] for m in range(microbatches)]
         return rows, max(1, *(len(mine.rows) for of_shards in rows for mine in of_shards))
 
@@ -230,7 +230,7 @@ def pack(
 
 def lay_out(
     batch: TrainBatch,
-    assigned: Sequence[Sequence[Part]],
+    assigned: Sequence[Sequence[ShardRows]],
     shape: tuple[int, int],
     *,
     gather: int = 0,
@@ -260,7 +260,11 @@ def _single(x: Array) -> np.ndarray:
 
 
 def _fill(
-    batch: TrainBatch, assigned: Sequence[Sequence[Part]], shape: tuple[int, int, int, int], gather: int, alike: int
+    batch: TrainBatch,
+    assigned: Sequence[Sequence[ShardRows]],
+    shape: tuple[int, int, int, int],
+    gather: int,
+    alike: int,
 ) -> tuple[Layout, Rows]:
     """Where each token goes, and the rows; so many micro-batches in a row have the same prompts."""
     lengths = np.asarray(batch.lengths)

@@ -13,14 +13,14 @@ from grpojax.models import decoder as dec
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
-from grpojax.programs.update import Loss, Metrics, Read
+from grpojax.programs.update import Loss, Metrics, ReadPrompts
 from grpojax.types import Rows, Scalar
 
 
 def policy_objective(
     graph: Any, objective: L.Objective, compute: Compute, *, temperature: float = 1.0, entropy: bool = False
 ) -> Loss:
-    """The loss ``(params, frozen, part: Packed) -> (value, metrics)`` of an objective.
+    """The loss ``(params, frozen, micro: Packed) -> (value, metrics)`` of an objective.
 
     Args:
       graph: the decoder's graph definition.
@@ -36,23 +36,23 @@ def policy_objective(
     """
     wanted = True if objective.needs_entropy else "value" if entropy else False
 
-    def loss(params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
-        scores = dec.score(graph, params, part.rows, compute, temperature=temperature, entropy=wanted)
-        tokens = part.per_token
+    def loss(params: Any, frozen: Any, micro: Packed) -> tuple[Scalar, Metrics]:
+        scores = dec.score(graph, params, micro.rows, compute, temperature=temperature, entropy=wanted)
+        tokens = micro.per_token
         with jax.named_scope("loss"):
             value, metrics = L.policy_loss(
                 scores.logps,
                 objective=objective,
                 advantages=tokens.advantages,
                 weights=tokens.weights,
-                old_logps=tokens.behavior_logps,
+                old_logps=tokens.old_logps,
                 ref_logps=tokens.ref_logps,
                 sampler_logps=tokens.sampler_logps,
                 displacement_weights=tokens.displacement_weights,
                 covariance_mask=tokens.covariance_mask,
                 entropy=scores.entropy,
                 entropy_coef=(frozen or {}).get("entropy_coef"),
-                segments=part.rows.segments,
+                segments=micro.rows.segments,
             )
         if tokens.sampler_logps is not None:
             metrics |= diagnostics.mismatch(scores.logps, tokens.sampler_logps, tokens.weights > 0)
@@ -61,10 +61,10 @@ def policy_objective(
     return loss
 
 
-def reader(graph: Any, compute: Compute) -> Read:
+def reader(graph: Any, compute: Compute) -> ReadPrompts:
     """What a policy's loss and its scores read of prompts (`grpojax.programs.update.Learns`)."""
 
-    def read(params: Any, frozen: Any, rows: Rows) -> dec.Read:
+    def read(params: Any, frozen: Any, rows: Rows) -> dec.PromptStates:
         return dec.read_prompts(nnx.merge(graph, params), rows, compute)
 
     return read
@@ -105,7 +105,7 @@ def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed, 
             objective=objective,
             advantages=tokens.advantages,
             weights=tokens.weights,
-            old_logps=tokens.behavior_logps,
+            old_logps=tokens.old_logps,
             sampler_logps=tokens.sampler_logps,
             segments=segments,
             places=places,

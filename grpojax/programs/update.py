@@ -1,9 +1,14 @@
 """One update of one network, or of several at once, by any loss.
 
-A loss is ``(params, frozen, part) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else it reads,
-and ``part`` is a micro-batch. Losses, and metrics that are bare arrays, are sums that add up over the micro-batches;
+A loss is ``(params, frozen, micro) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else it reads,
+and ``micro`` is a micro-batch. Losses, and metrics that are bare arrays, are sums that add up over the micro-batches;
 `grpojax.types.Mean` and `Max` know themselves how to. ``frozen["share"]``, where there is one, is the share of the run
 that is behind it, for an optimiser whose rate follows that.
+
+There are two ways to one gradient. `_accumulate` takes rows that hold their own prompts, a micro-batch at a time.
+`_over_readings` takes rows in blocks: a *reading* is one forward of some prompts, a *block* is a fixed number of rows
+that continue them, and the blocks that hold a token are *taken*. `grpojax.programs.blocks.pack` chooses between the two
+for each batch, by the lengths of its samples.
 """
 
 import dataclasses
@@ -23,7 +28,7 @@ from grpojax.types import Max, Scalar, TrainState
 
 Metrics = dict[str, Any]
 Loss = Callable[[Any, Any, Any], tuple[Scalar, Metrics]]
-Read = Callable[[Any, Any, Any], Any]
+ReadPrompts = Callable[[Any, Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,16 +36,16 @@ class Learns:
     """How one of several networks learns.
 
     Attributes:
-      loss: ``(params, frozen, part) -> (value, metrics)``; in ``frozen`` are the others too, by role.
+      loss: ``(params, frozen, micro) -> (value, metrics)``; in ``frozen`` are the others too, by role.
       optimizer: its own.
-      read: ``(params, frozen, rows) -> Rows.read``, what its loss reads of prompts that stand before several blocks of
-        rows (`grpojax.programs.blocks`); None where there are no such.
+      read: ``(params, frozen, rows) -> Rows.read``, one forward of the prompts that several blocks of rows continue
+        (`grpojax.programs.blocks`); None where every row holds its own prompt.
       table: of its weights (`grpojax.programs.state.Network`).
     """
 
     loss: Loss
     optimizer: optax.GradientTransformation
-    read: Read | None = None
+    read: ReadPrompts | None = None
     table: WeightTable = dataclasses.field(default_factory=lambda: DECODER)
 
 
@@ -49,7 +54,7 @@ def make_update(
     optimizer: optax.GradientTransformation,
     mesh: Mesh | None = None,
     *,
-    read: Read | None = None,
+    read: ReadPrompts | None = None,
     table: WeightTable = DECODER,
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
     """One update: ``(state, frozen, parts) -> (state, metrics)``, to be jitted with the state donated.
@@ -118,7 +123,7 @@ def _update(
     learns: Learns, state: TrainState, frozen: Any, parts: Any, mesh: Mesh | None
 ) -> tuple[TrainState, Metrics]:
     grads, metrics = _accumulate(learns, state.params, frozen, parts)
-    # The optimiser begins here: else copies of its moments, made for its layouts, lie there through the backward pass.
+    # A barrier: else XLA copies the optimiser's moments into other layouts before the backward pass, and keeps both.
     grads, state = jax.lax.optimization_barrier((grads, state))
     # Optax raises a float to an integer power, which strict dtype promotion forbids.
     with jax.named_scope("optimizer"), jax.numpy_dtype_promotion("standard"):

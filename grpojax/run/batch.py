@@ -44,7 +44,8 @@ class RolloutBatch:
       signals: what the variant reads besides: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
       greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn as well.
       seeded: ``[P]`` bool, where some prompts have solved problems in context; None where none ever has.
-      failed: of those the samples without, all wrong, which were drawn before and are not learned from.
+      failed: the samples that ``seeded`` prompts got before, without solved problems in context. All are wrong, and
+        none is learned from.
       drawn: what was drawn, where ``rollout`` has another text that is learned from in its place; else None.
       everything: all groups that were drawn for the step, those included that its filter dropped.
       metrics: of how the step's problems and samples came about.

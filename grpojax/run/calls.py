@@ -121,7 +121,9 @@ def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Seque
     found = {"update": update._replace(args=(both, frozen | read, packed), own=(both, read), flops=work + more)}
     if second.warmup_steps(config):
         args = state[role], frozen | read, packed
-        found[f"{role} update"] = Call(programs.alone[role], args, (state[role], read), flops=more, ragged=True)
+        found[f"{role} update"] = Call(
+            programs.update_without_policy[role], args, (state[role], read), flops=more, ragged=True
+        )
     return found
 
 

@@ -45,7 +45,7 @@ class Learner:
       state: by role: a `grpojax.types.TrainState` of what learns, as of ``policy``, and plain weights of what does not.
       scores_a_step: forwards over all samples beyond those of sampling and updates.
       entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
-      least: positions of a shard that are worth a block (`grpojax.programs.blocks.sizes`).
+      least: positions of which a block of rows takes no less time for having fewer (`grpojax.programs.blocks.sizes`).
       updates: of the policy that were dispatched, those included that were skipped: the version of its weights.
     """
 
@@ -61,7 +61,7 @@ class Learner:
         run: CompileAhead | None = None,
     ):
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
-        self.parts, self._run = parts, run or CompileAhead()
+        self.parts, self._call = parts, run or CompileAhead()
         # One at most: `grpojax.run.parts.kinds` refuses others.
         self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
         self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)
@@ -77,10 +77,10 @@ class Learner:
         self.updates = 0
         self.entropy_coefs = {"coef": objective.entropy_coef, "applied": 0.0}  # no entropy is known yet
         for part in parts:
-            part.open(programs, self._run)
+            part.open(programs, self._call)
 
     def work(self, batch: RolloutBatch, lengths: Samples, number: int) -> dict[str, float]:
-        """Useful FLOPs of a step of that number, which has learned from ``lengths`` of ``batch``
+        """Useful FLOPs of step ``number``, whose updates took ``lengths [P, G]`` tokens of ``batch``
         (`grpojax.run.work.step_flops`)."""
         return step_flops(
             self.policy.config,
@@ -139,9 +139,10 @@ class Learner:
         prompts = data.to_prompts(problems, longest)
         minis = []
         for places in batch_shards.minibatches(batch.dropped, self.train.minibatches):
-            mine, part = batch_shards.spread(jax.tree.map(lambda x, at=places: x[at], prompts), group, policy.shards)
+            mine = jax.tree.map(lambda x, at=places: x[at], prompts)
+            mine, samples = batch_shards.spread(mine, group, policy.shards)
             tokens, lengths, logps = (
-                x[places].reshape(len(mine.lengths), part, *x.shape[2:])
+                x[places].reshape(len(mine.lengths), samples, *x.shape[2:])
                 for x in (rollout.tokens, rollout.lengths, rollout.logps)
             )
             per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
@@ -164,7 +165,7 @@ class Learner:
 
     def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         """What the parts say of the samples before the rewards are there, and log-probs under the policy before its
-        updates, where a term or the variant asks.
+        updates, where a term or the variant asks (`Method.scores_self`). The quickstart runs no program here.
 
         Returns what the variant reads of them: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
         """
@@ -172,10 +173,10 @@ class Learner:
         for part in self.parts:
             signals |= part.before(self.state, minis)
         if self._scores_self:
-            own = [self._run(programs.score_policy, self.state["policy"].params, m.packed.rows) for m in minis]
+            own = [self._call(programs.score_policy, self.state["policy"].params, m.packed.rows) for m in minis]
             if self._moves:
                 for mini, scores in zip(minis, own, strict=True):
-                    mini.set(behavior_logps=scores.logps)
+                    mini.set(old_logps=scores.logps)
             if self._compares:
                 signals["behavior_logps"] = whole(minis, [s.logps for s in own])
             if self._needs_entropy:
@@ -184,7 +185,7 @@ class Learner:
             jax.block_until_ready([m.packed for m in minis])
         return signals
 
-    def late(self, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
+    def signals_after_rewards(self, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         """What the parts signal once the rewards are there, and metrics of it (`grpojax.run.parts.part.Part.after`)."""
         signals, metrics, started = dict[str, Array](), dict[str, float](), time.perf_counter()
         for part in self.parts:
@@ -211,7 +212,7 @@ class Learner:
         """
         dropped = batch.dropped
         counted, cut = weighing.counted(batch, self.train.truncated)
-        late, metrics = self.late(batch, counted)
+        late, metrics = self.signals_after_rewards(batch, counted)
         signals = {**signals, **late}
         with on_host():
             mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
@@ -248,7 +249,10 @@ class Learner:
         *,
         shares: tuple[float, float] | None = None,
     ) -> list[dict[str, Any]]:
-        """Dispatches the updates, and returns the metrics that the device owes; a minibatch without weights has none.
+        """Dispatches the updates, and returns their metrics, which are still on the device; a minibatch without weights
+        has none. By default (one update a rollout, no second network) this is one call of ``programs.update``, which
+        `grpojax.run.programs.make_programs` makes of `grpojax.programs.policy_update.policy_objective` and that of
+        `grpojax.losses.policy_loss`.
 
         Args:
           minis: scored and weighed.
@@ -268,25 +272,25 @@ class Learner:
                 frozen["share"] = np.float32(shares[0] + (shares[1] - shares[0]) * n / count)
             given = frozen if second is None else {**frozen, **second.frozen(self.state)}
             if second is not None and learns_alone:
-                self.state[second.role], measured = self._run(
-                    self.programs.alone[second.role], self.state[second.role], given, mini.packed
+                self.state[second.role], measured = self._call(
+                    self.programs.update_without_policy[second.role], self.state[second.role], given, mini.packed
                 )
                 taken.append({f"{second.role}/{name}": value for name, value in measured.items()})
                 ready(self.state)
                 continue
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update
-                logps = self._run(self.programs.score, self.state["policy"].params, mini.packed.rows).logps
+                logps = self._call(self.programs.score, self.state["policy"].params, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
                 places = place_rows(mini.layout.index, self.policy.mesh)
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)
                 mini.set(covariance_mask=self.programs.covariance_mask(key, logps, mini.packed, places))
             if second is None:
-                self.state["policy"], metrics = self._run(
+                self.state["policy"], metrics = self._call(
                     self.programs.update, self.state["policy"], given, mini.packed
                 )
             else:  # each learns by the other as it was
                 both = {role: self.state[role] for role in ("policy", second.role)}
-                both, metrics = self._run(self.programs.update, both, given, mini.packed)
+                both, metrics = self._call(self.programs.update, both, given, mini.packed)
                 self.state |= both
             taken.append(metrics)
             self.updates += 1

@@ -53,8 +53,8 @@ class PackedBatch:
 
 def whole(minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
     """Rows of every minibatch back to ``[P, G, T]`` on the host."""
-    parts = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
-    whole = [batch_shards.gather_groups(part, len(m.places)) for m, part in zip(minis, parts, strict=True)]
+    unpacked = [m.layout.unpack(processes.fetch(x)) for m, x in zip(minis, rows, strict=True)]
+    whole = [batch_shards.gather_groups(x, len(m.places)) for m, x in zip(minis, unpacked, strict=True)]
     return np.concatenate(whole)[np.argsort(np.concatenate([m.places for m in minis]))]
 
 
@@ -67,13 +67,13 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
     variant, kinds = method.variant, parts.kinds(method.variant).values()
     tokens = room(rollout.max_tokens) if method.replaces_samples else rollout.max_tokens
     prompts = calls.longest_prompts(rollout.prompts // train.minibatches, config.data.max_prompt_tokens)
-    part, group = batch_shards.spread(prompts, method.widest(rollout.group), policy.shards)
-    full = np.zeros((len(part.lengths), group, tokens), np.float32)
+    spread, group = batch_shards.spread(prompts, method.widest(rollout.group), policy.shards)
+    full = np.zeros((len(spread.lengths), group, tokens), np.float32)
     there = {"sampler_logps": not method.replaces_samples}
-    there["behavior_logps"] = method.scores_old(train.updates_a_rollout)
+    there["old_logps"] = method.scores_old(train.updates_a_rollout)
     there |= {name: True for kind in kinds for name in kind.rows(variant)}
     return TrainBatch(
-        prompts=part,
+        prompts=spread,
         tokens=full.astype(np.int32),
         lengths=np.full(full.shape[:2], tokens, np.int32),
         per_token=PerToken(
@@ -96,7 +96,7 @@ def in_rows(config: Config, policy: PolicyShape, batch: TrainBatch) -> Packed:
 def ragged(config: Config, policy: PolicyShape, batch: TrainBatch, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The arguments of an update whose samples are shorter: it takes blocks of rows, as many as hold a token.
 
-    None where such blocks would save nothing.
+    Empty where such blocks would save nothing.
     """
     train = config.train
     least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])

@@ -42,8 +42,8 @@ class Spec:
 
     def learners(self) -> Mapping[str, Learns]:
         """The network that learns beside the policy, by its role; empty where none does. Where both learn, its loss
-        finds the policy's weights in ``frozen["policy"]``, which get no gradient of it. Rows come in blocks, so that
-        ``read`` is given: of a network that reads nothing of prompts, a function that returns ``()``."""
+        finds the policy's weights in ``frozen["policy"]``, which get no gradient of it. Rows may come in blocks, for
+        which ``read`` must be given; for a network that reads no prompts it returns ``()``."""
         return {}
 
 
@@ -83,8 +83,8 @@ class Programs:
       score: ``(params, rows) -> Scores``, log-probs of the samples.
       score_policy: the same of the policy before its updates, with the entropy where the variant reads it.
       covariance_mask: ``(key, logps, packed, places) -> mask``, the tokens that Clip-Cov or KL-Cov picks.
-      alone: ``(state, frozen, packed) -> (state, metrics)``, in which the other network learns and the policy does not,
-        by its role.
+      update_without_policy: ``(state, frozen, packed) -> (state, metrics)`` by role: that network learns and
+        the policy does not.
       parts: what the parts add, by name.
     """
 
@@ -93,7 +93,7 @@ class Programs:
     score: Function
     score_policy: Function
     covariance_mask: Function
-    alone: Mapping[str, Function] = dataclasses.field(default_factory=dict)
+    update_without_policy: Mapping[str, Function] = dataclasses.field(default_factory=dict)
     parts: Mapping[str, Function] = dataclasses.field(default_factory=dict)
 
 
@@ -134,7 +134,7 @@ def make_programs(learning: Learning) -> Programs:
         if twice := added.keys() & made.keys():
             raise UserError(f"two parts of the variant bring a program {min(twice)!r}: give one of them another name")
         added |= made
-    update = make_joint_update({"policy": policy, **others}, compute.mesh) if others else _alone(policy, compute)
+    update = make_joint_update({"policy": policy, **others}, compute.mesh) if others else _update_of(policy, compute)
     score = scores("score", graph)
     return Programs(
         optimizer=optimizer,
@@ -142,15 +142,15 @@ def make_programs(learning: Learning) -> Programs:
         score=score,
         score_policy=scores("score with entropy", graph, entropy=True) if learning.entropy else score,
         covariance_mask=program("covariance mask", policy_update.make_covariance_mask(objective)),
-        alone={
-            role: program(f"{role} update", _alone(learns, compute), donate=[0], options=options)
+        update_without_policy={
+            role: program(f"{role} update", _update_of(learns, compute), donate=[0], options=options)
             for role, learns in others.items()
         },
         parts=added,
     )
 
 
-def _alone(learns: Learns, compute: Compute) -> Function:
+def _update_of(learns: Learns, compute: Compute) -> Function:
     return make_update(learns.loss, learns.optimizer, compute.mesh, read=learns.read, table=learns.table)
 
 

@@ -49,7 +49,7 @@ class Clock:
         self.seconds, self._since = Counter[str](), time.perf_counter()
 
     def lap(self, name: str | None) -> None:
-        """Ends a part; what is of none has no name."""
+        """Ends a phase of the step; None ends a time that belongs to no phase."""
         now = time.perf_counter()
         if name is not None:
             self.seconds[name] += now - self._since  # pyrefly: ignore

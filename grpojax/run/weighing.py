@@ -14,7 +14,8 @@ from grpojax.types import Samples, Tokens
 
 
 def counted(batch: RolloutBatch, truncated: str) -> tuple[Samples, Samples]:
-    """``(rewards, cut)``, ``[P, G]``: NaN where a sample is in no statistic, and those that weigh nothing as cut."""
+    """``(rewards, cut)``, ``[P, G]``: the rewards, NaN where a sample is in no statistic, and which samples were cut at
+    the limit and weigh nothing."""
     rewards = np.where(batch.dropped[:, None], np.nan, batch.total)
     cut = ~batch.rollout.stopped & (truncated != "train")
     return np.where(cut, np.nan, rewards) if truncated == "drop" else rewards, cut

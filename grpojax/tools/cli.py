@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _company(args: argparse.Namespace) -> Iterator[None]:
-    """The other processes of a command that joins them; the end of one is the end of all, and SIGTERM is."""
+    """Inside, a command is joined by its other processes. Where one ends, or gets SIGTERM, all end."""
     if not args.joins:
         yield
         return

@@ -71,8 +71,8 @@ def test_importance_in_the_loss():
     objective = L.Objective(surrogate=L.unclipped(), kl_coef=0.5, importance="truncate", importance_high=1.1)
     assert objective.needs_sampler_logps and not L.Objective().needs_sampler_logps
     for own in (True, False):
-        behavior = None if own else batch.behavior_logps
-        with_sampler = types.SimpleNamespace(**fields | {"behavior_logps": behavior, "sampler_logps": sampler})
+        behavior = None if own else batch.old_logps
+        with_sampler = types.SimpleNamespace(**fields | {"old_logps": behavior, "sampler_logps": sampler})
         loss, metrics = L.policy_loss(logps, objective=objective, **arrays(with_sampler))
         weight = np.minimum(np.exp((logps if own else behavior) - sampler), 1.1)
         ratio = 1.0 if own else np.exp(logps - behavior)
@@ -95,7 +95,7 @@ def test_golden_off_policy_mask(advantage, limit, kept):
     batch = types.SimpleNamespace(
         weights=jnp.array([0.5, 0.5, 0]),
         advantages=jnp.full(3, float(advantage)),
-        behavior_logps=None,
+        old_logps=None,
         sampler_logps=old,
     )
     loss, metrics = L.policy_loss(new, objective=L.Objective(off_policy_limit=limit), **arrays(batch))

@@ -69,7 +69,7 @@ def batch_of(seed=0):
     logps = (logps * 3).astype(np.float32)
     advantages = np.where(np.asarray(batch.weights) > 0, rng.normal(size=logps.shape) * 2, NAN).astype(np.float32)
     behavior = logps + 0.5 * rng.normal(size=logps.shape).astype(np.float32)
-    return logps, dataclasses.replace(batch, advantages=advantages, behavior_logps=behavior)
+    return logps, dataclasses.replace(batch, advantages=advantages, old_logps=behavior)
 
 
 CLIP = L.Objective(covariance="clip", covariance_fraction=0.2)
@@ -81,7 +81,7 @@ def test_the_mask_of_a_minibatch(seed):
     logps, batch = batch_of(seed)
     mask = np.asarray(batch.weights) > 0
     cov = loss_oracles.covariance(logps, np.nan_to_num(batch.advantages), mask)
-    ratio, a = np.exp(logps - batch.behavior_logps), np.nan_to_num(batch.advantages)
+    ratio, a = np.exp(logps - batch.old_logps), np.nan_to_num(batch.advantages)
     stopped = ((a > 0) & (ratio > 1.2)) | ((a < 0) & (ratio < 0.8))
     assert (stopped & (cov > 1) & (cov < 5)).any()
     free, count = loss_oracles.picked(cov, mask, 0.2, low=1.0, high=5.0, skip=stopped)
@@ -117,7 +117,7 @@ def test_clip_cov_in_the_loss():
     close(gradient, np.where(picked, 0, plain))
     assert np.abs(np.asarray(plain)[picked]).min() > 1e-4
     used = np.asarray(batch.weights) > 0
-    tokens = L.clipped()(logps - batch.behavior_logps, batch.advantages)
+    tokens = L.clipped()(logps - batch.old_logps, batch.advantages)
     close(loss, np.where(used & ~picked, batch.weights * tokens, 0).sum(), atol=1e-5)
     close(metrics["clip_cov"].value, picked.sum() / used.sum())
 
@@ -127,11 +127,11 @@ def test_kl_cov_in_the_loss():
     full = with_mask(logps, batch, KL)
     loss, metrics = L.policy_loss(logps, objective=KL, **arrays(full))
     used, picked = np.asarray(batch.weights) > 0, np.asarray(full.covariance_mask)
-    drift = logps - batch.behavior_logps
+    drift = logps - batch.old_logps
     tokens = -np.exp(drift) * batch.advantages + 0.5 * np.abs(drift) * picked
     close(loss, np.where(used, batch.weights * tokens, 0).sum(), atol=1e-5)
     close(metrics["kl_cov"].value, picked.sum() / used.sum())
-    own = types.SimpleNamespace(**vars(full) | {"behavior_logps": None})
+    own = types.SimpleNamespace(**vars(full) | {"old_logps": None})
     value, gradient = jax.value_and_grad(lambda x: L.policy_loss(x, objective=KL, **arrays(own))[0])(logps)
     close(gradient, -np.where(used, batch.weights * np.nan_to_num(batch.advantages), 0))  # nothing in the first update
 

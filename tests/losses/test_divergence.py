@@ -73,7 +73,7 @@ def expected_policy_gradient(objective, drawn_from=None, reward=None):
     drawn = logps if drawn_from is None else drawn_from
     batch = Batch(
         weights=jnp.exp(drawn), advantages=jnp.zeros(3) if reward is None else reward(logps),
-        behavior_logps=drawn_from, ref_logps=REF,
+        old_logps=drawn_from, ref_logps=REF,
     )  # fmt: skip
     return jax.jit(
         jax.grad(lambda logits: L.policy_loss(jax.nn.log_softmax(logits), objective=objective, **arrays(batch))[0])

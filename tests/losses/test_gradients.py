@@ -22,7 +22,7 @@ def gradient_of(how, ratio, surrogate):
     @jax.jit
     def gradient(logps, behavior, advantages, mask):
         weights = L.loss_weights(mask, how, **HOW[how])
-        batch = type("Batch", (), {"weights": weights, "advantages": advantages, "behavior_logps": behavior})
+        batch = type("Batch", (), {"weights": weights, "advantages": advantages, "old_logps": behavior})
         return jax.grad(lambda x: L.policy_loss(x, objective=objective, **arrays(batch))[0])(logps)
 
     return gradient
@@ -63,7 +63,7 @@ def enumerated(how, ratio, surrogate):
         odds = jnp.exp(jnp.where(WRITTEN, behavior, 0.0).sum(-1, keepdims=True))
         weights = len(SEQUENCES) * odds * L.loss_weights(WRITTEN, how)
         batch = type("Batch", (), {"weights": weights, "advantages": jnp.broadcast_to(
-            advantages[None, :, None], WRITTEN.shape), "behavior_logps": behavior})  # fmt: skip
+            advantages[None, :, None], WRITTEN.shape), "old_logps": behavior})  # fmt: skip
         return jax.grad(lambda x: L.policy_loss(logps_of(x), objective=objective, **arrays(batch))[0])(logits)
 
     return gradient

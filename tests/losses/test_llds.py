@@ -39,7 +39,7 @@ def test_golden_llds(fall, gate, want):
     mask = np.ones((1, 1, 4), bool)
     batch = types.SimpleNamespace(
         weights=0.25 * mask.astype(np.float32), advantages=jnp.zeros((1, 1, 4)),
-        behavior_logps=jnp.zeros((1, 1, 4)), actions=ACTIONS,
+        old_logps=jnp.zeros((1, 1, 4)), actions=ACTIONS,
         displacement_weights=L.displacement_weights(np.zeros((1, 1, 4)), mask),
     )  # fmt: skip
 

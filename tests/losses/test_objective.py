@@ -83,7 +83,7 @@ def test_only_the_policy_is_differentiated():
         batch = types.SimpleNamespace(
             weights=L.loss_weights(mask, "sequence_sum"),
             advantages=advantages,
-            behavior_logps=behavior,
+            old_logps=behavior,
             ref_logps=ref,
         )
         return L.policy_loss(logps, objective=L.Objective(aggregate="sequence_sum", kl_coef=0.1), **arrays(batch))[0]
@@ -139,7 +139,7 @@ def test_anchored_at_the_sampler():
     logps, batch, _ = example(3)
     share = L.displacement_weights(np.where(batch.weights > 0, batch.advantages, -1), batch.weights > 0)
     fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)} | {"displacement_weights": share}
-    swapped = types.SimpleNamespace(**fields | {"behavior_logps": None, "sampler_logps": batch.behavior_logps})
+    swapped = types.SimpleNamespace(**fields | {"old_logps": None, "sampler_logps": batch.old_logps})
     terms = {"kl_coef": 0.3, "kl_kind": "unbiased", "llds_coef": 0.2}
     want = L.policy_loss(logps, objective=L.Objective(**terms), **arrays(types.SimpleNamespace(**fields)))
     objective = L.Objective(ratio_denominator="sampler", **terms)
@@ -151,7 +151,7 @@ def test_anchored_at_the_sampler():
 
 def test_the_typed_batch_is_one():
     logps, batch, _ = example(3)
-    typed = PerToken(weights=batch.weights, advantages=batch.advantages, behavior_logps=batch.behavior_logps)
+    typed = PerToken(weights=batch.weights, advantages=batch.advantages, old_logps=batch.old_logps)
     assert (
         L.policy_loss(logps, objective=L.Objective(), **arrays(typed))[0]
         == L.policy_loss(logps, objective=L.Objective(), **arrays(batch))[0]

@@ -92,13 +92,13 @@ def test_no_update_between_rollout_and_loss():
     logps, batch, entropy = example()
     advantages = jnp.asarray(batch.advantages - batch.advantages.mean(1, keepdims=True))
     mask = prefix(np.random.default_rng(1).integers(1, T + 1, (P, G)))
-    own = dataclasses.replace(batch, advantages=advantages, behavior_logps=None, weights=weigh("sequence_mean")(mask))
+    own = dataclasses.replace(batch, advantages=advantages, old_logps=None, weights=weigh("sequence_mean")(mask))
     (loss, metrics), (gradient, _) = compiled(L.Objective())(logps, own, entropy)
     close(loss, 0)
     close(gradient, -own.weights * advantages)
     assert jnp.linalg.norm(gradient) > 0.05
     assert metrics["clip_low"].total == metrics["clip_high"].total == 0
-    same = dataclasses.replace(own, behavior_logps=logps)
+    same = dataclasses.replace(own, old_logps=logps)
     close(compiled(L.Objective())(logps, same, entropy)[1][0], gradient)
 
 
@@ -126,7 +126,7 @@ def test_a_ratio_beyond_float32_stays_finite():
     """exp(300) is inf in float32, and inf * 0 in its gradient is NaN."""
     _, batch, entropy = example()
     far = np.full((P, G, T), -300, np.float32)
-    batch = dataclasses.replace(batch, behavior_logps=far, ref_logps=far)
+    batch = dataclasses.replace(batch, old_logps=far, ref_logps=far)
     for (name, objective), logps in itertools.product(OBJECTIVES.items(), (0 * far, 2 * far)):
         got = compiled(objective)(logps, batch, entropy)
         assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.isfinite(x).all()), got)), name
@@ -139,10 +139,10 @@ def test_oracle(name, lengths, seed, how, own):
     objective = OBJECTIVES[name]
     logps, batch, entropy = example(seed, how, lengths)
     if own:
-        batch = dataclasses.replace(batch, behavior_logps=None)
+        batch = dataclasses.replace(batch, old_logps=None)
     (loss, metrics), _ = compiled(objective)(logps, batch, entropy)
     want = loss_oracles.policy_loss(
-        logps, np.asarray(batch.weights), batch.advantages, behavior_logps=batch.behavior_logps,
+        logps, np.asarray(batch.weights), batch.advantages, old_logps=batch.old_logps,
         ref_logps=batch.ref_logps, entropy=entropy,
         low=objective.surrogate.low, high=objective.surrogate.high,
         kl_coef=objective.kl_coef, kl_kind=objective.kl_kind, entropy_coef=objective.entropy_coef,
@@ -160,7 +160,7 @@ def test_padding_has_no_part(name):
     clean = run(logps, batch, entropy)
     assert jax.tree.all(jax.tree.map(lambda x: bool(jnp.isfinite(x).all()), clean))
     for field, garbage in itertools.product(
-        ("logps", "entropy", "advantages", "behavior_logps", "ref_logps"), (NAN, np.inf, 200.0, -200.0)
+        ("logps", "entropy", "advantages", "old_logps", "ref_logps"), (NAN, np.inf, 200.0, -200.0)
     ):
         plant = lambda x: np.where(mask, x, np.float32(garbage))  # noqa: B023, E731
         if field == "logps":
@@ -287,7 +287,7 @@ def test_a_surrogate_is_any_function():
     objective = L.Objective(surrogate=lambda log_ratios, advantages: -log_ratios * advantages)
     loss, metrics = L.policy_loss(logps, objective=objective, **arrays(batch))
     used = np.asarray(batch.weights) > 0
-    close(loss, -(batch.weights * batch.advantages * (logps - batch.behavior_logps))[used].sum())
+    close(loss, -(batch.weights * batch.advantages * (logps - batch.old_logps))[used].sum())
     assert not any("clip" in name for name in metrics)
 
 
@@ -330,7 +330,7 @@ def test_clip_metrics_tell_the_side_that_was_passed():
     mask = np.ones((1, 1, 3), bool)
     batch = types.SimpleNamespace(
         weights=L.loss_weights(mask, "token_mean"), advantages=np.array([[[-1.0, -1.0, 1.0]]], np.float32),
-        behavior_logps=np.zeros(mask.shape, np.float32),
+        old_logps=np.zeros(mask.shape, np.float32),
     )  # fmt: skip
     logps = np.log(np.array([[[5.0, 0.5, 1.5]]], np.float32))
     _, metrics = L.policy_loss(logps, objective=L.Objective(surrogate=L.clipped(dual=3.0)), **arrays(batch))
@@ -352,7 +352,7 @@ def test_clip_cov_by_advantages_leaves_kl_and_ratios_alone():
         batch = types.SimpleNamespace(
             weights=L.loss_weights(mask, "token_mean"),
             advantages=advantages,
-            behavior_logps=logps - 0.1,
+            old_logps=logps - 0.1,
             ref_logps=ref,
         )
         return L.policy_loss(logps, objective=L.Objective(kl_coef=0.1, aggregate="token_mean"), **arrays(batch))[1]

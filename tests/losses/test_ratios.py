@@ -48,7 +48,7 @@ def test_rows_of_several_samples_give_the_same_loss():
     rng = np.random.default_rng(0)
     a, b = 4, 3  # two samples, alone and back to back; then two places of padding
     rows = {}
-    for field, scale in (("logps", 1), ("behavior_logps", 1), ("sampler_logps", 1), ("advantages", 0)):
+    for field, scale in (("logps", 1), ("old_logps", 1), ("sampler_logps", 1), ("advantages", 0)):
         x = np.full((2, T), NAN, np.float32)
         x[0, :a], x[1, :b] = (rng.normal(size=a), rng.normal(size=b)) if scale else (-1.0, 0.7)
         rows[field] = x
@@ -164,7 +164,7 @@ def test_golden_gspo(advantage, loss, broken):
 def test_ratio_1_is_exact():
     """Of ``lp - sg(lp) + s`` from left to right a rounding of s is left; and at ratio 1 all clips have one gradient."""
     logps, batch, _ = example()
-    same = dataclasses.replace(batch, behavior_logps=logps)
+    same = dataclasses.replace(batch, old_logps=logps)
     ratios = all_levels(logps, logps, np.ones((P, G, T), bool))
     for level in ("token", "sequence", "sequence_token", "own"):
         assert not np.asarray(ratios[level][0]).any()

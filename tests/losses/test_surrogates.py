@@ -139,7 +139,7 @@ def test_surrogate_oracle(name, seed):
     options = dataclasses.asdict(surrogate)
     want = sum(
         float(batch.weights[i])
-        * loss_oracles.token_loss(type(surrogate).__name__, float(logps[i]) - float(batch.behavior_logps[i]),
+        * loss_oracles.token_loss(type(surrogate).__name__, float(logps[i]) - float(batch.old_logps[i]),
                              float(batch.advantages[i]), float(logps[i]), **options)
         for i in zip(*np.nonzero(batch.weights), strict=True)
     )  # fmt: skip
@@ -153,7 +153,7 @@ def test_geometric_oracle(seed):
     (loss, _), _ = compiled(L.Objective(surrogate=SURROGATES["gmpo"]))(logps, batch, None)
     mask, want = np.asarray(batch.weights) > 0, 0.0
     for p, g in np.argwhere(mask.any(-1)):
-        deltas = (logps - batch.behavior_logps)[p, g][mask[p, g]].astype(float)
+        deltas = (logps - batch.old_logps)[p, g][mask[p, g]].astype(float)
         want += loss_oracles.geometric(deltas, float(batch.advantages[p, g, 0]), 0.2, 0.2) / (P * G)
     close(loss, want, atol=2e-5)
 
@@ -178,7 +178,7 @@ def test_wide_cispo_is_reinforce_with_a_weight():
     logps, batch, _ = example()
     _, (got, _) = compiled(L.Objective(surrogate=L.cispo(weight_max=1e9)))(logps, batch, None)
     used = np.asarray(batch.weights) > 0
-    ratio = np.where(used, np.exp(logps - batch.behavior_logps), 0)
+    ratio = np.where(used, np.exp(logps - batch.old_logps), 0)
     close(got, -batch.weights * batch.advantages * ratio)
 
 
@@ -190,7 +190,7 @@ def test_policy_gradient_is_exact(name, off):
     surrogate = {"clipped": WIDE, "cispo": L.cispo(weight_max=99.0)}.get(name, SURROGATES[name])
     drawn = OTHER if off else jax.nn.log_softmax(LOGITS)
     a = jnp.array([1.0, -0.5, 0.25])
-    batch = Batch(weights=jnp.exp(drawn), advantages=a, behavior_logps=drawn)
+    batch = Batch(weights=jnp.exp(drawn), advantages=a, old_logps=drawn)
     objective = L.Objective(surrogate=surrogate)
     got = jax.jit(jax.grad(lambda x: L.policy_loss(jax.nn.log_softmax(x), objective=objective, **arrays(batch))[0]))(
         LOGITS
@@ -234,7 +234,7 @@ def test_vespo_oracle(seed):
     mask, want, slopes = np.asarray(batch.weights) > 0, 0.0, np.zeros(logps.shape)
     for p, g in np.argwhere(mask.any(-1)):
         used = mask[p, g]
-        drifts = (logps - batch.behavior_logps)[p, g][used].astype(float)
+        drifts = (logps - batch.old_logps)[p, g][used].astype(float)
         losses, slope = loss_oracles.vespo(drifts, float(batch.advantages[p, g, 0]), logps[p, g][used].astype(float))
         want += sum(losses) / len(losses) / (P * G)
         slopes[p, g][used] = np.array(slope) / len(slope) / (P * G)
@@ -245,7 +245,7 @@ def test_vespo_oracle(seed):
 def test_the_cap_of_cispo_is_counted():
     logps, batch, _ = example()
     used = np.asarray(batch.weights) > 0
-    ratio = np.exp(logps - batch.behavior_logps)[used]
+    ratio = np.exp(logps - batch.old_logps)[used]
     for bounds in ({"weight_max": 1.2}, {"weight_max": 1.2, "weight_min": 0.9}):
         _, metrics = L.policy_loss(logps, objective=L.Objective(surrogate=L.cispo(**bounds)), **arrays(batch))
         close(metrics["cap_hit"].total, ((ratio > 1.2) | (ratio < bounds.get("weight_min", 0))).sum())

@@ -65,7 +65,7 @@ def test_oracle(kind, seed, coef):
     old, new = (np.where(mask, np.log(rng.uniform(0.02, 0.98, mask.shape)), np.nan).astype(np.float32) for _ in "12")
     advantages = np.broadcast_to(rng.normal(size=(3, 5, 1)), mask.shape).astype(np.float32)
     batch = types.SimpleNamespace(
-        weights=L.loss_weights(mask, "token_mean"), advantages=advantages, behavior_logps=None, sampler_logps=old
+        weights=L.loss_weights(mask, "token_mean"), advantages=advantages, old_logps=None, sampler_logps=old
     )
     limits = {"low": 0.13, "high": 0.21} if kind == "tv" else {"low": 0.04, "high": 0.06}
     objective = L.Objective(surrogate=surrogate(kind, **limits, kl_coef=coef), ratio_denominator="sampler")

@@ -66,7 +66,7 @@ def test_golden_layout():
 
 
 def test_optional_arrays_may_be_missing():
-    names = ("behavior_logps", "ref_logps", "sampler_logps")
+    names = ("old_logps", "ref_logps", "sampler_logps")
     packed, _ = packing.pack(with_tokens(example([[3, 2]], 5), **dict.fromkeys(names)))
     assert all(getattr(packed.per_token, name) is None for name in names)
 

@@ -37,7 +37,7 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
         return -4.0 + 0.3 * rng.standard_normal(mask.shape).astype(np.float32)
 
     return with_tokens(
-        batch, advantages=adv, weights=weights, behavior_logps=noise() if off_policy else None,
+        batch, advantages=adv, weights=weights, old_logps=noise() if off_policy else None,
         ref_logps=noise() if objective.needs_reference else None, sampler_logps=noise(),
     ), variant  # fmt: skip
 

@@ -181,8 +181,8 @@ def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path, mon
         assert trainer.run()
         assert len([name for name, _ in ran if name == "score"]) == (0 if ratio_denominator == "sampler" else 2)
         tokens = seen[0].per_token
-        assert (tokens.behavior_logps is None) == (ratio_denominator == "sampler")
-        gap = np.abs(tokens.behavior_logps - tokens.sampler_logps) if ratio_denominator == "trainer" else np.ones(1)
+        assert (tokens.old_logps is None) == (ratio_denominator == "sampler")
+        gap = np.abs(tokens.old_logps - tokens.sampler_logps) if ratio_denominator == "trainer" else np.ones(1)
         assert gap.max() > 0.1
     with pytest.raises(UserError, match="ratio_denominator"):
         load(recipe, tmp_path / "no", "variant={name: grpo, ratio_denominator: sampler, importance: truncate}")

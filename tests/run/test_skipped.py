@@ -111,6 +111,6 @@ def test_a_sample_without_an_advantage_has_no_gradient(objective):
     shape = 2, 3, 5
     logps, old, sampler = (jnp.asarray(-rng.uniform(0.1, 2, shape), jnp.float32) for _ in range(3))
     advantages = jnp.asarray(rng.standard_normal(shape), jnp.float32).at[:, 1].set(0.0)
-    batch = PerToken(weights=jnp.full(shape, 0.1), advantages=advantages, behavior_logps=old, sampler_logps=sampler)
+    batch = PerToken(weights=jnp.full(shape, 0.1), advantages=advantages, old_logps=old, sampler_logps=sampler)
     grads = np.asarray(jax.grad(lambda x: losses.policy_loss(x, objective=objective, **arrays(batch))[0])(logps))
     assert not grads[:, 1].any() and grads[:, 0].any()

@@ -72,7 +72,7 @@ def step_of(trainer):
         signals = learner.score(minis)
         rows = mini.packed.per_token
         assert rows.sampler_logps is None
-        old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.behavior_logps, rows.ref_logps))
+        old, ref = (mini.layout.unpack(np.asarray(x)) for x in (rows.old_logps, rows.ref_logps))
         advantages, _, _ = learner.weigh(minis, batch, signals)
         owed = learner.update(minis, 1, lambda state: None)
         return Step(batch, texts(batch, trainer.policy), old, ref, advantages, owed)

@@ -91,7 +91,7 @@ def test_golden_numbers_of_updates():
 def test_every_name_that_an_update_may_give_is_known_or_logged_as_it_is():
     """What is renamed is given by a loss or by the mismatch; nothing that was renamed is left behind."""
     ones = np.ones((1, 1, 2), np.float32)
-    logps = dict.fromkeys(("behavior_logps", "ref_logps", "sampler_logps"), ones - 2)
+    logps = dict.fromkeys(("old_logps", "ref_logps", "sampler_logps"), ones - 2)
     tokens = PerToken(advantages=ones, weights=ones, displacement_weights=ones, covariance_mask=ones > 0, **logps)
     given = set(diagnostics.mismatch(ones, ones, ones > 0))
     for objective in (

@@ -107,7 +107,7 @@ def trainer_of(recipe, directory, variant, *more, devices=1, eos_ids=None):
 def late(trainer):
     """A rollout's likelihoods, what is logged of them, and the samples."""
     batch = trainer.source.next(1).with_rewards()
-    made, logged = trainer.learner.late(batch, batch.total)
+    made, logged = trainer.learner.signals_after_rewards(batch, batch.total)
     return made["likelihood"], logged, batch
 
 
@@ -139,7 +139,7 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
                 batch, rollout=dataclasses.replace(batch.rollout, lengths=lengths),
                 by_name={name: np.where(fails, 0.0, 1.0 * x + [1, 0, 0, 0]) for name, x in batch.by_name.items()},
             )  # fmt: skip
-            likelihood.append(learner.late(batch, batch.total)[0]["likelihood"])
+            likelihood.append(learner.signals_after_rewards(batch, batch.total)[0]["likelihood"])
         assert learner.programs.score._cache_size() <= 3
         assert len({int(np.isfinite(x).sum()) for x in likelihood}) > 5
     finally:

@@ -449,7 +449,7 @@ def test_the_batch_is_the_trainers():
     # with several updates also those of the policy before them
     assert sum(x.dtype == np.float32 for x in jax.tree.leaves(packed)) == 5
     _, packed = batch(4, "train.ppo_epochs=2")
-    assert packed.per_token.behavior_logps is not None
+    assert packed.per_token.old_logps is not None
     with pytest.raises(UserError, match="5 prompts of a batch"):
         batch(15, "train.minibatches=3")
 

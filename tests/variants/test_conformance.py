@@ -45,7 +45,7 @@ def run(name, x: Inputs):
     batch = types.SimpleNamespace(
         advantages=advantages,
         weights=L.loss_weights(mask, objective.aggregate, constant=objective.constant),
-        behavior_logps=x.signals.behavior_logps, ref_logps=x.signals.ref_logps, sampler_logps=x.sampler_logps,
+        old_logps=x.signals.behavior_logps, ref_logps=x.signals.ref_logps, sampler_logps=x.sampler_logps,
         displacement_weights=L.displacement_weights(advantages, mask),
     )  # fmt: skip
     if objective.needs_covariance_mask:
@@ -296,7 +296,7 @@ def test_what_it_needs_is_declared(name):
     bare = types.SimpleNamespace(
         advantages=x.logps,
         weights=masked.from_lengths(x.signals.lengths, T).astype(jnp.float32),
-        behavior_logps=None,
+        old_logps=None,
     )
     needs = {
         "ref_logps": objective.needs_reference, "sampler_logps": objective.needs_sampler_logps,

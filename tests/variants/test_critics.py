@@ -157,7 +157,7 @@ def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_rew
     weights = jnp.where(WRITTEN, odds, 0.0)  # each sequence as often as the policy draws it
 
     def policy(advantages):
-        batch = type("Batch", (), {"weights": weights, "advantages": advantages, "behavior_logps": logps(logits)})
+        batch = type("Batch", (), {"weights": weights, "advantages": advantages, "old_logps": logps(logits)})
         return jax.grad(lambda x: L.policy_loss(logps(x), objective=variants.ppo().objective, **arrays(batch))[0])(
             logits
         )

@@ -55,7 +55,7 @@ def gradient(objective):
     mask, logps, advantages = batch()
     part = types.SimpleNamespace(
         weights=L.loss_weights(mask, objective.aggregate, constant=objective.constant), advantages=advantages,
-        behavior_logps=None, ref_logps=logps - 0.3, sampler_logps=logps - 0.1,
+        old_logps=None, ref_logps=logps - 0.3, sampler_logps=logps - 0.1,
         displacement_weights=L.displacement_weights(advantages, mask),
     )  # fmt: skip
     if objective.needs_covariance_mask:
@@ -111,7 +111,7 @@ def test_golden_luspo():
     """GSPO's gradient at one token times the sample's length: 2 and 4 tokens; 1 / 2 and 1 / 4 of it in GSPO."""
     mask = np.arange(4) < np.array([[2, 4]])[..., None]
     part = types.SimpleNamespace(
-        weights=L.loss_weights(mask, "sequence_sum"), advantages=np.ones(mask.shape, np.float32), behavior_logps=None
+        weights=L.loss_weights(mask, "sequence_sum"), advantages=np.ones(mask.shape, np.float32), old_logps=None
     )
     got = jax.grad(lambda x: L.policy_loss(x, objective=variants.luspo().objective, **arrays(part))[0])(
         np.zeros(mask.shape, np.float32)

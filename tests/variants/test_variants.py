@@ -24,7 +24,7 @@ def first_update(variant, rewards, lengths, size):
     batch = types.SimpleNamespace(
         advantages=variant.advantage(np.asarray(rewards, np.float32), A.Signals(mask=mask)),
         weights=L.loss_weights(mask, objective.aggregate, constant=objective.constant),
-        behavior_logps=None,
+        old_logps=None,
         ref_logps=logps,
     )
     entropy = np.ones(mask.shape, np.float32) if objective.needs_entropy else None
@@ -337,7 +337,7 @@ def test_golden_negative_advantage():
     for c, want in ((1.0, -1.66211817), (1 / 3, -1.66211817 / 3)):
         advantages = on_tokens("negative_advantage", [[0, 0]], size=2, options={"c": c})
         batch = types.SimpleNamespace(
-            advantages=advantages, weights=L.loss_weights(mask, "sequence_sum"), behavior_logps=None
+            advantages=advantages, weights=L.loss_weights(mask, "sequence_sum"), old_logps=None
         )
         objective = L.Objective(surrogate=L.reinforce(), aggregate="sequence_sum")
         loss = L.policy_loss(np.log(probs).astype(np.float32), objective=objective, **arrays(batch))[0]
@@ -361,7 +361,7 @@ def test_variants_that_are_another(name, options):
     batch = types.SimpleNamespace(
         advantages=np.where(mask, rng.normal(size=(2, 3, 1)), 0).astype(np.float32),
         weights=L.loss_weights(mask, "sequence_mean"), ref_logps=logps,
-        behavior_logps=logps + 1e-3 * rng.normal(size=mask.shape).astype(np.float32),
+        old_logps=logps + 1e-3 * rng.normal(size=mask.shape).astype(np.float32),
     )  # fmt: skip
 
     def first(variant):

@@ -32,7 +32,7 @@ def read_shape(path: str) -> DecoderConfig:
 
 
 class Longest(NamedTuple):
-    """What a run's programs are called with at most: shapes in place of arrays, on the devices.
+    """The largest arguments of a run's programs: shapes in place of arrays, on the devices.
 
     Attributes:
       programs: of the run.

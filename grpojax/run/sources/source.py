@@ -171,7 +171,7 @@ class Plain:
       longest_prompt: most tokens of a prompt in the run.
       loop: has the state of a run that goes on; it waits for updates and records them while a rollout is drawn.
       companion: makes what is drawn with the samples, of this source; None for nothing.
-      read_steps: what the rewards of steps come to, as `refuse_steps`.
+      read_steps: makes a signal of the rewards of steps; `refuse_steps` refuses them.
     """
 
     def __init__(
