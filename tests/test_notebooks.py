@@ -56,7 +56,7 @@ def printed_by(name):
     return "".join(o.get("text", "") for c in notebook.cells for o in c.get("outputs", []))
 
 
-@pytest.mark.exhaustive("test_readme.py::test_commands_run_one_after_the_other")
+@pytest.mark.exhaustive("test_guide.py::test_commands_run_one_after_the_other")
 def test_quickstart(monkeypatch):
     monkeypatch.setenv("GRPOJAX_NOTEBOOK_STEPS", "2")
     monkeypatch.setenv("XLA_FLAGS", quick_xla.flags())

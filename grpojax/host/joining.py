@@ -190,7 +190,7 @@ def join(company: Company) -> None:
     where = f" at {company.address}" if company.address else ""
     if thread.is_alive():
         raise PassingError(
-            f"{who} waited {JOIN_S:g} s for the others{where} in vain\n"
+            f"{who} waited {JOIN_S:g} s for the others{where}, and they did not come\n"
             "start the same command on all hosts; their ports must be open to each other"
         )
     if failed:
@@ -198,7 +198,7 @@ def join(company: Company) -> None:
 
 
 def _no_peers(known: Mapping[str, str], name: str, remedy: str) -> UserError:
-    return UserError(f"{name}={known[name]}: this process expects others and finds none\n{remedy}")
+    return UserError(f"{name}={known[name]} says that there are other processes, and none was found\n{remedy}")
 
 
 def _number(known: Mapping[str, str], name: str, usual: int | None = 1) -> int:

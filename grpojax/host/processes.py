@@ -32,7 +32,7 @@ def join() -> None:
     """Joins the other processes, where there are some (`grpojax.host.joining.find`); no device is looked for.
 
     Raises:
-      UserError: this process expects others and finds none, or they do not come.
+      UserError: there should be other processes and none was found, or they do not come.
     """
     if jax.distributed.is_initialized():
         return

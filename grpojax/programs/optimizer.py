@@ -22,6 +22,7 @@ class OptimizerConfig:
       schedule: after the warm-up, "constant", or "linear" or "cosine" down to ``final_fraction`` of the peak at the
         last step. Of a run with a budget of tokens the whole of it, warm-up of policy and critic included, is what
         the rate falls over.
+      final_fraction: share of the peak that "linear" and "cosine" end at.
       warmup_steps: updates over which the rate rises from 0 (the first update has 1 / warmup_steps of it).
       b1, b2, eps: Adam's (b1 is SGD's momentum; 0 for none).
       weight_decay: decoupled, on matrices only: norms and biases do not decay. AdamW only.

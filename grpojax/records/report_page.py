@@ -54,8 +54,8 @@ def _results(report: Report) -> str:
         failed = f"{len(r.failed)}: {reasons}" if r.failed else "0"
         rows.append([r.method, str(len(r.values)), mean])
         rows[-1] += [*(_compared(report, r.method, role, share) for role in roles), failed]
-    called = {CONTROL: "difference from its own control", BASELINE: f"difference from the baseline, {report.baseline}"}
-    heads = ["method", "seeds", "mean over seeds", *(called[role] for role in roles), "of the seeds failed"]
+    called = {CONTROL: "difference from its control", BASELINE: f"difference from the baseline, {report.baseline}"}
+    heads = ["method", "seeds", "mean over seeds", *(called[role] for role in roles), "failed seeds"]
     unit = " in %" if share else ""
     caption = f"{report.title().capitalize()}{unit} at the end; below it, its 95 % interval, and the verdict"
     parts = [
@@ -121,8 +121,8 @@ def _details(report: Report, share: bool) -> str:
     heads += ["p, margin or more", "corrected", "smallest detectable difference", "verdict"]
     table = _table("All comparisons", heads, rows)
     hint = (
-        "Smallest detectable difference: a mean difference of this size would have been significant at 5 %, corrected, "
-        "with these seeds and this spread. A true difference of that size is missed about every second time."
+        "Smallest detectable difference: a mean difference of that size would have been significant with these seeds "
+        "and this spread, at 5 %, corrected. A true difference of that size is missed about every second time."
     )
     return (
         f'<details>\n<summary>All comparisons, with p-values</summary>\n{table}\n<p class="hint">{hint}</p>\n</details>'

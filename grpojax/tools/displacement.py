@@ -12,7 +12,7 @@ _METHODS = (
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    text = "Takes one update on each question by itself and shows which methods make its right answers less likely."
+    text = "Takes one update on each question by itself, and reports which methods make its right answers less likely."
     displacement = command("displacement", run, text, overrides=True)
     displacement.add_argument("--methods", default="grpo,nthr", metavar="A,B", help=_METHODS)
     text = "adds the control of each method that has one: the same with its one mechanism off"

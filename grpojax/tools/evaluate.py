@@ -13,13 +13,13 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     parser = command(
         "eval",
         run,
-        "Evaluates a model on held-out problems, or goes on with what is in --out.",
+        "Evaluates a model on held-out problems, or continues what is in --out.",
         joins=True,
         overrides=True,
         about=("target", "run directory, Hugging Face folder, or builtin:tiny"),
     )
     of_run = parser.add_mutually_exclusive_group()
-    of_run.add_argument("--step", type=int, help="checkpoint of the run; the newest if left out")
+    of_run.add_argument("--step", type=int, help="checkpoint of the run; the newest by default")
     of_run.add_argument("--best", action="store_true", help="the run's checkpoint with the highest eval/reward")
     parser.add_argument(
         "--data",
@@ -30,7 +30,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
         "if left out",
     )
     parser.add_argument("--samples", type=int, default=1, help="n: completions of each problem")
-    parser.add_argument("--k", metavar="K,K", help="of pass@k and maj@k, each at most n; n if left out")
+    parser.add_argument("--k", metavar="K,K", help="of pass@k and maj@k, each at most n; n by default")
     parser.add_argument("--temperature", type=float, help="0 is greedy; 0 for one sample, 1 for several")
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
@@ -40,7 +40,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     parser.add_argument("--limit", type=int, default=0, help="only the first problems; 0 takes all")
     parser.add_argument("--batch", type=int, default=128, help="completions at a time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", metavar="DIR", help="RUN/eval/step_N, or evaluations/NAME, if left out")
+    parser.add_argument("--out", metavar="DIR", help="folder to write; RUN/eval/step_N or evaluations/NAME by default")
 
 
 def run(args: argparse.Namespace) -> int:

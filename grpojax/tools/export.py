@@ -18,7 +18,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
         about=("run_dir", "run directory"),
     )
     export.add_argument("--to", required=True, help="folder to make")
-    export.add_argument("--step", type=int, help="checkpoint to take; the newest if left out")
+    export.add_argument("--step", type=int, help="checkpoint to take; the newest by default")
     export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
 
 

@@ -1,4 +1,4 @@
-"""``grpojax plan``: what a recipe's programs need of chips that are not there."""
+"""``grpojax plan``: memory and time that a recipe needs on a machine that you do not have."""
 
 import argparse
 import os
@@ -10,11 +10,13 @@ from grpojax.host.errors import UserError
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    plan = command("plan", run, "Says what a recipe's programs need of chips that are not there.", overrides=True)
+    plan = command(
+        "plan", run, "Reports memory and least time of a recipe on a machine that you do not have.", overrides=True
+    )
     plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4, v5p:2x2x4, or h100:8 by its data sheet")
     plan.add_argument("--slices", type=int, default=1, help="so many of them; the mesh's data axis goes across")
     plan.add_argument("--recipe", choices=("train", "sft", "dpo"), default="train", help="which command it is for")
-    plan.add_argument("--layers", type=int, help="layers to compile; the model's own number if left out")
+    plan.add_argument("--layers", type=int, help="layers to compile; the model's own number by default")
 
 
 def run(args: argparse.Namespace) -> int:

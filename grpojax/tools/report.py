@@ -18,7 +18,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="what makes a method (may be repeated); else the sweep's, or variant",
     )
     report.add_argument(
-        "--margin", type=float, metavar="X", help="differences within it count as none; that of the sweep if left out"
+        "--margin", type=float, metavar="X", help="differences within it count as none; the sweep's by default"
     )
     text = "what is tested: all comparisons, or those with a method's own control; the others are described"
     report.add_argument("--family", choices=("all", "controls"), default="all", help=text)

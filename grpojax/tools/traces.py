@@ -12,7 +12,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = ("run_dir", "run directory")
     traces = command("traces", run, "Exports a run's verified samples as chats.", overrides=True, about=about)
     traces.add_argument("--to", required=True, help="JSON lines file to write")
-    traces.add_argument("--by", metavar="REWARD", help="reward that says what is right; the run's own if left out")
+    traces.add_argument("--by", metavar="REWARD", help="reward that says what is right; the run's own by default")
     traces.add_argument("--success", type=float, default=1.0, help="the least of it (default 1)")
     traces.add_argument("--least-reward", type=float, help="the least sum of all rewards")
     traces.add_argument("--most", type=int, default=0, help="most completions of a prompt; 0 for all (default)")

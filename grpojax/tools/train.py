@@ -4,12 +4,12 @@ import argparse
 import os
 from collections.abc import Callable
 
-TAKE_OVER = "break the claim of a process that is dead for sure on a run.dir in a bucket"
+TAKE_OVER = "break another process's claim on a run.dir in a bucket; only if that process is dead"
 
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    train = command("train", run, "Trains, or goes on with the run in run.dir.", overrides=True, joins=True)
+    train = command("train", run, "Trains, or continues the run in run.dir.", overrides=True, joins=True)
     train.add_argument("--take-over", action="store_true", help=TAKE_OVER)
 
 

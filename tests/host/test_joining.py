@@ -91,7 +91,7 @@ def test_one_host_taken_out_of_its_slice():
 @pytest.mark.parametrize(
     ("environment", "attributes", "says"),
     [
-        ({"TPU_PROCESS_BOUNDS": "2,2,1"}, {}, "TPU_PROCESS_BOUNDS=2,2,1: this process expects others"),
+        ({"TPU_PROCESS_BOUNDS": "2,2,1"}, {}, "TPU_PROCESS_BOUNDS=2,2,1 says that there are other processes"),
         ({"TPU_HOST_BOUNDS": "1,1,2", "TPU_WORKER_HOSTNAMES": "a"}, {}, "TPU_HOST_BOUNDS=1,1,2"),
         ({"MEGASCALE_NUM_SLICES": "2"}, {}, "MEGASCALE_NUM_SLICES=2"),
         ({}, worker(0, "10.0.0.2", "1,1,2"), "HOST_BOUNDS=1,1,2.*\n.*TPU_WORKER_HOSTNAMES"),

@@ -290,9 +290,9 @@ print(update.links["ICI"].total)
 
 @pytest.mark.exhaustive("tools/test_planner.py::test_programs_compile_and_move_what_they_must")
 @needs_libtpu
-def test_a_chip_of_32_receives_what_the_readme_says():
+def test_a_chip_of_32_receives_what_the_guide_says():
     """Four prompts a chip, and every 16 of them hold a copy of the weights; the table is flat from there on."""
-    table = re.findall(r"\| v5e:\S+ \| (\d+) \| ([\d.]+) GB", (CONFIGS.parent / "README.md").read_text())
+    table = re.findall(r"\| v5e:\S+ \| (\d+) \| ([\d.]+) GB", (CONFIGS.parent / "docs" / "measured.md").read_text())
     said = {int(chips): float(gb) for chips, gb in table}
     assert max(said[n] for n in (64, 128, 256)) == pytest.approx(said[32], rel=0.05)
     more = ["rollout.prompts=128", "mesh.data=2", "mesh.fsdp=16"]

@@ -14,7 +14,8 @@ from grpojax.run import recipe
 from grpojax.tools import cli
 
 PAGE = (SCRIPTS / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE + (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+GUIDE = (ROOT / "docs" / "scale" / "tpu_vm.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", PAGE + GUIDE, re.M | re.S)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
 FILES = sorted(SCRIPTS.glob("*.py"))
 

@@ -1,0 +1,573 @@
+"""Pages of the guide that are made from the code each time the site is built, so that they cannot go stale.
+
+mkdocs calls `on_config` and `on_files` (``hooks:`` in mkdocs.yml). `pages` has the pages without mkdocs, for tests.
+"""
+
+import argparse
+import ast
+import collections
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import io
+import json
+import os
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import yaml
+
+from grpojax import variants
+from grpojax.run import alarms, exclusions
+from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
+from grpojax.run.recipe import Config
+from grpojax.tools import cli
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+TEXTS = DOCS / "variants.yaml"
+
+# Fields whose class says what they mean in prose, or not at all.
+MEANINGS = {
+    "Config": {
+        "variant": "the method: a name, or a mapping of `name` and options ([all variants](../variants/index.md)).",
+        "filter": "which groups learn; `auto` is the variant's own filter, if it has one.",
+        "critic": "the second network of a variant that has one; `null` is its default.",
+        "compile_cache": "folder of compiled programs; `auto` is `~/.cache/grpojax`, `null` keeps nothing.",
+    },
+    "SFTConfig": {"compile_cache": "as in a run of `grpojax train`."},
+    "DPOConfig": {"compile_cache": "as in a run of `grpojax train`."},
+    "RolloutConfig": {
+        "prompts": "prompts of a step, P.",
+        "weights": "weights that samples are drawn with: `compute` are the policy's in `model.dtype`, `int8` has "
+        "matrices in eight bits.",
+        "uncorrected": "take samples of eight-bit weights or caches for the policy's own, without a correction.",
+        "ahead": "1 draws the next rollout while this step learns; its samples are one step older.",
+        "overlap": "over 0, a rollout ends once at most this share of its samples is unfinished; those go on in the "
+        "next rollout.",
+        "retire": "leave out prompts that are solved; `null` leaves that to the variant.",
+        "sample_allocation": "how a variant that allocates samples (xrpo) does it.",
+        "curriculum": "draw problems by their level.",
+        "no_end": "the model has no token that ends a sample: every sample gets `max_tokens`.",
+    },
+    "MeshConfig": {
+        "data": "copies of the weights, each with its own share of the batch.",
+        "fsdp": "devices over which weights, optimiser state and the batch are cut; -1 takes all that remain.",
+        "tensor": "devices over which each matrix product is cut.",
+        "rollout": "devices, the last ones, that only sample; 0 samples and learns on all.",
+    },
+    "Example": {"prompt": "the question.", "completion": "its solution."},
+    "RunConfig": {"dir": "the run directory: a folder, or `gs://bucket/path`."},
+}
+
+
+# Pages that stand elsewhere, since people look for them there.
+ELSEWHERE = {
+    "scale/tpu_scripts.md": "tpu_scripts/README.md",
+    "understand/contributing.md": "CONTRIBUTING.md",
+    "reference/changelog.md": "CHANGELOG.md",
+}
+
+
+def pages() -> dict[str, str]:
+    """Every generated page: its path below ``docs/`` and its Markdown."""
+    made = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in ELSEWHERE.items()}
+    made |= {
+        "reference/recipe.md": recipe_page(),
+        "reference/commands.md": commands_page(),
+        "variants/index.md": variants_page(),
+        "assets/layers.svg": layers_figure(),
+        "assets/experiments.svg": experiments_figure(),
+    }
+    return made | {f"variants/{name}.md": variant_page(name) for name in variants.names()}
+
+
+# ------------------------------------------------------------------------------------------------ docstrings
+
+
+def sections(text: str | None) -> dict[str, str]:
+    """A docstring in Google's style: the text before the first section under "", each section under its name."""
+    found, name = collections.defaultdict(list), ""
+    for line in inspect.cleandoc(text or "").splitlines():
+        if re.fullmatch(r"(Args|Attributes|Returns|Raises|Example):", line):
+            name = line[:-1]
+        else:
+            found[name].append(line)
+    return {name: textwrap.dedent("\n".join(lines)).strip() for name, lines in found.items()}
+
+
+def items(text: str) -> dict[str, str]:
+    """The entries ``name, name: what`` of a section."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in text.splitlines():
+        start = re.match(r"(\w+(?:, \w+)*): (.*)", line)
+        if start:
+            names = start[1].split(", ")
+            found |= dict.fromkeys(names, start[2])
+        else:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return found
+
+
+def markdown(text: str) -> str:
+    """Text of a docstring as Markdown: single backticks for code, and links for public functions."""
+
+    def link(found: re.Match) -> str:
+        package = importlib.import_module(f"grpojax.{found[2]}")
+        documented = found[3] in getattr(package, "__all__", [found[3]]) and hasattr(package, found[3])
+        return f"[`{found[1]}`][{found[1]}]" if documented else found[0]
+
+    pure = "advantages|credit|losses|allocation|diagnostics|masked"
+    return re.sub(rf"`(grpojax\.({pure})\.(\w+))`", link, text.replace("``", "`"))
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table; Python's None is YAML's null there."""
+    return re.sub(r"(?<!`)\bNone\b(?!`)", "`null`", " ".join(markdown(text).split()).replace("|", "\\|"))
+
+
+# ------------------------------------------------------------------------------------------------ the recipe
+
+
+def meanings(config: type) -> dict[str, str]:
+    """What each field of a dataclass means: by its docstring, its bases' and `MEANINGS`."""
+    found: dict[str, str] = {}
+    for base in reversed([c for c in config.__mro__ if dataclasses.is_dataclass(c)]):
+        found |= items(sections(base.__doc__).get("Attributes", ""))
+        found |= MEANINGS.get(base.__name__, {})
+    return found
+
+
+def parts_of(kind: Any) -> Iterator[type]:
+    """The dataclasses in a type, such as that of ``RetireConfig | None``."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        yield kind
+    for inner in typing.get_args(kind):
+        yield from parts_of(inner)
+
+
+def type_text(kind: Any) -> str:
+    """A type as a reader of YAML knows it."""
+    if kind is type(None):
+        return "null"
+    if kind is Any:
+        return "anything"
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(f'"{value}"' if isinstance(value, str) else str(value).lower() for value in inner)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(type_text(each) for each in inner))
+    if origin is tuple:
+        if inner[-1] is Ellipsis:
+            return f"list of {type_text(inner[0])}"
+        return f"[{', '.join(type_text(each) for each in inner)}]"
+    if origin is dict:
+        return "mapping"
+    if dataclasses.is_dataclass(kind):
+        return "mapping"
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}.get(
+        kind.__name__, kind.__name__
+    )
+
+
+def default_text(field: dataclasses.Field) -> str:
+    """A field's default in YAML; nothing where it must be given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return "`{}`"
+    value = field.default
+    if value is dataclasses.MISSING:
+        return "must be given"
+    if dataclasses.is_dataclass(value):
+        return "its defaults"
+    if value is None or isinstance(value, bool):
+        return f"`{'null' if value is None else str(value).lower()}`"
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
+
+
+def keys(config: type, prefix: str) -> list[str]:
+    """A section's keys as lines of Markdown, with those of the mappings in it after them, of each kind once."""
+    hints, known = typing.get_type_hints(config), meanings(config)
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    below: dict[type, list[str]] = {}
+    for field in dataclasses.fields(config):
+        name = f"{prefix}.{field.name}" if prefix else field.name
+        meaning = known.get(field.name)
+        if meaning is None:
+            raise ValueError(f"{config.__name__}.{field.name}: nothing says what it means: see docs/generate.py")
+        kind = type_text(hints[field.name])
+        lines.append(f"| `{name}` | {cell(kind)} | {cell(default_text(field))} | {cell(meaning)} |")
+        for inner in parts_of(hints[field.name]):
+            if inner not in below:
+                below[inner] = ["", f"#### `{name}`", "", markdown(summary(inner)), "", *keys(inner, name)]
+    return lines + [line for inner in below.values() for line in inner]
+
+
+def summary(config: type) -> str:
+    """What a class's docstring says before its sections; of one in `MEANINGS` its first paragraph."""
+    text = sections(config.__doc__).get("", "")
+    return text.partition("\n\n")[0] if config.__name__ in MEANINGS else text
+
+
+def recipe_section(config: type, name: str) -> list[str]:
+    """One section of a recipe: its keys, and which of them exclude others."""
+    lines = [markdown(summary(config)), "", *keys(config, name)]
+    rows = [row for scope in exclusions.TABLE.values() for row in scope if re.search(rf"`{name}\b", row.settings)]
+    if rows:
+        lines += ["", "What does not go together ([all such pairs](../exclusions.md)):", ""]
+        lines += [f"- {row.settings}: {row.why}." for row in rows]
+    return lines
+
+
+def recipe_page() -> str:
+    """Every key of every recipe."""
+    lines = [
+        "# Recipe keys",
+        "",
+        "A recipe is one YAML file. Every key can be replaced on the command line by its dotted name, as in "
+        "`train.steps=100` or `rollout.retire.share=0.9`. With `base: other.yaml` at its top, a recipe states only "
+        "what it changes of another one. A key that does not exist is an error. This page is made from the "
+        "dataclasses that read the recipe.",
+        "",
+        "## `grpojax train`",
+        "",
+    ]
+    lines += _sections(Config)
+    lines += ["", "## `grpojax sft`", "", "`model`, `run`, `optimizer`, `tracking`, `mesh` and `profile` are as above."]
+    hints = typing.get_type_hints(SFTConfig)
+    for name in ("data", "train"):
+        lines += ["", f"### `{name}` of sft", "", *recipe_section(hints[name], name)]
+    lines += ["", "## `grpojax dpo`", "", "As `grpojax sft`, but for `train`:"]
+    lines += ["", "### `train` of dpo", "", *recipe_section(typing.get_type_hints(DPOConfig)["train"], "train")]
+    return "\n".join(lines) + "\n"
+
+
+def _sections(config: type) -> list[str]:
+    """The keys of a recipe that are no mapping, and then its sections."""
+    hints, known = typing.get_type_hints(config), meanings(config)
+    plain = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    lines: list[str] = []
+    for field in dataclasses.fields(config):
+        kind, name = hints[field.name], field.name
+        if name in known:
+            plain.append(f"| `{name}` | {cell(type_text(kind))} | {cell(default_text(field))} | {cell(known[name])} |")
+        section = next((k for k in reversed(list(parts_of(kind)))), None)  # of rewards, the mapping and not the list
+        if section is not None:
+            lines += ["", f"### `{name}`", "", *recipe_section(section, name)]
+    return [*plain, *lines]
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def commands() -> dict[str, str]:
+    """Every command and its line of help."""
+    found: dict[str, str] = {}
+
+    def command(name: str, run: Any, text: str, **options: Any) -> argparse.ArgumentParser:
+        found[name] = text
+        parser = argparse.ArgumentParser()
+        parser.add_argument("overrides", nargs="*")
+        return parser
+
+    for module in cli.COMMANDS:
+        module.register(command)
+    return found
+
+
+def help_of(name: str) -> str:
+    """What ``grpojax NAME --help`` prints, 100 columns wide."""
+    out, before = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    try:
+        with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+            cli.main([name, "--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        if before is not None:
+            os.environ["COLUMNS"] = before
+    return out.getvalue().rstrip()
+
+
+def commands_page() -> str:
+    """What each command's ``--help`` prints."""
+    known = commands()
+    lines = [
+        "# Commands",
+        "",
+        "Each command prints this with `--help`. A recipe's settings (`a.b=c`) may stand before or after options. "
+        "`--debug` after any command shows the traceback of an error.",
+        "",
+        "| command | what it does |",
+        "|---|---|",
+        *(f"| [`grpojax {name}`](#{name}) | {text} |" for name, text in known.items()),
+    ]
+    for name in known:
+        lines += ["", f"## {name}", "", "```text", help_of(name), "```"]
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------ variants
+
+
+def texts() -> dict[str, dict[str, str]]:
+    """``docs/variants.yaml``: of each variant its idea, its formula, and what was measured."""
+    return yaml.safe_load(TEXTS.read_text(encoding="utf-8"))
+
+
+def _get(name: str) -> variants.Variant:
+    """A variant at its defaults, with something for what must be given."""
+    required = {k: 1.0 for k, v in variants.parameters(name).items() if v is inspect.Parameter.empty}
+    return variants.get(name, **required)
+
+
+EVIDENCE = {
+    "deployed": "used to train a named, released model",
+    "replicated": "reproduced by others than its authors",
+    "ablated": "studied at length by its own authors",
+    "single team": "reported by one team",
+}
+
+
+def variants_page() -> str:
+    """All variants in one table."""
+    known = texts()
+    lines = [
+        "# Variants",
+        "",
+        "A variant is a method: how rewards become advantages, which loss is minimised, and what else is computed for "
+        "it. A recipe names one, with options where they differ from the defaults:",
+        "",
+        "```yaml",
+        "variant: {name: dapo, clip_high: 0.3}",
+        "```",
+        "",
+        "[Choosing a variant](../start/variant.md) starts from your problem. Evidence is graded: "
+        + "; ".join(f"*{grade}* means {text}" for grade, text in EVIDENCE.items())
+        + ".",
+        "",
+        "| variant | idea | evidence | source |",
+        "|---|---|---|---|",
+    ]
+    for name in variants.names():
+        variant = _get(name)
+        lines.append(
+            f"| [`{name}`]({name}.md) | {cell(known[name]['idea'])} | {variant.evidence} | {cell(variant.citation)} |"
+        )
+    lines += [
+        "",
+        "Formulas use these letters: `r_i` is the reward of sample `i` of a group, `A` an advantage, `π` the policy, "
+        "`ρ = π / π_old` the ratio to the policy before the update, `sg[...]` a constant for the gradient, `H` the "
+        "entropy of a token's distribution in nats, `|o_i|` the number of tokens of a sample. `mean` and `std` are "
+        "over the group unless they say otherwise.",
+        "",
+        "Every variant also takes the options of the [objective](../reference/functions.md#losses): `kl_coef`, "
+        "`aggregate`, `entropy_coef`, `importance`, `ratio_denominator` and others. "
+        "[Methods of your own](../start/variant.md#a-variant-of-your-own) are one function in one file.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return "must be given"
+    if value is None or isinstance(value, bool):
+        return f"`{'null' if value is None else str(value).lower()}`"
+    return f"`{value}`"
+
+
+def _links(citation: str) -> str:
+    """A citation, its arXiv ids as links."""
+    return re.sub(r"arXiv (\d{4}\.\d{5})", r"[arXiv \1](https://arxiv.org/abs/\1)", citation)
+
+
+def _control(name: str) -> str:
+    """What a variant is compared with."""
+    control = variants.control(name)
+    if control is None:
+        return "none; it differs from GRPO in more than one mechanism" if name != "grpo" else "none"
+    other, options = control
+    given = ", ".join(f"`{option}: {_value(value).strip('`')}`" for option, value in options.items())
+    return ("itself" if other == name else f"[`{other}`]({other}.md)") + (f", with {given}" if given else "")
+
+
+def variant_page(name: str) -> str:
+    """One variant: idea, formula, source, options, recipe, control, measurements."""
+    variant, text = _get(name), texts()[name]
+    said = sections(getattr(variants, name).__doc__)
+    _, _, notes = said.get("", "").partition("\n\n")
+    recipe = ROOT / "configs" / "variants" / f"{name}.yaml"
+    lines = [f"# {name}", "", text["idea"], "", "```text", text["formula"].rstrip(), "```", ""]
+    if notes:
+        lines += [markdown(notes), ""]
+    lines += [
+        f"- **Source**: {_links(variant.citation)}",
+        f"- **Evidence**: {variant.evidence}, {EVIDENCE[variant.evidence]}",
+        f"- **Not verified**: {markdown(variant.unverified) or 'nothing; all of it was checked against the source'}",
+    ]
+    if variant.needs:
+        needs = "; ".join(f"`{need}`, {variants.registry.NEEDS[need]}" for need in variant.needs)
+        lines.append(f"- **Needs**: {markdown(needs)}")
+    if variant.keep is not None:
+        kept = "drops groups that teach nothing, and draws others in their place"
+        lines.append(
+            f"- **Filter**: {kept if variant.resample else 'leaves groups that teach nothing out of the loss'}"
+        )
+    lines.append(f"- **Control**: {_control(name)}")
+    lines += ["", "## As the code has it", "", "```text", *str(variant).splitlines()[1:], "```", ""]
+    lines += ["## Options", "", "| option | default | meaning |", "|---|---|---|"]
+    explained = items(said.get("Args", ""))
+    fields = items(sections(type(variant.objective).__doc__).get("Attributes", ""))
+    for option, default in variants.parameters(name).items():
+        meaning = explained.get(option) or COMMON.get(option) or fields.get(option, "")
+        lines.append(f"| `{option}` | {_value(default)} | {cell(meaning)} |")
+    if recipe.exists():
+        lines += ["", "## Recipe", "", f"`configs/variants/{name}.yaml`, over the quickstart's task:", "", "```yaml"]
+        lines += [recipe.read_text(encoding="utf-8").rstrip(), "```", ""]
+        lines += ["```", f"grpojax train configs/variants/{name}.yaml", "```"]
+    lines += ["", "## Measured", "", text.get("measured", NOT_MEASURED)]
+    return "\n".join(lines) + "\n"
+
+
+NOT_MEASURED = (
+    "Its formulas are tested against plain numpy loops and against numbers worked out by hand or taken from its source "
+    "([how numbers are proven](../understand/numbers.md)). We have not compared it with another method."
+)
+# Options that many variants have, and no docstring of one explains.
+COMMON = {
+    "ddof": "what the group's deviation divides by: the number of samples less this.",
+    "eps": "added to the deviation.",
+    "clip_low": "how far below 1 the ratio may go before a token stops.",
+    "clip_high": "how far above 1 the ratio may go before a token stops.",
+    "clip_dual": "bound of the ratio where the advantage is negative; `null` for none.",
+    "ratio": "what the ratio is of: a token, a sequence, or what the variant brings.",
+    "weight_max": "largest weight of a token.",
+    "weight_min": "smallest weight of a token.",
+}
+
+
+# ------------------------------------------------------------------------------------------------ alarms, layers
+
+
+def alarms_table() -> str:
+    """Every alarm: what has happened, and the remedy."""
+    lines = ["| alarm | what has happened | remedy |", "|---|---|---|"]
+    for name, (what, remedy) in alarms.SAID.items():
+        remedy = re.sub(r"\b(?:optimizer|rollout|variant|critic)\.[a-z_.]*[a-z_]", r"`\g<0>`", cell(remedy))
+        lines.append(f"| `{name}` | {cell(what)} | {remedy} |")
+    return "\n".join(lines)
+
+
+def experiments_figure() -> str:
+    """The experiments' differences from their controls, with intervals and the margin, from the report's JSON."""
+    report = json.loads((ROOT / "notebooks" / "results" / "controls.json").read_text(encoding="utf-8"))
+    rows = [c for c in report["comparisons"] if c["roles"] == ["control"]]
+    row, top, left, right, reach = 34, 26, 190, 740, 0.15
+    height, margin = top + row * len(rows) + 34, report["margin"]
+
+    def x(value: float) -> str:
+        return f"{(left + right) / 2 + value / reach * (right - left) / 2:.1f}"
+
+    bottom = top + row * len(rows)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" role="img" '
+        'aria-label="Differences of the experiments from their controls" class="figure">',
+        *(f'<path d="M{x(v)} {top - 8} V{bottom}" class="dashed"/>' for v in (-margin, margin)),
+        f'<path d="M{x(0)} {top - 8} V{bottom}"/>',
+    ]
+    for n, c in enumerate(rows):
+        y = top + row * n + row // 2
+        out += [
+            f'<text x="0" y="{y + 5}" class="mono">{escape(c["method"])}</text>',
+            f'<path d="M{x(c["low"])} {y} H{x(c["high"])}"/>',
+            f'<circle cx="{x(c["difference"])}" cy="{y}" r="5" class="{c["verdict"]}"/>',
+        ]
+    out += [
+        f'<text x="{x(v)}" y="{bottom + 20}" class="small middle">{v:+.2f}</text>' for v in (-0.1, -0.05, 0.05, 0.1)
+    ]
+    out += [f'<text x="{x(0)}" y="{bottom + 20}" class="small middle">0</text>', "</svg>"]
+    return "\n".join(out) + "\n"
+
+
+def layers() -> list[list[set[str]]]:
+    """The layers that ``tests/test_imports.py`` holds the imports to, nearest to the mathematics first."""
+    tree = ast.parse((ROOT / "tests" / "test_imports.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "LAYERS":
+            return ast.literal_eval(node.value)
+    raise ValueError("tests/test_imports.py has no LAYERS")
+
+
+def layers_figure() -> str:
+    """The layers as a picture: a package imports only from rows above its own."""
+    width, row, top, left = 760, 58, 30, 118
+    rows = layers()
+    pure = {name for layer in rows[:4] for branch in layer for name in branch} - {"host"}
+    height = top + row * len(rows) + 8
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        'aria-label="The layers of grpojax" class="figure">',
+        f'<text x="{left}" y="18" class="small">A package imports only from rows above its own.</text>',
+    ]
+    for n, layer in enumerate(rows):
+        names = [name for branch in layer for name in sorted(branch)]
+        step = (width - left) / len(names)
+        y = top + n * row
+        for k, name in enumerate(names):
+            kind = "pure" if name in pure else "machine"
+            x = left + k * step
+            out.append(f'<rect x="{x:.0f}" y="{y}" width="{step - 8:.0f}" height="{row - 10}" rx="5" class="{kind}"/>')
+            out.append(f'<text x="{x + (step - 8) / 2:.0f}" y="{y + 30}" class="name">{escape(name)}</text>')
+    split = top + 4 * row
+    out += [
+        f'<text x="0" y="{top + 28}" class="small">mathematics</text>',
+        f'<text x="0" y="{top + 44}" class="small">(imports jax)</text>',
+        f'<text x="0" y="{split + 28}" class="small">the machine</text>',
+        "</svg>",
+    ]
+    return "\n".join(out) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------ mkdocs
+
+
+def on_config(config: Any) -> Any:
+    """Puts a page for each variant into the navigation."""
+    for entry in config["nav"]:
+        if "Variants" in entry:
+            entry["Variants"] += [{"All methods": [{name: f"variants/{name}.md"} for name in variants.names()]}]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the generated pages."""
+    file = importlib.import_module("mkdocs.structure.files").File
+    for path, content in pages().items():
+        files.append(file.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Puts figures and generated tables into a page: ``{{ figure: step }}``, ``{{ table: alarms }}``.
+
+    A figure is part of the page itself, so that it takes the page's colours, light or dark.
+    """
+    tables = {"alarms": alarms_table}
+
+    def figure(found: re.Match) -> str:
+        return files.get_file_from_path(f"assets/{found[1]}.svg").content_string.strip()
+
+    markdown = re.sub(r"^\{\{ figure: (\w+) \}\}$", figure, markdown, flags=re.M)
+    return re.sub(r"^\{\{ table: (\w+) \}\}$", lambda found: tables[found[1]](), markdown, flags=re.M)
+
+
+def check(known: Mapping[str, Any]) -> list[str]:
+    """What is wrong with ``docs/variants.yaml``: variants without a text, and texts without a variant."""
+    return sorted(set(known) ^ set(variants.names()))
