@@ -63,6 +63,15 @@ def recipe(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture
+def fakes():
+    """Runs that the test opens have plain functions for programs (`fake_programs`)."""
+    import fake_programs
+
+    with fake_programs.in_place():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def logger_of_its_own():
     """A command takes the logger's lines to the console, which is none of the next test's business."""
@@ -86,6 +95,14 @@ def pytest_collection_modifyitems(items, config):
                 item.add_marker("exhaustive")
     if not any("::" in given for given in config.args):
         assert not any(missing.values()), f"in_ci names cases that there are not: {missing}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    """What is imported by now stays: a collection of garbage that walks through all of it is most of its cost."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 # ---------------------------------------------------------------------------------------------- memory

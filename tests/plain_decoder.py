@@ -1,6 +1,7 @@
 """Small random decoders, ragged batches, and a plain forward of one sequence at a time."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +29,18 @@ FAMILIES = {
 
 def random_decoder(config, seed=0):
     """Every weight random, biases and norms too, so that none of them can be left out unseen."""
-    graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))
-    leaves, treedef = jax.tree.flatten(params)
+    graph, params = _random_weights(config, seed)
+    return graph, jax.tree.map(jnp.array, params)  # of their own: an update takes them over
+
+
+@functools.cache
+def _random_weights(config, seed):
+    """On the host; made by one program, not by one for each weight."""
+    graph, _ = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(seed))))
+    params = jax.jit(lambda: nnx.split(Decoder(config, rngs=nnx.Rngs(seed)))[1])()
+    leaves, treedef = jax.tree.flatten(jax.device_get(params))
     rng = np.random.default_rng(seed)
-    leaves = [x + jnp.asarray(0.1 * rng.standard_normal(x.shape), jnp.float32) for x in leaves]
+    leaves = [x + np.float32(0.1 * rng.standard_normal(x.shape)) for x in leaves]
     return graph, jax.tree.unflatten(treedef, leaves)
 
 

@@ -1,5 +1,6 @@
 """Runs of the tiny model: in this process, or in one of their own."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -77,6 +78,22 @@ def numbers(directory: Path | str) -> list[dict[str, float]]:
     lines = tracking.read_metrics(directory)
     timed = ("time/", "tokens_per_s", "utilisation")
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
+
+
+class Full:
+    """A run's manager of checkpoints on a file system that is full for some saves."""
+
+    def __init__(self, manager, saves):
+        self._manager, self._saves, self._count = manager, saves, 0
+
+    def __getattr__(self, name):
+        return getattr(self._manager, name)
+
+    def save(self, *args, **kwargs):
+        self._count += 1
+        if self._count in self._saves:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self._manager.save(*args, **kwargs)
 
 
 def plain_source(trainer):

@@ -83,6 +83,12 @@ class Decoder(nnx.Module):
 
 def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
     """``(graphdef, params)`` of a decoder with shapes in place of weights."""
+    graph, params = _abstract(config)
+    return graph, jax.tree.map(lambda x: x, params)
+
+
+@functools.lru_cache(maxsize=8)  # every step of a run asks what there is to save, and a trace takes longer than it may
+def _abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
 
 

@@ -97,6 +97,7 @@ def test_with_an_importance_it_is_against_a_pass_of_the_trainer_which_is_correct
     assert all(abs(line["importance_mean"] - 1) > 1e-4 for line in lines[1:])
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.in_ci("plain")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "culling"])
@@ -129,6 +130,7 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight(reci
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.exhaustive("run/test_ahead.py::test_a_run_that_is_stopped_or_killed_goes_on_with_the_rollout_in_flight")
 def test_a_budget_that_is_raised_goes_on_with_the_rollout_that_was_drawn_for_the_next_step(recipe, tmp_path):
     """Of a budget of tokens it is not known before a step is judged whether it is the last."""
@@ -201,6 +203,7 @@ def test_two_processes_that_are_stopped_go_on_with_the_rollout_in_flight(recipe,
     assert max(line["rollout/waiting"] for line in lines) > 0
 
 
+@pytest.mark.usefixtures("fakes")
 def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", *KINDS["filter"]))
     made, plain = [], trainer.source.source.start
@@ -211,6 +214,7 @@ def test_what_is_drawn_for_a_filter_is_of_the_newest_weights(recipe, tmp_path):
     assert {line["rollout/staleness"] for line in lines_of(tmp_path / "run")[1:]} == {1.0}
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.exhaustive("run/test_rollouts.py::test_solved_prompts_are_not_drawn_in_later_passes")
 def test_what_is_solved_is_left_out_one_rollout_later(recipe, tmp_path):
     """All thirty are solved in the first pass of three rollouts; the fourth is chosen before the third is judged."""
@@ -254,6 +258,7 @@ def test_an_update_a_step_moves_the_ratio_so_that_llds_acts(recipe, tmp_path):
     assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.ratio_denominator == "sampler"
 
 
+@pytest.mark.usefixtures("fakes")
 def test_the_last_step_draws_nothing_ahead(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "train.steps=2"))
     assert trainer.run()

@@ -12,6 +12,8 @@ from grpojax.records.samples import read_samples
 from grpojax.run import finetune, finetune_recipe
 from grpojax.run import recipe as config
 
+pytestmark = pytest.mark.usefixtures("fakes")
+
 
 @pytest.fixture
 def said(caplog):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import fake_programs
 import numpy as np
 import pytest
 import spies
@@ -11,6 +12,8 @@ from grpojax.host.errors import UserError
 from grpojax.records.runs import read_runs
 from grpojax.run import recipe as config
 
+pytestmark = pytest.mark.usefixtures("fakes")
+
 BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "train.eval_every=0",
           "optimizer.schedule=linear", "train.minibatches=2", "variant=grpo")  # fmt: skip
 
@@ -18,7 +21,8 @@ BUDGET = ("train.steps=null", "train.tokens=700", "train.checkpoint_every=2", "t
 @pytest.fixture(scope="module")
 def run(recipe, tmp_path_factory):
     directory = tmp_path_factory.mktemp("budget") / "whole"
-    assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={directory}"))).run()
+    with fake_programs.in_place():
+        assert Trainer(config.load(recipe, (*BUDGET, f"run.dir={directory}"))).run()
     return directory
 
 

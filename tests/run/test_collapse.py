@@ -39,6 +39,7 @@ def alarms(directory):
     return [(line["step"], name) for line in numbers(directory) for name in line if name.startswith(KEY)]
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_run(recipe, tmp_path):
     whole, folder = trainer_of(load(recipe, tmp_path / "whole"), at=5), tmp_path / "run"
@@ -59,6 +60,7 @@ def test_an_alarm_keeps_the_checkpoint_from_before_it_and_by_option_stops_the_ru
     assert again.session.checkpoints.steps() == [4, 7]  # held on to by the run that went on
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe, tmp_path):
     once = ("train.on_collapse=stop", "train.checkpoint_every=0")
@@ -67,6 +69,7 @@ def test_without_a_checkpoint_from_before_it_there_is_none_to_go_on_from(recipe,
     assert trainer_of(load(recipe, tmp_path / "last", *once, "train.steps=2"), at=2).run()  # nothing left to stop
 
 
+@pytest.mark.usefixtures("fakes")
 def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
     options = (
         f"data.validation={recipe.parent / 'sums.jsonl'}",
@@ -82,6 +85,7 @@ def test_the_best_checkpoint_is_the_one_to_go_on_from(recipe, tmp_path):
     assert trainer.session.checkpoints.steps() == [4, 7]
 
 
+@pytest.mark.usefixtures("fakes")
 def test_an_alarm_in_an_evaluation_finds_the_checkpoint_before_it(recipe, tmp_path):
     """The save comes before its evaluation, and may take what it keeps from the one before."""
     options = (f"data.validation={recipe.parent / 'sums.jsonl'}", "train.eval_every=4", "train.on_collapse=stop")

@@ -11,6 +11,7 @@ import time
 import types
 
 import answered_runs
+import fake_programs
 import jax
 import pytest
 from runs import Trainer, environment, numbers
@@ -23,6 +24,8 @@ from grpojax.run import control, finetune, finetune_recipe, recorder, session
 from grpojax.run import recipe as config
 from grpojax.tools import cli
 
+pytestmark = pytest.mark.usefixtures("fakes")
+
 SHORT = ("train.steps=4", "train.checkpoint_every=1")
 
 
@@ -34,7 +37,8 @@ def load(recipe, directory, *overrides):
 def unbroken(recipe, tmp_path_factory):
     """The metrics of a run that nothing happened to."""
     directory = tmp_path_factory.mktemp("runs") / "unbroken"
-    assert Trainer(load(recipe, directory, "train.eval_every=2")).run()
+    with fake_programs.in_place():
+        assert Trainer(load(recipe, directory, "train.eval_every=2")).run()
     return numbers(directory)
 
 

@@ -8,17 +8,20 @@ import os
 import shutil
 import signal
 
+import fake_programs
 import jax
 import numpy as np
 import pytest
 import spies
-from runs import Trainer, add_step, numbers
+from runs import Full, Trainer, add_step, numbers
 
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
 from grpojax.records.samples import read_samples
 from grpojax.run import recipe as config
 from grpojax.tools import cli
+
+pytestmark = pytest.mark.usefixtures("fakes")
 
 
 def load(recipe, directory, *overrides):
@@ -41,7 +44,8 @@ EVEN_TOO = (
 def unbroken(recipe, tmp_path_factory):
     """The metrics of a run that nothing happened to."""
     directory = tmp_path_factory.mktemp("runs") / "unbroken"
-    assert Trainer(load(recipe, directory)).run()
+    with fake_programs.in_place():
+        assert Trainer(load(recipe, directory)).run()
     return numbers(directory)
 
 
@@ -80,22 +84,6 @@ def test_many_such_gradients_in_a_row_stop_the_run_at_the_last_good_state(recipe
         trainer.run()
     assert trainer.session.checkpoints.steps() and int(trainer.learner.state["policy"].step) == 1
     assert trainer.state.rollouts == 3  # the fourth was under way, and is drawn again
-
-
-class Full:
-    """A file system that is full for some saves."""
-
-    def __init__(self, manager, saves):
-        self._manager, self._saves, self._count = manager, saves, 0
-
-    def __getattr__(self, name):
-        return getattr(self._manager, name)
-
-    def save(self, *args, **kwargs):
-        self._count += 1
-        if self._count in self._saves:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return self._manager.save(*args, **kwargs)
 
 
 def test_a_full_disk_costs_one_checkpoint(recipe, tmp_path, unbroken, caplog):

@@ -57,6 +57,7 @@ def test_a_method_without_a_ratio_takes_one_update_a_rollout(recipe, tmp_path, n
     assert load(recipe, tmp_path / "run", f"variant={{name: {name}, ratio: token}}", several)
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize(
     "truncated", ["mask", *(pytest.param(t, marks=pytest.mark.exhaustive) for t in ("train", "drop"))]
 )
@@ -84,6 +85,7 @@ def test_samples_cut_at_the_limit(recipe, tmp_path, truncated):
     assert ends.any()
 
 
+@pytest.mark.usefixtures("fakes")
 def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
     """Adam would move by its momentum, and count the step."""
     trainer = Trainer(load(recipe, tmp_path / "run", "rewards.0.name=tiny_run:parity", "train.minibatches=2"))
@@ -103,6 +105,7 @@ def test_an_update_in_which_nothing_weighs_is_not_taken(recipe, tmp_path):
     assert first["empty_updates"] == 0 and second["empty_updates"] == 2 and "loss" not in second
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     overrides = ("train.minibatches=2", "filter={max_rollouts: 1}", "rollout.group=3", "train.steps=3")
@@ -119,6 +122,7 @@ def test_dropped_groups_are_spread_over_the_minibatches(recipe, tmp_path):
     assert any(sum(live) < 8 for live in seen) and all(abs(a - b) <= 1 for a, b in seen)
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_minibatches_are_the_same_on_any_number_of_devices(recipe, tmp_path):
     places = []
@@ -245,6 +249,7 @@ def test_the_reference_is_refreshed_and_resumed(recipe, tmp_path):
         load(recipe, tmp_path / "no", "train.reference_every=2")
 
 
+@pytest.mark.usefixtures("fakes")
 def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
     overrides = ("variant={name: grpo, kl_coef: 0, entropy_target: 100.0, entropy_step: 0.25}", "train.steps=3",
                  "train.checkpoint_every=1")  # fmt: skip
@@ -261,6 +266,7 @@ def test_an_adaptive_entropy_bonus_moves_and_resumes(recipe, tmp_path):
 # --- what is said of it
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_metrics_are_of_all_that_was_drawn(recipe, tmp_path):
     """The reward of the groups that a filter kept is always mixed; that of all drawn is the policy's."""
@@ -302,6 +308,7 @@ def test_variants_that_are_the_same_at_one_update_say_so(recipe, tmp_path, caplo
 # --- what goes wrong in the middle
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.parametrize("place", ["evaluate", "draw", "keep", "weigh"])
 def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, place):
     """A judge that is none, a data set that is used up: what was learned is saved, metrics and all."""
@@ -327,6 +334,7 @@ def test_a_mistake_that_shows_late_costs_nothing(recipe, tmp_path, place):
     assert trainer.session.checkpoints.steps()[-1] == done and len(lines(tmp_path / "run")) == done
 
 
+@pytest.mark.usefixtures("fakes")
 def test_a_filter_that_cannot_judge_is_the_users_to_mend(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "variant=ngrpo", "rewards.0.name=tiny_run:length"), eos_ids=None)
     with pytest.raises(UserError, match="filter of variant 'ngrpo'"):
@@ -411,6 +419,7 @@ def test_a_run_goes_on_under_a_version_with_a_new_setting(recipe, tmp_path):
         begin_as(train=stored["train"] | {"of_old": 3})
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_settings_of_execution_may_differ_in_a_resumed_run(recipe, tmp_path, caplog):
     first = Trainer(load(recipe, tmp_path / "run", "train.steps=1"))

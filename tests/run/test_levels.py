@@ -47,6 +47,7 @@ def drawn(directory, steps):
     return [[r["uid"] for r in step if r["sample"] == 0] for step in rows]
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_a_run_draws_what_is_solved_half_the_time(recipe, leveled, tmp_path):
     """Problem by problem as a plain reading of the rates has it, and bit for bit after a stop in the middle."""

@@ -119,6 +119,7 @@ def test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions(recip
     assert Counter(uids + left) == Counter(drawn) and len(uids) > 20
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.in_ci("filter")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["filter", "culling"])
@@ -148,6 +149,7 @@ def test_a_run_that_is_stopped_or_killed_goes_on_with_the_groups_that_wait(recip
     assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.exhaustive("run/test_overlap.py::test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions")
 def test_a_filter_that_keeps_every_whole_group_draws_no_other_rollout(recipe, tmp_path):
     trainer = Trainer(load(recipe, tmp_path / "run", "filter={max_rollouts: 3}", "train.steps=4"))
@@ -173,6 +175,7 @@ def test_shards_keep_their_groups_and_a_run_on_fewer_is_told_what_it_lacks(recip
         policy.sample(None, prompts, None, trainer.config.rollout, partial=samples, left=1)
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.exhaustive("run/test_overlap.py::test_every_group_is_learned_from_once_by_the_log_probs_of_its_versions")
 def test_the_end_says_what_is_not_learned_from(recipe, tmp_path, monkeypatch):
     said = []
@@ -238,6 +241,7 @@ def test_shares_that_are_none_or_do_not_divide_are_refused():
         left(0.5, 2, 4, 4)
 
 
+@pytest.mark.usefixtures("fakes")
 def test_sizes_that_leave_nothing_and_another_share_on_resume_are_refused(recipe, tmp_path):
     with pytest.raises(UserError, match="overlap=0.02 of the 32 samples of a batch shard is none"):
         Trainer(load(recipe, tmp_path / "none", "rollout.overlap=0.02"))

@@ -17,6 +17,8 @@ from grpojax.run.curriculum import Curriculum
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RetireConfig
 
+pytestmark = pytest.mark.usefixtures("fakes")
+
 CULLING = ("variant=culling", "rollout.prompts=20", "rollout.retire={readmit_after: 1}")
 
 

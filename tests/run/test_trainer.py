@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import spies
-from runs import Trainer, numbers, start, start_together, train
+from runs import Full, Trainer, numbers, start, start_together, train
 
 from grpojax.host.errors import UserError
 from grpojax.records import metrics as tracking
@@ -93,6 +93,15 @@ def test_sigterm_saves_and_exits_75(recipe, unbroken, tmp_path):
     checkpoints.close()
     train(recipe, directory)
     assert numbers(directory) == numbers(unbroken[0])
+
+
+@pytest.mark.slow
+def test_a_full_disk_costs_one_checkpoint(recipe, unbroken, tmp_path, caplog):
+    trainer = Trainer(config.load(recipe, [f"run.dir={tmp_path / 'run'}"]))
+    trainer.session.checkpoints._manager = Full(trainer.session.checkpoints._manager, {2})
+    assert trainer.run()
+    assert "No space left on device" in caplog.text and trainer.session.checkpoints.steps()[-1] == 12
+    assert numbers(tmp_path / "run") == numbers(unbroken[0])
 
 
 MESH = ["mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
@@ -234,6 +243,7 @@ def test_options_run(recipe, tmp_path, overrides):
     assert lines[1]["reward"] == pytest.approx(np.mean([s["reward"] for s in samples]))
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.slow
 def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
     """GPG's factor makes up for groups without variance that are in the batch; those that were dropped are not."""
@@ -250,6 +260,7 @@ def test_dropped_groups_are_in_no_statistic(recipe, tmp_path):
         np.testing.assert_allclose(got, rewards - rewards.mean(), atol=1e-5)
 
 
+@pytest.mark.usefixtures("fakes")
 @pytest.mark.in_ci("prompt_mean")
 @pytest.mark.slow
 @pytest.mark.parametrize("aggregate", ["prompt_mean", "sequence_mean", "token_mean"])
@@ -271,6 +282,7 @@ def test_dropped_groups_do_not_dilute_the_others(recipe, tmp_path, aggregate):
     assert len(sums) == 4 and all(x == pytest.approx(1.0, abs=1e-5) or x == 0 for x in sums) and max(sums) > 0
 
 
+@pytest.mark.usefixtures("fakes")
 def test_an_advantage_that_cannot_be_is_the_users_to_mend(recipe, tmp_path):
     """NGRPO with lengths for rewards: only the rewards themselves tell that 1 is not the best."""
     overrides = [f"run.dir={tmp_path / 'run'}", "variant=ngrpo", "filter=none", "data.validation=null"]
@@ -286,6 +298,7 @@ def test_no_reference_without_a_kl_term(recipe, tmp_path):
     trainer.close()
 
 
+@pytest.mark.usefixtures("fakes")
 def test_invalid_samples_are_left_out(recipe, tmp_path):
     """A reward of None counts in no statistic, and a batch of nothing else changes no weight."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "variant.kl_coef=0"]
@@ -298,6 +311,7 @@ def test_invalid_samples_are_left_out(recipe, tmp_path):
     assert line["reward"] is None and line["rewards/tiny_run:nothing/mean"] is None  # unknown, not 0
 
 
+@pytest.mark.usefixtures("fakes")
 def test_a_column_that_some_rows_lack_is_none_for_them(recipe, tmp_path):
     rows = [json.loads(line) for line in (recipe.parent / "sums.jsonl").read_text().splitlines()]
     for row in rows[::2]:
@@ -332,6 +346,7 @@ def test_a_directory_that_cannot_be_is_refused(recipe, tmp_path, place, capsys):
     assert place in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("fakes")
 def test_samples_show_the_answer_that_the_reward_looks_for(recipe, tmp_path, capsys):
     overrides = [f"run.dir={tmp_path / 'run'}", "data.validation=null", "train.steps=1",
                  'rewards=[{name: answer, options: {marker: "="}}, {name: "tiny_run:length"}]']  # fmt: skip

@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+import fake_programs
 import numpy as np
 import pytest
 from refusals import check_said
@@ -212,12 +213,14 @@ def overrides_of(recipe):
 def trained(recipe, tmp_path_factory):
     """A run of four steps that evaluates two samples a problem; its reward is a function and nothing judges."""
     directory = tmp_path_factory.mktemp("runs") / "run"
-    trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides_of(recipe)]))
-    assert trainer.run()
-    trainer.report()
+    with fake_programs.in_place():
+        trainer = Trainer(config.load(recipe, [f"run.dir={directory}", *overrides_of(recipe)]))
+        assert trainer.run()
+        trainer.report()
     return directory
 
 
+@pytest.mark.usefixtures("fakes")
 def test_a_run_reports_its_own_rewards_mean_on_held_out_problems(trained, capsys):
     """And no accuracy: nothing was named that says what is right."""
     metrics = [x for x in tracking.read_metrics(trained) if "eval/reward" in x]
@@ -240,6 +243,7 @@ def test_a_run_reports_its_own_rewards_mean_on_held_out_problems(trained, capsys
     )
 
 
+@pytest.mark.usefixtures("fakes")
 def test_the_test_set_is_read_once_at_the_end_also_where_that_was_interrupted(
     recipe, trained, tmp_path, monkeypatch, caplog
 ):
@@ -298,6 +302,7 @@ def test_a_judge_that_teaches_nothing_gives_accuracy(recipe, tmp_path, capsys):
             assert all(s.correct == (s.tokens % 2 == 0) for s in samples) and 0 < line["eval/accuracy"] < 1
 
 
+@pytest.mark.usefixtures("fakes")
 def test_a_reward_that_hangs_costs_its_sample_in_an_evaluation(recipe, trained, tmp_path, capsys):
     """Under the run's own time limit: with another one's ten seconds this would take a minute."""
     rows = [{"question": f"{i}+1=", "answer": str(i + 1), "k": i} for i in range(5)]
@@ -321,6 +326,7 @@ def test_a_reward_that_hangs_costs_its_sample_in_an_evaluation(recipe, trained, 
     assert metrics["invalid"] == metrics["unjudged"] == {"value": 1}
 
 
+@pytest.mark.usefixtures("fakes")
 def test_a_run_is_evaluated_at_any_checkpoint_as_it_was_in_training(trained, capsys):
     same = ["--samples", 2, "--limit", 8]
     assert run(trained, *same) == 0
