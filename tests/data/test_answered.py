@@ -1,13 +1,11 @@
 """Answered questions: what a row must have, which tokens it becomes, and which prompts share an entry."""
 
-import doctest
 import json
 
 import pytest
 from chat_tokenizer import Fake, chatml
 
 from grpojax import data
-from grpojax.data import answered, chats, columns, golds, problems, tokenizing
 from grpojax.host.errors import UserError
 
 END = 2
@@ -31,11 +29,6 @@ def texts(loaded):
         return "".join({END: "$", 1: "^"}.get(i) or chr(i) for i in ids)
 
     return [(text(e.ids), [text(c) for c in e.completions]) for e in loaded.kept]
-
-
-@pytest.mark.parametrize("module", [answered, chats, columns, golds, problems, tokenizing, data.texts])
-def test_the_examples_run(module):
-    assert doctest.testmod(module).attempted and not doctest.testmod(module).failed
 
 
 @pytest.mark.parametrize(("row", "want"), [

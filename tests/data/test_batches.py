@@ -1,7 +1,6 @@
 """The order of problems: a function of the seed, the step and what is retired."""
 
 import dataclasses
-import doctest
 import json
 from collections import Counter
 
@@ -12,7 +11,6 @@ from data_files import jsonl, load
 
 from grpojax import data
 from grpojax.data import SourceConfig
-from grpojax.data import batches as module
 
 
 def test_sources_are_drawn_by_weight(write):
@@ -193,7 +191,3 @@ def test_fewer_than_a_batch_stand_in_it_again_and_none_is_all():
     assert sorted(p.uid for p in (*again[1:], *rest[:2])) == [3, 4, 5, 6, 7] and last[0].left_out == (4,)
     with pytest.raises(ValueError, match="batch 0 begins before its pass does, at prompt 5 of source 0"):
         batches.draw(0, later, {})
-
-
-def test_examples():
-    assert doctest.testmod(module).failed == 0

@@ -1,13 +1,11 @@
 """Which solved problems are shown before another: by the tokens they share, in an order that the state alone gives."""
 
-import doctest
 import json
 
 import numpy as np
 import pytest
 
 from grpojax.data import Example, Exemplars, Problem, Problems
-from grpojax.data import exemplars as module
 from grpojax.data.exemplars import TRIED
 from grpojax.host.errors import UserError
 
@@ -100,7 +98,3 @@ def test_a_later_turn_of_a_chat_is_shown_to_nobody():
     pool.add(0, "right")
     pool.add(1, "right")
     assert [uid for uid, _ in pool.state()] == [0]
-
-
-def test_the_example():
-    assert doctest.testmod(module).attempted and not doctest.testmod(module).failed

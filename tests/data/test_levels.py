@@ -1,7 +1,6 @@
 """Problems by their levels: a function of the shares and of what was drawn so far."""
 
 import dataclasses
-import doctest
 import json
 from collections import Counter
 from fractions import Fraction
@@ -139,8 +138,3 @@ def test_a_level_called_nan_has_its_place():
     found = [Problem(i, (1,), "", None, {}, level=x) for i, x in enumerate(("3", "nan", "1", "inf", "2", "b"))]
     assert levels.levels_of(found) == levels.levels_of(found[::-1]) == ("1", "2", "3", "b", "inf", "nan")
     assert levels._place("nan") == levels._place("nan") > levels._place("9")  # NaN would be like nothing, not itself
-
-
-@pytest.mark.parametrize("module", [levels, data.problems], ids=["levels", "problems"])
-def test_the_examples(module):
-    assert doctest.testmod(module).attempted and not doctest.testmod(module).failed

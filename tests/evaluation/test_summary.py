@@ -1,6 +1,5 @@
 """Metrics over problems, their intervals, and what people read of them."""
 
-import doctest
 import math
 import re
 
@@ -15,7 +14,6 @@ from grpojax.evaluation import (
     means,
     report,
     summarize,
-    summary,
     table,
     verdict,
 )
@@ -34,11 +32,6 @@ def attempt(uid, *correct, tokens=5, stopped=True, rewards=None, unjudged=()):
                unjudged=i in unjudged, reward=None if r is None else float(r), rewards={"answer": r})
         for i, (c, r) in enumerate(zip(correct, given, strict=True))
     ))  # fmt: skip
-
-
-def test_doctests():
-    result = doctest.testmod(summary)
-    assert result.failed == 0 and result.attempted >= 4
 
 
 def test_metrics_are_means_over_problems():

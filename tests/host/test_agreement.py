@@ -1,6 +1,5 @@
 """Processes that agree, and those that do not: every one of them says who differs in what."""
 
-import doctest
 import json
 import socket
 import subprocess
@@ -112,10 +111,6 @@ def test_files_are_told_apart(tmp_path):
 
 def test_versions_are_those_that_compute():
     assert {"python", "jax", "jaxlib", "grpojax"} <= agreement.versions().keys()
-
-
-def test_examples():
-    assert doctest.testmod(agreement).failed == 0
 
 
 def test_who_failed_waits_for_the_others_no_longer_than_they_may_take_to_end(monkeypatch):

@@ -1,4 +1,3 @@
-import doctest
 import subprocess
 import sys
 import time
@@ -45,10 +44,6 @@ def test_three_processes():
     for lines in said:
         assert lines[:2] == ["['word 0', 'word 1', 'word 2']", "[('0', ''), ('1', 'x'), ('2', 'xx')] {}"]
     assert said[0][2] == "alone: process 1 did not come within 1 s"
-
-
-def test_examples():
-    assert doctest.testmod(coordination).failed == 0
 
 
 def test_a_signal_comes_between_the_parts_of_a_wait(monkeypatch):

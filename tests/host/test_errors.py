@@ -1,6 +1,5 @@
 """Ranges of settings, and how a value outside of one is told."""
 
-import doctest
 import math
 from types import SimpleNamespace
 
@@ -22,7 +21,3 @@ def test_ranges(interval, inside, outside, said):
         with pytest.raises(errors.UserError) as error:
             errors.require(SimpleNamespace(x=value), x=interval)
         assert str(error.value) == f"x={value!r}: must be {said}"
-
-
-def test_examples_run():
-    assert doctest.testmod(errors).attempted and not doctest.testmod(errors).failed

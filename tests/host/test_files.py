@@ -1,5 +1,3 @@
-import doctest
-
 import pytest
 
 from grpojax.host import files
@@ -52,7 +50,3 @@ def test_a_file_appears_whole(tmp_path):
     files.write_json(tmp_path / "a.json", {"a": "ü"})
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == '{\n  "a": "\\u00fc"\n}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_examples():
-    assert doctest.testmod(files).failed == 0

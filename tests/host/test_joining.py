@@ -1,7 +1,6 @@
 """Who joins whom: the environment and the metadata server of each case, and jax's own word for it."""
 
 import contextlib
-import doctest
 import os
 import socket
 import subprocess
@@ -275,7 +274,3 @@ def test_tasks_of_a_launcher_join(launcher):
         changed = {k: v for k, v in (where | counts | ranks).items() if k in launcher}
         tasks.append(launcher | changed | {"JAX_COORDINATOR_PORT": port})
     assert start(*tasks) == ["0 2 ['0', '1']", "1 2 ['0', '1']"]
-
-
-def test_examples():
-    assert doctest.testmod(joining).failed == 0

@@ -1,11 +1,9 @@
 """How a recipe's section becomes a way to run a model; and the examples of this package run."""
 
-import doctest
-
 import pytest
 
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, ModelConfig, compute, compute_of, decoder, weight_table
+from grpojax.models import Compute, ModelConfig, compute_of
 from grpojax.models.sharding import MeshConfig, make_mesh
 
 
@@ -20,9 +18,3 @@ def test_a_section_says_all_of_how_a_model_runs():
 def test_cudnn_needs_half_precision():
     with pytest.raises(UserError, match="attention='cudnn' needs dtype: bfloat16"):
         ModelConfig(path="builtin:tiny", attention="cudnn")
-
-
-@pytest.mark.parametrize("module", [compute, decoder, weight_table])
-def test_examples(module):
-    ran = doctest.testmod(module)
-    assert ran.attempted and not ran.failed

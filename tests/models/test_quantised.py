@@ -1,7 +1,6 @@
 """Eight-bit weights against plain numpy, and what the rollout draws with them against weights rounded beforehand."""
 
 import dataclasses
-import doctest
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +14,6 @@ from grpojax.models.weight_table import axes_of, is_matrix, shardings
 from grpojax.programs import state
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56)
-
-
-def test_doctests():
-    assert doctest.testmod(quantised).failed == 0
 
 
 def rounded(w, axis):

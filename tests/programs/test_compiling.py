@@ -1,6 +1,5 @@
 """What was compiled once is read the next time, and where it is kept."""
 
-import doctest
 import logging
 import os
 import threading
@@ -46,11 +45,6 @@ def own_cache(tmp_path, monkeypatch):
 
 def chosen():
     return jax.config.values["jax_compilation_cache_dir"]
-
-
-def test_examples():
-    pytest.importorskip("google.cloud.storage", reason="cloud clients are absent: pip install 'grpojax[test-all]'")
-    assert doctest.testmod(compiling).failed == 0
 
 
 def test_the_folder_is_the_users_or_beside_what_several_hosts_share(monkeypatch):

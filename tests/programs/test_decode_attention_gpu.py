@@ -1,20 +1,14 @@
 """The GPU's kernel, interpreted: against plain numpy of every slot's own tokens, and through the sampler. That it is
 made for CUDA at all stands in `test_exported`."""
 
-import doctest
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpojax.models import Compute, sharding
-from grpojax.programs import decode_attention_gpu, kv_cache
+from grpojax.programs import kv_cache
 from grpojax.programs.kv_cache import Ring, Seen
-
-
-def test_doctests():
-    assert doctest.testmod(decode_attention_gpu).failed == 0
 
 
 def case(*, p=3, g=5, k=2, r=7, d=64, length=11, ring=Ring(4, 16), position=37, counts=None, dtype=jnp.float32, seed=0):  # noqa: B008

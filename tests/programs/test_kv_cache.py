@@ -1,7 +1,6 @@
 """Blocks of the slots' cache: which of them hold tokens, what is read of the others, and how many bytes that is."""
 
 import dataclasses
-import doctest
 import importlib.util
 import json
 import re
@@ -21,10 +20,6 @@ from grpojax.programs.kv_cache import Ring
 from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.tools import hlo, plan_shapes
 from grpojax.types import Prompts
-
-
-def test_doctests():
-    assert doctest.testmod(kv_cache).failed == 0
 
 
 def test_live_blocks_are_those_with_one_of_the_newest_positions():

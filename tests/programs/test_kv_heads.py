@@ -1,7 +1,6 @@
 """More devices along ``tensor`` than heads of keys and values: the numbers of one device, and weights as on disk."""
 
 import dataclasses
-import doctest
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +15,6 @@ from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.tools import hlo
 
 CONFIG = dataclasses.replace(BASE, vocab_size=56, num_heads=8, num_kv_heads=2, head_dim=4, num_layers=2)
-
-
-def test_doctests():
-    assert doctest.testmod(kv_heads).failed == 0
 
 
 def test_heads_are_repeated_in_place():

@@ -1,7 +1,6 @@
 """The sampler against the trainer's forward, against plain numpy, and against itself in other layouts."""
 
 import dataclasses
-import doctest
 from types import SimpleNamespace
 
 import jax
@@ -20,10 +19,6 @@ from grpojax.programs.sampler import SampleQueue, SamplerConfig, Slots, sample_g
 from grpojax.types import PerToken, TrainBatch
 
 EOS = tuple(range(6))
-
-
-def test_doctests():
-    assert doctest.testmod(sampler).failed == 0
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Drawing a token against plain numpy: what is cut off, how often a token is drawn, and a vocabulary over devices."""
 
-import doctest
 import functools
 
 import jax
@@ -9,13 +8,8 @@ import numpy as np
 import pytest
 
 from grpojax.models import sharding
-from grpojax.programs import token_sampling
 from grpojax.programs.token_sampling import DrawConfig, draw
 from grpojax.tools import hlo
-
-
-def test_doctests():
-    assert doctest.testmod(token_sampling).failed == 0
 
 
 def many_draws(logits, config, n=20000):

@@ -1,12 +1,10 @@
 """Statistics over seeds, against scipy.stats and against their definitions."""
 
-import doctest
-
 import numpy as np
 import pytest
 from scipy import stats
 
-from grpojax.records import comparison, report_charts
+from grpojax.records import comparison
 from grpojax.records.comparison import BETTER, EQUIVALENT, OPEN, WORSE, verdicts
 
 
@@ -95,8 +93,3 @@ def test_one_seed_tests_nothing():
     assert (one.p, one.p_equivalent, one.p_corrected, one.low, one.verdict) == (None, None, None, None, OPEN)
     assert two.p_corrected == two.p  # not corrected for what is not tested
     assert verdicts([]) == []
-
-
-@pytest.mark.parametrize("module", [comparison, report_charts])
-def test_examples(module):
-    assert doctest.testmod(module).failed == 0

@@ -1,6 +1,5 @@
 """What a run's metrics and samples say, of numbers that are made up."""
 
-import doctest
 import gzip
 import json
 
@@ -29,10 +28,6 @@ def write_samples(run, steps, rewards=("answer",)):
     file = run / "config.json"
     config = json.loads(file.read_text()) | {"rewards": {"terms": [{"name": name, "weight": 1.0} for name in rewards]}}
     file.write_text(json.dumps(config))
-
-
-def test_examples():
-    assert doctest.testmod(measures).failed == 0
 
 
 def test_prompts_that_start_all_fail():

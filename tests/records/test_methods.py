@@ -1,7 +1,6 @@
 """Two resolved methods compared: what differs, and what a resumed run may not differ in."""
 
 import copy
-import doctest
 import itertools
 import json
 
@@ -12,10 +11,9 @@ from variant_examples import REQUIRED, built
 from grpojax import variants
 from grpojax.host import settings
 from grpojax.host.errors import UserError
-from grpojax.records import methods
 from grpojax.records.methods import changes, differences, equal_options, explain, in_a_line, without_repeats
 from grpojax.rewards import RewardConfig
-from grpojax.run import method, recipe
+from grpojax.run import recipe
 from grpojax.run.method import describe, resolve
 from grpojax.run.sections import RolloutConfig, TrainConfig
 
@@ -26,11 +24,6 @@ NAMES = [name for name in variants.names() if built(name).objective.has_ratio]
 
 def tree(variant, **options):
     return describe(resolve({"name": variant, **REQUIRED.get(variant, {}), **options}, REWARDS, "auto", ROLLOUT, TRAIN))
-
-
-@pytest.mark.parametrize("module", [methods, method])
-def test_examples(module):
-    assert doctest.testmod(module).attempted and not doctest.testmod(module).failed
 
 
 TREES = {name: tree(name) for name in NAMES}

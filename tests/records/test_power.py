@@ -1,6 +1,5 @@
 """What a comparison could show, against scipy's noncentral t, and from a pilot's runs."""
 
-import doctest
 import json
 import math
 
@@ -80,7 +79,3 @@ def test_a_pilot_with_two_runs_of_a_seed_is_refused(tmp_path):
     write_runs(tmp_path, {("grpo", 0): 0.5})
     with pytest.raises(UserError, match=f"--pilot {tmp_path}: two of its runs have the same method and seed"):
         power.read_pilot(tmp_path)
-
-
-def test_examples():
-    assert doctest.testmod(power).failed == 0

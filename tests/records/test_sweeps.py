@@ -1,6 +1,5 @@
 """What a sweep writes about its runs, read back."""
 
-import doctest
 import json
 
 import pytest
@@ -59,7 +58,3 @@ def test_a_broken_file_is_refused_with_its_name(tmp_path, text):
         (tmp_path / file).write_text(text, encoding="latin1")
         with pytest.raises(UserError, match=f"{file}: cannot be read .*; remove it, and start the sweep again"):
             read(tmp_path)
-
-
-def test_examples():
-    assert doctest.testmod(sweeps).failed == 0

@@ -1,7 +1,5 @@
 """Which samples of a run are exported, in which order, and what is said of the others."""
 
-import doctest
-
 import pytest
 
 from grpojax.host.errors import UserError
@@ -59,7 +57,3 @@ def test_a_line_says_where_it_comes_from():
         "gold": "1", "model": "tiny",
     }  # fmt: skip
     assert len(asked) == 1
-
-
-def test_the_example_runs():
-    assert doctest.testmod(traces).attempted and not doctest.testmod(traces).failed

@@ -1,7 +1,6 @@
 """What a reward function may return and do to its arguments: numbers count, anything else is an invalid sample."""
 
 import decimal
-import doctest
 import fractions
 import math
 import time
@@ -220,7 +219,3 @@ def test_a_column_with_the_name_of_an_option_is_refused_with_both(rewards):
 ])  # fmt: skip
 def test_options_are_keywords_with_a_default(name, options, taken):
     assert sandbox.probe(name, options) == sandbox.Probe("", taken)
-
-
-def test_examples():
-    assert doctest.testmod(steps).attempted and not doctest.testmod(steps).failed

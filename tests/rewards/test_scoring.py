@@ -1,7 +1,5 @@
 """What becomes of the rewards of a batch: weights, normalisation, invalid samples; and that importing them is light."""
 
-import doctest
-import importlib
 import math
 import subprocess
 import sys
@@ -17,24 +15,6 @@ from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
 
 HERE = Path(__file__).parents[1]
 NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "answers.check",
-        "answers.equality",
-        "answers.extract",
-        "answers.reading",
-        "answers.spelling",
-        "answers.values",
-        "builtin",
-        "scoring",
-    ],
-)
-def test_doctests(module):
-    result = doctest.testmod(importlib.import_module(f"grpojax.rewards.{module}"))
-    assert result.attempted and not result.failed
 
 
 def test_the_import_is_light():

@@ -1,7 +1,5 @@
 """Rewards of steps: what a function may return for them, where steps end, and sums that must hold."""
 
-import doctest
-import importlib
 import math
 
 import numpy as np
@@ -14,12 +12,6 @@ from grpojax.rewards.builtin import Equations, Follows
 from grpojax.rewards.steps import chain_results, check_equations
 
 NAN = float("nan")
-
-
-@pytest.mark.parametrize("module", ["steps", "builtin"])
-def test_doctests(module):
-    result = doctest.testmod(importlib.import_module(f"grpojax.rewards.{module}"))
-    assert result.attempted and not result.failed
 
 
 def test_a_step_ends_with_the_token_that_has_the_separator():

@@ -1,6 +1,5 @@
 """Whether a group of one, and groups whose rewards are all the same, teach a variant anything."""
 
-import doctest
 import inspect
 
 import pytest
@@ -72,7 +71,3 @@ def test_a_recipe_with_a_group_of_one_is_refused():
     with pytest.raises(UserError, match="rollout.group=1: variant 'rloo'"):
         config.load("configs/quickstart.yaml", [*given, "variant=rloo"])
     assert config.load("configs/quickstart.yaml", [*given, "variant=reinforce_pp"]).rollout.group == 1
-
-
-def test_examples():
-    assert doctest.testmod(method).attempted and not doctest.testmod(method).failed

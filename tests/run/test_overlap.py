@@ -1,6 +1,5 @@
 """Groups with unfinished samples that go on in the next rollout (``rollout.overlap``)."""
 
-import doctest
 import json
 import os
 import signal
@@ -21,7 +20,7 @@ from grpojax.run import batch, checks, method, step_metrics
 from grpojax.run import recipe as config
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
-from grpojax.run.sources import partial, source
+from grpojax.run.sources import partial
 from grpojax.types import PerToken, Rollout, TrainBatch
 
 KINDS = {
@@ -223,11 +222,6 @@ def test_the_ratio_is_never_taken_for_one(recipe, tmp_path):
     trainer = load(recipe, tmp_path / "run", "variant={name: grpo, importance: truncate}").method
     assert trainer.variant.objective.ratio_denominator == "trainer" and trainer.scores_old(1)
     assert load(recipe, tmp_path / "run", "variant=llds").method.variant.objective.ratio_denominator == "sampler"
-
-
-@pytest.mark.parametrize("module", [checks, source])
-def test_doctests(module):
-    assert doctest.testmod(module).attempted and not doctest.testmod(module).failed
 
 
 def test_shares_that_are_none_or_do_not_divide_are_refused():

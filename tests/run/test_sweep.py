@@ -1,6 +1,5 @@
 """Which runs a sweep makes, in which order, and what becomes of it when something goes wrong."""
 
-import doctest
 import fcntl
 import json
 import logging
@@ -486,11 +485,6 @@ def test_the_command_starts_trainers_that_share_a_cache_and_says_what_comes_next
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"grpojax report {tmp_path}/new --to {tmp_path}/new/report.html"
     )
-
-
-@pytest.mark.parametrize("module", [sweep, rate_search, jobs_module])
-def test_examples(module):
-    assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.exhaustive(

@@ -1,6 +1,5 @@
 """What `grpojax show` prints of a run's samples."""
 
-import doctest
 import re
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import sys
 import pytest
 
 from grpojax.records import metrics as tracking
-from grpojax.tools import cli, show
+from grpojax.tools import cli
 
 
 def write(directory, rewards, **columns):
@@ -55,10 +54,6 @@ def test_all_samples_of_one_prompt(tmp_path, capsys):
     assert re.findall(r"^--- prompt 4 sample (\d)", capsys.readouterr().out, re.M) == ["2", "0", "1"]
     assert cli.main(["show", str(tmp_path), "--uid", "6"]) == 2
     assert "step 1 has no prompt 6; it has [4, 5]" in capsys.readouterr().err
-
-
-def test_the_example_runs():
-    assert doctest.testmod(show).attempted and not doctest.testmod(show).failed
 
 
 def test_a_closed_pipe_ends_it_quietly(tmp_path):
