@@ -457,10 +457,10 @@ COMMON = {
 
 
 def alarms_table() -> str:
-    """Every alarm: what has happened, and the remedy."""
+    """Every alarm, as ``docs/start/trouble.md`` has it: what has happened, and the remedy."""
     lines = ["| alarm | what has happened | remedy |", "|---|---|---|"]
     for name, (what, remedy) in alarms.SAID.items():
-        remedy = re.sub(r"\b(?:optimizer|rollout|variant|critic)\.[a-z_.]*[a-z_]", r"`\g<0>`", cell(remedy))
+        remedy = re.sub(r"\b(?:optimizer|rollout|variant|critic)\.[a-z_.]*[a-z_0-9]", r"`\g<0>`", cell(remedy))
         lines.append(f"| `{name}` | {cell(what)} | {remedy} |")
     return "\n".join(lines)
 
@@ -555,17 +555,15 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Puts figures and generated tables into a page: ``{{ figure: step }}``, ``{{ table: alarms }}``.
+    """Puts figures into a page: ``{{ figure: step }}``.
 
     A figure is part of the page itself, so that it takes the page's colours, light or dark.
     """
-    tables = {"alarms": alarms_table}
 
     def figure(found: re.Match) -> str:
         return files.get_file_from_path(f"assets/{found[1]}.svg").content_string.strip()
 
-    markdown = re.sub(r"^\{\{ figure: (\w+) \}\}$", figure, markdown, flags=re.M)
-    return re.sub(r"^\{\{ table: (\w+) \}\}$", lambda found: tables[found[1]](), markdown, flags=re.M)
+    return re.sub(r"^\{\{ figure: (\w+) \}\}$", figure, markdown, flags=re.M)
 
 
 def check(known: Mapping[str, Any]) -> list[str]:

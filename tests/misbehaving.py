@@ -75,8 +75,20 @@ def chatters(prompts, completions, tokens, **columns):
     raise RuntimeError("x" * 2**20)
 
 
+def no_tokens(prompts, completions, **columns):
+    return [1.0] * len(completions)
+
+
 def no_columns(prompts, completions, tokens):
     return [1.0] * len(completions)
+
+
+def asks(prompts, completions, tokens, totl, note=None, **columns):
+    return [1.0] * len(completions)
+
+
+def by_pieces(prompts, completions, tokens, *, pieces, **columns):
+    return [float(len(p)) for p in pieces]
 
 
 def scaled(prompts, completions, tokens, *, scale=1.0, **columns):

@@ -93,7 +93,7 @@ def run(loaded, *, ragged=False):
 def _watched(learner):
     """A list that gets a `Step` whenever the learner weighs."""
     steps, late = [], {}
-    plain_weigh, plain_update, plain_late = learner.weigh, learner.update, learner.late
+    plain_weigh, plain_update, plain_late = learner.weigh, learner.update, learner.signals_after_rewards
 
     def compute_late(*given):
         made, told = plain_late(*given)
@@ -112,7 +112,7 @@ def _watched(learner):
         steps[-1].norms = [float(x) for x in jax.device_get([o["grad_norm"] for o in owed if "grad_norm" in o])]
         return owed
 
-    learner.weigh, learner.update, learner.late = weigh, update, compute_late
+    learner.weigh, learner.update, learner.signals_after_rewards = weigh, update, compute_late
     return steps
 
 

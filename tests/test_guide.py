@@ -105,7 +105,7 @@ def test_yaml_is_a_part_of_a_recipe(page, text, tmp_path):
 @pytest.mark.parametrize(("page", "line"), [(page, line) for page, line in COMMANDS if line.startswith("grpojax ")])
 def test_commands_are_taken(page, line):
     """By the parser, and their recipe with the settings given; the shell's variables stand for anything."""
-    args, rest = cli._parser().parse_known_args(shlex.split(line)[1:])
+    args, rest = cli.parser().parse_known_args(shlex.split(line)[1:])
     assert not [word for word in rest if word.startswith("-") or not hasattr(args, "overrides")], rest
     if getattr(args, "config", None) and "$" not in line:
         LOADERS.get(args.command, config.load)(ROOT / args.config, [*args.overrides, *rest])
@@ -148,7 +148,7 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     assert "--- best" in said["show runs/gsm8k_qwen2.5_0.5b"]
     assert "pass@8" in said["eval runs/gsm8k_qwen2.5_0.5b"]
     assert (tmp_path / "report.html").exists()
-    assert len(said) == 19 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
+    assert len(said) == 20 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
     logged = {name for file in tmp_path.rglob("metrics.jsonl") for row in file.open() for name in json.loads(row)}
     assert len(logged) > 60 and not [name for name in sorted(logged - {"step"}) if not documented(name)]
 
@@ -205,6 +205,11 @@ def test_the_built_in_rewards_are_listed():
 
 
 # ------------------------------------------------------------------------------------------------ pages
+
+
+def test_the_alarms_are_listed():
+    table = generated().alarms_table()
+    assert table in PAGES["docs/start/trouble.md"], f"docs/start/trouble.md must have\n{table}"
 
 
 def slug(heading):

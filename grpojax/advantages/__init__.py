@@ -30,7 +30,7 @@ from grpojax.advantages.group_rules import (
     penalize_all_fail,
     virtual_best,
 )
-from grpojax.advantages.signals import Signals, Transform, chain, described, text_of
+from grpojax.advantages.signals import Signals, Transform, chain, described, need, per_sample, per_token, text_of
 from grpojax.advantages.tokens import (
     distill,
     gae,
@@ -54,8 +54,11 @@ __all__ = [
     "gae",
     "likelihood_of_all_fail",
     "max_rl",
+    "need",
     "pass_at_k",
     "penalize_all_fail",
+    "per_sample",
+    "per_token",
     "process_rewards",
     "rescale_live",
     "scale",

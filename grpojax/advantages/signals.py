@@ -38,7 +38,8 @@ class Signals:
       greedy_rewards: ``[P]`` reward of each prompt's greedy completion.
       likelihood: ``[P, G]`` probability of the true answer after a sample's reasoning.
       hidden: ``[P, G, T, D]`` hidden states that the output head read.
-      probs: ``[P, G, T, W]`` probabilities of the ``W`` vocabulary entries kept (`grpojax.credit.group_vocabulary`).
+      probs: ``[P, G, T, W]`` probabilities of the ``W`` vocabulary entries kept (`grpojax.credit.group_vocabulary`); 0
+        where the entry is -1, which stands for none.
       columns: ``[P, G, T]`` int32, which entry of ``probs`` is the drawn token's.
       influence: ``[P, G, T]`` NTHR's score of each token, in place of the three above (`grpojax.credit.nthr_scores`).
       influence_means: ``[P, G]`` the mean of it over each sample's tokens.
@@ -130,6 +131,7 @@ def described(factory: Callable[_Arguments, Transform]) -> Callable[_Arguments, 
         transform.description = _call(factory.__name__, given.arguments)  # pyrefly: ignore
         return transform
 
+    make.makes_transforms = True  # pyrefly: ignore
     return make
 
 
@@ -203,13 +205,23 @@ def need(signals: Signals, field: str, transform: str) -> Array:
     return value
 
 
-def _checked(transform: str, values: Array, axes: str, signals: Signals) -> None:
-    """Raises `ValueError` where a field of the signals, whether it is read or not, does not go with the values."""
+def _given(signals: Signals | None) -> Signals:
+    """The signals that a transform was called with; raises `ValueError` where they are of another type."""
+    if signals is None:
+        return Signals()
+    if not isinstance(signals, Signals):
+        raise ValueError(f"signals must be advantages.Signals, got {type(signals).__name__}")
+    return signals
+
+
+def _checked(transform: str, values: Array, axes: str, signals: Signals) -> shapes.Sizes:
+    """The sizes of the axes; raises `ValueError` where a field of the signals, read or not, has another shape."""
     sizes = shapes.check(transform, axes, values=values)
     for its_axes, names in _AXES.items():
         sizes = shapes.check(
             transform, its_axes, sizes, **{f"signals.{name}": getattr(signals, name) for name in names}
         )
+    return sizes
 
 
 def per_sample(values: Samples, signals: Signals | None, transform: str) -> tuple[Samples, Signals]:
@@ -225,7 +237,7 @@ def per_sample(values: Samples, signals: Signals | None, transform: str) -> tupl
       >>> values.shape, signals.valid.tolist()
       ((1, 2), [[True, False]])
     """
-    signals, shape = Signals() if signals is None else signals, shapes.shape_of(values)
+    signals, shape = _given(signals), shapes.shape_of(values)
     if len(shape) != 2:
         remedy = "a flat batch is values.reshape(P, G)" if len(shape) < 2 else "put it before to_tokens()"
         raise ValueError(f"{transform} takes [P, G], got {shape}: {remedy}")
@@ -243,7 +255,7 @@ def per_token(values: Tokens, signals: Signals | None, transform: str) -> tuple[
       >>> per_token(jnp.zeros((1, 2, 3)), None, "mine")[0].shape
       (1, 2, 3)
     """
-    signals, shape = Signals() if signals is None else signals, shapes.shape_of(values)
+    signals, shape = _given(signals), shapes.shape_of(values)
     if len(shape) != 3:
         raise ValueError(f"{transform} takes [P, G, T], got {shape}: put it after to_tokens()")
     _checked(transform, values, "P G T", signals)
@@ -262,7 +274,7 @@ def along_tokens(
       >>> values.shape == mask.shape
       True
     """
-    signals = Signals() if signals is None else signals
+    signals = _given(signals)
     read = {name: need(signals, name, transform) for name in fields}
     shape = shapes.shape_of(values)
     if any(len(shape) + 1 == len(shapes.shape_of(x)) for x in read.values()):
@@ -291,14 +303,23 @@ def _name_of(transform: Transform) -> str:
     return name.removesuffix(".<locals>.transform").removesuffix(".<locals>.reward")
 
 
+def _check_result(transform: Transform, values: Any, axes: str, sizes: shapes.Sizes) -> shapes.Sizes:
+    """The sizes of the axes; raises `ValueError` with the transform's name where its result is None or has others."""
+    if values is None:
+        raise ValueError(f"{_name_of(transform)}: its result is None; a transform returns the new values")
+    return shapes.check(_name_of(transform), axes, sizes, **{"its result": values})
+
+
 def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
     """Applies transforms from left to right.
 
     The result takes ``rewards [P, G]`` and optionally `Signals`. A sample whose reward is not finite is invalid:
-    it takes no part in any statistic, and its advantage is 0.
+    its advantage is 0, and it takes no part in the statistics of this package's transforms. A transform of your own
+    gets 0 in its place, and must read ``signals.valid`` to leave it out.
     Out come ``[P, G]`` or, after `to_tokens`, ``[P, G, T]``, float32. `grpojax.variants` has the published chains.
     A flat batch ``[B]`` of prompts with G samples each is ``rewards.reshape(-1, G)``, and ``[B, T]`` in the same way.
-    Raises `ValueError` where rewards, a signal, or what a transform returns has another shape.
+    Raises `ValueError` where rewards, a signal, or what a transform returns has another shape, and where a step is no
+    transform, such as ``center`` in place of ``center()``.
 
     Args:
       transforms: the steps.
@@ -311,14 +332,19 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
       [[0.5, -0.5, 0.0]]
     """
 
+    for step in transforms if reward is None else (reward, *transforms):
+        if getattr(step, "makes_transforms", False):
+            raise ValueError(f"chain: {step.__name__} is not called: give {step.__name__}(...)")
+        if not callable(step):
+            raise ValueError(f"chain: {step!r} is no transform: give a function, such as center()")
+
     def apply(rewards: Samples, signals: Signals | None = None) -> Array:
-        signals = Signals() if signals is None else signals
+        signals = _given(signals)
         if len(shapes.shape_of(rewards)) != 2:
             raise ValueError(
                 f"chain takes rewards [P, G], got {shapes.shape_of(rewards)}: a flat batch is rewards.reshape(P, G)"
             )
-        _checked("chain", rewards, "P G", signals)
-        sizes = shapes.check("chain", "P G", rewards=rewards)
+        sizes = _checked("chain", rewards, "P G", signals)
         values = jax.lax.stop_gradient(jnp.asarray(rewards, jnp.float32))
         signals = jax.tree.map(jax.lax.stop_gradient, signals)
         raw = values if signals.rewards is None else jnp.asarray(signals.rewards, jnp.float32)
@@ -330,13 +356,13 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
         values = jnp.where(valid, values, 0.0)
         if reward is not None:
             values = reward(values, signals)
-            shapes.check(_name_of(reward), "P G", sizes, **{"its result": values})
+            _check_result(reward, values, "P G", sizes)
             values = jnp.where(signals.valid, values, 0.0)
             signals = dataclasses.replace(signals, rewards=values)
         for transform in transforms:
             values = transform(values, signals)
             axes = "P G T" if len(shapes.shape_of(values)) == 3 else "P G"
-            sizes = shapes.check(_name_of(transform), axes, sizes, **{"its result": values})
+            sizes = _check_result(transform, values, axes, sizes)
         return jnp.where(valid.reshape(valid.shape + (1,) * (values.ndim - 2)), values, 0.0)
 
     steps = [text_of(transform) for transform in transforms]

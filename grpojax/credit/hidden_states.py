@@ -14,7 +14,11 @@ from grpojax.types import Array, Hidden, PerPrompt, Samples, Tokens
 def group_vocabulary(tokens: Tokens, mask: Tokens, size: int) -> tuple[Array, Tokens, PerPrompt]:
     """The distinct tokens of each group, the vocabulary that `nthr` is restricted to.
 
-    From NTHR (arXiv 2505.18830).
+    From NTHR (arXiv 2505.18830). The probabilities that go with it, for `nthr` and `nthr_scores`, must be 0 where
+    ``entries`` is -1. Of all probabilities ``p [P, G, T, V]``::
+
+        rows = entries[:, None, None]  # [P, 1, 1, W]
+        probs = jnp.where(rows >= 0, jnp.take_along_axis(p, jnp.maximum(rows, 0), -1), 0.0)  # [P, G, T, W]
 
     Args:
       tokens: ``[P, G, T]`` int32.
@@ -78,7 +82,8 @@ def influence(probs: Array, hidden: Hidden, columns: Tokens, mask: Tokens, weigh
     The double sum is that of NTHR (arXiv 2505.18830), the factors are this package's own.
 
     Args:
-      probs: ``[P, G, T, W]`` probabilities under the policy that drew the tokens, not renormalised.
+      probs: ``[P, G, T, W]`` probabilities under the policy that drew the tokens, not renormalised; 0 where an entry
+        of `group_vocabulary` is -1.
       hidden: ``[P, G, T, D]`` what the output head read.
       columns: ``[P, G, T]`` int32, the drawn token's entry of ``probs``, -1 for none.
       mask: ``[P, G, T]`` bool.

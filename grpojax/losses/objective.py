@@ -11,7 +11,7 @@ from grpojax.losses.divergence import KLKind, KLPlace
 from grpojax.losses.llds import Gate
 from grpojax.losses.ratios import Ratio
 from grpojax.losses.surrogates import check_surrogate, clipped, geometric, name_of, unclipped
-from grpojax.losses.weights import Aggregation
+from grpojax.losses.weights import NO_CONSTANT, Aggregation
 
 RatioDenominator = Literal["trainer", "sampler"]
 Covariance = Literal["none", "clip", "kl"]
@@ -45,7 +45,8 @@ class Objective:
       kl_kind: the estimator (`kl`).
       kl_in: "loss" (k2, k3 or unbiased), or where the advantages have it already, and the loss does not: "reward" (k1,
         its sum subtracted by `grpojax.advantages.subtract_kl`) or "token_reward" (k1, subtracted from each token's
-        reward by `grpojax.advantages.token_rewards`).
+        reward by `grpojax.advantages.token_rewards`). With these two the loss reads the reference for the metric
+        ``kl`` only.
       entropy_coef: weight of the entropy bonus; 0 without a target means that no entropy is ever computed for the loss.
         With a target, the weight at the start.
       entropy_target: nats a token that the weight is moved to hold (`adapt_entropy_coef`; Skywork-OR1,
@@ -101,7 +102,9 @@ class Objective:
         for name in ("kl_coef", "llds_coef", "covariance_coef"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: must be 0 or more")
-        if (self.constant is not None) != (self.aggregate == "constant") or (self.constant or 1.0) <= 0:
+        if self.aggregate == "constant" and self.constant is None:
+            raise ValueError(NO_CONSTANT.format("aggregate"))
+        if self.constant is not None and (self.aggregate != "constant" or self.constant <= 0):
             raise ValueError(
                 f"aggregate={self.aggregate!r} with constant={self.constant}: a constant over 0 goes with 'constant' "
                 "only"

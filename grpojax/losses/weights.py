@@ -1,7 +1,7 @@
 """Aggregation as an array: how token losses become one number."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import jax.numpy as jnp
 
@@ -9,6 +9,7 @@ from grpojax import shapes
 from grpojax.types import AnyTokens
 
 Aggregation = Literal["token_mean", "sequence_mean", "prompt_mean", "sequence_sum", "constant"]
+NO_CONSTANT = "{}='constant' needs constant=, the tokens to divide by, such as the longest completion"
 
 
 def loss_weights(
@@ -48,8 +49,12 @@ def loss_weights(
       >>> float((loss_weights(mask, "sequence_mean") * loss).sum())
       8.75
     """
-    if (constant is not None) != (how == "constant"):
-        raise ValueError(f"loss_weights(how={how!r}, constant={constant!r}): a constant goes with 'constant' only")
+    if how not in get_args(Aggregation):
+        raise ValueError(f"loss_weights(how={how!r}): give one of {', '.join(get_args(Aggregation))}")
+    if how == "constant" and constant is None:
+        raise ValueError(f"loss_weights: {NO_CONSTANT.format('how')}")
+    if how != "constant" and constant is not None:
+        raise ValueError(f"loss_weights(how={how!r}, constant={constant!r}): a constant goes with how='constant' only")
     if constant is not None and constant <= 0:
         raise ValueError(f"loss_weights(constant={constant}): must be over 0")
     mask = jnp.asarray(mask)
@@ -62,10 +67,8 @@ def loss_weights(
         group = tokens.sum(1, keepdims=True)
         prompts = jnp.float32(mask.shape[0]) if count_empty else (group > 0).sum().astype(jnp.float32)
         weights = 1.0 / (jnp.maximum(group, 1.0) * jnp.maximum(prompts, 1.0))
-    elif how in ("sequence_mean", "sequence_sum", "constant"):
+    else:
         samples = jnp.float32(math.prod(mask.shape[:-1])) if count_empty else (tokens > 0).sum().astype(jnp.float32)
         each = {"sequence_mean": jnp.maximum(tokens, 1.0), "sequence_sum": 1.0, "constant": constant or 1.0}[how]
         weights = 1.0 / (each * jnp.maximum(samples, 1.0))
-    else:
-        raise ValueError(f"loss_weights(how={how!r}): unknown aggregation")
     return jnp.where(mask, weights, 0.0)

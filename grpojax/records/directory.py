@@ -8,7 +8,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from etils import epath
@@ -88,7 +88,7 @@ class RunDirectory:
         if differ and self.has_steps:
             raise UserError(
                 f"{self.path} holds a run of another config: {'; '.join(differ[:5])}\n"
-                "give it another run.dir, or the config it was started with"
+                f"give it another run.dir, or the config it was started with{_why_not_longer(differ)}"
             )
         if differ:
             return differ
@@ -188,6 +188,12 @@ class RunDirectory:
         """Marks the run as stopped and saved."""
         log.info("stopped and saved at step %d, %.1f s after the notice (%s)", step, seconds, notice)
         files.write_json(self.path / "stopped", {"step": step, "notice": notice, "seconds": round(seconds, 3)})
+
+
+def _why_not_longer(differ: Iterable[str]) -> str:
+    """Why a run cannot be made longer, where that is among what differs."""
+    lengths = {"train.steps", "train.tokens", "train.epochs"} & {line.partition(":")[0] for line in differ}
+    return f", since optimizer.schedule (or a critic's) depends on {min(lengths)}" if lengths else ""
 
 
 def _settings(resolved: Mapping[str, Any]) -> dict[str, Any]:

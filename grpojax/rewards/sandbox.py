@@ -93,10 +93,13 @@ class Probe(NamedTuple):
       problem: why it cannot be one, or does not take the options given; "" where it can.
       options: its keywords that have a default other than None. Without a default, or with None, a keyword asks for a
         column of the data.
+      columns: its parameters after the first three that have no default and get no option: it cannot be called
+        without these columns.
     """
 
     problem: str
     options: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
 
 
 def probe(path: str, options: Sequence[str]) -> Probe:
@@ -114,8 +117,10 @@ def probe(path: str, options: Sequence[str]) -> Probe:
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     named = {p.name: p.default for p in (*positional[3:], *(p for p in parameters if p.kind == p.KEYWORD_ONLY))}
     if len(positional) < 3 or not any(p.kind == p.VAR_KEYWORD for p in parameters):
-        return Probe("must take (prompts, completions, tokens, **columns)")
+        remedy = ": add `tokens` as the third parameter" if len(positional) == 2 else ""
+        return Probe(f"must take (prompts, completions, tokens, **columns){remedy}")
     if unknown := sorted(set(options) - set(named)):
         return Probe(f"takes no option {unknown[0]!r}")
     with_default = [n for n, x in named.items() if x is not None and x is not inspect.Parameter.empty]
-    return Probe("", tuple(with_default))
+    needed = [n for n, x in named.items() if x is inspect.Parameter.empty and n not in options]
+    return Probe("", tuple(with_default), tuple(needed))

@@ -168,12 +168,12 @@ class Rewards:
                 preload=["math_verify"] if maths else [],
             )
         self._open_counts = {t for t, term in enumerate(self.terms) if term is None}
-        self._options: dict[int, tuple[str, ...]] = {}
+        self._probes: dict[int, sandbox.Probe] = {}
         for t in sorted(self._open_counts):
-            problem, self._options[t] = _probe(self.workers, config.terms[t])
-            if problem:
+            found = self._probes[t] = _probe(self.workers, config.terms[t])
+            if found.problem:
                 self.close()
-                raise UserError(f"reward {config.terms[t].name!r} {' '.join(problem.split())}")
+                raise UserError(f"reward {config.terms[t].name!r} {' '.join(found.problem.split())}")
 
     @property
     def workers(self) -> pool.Workers:
@@ -303,16 +303,27 @@ class Rewards:
                     )
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raises `UserError` where a function has an option with the name of a column, which would be given in its
-        place. An option is what the recipe sets, and what has a default in the function other than None.
+        """Raises `UserError` where a function asks for a column that is not there, or has an option with the name of
+        one, which would be given in its place. An option is what the recipe sets, and what has a default in the
+        function other than None.
 
         Args:
           columns: of the data; ``gold`` is always there.
         """
         there = {*columns, "gold"}
-        for t, defaults in self._options.items():
+        given = there | {"pieces"} if self.needs_pieces else there
+        for t, probe in self._probes.items():
             term = self.config.terms[t]
-            if clash := sorted(there & {*term.options} | there & {*defaults} - {"gold", "pieces"}):
+            if missing := [name for name in probe.columns if name not in given]:
+                remedy = "correct the name, or give it a default; the answer by data.answer is also 'gold'"
+                if missing[0] == "pieces":
+                    remedy = "set pieces: true beside the reward's name"
+                have = ", ".join(sorted(there - {"gold"})) or "none"
+                raise UserError(
+                    f"reward {term.name!r} asks for column {missing[0]!r}; the data has {have:.400}\n{remedy}"
+                )
+            clash = sorted(there & {*term.options} | there & {*probe.options} - {"gold", "pieces"})
+            if clash:
                 raise UserError(
                     f"reward {term.name!r} has an option {clash[0]!r}, and the data has a column {clash[0]!r}: the "
                     "function would get the column in place of the option\nrename one of them, or list in data.columns "

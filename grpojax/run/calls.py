@@ -1,8 +1,8 @@
-"""The programs of a run with what they are called with, and its state: shapes alone, without weights and without data.
+"""The programs of a run with what they are called with, and its state: only shapes, without weights and without data.
 
 To compile a run's programs ahead of it is a loop over this value, and `grpojax plan` is the same loop for devices that
-are not there. Every prompt and completion is at its longest. The shapes that a program takes are made beside the code
-that calls it; here they are put together.
+are not there. Every prompt and completion is at its longest. The shapes that a program takes are made next to the
+code that calls it; here they are put together.
 """
 
 import dataclasses

@@ -107,7 +107,7 @@ class Learner:
         return networks
 
     def _learns_alone(self, number: int) -> bool:
-        """Whether the policy is left as it is in a step, and the network beside it learns."""
+        """Whether the policy is left as it is in a step, and the second network learns."""
         return number <= self._warmup
 
     def start(self, restored: Mapping[str, Any] | None) -> None:

@@ -1,6 +1,6 @@
 """All jitted functions that a run learns by, made in one place.
 
-`make_programs` is pure: what comes out follows from the `Learning` alone, without weights and without data. The trainer
+`make_programs` is pure: what comes out follows only from the `Learning`, without weights and without data. The trainer
 runs the programs, and `grpojax plan` compiles them for devices that are not there.
 """
 
@@ -29,7 +29,7 @@ class Spec:
     """What the programs of a part follow from, and how they are made; this one makes none.
 
     A subclass is a frozen dataclass whose fields can be hashed: `make_programs` makes the programs of equal ones once,
-    so that what a program follows from is a field, or stands in the `Learning`.
+    so that whatever a program follows from is a field, or is in the `Learning`.
     """
 
     def make(self, learning: "Learning") -> Mapping[str, Function]:
@@ -41,7 +41,7 @@ class Spec:
         return {}
 
     def learners(self) -> Mapping[str, Learns]:
-        """The network that learns beside the policy, by its role; empty where none does. Where both learn, its loss
+        """The network that learns with the policy, by its role; empty where none does. Where both learn, its loss
         finds the policy's weights in ``frozen["policy"]``, which get no gradient of it. Rows may come in blocks, for
         which ``read`` must be given; for a network that reads no prompts it returns ``()``."""
         return {}
@@ -78,7 +78,7 @@ class Programs:
 
     Attributes:
       optimizer: the policy's.
-      update: ``(state, frozen, packed) -> (state, metrics)``; where another network learns beside the policy, of both
+      update: ``(state, frozen, packed) -> (state, metrics)``; where another network learns with the policy, of both
         states by role.
       score: ``(params, rows) -> Scores``, log-probs of the samples.
       score_policy: the same of the policy before its updates, with the entropy where the variant reads it.

@@ -142,11 +142,7 @@ class Trainer(Task):
         checks.positions(every, config.rollout.max_tokens, self.policy)
         longest = _longest_prompt(config, self.problems)
         self.parts = [kind(config, self.policy.shape) for kind in kinds]
-        shape, specs = self.policy.shape, [part.spec() for part in self.parts]
-        self.programs = make_programs(learning_of(config, shape.graph, shape.compute, specs))
-        self.compiles = CompileAhead(_called_first(config, shape, self.programs, longest))
-        held.callback(self.compiles.close)
-        self.policy.load()  # which takes long, as compiling does
+        self.policy.load()
         for part in self.parts:
             part.load(self.policy, longest_prompt=longest)
         self.session.claim(held, {"train": self.problems.fingerprint, **self.held_out.fingerprints})
@@ -158,15 +154,20 @@ class Trainer(Task):
 
     def _open(self, held: contextlib.ExitStack) -> None:
         """The run's state, new or restored."""
-        config = self.config
+        config, shape, longest = self.config, self.policy.shape, _longest_prompt(self.config, self.problems)
+        specs = [part.spec() for part in self.parts]
+        programs = make_programs(learning_of(config, shape.graph, shape.compute, specs))
+        # Not before: nothing is refused any more, and a process that ends would wait for what compiles.
+        compiles = CompileAhead(_called_first(config, shape, programs, longest))
+        held.callback(compiles.close)
         self.learner = Learner(
             self.policy,
-            self.programs,
+            programs,
             config.method,
             config.train,
-            max_prompt_tokens=_longest_prompt(config, self.problems),
+            max_prompt_tokens=longest,
             parts=self.parts,
-            run=self.compiles,
+            run=compiles,
         )
         restored = self.loop.restore(held, self.learner.abstract(), best=self.held_out.best)
         if restored is not None:
@@ -181,7 +182,7 @@ class Trainer(Task):
             self.rewards,
             self.problems,
             weights=lambda: (self.learner.state["policy"].params, self.learner.updates),
-            longest_prompt=_longest_prompt(config, self.problems),
+            longest_prompt=longest,
             loop=self.loop,
         )
         alarms = watch.Watch(
@@ -196,7 +197,7 @@ class Trainer(Task):
         self.loop.start(held, config.train.steps, share=share, alarms=alarms)
 
     def run(self) -> bool:
-        """Trains to the end; False if it was told to stop before (the state is saved either way)."""
+        """Trains to the end; False if it was stopped before (the state is saved either way)."""
         finished = super().run()
         for line in (part.warning(self.done) for part in self.parts if finished):
             if line is not None:

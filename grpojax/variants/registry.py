@@ -316,7 +316,8 @@ def _function(name: str) -> Callable[..., Variant]:
     if is_path(name):
         return _imported(name)[0]
     if name not in _ALL:
-        raise ValueError(f"{name!r} is unknown{_nearest(name, _ALL)}")
+        own = f"; a variant of your own is {':'.join(name.rsplit('.', 1))}, with a colon" if "." in name else ""
+        raise ValueError(f"{name!r} is unknown{own or _nearest(name, _ALL)}")
     return _ALL[name]
 
 

@@ -63,6 +63,42 @@ def test_a_missing_signal_is_named():
         need(A.Signals(mask=1), "entropy", "mine")
 
 
+@pytest.mark.parametrize(
+    ("steps", "names"),
+    [
+        ({"": (A.center, A.to_tokens())}, r"center is not called: give center\(\.\.\.\)"),
+        ({"": (A.center(), A.to_tokens)}, "to_tokens is not called"),
+        ({"reward": A.subtract_kl}, "subtract_kl is not called"),
+        ({"": ("center",)}, "'center' is no transform.*center"),
+    ],
+)
+def test_a_step_that_is_no_transform_is_named(steps, names):
+    with pytest.raises(ValueError, match=names):
+        A.chain(*steps.pop("", ()), **steps)
+
+
+@pytest.mark.parametrize("transform", [A.center(), A.to_tokens(), A.token_returns(), A.chain(A.center())])
+def test_signals_have_their_type(transform):
+    with pytest.raises(ValueError, match=r"signals must be advantages\.Signals, got dict"):
+        transform(jnp.ones((1, 2)), {"mask": jnp.ones((1, 2, 3), bool)})
+
+
+def test_a_transform_with_a_wrong_result_is_named_and_not_the_one_after_it():
+    mask = jnp.ones((1, 2, 3), bool)
+
+    def mine(result):
+        return lambda values, signals: result
+
+    for result, says in (
+        (None, "its result is None"),
+        (jnp.ones((1, 3)), r"its result has shape \(1, 3\)"),
+        (jnp.ones((1, 2, 4)), r"its result has shape \(1, 2, 4\)"),
+    ):
+        for given in ({"": (mine(result), A.center())}, {"": (A.center(),), "reward": mine(result)}):
+            with pytest.raises(ValueError, match=f"mine.*{says}"):
+                A.chain(*given.pop(""), **given)(jnp.ones((1, 2)), A.Signals(mask=mask))
+
+
 def test_token_transforms_say_where_they_belong():
     mask = jnp.ones((1, 2, 3), bool)
     for steps, names in (

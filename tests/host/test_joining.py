@@ -108,7 +108,10 @@ def test_who_should_have_company_and_is_alone_stops(environment, attributes, say
     ("environment", "says"),
     [
         ({"JAX_NUM_PROCESSES": "4"}, "JAX_NUM_PROCESSES=4.*\nset JAX_COORDINATOR_ADDRESS"),
-        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4"}, "JAX_PROCESS_ID must be numbers"),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4"},
+            "JAX_PROCESS_ID must be set too",
+        ),
         ({k: v for k, v in TASK.items() if k != "SLURM_STEP_NODELIST"}, "SLURM_NTASKS=3.*\nSLURM_STEP_NODELIST.*srun"),
         ({k: v for k, v in RANK.items() if "uri" not in k}, "OMPI_COMM_WORLD_SIZE=5.*\n.*JAX_COORDINATOR_ADDRESS"),
     ],

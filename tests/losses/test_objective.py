@@ -48,6 +48,9 @@ from grpojax.types import PerToken
         ({"count_empty": 1}, "count_empty=1: must be True or False"),
         ({"ratio": None}, "ratio=None: must be one of token"),
         ({"aggregate": ["token_mean"]}, "aggregate=.*must be one of token_mean"),
+        ({"aggregate": "constant"}, "aggregate='constant' needs constant=, the tokens to divide by"),
+        ({"aggregate": "constant", "constant": 0.0}, "constant=0.0"),
+        ({"constant": 8.0}, "'sequence_mean' with constant=8.0"),
     ],
 )
 def test_objective_refuses(options, names):

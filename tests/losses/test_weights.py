@@ -93,9 +93,9 @@ def test_weights_permutations_and_vmap(how):
 @pytest.mark.parametrize(
     ("how", "constant", "names"),
     [
-        ("constant", None, "'constant'.*None"),
+        ("constant", None, "how='constant' needs constant=, the tokens to divide by"),
         ("token_mean", 8.0, "'token_mean'.*8.0"),
-        ("token-mean", None, "'token-mean'.*unknown"),
+        ("token-mean", None, "'token-mean'.*token_mean, sequence_mean, prompt_mean, sequence_sum, constant"),
     ],
 )
 def test_weights_refuse(how, constant, names):

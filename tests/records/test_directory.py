@@ -212,6 +212,16 @@ METHOD = {
 CHANGED = METHOD | {"options": {"eps": 1e-6, "ddof": 1}, "advantage": "center(by=group) | scale(ddof=1, eps=1e-06)"}
 
 
+def test_another_length_is_refused_with_the_schedule_that_depends_on_it(tmp_path):
+    start(run_of(tmp_path, train={"steps": 2}))
+    a_step(tmp_path)
+    with pytest.raises(UserError, match=r"train.steps: 2 -> 4\n.*run.dir.*optimizer.schedule.*depends on train.steps"):
+        run_of(tmp_path, train={"steps": 4}).check()
+    with pytest.raises(UserError) as e:
+        run_of(tmp_path, train={"steps": 2}, seed=7).check()
+    assert "optimizer.schedule" not in str(e.value)
+
+
 def test_a_default_that_has_changed_since_is_refused_by_name(tmp_path):
     start(run_of(tmp_path, method=METHOD))
     a_step(tmp_path)

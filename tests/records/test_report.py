@@ -252,7 +252,7 @@ def test_runs_are_told_apart_by_other_settings(tmp_path):
         config["optimizer"]["learning_rate"] = rate
         (path / "config.json").write_text(json.dumps(config))
     runs, _ = read_runs([tmp_path])
-    with pytest.raises(UserError, match="both dapo with seed 0; --by optimizer.learning_rate tells them apart"):
+    with pytest.raises(UserError, match="both dapo with seed 0; --by optimizer.learning_rate separates them"):
         by_method(runs)
     assert [m.name for m in by_method(runs, ["variant", "optimizer.learning_rate"])] == [
         "dapo learning_rate=1e-06", "dapo learning_rate=3e-06"]  # fmt: skip

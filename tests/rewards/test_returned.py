@@ -212,10 +212,32 @@ def test_a_column_with_the_name_of_an_option_is_refused_with_both(rewards):
     rewards.check_columns(["tags", "scale"])
 
 
-@pytest.mark.parametrize(("name", "options", "taken"), [
-    ("misbehaving:scaled", ["scale"], ("scale",)),
-    ("misbehaving:takes_what_it_gets", [], ()),
-    ("reward_functions:later", [], ("scale",)),
+def test_a_column_that_is_not_there_is_refused_with_those_that_are():
+    """By position or by keyword only; an option gives it too, and a default asks for none."""
+    with Rewards([RewardConfig(name="misbehaving:asks")]) as made:
+        made.check_columns(["totl"])
+        told = r"reward 'misbehaving:asks' asks for column 'totl'; the data has kind, total\n.*default.*'gold'"
+        with pytest.raises(UserError, match=told):
+            made.check_columns(["total", "kind"])
+    with Rewards([RewardConfig(name="misbehaving:asks", options={"totl": 1})]) as made:
+        made.check_columns(["total"])
+    with Rewards([RewardConfig(name="misbehaving:takes_what_it_gets")]) as made:
+        with pytest.raises(UserError, match="asks for column 'tags'; the data has none"):
+            made.check_columns([])
+
+
+def test_pieces_are_a_column_only_where_a_reward_wants_them():
+    name = "misbehaving:by_pieces"
+    with Rewards([RewardConfig(name=name, pieces=True)]) as made:
+        made.check_columns([])
+    with Rewards([RewardConfig(name=name)]) as made, pytest.raises(UserError, match="'pieces'.*\n.*pieces: true"):
+        made.check_columns([])
+
+
+@pytest.mark.parametrize(("name", "options", "taken", "columns"), [
+    ("misbehaving:scaled", ["scale"], ("scale",), ()),
+    ("misbehaving:takes_what_it_gets", [], (), ("tags",)),
+    ("reward_functions:later", [], ("scale",), ("k",)),
 ])  # fmt: skip
-def test_options_are_keywords_with_a_default(name, options, taken):
-    assert sandbox.probe(name, options) == sandbox.Probe("", taken)
+def test_options_are_keywords_with_a_default_and_columns_those_without(name, options, taken, columns):
+    assert sandbox.probe(name, options) == sandbox.Probe("", taken, columns)

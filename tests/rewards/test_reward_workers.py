@@ -59,6 +59,7 @@ def test_what_is_no_list_of_numbers_is_invalid(name, reason):
 
 @pytest.mark.parametrize(("name", "options", "said"), [
     ("no_columns", {}, r"must take \(prompts, completions, tokens, \*\*columns\)"),
+    ("no_tokens", {}, "add `tokens` as the third parameter"),
     ("scaled", {"scael": 2}, "takes no option 'scael'"),
     ("scaled", {"prompts": 2}, "takes no option 'prompts'"),
     ("Class", {}, "is no function"),

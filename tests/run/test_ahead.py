@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import signal
+import threading
 import time
 
 import jax
@@ -302,6 +303,8 @@ def asked_beside(load_trainer, stray, monkeypatch):
     asked, bind = {}, Primitive.bind
 
     def note(self, *given, **options):
+        if threading.current_thread() is not threading.main_thread():  # it compiles ahead
+            return bind(self, *given, **options)
         place = jax.config.values["jax_default_device"]
         asked.setdefault(place, set()).add(options.get("name", str(self)))
         return bind(self, *given, **options)

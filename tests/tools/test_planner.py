@@ -246,7 +246,9 @@ def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
     given = ["variant={name: ppo, kl_coef: 0.1}", "critic.warmup_steps=1"]
     calls, _ = calls_with(*given, *sizes(16, 8, 256, 64))
     assert {n for n in calls if "score" in n or "critic" in n or "update" in n} == {
-        what + name for what in ("", "ragged ") for name in ("update", "score", "critic", "critic update")
+        what + name
+        for what in ("", "ragged ")
+        for name in ("update", "score", "reference score", "critic", "critic update")
     }
     rows = {
         name: getattr(call.args[-1], "rows", call.args[-1]).tokens.shape for name, call in calls.items() if call.ragged

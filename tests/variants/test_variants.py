@@ -95,6 +95,7 @@ def test_overrides_reach_the_objective():
     [
         ("grppo", {}, "'grppo'.*'grpo'"),
         ("zzz", {}, "'zzz'.*dr_grpo.*grpo"),
+        ("my_variants.mine", {}, "'my_variants.mine' is unknown; a variant of your own is my_variants:mine"),
         ("grpo", {"clip_hi": 0.3}, "'grpo'.*'clip_hi'.*'clip_high'"),
         ("grpo", {"zzz": 0}, "'grpo'.*'zzz'.*kl_coef"),
         ("grpo", {"kl_kind": "k1"}, "k1.*loss"),

@@ -44,7 +44,7 @@ def kinds(variant: Variant) -> dict[str, Any]:
     if len(learning) > 1:
         raise UserError(
             f"variant {variant.name!r}: {learning[0]!r} and {learning[1]!r} each bring a network that learns, and only "
-            "one may learn beside the policy: leave one of them out of needs"
+            "one may learn with the policy: leave one of them out of needs"
         )
     return loaded
 

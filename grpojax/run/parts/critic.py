@@ -66,7 +66,7 @@ class _Programs(Spec):
 
 
 class Critic(LearningPart):
-    """A network that learns beside the policy, and gives a signal of every token.
+    """A network that learns with the policy, and gives a signal of every token.
 
     Raises:
       UserError: its trunk has another tokenizer, or too few positions.

@@ -75,11 +75,11 @@ class Influences:
           weights: ``[n, G, T]``, as in `grpojax.credit.influence`.
           most: groups of a whole batch.
           tokens_at_once: about how many of a shard the decoder may run on.
-          own: the sum of each sample's scores over its own tokens alone, too.
+          own: the sum of each sample's scores over only its own tokens, too.
         """
         policy = self.policy
         entries = influence.vocabulary(tokens, lengths, policy.config.vocab_size)
-        scores, alone = [], []
+        scores, own_sums = [], []
         for groups in regroup(
             policy,
             problems,
@@ -103,8 +103,8 @@ class Influences:
             )
             scores.append(groups.fetch(found.scores))
             if found.own is not None:  # [prompts of a shard, B, G]
-                alone.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
-        return Influence(np.concatenate(scores), np.concatenate(alone) if own else None)
+                own_sums.append(groups.of_groups(np.swapaxes(processes.fetch(found.own), 0, 1).reshape(-1, part)))
+        return Influence(np.concatenate(scores), np.concatenate(own_sums) if own else None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -228,7 +228,7 @@ class Part:
 
 
 class LearningPart(Part):
-    """A part with a network that learns beside the policy, in one program with it (`make_joint_update`). A variant has
+    """A part with a network that learns with the policy, in one program with it (`make_joint_update`). A variant has
     one at most.
 
     Its `spec` has the network in ``learners``, under the role; `networks` has it with the same optimizer. In the first

@@ -54,7 +54,7 @@ def find_marker(text: str, marker: str | None) -> Marker:
         found += [m.span() for m in extract.BOX.finditer(text)]
     for literal in extract.MARKERS if marker is None else () if marker.startswith(r"\boxed") else (marker,):
         place = text.rfind(literal)
-        # Only the last one's place matters, so that overlapping ones need not be told apart.
+        # Only the last one's place matters, so that overlapping ones need not be separated.
         found += [(place, place + len(literal))] * text.count(literal)
     return Marker(*max(found), len(found)) if found else Marker(len(text), len(text), 0)
 

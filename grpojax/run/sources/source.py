@@ -4,8 +4,8 @@ A step asks a source for its `RolloutBatch`: `Plain.start` chooses problems and 
 waits for its samples and submits them to the rewards, and `Plain.batch` makes a step's batch of that. A filter waits
 for the rewards there, and draws more where it asks for it; else they are waited for by `RolloutBatch.with_rewards`.
 
-Other sources are in files of their own beside this one: rollouts that are drawn ahead (`ahead`), groups that go on in
-the next rollout (`partial`), and samples that go where they tell most (`allocated`).
+Other sources have files of their own: rollouts that are drawn ahead (`ahead`), groups that go on in the next rollout
+(`partial`), and samples that are given to the prompts where they teach most (`allocated`).
 """
 
 import base64
