@@ -98,11 +98,10 @@ def program(
 
 
 class CompileAhead:
-    """Compiles programs in threads before they are called, one for each core. A call waits for its own program alone.
+    """Compiles programs in threads, one for each core, before they are called. A call waits only for its own program.
 
-    What runs is the same with it and without it: only when a program compiles differs. Every process compiles for
-    itself, so that several hosts need not agree on the order. Each compile that is under way takes memory of the host,
-    as it does in a call.
+    It changes when a program compiles, and not what runs. Every process compiles for itself, so that several hosts need
+    not agree on the order. The compiles that run at the same time need their host memory at the same time.
 
     Args:
       calls: programs of `program`, each with shapes of its arguments, in the order in which they will be called.
@@ -123,9 +122,9 @@ class CompileAhead:
     def __call__(self, program: Any, *args: Any) -> Any:
         """``program(*args)``, once it is compiled for these shapes; what fails to compile raises here."""
         compiles = self._left.pop(_shapes(program, args), None) if self._left else None
-        if compiles is None or compiles.cancel():  # no thread has taken it yet: the call compiles it itself
+        if compiles is None or compiles.cancel():  # a canceled one was still waiting: the call compiles it itself
             return program(*args)
-        _kept = compiles.result()  # jax finds what it has compiled only while it is referred to
+        _kept = compiles.result()  # jax may drop the program before the call unless something refers to it
         return program(*args)
 
     def close(self) -> None:
@@ -225,10 +224,9 @@ def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | No
 def quick_options(platform: str | None = None) -> dict[str, Any] | None:
     """XLA's options for an update or for scores, as ``jax.jit`` takes them; None for XLA's own.
 
-    On a CPU these compile in about half of the time and in less memory, and run as fast, or of a model of a million
-    weights a few percent slower; a rollout, whose many small loops would run a fifth slower, is compiled as usual. A
-    function
-    with options is called by no other jitted one.
+    On a CPU a program with them compiles in about half of the time and in less memory. It runs as fast; that of a model
+    of a million weights is a few percent slower. Rollouts are compiled without them: their many small loops would run a
+    fifth slower. A function with options is called by no other jitted one.
 
     Args:
       platform: compiled for; None is jax's default.

@@ -349,9 +349,9 @@ def _longest_prompt(config: Config, problems: data.Problems) -> int:
 def _called_first(
     config: Config, policy: PolicyShape, programs: Programs, longest_prompt: int
 ) -> list[tuple[Any, tuple[Any, ...]]]:
-    """The programs that read the rows of an update, with the shapes that this run has: scores first, then updates.
+    """The programs that read the rows of an update, with this run's shapes: scores first, then updates.
 
-    Samples are hardly ever all at their longest, so that the smaller size of rows comes first.
+    The smaller of the two sizes of rows comes first, since samples are rarely all at their longest.
     """
     sized = dataclasses.replace(config, data=dataclasses.replace(config.data, max_prompt_tokens=longest_prompt))
     every = calls_of(sized, policy, programs=programs).calls

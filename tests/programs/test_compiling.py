@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -169,6 +170,10 @@ def test_a_call_finds_what_was_compiled_ahead_and_waits_for_no_other(compiles):
     compiles.clear()
     run = CompileAhead([(function, (1.0, shape(7))), *many, (function, (1.0, shape(5)))])
     assert started.wait(60)
+    until = time.monotonic() + 60
+    while "jit(sum)" not in compiles and time.monotonic() < until:
+        time.sleep(0.01)
+    assert compiles.count("jit(sum)") == 1  # before any call
     xs = [jax.device_put(jnp.ones(n)) for n in (5, 7)]
     assert [run(function, 1.0, x).shape for x in xs] == [(5,), (7,)]
     go.set()
