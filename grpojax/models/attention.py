@@ -23,6 +23,8 @@ from grpojax.types import Array
 
 Attend = Callable[..., Array]
 
+CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"  # what jax calls cuDNN's kernel in a traced program
+
 # A finite stand-in for -inf: a row of padding softmaxes to something finite.
 _MASKED = -1e30
 
@@ -96,14 +98,29 @@ def _joined(q, k, v, segments, prefix: Prefix | None):
     if prefix is not None:
 
         def spread(x):
-            x = of_rows(x, prefix.row_prompt)
-            return jnp.broadcast_to(x, (b, r, *x.shape[2:]))
+            n = x.shape[1]
+            return jnp.broadcast_to(x, (b, r, *x.shape[2:])) if n == 1 else _spread(n, x, prefix.row_prompt)
 
         pk, pv, length = spread(prefix.k), spread(prefix.v), spread(prefix.lengths)
         k, v = jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 2)
         here = jnp.arange(pk.shape[2]) < length[..., None]
         kv_segments = jnp.concatenate([here.astype(segments.dtype), segments], 2)
     return tuple(x.reshape(b * r, *x.shape[2:]) for x in (q, k, v, segments, kv_segments))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _spread(prompts, x, row_prompt):
+    """`of_rows`, whose gradient sums over the rows of a prompt by a product: XLA's own is a scatter, row after row."""
+    return of_rows(x, row_prompt)
+
+
+def _spread_backward(prompts, row_prompt, g):
+    own = (row_prompt[..., None] == jnp.arange(prompts, dtype=row_prompt.dtype)).astype(g.dtype)
+    total = jnp.einsum("brk,br...->bk...", own, g, preferred_element_type=jnp.float32)
+    return total.astype(g.dtype), None
+
+
+_spread.defvjp(lambda n, x, row_prompt: (_spread(n, x, row_prompt), row_prompt), _spread_backward)
 
 
 def _widen(x, multiple: int):
@@ -179,34 +196,6 @@ def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None =
     return out[:, :s].reshape(shape)
 
 
-def cudnn_lengths(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
-    """cuDNN's fused kernel, which takes lengths in place of a mask. Rows must hold one completion each (segment 1).
-
-    A row's prompt and completion stand without a gap, as the causal mask wants it; so the kernel reads no bias and
-    computes half of the scores, but also those of queries where the prompt stands, which nothing reads. A row with a
-    second segment gives NaN; `by_completion` splits rows for it.
-    """
-    shape, packed, own = q.shape, (segments > 1).any(-1), (segments > 0).sum(-1, dtype=jnp.int32).reshape(-1)
-    q, k, v, _, kv_segments = _joined(q, k, v, segments, prefix)
-    s, t = q.shape[1], k.shape[1]
-    gap = t - s  # where the completion begins, and where its prompt could end
-    start = (kv_segments[:, :gap] > 0).sum(-1, dtype=jnp.int32)
-    here, begin = jnp.arange(t + t % 2, dtype=jnp.int32), start[:, None]  # jax asks for even lengths
-
-    def inside(at, size):
-        return jnp.where((at >= 0) & (at < size), at, -1)
-
-    closed = inside(jnp.where(here < begin, here, here + gap - begin), t)
-    opened = jnp.where(here < begin, here, jnp.where(here < gap, -1, here - gap + begin))[:, :t]
-    k, v = (_move(x, closed, opened) for x in (k, v))
-    into, back = inside(here - begin, s), here[:s] + begin
-    q = _move(q, into, back)
-    ends = {"query_seq_lengths": start + own, "key_value_seq_lengths": start + own}
-    out = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn", **ends)
-    out = _move(out, back, into).reshape(shape)
-    return jnp.where(packed[:, :, None, None, None], jnp.nan, out)
-
-
 def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str | None = None) -> Attend:
     """The implementation called ``name``; ``"auto"``: splash on TPU, cuDNN on GPU in 16 bit, otherwise XLA.
 
@@ -220,19 +209,19 @@ def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str
     half = jnp.dtype(dtype).itemsize == 2
     if name == "auto":
         name = {"tpu": "splash", "gpu": "cudnn" if half else "xla"}.get(platform, "xla")
-    if name.startswith("cudnn") and not half:
-        raise ValueError(f"attention {name!r} needs bfloat16 or float16, not {jnp.dtype(dtype).name}")
-    if platform not in {"splash": ("tpu", "cpu"), "cudnn": ("gpu",), "cudnn_lengths": ("gpu",)}.get(name, (platform,)):
+    if name == "cudnn" and not half:
+        raise ValueError(f"attention 'cudnn' needs bfloat16 or float16, not {jnp.dtype(dtype).name}")
+    if platform not in {"splash": ("tpu", "cpu"), "cudnn": ("gpu",)}.get(name, (platform,)):
         raise UserError(f"model.attention={name} does not run on a {platform}: take auto, or xla")
     if name == "splash":
         return functools.partial(splash, mesh=mesh, interpret=platform == "cpu")
-    return {"xla": blocked if platform == "cpu" else xla, "cudnn": cudnn, "cudnn_lengths": cudnn_lengths}[name]
+    return {"xla": blocked if platform == "cpu" else xla, "cudnn": cudnn}[name]
 
 
 def needs_gather(name: str, platform: str | None = None) -> bool:
     """Whether the implementation takes one completion a row only (`by_completion`)."""
     platform = platform or jax.default_backend()
-    return name in ("splash", "cudnn_lengths") or (name == "auto" and platform == "tpu")
+    return name == "splash" or (name == "auto" and platform == "tpu")
 
 
 def by_completion(attend: Attend, gather: Sequence[Array], token_prompt: Array) -> Attend:

@@ -5,7 +5,7 @@ their own. Weights are stacked over layers and scanned.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -125,10 +125,15 @@ def rows_of_shards(table: Any, tokens: Array, dtype: Any, *, whole: bool = False
     return x if whole else jax.lax.all_to_all(x, "fsdp", 0, x.ndim - 1, tiled=True)
 
 
-_KEPT = jax.checkpoint_policies.save_from_both_policies(
+_PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     jax.checkpoint_policies.save_only_these_names(blocked_attention.SAVED),
 )
+
+
+def _keeps(primitive: Any, *args: Any, **params: Any) -> Any:
+    """What a checkpointed layer keeps where `Compute.remat` is "matmuls"."""
+    return primitive.name == att.CUDNN_FORWARD or _PRODUCTS(primitive, *args, **params)
 
 
 def scan_layers(
@@ -138,8 +143,12 @@ def scan_layers(
     xs: Any = None,
     *,
     remat: Remat = "none",
+    unroll: bool = False,
 ) -> tuple[Any, Any]:
-    """``lax.scan`` of ``body(carry, (block, x)) -> (carry, y)`` over the stacked layers (`Compute` for ``remat``)."""
+    """``lax.scan`` of ``body(carry, (block, x)) -> (carry, y)`` over the stacked layers (`Compute` for ``remat``).
+
+    With ``unroll`` there is no loop (`Compute.unrolls`).
+    """
     graph, state = nnx.split(model.layers)
 
     def step(carry, state_x):
@@ -147,8 +156,32 @@ def scan_layers(
         return body(carry, (nnx.merge(graph, state), x))
 
     if remat != "none":
-        step = jax.checkpoint(step, prevent_cse=False, policy=_KEPT if remat == "matmuls" else None)
-    return jax.lax.scan(step, carry, (state, xs))
+        # Without a loop XLA would find the layer that is done again in the forward pass, and keep it.
+        step = jax.checkpoint(step, prevent_cse=unroll, policy=_keeps if remat == "matmuls" else None)
+    return _one_by_one(step, carry, (state, xs)) if unroll else jax.lax.scan(step, carry, (state, xs))
+
+
+def _one_by_one(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
+    """``lax.scan`` without a loop."""
+    ys = []
+    for x in _unstacked(xs):
+        carry, y = step(carry, x)
+        ys.append(y)
+    return carry, _stacked(ys)
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+
+@jax.custom_vjp
+def _unstacked(tree: Any) -> list[Any]:
+    """The trees that were stacked. Their gradients are stacked again: the gradient of a slice is as long as the whole,
+    and all of them would be added up."""
+    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(len(jax.tree.leaves(tree)[0]))]
+
+
+_unstacked.defvjp(lambda tree: (_unstacked(tree), None), lambda _, grads: (_stacked(grads),))
 
 
 def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> tuple[Array, tuple[Array, Array]]:
@@ -200,7 +233,7 @@ def _run_layers(
         x = block.finish(x, attended)
         return constrain(x, compute.mesh, "shard", None, None) if pinned else x, kept
 
-    return scan_layers(model, body, x, read, remat=remat)
+    return scan_layers(model, body, x, read, remat=remat, unroll=compute.unrolls)
 
 
 def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat):
@@ -339,6 +372,7 @@ def score(
         rows.tokens.reshape(b, r * s),
         inverse_temperature=1.0 / temperature,
         chunk=compute.vocab_chunk,
+        logits_bytes=compute.logits_bytes,
         with_entropy=entropy,
         unused=model.config.unused_rows,
         mesh=compute.mesh,

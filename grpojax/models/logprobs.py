@@ -53,6 +53,7 @@ def token_scores(
     *,
     inverse_temperature: float = 1.0,
     chunk: int = 0,
+    logits_bytes: int = _LOGITS_BYTES,
     with_entropy: bool | Literal["value"] = False,
     unused: UnusedRows = (),
     mesh: Mesh | None = None,
@@ -69,7 +70,8 @@ def token_scores(
       weight: ``[V, D]``.
       targets: ``[B, N]`` int32.
       inverse_temperature: float.
-      chunk: entries of the vocabulary at once; 0: as many as make about 32 MiB of logits on a device.
+      chunk: entries of the vocabulary at once; 0: as many as make about ``logits_bytes`` of logits on a device.
+      logits_bytes: of float32.
       with_entropy: also return the entropy in nats; "value" returns it without a gradient, which is cheaper.
       unused: ranges of rows without a token.
       mesh: shards are over ``data`` and ``fsdp``, the vocabulary over ``tensor``.
@@ -77,7 +79,7 @@ def token_scores(
     Returns:
       ``(logps, entropy)``, ``[B, N]`` float32; entropy is None unless asked for.
     """
-    chunk = _chunk(hidden, weight, chunk, mesh)
+    chunk = _chunk(hidden, weight, chunk, logits_bytes, mesh)
     how = _How(
         inverse_temperature=inverse_temperature, chunk=chunk, unused=unused, mesh=mesh, with_entropy=with_entropy
     )
@@ -92,6 +94,7 @@ def log_normalisers(
     *,
     inverse_temperature: float = 1.0,
     chunk: int = 0,
+    logits_bytes: int = _LOGITS_BYTES,
     unused: UnusedRows = (),
     mesh: Mesh | None = None,
 ) -> Array:
@@ -102,18 +105,18 @@ def log_normalisers(
     b, n, _ = hidden.shape
     targets = jnp.zeros((b, n), jnp.int32)
     with jax.named_scope("vocab"):
-        chunk = _chunk(hidden, weight, chunk, mesh)
+        chunk = _chunk(hidden, weight, chunk, logits_bytes, mesh)
         how = _How(inverse_temperature=inverse_temperature, chunk=chunk, unused=unused, mesh=mesh)
         return _scores_fwd(hidden, weight, targets, how)[1][3]
 
 
-def _chunk(hidden: Array, weight: Array, chunk: int, mesh: Mesh | None) -> int:
-    """Entries of the vocabulary at once: as many as asked for, or as make about 32 MiB of logits on a device."""
+def _chunk(hidden: Array, weight: Array, chunk: int, logits_bytes: int, mesh: Mesh | None) -> int:
+    """Entries of the vocabulary at once: as many as asked for, or as make so many bytes of logits on a device."""
     (b, n, _), v, shards = hidden.shape, weight.shape[0], 1
     if mesh is not None:
         v, shards = v // mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
     if not chunk:
-        blocks = -(-v // max(_LEAST_BLOCK, _LOGITS_BYTES // (4 * n * max(b // shards, 1))))
+        blocks = -(-v // max(_LEAST_BLOCK, logits_bytes // (4 * n * max(b // shards, 1))))
         chunk = -(-v // (blocks * 128)) * 128
     return min(chunk, v)
 

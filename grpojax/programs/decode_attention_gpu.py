@@ -180,7 +180,7 @@ def attend(
     block: int,
     mesh: Mesh | None = None,
     width: int = 0,
-    num_warps: int = 4,
+    num_warps: int = 2,
     num_stages: int = 2,
 ) -> Array:
     """Goes on with a softmax over the prompt where the cache begins: ``sum(exp(s - max) v) / sum(exp(s - max))`` over

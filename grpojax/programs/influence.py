@@ -107,6 +107,7 @@ def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) ->
                 head,
                 inverse_temperature=1.0 / temperature,
                 chunk=compute.vocab_chunk,
+                logits_bytes=compute.logits_bytes,
                 unused=model.config.unused_rows,
                 mesh=compute.mesh,
             )

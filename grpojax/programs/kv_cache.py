@@ -81,7 +81,7 @@ def ring(tokens: int, compute: Compute) -> Ring:
       >>> [ring(1024, Compute(platform=p)) for p in ("cpu", "tpu", "gpu")]
       [Ring(blocks=8, width=128), Ring(blocks=8, width=128), Ring(blocks=16, width=64)]
     """
-    if on_gpu(compute):
+    if compute.on_gpu:
         from grpojax.programs import decode_attention_gpu
 
         width = min(AT_ONCE, max(decode_attention_gpu.SHORTEST, 1 << (tokens - 1).bit_length()))
@@ -93,11 +93,6 @@ def ring(tokens: int, compute: Compute) -> Ring:
 def platform(compute: Compute) -> str:
     """What is compiled for."""
     return compute.platform or jax.default_backend()
-
-
-def on_gpu(compute: Compute) -> bool:
-    """Whether it is a GPU that is compiled for."""
-    return platform(compute) == "gpu"
 
 
 def unrolls(compute: Compute) -> bool:
@@ -116,7 +111,7 @@ def dtype_of(cache_dtype: str, compute: Compute) -> jnp.dtype:
       >>> dtype_of("compute", Compute(dtype="bfloat16")), dtype_of("int8", Compute(platform="tpu"))
       (dtype(bfloat16), dtype('int8'))
     """
-    if cache_dtype == "int8" and on_gpu(compute):
+    if cache_dtype == "int8" and compute.on_gpu:
         raise UserError(
             "cache_dtype=int8: the kernels that read keys and values on a GPU take floats; set "
             "rollout.cache_dtype=compute (rollout.weights=int8 works there)"
@@ -135,7 +130,7 @@ def per_layer(stacked: Any, unroll: bool) -> Any:
 def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compute: Compute) -> tuple[Any, Any]:
     """Keys and values of all layers and slots, all 0: of each an array ``[layers, blocks, R, Hkv * S, ...]``, or a list
     of a tuple of arrays, one a block (on a GPU one in all), for each layer."""
-    gpu = on_gpu(compute)
+    gpu = compute.on_gpu
     blocks, width = (1, ring.size) if gpu else ring
     heads, unrolled = kv_heads.on_mesh(c, compute.mesh), unrolls(compute)
     shape, axes = ((slots, heads), (None, "kv_heads")) if unrolled else ((heads * slots,), ("kv_heads",))
@@ -188,7 +183,7 @@ def insert(
       ring, dtype: of the caches.
       compute: for the platform, and the mesh.
     """
-    gpu, listed = on_gpu(compute), unrolls(compute)
+    gpu, listed = compute.on_gpu, unrolls(compute)
     blocks, width = (1, ring.size) if gpu else ring
 
     def laid_out(x: Array, i: Scalar, samples: ReadSamples, *, across: bool) -> Any:
@@ -245,7 +240,7 @@ def over_layers(
     ``(x, caches)``.
     """
     if unrolls(compute):
-        updated, axes = [], (-2 if on_gpu(compute) else -1, -2)
+        updated, axes = [], (-2 if compute.on_gpu else -1, -2)
         for layer, *own in zip(layers, *caches, strict=True):
 
             def write(k, v, own=own):
@@ -360,7 +355,7 @@ def decode_attention(
     p, g, k, r, d = q.shape
     q = q * d**-0.5
     by_prompt = q.swapaxes(1, 2).reshape(p, k, g * r, d)
-    if on_gpu(compute):
+    if compute.on_gpu:
         from grpojax.programs import decode_attention_gpu  # only here: some builds of jax come without Triton
 
         found = decode_attention_gpu.of_prompt(

@@ -337,7 +337,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
 
     def body(x, layer, write):
         block, prompt = layer
-        one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=kv_cache.on_gpu(compute))
+        one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=compute.on_gpu)
         q, k, v = one.qkv(x, tables)
         cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)

@@ -24,7 +24,7 @@ from grpojax.tools.plan_report import ProgramReport
 from grpojax.tools.plan_shapes import shape_of
 
 _GIB = 2**30
-_BLOCKS = 2**27  # bytes of logits, which scores and updates take a block of the vocabulary at a time
+_BLOCKS = 3 * 2**27  # bytes of a block of logits and of its gradient in 16 bits (`Compute.logits_bytes`)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -86,11 +86,9 @@ def test_splash_refuses_two_completions_in_a_row():
     assert np.isfinite(out[0, 0]).all() and np.isnan(out[0, 1]).all()
 
 
-@pytest.mark.parametrize("attend", [splash(), att.xla, att.cudnn_lengths], ids=["splash", "xla", "cudnn"])
-def test_completions_taken_apart_equal_packed_rows(attend, monkeypatch):
+@pytest.mark.parametrize("attend", [splash(), att.xla], ids=["splash", "xla"])
+def test_completions_taken_apart_equal_packed_rows(attend):
     """Two prompts in a shard; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding."""
-    plain = jax.nn.dot_product_attention
-    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **kw: plain(*a, **kw))
     arrays, _, lengths, _ = ragged(b=2, k=2, r=3, s=6, l=5, heads=4, kv_heads=2)
     row = [[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0]]
     segments, row_prompt = jnp.asarray([row, row[::-1]]), jnp.asarray([[0, 1, 1], [1, 0, 0]])
@@ -176,19 +174,17 @@ def test_splash_blocks_waste_at_most_a_quarter(n):
     assert -(-n // block) * block <= max(128, 1.25 * (-(-n // 128) * 128))
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("cudnn", "fmhaScaleBiasSoftmax"), ("cudnn_lengths", "fmhaSoftmax")])
 @pytest.mark.parametrize(("s", "prompt"), [(16, 0), (16, 24), (15, 24), (15, 22)])
-def test_cudnn_lowers_for_cuda(name, kernel, s, prompt, monkeypatch):
+def test_cudnn_lowers_for_cuda(s, prompt, monkeypatch):
     """Odd lengths too, which its backward pass does not take with a bias. The library's presence is only looked up."""
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91000)
     case = ragged(b=2, r=2, s=s, l=prompt, heads=4, kv_heads=2, dim=64, dtype=jnp.bfloat16)
-    attend = att.pick(name, dtype="bfloat16", platform="gpu")
+    attend = att.pick("cudnn", dtype="bfloat16", platform="gpu")
     traced = jax.jit(lambda arrays: value_and_grads(attend, arrays, *case[1:])).trace(case[0])
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert f"__cudnn${kernel}(" in text and f"__cudnn${kernel}Backward(" in text
-    assert text.count("PADDING_CAUSAL") == (2 if name == "cudnn_lengths" else 0)
+    assert "__cudnn$fmhaScaleBiasSoftmax(" in text and "__cudnn$fmhaScaleBiasSoftmaxBackward(" in text
 
 
 @pytest.mark.parametrize("prompt", [0, 5])
@@ -202,38 +198,12 @@ def test_cudnn_is_given_the_mask_of_xla(prompt, monkeypatch):
     assert_same(value_and_grads(att.cudnn, *case), value_and_grads(att.xla, *case), 2e-5)
 
 
-@pytest.mark.parametrize("shape", [dict(s=7), dict(s=7, l=5, k=2), dict(b=2, s=3, l=9, k=3), dict(s=1, l=1)], ids=str)
-def test_cudnn_is_told_the_lengths_of_xla(shape, monkeypatch):
-    """The same call with the kernel exchanged for plain jax; rows of no token are among them, and prompts of one."""
-    plain, calls = jax.nn.dot_product_attention, []
-
-    def exchanged(*args, implementation, **how):
-        calls.append(how)
-        return plain(*args, **how)
-
-    monkeypatch.setattr(jax.nn, "dot_product_attention", exchanged)
-    case = ragged(r=4, heads=4, kv_heads=2, **shape)
-    assert_same(value_and_grads(att.cudnn_lengths, *case), value_and_grads(att.xla, *case), 2e-5)
-    assert calls and all(how["is_causal"] and "mask" not in how for how in calls)
+def test_cudnn_needs_16_bits():
+    with pytest.raises(ValueError, match="'cudnn'.*float32"):
+        att.pick("cudnn", dtype="float32", platform="gpu")
 
 
-def test_cudnn_lengths_refuses_two_completions_in_a_row(monkeypatch):
-    plain = jax.nn.dot_product_attention
-    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **kw: plain(*a, **kw))
-    arrays, segments, *_ = ragged(r=2, s=6)
-    segments = segments.at[0, 1].set(jnp.array([1, 1, 1, 2, 2, 0]))
-    out = att.cudnn_lengths(*arrays.values(), segments)
-    assert np.isfinite(out[0, 0]).all() and np.isnan(out[0, 1]).all()
-    assert att.needs_gather("cudnn_lengths", "gpu") and not att.needs_gather("cudnn", "gpu")
-
-
-@pytest.mark.parametrize("name", ["cudnn", "cudnn_lengths"])
-def test_cudnn_needs_16_bits(name):
-    with pytest.raises(ValueError, match=f"'{name}'.*float32"):
-        att.pick(name, dtype="float32", platform="gpu")
-
-
-@pytest.mark.parametrize(("name", "platform"), [("cudnn", "cpu"), ("cudnn_lengths", "tpu"), ("splash", "gpu")])
+@pytest.mark.parametrize(("name", "platform"), [("cudnn", "cpu"), ("cudnn", "tpu"), ("splash", "gpu")])
 def test_a_kernel_of_another_platform_is_refused(name, platform):
     with pytest.raises(UserError, match=f"model.attention={name} .* {platform}: take auto, or xla"):
         att.pick(name, dtype="bfloat16", platform=platform)

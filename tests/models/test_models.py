@@ -35,12 +35,12 @@ def test_value_and_gradient_equal_the_plain_forward(family):
         return (weight * (logps + 0.3 * entropies)).sum(), logps
 
     (want, logps), want_grad = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
-    for gather, remat in [(False, "layer"), (True, "matmuls"), (False, "none")]:
+    for gather, remat, platform in [(False, "layer", None), (True, "matmuls", "gpu"), (False, "none", None)]:
         packed, layout = packing.pack(batch, gather=gather)
         assert (packed.rows.gather is not None) == gather
         rows = jax.tree.map(lambda x: x[0], packed.rows)
         used, w = layout.index[0] >= 0, layout.pack(weight)[0]
-        compute = Compute(remat=remat, vocab_chunk=13)
+        compute = Compute(remat=remat, vocab_chunk=13, platform=platform)  # of a GPU, layers one by one
 
         def ours(params, rows=rows, used=used, w=w, compute=compute):
             scores = score(graph, params, rows, compute, temperature=0.7, entropy=True)
@@ -52,6 +52,21 @@ def test_value_and_gradient_equal_the_plain_forward(family):
         for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(grad), jax.tree.leaves(want_grad), strict=True):
             scale = float(np.abs(b).max())
             np.testing.assert_allclose(a, b, atol=1e-5 * scale, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize(("remat", "times"), [("layer", 2), ("matmuls", 1), ("none", 1)])
+def test_a_layer_that_keeps_its_products_keeps_what_cudnn_gave(remat, times, monkeypatch):
+    """The kernel is found by the name that jax gives it. jax only looks the library up; nothing runs here."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91000)
+    graph, params = dec.abstract(dataclasses.replace(BASE, head_dim=64))
+    rows = jax.tree.map(lambda x: x[0], packing.pack(ragged_batch(np.random.default_rng(3)))[0].rows)
+    compute = Compute(dtype="bfloat16", remat=remat, platform="gpu")
+    traced = jax.jit(jax.grad(lambda params: score(graph, params, rows, compute).logps.sum())).trace(params)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    forward, backward = (text.count(f"__cudnn$fmhaScaleBiasSoftmax{end}(") for end in ("", "Backward"))
+    assert forward == times * backward > 0
 
 
 def test_padding_changes_nothing_even_when_pad_is_a_real_token():
