@@ -140,7 +140,7 @@ def _sampled(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tupl
         mine = part == parts.here
         tokens = parts.total(jnp.where(mine, tokens + parts.here * z.shape[-1], 0))
         chosen = parts.total(jnp.where(mine, chosen, 0.0))
-    return tokens, chosen - top - jnp.log(parts.total(e.sum(-1)))
+    return tokens, chosen - top - jnp.log(ends[..., -1])
 
 
 def _keep(z: Array, top: Array, config: DrawConfig, parts: _Parts) -> Array:
