@@ -174,14 +174,19 @@ def _stacked(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
-@jax.custom_vjp
 def _unstacked(tree: Any) -> list[Any]:
-    """The trees that were stacked. Their gradients are stacked again: the gradient of a slice is as long as the whole,
-    and all of them would be added up."""
-    return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(len(jax.tree.leaves(tree)[0]))]
+    """The trees that were stacked."""
+    leaves, structure = jax.tree.flatten(tree)
+    return [jax.tree.unflatten(structure, each) for each in zip(*map(_slices, leaves), strict=True)]
 
 
-_unstacked.defvjp(lambda tree: (_unstacked(tree), None), lambda _, grads: (_stacked(grads),))
+@jax.custom_vjp
+def _slices(x: Array) -> list[Array]:
+    """All ``x[i]``. Their gradients are stacked: jax's own gradient of each is as long as ``x``, and all are added."""
+    return [x[i] for i in range(len(x))]
+
+
+_slices.defvjp(lambda x: (_slices(x), None), lambda _, grads: (jnp.stack(grads),))
 
 
 def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> tuple[Array, tuple[Array, Array]]:
