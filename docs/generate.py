@@ -34,40 +34,6 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 TEXTS = DOCS / "variants.yaml"
 
-# Fields whose class says what they mean in prose, or not at all.
-MEANINGS = {
-    "Config": {
-        "variant": "the method: a name, or a mapping of `name` and options ([all variants](../variants/index.md)).",
-        "filter": "which groups learn; `auto` is the variant's own filter, if it has one.",
-        "critic": "the second network of a variant that has one; `null` is its default.",
-        "compile_cache": "folder of compiled programs; `auto` is `~/.cache/grpojax`, `null` keeps nothing.",
-    },
-    "SFTConfig": {"compile_cache": "as in a run of `grpojax train`."},
-    "DPOConfig": {"compile_cache": "as in a run of `grpojax train`."},
-    "RolloutConfig": {
-        "prompts": "prompts of a step, P.",
-        "weights": "weights that samples are drawn with: `compute` are the policy's in `model.dtype`, `int8` has "
-        "matrices in eight bits.",
-        "uncorrected": "take samples of eight-bit weights or caches for the policy's own, without a correction.",
-        "ahead": "1 draws the next rollout while this step learns; its samples are one step older.",
-        "overlap": "over 0, a rollout ends once at most this share of its samples is unfinished; those go on in the "
-        "next rollout.",
-        "retire": "leave out prompts that are solved; `null` leaves that to the variant.",
-        "sample_allocation": "how a variant that allocates samples (xrpo) does it.",
-        "curriculum": "draw problems by their level.",
-        "no_end": "the model has no token that ends a sample: every sample gets `max_tokens`.",
-    },
-    "MeshConfig": {
-        "data": "copies of the weights, each with its own share of the batch.",
-        "fsdp": "devices over which weights, optimiser state and the batch are cut; -1 takes all that remain.",
-        "tensor": "devices over which each matrix product is cut.",
-        "rollout": "devices, the last ones, that only sample; 0 samples and learns on all.",
-    },
-    "Example": {"prompt": "the question.", "completion": "its solution."},
-    "RunConfig": {"dir": "the run directory: a folder, or `gs://bucket/path`."},
-}
-
-
 # Pages that stand elsewhere, since people look for them there.
 ELSEWHERE = {
     "scale/tpu_scripts.md": "tpu_scripts/README.md",
@@ -138,11 +104,10 @@ def cell(text: str) -> str:
 
 
 def meanings(config: type) -> dict[str, str]:
-    """What each field of a dataclass means: by its docstring, its bases' and `MEANINGS`."""
+    """What each field of a dataclass means, by its docstring and those of its bases."""
     found: dict[str, str] = {}
     for base in reversed([c for c in config.__mro__ if dataclasses.is_dataclass(c)]):
         found |= items(sections(base.__doc__).get("Attributes", ""))
-        found |= MEANINGS.get(base.__name__, {})
     return found
 
 
@@ -201,7 +166,7 @@ def keys(config: type, prefix: str) -> list[str]:
         name = f"{prefix}.{field.name}" if prefix else field.name
         meaning = known.get(field.name)
         if meaning is None:
-            raise ValueError(f"{config.__name__}.{field.name}: nothing says what it means: see docs/generate.py")
+            raise ValueError(f"{config.__name__}.{field.name}: missing from the docstring's section Attributes")
         kind = type_text(hints[field.name])
         lines.append(f"| `{name}` | {cell(kind)} | {cell(default_text(field))} | {cell(meaning)} |")
         for inner in parts_of(hints[field.name]):
@@ -211,15 +176,20 @@ def keys(config: type, prefix: str) -> list[str]:
 
 
 def summary(config: type) -> str:
-    """What a class's docstring says before its sections; of one in `MEANINGS` its first paragraph."""
-    text = sections(config.__doc__).get("", "")
-    return text.partition("\n\n")[0] if config.__name__ in MEANINGS else text
+    """What a class's docstring says before its sections."""
+    return sections(config.__doc__).get("", "")
 
 
 def recipe_section(config: type, name: str) -> list[str]:
     """One section of a recipe: its keys, and which of them exclude others."""
     lines = [markdown(summary(config)), "", *keys(config, name)]
-    rows = [row for scope in exclusions.TABLE.values() for row in scope if re.search(rf"`{name}\b", row.settings)]
+    fields = {field.name for field in dataclasses.fields(config)}
+    rows = [
+        row
+        for scope in exclusions.TABLE.values()
+        for row in scope
+        if re.search(rf"`{name}\b", row.settings) and fields.issuperset(re.findall(rf"`{name}\.(\w+)", row.settings))
+    ]
     if rows:
         lines += ["", "What does not go together ([all such pairs](../exclusions.md)):", ""]
         lines += [f"- {row.settings}: {row.why}." for row in rows]
@@ -234,7 +204,7 @@ def recipe_page() -> str:
         "A recipe is one YAML file. Every key can be replaced on the command line by its dotted name, as in "
         "`train.steps=100` or `rollout.retire.share=0.9`. With `base: other.yaml` at its top, a recipe states only "
         "what it changes of another one. A key that does not exist is an error. This page is made from the "
-        "dataclasses that read the recipe.",
+        "dataclasses that read the recipe. Options of `variant` are on the [variants' pages](../variants/index.md).",
         "",
         "## `grpojax train`",
         "",
@@ -250,18 +220,17 @@ def recipe_page() -> str:
 
 
 def _sections(config: type) -> list[str]:
-    """The keys of a recipe that are no mapping, and then its sections."""
+    """The top-level keys of a recipe, and then those of its sections."""
     hints, known = typing.get_type_hints(config), meanings(config)
-    plain = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    table = ["| key | type | default | meaning |", "|---|---|---|---|"]
     lines: list[str] = []
     for field in dataclasses.fields(config):
         kind, name = hints[field.name], field.name
-        if name in known:
-            plain.append(f"| `{name}` | {cell(type_text(kind))} | {cell(default_text(field))} | {cell(known[name])} |")
+        table.append(f"| `{name}` | {cell(type_text(kind))} | {cell(default_text(field))} | {cell(known[name])} |")
         section = next((k for k in reversed(list(parts_of(kind)))), None)  # of rewards, the mapping and not the list
         if section is not None:
             lines += ["", f"### `{name}`", "", *recipe_section(section, name)]
-    return [*plain, *lines]
+    return [*table, *lines]
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -424,7 +393,7 @@ def variant_page(name: str) -> str:
     lines += ["", "## As the code has it", "", "```text", *str(variant).splitlines()[1:], "```", ""]
     lines += ["## Options", "", "| option | default | meaning |", "|---|---|---|"]
     explained = items(said.get("Args", ""))
-    fields = items(sections(type(variant.objective).__doc__).get("Attributes", ""))
+    fields = meanings(type(variant.objective)) | meanings(type(variant.objective.surrogate))
     for option, default in variants.parameters(name).items():
         meaning = explained.get(option) or COMMON.get(option) or fields.get(option, "")
         lines.append(f"| `{option}` | {_value(default)} | {cell(meaning)} |")
@@ -440,14 +409,14 @@ NOT_MEASURED = (
     "Its formulas are tested against plain numpy loops and against numbers worked out by hand or taken from its source "
     "([how numbers are proven](../understand/numbers.md)). We have not compared it with another method."
 )
-# Options that many variants have, and no docstring of one explains.
+# Options that many variants have, and that their docstrings do not explain.
 COMMON = {
-    "ddof": "what the group's deviation divides by: the number of samples less this.",
+    "ddof": "the deviation divides by the number of samples minus this.",
     "eps": "added to the deviation.",
-    "clip_low": "how far below 1 the ratio may go before a token stops.",
-    "clip_high": "how far above 1 the ratio may go before a token stops.",
+    "clip_low": "how far the ratio may fall below 1 before a token stops learning.",
+    "clip_high": "how far the ratio may rise above 1 before a token stops learning.",
     "clip_dual": "bound of the ratio where the advantage is negative; `null` for none.",
-    "ratio": "what the ratio is of: a token, a sequence, or what the variant brings.",
+    "ratio": "level of the importance ratio: of each token, or of the whole sample; or a clip that the variant offers.",
     "weight_max": "largest weight of a token.",
     "weight_min": "smallest weight of a token.",
 }
@@ -460,7 +429,7 @@ def alarms_table() -> str:
     """Every alarm, as ``docs/start/trouble.md`` has it: what has happened, and the remedy."""
     lines = ["| alarm | what has happened | remedy |", "|---|---|---|"]
     for name, (what, remedy) in alarms.SAID.items():
-        remedy = re.sub(r"\b(?:optimizer|rollout|variant|critic)\.[a-z_.]*[a-z_0-9]", r"`\g<0>`", cell(remedy))
+        remedy = re.sub(r"\b(?:optimizer|rollout|variant|critic|rewards)\.[a-z_.]*[a-z_0-9]", r"`\g<0>`", cell(remedy))
         lines.append(f"| `{name}` | {cell(what)} | {remedy} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Which prompts and samples a run spends itself on, and what lengths cost: pure functions. Imports jax only.
+"""Which prompts are sampled and how often, and rewards that depend on lengths: pure functions. Imports jax only.
 
 Rewards that depend on lengths are for `grpojax.advantages.chain`'s ``reward``; lengths are in tokens.
 """
@@ -50,11 +50,12 @@ def keep_prompts(
     A group without any valid sample is dropped.
 
     Args:
-      metrics: name to ``[P, G]``; a value that is not finite counts nowhere.
-      on: the name of the one that decides, such as "accuracy".
-      above, below: bounds of the pass rate, both strict; None for none. They are for metrics of 0 and 1: where the
-        values are concrete another one raises, unless ``success`` is given.
-      success: from where on a sample passes. A graded metric becomes one of 0 and 1 by it, with bounds or without.
+      metrics: name to ``[P, G]``; a value that is not finite does not count.
+      on: name of the metric that decides, such as "accuracy".
+      above, below: bounds of the pass rate, both strict; None for none. They are for metrics of 0 and 1. Another metric
+        raises if its values are concrete, unless ``success`` is given.
+      success: a sample passes if its metric is at least this. It turns a graded metric into one of 0 and 1, with bounds
+        or without.
 
     Example:
       >>> accuracy = {"accuracy": jnp.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])}
@@ -88,16 +89,16 @@ def keep_prompts(
 
 
 def solved(metric: Samples, share: float = 1.0, *, success: float = 1.0, drawn: Samples | None = None) -> PerPrompt:
-    """``[P]`` bool: the prompts of whose samples a ``share`` is known to pass; of ``[P, G]``.
+    """``[P]`` bool from ``[P, G]``: the prompts for which at least a ``share`` of the samples is known to pass.
 
-    What culling leaves out of later epochs (`grpojax.data.RetiringBatches`). ScaleRL (arXiv 2510.13786) no longer draws
-    a prompt once 0.9 of its samples passed; the third of the experiments in `grpojax.variants` takes 1.
+    Culling leaves these prompts out of later epochs (`grpojax.data.RetiringBatches`). ScaleRL (arXiv 2510.13786) no
+    longer draws a prompt once 0.9 of its samples passed; the third of the experiments in `grpojax.variants` takes 1.
 
     Args:
-      metric: ``[P, G]``. A sample whose metric is not finite, such as one whose reward timed out, is not known to
-        pass: it counts like one that failed, so that it never helps to leave a prompt out for good.
-      share: of the samples, in (0, 1].
-      success: from where on a sample passes.
+      metric: ``[P, G]``. A sample whose metric is not finite, such as one whose reward timed out, counts as failed, so
+        that it never helps to leave a prompt out for good.
+      share: share of the samples, in (0, 1].
+      success: a sample passes if its metric is at least this.
       drawn: ``[P, G]`` bool, the samples that there are, where prompts have different numbers of them; None for all.
 
     Example:
@@ -148,14 +149,14 @@ def xrpo_priority(std: PerPrompt, counts: PerPrompt, *, bonus: float = 1.0, conf
       priority = h(n) - h(n + 1) + bonus sqrt(log(1 + total) / n)
 
     ``total`` is the number of all samples so far: sources disagree on that and on the square root, and this is the
-    reading of an upper confidence bound. With one sample there is no half-width and only the bonus is left; with none
-    the priority is infinite.
+    reading of an upper confidence bound. With one sample there is no half-width, and only the bonus counts. With no
+    sample the priority is infinite.
 
     Args:
       std: ``[P]`` standard deviation (ddof 1) of the rewards so far; one that is not finite counts as 0.
       counts: ``[P]`` int32 samples so far.
       bonus: weight of exploration.
-      confidence: of the interval.
+      confidence: confidence level of the interval, such as 0.95.
 
     Example:
       >>> std, counts = jnp.full(4, 0.57735027), jnp.full(4, 4)
@@ -185,8 +186,8 @@ def xrpo_allocate(
 ) -> PerPrompt:
     """How many of ``budget`` further samples each prompt gets, ``[P]`` int32: one by one to the largest priority.
 
-    ``std`` stays as it is, the counts grow as samples are given away; ties go to the first prompt. The paper starts
-    with a uniform phase and plans three times.
+    ``std`` does not change, the counts grow with each sample that is given. Ties go to the first prompt. The paper
+    starts with a uniform phase and plans three times.
 
     From XRPO (arXiv 2510.06672); ``std`` and ``counts`` are ``[P]`` as in `xrpo_priority`, ``budget`` in samples. A
     prompt with ``most`` samples gets no more (None: there is no bound); all together must have room for the budget.
@@ -230,16 +231,16 @@ def soft_overlong(limit: int, buffer: int, *, factor: float = 0.5) -> Transform:
     """``r_i + factor overlong_penalty``, for `grpojax.advantages.chain`'s ``reward``.
 
     DAPO's punishment (arXiv 2503.14476) is for a correctness of ±1: at the limit it takes half of the span between
-    wrong and right. For rewards of 0 and 1 that half is a factor of 0.5. With 1 a right sample at the limit counts as
-    little as a wrong one: in a group of 8, four right and one of them at the limit, it has A = -0.72 (ddof 1); with 0.5
-    +0.13.
+    wrong and right. For rewards of 0 and 1 that half is a factor of 0.5. With 1 a right sample at the limit has the
+    reward of a wrong one: in a group of 8 with four right samples, one of them at the limit, its advantage is -0.72
+    (ddof 1). With 0.5 it is +0.13.
 
-    Rewards are no longer binary then: filters must look at accuracy (`keep_prompts`).
+    The rewards are then no longer binary, so filters must use the accuracy (`keep_prompts`).
     On ``[P, G]``, ``signals.lengths`` in tokens.
 
     Args:
       limit, buffer: as in `overlong_penalty`.
-      factor: half of the span of the rewards that it is added to; 1 for DAPO's ±1.
+      factor: half of the difference between the rewards for right and wrong; 1 for DAPO's ±1.
 
     Example:
       >>> from grpojax.advantages import chain
@@ -266,13 +267,13 @@ def length_selected(alpha: float = 0.6, *, share: float = 0.2, success: float = 
 
       r_i = 1 - alpha σ((L_i - mean L) / std L)  if sample i is right, else 0
 
-    with L's statistics (ddof 0) over the group's right samples; where these are all of one length the sigmoid's
-    argument is 0. All other groups keep their rewards. On ``[P, G]``.
+    with the mean and deviation (ddof 0) of L over the group's right samples. If these all have one length, the
+    sigmoid's argument is 0. All other groups keep their rewards. On ``[P, G]``.
 
     Args:
-      alpha: what length costs. The paper's number could not be confirmed; 0.6 is one re-implementation's.
+      alpha: weight of the length. The paper's value could not be confirmed; 0.6 is that of a re-implementation.
       share: λ, 20 % in the paper.
-      success: the outcome from which on a sample is right.
+      success: a sample is right if its outcome is at least this.
 
     Example:
       >>> from grpojax.advantages import chain

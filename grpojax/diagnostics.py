@@ -1,4 +1,4 @@
-"""What to watch in a run: likelihood displacement, groups, mismatch, repetition. Pure functions, by jax alone."""
+"""Measures to watch in a run: likelihood displacement, groups, mismatch, repetition. Imports jax only."""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ def likelihood_displacement(
 ) -> PerPrompt:
     """``Δ(x) = mean over right samples of [log π'(y | x) - log π(y | x)]``, joint log-probs: ``[P]``, nats.
 
-    At or under 0: the right answers got less likely although they were rewarded (lazy likelihood displacement, arXiv
-    2505.18830). Exact if π' is π after one update *on that prompt alone*, started over for each prompt. With the
-    log-probs of two consecutive steps on samples that were kept it is the cheap proxy for a running training.
+    A value of 0 or less means that right answers did not get likelier although they were rewarded (lazy likelihood
+    displacement, arXiv 2505.18830). It is exact if π' is π after one update *on that prompt only*, from the same π for
+    each prompt. The log-probs of two consecutive steps on kept samples are a cheap proxy during training.
 
     Args:
       before, after: ``[P, G, T]`` log-probs under π and π', or ``[P, G]`` their sums.
@@ -25,7 +25,7 @@ def likelihood_displacement(
       success: the reward from which on a sample is right.
 
     Returns:
-      ``[P]`` float32; NaN where no sample is right, so that it counts in no mean by mistake.
+      ``[P]`` float32; NaN where no sample is right, so that no mean counts it by mistake.
 
     Example:
       >>> delta = likelihood_displacement(jnp.array([[-5.0, -7.0]]), jnp.array([[-4.5, -7.9]]), jnp.ones((1, 2)))
@@ -52,7 +52,7 @@ def gwhes(
 
     Args:
       probs, hidden, columns, mask: as in `grpojax.credit.influence`.
-      rewards: ``[P, G]``; what is not finite counts nowhere.
+      rewards: ``[P, G]``; one that is not finite does not count.
       success: the reward from which on a sample is right.
 
     Returns:
@@ -92,9 +92,9 @@ def gwhes_weights(rewards: Samples, *, success: float = 1.0) -> Samples:
 def ranking_overlap(scores: PerPrompt, displacement: PerPrompt, top: int) -> Scalar:
     """Share of the ``top`` prompts with the highest scores that are among the ``top`` with the lowest Δ: ``[]``.
 
-    How well `gwhes` predicts `likelihood_displacement` (arXiv 2505.18830; 50 to 60 % of 10 there). Rankings that have
-    nothing to do with each other share ``top / P`` on average, and no two share less than ``(2 top - P) / top``: with
-    10 of 15 that is 67 % and 50 %. So ``top`` should be at most a fifth of P. `rank_correlation` reads whole rankings.
+    How well `gwhes` predicts `likelihood_displacement` (arXiv 2505.18830; 50 to 60 % of 10 there). Unrelated rankings
+    share ``top / P`` on average, and no two rankings share less than ``(2 top - P) / top``: with 10 of 15 that is 67 %
+    and 50 %. So ``top`` should be at most a fifth of P. `rank_correlation` reads whole rankings.
 
     Args:
       scores, displacement: ``[P]``, finite.
@@ -113,9 +113,9 @@ def ranking_overlap(scores: PerPrompt, displacement: PerPrompt, top: int) -> Sca
 def rank_correlation(scores: PerPrompt, displacement: PerPrompt) -> Scalar:
     """Spearman's correlation of the scores and ``-Δ``, ``[]`` in [-1, 1]: 1 where the highest score has the lowest Δ.
 
-    0 on average of rankings that have nothing to do with each other. Pearson's correlation of the ranks, in which
-    equal values have the mean of their ranks; 0 where all values of one of them are equal. For `gwhes` and
-    `likelihood_displacement` (arXiv 2505.18830).
+    It is 0 on average for unrelated rankings. It is Pearson's correlation of the ranks, where equal values share the
+    mean of their ranks, and 0 if all values of one argument are equal. For `gwhes` and `likelihood_displacement` (arXiv
+    2505.18830).
 
     Args:
       scores, displacement: ``[P]``, finite.
@@ -142,15 +142,15 @@ def group_statistics(
 
     ``all_fail`` (no sample over ``fail``), ``all_correct`` (every sample at least ``success``, so that none is
     invalid), ``zero_variance`` (all valid samples equal: nothing to learn from a centred advantage), ``invalid`` (share
-    of *samples* whose metric is not finite). A group without a valid sample is in none of the first three, and not in
-    what they are shares of.
+    of *samples* whose metric is not finite). A group without a valid sample does not count in the first three, neither
+    in the numerator nor in the denominator.
 
     The shares that dynamic sampling acts on (DAPO, arXiv 2503.14476; `grpojax.allocation.keep_prompts`).
 
     Args:
       metric: ``[P, G]``; a sample whose metric is not finite is invalid.
-      success: from where on a sample is right.
-      fail: up to where it fails.
+      success: a sample is right if its metric is at least this.
+      fail: a sample fails if its metric is at most this.
       drawn: ``[P, G]`` bool, the samples that there are, where prompts have different numbers of them; None for all.
 
     Example:
@@ -182,8 +182,8 @@ def mismatch(train_logps: AnyTokens, sampler_logps: AnyTokens, mask: AnyTokens) 
     the weight of `grpojax.losses.importance_correction`; over the sampler's own tokens its mean is 1 but for noise.
     ``sampler_ratio_square``: its square, for `effective_sample_size`.
 
-    All arguments are ``[..., T]``; what stands outside of ``mask`` is never read, and all of it is constant for the
-    gradient. What goes into exp is limited to ±20 nats.
+    All arguments are ``[..., T]`` and constant for the gradient. Values outside of ``mask`` are never read. Differences
+    are limited to ±20 nats before the exponential.
 
     Example:
       >>> train, sampler = jnp.log(jnp.array([0.5, 0.3, 0.2, 0.1])), jnp.log(jnp.array([0.4, 0.5, 0.05, 0.1]))
@@ -207,7 +207,7 @@ def mismatch(train_logps: AnyTokens, sampler_logps: AnyTokens, mask: AnyTokens) 
 
 
 def effective_sample_size(ratio: Scalar, ratio_square: Scalar) -> Scalar:
-    """``(Σ w)² / (N Σ w²)`` of importance weights w, ``[]`` in [0, 1]: 1 where all are equal, 0 of none.
+    """``(Σ w)² / (N Σ w²)`` of importance weights w, ``[]`` in [0, 1]: 1 if all are equal, 0 if there are none.
 
     Plain arithmetic: numbers in, a number out.
 
@@ -222,9 +222,9 @@ def effective_sample_size(ratio: Scalar, ratio_square: Scalar) -> Scalar:
 
 
 def repetition(tokens: Tokens, lengths: Samples, ngram: int = 4) -> Samples:
-    """Share of a sample's ``ngram`` tokens in a row that were in it before, ``[P, G]`` in numpy: near 1 in a loop.
+    """Share of a sample's n-grams that occurred in it before, ``[P, G]`` in numpy: near 1 in a loop.
 
-    NaN for a sample without any. N-grams are compared by 64-bit codes.
+    An n-gram is ``ngram`` tokens in a row. NaN for a sample without n-grams. N-grams are compared by 64-bit codes.
 
     Example:
       >>> repetition(np.array([[[1, 2, 1, 2, 3]]]), np.array([[5]]), 2).tolist()

@@ -31,7 +31,7 @@ def float32(*arrays: Array) -> tuple[Array, ...]:
 
 
 def total(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Sum of ``x`` where ``mask``; what stands elsewhere, NaN included, has no part in value or gradient.
+    """Sum of ``x`` where ``mask``. Other entries, also NaN, change neither value nor gradient.
 
     ``Σ m x``, float32: ``x`` and ``mask`` of one shape ``[...]``, reduced over ``axis`` as in numpy.
 
@@ -43,7 +43,7 @@ def total(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> A
 
 
 def mean(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Mean where ``mask``; 0 where nothing is.
+    """Mean where ``mask``; 0 if the mask is empty.
 
     ``Σ m x / Σ m``, shapes as in `total`.
 
@@ -72,7 +72,7 @@ def variance(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False, *
 
 
 def all_equal(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-    """Whether the entries where ``mask`` are all the same number; true of one entry and of none.
+    """Whether the entries where ``mask`` are all the same number; True for one entry and for none.
 
     Compares the largest with the smallest: a variance of equal floats such as 0.1 need not be 0.
 
@@ -97,8 +97,8 @@ def sequence_total(x: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = N
     Args:
       x: ``[..., T]``.
       mask: ``[..., T]`` bool, the tokens that count.
-      segments: None where the last axis is one sequence, else ``[..., T]`` int32 in ``[0, T]``, a number for each of
-        the sequences that share it (`grpojax.types.Rows`).
+      segments: None if the last axis is one sequence. Otherwise ``[..., T]`` int32 in ``[0, T]``, a number for each
+        sequence that shares it (`grpojax.types.Rows`).
 
     Example:
       >>> x, segments = jnp.array([1.0, 2.0, 4.0]), jnp.array([1, 1, 2])
@@ -145,7 +145,7 @@ def deviation(x: Array, mask: Array, axis: Axis = None, ddof: int = 0) -> tuple[
 
 
 def all_fail(rewards: Samples, valid: Samples, fail_reward: float = 0.0) -> PerPrompt:
-    """``[P]`` bool: the group has valid samples, and the reward of none is over ``fail_reward``; of ``[P, G]``.
+    """``[P]`` bool: whether a group of ``[P, G]`` has valid samples, and none with a reward over ``fail_reward``.
 
     The groups that NGRPO (arXiv 2509.18851) and the fourth and fifth experiments in `grpojax.variants` are about.
 

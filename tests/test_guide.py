@@ -1,5 +1,6 @@
 """What README and the guide show works: Python runs, YAML is part of a recipe, commands run, and names exist."""
 
+import dataclasses
 import importlib.util
 import json
 import pkgutil
@@ -16,6 +17,7 @@ import yaml
 from tiny_run import make_run
 
 from grpojax import rewards, variants
+from grpojax.host import other_trainers
 from grpojax.host.settings import build
 from grpojax.run import alarms, finetune_recipe, step_metrics
 from grpojax.run import recipe as config
@@ -199,6 +201,20 @@ def test_every_named_setting_exists():
             assert key in known or key.startswith("data.train.options.") or key.endswith(".json"), (page, key)
 
 
+def dataclasses_of(kind, made):
+    """The dataclass and those of all sections below it."""
+    return {kind}.union(*(dataclasses_of(inner, made) for hint in typing.get_type_hints(kind).values()
+                          for inner in made.parts_of(hint)))  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", [config.Config, finetune_recipe.SFTConfig, finetune_recipe.DPOConfig])
+def test_every_key_of_a_recipe_is_documented(recipe):
+    """In its dataclass's docstring, which documents nothing else."""
+    made = generated()
+    for kind in dataclasses_of(recipe, made):
+        assert sorted(made.meanings(kind)) == sorted(field.name for field in dataclasses.fields(kind)), kind.__name__
+
+
 def test_the_built_in_rewards_are_listed():
     table = re.search(r"## Built-in rewards\n(.*?)\n\n[^|\n]", PAGES["docs/start/reward.md"], re.S)
     assert table and set(re.findall(r"^\| `(\w+)`", table[1], re.M)) == set(rewards.REWARDS)
@@ -210,6 +226,12 @@ def test_the_built_in_rewards_are_listed():
 def test_the_alarms_are_listed():
     table = generated().alarms_table()
     assert table in PAGES["docs/start/trouble.md"], f"docs/start/trouble.md must have\n{table}"
+
+
+def test_the_keys_of_other_trainers_are_those_that_errors_know():
+    for title in other_trainers.TABLES:
+        table = other_trainers.markdown(title)
+        assert f"## {title}\n\n{table}\n" in PAGES["docs/start/coming_from.md"], f"coming_from.md must have\n{table}"
 
 
 def slug(heading):
@@ -237,5 +259,8 @@ def test_generated_pages_are_whole():
     pages = made.pages()
     assert all(f"`{option}`" in pages[f"variants/{name}.md"] for name in variants.names()
                for option in variants.parameters(name))  # fmt: skip
+    assert not [
+        name for name, page in pages.items() if name.startswith("variants/") and re.search(r"\|\s+\|$", page, re.M)
+    ]
     assert "| `rollout.decode_slots` | whole number | `0` |" in pages["reference/recipe.md"]
     assert all(f"usage: grpojax {name} " in pages["reference/commands.md"] for name in made.commands())

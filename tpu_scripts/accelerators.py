@@ -1,4 +1,4 @@
-"""Names of TPU slices, as people and as Google Cloud write them, and what is in one."""
+"""Names of TPU slices, as people and as Google Cloud write them, and their numbers of chips and hosts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Accelerator:
     Args:
       name: as Google Cloud writes it.
       runtime: the usual image of its VMs.
-      chips: in it.
-      hosts: VMs that it has.
+      chips: number of its chips.
+      hosts: number of its VMs.
     """
 
     name: str

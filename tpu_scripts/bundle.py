@@ -1,4 +1,5 @@
-"""What a worker gets from this machine: the folder that one is in, the scripts, variables, and what to install."""
+"""The files that a worker gets from this machine: the current folder, the scripts, variables, and packages to
+install."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Bundle:
     """Files for a worker, packed, and the arguments of ``setup.sh`` after the bundle's name.
 
     Args:
-      name: of the contents: the same files and arguments have the same, whatever the variables hold.
+      name: digest of files and arguments; it does not depend on the variables' values.
       packed: a gzipped tar of them.
       arguments: requirement, Python, uv, day.
     """
@@ -39,10 +40,10 @@ def make(settings: Settings, source: str, folder: Path, leave: Path) -> Bundle:
     """Packs a folder.
 
     Args:
-      settings: whose variables go along, and whose day counts.
-      source: what grpojax is installed from: ``.``, the folder; a wheel; ``git+https://...@ref``.
-      folder: what git tracks of it, and what it would track, goes along.
-      leave: the env file, which does not.
+      settings: the variables to forward, and the day of the packages.
+      source: the source that grpojax is installed from: ``.``, the folder; a wheel; ``git+https://...@ref``.
+      folder: its files that git tracks or would track are sent.
+      leave: the env file, which is not sent.
     """
     files = {f"tree/{name}": folder / name for name in _tracked(folder) if (folder / name) != leave}
     files.update({name: HERE / name for name in ("job.sh", "setup.sh")})

@@ -1,4 +1,4 @@
-"""Every call of ``gcloud``, and what its answers mean. Another way to ask for TPUs would replace this file alone."""
+"""Every call of ``gcloud``, and the meaning of its answers. Another way to get TPUs would replace only this file."""
 
 from __future__ import annotations
 
@@ -48,13 +48,14 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What the cloud has under the name.
+    """The state of the request with this name.
 
     Args:
-      kind: MISSING; PENDING, may come by itself; ACTIVE, every VM is there; GONE, deleted before another can come.
-      detail: the states as the cloud names them, and what it says of the request's.
-      accelerator: of a slice.
-      workers: if it is ACTIVE.
+      kind: MISSING; PENDING, it may come by itself; ACTIVE, every VM is there; GONE, it must be deleted before another
+        request.
+      detail: the states as the cloud names them, and its reason for the request's state.
+      accelerator: the type of a slice.
+      workers: the VMs, if it is ACTIVE.
       identity: differs between two creations.
       born: when the VMs were made, seconds since 1970; None without any.
     """
@@ -69,7 +70,7 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Of a command: its status (124: none in time), and what it wrote."""
+    """The answer of a command: its status (124: it took too long) and its output."""
 
     code: int
     out: bytes
@@ -77,7 +78,7 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The last line of its errors that says something."""
+        """The last line of its errors that is not empty."""
         lines = [line.strip() for line in self.err.splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")]
         return (errors or lines or [f"status {self.code}"])[-1]
@@ -88,8 +89,8 @@ class Cloud:
     """The request of an env file, its VMs and its bucket.
 
     Args:
-      settings: of the env file.
-      dry: print the commands and run none; ``pretend`` is then what `look` sees.
+      settings: the env file's settings.
+      dry: print the commands and run none; `look` then returns ``pretend``.
     """
 
     settings: Settings
@@ -97,7 +98,7 @@ class Cloud:
     pretend: str = ACTIVE
 
     def look(self) -> Seen:
-        """What is there now. Raises Passing where the cloud does not answer."""
+        """The present state. Raises Passing if the cloud does not answer."""
         s = self.settings
         told = self._describe("queued-resources", s.name)
         if self.dry:
@@ -116,7 +117,7 @@ class Cloud:
         return _with_nodes(seen, self.nodes(), nodes)
 
     def create(self) -> None:
-        """Asks for it. Raises Mistake, or Failure for a lack of quota; one that is there already is left."""
+        """Asks for the VMs. Raises Mistake, or Failure without quota. An existing request is kept."""
         s = self.settings
         several = ["--node-count", str(s.slices), "--node-prefix", s.name]
         command = ["compute", "tpus", "queued-resources", "create", s.name]
@@ -131,21 +132,21 @@ class Cloud:
             raise _trouble(answer)
 
     def delete(self) -> None:
-        """Asks to delete it with its VMs; it takes minutes until `look` sees nothing. None there is fine."""
+        """Asks to delete the request and its VMs; it takes minutes until they are gone. It may be missing."""
         command = ["compute", "tpus", "queued-resources", "delete", self.settings.name]
         answer = self._gcloud(*command, "--force", "--async", *self._where())
         if answer.code and not _NOT_FOUND.search(answer.err):
             raise _trouble(answer)
 
     def ssh(self, worker: Worker, command: str, stdin: bytes = b"", label: str = "", seconds: float = 0) -> Answer:
-        """Runs a line of shell on a worker. What came back may be of ssh itself: look for what the line prints.
+        """Runs a line of shell on a worker. The output may be ssh's own: look for the text that the line prints.
 
         Args:
-          worker: where.
-          command: read once, by the shell there.
-          stdin: what it reads.
-          label: what a dry run names that.
-          seconds: until it counts as not answered.
+          worker: the VM.
+          command: a line for the worker's shell.
+          stdin: its standard input.
+          label: name of the input in a dry run.
+          seconds: time until it counts as not answered.
         """
         flags = ["-oConnectTimeout=20", "-oBatchMode=yes", "-oServerAliveInterval=15", "-oServerAliveCountMax=4"]
         line = ["compute", "tpus", "tpu-vm", "ssh", worker.node, f"--worker={worker.index}", f"--command={command}"]
@@ -153,7 +154,7 @@ class Cloud:
         return self._gcloud(*line, *self._where(), stdin=stdin, label=label, seconds=seconds)
 
     def copy_down(self, source: str, folder: str, exclude: str = "") -> None:
-        """Makes a local folder as one of the bucket is."""
+        """Copies a folder of the bucket to a local one, so that both are equal."""
         command = ["storage", "rsync", source, folder, "--recursive", *([f"--exclude={exclude}"] if exclude else [])]
         answer = self._gcloud(*command, "--project", self.settings.project, seconds=3600 * 6)
         if answer.code:
@@ -199,14 +200,14 @@ _calls: set[subprocess.Popen[bytes]] = set()
 
 
 def end_calls() -> None:
-    """Ends those under way in any thread."""
+    """Ends the running calls of all threads."""
     for process in list(_calls):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def call(command: list[str], stdin: bytes, seconds: float) -> Answer:
-    """Runs a command with all that it starts, and ends them if they take too long."""
+    """Runs a command, and ends it and its children if they take too long."""
     try:
         process = subprocess.Popen(
             command,

@@ -1,4 +1,4 @@
-"""Keeps a request alive: waits for it, asks again for one that is gone, counts what it costs, deletes it."""
+"""Keeps a request alive: waits for it, asks again if it is gone, counts its chip-hours, deletes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from settings import Settings
 
 
 class Spent(Failure):
-    """The budget is; these workers are still there, none while a VM is repaired."""
+    """Raised when the budget is spent, with the workers that are still there; none while a VM is repaired."""
 
     def __init__(self, said: str, workers: tuple[Worker, ...]):
         super().__init__(said)
@@ -22,14 +22,14 @@ class Spent(Failure):
 
 @dataclasses.dataclass
 class Keeper:
-    """The request of a name.
+    """Manages the request of a name.
 
     Args:
-      cloud: where it is.
-      ledger: of the name.
-      say: where lines for the user go.
-      detail: as said last.
-      pauses: how many in a row were made longer.
+      cloud: the calls to the cloud.
+      ledger: the ledger of the name.
+      say: prints a line for the user.
+      detail: the state that was printed last.
+      pauses: number of pauses in a row that were made longer.
     """
 
     cloud: Cloud
@@ -44,7 +44,7 @@ class Keeper:
         return self.cloud.settings
 
     def look(self) -> Seen:
-        """What there is, counted. Raises Failure if the cloud is out of reach for long, Spent over the budget."""
+        """The present state, counted. Raises Failure if the cloud is silent for long, Spent over the budget."""
         since = time.monotonic()
         while True:
             try:
@@ -63,12 +63,12 @@ class Keeper:
         return seen
 
     def check_budget(self, seen: Seen) -> None:
-        """Raises Spent if VMs are paid for, be they repaired, for which nothing is left."""
+        """Raises Spent if VMs, also ones in repair, cost more than the budget."""
         if self.ledger.since is not None and self.ledger.chip_hours(time.time()) > self.settings.max_chip_hours:
             raise Spent(f"the budget is spent: {self.spent()}; run delete, or raise MAX_CHIP_HOURS", seen.workers)
 
     def create(self) -> None:
-        """Asks for the VMs, unless they are asked for already; a request that is gone is deleted first.
+        """Asks for the VMs, unless there is a request already; one that is gone is deleted first.
 
         Raises:
           Mistake: the name is in use for another type, or the budget is spent.
@@ -89,7 +89,7 @@ class Keeper:
         self.ask()
 
     def available(self) -> Seen:
-        """Waits until every VM is there; asks again for those that will not come (back)."""
+        """Waits until every VM is there; asks again for VMs that will not come."""
         while True:
             seen = self.look()
             if seen.kind == ACTIVE:
@@ -102,7 +102,7 @@ class Keeper:
             self.pause(growing=True)
 
     def replace(self, why: str) -> None:
-        """Deletes the request, which keeps its quota till then, and asks once more."""
+        """Deletes the request, which keeps its quota until then, and asks once more."""
         said = f"{self.settings.name} is gone ({why})"
         self.check_relaunches(said)
         self.delete()
@@ -110,20 +110,20 @@ class Keeper:
         self.ask()
 
     def count(self, why: str) -> None:
-        """Counts a request after the first, or a start of the command after the first; over the cap it is a Failure."""
+        """Counts a repeated request, or a repeated start of the command; raises Failure over the limit."""
         self.check_relaunches(why)
         self.ledger.relaunches += 1
         self.ledger.next_attempt()
         self.say(f"{why}: once more, {self.ledger.relaunches} of at most {self.settings.max_relaunches} times")
 
     def check_relaunches(self, why: str) -> None:
-        """Raises Failure where none is left."""
+        """Raises Failure if no start is left."""
         most = self.settings.max_relaunches
         if self.ledger.relaunches >= most:
             raise Failure(f"{why}, and MAX_RELAUNCHES={most} are used up; {self.spent()}; run delete, or launch again")
 
     def ask(self) -> None:
-        """Asks for the VMs. What was deleted just before may count against the quota for a while."""
+        """Asks for the VMs. A request that was just deleted may count against the quota for a while."""
         since = time.monotonic()
         while True:
             try:
@@ -138,7 +138,7 @@ class Keeper:
                 self.pause(growing=True)
 
     def delete(self) -> None:
-        """Deletes the request, and waits until it is no more."""
+        """Deletes the request, and waits until it is gone."""
         since, asked = time.monotonic(), False
         while True:
             try:
@@ -159,11 +159,11 @@ class Keeper:
             self.pause()
 
     def pause(self, growing: bool = False) -> None:
-        """Until the next look: at what takes long, ever longer, to eight times as long."""
+        """Waits until the next look; each pause is longer, up to eight times."""
         self.pauses = min(self.pauses + 1, 4) if growing else 0
         if not self.cloud.dry:
             time.sleep(self.settings.poll_seconds * 2 ** max(0, self.pauses - 1))
 
     def spent(self) -> str:
-        """For the user."""
+        """The spent chip-hours as a text for the user."""
         return f"{self.ledger.chip_hours(time.time()):.2f} of {self.settings.max_chip_hours:g} chip-hours"

@@ -1,4 +1,4 @@
-"""What must outlive a command: the launched command, how often it was started, and what was spent."""
+"""The state that outlives a command: the launched command, its number of starts, and the spent chip-hours."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from errors import Failure, Mistake
 
 @dataclasses.dataclass
 class Ledger:
-    """A small file for a name.
+    """The state of a name, in a small file.
 
     Args:
-      file: where it is kept; None keeps nothing (a dry run).
-      chips: of all slices.
+      file: its file; None keeps nothing (a dry run).
+      chips: number of chips of all slices.
       spent_seconds: chip-seconds of VMs that are gone.
-      since: since when the present VMs are paid for, seconds since 1970; None without any.
-      identity: of these VMs.
-      command: as launched last.
-      attempt: names its last start, over all commands.
+      since: when the present VMs were made, in seconds since 1970; None without any.
+      identity: identity of these VMs.
+      command: the last launched command.
+      attempt: number of its last start, counted over all commands.
       started: whether any process of this command may have been started.
-      take_over: whether this start may break the claim on run.dir that the one before has left.
-      relaunches, failures: starts of this command after the first, and those after it failed by itself.
-      installed: what `setup` was told to install; of a wheel, its whole path.
-      folder: where that was, whose files go along.
-      packages: the one word for what it installed.
-      offsets: bytes of each worker's log that are here already.
+      take_over: whether this start may break the claim on run.dir that the start before has left.
+      relaunches: starts of this command after the first.
+      failures: starts after it failed by itself.
+      installed: the source that `setup` was given; the full path of a wheel.
+      folder: the folder of `setup`, whose files are sent.
+      packages: digest of the installed packages.
+      offsets: bytes of each worker's log that were copied already.
     """
 
     file: Path | None
@@ -53,7 +54,7 @@ class Ledger:
     offsets: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def save(self) -> None:
-        """Writes it whole or not at all."""
+        """Writes the file, completely or not at all."""
         if self.file is None:
             return
         kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("file", "chips")}
@@ -63,7 +64,7 @@ class Ledger:
         os.replace(draft, self.file)
 
     def note(self, seen: Seen, now: float) -> None:
-        """Counts the time of the VMs from their making, however long nobody looked, to when they are seen gone."""
+        """Counts the time of the VMs from their creation until they are seen gone, also while no command looked."""
         if self.since is not None and (not seen.workers or seen.identity != self.identity):
             if seen.kind == "pending" and seen.detail.startswith("ACTIVE"):
                 return  # A VM that is being repaired is there, and paid for.
@@ -74,26 +75,26 @@ class Ledger:
         self.save()
 
     def chip_hours(self, now: float) -> float:
-        """Under this name so far."""
+        """Chip-hours under this name so far."""
         running = 0.0 if self.since is None else max(0.0, now - self.since) * self.chips
         return (self.spent_seconds + running) / 3600
 
     def next_attempt(self) -> None:
-        """The command is to be started (again); of the start before no process is left anywhere."""
+        """Notes that the command is started again; no process of the start before is left."""
         self.attempt += 1
         self.offsets = {}
         self.take_over = self.started
         self.save()
 
     def starting(self) -> list[str]:
-        """The words to start it with now."""
+        """The command line to start it with now."""
         self.started = True
         self.save()
         return taking_over(self.command) if self.take_over else self.command
 
 
 def load(file: Path, chips: int) -> Ledger:
-    """As it was saved, or a new one."""
+    """The saved ledger, or a new one."""
     if not file.exists():
         return Ledger(file, chips)
     try:
@@ -103,9 +104,9 @@ def load(file: Path, chips: int) -> Ledger:
 
 
 def taking_over(command: Sequence[str]) -> list[str]:
-    """The same, allowed to break a claim: one that was killed has left it, and it would stand for ten minutes.
+    """The command with the option to break a claim: a killed process leaves it, and it lasts ten minutes.
 
-    grpojax's own commands that hold one get their option. Whatever else, such as a script, finds it in TAKE_OVER.
+    grpojax's own commands with a claim get the option. Others, such as a script, find it in TAKE_OVER.
 
     Example:
       >>> taking_over(["env", "A=b", "grpojax", "train", "c.yaml"])
@@ -129,7 +130,7 @@ def taking_over(command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def alone(file: Path) -> Iterator[None]:
-    """Inside, no other command of this machine works on the same name."""
+    """A context in which no other command of this machine works on the same name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_suffix(".lock").open("w") as lock:
         try:

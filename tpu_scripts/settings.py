@@ -1,6 +1,6 @@
-"""The env file: which project, zone and bucket, what to ask for, and how far to go.
+"""The env file: project, zone and bucket, the machines to ask for, and limits.
 
-Lines of ``KEY=value`` as a shell reads them; ``example.env`` has every key that must be there.
+Lines of ``KEY=value`` in a shell's syntax; ``example.env`` has every required key.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class Settings:
     """The keys of an env file, in lower case.
 
     Args:
-      project, zone, bucket: of Google Cloud; the bucket in the zone's region.
-      name: of the request and of its VMs.
-      type: v5e-16, v6e-8: so many chips; v4-32, v5p-32: so many cores, two a chip.
-      max_chip_hours: what may be spent under this name, over all re-creations; then the run is told to save, and
-        the request is deleted.
-      slices: how many slices of this type.
-      spot: whether they may be taken back at any time, at a lower price.
-      runtime: of the VMs, if not the usual one of the type.
-      network, subnetwork, service_account: if not the project's default.
+      project, zone, bucket: names in Google Cloud; the bucket must be in the zone's region.
+      name: name of the request and of its VMs.
+      type: a slice. The number in v5e-16 and v6e-8 counts chips, in v4-32 and v5p-32 cores, two per chip.
+      max_chip_hours: most chip-hours under this name, over all requests. Then the run is told to save, and the request
+        is deleted.
+      slices: number of slices of this type.
+      spot: whether the VMs cost less and may be taken back at any time.
+      runtime: image of the VMs; empty takes the usual one of the type.
+      network, subnetwork, service_account: empty takes the project's default.
       forward: names of variables of this machine that the run sees too (``HF_TOKEN WANDB_API_KEY``).
       packages_as_of: no package newer than this day is installed, so that every worker, and every re-creation, gets
         the same versions.
-      max_relaunches: how often a launched command may be started again, for whatever reason.
-      max_failures: how often of these after it failed by itself.
-      poll_seconds: between two looks.
-      call_seconds: what a call may take until it counts as not answered.
-      settle_seconds: from the end of a run that was preempted or failed until it is started again, while the cloud
-        may still take the VMs.
-      grace_seconds: from the end of the first process until the others are stopped.
-      lost_seconds: how long a worker, or the cloud itself, may be out of reach.
+      max_relaunches: most starts of a launched command after the first, for any reason.
+      max_failures: most of these starts after it failed by itself.
+      poll_seconds: seconds between two looks.
+      call_seconds: seconds until a call counts as not answered.
+      settle_seconds: seconds from the end of a preempted or failed run until it is started again, while the cloud may
+        still take the VMs.
+      grace_seconds: seconds from the end of the first process until the others are stopped.
+      lost_seconds: seconds that a worker, or the cloud itself, may not answer.
     """
 
     project: str
@@ -90,12 +90,12 @@ class Settings:
 
     @property
     def accelerator(self) -> Accelerator:
-        """What one slice is."""
+        """The type of one slice."""
         return parse(self.type)
 
     @property
     def chips(self) -> int:
-        """Of all slices."""
+        """Number of chips of all slices."""
         return self.accelerator.chips * self.slices
 
 

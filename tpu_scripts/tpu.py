@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Cloud TPU VMs from a laptop: asks for them, sets them up, runs one command on all of them, and sees it to its end.
+"""Cloud TPU VMs from a laptop: asks for them, sets them up, runs one command on all of them, and watches it to its end.
 
-Needs Python 3.9 and gcloud, nothing else. What to ask for stands in an env file; ``tpu_scripts/README.md`` goes from
-nothing to a trained policy.
+Needs only Python 3.9 and gcloud. An env file has the settings. ``tpu_scripts/README.md`` leads from nothing to a
+trained policy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workers import Fleet
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Status 0, or 2 for a mistake of the user's, 1 for what failed, 130 for Ctrl-C."""
+    """Status 0; 2 for a user's mistake, 1 for a failure, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     args = parser().parse_args(words[:cut])
@@ -58,17 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command line."""
+    """The parser of the command line."""
     top = argparse.ArgumentParser(prog="tpu.py", description=__doc__.split("\n\n")[0])
     top.add_argument(
-        "--env", type=Path, default=Path("tpu.env"), metavar="FILE", help="what to ask for; see example.env"
+        "--env",
+        type=Path,
+        default=Path("tpu.env"),
+        metavar="FILE",
+        help="settings, such as the machines to ask for; see example.env",
     )
     top.add_argument("--dry-run", action="store_true", help="print every command, run none")
     commands = top.add_subparsers(dest="name", required=True, metavar="COMMAND")
     commands.add_parser("create", help="ask for the VMs")
-    commands.add_parser("wait", help="until every VM is there; asks again for those that were taken or refused")
-    setup = commands.add_parser("setup", help="Python, packages and this folder on every worker")
-    setup.add_argument("--again", action="store_true", help="even where it has been done")
+    commands.add_parser("wait", help="wait until every VM is there; ask again for VMs that were taken away or refused")
+    setup = commands.add_parser("setup", help="install Python, packages and this folder on every worker")
+    setup.add_argument("--again", action="store_true", help="even where it is done already")
     setup.add_argument(
         "--from",
         dest="source",
@@ -77,19 +81,19 @@ def parser() -> argparse.ArgumentParser:
         help="grpojax of this folder (.), of FILE.whl or git+URL@REF",
     )
     usage = "tpu.py launch -- COMMAND [ARGUMENT...]"
-    commands.add_parser("launch", usage=usage, help="start a command on every worker, apart from this machine")
-    commands.add_parser("watch", help="its logs and state; starts it again after preemptions, until it is finished")
-    commands.add_parser("stop", help="have it save and end; watch would start it again")
-    fetch = commands.add_parser("fetch", help="the run's folder, from the bucket")
-    fetch.add_argument("source", nargs="?", default="", help="gs://...; else run.dir of the launched command")
-    fetch.add_argument("--to", default="", metavar="FOLDER", help="else runs/NAME")
-    fetch.add_argument("--checkpoints", action="store_true", help="these too")
-    commands.add_parser("delete", help="the VMs and the request")
+    commands.add_parser("launch", usage=usage, help="start a command on every worker, independent of this machine")
+    commands.add_parser("watch", help="print its logs and state; start it again after preemptions until it ends")
+    commands.add_parser("stop", help="save the run and end it; watch would start it again")
+    fetch = commands.add_parser("fetch", help="copy the run's folder from the bucket")
+    fetch.add_argument("source", nargs="?", default="", help="gs://...; default: run.dir of the launched command")
+    fetch.add_argument("--to", default="", metavar="FOLDER", help="default: runs/NAME")
+    fetch.add_argument("--checkpoints", action="store_true", help="copy checkpoints too")
+    commands.add_parser("delete", help="delete the VMs and the request")
     return top
 
 
 class Speaker:
-    """Prints lines for the user, without what FORWARD forwards; none in a dry run, but comments."""
+    """Prints lines for the user, with forwarded values masked; in a dry run only comments."""
 
     def __init__(self, secrets: Sequence[str], dry: bool):
         self.secrets, self.dry = secrets, dry
@@ -175,7 +179,7 @@ class Commands:
 
     def _stop(self) -> None:
         if not self.watcher.end(self._fleet()):
-            raise Failure("there are processes that cannot be killed; run delete to be rid of their VMs")
+            raise Failure("there are processes that cannot be killed; run delete to delete their VMs")
 
     def _fetch(self) -> None:
         found = [a[len("run.dir=") :] for a in self.ledger.command if a.startswith("run.dir=gs://")]

@@ -1,4 +1,4 @@
-"""Sees a launched command to its end: over preemptions, failures and lost connections, within the budget."""
+"""Watches a launched command to its end, over preemptions, failures and lost connections, within the budget."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def judge(reports: dict[Worker, Report], since_exit: float, since_heard: float, 
     """What to do about a command: wait, setup, start, stop, replace, or finished, mistake, preempted, failed.
 
     Args:
-      reports: of every worker.
+      reports: the report of every worker.
       since_exit: seconds since the first process was seen ended.
-      since_heard: seconds since every worker answered, less what the VMs themselves were waited for.
-      settings: how long to bear with either.
+      since_heard: seconds since every worker answered, without the time that the VMs were waited for.
+      settings: the limits for both.
     """
     states = {r.state for r in reports.values()}
     codes = {r.code for r in reports.values() if r.state == "exited"}
@@ -50,10 +50,10 @@ class Watch:
     """The launched command.
 
     Args:
-      keeper: of the VMs that it needs.
-      logs: folder where the workers' logs are kept.
-      say: where lines for the user go.
-      bundle: makes what a new VM is set up with.
+      keeper: manages the VMs.
+      logs: folder of the workers' logs.
+      say: prints a line for the user.
+      bundle: makes the bundle for a new VM.
     """
 
     keeper: Keeper
@@ -62,7 +62,7 @@ class Watch:
     bundle: Callable[[], Bundle]
 
     def run(self) -> int:
-        """Until the command is over: its status, 0 or 2. Raises Failure where it is given up."""
+        """Watches until the command is over, and returns its status, 0 or 2. Raises Failure if it gives up."""
         if not self.keeper.ledger.command:
             raise Mistake("nothing was launched yet; run launch -- COMMAND")
         try:
@@ -79,7 +79,7 @@ class Watch:
         return Fleet(self.keeper.cloud, self.keeper.available().workers, self.say)
 
     def setup(self, fleet: Fleet, again: bool = False) -> None:
-        """Sets the workers up; it is told if the packages are not those of before."""
+        """Sets the workers up, and says if the packages have changed."""
         packages, ledger = fleet.setup(self.bundle(), again), self.keeper.ledger
         if ledger.packages and packages and packages != ledger.packages:
             self.say(f"the packages are others than before ({packages}, before {ledger.packages})")
@@ -87,10 +87,10 @@ class Watch:
         ledger.save()
 
     def end(self, fleet: Fleet) -> bool:
-        """Has the command save and end on every worker; what does not end within GRACE_SECONDS is killed.
+        """Tells the command to save and end on every worker, and kills it after GRACE_SECONDS.
 
         Returns:
-          Whether it has ended wherever that can be asked.
+          Whether it has ended on every worker that answers.
         """
         settings = self.keeper.settings
         for name in ("TERM", "KILL"):

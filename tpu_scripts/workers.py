@@ -1,4 +1,4 @@
-"""What is done on all workers at once: setting up, starting a command, hearing how it is, stopping it."""
+"""Actions on all workers at once: setup, starting a command, asking for its state, stopping it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _DRY = {"which": "unprepared", "start": "started", "poll": "exited 0", "signal":
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """How a command is on a worker.
+    """The state of a command on a worker.
 
     Args:
       state: unprepared (no setup), absent (never started), running, exited, or lost (no answer).
-      code: if it exited; 137 if it was killed with all that could have said so.
+      code: its status, if it exited; 137 if it was killed and left none.
       log: new bytes of its log.
-      why: if it is lost.
+      why: the reason, if it is lost.
     """
 
     state: str
@@ -39,12 +39,12 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """The workers of VMs that are there.
+    """The workers of the present VMs.
 
     Args:
-      cloud: where they are.
+      cloud: the calls to the cloud.
       workers: all of them.
-      say: where lines for the user go.
+      say: prints a line for the user.
     """
 
     cloud: Cloud
@@ -52,7 +52,7 @@ class Fleet:
     say: Callable[[str], None]
 
     def setup(self, bundle: Bundle, again: bool = False) -> str:
-        """Sends the bundle and installs, where that has not been done. The one word for the packages, same on all.
+        """Sends the bundle and installs it where needed. Returns the digest of the packages, the same on all workers.
 
         Raises:
           Failure: an installation failed, or the workers differ.
@@ -78,7 +78,7 @@ class Fleet:
         return next(iter(packages.values()))
 
     def start(self, attempt: int, command: Sequence[str]) -> None:
-        """Starts a command on every worker, apart from this connection. Doing so again changes nothing.
+        """Starts a command on every worker, independent of this connection. Doing so again changes nothing.
 
         Raises:
           Mistake: another command is running, or a worker is not set up.
@@ -91,7 +91,7 @@ class Fleet:
                 raise Mistake(f"{worker.name} is busy with {reply[5:]}; see it to its end with watch, or run stop")
 
     def poll(self, attempt: int, offsets: dict[str, int]) -> dict[Worker, Report]:
-        """How the command is on each worker, and what its logs have from these bytes on."""
+        """The command's state on each worker, and its logs from these bytes on."""
         return dict(zip(self.workers, self._map(self.workers, lambda w: self._report(w, attempt, offsets))))
 
     def signal(self, attempt: int, name: str) -> None:
@@ -201,7 +201,7 @@ class Fleet:
 
 
 def quoted(arguments: Sequence[str]) -> str:
-    """As words for the shell of the worker, which reads them once."""
+    """The words quoted for the worker's shell."""
     return " ".join(shlex.quote(a) for a in arguments)
 
 

@@ -46,7 +46,7 @@ def center(
       by: over which samples the mean is taken.
       leave_one_out: the mean of the *other* samples, ``r_i - mean_{j != i} r_j`` (RLOO, arXiv 2402.14740);
         equals the plain form times ``n / (n - 1)``.
-      singleton: what a group of one valid sample gives: 0, or its reward, as in verl.
+      singleton: the result for a group of one valid sample: 0, or its reward, as in verl.
 
     A group whose valid rewards are all equal gives exactly 0, and so does a group of one (``singleton="zero"``). A
     reward that differs from the mean by rounding only gives 0 as well: its sign would depend on the order of the
@@ -109,17 +109,17 @@ def scale(
     """Divides by a standard deviation: ``A_i / (std + eps)``, on ``[P, G]``.
 
     No GRPO paper states ddof or eps; libraries differ (TRL: 1 and 1e-4, verl: 1 and 1e-6, papers' algebra: 0). The
-    defaults are TRL's, the larger eps being the safer one.
+    defaults are TRL's; its larger eps is the safer one.
 
     Args:
       by: over which samples the deviation is taken.
-      of: raw rewards, or the values as they come in. By batch the two differ: raw rewards also vary between
-        prompts (Lite PPO, arXiv 2508.08221, prints the first; REINFORCE++-baseline and ScaleRL use the second).
+      of: raw rewards, or the values as they come in. With ``by="batch"`` the two differ, as raw rewards also vary
+        between prompts (Lite PPO, arXiv 2508.08221, prints the first; REINFORCE++-baseline and ScaleRL use the second).
       ddof: 1 divides the squares by n - 1, 0 by n.
       eps: added to the deviation.
-      live_only: leave groups whose raw rewards are all equal out of a batch's deviation, as if they had been filtered
-        before; they dilute that of centred rewards.
-      singleton: a group of one valid sample gives 0, or stays as it comes ("reward", as in verl).
+      live_only: leave groups whose raw rewards are all equal out of the batch's deviation, as a filter would. They make
+        the deviation of centred rewards smaller.
+      singleton: a group of one valid sample gives 0, or is unchanged ("reward", as in verl).
 
     Where the numbers under the deviation are all equal, or no more than ``ddof``, the result is exactly 0.
 
@@ -155,9 +155,9 @@ def scale(
 def whiten(*, ddof: int = 0, eps: float = 1e-8) -> Transform:
     """Subtracts the mean of the batch and divides by its standard deviation.
 
-    Before `to_tokens` each sample counts once, after it each token, so that long samples count more; the codes of
-    REINFORCE++ (arXiv 2501.03262) do the second, and with it a group's advantages no longer sum to 0. Where all
-    numbers are equal the result is exactly 0. On ``[P, G]`` or ``[P, G, T]``.
+    Before `to_tokens` each sample counts once. After it each token counts once, so that long samples count more, as in
+    the code of REINFORCE++ (arXiv 2501.03262); a group's advantages then no longer sum to 0. Where all numbers are
+    equal the result is exactly 0. On ``[P, G]`` or ``[P, G, T]``.
 
     Example:
       >>> returns = jnp.array([[[0.97, 0.98, 0.99], [0.02, 0.02, 0.0]]])
@@ -209,7 +209,7 @@ def center_by_length() -> Transform:
 def subtract_greedy() -> Transform:
     """``A_i = r_i - r_greedy``, the reward of the prompt's greedy completion (ReMax, arXiv 2310.10505).
 
-    A group of one is fine: the baseline is not of the group. An unknown greedy reward (NaN) gives 0.
+    A group of one works too: the baseline does not come from the group. An unknown greedy reward (NaN) gives 0.
     On ``[P, G]``, ``signals.greedy_rewards [P]``.
 
     Example:
@@ -228,9 +228,9 @@ def subtract_greedy() -> Transform:
 
 @described
 def rescale_live() -> Transform:
-    """Times ``α = B / (B - M)``: B valid samples of the batch, M of them in groups without variance.
+    """Multiplies by ``α = B / (B - M)``: B valid samples of the batch, M of them in groups without variance.
 
-    GPG, arXiv 2504.02546: groups that teach nothing do not water down the others. 0 if there are no others.
+    GPG, arXiv 2504.02546: groups that teach nothing do not weaken the others. The result is 0 if there are no others.
     On ``[P, G]``.
 
     Example:

@@ -1,4 +1,4 @@
-"""Methods that give a group's samples their advantages by a rule of their own, ``[P, G]``."""
+"""Advantages of a group by other rules than mean and deviation, ``[P, G]``."""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ def virtual_best(reward_max: float = 1.0, count: int = 1, *, ddof: int = 1, eps:
 
     ``A_i = (r_i - mean') / (std' + eps)`` for the real samples (NGRPO, arXiv 2509.18851, as its code has it). A
     group in which all fail gets ``-1 / sqrt(G + 1)`` (ddof 1) each, and one in which all are right exactly 0. In all
-    other groups the sum is negative: the method pairs this with a tighter lower clip. A group of one is no exception:
-    one failure gives ``-1 / sqrt(2)`` (the authors' code leaves its reward as it is). A reward over ``reward_max``
+    other groups the sum is negative: the method pairs this with a tighter lower clip. The same holds for a group of
+    one: one failure gives ``-1 / sqrt(2)`` (the authors' code leaves its reward as it is). A reward over ``reward_max``
     raises where the rewards are concrete and counts as ``reward_max`` under jit.
 
     Example:
@@ -62,12 +62,12 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
 
       right: (1 - R) / σ        wrong: (1 - R - C(N⁻ - 1, k - 1) / C(N - 1, k - 1)) / σ
 
-    Sums to 0 over a group; k = 1 is GRPO with ddof 0 and eps 0. All wrong, or fewer than k wrong: exactly 0. The
-    other method of that name is `best_margin`. On ``[P, G]``.
+    Sums to 0 over a group; k = 1 is GRPO with ddof 0 and eps 0. All wrong, or fewer than k wrong: exactly 0.
+    `best_margin` is another method with that name. On ``[P, G]``.
 
     Args:
       k: samples that one attempt may draw, at most the group.
-      success: the outcome from which on a sample is right.
+      success: a sample is right if its outcome is at least this.
 
     Example:
       >>> from grpojax.advantages import chain
@@ -99,7 +99,7 @@ def pass_at_k(k: int, *, success: float = 1.0) -> Transform:
 def best_margin(*, scaled: bool = False, eps: float = 1e-6) -> Transform:
     """Only a group's best sample learns: ``r_(1) - r_(2)``, the margin to the second best (arXiv 2503.19595).
 
-    The other method called pass@k. Ties and groups of one give 0. On ``[P, G]``.
+    `pass_at_k` is another method that is called pass@k. Ties and groups of one give 0. On ``[P, G]``.
 
     Args:
       scaled: divide by the group's standard deviation (ddof 1) plus ``eps``.
@@ -157,9 +157,9 @@ def max_rl() -> Transform:
 def penalize_all_fail(c: float, fail_reward: float = 0.0) -> Transform:
     """``A_i = -c`` in a group in which no outcome is over ``fail_reward``; other groups as they come; ``[P, G]``.
 
-    The fourth of the experiments in `grpojax.variants`. Goes after the scale: it overwrites. The sum over such a group
-    is ``-c G``, a push away from all that was sampled with no direction, unbounded below without a clip; NGRPO's value
-    would be ``1 / sqrt(G + 1)``, c = 1 is 3 times that at G = 8.
+    The fourth of the experiments in `grpojax.variants`. It goes after `scale`, since it overwrites the values. Such a
+    group sums to ``-c G``: every sample is made less likely, none more likely, and without a clip the loss is unbounded
+    below. NGRPO's value would be ``1 / sqrt(G + 1)``; c = 1 is 3 times that at G = 8.
 
     Example:
       >>> from grpojax.advantages import chain
@@ -180,17 +180,17 @@ def likelihood_of_all_fail(fail_reward: float = 0.0, *, everywhere: bool = False
     """For `chain`'s ``reward``: where all samples of a group fail, the reward is ``signals.likelihood [P, G]`` instead.
 
     The fifth of the experiments in `grpojax.variants`.
-    ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. Joint or per-token
-    geometric mean is the caller's choice (the second compares answers of any length and lies in [0, 1]). A sample whose
-    likelihood is not finite keeps its reward.
+    ``R_i = P(true answer | prompt, reasoning of sample i)``, by the policy that drew the samples. The caller chooses
+    the joint probability or the geometric mean per token. The second compares answers of any length and lies in [0, 1].
+    A sample whose likelihood is not finite keeps its reward.
 
     Args:
-      fail_reward: the outcome up to which a sample fails.
-      everywhere: in all groups, whatever their rewards.
+      fail_reward: a sample fails if its outcome is at most this.
+      everywhere: use the likelihood in all groups, whatever their rewards.
       relative: divide by the group's largest likelihood. The advantage of GRPO as printed (arXiv 2402.03300, no eps)
         depends on the ratios of a group's likelihoods only. With an eps it does not: under an eps of 1e-4 a group of
-        likelihoods around 1e-6 would have no advantage. With this it has that of likelihoods around 0.1 in the same
-        ratio.
+        likelihoods around 1e-6 would have no advantage. With this it has the advantages of likelihoods around 0.1 in
+        the same ratio.
 
     Example:
       >>> from grpojax.advantages import chain

@@ -15,19 +15,20 @@ from grpojax.types import Array, Hidden, PerPrompt, Samples, Tokens, pytree
 
 @pytree
 class Signals:
-    """What transforms may read besides the values; a field that nobody reads may stay None.
+    """What transforms may read in addition to the values. A field that no transform reads may stay None.
 
-    Numbers are float32 unless it says otherwise, log-probs nats. A pytree.
+    Numbers are float32 unless a field says otherwise; log-probs are in nats. A pytree.
 
     Attributes:
       rewards: ``[P, G]`` raw rewards; `chain` fills it with its input.
-      outcome: ``[P, G]`` what a sample's success is judged by, such as accuracy; `chain` fills it with its input. Where
-        rewards are sums, a format bonus would otherwise make a wrong sample look as if it had not failed.
+      outcome: ``[P, G]`` the reward that says whether a sample succeeded, such as accuracy; `chain` fills it with its
+        input. If the rewards are sums, give the accuracy here: a format bonus would make a wrong sample look like a
+        success.
       valid: ``[P, G]`` bool, samples that have a reward; `chain` leaves those out whose reward is not finite.
       lengths: ``[P, G]`` int32 completion lengths.
       mask: ``[P, G, T]`` bool completion tokens.
-      behavior_logps: ``[P, G, T]`` log-probs of the drawn tokens: the sampler's. Where they are compared with a
-        reference's or a teacher's, the trainer's own of before the step's updates stand here.
+      behavior_logps: ``[P, G, T]`` log-probs of the drawn tokens, as the sampler reported them. Methods that compare
+        them with a reference or a teacher get the trainer's own, from before the step's updates.
       entropy: ``[P, G, T]`` entropy of the distributions that the tokens were drawn from, nats.
       tokens: ``[P, G, T]`` int32 token ids.
       token_bias: ``[P, G, T]`` a critic's output, added to advantages.
@@ -44,7 +45,7 @@ class Signals:
       influence: ``[P, G, T]`` NTHR's score of each token, in place of the three above (`grpojax.credit.nthr_scores`).
       influence_means: ``[P, G]`` the mean of it over each sample's tokens.
       draws: ``[P, G, T]`` uniform random numbers in [0, 1).
-      extra: what has no field here, by name.
+      extra: other signals, by name.
 
     Example:
       >>> signals = Signals(lengths=jnp.array([[2, 4]]))
@@ -106,10 +107,10 @@ _DEEPEST = 8  # functions inside functions that `text_of` looks into
 
 
 def described(factory: Callable[_Arguments, Transform]) -> Callable[_Arguments, Transform]:
-    """A decorator for a function that makes a transform: `text_of` the transform is then the call that made it.
+    """A decorator for a function that makes a transform. `text_of` then shows the transform as the call that made it.
 
-    Every argument is in that text, the defaults too, so that a run can record what it did. The transform itself stays
-    the function that it was.
+    The text has every argument, defaults included, so that a run can record what it did. The transform itself is
+    unchanged.
 
     Example:
       >>> @described
@@ -139,8 +140,8 @@ def text_of(value: Any) -> str:
     """A transform, a surrogate or an argument of one as text: the same in every process, and complete where it can be.
 
     A transform of this package is the call that made it, with every argument (`described`), and a chain is its steps
-    with ``|`` between them. Of any other function the text has its name and what it has closed over; of an object that
-    is no dataclass, only its type.
+    with ``|`` between them. Any other function is its name and the values it has closed over. An object that is not a
+    dataclass is its type.
 
     Example:
       >>> from grpojax.advantages import center, max_rl
@@ -265,7 +266,7 @@ def per_token(values: Tokens, signals: Signals | None, transform: str) -> tuple[
 def along_tokens(
     values: Array, signals: Signals | None, transform: str, *fields: str
 ) -> tuple[Array, tuple[Array, ...]]:
-    """``(values float32, the fields of the signals)`` for a transform that goes along tokens and knows of no groups.
+    """``(values float32, the fields of the signals)`` for a transform that works along tokens and does not use groups.
 
     All of them are ``[..., T]``: grouped ``[P, G, T]``, or flat ``[B, T]``.
 
@@ -284,9 +285,10 @@ def along_tokens(
 
 
 def outcome_of(signals: Signals, transform: str) -> tuple[Samples, Samples]:
-    """``(outcome, valid)``, ``[P, G]``: what success is judged by, and of which samples it is known.
+    """``(outcome, valid)``, ``[P, G]``: the reward that says which samples succeeded, and where it is known.
 
-    The outcome is float32, ``valid`` bool: ``signals.valid``, less the outcomes that are not finite (`Signals`).
+    The outcome is float32. ``valid`` is bool: ``signals.valid`` without the samples whose outcome is not finite
+    (`Signals`).
 
     Example:
       >>> signals = Signals(outcome=jnp.array([[1.0, jnp.nan]]), valid=jnp.ones((1, 2), bool))
@@ -316,15 +318,15 @@ def chain(*transforms: Transform, reward: Transform | None = None) -> Transform:
     The result takes ``rewards [P, G]`` and optionally `Signals`. A sample whose reward is not finite is invalid:
     its advantage is 0, and it takes no part in the statistics of this package's transforms. A transform of your own
     gets 0 in its place, and must read ``signals.valid`` to leave it out.
-    Out come ``[P, G]`` or, after `to_tokens`, ``[P, G, T]``, float32. `grpojax.variants` has the published chains.
+    The result is ``[P, G]`` or, after `to_tokens`, ``[P, G, T]``, float32. `grpojax.variants` has the published chains.
     A flat batch ``[B]`` of prompts with G samples each is ``rewards.reshape(-1, G)``, and ``[B, T]`` in the same way.
-    Raises `ValueError` where rewards, a signal, or what a transform returns has another shape, and where a step is no
-    transform, such as ``center`` in place of ``center()``.
+    Raises `ValueError` where rewards, a signal, or what a transform returns has another shape, and where a step is not
+    a transform, such as ``center`` in place of ``center()``.
 
     Args:
       transforms: the steps.
-      reward: ``(rewards, signals) -> rewards``, a change to the rewards themselves: later steps take its result
-        for the raw rewards.
+      reward: ``(rewards, signals) -> rewards``, a change to the rewards themselves: later steps see its result as the
+        raw rewards.
 
     Example:
       >>> from grpojax.advantages import center

@@ -32,9 +32,9 @@ def to_tokens() -> Transform:
 def process_rewards(*, ddof: int = 1, eps: float = 1e-4) -> Transform:
     """GRPO with process supervision, DeepSeekMath (arXiv 2402.03300): ``[P, G]`` to ``[P, G, T]``.
 
-    ``A_t = Σ_{steps that end at t or later} (r_step - mean R) / (std R + eps)``, R all step rewards of the group. The
-    values that come in are not read; ``signals.step_rewards`` are, NaN where no step ends. The sum grows with the
-    number of steps. Equal step rewards, and a group with a single step, give exactly 0.
+    ``A_t = Σ_{steps that end at t or later} (r_step - mean R) / (std R + eps)``, R all step rewards of the group. It
+    does not read the incoming values but ``signals.step_rewards``, which are NaN where no step ends. The sum grows with
+    the number of steps. Equal step rewards, and a group with a single step, give exactly 0.
 
     Example:
       >>> from grpojax.advantages import chain
@@ -69,8 +69,8 @@ def _k1(signals: Signals, transform: str) -> Tokens:
 def subtract_kl(coef: float) -> Transform:
     """``r_i - coef Σ_t (log π_behavior - log π_ref)_t``, k1 in the reward, for `chain`'s ``reward``; ``[P, G]``.
 
-    Its gradient is that of ``KL(π || π_ref)`` (RLOO, arXiv 2402.14740; `grpojax.losses.kl`). What comes after it takes
-    the result for the raw rewards. Needs ``signals.behavior_logps``, ``ref_logps`` and ``mask``.
+    Its gradient is that of ``KL(π || π_ref)`` (RLOO, arXiv 2402.14740; `grpojax.losses.kl`). Later steps see its result
+    as the raw rewards. Needs ``signals.behavior_logps``, ``ref_logps`` and ``mask``.
 
     Example:
       >>> from grpojax.advantages import chain
@@ -119,10 +119,10 @@ def token_rewards(*, kl_coef: float = 0.0) -> Transform:
 def distill() -> Transform:
     """``A_t = log π_teacher - log π_student`` of each sampled token, on-policy distillation: ``[P, G, T]``, nats.
 
-    The values that come in are not read; ``signals.ref_logps`` are the teacher's log-probs, ``behavior_logps`` the
-    student's own, and ``mask`` says which tokens there are. With these advantages the policy gradient is minus that of
-    ``KL(student || teacher)`` of each token, given the tokens before it: the reverse KL as k1 in the reward, in which a
-    token does not answer for what comes after it. Equal policies give exactly 0.
+    It does not read the incoming values. ``signals.ref_logps`` are the teacher's log-probs, ``behavior_logps`` the
+    student's own, and ``mask`` marks the tokens of each sample. With these advantages the policy gradient is minus that
+    of ``KL(student || teacher)`` of each token, given the tokens before it: the reverse KL as k1 in the reward, where a
+    token gets no credit for what comes after it. Equal policies give exactly 0.
 
     On-policy distillation (GKD, arXiv 2306.13649, and MiniLLM, arXiv 2306.08543, have the reverse KL on the student's
     samples).
@@ -165,10 +165,10 @@ def token_returns(*, gamma: float = 1.0) -> Transform:
 def gae(*, gamma: float = 1.0, lam: float = 1.0) -> Transform:
     """Token rewards to generalised advantages (arXiv 1506.02438), on ``[P, G, T]`` or flat ``[B, T]``.
 
-    ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token, of a sample
-    that was cut at the limit too: its return leaves out what the rest would have earned, which is biased. The critic's
-    target is ``A + V``. With both at 1 it is the return minus V. A mask may have holes, as of tool outputs: t + 1 is
-    the next token in it. ``signals.mask`` and ``signals.values`` have the shape of the rewards.
+    ``δ_t = R_t + gamma V_{t+1} - V_t``, ``A_t = δ_t + gamma lam A_{t+1}``, V 0 after the last token, also in a sample
+    that was cut at the limit: its return leaves out what the rest would have earned, which is a bias. The critic's
+    target is ``A + V``. With both at 1 it is the return minus V. A mask may have holes, such as tool outputs: t + 1 is
+    then the next token inside the mask. ``signals.mask`` and ``signals.values`` have the shape of the rewards.
 
     Example:
       >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), values=jnp.array([[[0.5, 0.6, 0.7]]]))

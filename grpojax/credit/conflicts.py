@@ -27,16 +27,16 @@ def conflict_weights(gain: float = 2.0, *, count_norm: bool = False) -> Transfor
 
     The forward run is the longest run of conflicting positions from the first token on, the backward run the same
     counted from the last token. In each, a token of a positive sample weighs ``gain`` and one of a negative sample 0;
-    the weights multiply, ``gain²`` where runs overlap. The mask is that of whole completions, without holes. Signs are
-    those of ``r - mean r``, before any shaping: samples that a filter has set to 0 still take part. Without positives
-    or without negatives all weights are 1.
+    the weights multiply, ``gain²`` where runs overlap. The mask must cover whole completions, without holes. A sample's
+    sign is that of ``r - mean r`` before any shaping, so that samples which a filter has set to 0 still count. Without
+    positives or without negatives all weights are 1.
 
     ``A_t w_t v_t``, w and v the weights of the two runs.
 
     Args:
       gain: 2 in the paper.
       count_norm: divide a sample by the number of its conflicting tokens (at least 1), as the authors' code does and
-        the paper does not; the count takes the backward run in reversed coordinates, as there.
+        the paper does not; like that code, the count takes the backward run in reversed coordinates.
 
     Example:
       >>> tokens = jnp.array([[[5, 7, 9, 2, 8], [5, 7, 3, 2, 8], [5, 4, 9, 8, 0]]])

@@ -14,7 +14,7 @@ from grpojax.types import Samples, Tokens
 def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "quantile") -> Transform:
     """Only the tokens of highest entropy learn, on ``[P, G, T]`` ("80/20", arXiv 2506.01939).
 
-    The others' advantage is 0; what the loss divides by stays all tokens.
+    The other tokens' advantage is 0. The loss still divides by all tokens.
 
     Args:
       fraction: share of the batch's tokens that learn.
@@ -54,7 +54,8 @@ def entropy_mask(fraction: float = 0.2, *, rule: Literal["quantile", "top"] = "q
 def entropy_shaping(alpha: float = 0.4, kappa: float = 2.0) -> Transform:
     """``A_t + min(alpha H_t, |A_t| / kappa)`` on ``[P, G, T]`` (arXiv 2506.14758).
 
-    Both signs: a penalty shrinks, at most by 1/kappa of itself. A = 0 stays 0. kappa over 1. H in nats.
+    This holds for both signs: a negative advantage gets smaller, by at most 1/kappa of its size. A = 0 stays 0. kappa
+    over 1. H in nats.
 
     Example:
       >>> signals = Signals(mask=jnp.ones((1, 2, 3), bool), entropy=jnp.array([[[0.5, 2.0, 0.0]] * 2]))
@@ -84,10 +85,10 @@ def entropy_penalty(coef: float = 0.1, *, everywhere: bool = False) -> Transform
     """``A_i - coef mean_t H_t`` on ``[P, G]`` (GTPO, arXiv 2508.03772).
 
     Args:
-      coef: nats to advantage.
-      everywhere: also in groups whose raw rewards are all equal, as the authors' code has it: every sample of theirs is
-        then pushed down. Off by default, so that such groups teach nothing. In all other groups every sample is shaped,
-        those too whose reward is the group's mean.
+      coef: advantage per nat.
+      everywhere: also in groups whose raw rewards are all equal, as the authors' code has it: every sample in them is
+        then made less likely. Off by default, so that such groups teach nothing. In all other groups every sample is
+        shaped, also one whose reward is the group's mean.
 
     Example:
       >>> from grpojax.advantages import center, chain
@@ -113,8 +114,8 @@ def entropy_filter(threshold: float = math.log(2), *, initial: float | None = No
 
     Args:
       threshold: ln 2 in the paper, 0.7 in the authors' code.
-      initial: mean entropy of the policy before training. The paper does not filter at all where it is over
-        ``threshold``; None always filters, as the code does, and needs no look at the policy before training.
+      initial: mean entropy of the policy before training. The paper does not filter if this is over ``threshold``. None
+        always filters, as the code does.
 
     Example:
       >>> signals = Signals(mask=jnp.ones((1, 3, 1), bool), entropy=jnp.array([[[0.3], [0.9], [0.5]]]))

@@ -1,4 +1,4 @@
-"""Which tokens of wrong samples pull right ones down, from hidden states and prediction errors (NTHR)."""
+"""Which tokens of wrong samples make right ones less likely, from hidden states and prediction errors (NTHR)."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ from grpojax.types import Array, Hidden, PerPrompt, Samples, Tokens
 
 
 def group_vocabulary(tokens: Tokens, mask: Tokens, size: int) -> tuple[Array, Tokens, PerPrompt]:
-    """The distinct tokens of each group, the vocabulary that `nthr` is restricted to.
+    """The distinct tokens of each group: `nthr` is restricted to this vocabulary.
 
-    From NTHR (arXiv 2505.18830). The probabilities that go with it, for `nthr` and `nthr_scores`, must be 0 where
-    ``entries`` is -1. Of all probabilities ``p [P, G, T, V]``::
+    From NTHR (arXiv 2505.18830). `nthr` and `nthr_scores` take probabilities of these entries, which must be 0 where
+    ``entries`` is -1. From all probabilities ``p [P, G, T, V]``::
 
         rows = entries[:, None, None]  # [P, 1, 1, W]
         probs = jnp.where(rows >= 0, jnp.take_along_axis(p, jnp.maximum(rows, 0), -1), 0.0)  # [P, G, T, W]
@@ -23,12 +23,12 @@ def group_vocabulary(tokens: Tokens, mask: Tokens, size: int) -> tuple[Array, To
     Args:
       tokens: ``[P, G, T]`` int32.
       mask: ``[P, G, T]`` bool.
-      size: W, room for distinct tokens; ``G T`` always suffices.
+      size: W, the most distinct tokens; ``G T`` is always enough.
 
     Returns:
-      ``(entries [P, W] int32, columns [P, G, T] int32, counts [P] int32)``: the vocabulary ids in rising order, -1 on
-      the unused rest; where each token stands among them, -1 for padding and for tokens that found no room; and how
-      many distinct tokens there are. More than ``size`` means that the scores would leave tokens out.
+      ``(entries [P, W] int32, columns [P, G, T] int32, counts [P] int32)``: the vocabulary ids in rising order, then
+      -1; the place of each token among them, -1 for padding and for tokens beyond ``size``; and the number of distinct
+      tokens. If it is over ``size``, the scores leave tokens out.
 
     Example:
       >>> tokens = jnp.array([[[7, 3], [3, 9]]])
@@ -73,18 +73,20 @@ def influence(probs: Array, hidden: Hidden, columns: Tokens, mask: Tokens, weigh
     """``s_n = Σ_m weights_m <g_n, g_m> <h_n, h_m>`` over a group's tokens, for each of them: ``[P, G, T]``.
 
     The prediction error of token y is ``g = onehot(y) - π`` over the restricted vocabulary. The double sum factors
-    exactly: ``s_n = g_nᵀ M h_n`` with ``M = Σ_m weights_m g_m h_mᵀ [W, D]``, so that the cost is that of two matrix
-    products and nothing pairwise exists. Prompts go one after the other, to hold the temporaries of one.
+    exactly: ``s_n = g_nᵀ M h_n`` with ``M = Σ_m weights_m g_m h_mᵀ [W, D]``, so that it costs two matrix products and
+    builds nothing pairwise. Prompts are computed one after the other, so that only one prompt's temporaries are in
+    memory.
 
-    Measured on 2 CPU cores for P=8, G=8, T=512, D=896, W=2048 in float32: `nthr_scores` takes 1.3 s, its own matrix
-    products by themselves 1.4 s (the same, to noise), and at its peak 1.22 times the 368 MiB of inputs and outputs.
+    Measured on 2 CPU cores for P=8, G=8, T=512, D=896, W=2048 in float32: `nthr_scores` takes 1.3 s; its matrix
+    products alone take 1.4 s, which is the same up to noise. Its peak memory is 1.22 times the 368 MiB of inputs and
+    outputs.
 
-    The double sum is that of NTHR (arXiv 2505.18830), the factors are this package's own.
+    The double sum is from NTHR (arXiv 2505.18830); the factorisation is this package's.
 
     Args:
       probs: ``[P, G, T, W]`` probabilities under the policy that drew the tokens, not renormalised; 0 where an entry
         of `group_vocabulary` is -1.
-      hidden: ``[P, G, T, D]`` what the output head read.
+      hidden: ``[P, G, T, D]`` hidden states that the output head reads.
       columns: ``[P, G, T]`` int32, the drawn token's entry of ``probs``, -1 for none.
       mask: ``[P, G, T]`` bool.
       weights: ``[P, G, T]`` float32.
@@ -121,17 +123,17 @@ def nthr_scores(
 ) -> tuple[Tokens, Samples]:
     """Negative token hidden rewards and the positive samples' own mean scores (arXiv 2505.18830, eq. 7).
 
-    Scores are ``s = influence(...)`` with weight 1 on the right samples' tokens, 0 on all others.
+    Scores are ``s = influence(...)`` with weight 1 on the tokens of right samples and 0 on all others.
 
     Args:
       probs, hidden, columns, mask: as in `influence`.
       sign: ``[P, G]``, over 0 for right samples and under 0 for wrong ones.
-      self_term: whether a right sample counts itself in its mean score, as formula and third-party code do; the
-        text speaks of *other* right samples, and with a single one that reading gives 0.
+      self_term: whether a right sample counts itself in its mean score. The formula and third-party code do. The text
+        says *other* right samples, which gives 0 if there is only one.
 
     Returns:
-      ``(scores [P, G, T], means [P, G])``: how far penalising a token works against the right samples (``s``; of the
-      right samples' tokens too), and the mean of ``s`` over each sample's tokens.
+      ``(scores [P, G, T], means [P, G])``: how much a penalty on a token works against the right samples (``s``, also
+      for tokens of right samples), and the mean of ``s`` over each sample's tokens.
 
     Example:
       >>> half, hidden = jnp.full((1, 3, 1, 2), 0.5), jnp.array([[[[1.0]], [[1.0]], [[2.0]]]])
@@ -159,23 +161,23 @@ def nthr(
     self_term: bool = True,
     select: Literal["influence", "random", "all"] = "influence",
 ) -> Transform:
-    """Softens the penalty on tokens that would pull the right samples down, on ``[P, G, T]`` (NTHR, arXiv 2505.18830).
+    """Softens penalties that would make right samples less likely, on ``[P, G, T]`` (NTHR, arXiv 2505.18830).
 
     In a group with right and wrong samples, the advantages under 0 of wrong samples' tokens whose score `nthr_scores`
-    is over ``beta min_i s̄_i`` (i over the right samples) are multiplied by ``eta``; all else stays.
+    is over ``beta min_i s̄_i`` (i over the right samples) are multiplied by ``eta``. Nothing else changes.
 
-    Reads ``signals.influence`` and ``influence_means``, the results of `nthr_scores`, where a trainer has computed
-    them; else needs ``signals.hidden``, ``probs`` and ``columns`` from the forward of the policy that drew the tokens
+    Reads ``signals.influence`` and ``influence_means``, the results of `nthr_scores`, if a trainer has computed them.
+    Otherwise it needs ``signals.hidden``, ``probs`` and ``columns`` from the forward of the policy that drew the tokens
     (`group_vocabulary`). The paper's rewards are 0 and 1. Here ``signals.outcome`` says which samples are right
-    (`outcome_signs`), and not the reward, in which a bonus for the format may be. A wrong sample whose bonus lifts its
-    advantage over 0 has no penalty to soften and stays.
+    (`outcome_signs`), not the reward, which may have a bonus for the format. A wrong sample whose bonus lifts its
+    advantage over 0 has no penalty and does not change.
 
     Args:
       beta: 1 in most of the paper's runs, 0 in one.
       eta: the factor; None for the paper's ``2 |1/2 - p|``, p the share of right samples.
       self_term: as in `nthr_scores`.
-      select: the paper's ablations: "random" takes as many of a group's wrong samples' tokens by chance
-        (``signals.draws``), "all" every one of them, which is "Pos Only" with eta 0.
+      select: the paper's ablations. "random" chooses the same number of tokens at random from a group's wrong samples
+        (``signals.draws``). "all" takes every token of wrong samples; with eta 0 it is the paper's "Pos Only".
 
     Example:
       >>> signals = Signals(

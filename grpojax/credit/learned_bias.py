@@ -27,14 +27,14 @@ def bounded_bias(bias: Array, bound: float | None = None) -> Array:
 def add_token_bias(*, bound: float | None = None, center: bool = False) -> Transform:
     """``A_t = A_i + b_t`` on ``[P, G, T]``: a critic's output per token, from ``signals.token_bias``.
 
-    Every token gets its bias, those of groups without variance too: the method says so.
+    Every token gets its bias, also in groups without variance: the method says so.
 
     The first of the experiments in `grpojax.variants`.
 
     Args:
       bound: largest bias by `bounded_bias`; None for none.
-      center: subtract the bias's mean over the sample, so that the sample's sum of advantages stays. Only here: in
-        `token_bias_loss` it would make the loss 0 whatever the bias.
+      center: subtract the bias's mean over the sample, so that the sum of its advantages does not change.
+        `token_bias_loss` has no such option, since it would make the loss 0 for any bias.
 
     Example:
       >>> signals = Signals(mask=jnp.ones((1, 1, 3), bool), token_bias=jnp.array([[[0.2, -0.1, 0.4]]]))
@@ -65,7 +65,7 @@ def token_bias_loss(
 
     Args:
       bias: ``[...]`` the critic's output.
-      advantages: ``[...]``, or without its last axis, one a sample.
+      advantages: ``[...]``, or without its last axis, one number per sample.
       weights: ``[...]``, 0 on padding: a mask for the plain sum over tokens, or `grpojax.losses.loss_weights`.
       bound: as in `add_token_bias`; None for none.
       l2: the penalty's weight.

@@ -1,4 +1,4 @@
-"""More for what the policy seldom says: unlikely tokens, unlikely samples."""
+"""More credit for unlikely tokens and unlikely samples."""
 
 from typing import Literal
 
@@ -18,17 +18,17 @@ def compensate_rare_tokens(
 ) -> Transform:
     """``A_t = A_i C_t``, ``C_t = 2 - p_t / p_max`` in [1, 2), on ``[P, G, T]``; p of the policy that drew the tokens.
 
-    A group's advantages then no longer sum to 0, and the surplus sits on the least likely tokens.
+    A group's advantages then no longer sum to 0: the least likely tokens get more.
 
     The second of the experiments in `grpojax.variants`.
 
     Args:
       limit: largest factor; None for none.
-      relative_to: whose drawn tokens p_max is the largest probability of: the sample's own (the default: "within that
-        sample", as the method's author puts it), those of its group, or of all groups that are given, in both without
-        invalid samples. Or, with "vocabulary", that of the likeliest token at the same position, from
+      relative_to: the tokens that p_max is the largest probability of: those drawn in the sample (the default, "within
+        that sample" in the words of the method's author), in its group, or in all groups of the batch. The last two
+        leave invalid samples out. "vocabulary" takes the likeliest token at the same position, from
         ``signals.max_logps``.
-      positive_only: leave A <= 0 as it is.
+      positive_only: do not change A <= 0.
 
     Example:
       >>> logps = jnp.log(jnp.array([[[0.9, 0.6, 0.3]]]))
@@ -60,11 +60,11 @@ def compensate_rare_tokens(
 
 @described
 def sharpen_novelty(coef: float = 2.5, cap: float = 0.5) -> Transform:
-    """More for unlikely correct samples, on ``[P, G]`` (XRPO, arXiv 2510.06672)::
+    """More credit for unlikely correct samples, on ``[P, G]`` (XRPO, arXiv 2510.06672)::
 
       s_i = mean_t log p, η_i = exp(s_i - mean_j s_j);  A > 0:  A + min(max(coef (1 - η_i), 0), cap A)
 
-    A sample at most gains ``cap`` of its advantage; A <= 0 stays.
+    A sample gains at most ``cap`` times its advantage. A <= 0 does not change.
 
     Example:
       >>> every = jnp.ones((1, 4), bool)

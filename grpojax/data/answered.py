@@ -28,22 +28,27 @@ from grpojax.host.errors import UserError, require
 class AnsweredConfig:
     """Where answered questions come from, and how they are tokenised.
 
-    A row has ``messages``, a chat whose last message is the assistant's and is what is learned; or ``prompt``, a text
-    or a chat so far, with ``completion``. A pair has the question as ``messages`` or ``prompt``, and ``chosen`` and
-    ``rejected``, each a text or a list with the assistant's one message; or both are whole chats, the same up to
-    that message, and the question is what they have in common. `grpojax.data.chats` has the forms of chats. Other
-    columns are not read. Where a source has none of these, ``conversations`` is taken for ``messages``, and
-    ``question`` and ``answer`` or ``problem`` and ``solution`` for ``prompt`` and ``completion``.
+    A row for ``grpojax sft`` has ``messages``, a chat whose last message is the assistant's and is learned. Or it has
+    ``prompt``, a text or a chat, and ``completion``. A row for ``grpojax dpo`` has the question as ``messages`` or
+    ``prompt``, and ``chosen`` and ``rejected``, each a text or a list with the assistant's one message. Or ``chosen``
+    and ``rejected`` are whole chats that differ only in the last message. `grpojax.data.chats` has the forms of chats.
+    Other columns are not read. If a source has none of these columns, ``conversations`` is read as ``messages``, and
+    ``question`` and ``answer`` or ``problem`` and ``solution`` as ``prompt`` and ``completion``.
 
     Attributes:
       train: a path as in `grpojax.data.SourceConfig`, a source, or a list of them.
-      validation, test: the same, held out, as in `grpojax.data.DataConfig`.
-      system: system message for the chat template; a chat that has its own is refused with it.
-      template, template_options, today: as in `grpojax.data.DataConfig`.
+      validation: held-out rows that are evaluated during the run, as in ``train``. None evaluates nothing.
+      test: held-out rows that are evaluated once, with the final weights, as in ``train``. None has no test set.
+      system: system message for the chat template. Not with chats that have one of their own.
+      template: "chat" uses the tokenizer's chat template, "plain" the bare question; "auto" takes the chat template
+        if the tokenizer has one.
+      template_options: values of variables that the chat template reads, such as ``enable_thinking: false``.
+      today: the date for a chat template that writes one. None takes the day on which the run starts, and keeps it in
+        the run's config.json.
       max_prompt_tokens: most tokens of a prompt.
       max_tokens: most tokens of an answer, the end-of-sequence token included.
       too_long: "drop" leaves longer ones out and counts them, "refuse" makes them an error.
-      on_bad_row: "error" stops at a row that cannot be used, "skip" leaves it out, counts and lists it.
+      on_bad_row: "error" stops at a row that cannot be used; "skip" leaves it out, and counts and lists such rows.
     """
 
     train: Source | tuple[Source, ...]
@@ -64,14 +69,16 @@ class AnsweredConfig:
         for name in PARTS:
             for source in sources(getattr(self, name)):
                 if source.prompt is not None or source.answer is not None:
-                    raise UserError(f"{name}: prompt and answer name no columns here; rows have messages, or prompt")
+                    raise UserError(
+                        f"{name}: prompt and answer do not apply here; rows have a column messages or prompt"
+                    )
                 if source.level is not None:
                     raise UserError(
                         f"{name}: level={source.level!r}: levels are of problems that are sampled; leave it out"
                     )
 
     def questions(self) -> DataConfig:
-        """What `grpojax.data.Tokenize` reads."""
+        """The settings that `grpojax.data.Tokenize` reads."""
         shared = *PARTS, "system", "template", "template_options", "today"
         same = {name: getattr(self, name) for name in shared}
         return DataConfig(**same, answer=None)
@@ -90,7 +97,7 @@ class Answered:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What was loaded.
+    """The loaded answers.
 
     Attributes:
       kept: prompts with their completions.
@@ -249,7 +256,7 @@ def load_answered(
     """Reads and tokenises answered questions.
 
     An answer's tokens are those of its text and ``end``, after the prompt's own: as the sampler would have drawn them.
-    What the prompt ends with already, such as ``<think>``, is not learned again.
+    The text that the prompt already ends with, such as ``<think>``, is not learned again.
 
     Args:
       given: what `AnsweredConfig.train` or ``.validation`` says.
@@ -328,7 +335,7 @@ def _encode(
         raise UserError("has an empty prompt")
     encode, texts = tokenize.tokenizer.encode, [tokenize.answer(ids, text) for text in answers]
     if any(not text.strip() for text in texts):
-        raise UserError("has nothing in an answer beyond what the prompt ends with")
+        raise UserError("has an answer with no text besides the end of the prompt")
     return ids, tuple((*encode(text, add_special_tokens=False), end) for text in texts)
 
 

@@ -1,4 +1,4 @@
-"""What a chat template reads, and what it writes around the messages of a chat."""
+"""The variables that a chat template reads, and the text that it writes around messages."""
 
 import contextlib
 import datetime
@@ -34,7 +34,7 @@ def variables_of(template: str) -> frozenset[str]:
     """The names that a template takes from outside.
 
     Raises:
-      UserError: it is no Jinja template.
+      UserError: it is not a valid Jinja template.
 
     Example:
       >>> sorted(variables_of("{% if thinking %}{{ messages[0].content }}{% endif %}"))
@@ -57,7 +57,7 @@ def variables_of(template: str) -> frozenset[str]:
     try:
         return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
     except jinja2.TemplateError as e:
-        raise UserError(f"the tokenizer's chat template is no Jinja template: {e}") from None
+        raise UserError(f"the tokenizer's chat template is not a valid Jinja template: {e}") from None
 
 
 def writes_day(tokenizer: Any) -> bool:
@@ -105,7 +105,7 @@ class ChatTemplate:
         if "strftime_now" in reads:
             self._more |= {"chat_template": _FIXED_DAY + str(text), "grpojax_day": _written(day)}
         elif day is not None:
-            raise UserError(f"data.today={day}: the chat template writes no day; leave it out")
+            raise UserError(f"data.today={day}: the chat template writes no date; leave it out")
         self.opening, self.tail = _between(self.render)
         self.markers = self._markers()
 

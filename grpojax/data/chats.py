@@ -138,11 +138,11 @@ def _part(part: Any, column: str) -> str:
 
 
 def check_text(text: str, column: str) -> None:
-    """Raises `UserError` where a text is no valid Unicode, or a LaTeX command in it lost its backslash."""
+    """Raises `UserError` where a text is not valid Unicode, or a LaTeX command in it lost its backslash."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"column {column!r} is no valid Unicode") from None
+        raise UserError(f"column {column!r} is not valid Unicode") from None
     if (wrong := lost_backslash(text)) is not None:
         raise UserError(f"column {column!r} {wrong}")
 

@@ -17,9 +17,9 @@ _ANSWERS = ("ground_truth", "reward_model.ground_truth", "final_answer", "expect
 
 
 def find(row: Any, name: str, default: Any = None) -> Any:
-    """What a row has under a name: its column of that name, or else that of a nested one, ``a.b.c``.
+    """A row's value under a name: the column of that name, or else of a nested one, ``a.b.c``.
 
-    Objects may be written as JSON, as tables have them; of a list a number takes an entry.
+    Objects may be JSON texts, as in tables. A number takes an entry of a list.
 
     >>> row = {"a": {"b": [5, 6]}, "a.c": 7, "d": '{"e": 8}'}
     >>> find(row, "a.b.1"), find(row, "a.c"), find(row, "d.e"), find(row, "x.y") is None
@@ -46,17 +46,15 @@ def find(row: Any, name: str, default: Any = None) -> Any:
     return default
 
 
-def cell(row: Mapping[str, Any], name: str, what: str = "") -> Any:
-    """`find`, but raises `UserError` with the columns that there are where there is none of that name."""
+def cell(row: Mapping[str, Any], name: str, wanted: str) -> Any:
+    """`find`, but raises `UserError` if there is no such column; it says what is ``wanted`` and which columns exist."""
     value = find(row, name, _ABSENT)
     if value is not _ABSENT:
         return value
     head = name.split(".")[0]
     inside = row.get(head)
     nested = f"; {head!r} has {sorted(map(str, inside))}" if isinstance(inside, Mapping) and head != name else ""
-    raise UserError(
-        f"has no column {name!r}{what and f' for the {what}'}; it has {sorted(map(str, row))}{nested}"[:400]
-    )
+    raise UserError(f"has no column {name!r} for {wanted}; it has {sorted(map(str, row))}{nested}"[:400])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Columns:
 
 
 def find_columns(row: Mapping[str, Any], prompt: str = AUTO, answer: str | None = AUTO) -> Columns:
-    r"""The columns of a source, by its first row. Those that are named stay; "auto" is found where it is certain.
+    r"""The columns of a source, by its first row. Named ones are kept; "auto" is found if only one is possible.
 
     A question is in ``question``, or in the only one there is of ``problem``, ``prompt`` and a chat in ``messages`` or
     ``conversations`` that no answer ends. An answer is in ``answer``, or in the only one there is of ``ground_truth``,

@@ -70,7 +70,7 @@ class Exemplars:
     def before(self, problem: Problem) -> Problem | None:
         """The problem with those solved ones before it that are most like it and fit, the nearest of them last.
 
-        One that would make the prompt too long, or that the tokenizer's chat template refuses, is passed over. No
+        An exemplar that would make the prompt too long, or that the chat template refuses, is skipped. No
         problem is shown its own question. None where nothing can be shown.
         """
         there = [self._by_uid[uid] for uid in self._pool]

@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def decompress(name: str, content: bytes) -> tuple[str, bytes]:
-    """What kind of file a name says it is ("jsonl"), and its bytes; raises `UserError` where they are not whole."""
+    """The kind of file by its name ("jsonl"), and its bytes; raises `UserError` if they are not complete."""
     stem = name.lower()
     for suffix, unpack in _COMPRESSED.items():
         if stem.endswith(suffix):

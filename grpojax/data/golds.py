@@ -39,7 +39,7 @@ LONGEST = 500  # characters of an answer that a marked answer can still be
 
 
 def last_box(text: str) -> str:
-    r"""What stands in the last ``\boxed{}`` of a solution; raises `UserError` where there is none that closes.
+    r"""The content of the last ``\boxed{}`` of a solution; raises `UserError` if none is closed.
 
     >>> last_box(r"So \boxed{3}, no, \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -101,7 +101,7 @@ def read_gold(value: Any, column: str = "answer", *, compared: bool = True, boxe
             "\\boxed{}"
         )
     if re.search(r"\\[a-zA-Z]", gold) and not marked and (open_ := _unclosed(gold)):
-        raise UserError(f"gold answer {gold[:60]!r} cannot be read: a {open_!r} lacks its counterpart")
+        raise UserError(f"gold answer {gold[:60]!r} cannot be read: a {open_!r} is not closed")
     return gold
 
 
@@ -129,7 +129,7 @@ def _text(value: Any, column: str) -> str:
         text = str(value)
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"column {column!r} is no valid Unicode") from None
+        raise UserError(f"column {column!r} is not valid Unicode") from None
     except ValueError as e:  # an integer of thousands of digits
         raise UserError(f"column {column!r} cannot be written as text: {e}") from None
     return text

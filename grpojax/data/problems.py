@@ -30,7 +30,12 @@ PARTS = ("train", "validation", "test")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Example:
-    """A solved problem to show before each prompt."""
+    """A solved problem to show before each prompt.
+
+    Attributes:
+      prompt: the question.
+      completion: its solution.
+    """
 
     prompt: str
     completion: str
@@ -45,28 +50,29 @@ class DataConfig:
 
     Attributes:
       train: a path as in `SourceConfig`, a source, or a list of them.
-      validation: the same, evaluated while the run goes on: what picks rates and checkpoints, and rings alarms. None
-        evaluates nothing.
-      test: the same, evaluated once, with the final weights, at the end of the run. None says nothing of a test set.
-      prompt: column with the question: a text, or a chat so far (`grpojax.data.chats` has the forms) whose last message
-        is the user's. ``a.b`` is the column ``b`` in the column ``a``, here and in all columns below. "auto" is
-        ``question``, or what is certain without a name (`grpojax.data.columns.find_columns`).
-      answer: column with the reference answer; None if the rewards need none. Of an answer with ``####`` (GSM8K) the
-        part after the last one counts. "auto" is ``answer``, or found as the question is.
-      level: column with the difficulty, a number or a name, for ``rollout.curriculum``; rows need not have it.
-      columns: what reward functions get of the other columns: name for the function -> column. None gives all.
+      validation: held-out problems that are evaluated during the run, as in ``train``. They choose rates and
+        checkpoints, and an alarm watches them. None evaluates nothing.
+      test: held-out problems that are evaluated once, at the end of the run and with the final weights, as in
+        ``train``. None has no test set.
+      prompt: column with the question: a text, or a chat whose last message is the user's (`grpojax.data.chats` has the
+        forms). ``a.b`` is the column ``b`` in the column ``a``, here and in all columns below. "auto" takes
+        ``question``, or finds the column if only one is possible (`grpojax.data.columns.find_columns`).
+      answer: column with the reference answer; None if the rewards need none. If an answer has ``####`` (GSM8K), the
+        part after the last one counts. "auto" takes ``answer``, or finds the column as for the question.
+      level: column with the difficulty, a number or a name, for ``rollout.curriculum``. Rows need not have it.
+      columns: the other columns that reward functions get: the function's name for it -> column. None gives all.
       system: system message for the chat template.
-      examples: solved problems shown first: earlier turns of the chat, or paragraphs before a plain prompt.
-      instruction: what to ask, with ``{prompt}`` where the question (a chat's last message) goes, as in
+      examples: solved problems that are shown first, as earlier turns of the chat or as paragraphs of a plain prompt.
+      instruction: the text of a prompt. The question (or a chat's last message) takes the place of ``{prompt}``, as in
         ``{prompt}\nAnswer in \boxed{}.``
       template: "chat" uses the tokenizer's chat template, "plain" the bare question; "auto" takes the chat template
         if the tokenizer has one.
       template_options: values of variables that the chat template reads, such as ``enable_thinking: false``.
-      today: the day that a chat template which writes one gets; None is the day on which a run starts, which its
-        config.json then has.
+      today: the date for a chat template that writes one. None takes the day on which the run starts, and keeps it in
+        the run's config.json.
       max_prompt_tokens: most tokens of a prompt.
       too_long: "drop" leaves longer prompts out and counts them, "refuse" makes them an error.
-      on_bad_row: "error" stops at a row that cannot be used, "skip" leaves it out, counts and lists it.
+      on_bad_row: "error" stops at a row that cannot be used; "skip" leaves it out, and counts and lists such rows.
     """
 
     train: Source | tuple[Source, ...]
@@ -117,7 +123,7 @@ def check_recipe(**texts: str) -> None:
 
 
 def sources(given: Source | Sequence[Source] | None) -> list[SourceConfig]:
-    """What `DataConfig.train` may be, as a list of sources."""
+    """The value of `DataConfig.train`, in any of its forms, as a list of sources."""
     if given is None:
         return []
     each = [given] if isinstance(given, str | SourceConfig) else list(given)
@@ -259,7 +265,7 @@ def numbered(given: Source | Sequence[Source], prompt: str = AUTO) -> Iterator[t
     for source in sources(given):
         for _, row, columns in open_rows(source, prompt, None):
             try:
-                question = question_of(row, columns.prompt) if isinstance(row, dict) else None
+                question = question_of(row, columns.prompt, "data.prompt") if isinstance(row, dict) else None
             except UserError:  # a bad row has no samples
                 question = None
             yield uid, row, question
@@ -289,7 +295,7 @@ def load_problems(
       check_gold: raises `UserError` for a reference answer that no reward can be computed from.
       compared: whether reference answers are compared with those of a model (`grpojax.data.golds.read_gold`), and so
         must be short ones.
-      known: the problems of held-out parts. Those of them that would be made again are left out here; rows of files
+      known: the problems of held-out parts. Generated problems that are among them are left out here; rows of files
         that are word for word the same are counted.
 
     Raises:
@@ -413,7 +419,7 @@ def _gold(
     """The reference answer of a row; None where no column has one."""
     if columns.answer is None:
         return None
-    gold = read_gold(cell(row, columns.answer, "answer"), columns.answer, compared=compared, boxed=columns.boxed)
+    gold = read_gold(cell(row, columns.answer, "data.answer"), columns.answer, compared=compared, boxed=columns.boxed)
     if check_gold is not None:
         check_gold(gold)
     return gold
@@ -430,7 +436,7 @@ def _problem(
     source: SourceConfig,
     number: int,
 ) -> Problem:
-    question = question_of(row, columns.prompt)
+    question = question_of(row, columns.prompt, "data.prompt")
     prompt = question if isinstance(question, str) else question[-1]["content"]
     if not prompt.strip():
         raise UserError("has an empty prompt")
@@ -443,7 +449,7 @@ def _problem(
             )
         given = row
     else:
-        given = {name: cell(row, column) for name, column in config.columns.items()}
+        given = {name: cell(row, column, "data.columns") for name, column in config.columns.items()}
     ids = tokenize(question)
     if not ids:
         raise UserError("has an empty prompt")
@@ -466,6 +472,6 @@ def _level(value: Any) -> str | None:
     return str(value).strip() or None
 
 
-def question_of(row: Mapping[str, Any], column: str) -> Question:
-    """The question in a column (`question_in`); raises `UserError` where there is none."""
-    return question_in(cell(row, column, "question"), column)
+def question_of(row: Mapping[str, Any], column: str, wanted: str = "the question") -> Question:
+    """The question in a column (`question_in`); raises `UserError`, which says what is ``wanted``, without one."""
+    return question_in(cell(row, column, wanted), column)

@@ -29,22 +29,24 @@ _MADE = ", ".join(f"{prefix}:" for prefix in GENERATED)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """One source of problems; where there is nothing else to say, its path is enough.
+    """One source of problems. A path alone may stand for it.
 
     Attributes:
       path: a file, a glob such as ``train/*.jsonl.gz``, ``gs://bucket/file``, ``hub:owner/name`` for a dataset of
-        the Hugging Face hub, ``builtin:name`` for a file in the package; or problems that are made: ``reasoning:sums``,
-        ``reasoning:stories`` and ``reasoning:tallies`` (`grpojax.environments.reasoning`), ``reasoning_gym:family``
-        (the package's families).
-      format: of files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet", "text" (a prompt a line, in the
-        column ``text``); "auto" goes by the name, less a ``.gz``, ``.bz2``, ``.xz`` or ``.zst`` at its end.
-      rows: ``[start, stop]`` takes only these rows of it, counted as Python's slices are: ``[0, -500]`` is all but the
+        the Hugging Face hub, or ``builtin:name`` for a file in the package. Generated problems are
+        ``reasoning:sums``, ``reasoning:stories`` and ``reasoning:tallies`` (`grpojax.environments.reasoning`), and
+        ``reasoning_gym:family`` for a family of that package.
+      format: format of the files: "jsonl", "json" (a list of objects), "csv", "tsv", "parquet" or "text" (one prompt
+        per line, in the column ``text``). "auto" goes by the file's ending, before ``.gz``, ``.bz2``, ``.xz`` or
+        ``.zst``.
+      rows: ``[start, stop]`` takes only these rows, counted like a slice in Python: ``[0, -500]`` takes all but the
         last 500, ``[-500, null]`` the last 500.
-      weight: share of the prompts that come from here, relative to the other sources.
-      subset, split: of a hub dataset.
-      options: of problems that are made, such as ``{size: 500, seed: 1}``.
-      prompt, answer: columns, where they differ from those of the whole section.
-      level: of all its problems, in place of a column (``data.level``).
+      weight: share of the prompts that come from this source, relative to the other sources.
+      subset, split: subset and split of a hub dataset.
+      options: options of generated problems, such as ``{size: 500, seed: 1}``.
+      prompt: column with the question, if it is not that of the section.
+      answer: column with the reference answer, if it is not that of the section.
+      level: level of all problems of this source, in place of a column (``data.level``).
     """
 
     path: str
@@ -71,7 +73,7 @@ class SourceConfig:
             if getattr(self, name) is not None and not hub:
                 raise UserError(f"{name}={getattr(self, name)!r} is for hub:owner/name, not for {self.path!r}")
         if self.options and not self.generated:
-            raise UserError(f"options={self.options!r} are for problems that are made ({_MADE}), not for {self.path!r}")
+            raise UserError(f"options={self.options!r} are for generated problems ({_MADE}), not for {self.path!r}")
         if self.generated and self.format != "auto":
             raise UserError(f"format={self.format!r} is for files, not for {self.path!r}")
 
@@ -81,7 +83,7 @@ class SourceConfig:
         return self.path.partition(":")[0] in GENERATED
 
     def content(self, question: str) -> str | None:
-        """What a made problem asks, the same for all ways to write it; None for a source that is read."""
+        """The content of a generated problem, the same for all ways to write it; None for files."""
         if not self.generated:
             return None
         prefix, _, name = self.path.partition(":")
@@ -128,7 +130,7 @@ def _all_rows(source: SourceConfig) -> Iterator[tuple[str, Row]]:
         if source.format != "auto":
             kind = source.format
         elif kind not in READERS:
-            raise UserError(f"{name}: unknown kind of file; say data format: one of {', '.join(READERS)}")
+            raise UserError(f"{name}: unknown file type; set format to one of {', '.join(READERS)}")
         try:
             for line, row in READERS[kind](data):
                 yield f"{name}:{line}", row

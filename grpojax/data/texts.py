@@ -57,7 +57,7 @@ _IN_TEXT, _IN_ANSWER = _pattern(False), _pattern(True)
 
 
 def lost_backslash(text: str, *, answer: bool = False) -> str | None:
-    r"""What is wrong with a text in which a control character stands for a LaTeX command's backslash; None if nothing.
+    r"""The error for a text with a control character in place of a LaTeX command's backslash; None without.
 
     Args:
       text: a question, an instruction, an answer.

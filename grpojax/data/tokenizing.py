@@ -24,7 +24,7 @@ def _plain(question: Question, config: DataConfig) -> str:
 
 
 def chat_of(question: Question, config: DataConfig) -> list[Mapping[str, str]]:
-    """What a model is asked, as messages: system message, examples, and the chat that ends with the question.
+    """The messages for a model: system message, examples, and the chat that ends with the question.
 
     With ``template: plain`` it is one message, of all that the model reads.
 
@@ -78,7 +78,7 @@ class Tokenize:
         self._template = ChatTemplate(tokenizer, config.template_options, config.today) if self.chat else None
 
     def text(self, question: Question, examples: Sequence[Example] = ()) -> str:
-        """What the model reads; ``examples`` are shown after those of the config."""
+        """The prompt's text; ``examples`` are shown after those of the config."""
         config = dataclasses.replace(self.config, examples=(*self.config.examples, *examples))
         if self._template is None:
             return _plain(question, config)
@@ -87,7 +87,9 @@ class Tokenize:
         try:
             text = self._template.render(messages)
         except Exception as e:  # whatever a template raises, such as "system role not supported"
-            raise UserError(f"the tokenizer's chat template refuses: {' '.join(str(e).split())[:200]}") from None
+            raise UserError(
+                f"the tokenizer's chat template raised an error: {' '.join(str(e).split())[:200]}"
+            ) from None
         for message in messages:
             content = message["content"].strip()
             if content in text:

@@ -38,7 +38,7 @@ ASIDES = ("{other} has {n} {others}.", "{other} buys {n} {others}.", "{other} se
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Made:
-    """What the families have in common.
+    """The options that all families have.
 
     Attributes:
       size: problems; None gives all sums that there are, and 1000 stories or tallies.
@@ -121,7 +121,7 @@ class Stories(Made):
             drawn = (_story(rng, *LEVELS[level - 1]) for _ in range(TRIES))
             new = next((d for d in drawn if d[0] not in seen and self.has(d[0])), None)
             if new is None:
-                raise UserError(f"size={self.size}: no more than {len(found)} stories were found")
+                raise UserError(f"size={self.size}: only {len(found)} stories were found")
             seen.add(new[0])
             found.append({"question": new[0], "answer": str(new[1]), "level": level})
         return found
@@ -201,7 +201,7 @@ class Tallies(Made):
                 if self.has(question) and (content := self.content(question)) not in seen:
                     break
             else:
-                raise UserError(f"size={self.size}: no more than {len(found)} tallies were found")
+                raise UserError(f"size={self.size}: only {len(found)} tallies were found")
             seen.add(content)
             misread = random.Random(f"{question} {self.seed}") if self.misread else None
             lines, answer = _work(changes, misread, self.misread)

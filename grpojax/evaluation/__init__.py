@@ -1,7 +1,7 @@
-"""How good a model is on held-out problems: what the run's own rewards say of it, and estimates with intervals.
+"""How good a model is on held-out problems, by the run's own rewards, with estimates and intervals.
 
 ``eval/reward`` and each reward by name for every run; accuracy, pass@k and majority votes where one of the rewards says
-what is right. The estimates need nothing but numpy: what draws samples from a model is imported when it is asked for.
+what is right. The estimates need only numpy. Modules that draw samples from a model are imported when they are used.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What a model makes of problems: completions drawn, rewarded as in training, and read as right or wrong."""
+"""A model's attempts at problems: completions are drawn, rewarded as in training, and judged right or wrong."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Shards(Protocol):
 
 
 class Policy(Protocol):
-    """What is asked of a model on its devices."""
+    """What an evaluation needs from a model on its devices."""
 
     @property
     def sampling(self) -> Shards:
@@ -49,10 +49,10 @@ class Policy(Protocol):
 
 
 class Evaluator:
-    """A run's own rewards on problems held out, and the one among them that says what is right.
+    """A run's own rewards on held-out problems, and the reward among them that says which samples are right.
 
     Args:
-      rewards: of the run; the workers, time and memory limits are those of training.
+      rewards: the run's rewards, with the workers and limits of training.
       config: which reward is the judge.
 
     Raises:
@@ -65,7 +65,7 @@ class Evaluator:
         self._marker = marker_of(rewards.config, self.judge)
 
     def about(self) -> str:
-        """A line for the console: what is measured, and by what."""
+        """A line for the console: what is measured, and by which reward."""
         names = ", ".join(t.metric for t in self.rewards.config.terms)
         if self.judge is None:
             return f"judged by {names}; no accuracy, since none of them says what is right (evaluate.judge names one)"
@@ -73,7 +73,7 @@ class Evaluator:
         return f"judged by {names}; right is what {self.judge.metric} gives 1{votes}"
 
     def metrics(self, done: Sequence[Attempt], ks: Sequence[int] = ()) -> dict[str, float]:
-        """What a run logs of the attempts: ``eval/reward``, ``eval/rewards/NAME``, ... (`summary.means`)."""
+        """The metrics that a run logs: ``eval/reward``, ``eval/rewards/NAME``, ... (`summary.means`)."""
         return means(done, ks, self.judge)
 
     def answer(self, completion: str) -> str | None:
@@ -98,8 +98,8 @@ class Evaluator:
           texts: token ids, sample by sample, to texts.
           size: problems at a time.
           max_prompt_tokens: as in the data's config.
-          start: problems left out at the beginning. The batches are the same whatever was left out, so that a draw
-            that hangs on rounding falls the same way.
+          start: number of problems to leave out at the beginning. The batches do not depend on it, so that rounding
+            gives the same draws.
         """
         longest = packing.bucket(max(len(p.ids) for p in problems), max_prompt_tokens, parts=4)
         columns = columns_of(problems)

@@ -1,4 +1,4 @@
-"""Estimates from a few samples a problem: pass@k, majority votes, intervals, and paired tests of two models."""
+"""Estimates from a few samples per problem: pass@k, majority votes, intervals, and paired tests of two models."""
 
 import dataclasses
 import math
@@ -37,14 +37,14 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> np.ndarray:
 def majority_at_k(votes: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
     """The chance that the most frequent answer of k samples is right, estimated from n samples.
 
-    The mean over all k-subsets of the n samples, exactly: by number of votes that win, a polynomial whose
-    coefficient of ``x^i`` counts the subsets of i samples. Nothing is drawn. A sample without an answer votes for
-    nothing; if nothing has a vote, that is wrong. Answers that tie for the most votes share the verdict equally, as
-    if one of them were drawn.
+    It is the exact mean over all k-subsets of the n samples: for each number of winning votes, a polynomial whose
+    coefficient of ``x^i`` counts the subsets of i samples. Nothing is drawn at random. A sample without an answer has
+    no vote; a subset without any vote is wrong. Answers that tie for the most votes share the verdict equally, as if
+    one of them were drawn.
 
     Args:
       votes: ``[n]`` answers in one spelling, None for a sample without one.
-      correct: ``[n]`` verdicts. Samples with the same vote have the same one as a rule; if not, their mean counts.
+      correct: ``[n]`` verdicts. Samples with the same vote usually have the same verdict; if not, their mean counts.
       k: at most n, which is at most 1000.
 
     >>> votes, correct = ["7", "7", "8", None], [True, True, False, False]
@@ -98,7 +98,8 @@ def bootstrap(
     """A percentile bootstrap interval of the mean of ``values [N]``, one value a problem.
 
     Problems are drawn with replacement, so the interval is about other problems of the same kind; samples of one
-    problem stay together. Where all values are the same it has no width: ten of ten right says less than it shows.
+    problem stay together. If all values are the same it has no width, which is too sure: ten of ten right does not show
+    that all problems would be.
 
     >>> tuple(round(x, 2) for x in bootstrap([0.0] * 50 + [1.0] * 50))
     (0.4, 0.6)
@@ -123,8 +124,8 @@ class Comparison:
     Attributes:
       difference: mean of b less that of a.
       low, high: its interval, by a paired bootstrap.
-      p: two-sided p-value of "they differ by chance alone".
-      better, worse: problems on which b is higher, and lower.
+      p: two-sided p-value of "the models do not differ".
+      better, worse: number of problems on which b is higher, and lower.
     """
 
     difference: float
@@ -141,17 +142,17 @@ def paired_test(a: ArrayLike, b: ArrayLike, *, confidence: float = 0.95, seed: i
     The p-value is that of the sign-flip permutation test: if the models were the same, each problem's difference
     would be as likely with the other sign, so p is the share of the 2^N signs with a mean at least as far from 0.
     With one 0/1 value a problem this is the exact McNemar test; unlike that, it also takes shares of n samples and
-    graded rewards, and no table or normal limit is behind it.
+    graded rewards, and it needs no table and no normal approximation.
 
     For fractions with denominators up to 1000 (shares of n samples, rewards in steps of 0.05) all signs are counted,
-    by one Fourier transform of the product of cosines, the characteristic function of the sum; a p under 1e-12 is
-    rounding and no more than small. Where denominators are too many for that, or values are no such fractions, p is
-    the share of 20000 random signs instead.
+    by one Fourier transform of the product of cosines, the characteristic function of the sum; a p under 1e-12 is only
+    known to be small, because of rounding. With too many denominators, or other values, p is the share of 20000 random
+    signs instead.
 
     Args:
       a, b: shares of right samples, mean rewards, or any other finite numbers.
-      confidence: of the interval (`bootstrap` of the differences).
-      seed: of the interval and of random signs.
+      confidence: confidence level of the interval (`bootstrap` of the differences).
+      seed: seed of the interval and of random signs.
 
     >>> c = paired_test([0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1])
     >>> c.p, c.better, c.worse, round(c.difference, 3)  # five of five one way: 2 / 2^5

@@ -1,7 +1,7 @@
-"""Which of a run's rewards says what is right, and what it makes of a sample.
+"""Which of a run's rewards says which samples are right, and how it is read.
 
-Right and wrong are a reward's verdict, given where all rewards are: in the run's own workers, under its limits. A
-reward for length or format is never taken for accuracy unless the recipe says so.
+A reward decides what is right, in the run's own workers and under their limits. A reward for length or format is never
+used as accuracy unless the recipe says so.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ NEVER_ONE = (builtin.SoftOverlong, builtin.Repetition)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """What an evaluation takes for right.
+    """Which samples are right in an evaluation.
 
     Attributes:
-      judge: the reward, by its name in metrics, that is 1 for a right sample and 0 for a wrong one. None takes the
-        first of the rewards that compares with a gold answer (math_answer, answer, choice); without one there is no
-        accuracy. A reward of weight 0 judges and teaches nothing.
+      judge: name in metrics of the reward that is 1 for a right sample and 0 for a wrong one. None takes the first
+        reward that compares with a reference answer (math_answer, answer, choice); if there is none, there is no
+        accuracy. The judge may have weight 0: then nothing is learned from it.
     """
 
     judge: str | None = None
@@ -33,8 +33,9 @@ class Judge:
 
     Attributes:
       metric: the reward's name in metrics.
-      reward: the built-in one that compares with a gold answer, None for any other: that has no answers to vote by.
-      text: what it reads as a completion (`grpojax.rewards.RewardConfig.text`).
+      reward: the built-in reward that compares with a reference answer; None for any other, which has no answers to
+        vote by.
+      text: the text that it reads as a completion (`grpojax.rewards.RewardConfig.text`).
     """
 
     metric: str
@@ -51,20 +52,20 @@ class Judge:
             return None
         if value not in (0.0, 1.0):
             raise UserError(
-                f"evaluate.judge: {self.metric!r} gave {value:g}, and a judge says 1 for right and 0 for wrong\n"
+                f"evaluate.judge: {self.metric!r} gave {value:g}, but a judge gives 1 for right and 0 for wrong\n"
                 "name a reward that does, or none (evaluate.judge=null): a graded one is reported as eval/reward"
             )
         return value == 1.0
 
     @property
     def votes(self) -> bool:
-        """Whether samples have answers that a majority can be counted by."""
+        """Whether samples have answers, so that majorities can be counted."""
         return self.reward is not None
 
     def vote(self, completion: str) -> str | None:
         """The completion's answer in one spelling: a letter, a normal form, or what `answers.ballot` makes of it.
 
-        It does not look at the gold answer, which would join right votes and leave wrong ones separate.
+        It does not use the reference answer, which would join right votes and leave wrong ones separate.
         """
         if isinstance(self.reward, builtin.Choice):
             letters = self.reward.letters
@@ -93,8 +94,8 @@ def judge_of(rewards: RewardsConfig, named: str | None = None) -> Judge | None:
     if term is None:
         names = ", ".join(t.metric for t in rewards.terms)
         raise UserError(
-            f"evaluate.judge={named!r} is no reward of the run; they are {names}\n"
-            "one that shall judge and teach nothing has weight 0, as in {name: math_answer, weight: 0}"
+            f"evaluate.judge={named!r} is not a reward of the run, which has {names}\n"
+            "a reward that only judges has weight 0, as in {name: math_answer, weight: 0}"
         )
     if issubclass(builtin.REWARDS.get(term.name, object), NEVER_ONE):
         raise UserError(
@@ -109,7 +110,7 @@ def _judge(term: RewardConfig) -> Judge:
 
 
 def marker_of(rewards: RewardsConfig, judge: Judge | None) -> str | None:
-    """Where samples have their answer: as the judge says, or the first reward that looks for one; None is anywhere."""
+    """The text before a sample's answer, by the judge or the first reward that looks for one; None for any known."""
     if judge is not None and judge.reward is not None:
         return judge.reward.marker
     marked = (t for t in rewards.terms if issubclass(builtin.REWARDS.get(t.name, object), builtin.Marked))

@@ -1,4 +1,4 @@
-"""The rewards of a rollout on all processes: each judges its own rows, and all get the whole."""
+"""The rewards of a rollout on all processes: each computes its own rows, and all get the whole."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from grpojax.types import Rollout
 
 
 def columns_of(problems: Iterable[Problem]) -> list[str]:
-    """The columns that reward functions get: all that any of the problems has. Those without one give None there."""
+    """The columns that reward functions get: all columns of any problem, with None for problems that lack one."""
     return sorted(set().union(*(p.columns for p in problems)))
 
 
@@ -37,7 +37,7 @@ def submit(
     texts: Callable[[Sequence[Sequence[int]]], list[str]],
     columns: Sequence[str],
 ) -> Callable[[], Scores]:
-    """Starts the rewards of a rollout; workers go on with them while the caller does something else.
+    """Starts the rewards of a rollout; workers compute them while the caller does something else.
 
     Every process must call it with the same rollout, and then call what it returns.
 
@@ -46,7 +46,7 @@ def submit(
       problems: ``[P]``, those of the rollout.
       rollout: ``[P, G, T]`` on the host.
       texts: token ids, sample by sample, to texts.
-      columns: of the data, as from `columns_of`; ``gold`` comes by itself, and ``pieces`` where a reward asks for it.
+      columns: columns of the data, as from `columns_of`; ``gold`` is added, and ``pieces`` if a reward asks for it.
 
     Returns:
       A function that waits for them: `Scores` with arrays ``[P * G]``.
@@ -59,7 +59,9 @@ def submit(
     values["gold"] = [p.gold for p in each]
     if rewards.needs_pieces:
         if "pieces" in values:
-            raise UserError("column 'pieces' has the name of what rewards get; list others in data.columns")
+            raise UserError(
+                "column 'pieces' has the name of a column that rewards get; list the columns they need in data.columns"
+            )
         known = sorted({token for row in ids for token in row})
         piece = dict(zip(known, texts([[token] for token in known]), strict=True))
         values["pieces"] = [[piece[token] for token in row] for row in ids]

@@ -1,4 +1,4 @@
-"""What an evaluation comes to: metrics over problems with intervals, as a table and in a line."""
+"""The results of an evaluation: metrics over problems with intervals, as a table and in a line."""
 
 import dataclasses
 import math
@@ -23,9 +23,9 @@ class EvalConfig:
     Attributes:
       sampler: how to draw; ``sampler.group`` is n, the samples of a problem.
       ks: the k of pass@k and maj@k, each at most n; empty takes only n, if n is over 1.
-      limit: problems evaluated at most, the first of the data; 0 takes all.
-      seed: of the draws and of the bootstrap.
-      batch: completions sampled at a time, at least one problem's. It changes results by rounding only.
+      limit: most problems that are evaluated, the first of the data; 0 takes all.
+      seed: seed of the sampling and of the bootstrap.
+      batch: completions that are sampled at a time, at least those of one problem. It changes results only by rounding.
     """
 
     sampler: SamplerConfig
@@ -71,11 +71,11 @@ class Sample:
 
     Attributes:
       completion: its text.
-      answer: what it marks as its answer.
-      vote: that in one spelling, where the judge reads answers.
+      answer: the text that it marks as its answer.
+      vote: the answer in a normal form, if the judge reads answers.
       correct: the judge's verdict; None where there is no judge.
       tokens: its length, the end-of-sequence token included.
-      stopped: whether it came to its end; if not, it is cut at the longest length.
+      stopped: whether it ended by itself; otherwise it was cut at the longest length.
       unjudged: the judge had no verdict, since it took too long or failed; then it is not ``correct``.
       reward: weighted sum of the rewards; None where one that counts is invalid.
       rewards: each by name, None where it is invalid.
@@ -94,7 +94,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One problem and what the model made of it: a line of the per-problem file."""
+    """One problem and the model's samples: a line of the per-problem file."""
 
     uid: int
     prompt: str
@@ -123,12 +123,12 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def by_problem(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | None = None) -> dict[str, np.ndarray]:
-    """Every metric as one value a problem, ``[N]``: the mean of the finite ones is the metric.
+    """Every metric as one value per problem, ``[N]``; the metric is the mean of the finite values.
 
-    ``reward`` is the weighted sum of the run's rewards, ``rewards/NAME`` each by itself: means of the samples for which
-    it is valid, NaN where there are none. With a judge of what is right, ``accuracy`` is greedy accuracy, or avg@n of n
-    samples, ``pass@k`` comes with the ``ks`` and, if the judge reads answers, ``maj@k`` for k over 1. ``mean_length``
-    is in tokens, ``clipped_ratio`` the share of samples cut at the longest length.
+    ``reward`` is the weighted sum of the run's rewards, ``rewards/NAME`` each single reward: means over the samples for
+    which it is valid, NaN where there are none. With a judge of what is right, ``accuracy`` is greedy accuracy, or
+    avg@n of n samples, ``pass@k`` comes with the ``ks`` and, if the judge reads answers, ``maj@k`` for k over 1.
+    ``mean_length`` is in tokens, ``clipped_ratio`` the share of samples cut at the longest length.
     """
     values = {"reward": np.array([a.reward for a in done])}
     for name in done[0].samples[0].rewards if done else ():
@@ -170,12 +170,13 @@ def means(done: Sequence[Attempt], ks: Sequence[int] = (), judge: Judge | None =
 def summarize(done: Sequence[Attempt], config: EvalConfig, judge: Judge | None) -> dict[str, dict[str, float | None]]:
     """Each metric's ``value``, with ``low`` and ``high`` of its 95 % interval over problems; all None for no values.
 
+    The interval is None if all problems have the same value, since these do not show how far another one may lie.
     ``invalid`` and ``unjudged`` have a value and no interval (`missing`).
     """
     out: dict[str, dict[str, float | None]] = {}
     for name, values in by_problem(done, config.ks, judge).items():
         finite = values[np.isfinite(values)]
-        low, high = bootstrap(finite, seed=config.seed) if len(finite) else (None, None)
+        low, high = bootstrap(finite, seed=config.seed) if len(set(finite)) > 1 else (None, None)
         out[name] = {"value": float(finite.mean()) if len(finite) else None, "low": low, "high": high}
     for name, n in missing(done).items():
         out[name] = {"value": n}
@@ -197,26 +198,26 @@ def table(metrics: Mapping[str, Mapping[str, float | None]], config: EvalConfig,
         if name in _COUNTED:
             lines.append(f"{name:{width}}{m['value']:>9}   {_COUNTED[name]}")
             continue
-        cells = [_shown(name, m[x]) for x in ("value", "low", "high")]
         unit = " %" if _is_share(name) else ""
-        lines.append(f"{names.get(name, name):{width}}{cells[0] + unit:>9}   {cells[1]} to {cells[2]}")
+        lines.append(f"{names.get(name, name):{width}}{_shown(name, m['value']) + unit:>9}   {_interval(name, m)}")
     return "\n".join(lines)
 
 
 def table_of_sets(sets: Mapping[str, Mapping[str, Any]], config: EvalConfig) -> str:
-    """A row a set: problems, and the metrics of what is right with their 95 % intervals over problems.
+    """A row per set: the number of problems, and accuracy, pass@k and maj@k with 95 % intervals over problems.
 
     Args:
-      sets: by name the ``problems``, how many, and their ``metrics`` (`summarize`). Where nobody says what is right,
-        the mean reward is shown.
-      config: what was drawn.
+      sets: by name the ``problems``, how many, and their ``metrics`` (`summarize`). Without a judge, the mean reward is
+        shown.
+      config: how the samples were drawn.
 
     Example:
       >>> config = EvalConfig(sampler=SamplerConfig(group=4))
-      >>> metrics = {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}, "pass@4": {"value": 1, "low": 1, "high": 1}}
-      >>> print(table_of_sets({"validation": {"problems": 64, "metrics": metrics}}, config))
+      >>> right, best = {"value": 0.5, "low": 0.4, "high": 0.6}, {"value": 1, "low": None, "high": None}
+      >>> found = {"problems": 64, "metrics": {"accuracy": right, "pass@4": best}}
+      >>> print(table_of_sets({"validation": found}, config))
       set         problems  avg@4                  pass@4
-      validation        64  50.0 % (40.0 to 60.0)  100.0 % (100.0 to 100.0)
+      validation        64  50.0 % (40.0 to 60.0)  100.0 % (all the same)
     """
     every = list(next(iter(sets.values()))["metrics"])
     has_accuracy = "accuracy" in every
@@ -228,8 +229,8 @@ def table_of_sets(sets: Mapping[str, Mapping[str, Any]], config: EvalConfig) -> 
         row = [set_name, str(found["problems"])]
         for name in names:
             metric = found["metrics"].get(name, {})
-            value, low, high = (_shown(name, metric.get(part)) for part in ("value", "low", "high"))
-            row.append(f"{value}{' %' if _is_share(name) else ''} ({low} to {high})")
+            value = _shown(name, metric.get("value"))
+            row.append(f"{value}{' %' if _is_share(name) else ''} ({_interval(name, metric)})")
         rows.append(row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
@@ -250,6 +251,15 @@ def _shown(name: str, value: float | None) -> str:
     return f"{100 * value:.1f}" if _is_share(name) else f"{value:.1f}" if name == "mean_length" else f"{value:.3f}"
 
 
+def _interval(name: str, metric: Mapping[str, float | None]) -> str:
+    """A metric's interval."""
+    if metric.get("value") is None:
+        return "-"
+    if metric["low"] is None:
+        return "all the same"
+    return f"{_shown(name, metric['low'])} to {_shown(name, metric['high'])}"
+
+
 def headline(values: Mapping[str, float | None], config: EvalConfig) -> str:
     """The metrics of `means`, or of a line of ``metrics.jsonl``, in a few words.
 
@@ -264,7 +274,7 @@ def headline(values: Mapping[str, float | None], config: EvalConfig) -> str:
 
 
 def report(lines: Sequence[Mapping[str, Any]], config: EvalConfig) -> str | None:
-    """What held-out problems say about a run, from the lines of its ``metrics.jsonl``; None where there were none.
+    """The held-out results of a run, from the lines of its ``metrics.jsonl``; None if there are none.
 
     >>> config = EvalConfig(sampler=SamplerConfig(group=1, temperature=0.0))
     >>> report([{"step": 0, "eval/reward": 0.5}, {"step": 1, "reward": 0.6}, {"step": 2, "eval/reward": 0.75}], config)
@@ -280,7 +290,7 @@ def report(lines: Sequence[Mapping[str, Any]], config: EvalConfig) -> str | None
 
 
 def verdict(attempt: Attempt, sample: Sample) -> str:
-    """What became of a sample, for people: right, wrong with the gold answer, or its reward where nobody judges."""
+    """A sample's result for people: right, wrong with the reference answer, or its reward if there is no judge."""
     if sample.correct is None:
         return "no reward" if sample.reward is None else f"reward {sample.reward:g}"
     return "right" if sample.correct else f"wrong, gold {attempt.gold}"

@@ -1,1 +1,1 @@
-"""What every process needs before there is a model: errors, settings, files, console, other processes."""
+"""The basics of every process: errors, settings, files, console, other processes."""

@@ -110,7 +110,7 @@ def write(file: epath.Path, content: bytes) -> None:
     try:
         system().pipe_file(str(file), content)
     except ChecksumError as e:
-        raise OSError(errno.EIO, f"arrived otherwise than it was sent: {e}", str(file)) from None
+        raise OSError(errno.EIO, f"arrived damaged: {e}", str(file)) from None
 
 
 def read(file: epath.Path) -> bytes:

@@ -150,9 +150,9 @@ class _Claim:
     def _refuse(self, before: Mapping[str, Any], silent: float) -> None:
         if silent < SILENT_S:
             raise UserError(
-                f"{self._place.parent} is in use by {before.get('holder')}, heard of {silent:.0f} s ago; give this run "
-                "another run.dir\nif that process is dead for sure: --take-over; by itself a claim is broken after "
-                f"{SILENT_S / 60:g} minutes"
+                f"{self._place.parent} is in use by {before.get('holder')}; it was last seen {silent:.0f} s ago; "
+                "give this run another run.dir\nif that process is surely dead, use --take-over; "
+                f"a claim expires by itself after {SILENT_S / 60:g} minutes"
             )
 
     def _take(self, take_over: bool) -> int:
@@ -173,7 +173,7 @@ class _Claim:
                 log.warning("%s is taken over from %s", self._place.parent, holder)
             elif first not in (None, before.get("nonce")) and generation:
                 break
-        raise UserError(f"{self._place.parent}: {before.get('holder')} was quicker, and holds it now")
+        raise UserError(f"{self._place.parent}: {before.get('holder')} was quicker, and has claimed it")
 
     def renew(self) -> str | None:
         """Says that the holder lives; whoever holds the claim instead, or None."""
@@ -194,7 +194,7 @@ class _Claim:
         except (self._absent, self._taken):
             pass
         except Exception as e:
-            log.warning("the claim on %s could not be let go of: %s", self._place.parent, e)
+            log.warning("the claim on %s could not be released: %s", self._place.parent, e)
 
     def _write(self, generation: int) -> int:
         """Replaces the object if its generation is that (0: if there is none); the new one's."""

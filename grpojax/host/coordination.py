@@ -25,7 +25,7 @@ def post(key: str, text: str) -> None:
 
 
 def posted(folder: str) -> dict[str, str]:
-    """What was posted under ``folder/`` so far, by the rest of the key; never waits for a process."""
+    """Everything posted under ``folder/`` so far, by the rest of the key; never waits."""
     if (client := internals.client()) is not None:
         place = f"grpojax/{folder}/"
         return {key.removeprefix(place): text for key, text in client.key_value_dir_get(place)}
@@ -61,7 +61,7 @@ def forget(key: str) -> None:
 
 
 def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
-    """What each process gave, in their order, on every process: all must come here, with the same new ``name``.
+    """Every process's value, in their order, on every process. All must call it, with the same new ``name``.
 
     Args:
       name: of this meeting; no other may have it.
@@ -81,6 +81,6 @@ def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
     messages = []
     for index in range(jax.process_count()):
         if (message := heard(f"{name}/{index}", seconds)) is None:
-            raise TimeoutError(f"{name}: process {index} did not come within {seconds:g} s")
+            raise TimeoutError(f"{name}: process {index} did not arrive within {seconds:g} s")
         messages.append(message)
     return messages

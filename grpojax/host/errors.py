@@ -14,7 +14,7 @@ class UserError(ValueError):
 
 
 class PassingError(UserError):
-    """One that is not the command's: started again it may go well. Status 1, as any other failure."""
+    """An error that the command did not cause: another start may succeed. Status 1, as any other failure."""
 
     status: ClassVar[int] = 1
 

@@ -44,13 +44,13 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
       'runs/first'
       >>> path("s3://bucket/runs")
       Traceback (most recent call last):
-      grpojax.host.errors.UserError: s3://bucket/runs: s3:// is not read or written here; give a local path or gs://...
+      grpojax.host.errors.UserError: s3://bucket/runs: s3:// is not supported; give a local path or gs://...
     """
     text = os.fspath(place)
     scheme, colon, rest = text.partition("://")
     if colon and scheme != "gs":
         shown = f"{text}: {scheme}" if text.isprintable() else f"{text!r}: {scheme!r}"
-        raise UserError(f"{shown}:// is not read or written here; give a local path or gs://...")
+        raise UserError(f"{shown}:// is not supported; give a local path or gs://...")
     if colon:
         if not rest.partition("/")[0]:
             raise UserError(f"{text} names no bucket; give gs://bucket/folder")
@@ -115,7 +115,7 @@ def write_json(file: str | os.PathLike[str], value: Any) -> None:
 
 
 def read(file: str | os.PathLike[str]) -> bytes:
-    """What is in a file; raises `OSError`."""
+    """The content of a file; raises `OSError`."""
     place = path(file)  # names the extra that a bucket needs, where it is not installed
     if in_bucket(file):
         from grpojax.host import buckets
@@ -125,12 +125,12 @@ def read(file: str | os.PathLike[str]) -> bytes:
 
 
 def read_all(found: Iterable[epath.Path]) -> list[bytes]:
-    """What is in several files; of a bucket many at a time."""
+    """The contents of several files; in a bucket many are read at a time."""
     return _each(read, found)
 
 
 def remove_all(found: Iterable[epath.Path]) -> None:
-    """Removes files; of a bucket many at a time. One that is not there is no error."""
+    """Removes files, in a bucket many at a time. A missing one is no error."""
     _each(lambda file: file.unlink(missing_ok=True), found)
 
 
@@ -196,7 +196,7 @@ def _part(source: Any, file: str, start: int, stop: int) -> bytes:
         content = source.cat_file(file, start=start, end=stop)
         if len(content) == stop - start:
             return content
-    raise OSError(f"bytes {start} to {stop} are not all there")
+    raise OSError(f"bytes {start} to {stop} are incomplete")
 
 
 # ---------------------------------------------------------------------------------------------- in the background
@@ -261,7 +261,7 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def listing(folder: str | os.PathLike[str]) -> list[epath.Path]:
-    """What is in a folder, by name; nothing where there is no such folder."""
+    """The names in a folder; empty if there is no such folder."""
     try:
         return sorted(place for place in path(folder).iterdir() if place != path(folder))  # a bucket's may name itself
     except FileNotFoundError:

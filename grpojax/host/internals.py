@@ -1,4 +1,4 @@
-"""What this package takes from jax and orbax without a public name. All of it stands here, and nothing else does.
+"""Everything that this package uses of jax and orbax without a public name, in this file only.
 
 Each function says what would be lost without it. A version of either that moves one of these things fails
 ``tests/host/test_internals.py``, which names the versions of `CHECKED`.

@@ -74,7 +74,7 @@ def ask(key: str) -> str | None:
             pass
     if status is not None:
         message = f"the metadata server {metadata.server()} answers {status} for {key}"
-        raise PassingError(f"{message}; start again, on all hosts")
+        raise PassingError(f"{message}; start the command again on all hosts")
     return None
 
 

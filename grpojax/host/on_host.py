@@ -34,5 +34,8 @@ def device() -> jax.Device | None:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         known = jax.config.values["jax_platforms"]
-        log.warning("rewards are weighed on the device, after all it has to do: set JAX_PLATFORMS=%s,cpu", known)
+        log.warning(
+            "advantages wait for the device's other work, since jax has no CPU backend here: set JAX_PLATFORMS=%s,cpu",
+            known,
+        )
         return None

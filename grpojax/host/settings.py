@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from grpojax.host import shipped
+from grpojax.host import other_trainers, shipped
 from grpojax.host.errors import UserError
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] |
     Raises:
       UserError: names the first problem and counts the others.
     """
-    walk = _Walk(origins or {})
+    walk = _Walk(cls, origins or {})
     if settings_of := getattr(cls, "settings_of", None):
         mapping = settings_of(mapping)
     config = walk.visit(cls, mapping, ())
@@ -166,7 +166,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str
     if not isinstance(base, str) or not base:
         raise UserError(f"{path}: base={_show(base)}: expected the path of a file, from this one's folder, or a name")
     if path.resolve() in [file.resolve() for file in above]:
-        raise UserError(f"{path}: base: a file cannot be under itself: {' -> '.join(map(str, (*above, path)))}")
+        raise UserError(f"{path}: base: a recipe cannot be its own base: {' -> '.join(map(str, (*above, path)))}")
     under, origins = _read(shipped.find(base, path.parent), (*above, path))
     return _merge(under, tree, (), str(path), origins)
 
@@ -218,7 +218,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"key {key.value!r} stands twice", key.start_mark
+                        None, None, f"key {key.value!r} occurs twice", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -261,8 +261,8 @@ _SHAPE_NAMES = {dict: "a mapping", list: "a list"}
 class _Walk:
     """Builds values by their types and collects what is wrong with them; what it builds then is of no use."""
 
-    def __init__(self, origins: Mapping[str, str]):
-        self.origins = origins
+    def __init__(self, root: type, origins: Mapping[str, str]):
+        self.root, self.origins = root, origins
         self.problems: list[str] = []
 
     def visit(self, tp: Any, value: Any, path: Key) -> Any:
@@ -295,11 +295,7 @@ class _Walk:
         for key in value:
             if key not in fields:
                 at = (*path, key)
-                close = _did_you_mean(key, fields) or f"; known keys: {', '.join(fields)}"
-                new, remedy = RENAMED.get(_dotted(at), ""), REMOVED.get(_dotted(at))
-                wrong = f"this key is {new} now" if new.rpartition(".")[2] in fields else f"unknown key{close}"
-                wrong = wrong if remedy is None else f"this key is gone; {remedy}"
-                self.problems.append(f"{_dotted(at)}{self.origin(at)}: {wrong}")
+                self.problems.append(f"{_dotted(at)}{self.origin(at)}: {self.unknown(at, value[key], fields)}")
         values = {}
         for name, field in fields.items():
             if name in value:
@@ -313,11 +309,35 @@ class _Walk:
         except ValueError as error:
             self.problems.append(f"{_dotted(path)}: {error}" if path else str(error))
 
+    def unknown(self, path: Key, value: Any, fields: Iterable[str]) -> str:
+        """What is wrong with a key that a section does not have, and which key was meant.
+
+        Args:
+          path: of the key.
+          value: of the key, which may be a section of another trainer.
+          fields: the keys that the section has.
+        """
+        dotted = _dotted(path)
+        new, remedy = RENAMED.get(dotted, ""), REMOVED.get(dotted)
+        if remedy is not None:
+            return f"this key is gone; {remedy}"
+        if new.rpartition(".")[2] in fields:
+            return f"this key is {new} now"
+        for name in (dotted, *(_dotted((*path, *below)) for below in _leaves(value))):
+            meant = other_trainers.key_for(name)
+            if meant is not None and (meant.key is None or _has(self.root, meant.key.split("."))):
+                named = "this" if name == dotted else name
+                return f"{named} is {meant.trainers} name; {meant.remedy}"
+        if elsewhere := _elsewhere(self.root, path[-1]):
+            return f"unknown key; did you mean {' or '.join(map(repr, elsewhere))}?"
+        known = f"; known keys: {', '.join(fields)}"
+        return f"unknown key{_did_you_mean(path[-1], fields) or known}"
+
     def closest(self, members: Sequence[Any], value: Any, path: Key) -> Any:
         """Builds the member of a union that finds the least wrong with ``value``."""
         trials = []
         for member in members:
-            walk = _Walk(self.origins)
+            walk = _Walk(self.root, self.origins)
             trials.append((walk.visit(member, value, path), walk.problems))
         result, problems = min(trials, key=lambda trial: len(trial[1]))
         self.problems += problems
@@ -351,6 +371,51 @@ class _Walk:
         below = [place for place in self.origins if place.startswith(f"{_dotted(path)}.")]
         places = (_dotted(path), *below, *(_dotted(path[:n]) for n in range(len(path) - 1, -1, -1)))
         return next((f" (from {self.origins[p]})" for p in places if p in self.origins), "")
+
+
+def _leaves(value: Any) -> Iterator[Key]:
+    """The keys below a mapping, from it on."""
+    for key, below in value.items() if isinstance(value, Mapping) else ():
+        deeper = list(_leaves(below))
+        yield from ((key, *rest) for rest in deeper) if deeper else [(key,)]
+
+
+def _sections(tp: Any) -> Iterator[type]:
+    """The dataclasses that a type is or, as a union, may be; not those in lists and mappings."""
+    if dataclasses.is_dataclass(tp) and isinstance(tp, type):
+        yield tp
+    elif typing.get_origin(tp) in _UNIONS:
+        for member in typing.get_args(tp):
+            yield from _sections(member)
+
+
+def _keys(section: type) -> dict[str, Any]:
+    """The keys of a section and their types."""
+    hints = typing.get_type_hints(section)
+    return {field.name: hints[field.name] for field in dataclasses.fields(section) if field.init}
+
+
+def _has(section: type, keys: Sequence[str]) -> bool:
+    """Whether a recipe has a dotted key. A mapping that is no section may have any."""
+    hint = _keys(section).get(keys[0])
+    inner = list(_sections(hint))
+    return hint is not None and (len(keys) == 1 or not inner or any(_has(each, keys[1:]) for each in inner))
+
+
+def _elsewhere(root: type, name: Any) -> list[str]:
+    """The dotted keys of a recipe that end in a name, those nearest to the top."""
+    level: list[tuple[str, type]] = [("", root)]
+    while level:
+        below = [
+            (f"{prefix}{key}", inner)
+            for prefix, section in level
+            for key, hint in _keys(section).items()
+            for inner in (*_sections(hint), None)
+        ]
+        if found := [key for key, inner in below if inner is None and key.rpartition(".")[2] == name]:
+            return found
+        level = [(f"{key}.", inner) for key, inner in below if inner is not None]
+    return []
 
 
 def _shape_of(value: Any) -> type | None:

@@ -27,9 +27,9 @@ def names() -> list[str]:
 
 
 def find(recipe: str | Path, start: Path = Path()) -> Path:
-    """The file that a path from ``start`` or a name stands for; of both the path, if there is such a file.
+    """The file of a path from ``start``, or of a name. A path goes first if there is such a file.
 
-    What is neither comes back as a path, for whoever reads it to say so.
+    Any other text is returned as a path, and reading it raises the error.
 
     Example:
       >>> find("quickstart").name, find("mine.yaml").name

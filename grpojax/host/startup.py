@@ -1,4 +1,4 @@
-"""What a process needs before jax or anything else heavy is imported."""
+"""Settings of a process from before jax or anything else heavy is imported."""
 
 import ctypes
 import importlib.metadata

@@ -69,4 +69,4 @@ class Watchdog:
             if late:
                 faulthandler.dump_traceback(file=2, all_threads=True)
                 message = f"step {number} has taken {seconds:.0f} s, over {TIMES:g} times the median of {median:.2g} s"
-                self._hang(f"{message}; what each thread does stands above")
+                self._hang(f"{message}; the lines above show what each thread does")

@@ -1,4 +1,4 @@
-"""Constant factors on the policy's term: for the sampler's numerics, and for samples that the policy has left."""
+"""Constant factors on the policy's term: for the sampler's numerics, and for samples that have become unlikely."""
 
 from typing import Literal, get_args
 
@@ -25,13 +25,13 @@ def importance_correction(
     high: float = IMPORTANCE_CAP,
     segments: AnyTokens | None = None,
 ) -> AnyTokens:
-    """Weights for what the sampler's numerics did to the samples: ``w = π_train / π_sampler``, constant, ``[..., T]``.
+    """Weights that correct for the sampler's numerics: ``w = π_train / π_sampler``, constant, ``[..., T]``.
 
-    Apart from the ratio of the objective, which is between two policies of the trainer.
+    They are separate from the objective's ratio, which compares two policies of the trainer.
 
     The defaults are TIS with its cap of 2, which loses no token. IcePop is MIS with other bounds. TRL's own (1.16) are
-    ``mode="mask", level="sequence", low=0.0, high=3.0``: it leaves out whole samples whose product is over 3, and few
-    long ones stay.
+    ``mode="mask", level="sequence", low=0.0, high=3.0``: it leaves out whole samples whose product is over 3, which few
+    long samples survive.
 
     Args:
       train_logps: ``[..., T]`` the behaviour policy as the trainer computes it.
@@ -81,7 +81,7 @@ def off_policy_mask(
 ) -> AnyTokens:
     """``[..., T]`` float32: 0 on samples with ``A < 0`` and ``mean_t (log π_sampler - log π) > limit``, else 1.
 
-    DeepSeek-V3.2 (arXiv 2512.02556): wrong samples that the policy has already left teach nothing more. ``limit`` in
+    DeepSeek-V3.2 (arXiv 2512.02556): wrong samples that the policy has already made unlikely are left out. ``limit`` in
     nats a token; the paper gives none, TRL suggests 0.5.
     ``logps``, ``sampler_logps``, ``advantages`` and ``mask`` are ``[..., T]``, ``segments`` as in `log_ratio`.
 

@@ -1,4 +1,4 @@
-"""Clip-Cov and KL-Cov: the few tokens whose advantage and log-prob rise together, which is what costs entropy."""
+"""Clip-Cov and KL-Cov: masks of the few tokens whose advantage and log-prob rise together, which lowers the entropy."""
 
 import functools
 import operator
@@ -42,9 +42,8 @@ def clip_cov(
 ) -> Array:
     """Clip-Cov's mask (arXiv 2505.22617): False on ``max(floor(fraction N), 1)`` tokens with ``low < cov < high``.
 
-    They are drawn at random; N counts ``mask``. Set the *advantages* of these tokens to 0: what the loss divides by,
-    its KL and its entropy stay.
-    Needs the whole batch.
+    They are drawn at random; N counts ``mask``. Set the *advantages* of these tokens to 0: the loss's divisor, KL and
+    entropy then do not change. Needs the whole batch.
 
     Args:
       key: jax PRNG key of the draw.
@@ -52,9 +51,9 @@ def clip_cov(
       mask: ``[...]`` bool.
       fraction: share of the tokens dropped.
       low, high: the range.
-      skip: ``[...]`` bool, tokens never drawn: those that are clipped already.
-      places: ``[...]`` int32, a number for each token. Its draw then follows from that and the key, in whatever layout
-        the tokens stand; None draws for the layout as it is.
+      skip: ``[...]`` bool, tokens that are never drawn, since they are clipped already.
+      places: ``[...]`` int32, a number for each token. The draw then depends on this number and the key, not on the
+        layout. None draws by position.
 
     Example:
       >>> cov = jnp.array([1.3, -0.6, -0.9, 1.6])
@@ -77,7 +76,7 @@ def clip_cov(
 def kl_cov(cov: Array, mask: Array, *, fraction: float = 2e-4) -> Array:
     """KL-Cov's mask (arXiv 2505.22617): True on the ``max(floor(fraction N), 1)`` tokens of largest `covariance`.
 
-    And on ties with the last of them.
+    Ties with the last of them are True as well.
 
     They get `kl_cov_penalty`. Needs the whole batch. ``cov`` and ``mask`` are ``[...]``.
 
@@ -119,8 +118,9 @@ def covariance_mask(
 ) -> AnyTokens:
     """``[..., T]`` bool, the tokens of Clip-Cov or KL-Cov (arXiv 2505.22617), for `policy_loss`.
 
-    For ``objective.covariance="clip"`` those that `clip_cov` drops, none of them clipped already; for "kl" those of
-    `kl_cov`. Both look at all tokens of an update: call it once for the whole minibatch, whatever its micro-batches.
+    With ``objective.covariance="clip"`` these are the tokens that `clip_cov` drops, none of which is clipped already;
+    with "kl" those of `kl_cov`. Both need all tokens of an update: call it once for the whole minibatch, not for each
+    micro-batch.
 
     Args:
       key: jax PRNG key of the draw; KL-Cov draws nothing.

@@ -1,4 +1,4 @@
-"""The KL to a reference: estimated from drawn tokens, and exact."""
+"""Estimates of the KL to a reference, from drawn tokens."""
 
 from typing import Literal
 
@@ -22,11 +22,11 @@ def kl(
     unbiased = ρ k3 with the differentiated ratio ρ to the behaviour policy (DeepSeek-V3.2, arXiv 2512.02556).
 
     As a *loss* on tokens that π itself drew (on-policy), k2 has the expected gradient of KL(π || π_ref), k3 that of
-    KL(π_ref || π), k1 none. On tokens of another policy (later updates of a rollout, older samples, a sampler of eight
-    bits) k2 and k3 have neither, and no correction is applied to them. Unbiased has the gradient of KL(π || π_ref) on
-    tokens of any policy that its ratio is taken against; with an importance correction, `policy_loss` multiplies it by
-    that too, and it is exact up to what the correction cuts off. In the *reward* only k1 has the right gradient.
-    `Objective` refuses the others. Float32 ``[...]``, nats.
+    KL(π_ref || π), k1 none. On tokens of another policy (later updates of a rollout, older samples, an eight-bit
+    sampler) k2 and k3 have neither gradient, and no correction is applied to them. Unbiased has the gradient of KL(π ||
+    π_ref) on tokens of the policy in its ratio's denominator. With an importance correction, `policy_loss` multiplies
+    it by the correction too, so that it is exact up to what the correction cuts off. In the *reward* only k1 has the
+    right gradient. `Objective` refuses the others. Float32 ``[...]``, nats.
 
     A token far from the reference is pulled back: no clip ends a gradient. That of k2 is d, that of unbiased ρ d,
     exactly, and that of k3 ``1 - exp(-d)``, whose exponential stops growing 20 nats under the reference.
@@ -35,8 +35,8 @@ def kl(
       logps: ``[...]`` differentiated.
       ref_logps: ``[...]`` constant.
       kind: the estimator.
-      log_ratios: for "unbiased": `log_ratio` to the behaviour policy, of which the value is read.
-      mask: ``[...]`` bool, 0 where it is not set whatever stands there; None where all counts.
+      log_ratios: for "unbiased": `log_ratio` to the behaviour policy; only its value is read.
+      mask: ``[...]`` bool; the result is 0 where it is not set, whatever the log-probs are. None counts every token.
 
     Example:
       >>> p, q = jnp.log(jnp.array([0.5, 0.5])), jnp.log(jnp.array([0.25, 0.75]))

@@ -7,17 +7,17 @@ from grpojax.types import Scalar
 def adapt_entropy_coef(coef: Scalar, entropy: Scalar, target: float, step: float = 0.005) -> tuple[Scalar, Scalar]:
     """``(coef of the next step, coef applied in this one)`` of the entropy bonus (Skywork-OR1, arXiv 2505.22312).
 
-    The weight rises by ``step`` where the entropy is under ``target`` and falls by it where it is over, to 0 at least.
+    The weight rises by ``step`` if the entropy is under ``target``, and falls by it if it is over, down to 0.
     It is applied only while the entropy is at most the target: ``coef if entropy <= target else 0``.
 
     Args:
       coef: ``[]`` the weight so far, 0 or more; part of a run's state.
       entropy: ``[]`` mean over this step's tokens, nats.
-      target: the entropy to hold, nats a token; 0.2 there.
-      step: 0.005 there.
+      target: the entropy to hold, nats per token; 0.2 in the paper.
+      step: change of the weight; 0.005 in the paper.
 
     Returns:
-      Two numbers, by plain arithmetic, so that a run may do it while the device is busy; the second is `policy_loss`'s
+      Two numbers, by plain arithmetic, so that it can run while the device is busy. The second is `policy_loss`'s
       ``entropy_coef``.
 
     Example:

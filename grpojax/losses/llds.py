@@ -1,4 +1,4 @@
-"""LLDS: a loss on what the likelihood of right samples lost (arXiv 2512.04220)."""
+"""LLDS: a loss on how much less likely right samples became (arXiv 2512.04220)."""
 
 from typing import Literal, get_args
 
@@ -21,15 +21,15 @@ def displacement_weights(
 ) -> AnyTokens:
     """Weights ``[..., T]`` of LLDS's token terms (arXiv 2512.04220), from the *global* batch.
 
-    Samples with A >= 0 count, 0 included.
+    Samples with A >= 0 count, also those with A = 0.
     ``w = 1[A >= 0] / N``, N the number of such tokens, and ``answer_weight`` times that on tokens of the answer.
 
     Args:
-      advantages: ``[..., T]``, flat or grouped, one sign a sample.
-      mask: ``[..., T]`` bool, tokens of the policy: no tool outputs, and none of a sample without a reward, whose
-        advantage is 0 as well.
+      advantages: ``[..., T]``, flat or grouped, with one sign per sample.
+      mask: ``[..., T]`` bool, the policy's own tokens: no tool outputs, and no sample without a reward, since its
+        advantage is 0 too.
       answer: ``[..., T]`` bool, tokens of the answer; None for none.
-      answer_weight: LLDS-MA's β, in [0, 1]: how much answer tokens count. The paper moves it with the number of valid
+      answer_weight: LLDS-MA's β, in [0, 1]: weight of the answer's tokens. The paper moves it with the number of valid
         searches, ``min(searches / 2, 1)``; its code caps their absolute weight, ``min(w, coef) / coef`` here.
       normalise: divide by the number of tokens of the samples that count (paper) or of all (the authors' code).
 
@@ -61,15 +61,15 @@ def displacement(
 ) -> AnyTokens:
     """LLDS's token terms ``gate max(0, Δ)``, ``Δ = log π_behavior - log π`` (arXiv 2512.04220), ``[..., T]``.
 
-    The gate is constant: open where Δ summed over the token's action (or response) is over 0; always for "token". At
-    ratio 1 all terms and gradients are 0: it acts from the second update of a rollout on.
+    The gate is constant: 1 where the sum of Δ over the token's action (or response) is over 0, else 0; for "token" it
+    is always 1. At ratio 1 all terms and gradients are 0, so it acts from the second update of a rollout on.
 
     Args:
       log_ratios: ``[..., T]`` of `log_ratio`, token level.
       mask: ``[..., T]`` bool.
-      gate: what is gated as one.
-      actions: ``[..., T]`` int32 in ``[0, T]``, different for the actions that share the last axis, that is for the
-        stretches of a response between tool outputs. None where a response is one action.
+      gate: the unit that Δ is summed over for the gate.
+      actions: ``[..., T]`` int32 in ``[0, T]``, a number for each action, that is each stretch of a response between
+        tool outputs. None if a response is one action.
       segments: where samples share the last axis (`grpojax.masked.sequence_total`).
 
     Example:

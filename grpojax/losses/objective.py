@@ -28,40 +28,43 @@ _COVARIANCE_READS = {
 class Objective:
     """What an update minimises, as data.
 
-    `policy_loss` has the formula, `grpojax.variants` the objectives as published.
+    `policy_loss` has the formula, `grpojax.variants` the published objectives.
 
     Attributes:
-      surrogate: ``(log_ratios, advantages) -> token losses`` (`grpojax.losses.surrogates`): one of this package, such
-        as ``clipped(0.2, 0.28)``, or a function of your own.
+      surrogate: ``(log_ratios, advantages) -> token losses`` (`grpojax.losses.surrogates`): a function of this package,
+        such as ``clipped(0.2, 0.28)``, or one of your own.
       ratio: level of the importance ratio (`log_ratio`).
-      ratio_denominator: the policy that the ratio is taken against: "trainer", ``old_logps``, or "sampler",
-        ``sampler_logps``, so that the ratio corrects the sampler's numerics and stale samples too, and no pass
-        of the old policy is needed.
-      trace_decay: γλ of a trace ratio; None for the other levels.
+      ratio_denominator: the policy in the ratio's denominator. "trainer" reads ``old_logps``. "sampler" reads
+        ``sampler_logps``: the ratio then also corrects for the sampler's numerics and for stale samples, and the old
+        policy needs no forward pass.
+      trace_decay: γλ of a trace ratio, in [0, 1]; None for the other levels.
       aggregate: how token losses become one number (`loss_weights`).
-      constant: divisor of ``aggregate="constant"``, tokens.
+      constant: divisor of ``aggregate="constant"``, in tokens; None for the other rules.
       count_empty: whether samples without any token that counts (`loss_weights`) still count as samples.
-      kl_coef: weight of the KL to the reference; 0 means that no reference is ever evaluated.
+      kl_coef: weight of the KL to the reference; 0 evaluates no reference.
       kl_kind: the estimator (`kl`).
-      kl_in: "loss" (k2, k3 or unbiased), or where the advantages have it already, and the loss does not: "reward" (k1,
-        its sum subtracted by `grpojax.advantages.subtract_kl`) or "token_reward" (k1, subtracted from each token's
-        reward by `grpojax.advantages.token_rewards`). With these two the loss reads the reference for the metric
-        ``kl`` only.
-      entropy_coef: weight of the entropy bonus; 0 without a target means that no entropy is ever computed for the loss.
-        With a target, the weight at the start.
-      entropy_target: nats a token that the weight is moved to hold (`adapt_entropy_coef`; Skywork-OR1,
+      kl_in: where the KL is. "loss" adds it to the loss (k2, k3 or unbiased). "reward" (k1;
+        `grpojax.advantages.subtract_kl` subtracts its sum) and "token_reward" (k1; `grpojax.advantages.token_rewards`
+        subtracts it from each token's reward) mean that the advantages contain it: the loss then reads the reference
+        for the metric ``kl`` only.
+      entropy_coef: weight of the entropy bonus; with ``entropy_target``, the weight at the start. 0 without a target
+        computes no entropy for the loss.
+      entropy_target: entropy in nats per token that the weight is adapted to hold (`adapt_entropy_coef`; Skywork-OR1,
         arXiv 2505.22312, has 0.2); None for a fixed weight.
-      entropy_step: how far the weight moves at a time.
-      importance: what is done about the sampler's numerics (`importance_correction`).
-      importance_level, importance_low, importance_high: its level and bounds; None for its own defaults.
-      off_policy_limit: nats a token over which wrong samples are dropped (`off_policy_mask`); None for never.
+      entropy_step: change of the weight per step. Only with ``entropy_target``.
+      importance: correction for the sampler's numerics (`importance_correction`): "none", "truncate" or "mask".
+      importance_level: level of that correction: of each token, of a whole sample, or its geometric mean.
+      importance_low, importance_high: its bounds; None takes the defaults of `importance_correction`.
+      off_policy_limit: wrong samples are dropped if they have become this much less likely, in nats per token
+        (`off_policy_mask`); None never drops.
       llds_coef: weight of LLDS's term (`displacement`); 0 for none.
-      llds_gate: its gate.
-      covariance: what is done to the tokens of `covariance_mask`: "clip" takes them out of the policy's term
-        (Clip-Cov), "kl" adds ``covariance_coef |log ρ|`` to it and goes with `unclipped` (KL-Cov), "none" nothing.
-      covariance_fraction: share of the tokens that are picked.
-      covariance_low, covariance_high: of "clip", the range that they are drawn from.
-      covariance_coef: of "kl"; 1 in the official run, 0.1 in verl's.
+      llds_gate: the unit that LLDS's gate is computed for (`displacement`).
+      covariance: what happens to the tokens of `covariance_mask`. "clip" leaves them out of the policy's term
+        (Clip-Cov). "kl" adds ``covariance_coef |log ρ|`` for them and needs the surrogate `unclipped` (KL-Cov). "none"
+        changes nothing.
+      covariance_fraction: share of the tokens that are picked, in (0, 1].
+      covariance_low, covariance_high: range of covariances that "clip" draws tokens from.
+      covariance_coef: weight of the penalty of "kl"; 1 in the official run, 0.1 in verl.
 
     Example:
       >>> objective = Objective(surrogate=clipped(high=0.28), aggregate="token_mean", kl_coef=0.04)
@@ -187,7 +190,7 @@ class Objective:
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the policy's term is right for samples of an older policy: without a ratio, only for its own."""
+        """Whether the policy's term has an importance ratio; without one, samples must be the current policy's."""
         return getattr(self.surrogate, "reads_ratio", True) and self.ratio != "own"
 
     @property

@@ -39,30 +39,30 @@ def policy_loss(
     ``sum(w * (kept * correction * surrogate + kl_coef * kl - entropy_coef * entropy))
     + llds_coef * sum(w' * displacement)`` with ``kept`` of `off_policy_mask`. A KL of kind "unbiased" is multiplied by
     the correction too: its ratio leads from the policy to the trainer's old policy, and the correction from there to
-    the sampler, whose tokens these are. The other kinds are not (`kl`).
+    the sampler that drew the tokens. The other kinds are not multiplied (`kl`).
 
-    With one update a rollout and centred advantages the *value* of the policy term is about 0 (the ratio is 1);
-    its gradient is ``-Σ w A ∇ log π`` and is not.
+    With one update a rollout and centred advantages the *value* of the policy term is about 0, as the ratio is 1. Its
+    gradient, ``-Σ w A ∇ log π``, is not.
 
-    The functions that give the terms name their sources; `grpojax.variants` has the published objectives.
+    The functions of the terms name their sources. `grpojax.variants` has the published objectives.
 
-    Every array has the shape of ``logps``: flat ``[B, T]``, grouped ``[P, G, T]``, or any other ``[..., T]``. What
-    stands where ``weights`` is 0 is never read. Log-probs are in nats.
+    Every array has the shape of ``logps``: flat ``[B, T]``, grouped ``[P, G, T]``, or any other ``[..., T]``. Entries
+    where ``weights`` is 0 are never read. Log-probs are in nats.
 
     Args:
       logps: ``[..., T]`` log-probs of the completion tokens, differentiated.
-      objective: the terms. It says which of the arrays below must be given (`Objective.reads`); the others may be.
-      advantages: ``[..., T]`` constant. One number a sample becomes ``jnp.broadcast_to(a[..., None], logps.shape)``.
+      objective: the terms. `Objective.reads` says which of the arrays below they need; the others may be given too.
+      advantages: ``[..., T]`` constant. For one number per sample give ``jnp.broadcast_to(a[..., None], logps.shape)``.
       weights: ``[..., T]`` of `loss_weights`, computed on the global batch; 0 on padding.
-      old_logps: ``[..., T]`` log-probs of the policy before the update, which the ratio is taken against. None means
-        the policy itself, as with one update a rollout: the ratio is 1.
+      old_logps: ``[..., T]`` log-probs of the policy before the update, the ratio's denominator. None means the policy
+        itself, as with one update per rollout: the ratio is 1.
       ref_logps: ``[..., T]`` log-probs of the frozen reference.
       sampler_logps: ``[..., T]`` log-probs that the sampler reported.
-      displacement_weights: ``[..., T]`` of the function of that name.
+      displacement_weights: ``[..., T]`` from `displacement_weights`.
       actions: ``[..., T]`` int32 (`displacement`).
-      covariance_mask: ``[..., T]`` bool of the function of that name.
-      entropy: ``[..., T]`` differentiated entropy of each token's distribution, nats. Where the objective does not
-        need it, it is a metric.
+      covariance_mask: ``[..., T]`` bool from `covariance_mask`.
+      entropy: ``[..., T]`` differentiated entropy of each token's distribution, nats. If the objective does not need
+        it, it only gives a metric.
       entropy_coef: ``[]``, the weight of the entropy in this update, when there is an ``objective.entropy_target``
         (`adapt_entropy_coef`).
       segments: None where the last axis is one sample; ``[..., T]`` int32 where several share it
@@ -72,7 +72,7 @@ def policy_loss(
       ``(loss [] float32, metrics)``: `grpojax.types.Mean` over tokens (``ratio``, ``kl``, ``entropy``, ``clip_low``,
       ``clip_high``, ``dual_clip``, ``cap_hit``, ``clip_cov``, ``kl_cov``, ``importance``,
       ``importance_clipped``, ``off_policy``), and ``[]`` for the loss and its terms (``loss``, ``policy_loss``,
-      ``kl_loss``, ``llds_loss``); those that there are.
+      ``kl_loss``, ``llds_loss``). Only the metrics of terms in the objective are there.
 
     Raises:
       ValueError: an array has another shape than ``logps``, or one that a term needs is missing.

@@ -1,4 +1,4 @@
-"""Importance ratios between the policy and the one that the samples are weighed against."""
+"""Importance ratios between the policy and the one in the denominator."""
 
 from typing import Literal, get_args
 
@@ -23,7 +23,7 @@ def log_ratio(
     decay: float | None = None,
     segments: AnyTokens | None = None,
 ) -> AnyTokens:
-    """The logarithm of the importance ratio that each token's loss takes, 0 where ``mask`` is not set, within ±20.
+    """The logarithm of the importance ratio of each token's loss, limited to ±20; 0 where ``mask`` is not set.
 
     With ``δ = log π(token) - log π_behavior(token)`` and sums over a sample's tokens:
 
@@ -39,7 +39,7 @@ def log_ratio(
     own             0 in value, the gradient of log π_t                     GTPO, whatever the behaviour
     ==============  ======================================================  =============================
 
-    "joint" lacks GSPO's root of the length: its ratios leave any clip range that was meant for "sequence".
+    "joint" lacks GSPO's root of the length: its ratios are outside of any clip range that is meant for "sequence".
 
     At ratio 1 a trace still differs from a token: token j gets the gradient of all later ones,
     ``(1 - decay^(T-j)) / (1 - decay)`` times, so a decay of 0.99 makes early tokens up to 100 times as strong.
@@ -48,11 +48,11 @@ def log_ratio(
 
     Args:
       logps: ``[..., T]`` log-probs, differentiated.
-      behavior_logps: ``[..., T]`` log-probs of the policy the ratio is taken against, or None: the policy itself, so
-        that the ratio is exactly 1 and its gradient is that of the log-prob.
+      behavior_logps: ``[..., T]`` log-probs of the policy in the denominator. None is the policy itself: the ratio is
+        exactly 1, and its gradient is that of the log-prob.
       mask: ``[..., T]`` bool.
       level: a row of the table.
-      decay: γλ of the traces, in [0, 1]; None for all else.
+      decay: γλ of the traces, in [0, 1]; None for the other levels.
       segments: ``[..., T]`` int32 where samples share the last axis (`grpojax.masked.sequence_total`).
 
     Example:

@@ -1,4 +1,4 @@
-"""Losses on given answers: one that is right, or a better and a worse one."""
+"""Losses on given answers: on a right one, or on a better and a worse one."""
 
 import jax
 
@@ -9,13 +9,13 @@ from grpojax.types import AnyTokens, Array, Scalar
 def sft_loss(logps: AnyTokens, weights: AnyTokens) -> Scalar:
     """``-Σ w log π(token)``: the cross-entropy of given completions, in nats; a scalar.
 
-    The likelihood of answers of a teacher (R1's distillation, arXiv 2501.12948) or of one's own that were right
+    The answers may come from a teacher (R1's distillation, arXiv 2501.12948), or be the model's own right ones
     (rejection sampling, STaR, arXiv 2203.14465).
 
     Args:
       logps: ``[..., T]``, flat, grouped or in rows, log-probs of the tokens of the completions.
-      weights: of the same shape (`grpojax.losses.loss_weights`), 0 on padding. What stands there, NaN included, has no
-        part in value or gradient.
+      weights: of the same shape (`grpojax.losses.loss_weights`), 0 on padding. Log-probs there, also NaN, change
+        neither value nor gradient.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,8 +1,8 @@
-"""What a token of the policy loss is: clipped or not, by ratio or by log-prob. Imports jax only.
+"""Surrogates: the policy loss of a token, clipped or not, by ratio or by log-prob. Imports jax only.
 
 A surrogate is ``(log_ratios, advantages) -> token losses``, all ``[..., T]``, 0 where both are 0. Any such function is
-one, of which `policy_loss` takes the weighted sum: it returns a loss for each token, not their mean.
-What else it may have:
+a surrogate. It returns a loss for each token, not their mean: `policy_loss` takes the weighted sum. What else it may
+have:
 
 ===============  ======================================================================================
 ``needs``        what it reads more, by keyword: ``logps``, the differentiated log-probs; ``sequence_mean``,
@@ -28,7 +28,7 @@ from grpojax.types import AnyTokens
 def inputs_of(
     surrogate: Any, logps: AnyTokens, mask: AnyTokens, segments: AnyTokens | None = None
 ) -> dict[Literal["logps", "sequence_mean"], Any]:
-    """What ``surrogate`` reads besides log-ratios and advantages, by name.
+    """The further inputs of ``surrogate``, by name, besides log-ratios and advantages.
 
     ``logps`` and ``mask`` are ``[..., T]``, ``segments`` as in `grpojax.masked.sequence_total`.
 
@@ -86,7 +86,7 @@ def as_float32(surrogate: Any, **arrays: AnyTokens) -> tuple[AnyTokens, ...]:
 class clipped:
     """PPO's surrogate: ``-min(ρ A, clip(ρ, 1 - low, 1 + high) A)`` (arXiv 1707.06347; asymmetric: DAPO, 2503.14476).
 
-    The gradient is 0 where the ratio has passed the bound that its advantage pushes towards, and only there.
+    The gradient is 0 only where the ratio has passed the bound in the direction of its advantage.
     On ``[...]``, ρ of `log_ratio`.
 
     Attributes:
@@ -215,12 +215,14 @@ class cispo:
 class vespo:
     """``-sg[φ(w)] A log π``, ``φ(w) = exp(λ + k log w - λ w)``: a soft weight of samples (VESPO, arXiv 2602.10693).
 
-    w is the product of a sample's ratios, between 1e-8 and e^20; φ(1) = 1. For A >= 0 φ is largest under 1, at k / λ;
-    for A < 0 over it, at as much. Takes ratio="joint". On ``[..., T]``.
+    w is the product of a sample's ratios, between 1e-8 and e^20; φ(1) = 1. φ is largest at w = k / λ, which is under 1
+    for A >= 0 and over 1 for A < 0. Takes ratio="joint". On ``[..., T]``.
 
     Attributes:
-      k_positive, lambda_positive: k and λ where A >= 0, (2, 3) in TRL.
-      k_negative, lambda_negative: elsewhere, (3, 2).
+      k_positive: k of tokens with A >= 0; 2 in TRL.
+      lambda_positive: λ of tokens with A >= 0; 3 in TRL.
+      k_negative: k of tokens with A < 0; 3 in TRL.
+      lambda_negative: λ of tokens with A < 0; 2 in TRL.
 
     Example:
       >>> log_ratios, logps = jnp.log(jnp.array([0.5, 1.0, 2.0])), jnp.full(3, -1.0)
@@ -254,8 +256,11 @@ class vespo:
 class soft_adaptive:
     """``-f(ρ) A``, ``f(ρ) = 4/τ σ(τ (ρ - 1))`` (SAPO, arXiv 2511.20347): a clip without an edge.
 
-    τ is ``tau_positive`` where A > 0 and ``tau_negative`` elsewhere. The gradient's weight is 1 at ratio 1; the
-    *value* there is 2/τ, so it does not compare with PPO's. On ``[...]``.
+    The gradient's weight is 1 at ratio 1. The *value* there is 2/τ, so it does not compare with PPO's. On ``[...]``.
+
+    Attributes:
+      tau_positive: τ of tokens with A > 0: how fast their weight falls as the ratio leaves 1.
+      tau_negative: τ of the other tokens.
 
     Example:
       >>> [round(float(x), 4) for x in soft_adaptive()(jnp.log(jnp.array([0.5, 1.0, 2.0])), jnp.ones(3))]
@@ -280,8 +285,8 @@ class geometric:
     """``-A exp(mean_t δ_t)``, each log-ratio first clipped on the side its advantage pushes to
     (GMPO, arXiv 2507.20673).
 
-    A > 0: ``min(δ, high)``; A < 0: ``max(δ, -low)``, in nats. A clipped token has no gradient; the others keep theirs.
-    Takes token-level log-ratios; goes with ``aggregate="sequence_mean"``. On ``[..., T]``.
+    A > 0: ``min(δ, high)``; A < 0: ``max(δ, -low)``, in nats. A clipped token has no gradient; the others keep their
+    gradient. Takes token-level log-ratios; goes with ``aggregate="sequence_mean"``. On ``[..., T]``.
 
     Example:
       >>> log_ratios = jnp.array([0.9, -0.1, 0.2, -0.7])

@@ -1,6 +1,6 @@
 """Surrogates that stop a token by how far its probability has moved, not by its ratio: DPPO (arXiv 2602.04879).
 
-`clipped` stops an unlikely token early, whose ratio moves most, and a likely one late. Written as in
+`clipped` stops unlikely tokens early, since their ratios move most, and likely ones late. The notation is that of
 `grpojax.losses.surrogates`.
 """
 
@@ -25,9 +25,9 @@ def _probabilities(log_ratios: AnyTokens, logps: AnyTokens) -> tuple[AnyTokens, 
 class dppo_tv:
     """``-keep ρ A + kl_coef (log ρ)²``, ``keep`` by total variation (DPPO, arXiv 2602.04879).
 
-    With π the policy's probability of the drawn token and μ that of the policy it is weighed against, the sampler
-    where ``ratio_denominator="sampler"``: keep = 0 where A > 0 and ``π - μ > high``, or A < 0 and ``μ - π > low``.
-    It is constant for the gradient. Takes ratio="token". On ``[...]``, ``logps`` differentiated, nats.
+    π is the policy's probability of the drawn token, and μ that of the policy in the ratio's denominator: keep = 0
+    where A > 0 and ``π - μ > high``, or A < 0 and ``μ - π > low``. It is constant for the gradient. Takes
+    ratio="token". On ``[...]``, ``logps`` differentiated, nats.
 
     Attributes:
       low, high: how far the probability may fall and rise, 0.2 in prime-rl.
@@ -72,7 +72,7 @@ class dppo_kl(dppo_tv):
     π < μ and ``d > low``.
 
     Attributes:
-      low, high: nats; 0.05 is a re-implementation's, prime-rl has none.
+      low, high: bounds in nats; 0.05 is from a re-implementation, prime-rl has none.
       kl_coef: as in `dppo_tv`.
 
     Example:

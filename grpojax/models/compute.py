@@ -1,4 +1,4 @@
-"""How a decoder is run: precision, memory against time, kernels, devices. What it computes is elsewhere."""
+"""How a decoder runs: precision, memory against time, kernels, devices. Other modules say what it computes."""
 
 import dataclasses
 from typing import Literal
@@ -18,10 +18,10 @@ class ModelConfig:
 
     Attributes:
       path: a Hugging Face folder; ``builtin:tiny`` is the one in the package.
-      dtype: of activations and of the weights while they multiply. Master weights are always float32.
-      remat: "layer" recomputes each layer in the backward pass, "matmuls" all of it but the products with weights and,
-        on CPUs and with cuDNN, what attention gave; "none" keeps its activations.
-      attention: "auto" picks by platform; "xla", "splash" (TPU), "cudnn" (NVIDIA, bfloat16).
+      dtype: type of activations, and of weights in products. Master weights are always float32.
+      remat: what the backward pass recomputes. "layer" recomputes each layer. "matmuls" keeps the products with weights
+        and, on CPUs and with cuDNN, the output of attention, and recomputes the rest. "none" keeps all activations.
+      attention: the kernel: "xla", "splash" (TPU) or "cudnn" (NVIDIA, bfloat16). "auto" chooses by platform.
     """
 
     path: str
@@ -39,15 +39,15 @@ class Compute:
     """How to run a decoder; nothing here changes what it computes beyond rounding.
 
     Attributes:
-      dtype: of activations and of the weights while they multiply; norms, softmax and log-probs are float32.
-      remat: what a layer keeps for the backward pass: "layer" its input only, "matmuls" also what its weights gave
-        and, on CPUs and with cuDNN, attention, so that the rest is done again, "none" everything.
+      dtype: type of activations, and of weights in products; norms, softmax and log-probs are float32.
+      remat: what a layer keeps for the backward pass: "layer" its input, "matmuls" also the products with its weights
+        and, on CPUs and with cuDNN, the output of attention, "none" everything. The rest is recomputed.
       attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
-      vocab_chunk: entries of the vocabulary that tokens are scored against at once; 0 takes as many as make about
+      vocab_chunk: entries of the vocabulary whose logits are computed at once; 0 takes as many as make about
         `logits_bytes`.
       mesh: None on one device.
-      platform: the one compiled for; None is jax's default.
-      lean: of a forward without gradient, hold an MLP's activations of no more than 1024 tokens of a shard.
+      platform: the platform to compile for; None is jax's default.
+      lean: in a forward pass without gradient, hold the MLP's activations of at most 1024 tokens of a shard.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -42,10 +42,15 @@ ROLLOUT: Rules = {**TRAIN, "embed": ()}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """Devices along each mesh axis; one of them may be -1: all that remain.
+    """Number of devices along each axis of the mesh. One of the first three may be -1, which takes all that remain.
 
-    ``rollout`` reserves that many devices, the last ones, for sampling; the axes are then those of the others, which
-    learn. Weights are cut over them by ``tensor`` as over the others, and whole otherwise. 0 samples and learns on all.
+    Attributes:
+      data: copies of the weights, each with its own share of the batch.
+      fsdp: devices over which weights, optimiser state and the batch are sharded.
+      tensor: devices over which each matrix product is sharded.
+      rollout: devices, the last ones, that only sample; a multiple of ``tensor``. The axes above then divide the other
+        devices, which learn. Devices that sample shard the weights by ``tensor`` only. 0 samples and learns on all
+        devices.
     """
 
     data: int = 1

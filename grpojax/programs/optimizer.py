@@ -17,15 +17,17 @@ class OptimizerConfig:
     """AdamW or SGD with warm-up, a schedule and clipping.
 
     Attributes:
-      name: "adamw" or "sgd".
-      learning_rate: the peak.
-      schedule: after the warm-up, "constant", or "linear" or "cosine" down to ``final_fraction`` of the peak at the
-        last step. Of a run with a budget of tokens the whole of it, warm-up of policy and critic included, is what
-        the rate falls over.
-      final_fraction: share of the peak that "linear" and "cosine" end at.
-      warmup_steps: updates over which the rate rises from 0 (the first update has 1 / warmup_steps of it).
-      b1, b2, eps: Adam's (b1 is SGD's momentum; 0 for none).
-      weight_decay: decoupled, on matrices only: norms and biases do not decay. AdamW only.
+      name: the optimiser: "adamw" or "sgd".
+      learning_rate: the rate after the warm-up, the highest one.
+      schedule: the rate after the warm-up. "constant" keeps it; "linear" and "cosine" lower it to ``final_fraction`` of
+        the peak at the last step. In a run whose length is ``train.tokens``, the rate falls over all of these tokens,
+        those of the policy's and the critic's warm-up included.
+      final_fraction: share of the peak rate that "linear" and "cosine" end at.
+      warmup_steps: updates over which the rate rises from 0. The first update has 1 / warmup_steps of the peak.
+      b1: Adam's decay of the first moment, or SGD's momentum; 0 for none.
+      b2: Adam's decay of the second moment.
+      eps: Adam's epsilon, which is added to the root of the second moment.
+      weight_decay: decoupled weight decay of matrices; norms and biases do not decay. AdamW only.
       grad_clip: largest global norm of the gradient; 0 for none.
     """
 

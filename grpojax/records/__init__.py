@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its directory, checkpoints, metrics, samples, evaluations."""
+"""The files of a run: its directory, checkpoints, metrics, samples, evaluations."""

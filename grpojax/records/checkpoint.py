@@ -48,7 +48,7 @@ def check_format(directory: epath.PathLike) -> None:
     steps = (folder for folder in files.listing(directory) if folder.name.isdigit())
     if any((folder / _OLD_PARAMS).exists() for folder in steps):
         raise UserError(
-            f"{directory}: checkpoints of format 1, which kept one network without a role; this version goes on with "
+            f"{directory}: checkpoints of format 1; this version resumes "
             f"format {FORMAT}\nexport its policy (grpojax export RUN --to FOLDER) and start a new run from that folder"
         )
 
@@ -196,9 +196,7 @@ class Checkpoints:
         items: dict[str, Any] = {name: ocp.args.StandardRestore(x) for name, x in wanted.items()}
         got = self._manager.restore(step, args=ocp.args.Composite(**items, meta=ocp.args.JsonRestore()))
         if (found := got["meta"].get("format")) != FORMAT:
-            raise _OtherFormat(
-                f"{self.directory}: checkpoints of format {found}; this version goes on with format {FORMAT}"
-            )
+            raise _OtherFormat(f"{self.directory}: checkpoints of format {found}; this version resumes format {FORMAT}")
         return {role: _rebuild(role, x, got) for role, x in abstract.items()}, got["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None, role: str = "policy") -> Any:

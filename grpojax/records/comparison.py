@@ -19,7 +19,7 @@ DESCRIBED = "described, not tested"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the paired differences of two methods show, in units of the metric.
+    """The result of the paired differences of two methods, in units of the metric.
 
     Attributes:
       difference: the mean.

@@ -9,19 +9,28 @@ from etils import epath
 from grpojax.host import files
 
 
-def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> None:
-    """Reward a step, and on held-out problems the reward and, where there is any, the accuracy, as a PNG."""
+def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool:
+    """Writes a PNG with the reward of each step, and with the held-out reward and accuracy where there are any.
+
+    Returns:
+      Whether there was a value to draw. Without one nothing is written.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
-    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     train = _measured(lines, "reward")
     held_out = {name: _measured(lines, name) for name in ("eval/reward", "eval/accuracy")}
-    if train:
+    if not (train or any(held_out.values())):
+        return False
+    figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
+    window = len(train) // 20
+    if train and window < 2:  # points, since a line needs two of them
+        axes.plot(*zip(*train, strict=True), ".-", color="#2171b5", linewidth=1, label="reward of the step")
+    elif train:
         axes.plot(*zip(*train, strict=True), color="#9ecae1", linewidth=1, label="reward of the step")
-        window = max(1, len(train) // 20)
         smooth = [
             (train[i][0], sum(r for _, r in train[max(0, i - window + 1) : i + 1]) / min(i + 1, window))
             for i in range(len(train))
@@ -29,6 +38,7 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> None
         axes.plot(*zip(*smooth, strict=True), color="#2171b5", label=f"mean of {window} steps")
     if evals := held_out["eval/reward"]:
         axes.plot(*zip(*evals, strict=True), "o-", color="#d94801", label="held-out reward")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("reward")
     axes.grid(alpha=0.3)
@@ -46,6 +56,7 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> None
     figure.savefig(picture, format="png")
     plt.close(figure)
     files.write(path, picture.getvalue())
+    return True
 
 
 def _measured(lines: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:

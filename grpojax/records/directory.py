@@ -75,7 +75,7 @@ class RunDirectory:
         """The settings by which a run without a step, which may be replaced, is another than this one."""
         if not self.started:
             if any(file.name not in _NOTHING for file in files.listing(self.path)):
-                raise UserError(f"{self.path} exists and holds no run; give the run another run.dir")
+                raise UserError(f"{self.path} exists and is not a run; give the run another run.dir")
             return []
         checkpoint.check_format(self.path / "checkpoints")
         differ = [line for line in self._changes() if not self._may_differ(line.partition(":")[0])]

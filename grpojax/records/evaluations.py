@@ -100,7 +100,7 @@ class Record:
                 whole = path.read_bytes().rfind(b"\n") + 1
                 self._file.truncate(whole)
         except BlockingIOError:
-            raise UserError(f"{self.directory}: another evaluation is writing there; wait for its end") from None
+            raise UserError(f"{self.directory}: another evaluation is writing there; wait until it ends") from None
         except OSError as e:
             raise UserError(f"{self.directory}: {e.strerror}; give a folder that can be written as --out") from None
         self.done = read(self.directory)
@@ -116,7 +116,7 @@ class Record:
         file = self.directory / "settings.json"
         if not file.exists():
             if self.directory.exists() and not self._is_fresh():
-                raise UserError(f"{self.directory} exists and holds no evaluation; give another --out")
+                raise UserError(f"{self.directory} exists and is not an evaluation; give another --out")
             return
         try:
             before = json.loads(file.read_text())
@@ -140,7 +140,7 @@ class Record:
                 os.fsync(self._file.fileno())
         except OSError as e:
             file = self.directory / "problems.jsonl"
-            raise UserError(f"{file}: {e.strerror}; once that is mended, the same command goes on") from None
+            raise UserError(f"{file}: {e.strerror}; once this is fixed, the same command continues") from None
         self.done.extend(batch)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
@@ -184,9 +184,12 @@ def compare(a: epath.PathLike, b: epath.PathLike) -> str:
             f"{name}  {kind:20}" + (f"{100 * value.mean():6.1f} %" if has_verdicts else f"{value.mean():8.3f}")
         )
     if has_verdicts:
-        shown = f"{100 * c.difference:+6.1f} points   95 % interval {100 * c.low:+.1f} to {100 * c.high:+.1f}"
+        shown, interval = f"{100 * c.difference:+6.1f} points", f"{100 * c.low:+.1f} to {100 * c.high:+.1f}"
     else:
-        shown = f"{c.difference:+8.3f}   95 % interval {c.low:+.3f} to {c.high:+.3f}"
+        shown, interval = f"{c.difference:+8.3f}", f"{c.low:+.3f} to {c.high:+.3f}"
+    if c.low == c.high:
+        interval = "none: the difference is the same for every problem"
+    shown += f"   95 % interval {interval}"
     lines.append(f"B - A{'':18}{shown}")
     p = f"{c.p:.3g}" if c.p >= 1e-9 else "under 1e-9"
     lines.append(f"B is better on {c.better} problems and worse on {c.worse}: p = {p} (sign-flip test)")
@@ -211,7 +214,7 @@ def _matching(a: epath.PathLike, b: epath.PathLike) -> tuple[dict[int, Attempt],
         if not done:
             raise UserError(f"{path}: no problems")
         if len(done) < len(lines):
-            raise UserError(f"{path}: a problem stands in it twice; each of a data set has a number of its own")
+            raise UserError(f"{path}: a problem occurs twice; each problem of a data set has its own number")
     if first.keys() != second.keys():
         common = len(first.keys() & second.keys())
         raise UserError(

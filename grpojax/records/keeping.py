@@ -14,7 +14,7 @@ from grpojax.host import files, processes
 
 
 class Keeping:
-    """What is known of a run's checkpoints by their steps; it touches none of them.
+    """The known checkpoints of a run, by step; it touches no file.
 
     Args:
       file: where the scores are kept.

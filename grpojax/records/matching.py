@@ -1,4 +1,4 @@
-"""What two methods that are compared differ in, besides what the comparison is about."""
+"""Differences of two compared methods other than the one that the comparison is about."""
 
 import re
 from collections.abc import Mapping

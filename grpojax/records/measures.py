@@ -1,4 +1,4 @@
-"""What a run says of the claims that methods make, beyond its held-out result: from its metrics and its samples."""
+"""Measures for the claims of methods, beyond the held-out result: from a run's metrics and samples."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""What several processes do to the files that they share: on all of them, or on none.
+"""Changes of several processes to the files that they share: on all processes, or on none.
 
 orbax meets at barriers within a save and a restore, by default on the devices, behind whatever they have to do. Here
 they go through the coordination service, and who waits at one is let go when another process has failed before it.

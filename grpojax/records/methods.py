@@ -111,8 +111,8 @@ def _joined(before: str | None, name: str, value: Any) -> str | None:
 def changes(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Differences:
     """Where a method is another now than when it was stored; none where either is unknown.
 
-    What the stored one does not mention is new since: an option, a term or an argument of a step, which by default
-    changes nothing. A step, a filter or a network that is new does change something.
+    Anything that the stored method does not mention is new since then. A new option, term or argument changes nothing
+    by default. A new step, filter or network does.
 
     Example:
       >>> stored = {"options": {"eps": 1e-4}, "advantage": "scale(eps=0.0001)"}
@@ -131,9 +131,9 @@ def changes(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> 
 
 
 def explain(changed: Differences, now: Mapping[str, Any]) -> tuple[str, str]:
-    """What `changes` has found, the first by its name and both values, and what brings the stored method back.
+    """A message on `changes`: the first one with both values, and how to restore the stored method.
 
-    An option that has changed can be given as it was. What no option sets needs the version that had it.
+    A changed option can be set to its old value. Other changes need the old version.
 
     Example:
       >>> now = {"options": {"eps": 1e-6}}

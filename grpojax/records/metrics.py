@@ -1,4 +1,4 @@
-"""What a run tells: ``metrics.jsonl``, tensorboard events, samples, console lines, and a reward curve."""
+"""The metrics of a run: ``metrics.jsonl``, tensorboard events, samples, console lines, and a reward curve."""
 
 import dataclasses
 import gzip
@@ -23,12 +23,12 @@ from grpojax.records.samples import ranked_samples, samples_path
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """What is kept besides ``metrics.jsonl`` and the tensorboard events.
+    """What a run logs besides ``metrics.jsonl`` and the tensorboard events.
 
     Attributes:
       samples: keep every sample of every step in ``samples/``, for ``grpojax show``.
-      texts_every: steps between the best and worst sample as texts, and histograms, in tensorboard; 0 for never.
-      wandb: a project of Weights & Biases to log to as well (``pip install wandb``).
+      texts_every: steps between texts of the best and the worst sample, and histograms, in tensorboard; 0 for never.
+      wandb: project of Weights & Biases that the run logs to as well (``pip install wandb``); None for none.
     """
 
     samples: bool = True

@@ -96,7 +96,7 @@ def smallest_difference(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pilot:
-    """What a pilot's runs say.
+    """The spread of a pilot's runs.
 
     Attributes:
       metric: what they are measured by.

@@ -31,7 +31,7 @@ NO_METHOD = "the resolved method is not recorded: a run of an older version"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a method comes to.
+    """The result of a method.
 
     Attributes:
       method: its name.
@@ -108,7 +108,7 @@ class Report:
     notes: Sequence[str]
 
     def title(self) -> str:
-        """What the metric is called."""
+        """The name of the metric."""
         return title_of(self.metric) if self.metric else "no held-out value"
 
     def compared(self, method: str, role: str) -> Comparison | None:

@@ -77,7 +77,7 @@ class Curve:
 
 
 def title_of(metric: str) -> str:
-    """What a metric is called in a report."""
+    """The name of a metric in a report."""
     for pattern, title in SHOWN:
         if fnmatch.fnmatchcase(metric, pattern):
             return title.format(metric.removeprefix("eval/pass@"))

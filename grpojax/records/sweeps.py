@@ -101,7 +101,7 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What a method came to with one learning rate.
+    """The result of a method with one learning rate.
 
     Attributes:
       rate: the learning rate.

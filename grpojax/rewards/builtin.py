@@ -1,6 +1,6 @@
-r"""The rewards that have names: frozen dataclasses whose fields are their options.
+r"""The built-in rewards: frozen dataclasses whose fields are their options.
 
-Each is called like a reward function, ``reward(prompts, completions, tokens, **columns)``, and returns what one does.
+Each is called like a reward function, ``reward(prompts, completions, tokens, **columns)``, and returns the same.
 """
 
 import abc
@@ -24,8 +24,8 @@ class Reward(abc.ABC):
     """What all have in common.
 
     Attributes:
-      isolated: whether a call may hang or take much memory, and belongs into a worker process.
-      needs_gold: whether the data must have answers.
+      isolated: whether a call may hang or take much memory, so that it runs in a worker process.
+      needs_gold: whether the data must have reference answers.
       needs_pieces: whether it reads the text of each token, as the column ``pieces``.
       reads_text: whether it reads the text of a completion.
     """
@@ -55,7 +55,7 @@ class Reward(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marked(Reward):
-    r"""Those that look for a marked answer.
+    r"""Rewards that look for a marked answer.
 
     Attributes:
       marker: where the answer stands: ``"####"``, ``'\boxed{}'``, any text; None takes any of the known ones.
@@ -73,7 +73,7 @@ class Marked(Reward):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MathAnswer(Marked):
-    r"""1 where the marked answer is, as mathematics, the gold answer, otherwise 0 (`answers.check_answer`).
+    r"""1 if the marked answer equals the reference answer as mathematics, otherwise 0 (`answers.check_answer`).
 
     A sample for which math-verify fails is invalid.
 
@@ -108,7 +108,7 @@ class MathAnswer(Marked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer(Marked):
-    """1 where the marked answer is the gold answer up to spelling (`answers.normal_form`), otherwise 0.
+    """1 if the marked answer is the reference answer up to spelling (`answers.normal_form`), otherwise 0.
 
     Attributes:
       marker: as in `MathAnswer`.
@@ -131,7 +131,7 @@ class Answer(Marked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnswerFormat(Marked):
-    """1 where a completion marks an answer at all, otherwise 0.
+    """1 if a completion marks an answer at all, otherwise 0.
 
     Attributes:
       marker: as in `MathAnswer`.
@@ -143,10 +143,10 @@ class AnswerFormat(Marked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Format(Reward):
-    """1 where the whole completion matches a regular expression, otherwise 0.
+    """1 if the whole completion matches a regular expression, otherwise 0.
 
     Attributes:
-      pattern: Python's syntax; a dot matches a line break too.
+      pattern: a regular expression in Python's syntax; a dot matches a line break too.
     """
 
     pattern: str
@@ -169,13 +169,13 @@ class Format(Reward):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice(Marked):
-    """Multiple choice: 1 where the marked answer is the gold letter, otherwise 0.
+    """Multiple choice: 1 if the marked answer is the reference letter, otherwise 0.
 
     ``B``, ``(b)``, ``B.`` and ``B) a dog`` are the letter B; ``B dogs`` is not.
 
     Attributes:
       marker: as in `MathAnswer`.
-      letters: the choices there are.
+      letters: the possible choices.
     """
 
     letters: str = "ABCDEFGHIJ"
@@ -206,11 +206,11 @@ class Choice(Marked):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SoftOverlong(Reward):
-    """Length in tokens: 0 up to ``max_tokens - buffer``, then in a straight line down to ``-factor`` at ``max_tokens``.
+    """Length in tokens: 0 up to ``max_tokens - buffer``, then it falls linearly to ``-factor`` at ``max_tokens``.
 
-    DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13: `grpojax.allocation.overlong_penalty`. The paper's
-    factor is 1 beside a correctness of 1 or -1. Beside one of 1 or 0 half of that keeps the proportion: with the whole,
-    a right sample at the limit is worth as little as a wrong one.
+    DAPO's soft overlong punishment, arXiv:2503.14476, eq. 13: `grpojax.allocation.overlong_penalty`. The paper's factor
+    is 1 for a correctness of 1 or -1. For one of 1 or 0, 0.5 keeps the proportion: with 1, a right sample at the limit
+    has the reward of a wrong one.
 
     >>> reward = SoftOverlong(max_tokens=100, buffer=20, factor=1.0)
     >>> [round(r, 6) for r in reward([""] * 4, [""] * 4, [range(n) for n in (80, 81, 90, 101)])]
@@ -237,10 +237,10 @@ class SoftOverlong(Reward):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Repetition(Reward):
-    """Minus the share of a completion's token n-grams that were there before: 0 without repetition, near -1 in a loop.
+    """Minus the share of a completion's token n-grams that occurred before: 0 without repetition, near -1 in a loop.
 
     Attributes:
-      ngram: tokens that must repeat together.
+      ngram: n, the number of tokens of an n-gram.
 
     >>> Repetition(ngram=2)([""], [""], [[1, 2, 1, 2, 3]])
     [-0.25]
@@ -262,7 +262,7 @@ class Repetition(Reward):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Equations(Reward):
-    """A reward for each step in which something is worked out: 1 where all its equations hold, 0 where one does not.
+    """A reward for each step with equations: 1 if all its equations hold, otherwise 0.
 
     For a variant that learns from rewards of steps (``grpo_process``). A step without an equation has no reward of its
     own (`grpojax.rewards.steps.check_equations`).
@@ -294,12 +294,12 @@ class Equations(Reward):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Follows(Reward):
-    r"""1 where the steps that a completion states lead to the answer that it states, right or wrong, otherwise 0.
+    r"""1 if a completion's steps lead to its own answer, right or wrong, otherwise 0.
 
     The steps are all lines before the answer, each an ``a + b = c`` that begins with the result of the one before it
     (`grpojax.rewards.steps.chain_results`). They lead to the last result and to the list of all results, such as
-    ``8, 6``. An answer without steps follows from nothing: 0. Meant for a weight of 0, to measure how far answers are
-    detached from the reasoning before them.
+    ``8, 6``. An answer without steps gets 0. It is meant for a weight of 0, to measure how often answers do not follow
+    from the reasoning before them.
 
     Attributes:
       marker: the text before the answer.

@@ -19,15 +19,15 @@ class RewardConfig:
 
     Attributes:
       name: one of `builtin.REWARDS` or `NAMED_FUNCTIONS`, or the import path ``package.module:function`` of a reward
-        function; it becomes that path where it names a function.
-      weight: its factor in the sum, at most a million in size. With 0 it is only measured, and its invalid samples stay
-        valid for the sum.
-      options: settings of the named reward (the fields of its class); a function gets them as keyword arguments.
-      label: its name in metrics, if that is not to be ``name``.
-      pieces: rewards get the column ``pieces`` too, the text of each of a sample's tokens, to tell where steps end.
-      text: what it gets as a completion. "completion" is the text without special tokens; "with_special_tokens" has
-        them, but not the one that ended the sample; "with_prompt_tail" begins with what the prompt ends with of the
-        answer, such as ``<think>``; "with_both" has both.
+        function. One of `NAMED_FUNCTIONS` is replaced by its import path.
+      weight: its factor in the sum, between minus and plus a million. 0 only measures the reward; a sample for which it
+        is invalid then still counts.
+      options: settings of a built-in reward (the fields of its class), or keyword arguments of a function.
+      label: its name in metrics; None takes ``name``.
+      pieces: give the reward the column ``pieces`` too, the text of each token of a sample, to find where steps end.
+      text: the text that the reward gets as a completion. "completion" has no special tokens. "with_special_tokens" has
+        them, but not the token that ended the sample. "with_prompt_tail" starts with the part of the answer that the
+        prompt ends with, such as ``<think>``. "with_both" has both.
     """
 
     name: str
@@ -71,11 +71,11 @@ class RewardsConfig:
     Attributes:
       terms: the rewards.
       combine: "sum" adds the weighted rewards. "normalize" first centres each reward in its group and divides it by
-        its standard deviation there (GDPO, arXiv:2601.05242), so that none drowns another; to finish as GDPO does,
-        take a variant that scales by the batch.
-      timeout_s: seconds that a worker may take for a sample.
-      memory_mb: MiB of address space that a worker may take on top of its imports; 0 sets no limit.
-      workers: processes for the rewards that may hang; 0 takes one for each core, up to 16.
+        its standard deviation there (GDPO, arXiv:2601.05242), so that no reward outweighs the others by its scale. GDPO
+        also scales by the batch: take a variant that does.
+      timeout_s: most seconds of a worker for one sample.
+      memory_mb: most MiB of address space of a worker, besides its imports; 0 sets no limit.
+      workers: number of worker processes for rewards that may hang; 0 takes one for each core, up to 16.
     """
 
     terms: tuple[RewardConfig, ...]
@@ -89,7 +89,7 @@ class RewardsConfig:
             raise UserError("at least one is needed")
         names = [t.metric for t in self.terms]
         if twice := sorted({n for n in names if names.count(n) > 1}):
-            raise UserError(f"reward {twice[0]!r} is there twice; give one of them a label")
+            raise UserError(f"reward {twice[0]!r} occurs twice; give one of them a label")
         if not any(t.weight for t in self.terms):
             raise UserError("every weight is 0: nothing would be learned")
         require(self, timeout_s="(0, 3600]", workers="[0, 1024]")

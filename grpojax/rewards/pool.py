@@ -119,7 +119,7 @@ class Workers:
 
     def restart(self) -> None:
         """Starts new processes in place of all."""
-        log.warning("reward workers lost; starting new ones")
+        log.warning("reward workers died; starting new ones")
         self._finalizer()
         self._pool = self._start()
 

@@ -317,7 +317,7 @@ class Rewards:
             if missing := [name for name in probe.columns if name not in given]:
                 remedy = "correct the name, or give it a default; the answer by data.answer is also 'gold'"
                 if missing[0] == "pieces":
-                    remedy = "set pieces: true beside the reward's name"
+                    remedy = "set pieces: true next to the reward's name"
                 have = ", ".join(sorted(there - {"gold"})) or "none"
                 raise UserError(
                     f"reward {term.name!r} asks for column {missing[0]!r}; the data has {have:.400}\n{remedy}"

@@ -1,4 +1,4 @@
-"""Rewards of a completion's steps: where a step ends, what a function may return for them, and sums that must hold."""
+"""Rewards of a completion's steps: where steps end, what a function may return, and checks of equations."""
 
 import ast
 import math
@@ -25,14 +25,14 @@ LARGEST = 1e12
 
 
 def split_steps(pieces: Sequence[str], separator: str = "\n") -> list[tuple[int, str]]:
-    r"""The steps of a completion: how many tokens there are up to the end of each, and its text.
+    r"""The steps of a completion: the number of tokens up to the end of each step, and its text.
 
-    A step ends with a token whose own text has the separator in it, the last one with the last token. What is blank
-    belongs to the step before it; a completion of blanks has no step.
+    A step ends with a token whose text contains the separator; the last step ends with the last token. Blanks belong to
+    the step before them. A completion of blanks has no step.
 
     Args:
       pieces: the text of each token.
-      separator: what ends a step.
+      separator: the text that ends a step.
 
     >>> split_steps(["1+1", "=2", "\n", "\n", "so", " 2", ""])
     [(4, '1+1=2\n\n'), (7, 'so 2')]
@@ -57,8 +57,8 @@ def check_equations(text: str) -> bool | None:
     """Whether every equation in a text holds; None where it has none.
 
     An equation is numbers joined by ``+ - * / × ÷`` (or LaTeX's words for them) and parentheses, then ``=`` and a
-    number. One that is given with decimals may be rounded to them. What goes on from a unit, a variable, a power or a
-    percentage, or is followed by one, is none: only a part of it could be read.
+    number. A result with decimals may be rounded to them. An expression next to a unit, a variable, a power or a
+    percentage is not an equation, since only a part of it could be read.
 
     >>> check_equations("7 * 6 = 42, and 10/3 = 3.33"), check_equations("5+3=9"), check_equations("2x + 1 + 1 = 3")
     (True, False, None)
@@ -75,13 +75,13 @@ _RESULTS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operat
 
 
 def chain_results(text: str, arithmetic: bool = False) -> list[int]:
-    r"""The results of a chain of steps, one a step; none where the text is no such chain.
+    r"""The results of a chain of steps, one per step; empty if the text is not such a chain.
 
-    A step is a line ``a + b = c``, with ``-`` or ``*`` too. The steps are a chain where each begins with the result of
-    the one before it.
+    A step is a line ``a + b = c``, with ``-`` or ``*`` too. The steps are a chain if each starts with the result of the
+    step before it.
 
     Args:
-      text: a step a line; blank lines do not count.
+      text: one step per line; blank lines do not count.
       arithmetic: whether each result must also be right.
 
     >>> chain_results("3 + 4 = 7\n7 - 2 = 5"), chain_results("3 + 4 = 7\n8 - 2 = 6"), chain_results("")
@@ -147,7 +147,7 @@ def _value(node: ast.AST) -> float:
 
 
 def read_steps(values: Sequence[object], tokens: int) -> Steps | tuple[str, str]:
-    """What a function returned for the steps of a completion of so many tokens; ``(reason, detail)`` where it is wrong.
+    """The steps that a function returned for a completion of this length; ``(reason, detail)`` if they are wrong.
 
     >>> read_steps([(2, 1), (3, 0.5)], 3), read_steps([(2, 1.0), (2, 0.5)], 3)[0]
     (((2, 1.0), (3, 0.5)), 'steps')
@@ -177,8 +177,8 @@ def read_steps(values: Sequence[object], tokens: int) -> Steps | tuple[str, str]
 def real(value: Any) -> float | None:
     """A real number as a float; None for anything else, such as a text, a complex number or an array with axes.
 
-    Scalars of other libraries count: numpy's, an array without axes, a fraction. What is too large for a float is
-    infinite.
+    Scalars of other libraries count: numpy's, an array without axes, a fraction. A number that is too large for a float
+    becomes infinite.
 
     >>> import fractions, numpy as np
     >>> real(np.bool_(True)), real(fractions.Fraction(1, 4)), real(np.array(2)), real(-(10**400))

@@ -1,7 +1,7 @@
-"""What looks like the start of a collapse: rules on a run's metrics, each with a name and a remedy. Plain numbers.
+"""Rules that find the start of a collapse in a run's metrics, each with a name and a remedy. Plain numbers.
 
-What a healthy run does as well is no alarm: while the reward grows, or most groups are all right, the entropy may fall
-and samples may get longer.
+Healthy runs ring no alarm: while the reward grows, or most groups are all right, the entropy may fall and samples may
+get longer.
 """
 
 import dataclasses
@@ -17,51 +17,55 @@ _SLOWER = "lower optimizer.learning_rate"
 SAID = {
     "not_finite": ("the entropy is not a finite number", _SLOWER),
     "entropy_jump": (
-        "one step changed the policy's entropy a lot, in nats a token",
+        "one step changed the policy's entropy a lot (nats per token)",
         f"{_SLOWER} or optimizer.grad_clip, or raise optimizer.warmup_steps",
     ),
     "entropy_collapse": (
-        "the policy hardly varies any more (entropy collapse), in nats a token",
+        "the policy hardly varies any more (entropy collapse; nats per token)",
         f"{_SLOWER}, or add variant.entropy_coef",
     ),
     "entropy_explosion": (
-        "the policy draws almost at random (entropy explosion), in nats a token",
+        "the policy draws almost at random (entropy explosion; nats per token)",
         f"{_SLOWER} or variant.entropy_coef",
     ),
     "entropy_falling": (
-        "the entropy falls fast and the reward does not grow, in nats a token",
+        "the entropy falls fast and the reward does not grow (nats per token)",
         f"{_SLOWER}, or add variant.entropy_coef",
     ),
     "displacement": (
-        "right answers get less likely and the reward does not grow (likelihood displacement), in nats a token",
+        "right answers get less likely and the reward does not grow (likelihood displacement; nats per token)",
         f"{_SLOWER}, or take variant nthr, or llds with several updates a rollout",
     ),
+    "rewards_invalid": (
+        "no sample so far has had a valid reward, so that nothing was learned",
+        "mend the reward function (the log has its first error), or raise rewards.timeout_s if it is slow",
+    ),
     "groups_never_differ": (
-        "in no group so far have two samples had different rewards, so that nothing was learned",
+        "no group so far had samples with different rewards, so that nothing was learned",
         "take a reward that differs between samples, other problems, or a larger rollout.group",
     ),
     "groups_all_fail": (
-        "nearly all groups are all wrong and teach nothing, as a share",
+        "nearly all groups are all wrong and teach nothing (share of groups)",
         "train on easier problems, or raise rollout.group",
     ),
     "groups_all_right": (
-        "nearly all groups have been all right from the start and teach nothing, as a share",
+        "nearly all groups have been all right from the start and teach nothing (share of groups)",
         "train on harder problems",
     ),
     "length_growing": (
-        "samples get longer and the reward does not grow, in tokens",
+        "samples get longer and the reward does not grow (tokens)",
         "add the reward soft_overlong, or take variant dr_grpo",
     ),
     "truncation": (
-        "more and more samples are cut at rollout.max_tokens, as a share",
+        "more and more samples are cut at rollout.max_tokens (share of samples)",
         "raise rollout.max_tokens, or add the reward soft_overlong",
     ),
     "repetition": (
-        "the samples repeat themselves more and more, as a share of their 4-grams",
+        "the samples repeat themselves more and more (share of their 4-grams)",
         f"{_SLOWER}, or add the reward repetition",
     ),
     "bias_growing": (
-        "the critic's bias grows without bound and is more than the advantages, a token",
+        "the critic's bias grows without bound and is larger than the advantages (per token)",
         "set variant.bound or variant.l2, or lower critic.optimizer.learning_rate (grpojax show --critic has each)",
     ),
     "reward_falling": (
@@ -70,7 +74,7 @@ SAID = {
     ),
     "held_out_falling": (
         "the held-out reward has fallen from its best",
-        f"{_SLOWER}, raise variant.kl_coef, or see to it that the reward asks for what is right",
+        f"{_SLOWER}, raise variant.kl_coef, or check that the reward measures what is right",
     ),
 }
 
@@ -79,39 +83,41 @@ DIFFERENCES = {"groups_never_differ", "groups_all_fail", "groups_all_right"}
 
 REWARD, ENTROPY, BIAS = "reward", "entropy", "critic/bias_abs"
 FAIL, RIGHT, SAME = "groups/all_fail", "groups/all_correct", "groups/zero_variance"
+INVALID = "rewards/invalid"  # share of the samples without a valid reward
 EQUAL = "frac_reward_zero_std"  # of what advantages are made of; SAME is of the reward that decides
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 REPEATS, RIGHT_LOGP = "completions/repetition", "completions/right_logp"
 ACCURACY = "eval/accuracy"
 HELD_OUT = ("eval/reward", ACCURACY)
-READS = (REWARD, ENTROPY, BIAS, EQUAL, FAIL, RIGHT, LENGTH, CUT, REPEATS, RIGHT_LOGP, *HELD_OUT)
+READS = (REWARD, ENTROPY, BIAS, INVALID, EQUAL, FAIL, RIGHT, LENGTH, CUT, REPEATS, RIGHT_LOGP, *HELD_OUT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When an alarm rings. A change is that of the mean of the ``recent`` newest steps.
+    """When an alarm rings. Changes are those of the mean over the ``recent`` newest steps.
 
     Attributes:
-      window: newest steps that a trend is taken over; the entropy's rules but for its jump wait for that many.
+      window: number of newest steps for a trend. The entropy's rules, except for the jump, wait for as many steps.
       entropy_low: nats a token under which the policy has collapsed.
       entropy_high: nats a token over which it draws almost at random.
       entropy_drop: fall of the entropy in one window, as a share of what it was at the window's start.
-      recent: steps that are averaged, at least 2; what is not the entropy is compared from twice as many on.
-      solved: share of groups all right, over the window, from which on a low or falling entropy is what learning
-        looks like.
-      jump: factor by which a step's entropy is not to be over all, or under all, of the window before it, ...
-      jump_nats: ... if it is by so many nats a token, too.
-      right_logp: fall of the right samples' log-prob in a window, nats a token.
+      recent: steps that are averaged, at least 2. Metrics other than the entropy are compared once there are twice as
+        many.
+      solved: if at least this share of groups is all right over the window, a low or falling entropy is normal.
+      jump: a step's entropy jumps if it is this factor over, or under, all of the window before it, ...
+      jump_nats: ... and differs by at least this, in nats per token.
+      right_logp: fall of the right samples' log-prob in a window, nats per token.
+      invalid: steps from the start in which no sample has a valid reward.
       equal: steps from the start in which no group differs.
       idle: share of groups that teach nothing: all wrong over a window, or all right over the run's first one.
       longer: growth of the length in a window, as a share.
       cut: rise of the share of truncated samples in a window.
       repeated: rise of the share of repeated n-grams in a window.
-      bias: mean size of a critic's bias; the advantages' own deviation is 1.
+      bias: mean size of a critic's bias; advantages have a deviation of 1.
       bias_growth: its growth in a window, as a factor; known from the third step on.
       fall: fall of a reward from its best, as a share; a training reward's best is that of ``recent`` steps.
-      deviations: standard errors by which a training reward and a log-prob must fall besides. So many, as what is
-        compared is picked out of many noisy values; for held-out accuracy, whose error is known, half of it.
+      deviations: a training reward and a log-prob must also fall by this many standard errors. It is large since the
+        best of many noisy values is compared. Held-out accuracy, whose error is known, takes half of it.
 
     Example:
       >>> Limits(window=8, recent=2).fall
@@ -127,6 +133,7 @@ class Limits:
     jump: float = 4.0
     jump_nats: float = 0.05
     right_logp: float = 0.1
+    invalid: int = 3
     equal: int = 10
     idle: float = 0.95
     longer: float = 0.5
@@ -203,7 +210,7 @@ def ringing(
     rewards: Sequence[str],
     problems: int,
 ) -> dict[str, str]:
-    """The alarms that ring, each with its figures.
+    """The alarms that ring, each with its numbers.
 
     Args:
       tracks: of all metrics in `READS` and ``rewards``, with ``values`` already in them.
@@ -268,11 +275,11 @@ def falls(y: Sequence[float]) -> tuple[float, float]:
 
 def _samples(tracks: Tracks, limits: Limits, *, learns: bool) -> dict[str, str]:
     found = {}
-    equal, reward = tracks[EQUAL], tracks[REWARD]
-    if equal.count == limits.equal and equal.least >= 1:
-        found["groups_never_differ"] = f"{limits.equal} steps, " + (
-            f"reward {reward.values[-1]:.3g}" if reward.count else "and no sample has had a valid reward"
-        )
+    invalid, equal, reward = tracks[INVALID], tracks[EQUAL], tracks[REWARD]
+    if invalid.count == limits.invalid and invalid.least >= 1:
+        found["rewards_invalid"] = f"{limits.invalid} steps"
+    if equal.count == limits.equal and equal.least >= 1 and reward.count:
+        found["groups_never_differ"] = f"{limits.equal} steps, reward {reward.values[-1]:.3g}"
     fail, right, length, logp = (tracks[name] for name in (FAIL, RIGHT, LENGTH, RIGHT_LOGP))
     if fail.mean() >= limits.idle:
         found["groups_all_fail"] = f"{fail.mean():.3g} over {limits.window} steps"

@@ -16,6 +16,7 @@ from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, flops
 from grpojax.programs import calls
 from grpojax.programs.calls import Call
+from grpojax.programs.packing import Packed
 from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import abstract_state, decoder_network
 from grpojax.run import packed_batch, parts, sources, teaching
@@ -79,6 +80,9 @@ def calls_of(
     for name, call in [*found.items()]:
         for args in packed_batch.ragged(config, policy, batch, call.args) if call.ragged else ():
             found[f"ragged {name}"] = call._replace(args=args, flops=0.0)
+    if (mask := found.get("covariance mask")) is not None:
+        for (smaller,) in packed_batch.ragged(config, policy, batch, (packed,)):
+            found["ragged covariance mask"] = mask._replace(args=_of_mask(policy, smaller))
     return RunCalls(found, state)
 
 
@@ -136,10 +140,14 @@ def _scores(config: Config, policy: PolicyShape, longest: Longest) -> dict[str, 
     if "entropy" in method.variant.needs:
         found["score with entropy"] = longest.scored(programs.score_policy, params, policy.config)
     if objective.needs_covariance_mask:
-        picked = dataclasses.replace(packed, per_token=dataclasses.replace(packed.per_token, covariance_mask=None))
-        args = calls.random_key(policy.mesh), packed.per_token.advantages, picked, packed.rows.tokens
-        found["covariance mask"] = Call(programs.covariance_mask, args, ())
+        found["covariance mask"] = Call(programs.covariance_mask, _of_mask(policy, packed), ())
     return found
+
+
+def _of_mask(policy: PolicyShape, packed: Packed) -> tuple[Any, ...]:
+    """What the program of the covariance mask is called with: a key, log-probs, the rows, and their tokens' numbers."""
+    rows = dataclasses.replace(packed, per_token=dataclasses.replace(packed.per_token, covariance_mask=None))
+    return calls.random_key(policy.mesh), packed.per_token.advantages, rows, packed.rows.tokens
 
 
 def _changing(config: Config) -> dict[str, Any]:

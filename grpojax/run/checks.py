@@ -1,4 +1,4 @@
-"""What a run refuses: sizes that do not go together, updates that teach nothing any more, an end that is past."""
+"""Checks of a run: sizes that do not fit, updates without a finite gradient, an end that is past."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ def most_left(config: RolloutConfig, shards: int) -> int:
     samples = config.prompts * config.group // shards
     if not (most := int(round(config.overlap * samples, 9))):
         raise UserError(
-            f"rollout.overlap={config.overlap:g} of the {samples} samples of a batch shard is none: make it "
+            f"rollout.overlap={config.overlap:g} of the {samples} samples of a batch shard is less than one: make it "
             f"1/{samples} or more, or 0"
         )
     return most
@@ -98,8 +98,8 @@ def passes(config: Config, problems: data.Problems) -> None:
     most = steps * config.rollout.prompts * (1 if filtered is None else filtered.max_rollouts or 1)
     if most <= len(problems):
         log.warning(
-            "the run draws %d prompts at most, and the data has %d problems: no second pass begins, and so no solved "
-            "prompt is left out; take fewer problems, or more steps",
+            "the run draws at most %d prompts and the data has %d problems: there is no second pass, so no solved "
+            "prompt is left out; use fewer problems or more steps",
             most,
             len(problems),
         )

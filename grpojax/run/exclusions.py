@@ -1,6 +1,6 @@
 """Which settings exclude each other, and why: one table, from which errors and ``docs/exclusions.md`` are made.
 
-What is wrong with a single setting, such as a number out of its range, stands where the setting is.
+Errors about a single setting, such as a number out of its range, are where the setting is.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ class Exclusion:
     """Settings that do not go together.
 
     Attributes:
-      settings: which, as the page has it.
-      why: the reason, as the page has it.
-      when: whether a context has them.
-      message: of the error, with the values and what to do.
+      settings: the settings, as Markdown for the page.
+      why: the reason, as Markdown for the page.
+      when: whether a context has these settings.
+      message: the error, with the values and the remedy.
     """
 
     settings: str
@@ -31,11 +31,11 @@ class Exclusion:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Older:
-    """A variant and the setting by which its samples are of an older policy.
+    """A variant, and the setting that makes its samples come from an older policy.
 
     Attributes:
-      variant: as it is without that setting.
-      options: those that the recipe gives.
+      variant: the variant without that setting.
+      options: the options that the recipe gives.
       setting, value: ``rollout.ahead`` or ``rollout.overlap``.
     """
 
@@ -187,7 +187,7 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
     "train": (
         Exclusion(
             settings="`train.steps` and `train.tokens`",
-            why="either is the length of the run",
+            why="both set the length of the run",
             when=lambda c: (c.steps is None) == (c.tokens is None),
             message=lambda c: f"steps={c.steps}, tokens={c.tokens}: give one of them, and null for the other",
         ),
@@ -215,9 +215,9 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
         Exclusion(
             settings="`critic.seed` and no `critic.layers`",
-            why="it is of random weights",
+            why="it seeds random weights",
             when=lambda c: c.layers is None and c.seed,
-            message=lambda c: f"seed={c.seed}: is of random weights, and goes with layers",
+            message=lambda c: f"seed={c.seed}: seeds random weights; set layers too, or leave it out",
         ),
         Exclusion(
             settings="`critic.trunk: frozen` and `critic.layers`",
@@ -229,21 +229,22 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
     "older": (
         Exclusion(
             settings="`rollout.ahead` or `rollout.overlap`, and a variant that allocates its samples",
-            why="samples are given to prompts by the rewards of those before",
+            why="earlier rewards decide how many samples a prompt gets",
             when=lambda c: "rollout_plan" in c.variant.needs,
-            message=lambda c: f"{c.named} gives samples to prompts by the rewards of those before; set {c.setting}=0",
+            message=lambda c: f"{c.named} gives samples to prompts by earlier rewards; set {c.setting}=0",
         ),
         Exclusion(
             settings="`rollout.overlap` and a variant with a greedy completion",
-            why="a greedy completion is drawn with each group, and nothing goes on with it in the next rollout",
+            why="a greedy completion is drawn with each group, and cannot go on in the next rollout",
             when=lambda c: "greedy" in c.variant.needs and c.setting == "rollout.overlap",
             message=lambda c: (
-                f"{c.named} draws a greedy completion with each group, which nothing goes on with; set {c.setting}=0"
+                f"{c.named} draws a greedy completion with each group, which cannot go on in the next rollout; "
+                f"set {c.setting}=0"
             ),
         ),
         Exclusion(
             settings="`rollout.ahead` or `rollout.overlap`, and `variant.train_on: spliced`",
-            why="spliced text was not sampled, so that its age cannot be corrected",
+            why="spliced text was not sampled, so its age cannot be corrected",
             when=lambda c: c.variant.options.get("train_on") == "spliced",
             message=lambda c: (
                 f"{c.named} with train_on=spliced learns from text that was not sampled, whose age cannot be "
@@ -261,28 +262,28 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
         Exclusion(
             settings="`rollout.ahead` or `rollout.overlap`, and `variant.ratio_denominator: trainer` by itself",
-            why="such a ratio takes no account of who drew the samples",
+            why="such a ratio ignores which policy drew the samples",
             when=lambda c: not c.corrected and c.options.get("ratio_denominator") is not None,
             message=lambda c: (
-                f"{c.named} with ratio_denominator={c.variant.objective.ratio_denominator} takes no account of who "
+                f"{c.named} with ratio_denominator={c.variant.objective.ratio_denominator} ignores which policy "
                 "drew the samples: set variant.ratio_denominator=sampler, or variant.importance=truncate as well, or "
                 f"{c.setting}=0"
             ),
         ),
         Exclusion(
             settings="`rollout.ahead` or `rollout.overlap`, and a variant of one's own without `ratio_denominator`",
-            why="it takes no account of who drew the samples",
+            why="it ignores which policy drew the samples",
             when=lambda c: not c.corrected and "ratio_denominator" not in variants.parameters(c.variant.name),
             message=lambda c: (
-                f"{c.named} takes no account of who drew the samples, and has no option ratio_denominator: give its "
+                f"{c.named} ignores which policy drew the samples, and has no option ratio_denominator: give its "
                 f"objective ratio_denominator='sampler' or an importance, or set {c.setting}=0"
             ),
         ),
     ),
     "method": (
         Exclusion(
-            settings="`rewards.combine` and a variant that is defined on the other way",
-            why="what it makes of rewards follows from how they were combined",
+            settings="`rewards.combine` and a variant that is defined for the other value",
+            why="its advantages depend on how rewards are combined",
             when=lambda c: c.variant.combine is not None and c.rewards.combine != c.variant.combine,
             message=lambda c: (
                 f"variant {c.variant.name!r} is defined on rewards with combine: {c.variant.combine}; rewards.combine "
@@ -300,7 +301,7 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
         Exclusion(
             settings="`filter.success` and a variant without a filter of its own",
-            why="groups whose rewards differ stay, wherever a sample passes",
+            why="it keeps groups whose rewards differ, and asks for no pass",
             when=lambda c: c.filter is not None and c.filter.success is not None and c.variant.keep is None,
             message=lambda c: (
                 f"filter.success={c.filter.success:g}: this variant has no filter of its own; groups that differ stay"
@@ -352,18 +353,18 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
         Exclusion(
             settings="`variant.answer_weight` and `variant.llds_coef: 0`",
-            why="it is of LLDS's term",
+            why="it only acts in LLDS's term",
             when=lambda c: (
                 c.variant.options.get("answer_weight", 1.0) != 1.0
                 and not c.variant.objective.needs_displacement_weights
             ),
             message=lambda c: (
-                "variant.answer_weight is of LLDS's term, which variant.llds_coef=0 turns off: leave it out"
+                "variant.answer_weight only acts in LLDS's term, which variant.llds_coef=0 turns off: leave it out"
             ),
         ),
         Exclusion(
             settings="several updates a rollout and an objective without a ratio",
-            why="it is for samples of the policy as it is",
+            why="it assumes samples of the current policy",
             when=lambda c: not c.variant.objective.has_ratio and c.train.updates_a_rollout > 1,
             message=lambda c: (
                 f"variant {c.variant.name!r} has no importance ratio, so it is for one update a rollout, not "
@@ -390,19 +391,16 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
         Exclusion(
             settings="`variant.kl_in: reward` and a variant that reads the true answer or NTHR's scores",
-            why="it reads rewards as they were given, which a KL is no part of",
+            why="it needs the original rewards, without a KL",
             when=lambda c: bool({"ground_truth", "hidden_states"} & {*c.variant.needs}) and c.kl_in_reward,
-            message=lambda c: (
-                f"variant {c.variant.name!r} reads rewards as they were given, which a KL in the reward is no part "
-                f"of: {_NO_KL}"
-            ),
+            message=lambda c: f"variant {c.variant.name!r} needs the original rewards, without a KL in them: {_NO_KL}",
         ),
         Exclusion(
             settings="`variant.kl_in: reward` and a teacher",
-            why="no rewards are learned from, so that a KL in them would do nothing",
+            why="it does not learn from rewards, so a KL in them has no effect",
             when=lambda c: "teacher" in c.variant.needs and c.kl_in_reward,
             message=lambda c: (
-                f"variant {c.variant.name!r} learns from no rewards, so that a KL in them would do nothing: {_NO_KL}"
+                f"variant {c.variant.name!r} does not learn from rewards, so a KL in them has no effect: {_NO_KL}"
             ),
         ),
         Exclusion(
@@ -428,8 +426,8 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         Exclusion(
             settings="`rollout.weights` or `rollout.cache_dtype` of int8 and an objective that takes samples for the "
             "policy's own",
-            why="samples are not of the policy that learns, and nothing corrects for it; `rollout.uncorrected: true` "
-            "allows it",
+            why="the samples do not come from the policy that learns, and nothing corrects for it; "
+            "`rollout.uncorrected: true` allows it",
             when=lambda c: (
                 bool(c.rollout.eight_bits)
                 and not c.rollout.uncorrected
@@ -437,15 +435,16 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
                 and c.variant.objective.ratio_denominator == "trainer"
             ),
             message=lambda c: (
-                f"{' and '.join(c.rollout.eight_bits)} with variant {c.variant.name!r}: samples are not of the policy "
-                f"that learns, and nothing corrects for it: set {_remedy_of_bits(c)}, or rollout.uncorrected=true"
+                f"{' and '.join(c.rollout.eight_bits)} with variant {c.variant.name!r}: the samples do not come from "
+                f"the policy that learns, and nothing corrects for it: set {_remedy_of_bits(c)}, or "
+                "rollout.uncorrected=true"
             ),
         ),
     ),
     "recipe": (
         Exclusion(
             settings="`rollout.curriculum` and `rollout.retire`, or a variant that retires solved prompts",
-            why="a curriculum draws solved problems by their level, and these are left out",
+            why="a curriculum draws solved problems by their level, and retiring leaves them out",
             when=lambda c: c.rollout.curriculum is not None and c.method.retire is not None,
             message=lambda c: (
                 f"rollout.curriculum: solved prompts are retired (by rollout.retire or variant "
@@ -460,7 +459,7 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         ),
         Exclusion(
             settings="`critic` and a variant without a critic",
-            why="there is nothing that it is of",
+            why="there is no critic",
             when=lambda c: c.critic is not None and c.method.variant.critic is None,
             message=lambda c: f"critic: variant {c.method.variant.name!r} has no critic; leave the section out",
         ),

@@ -128,7 +128,7 @@ class FineTune(Task):
         """Trains to the end; False if it was stopped before (the state is saved either way)."""
         finished = super().run()
         if finished and "validation" in self.parts and "test" not in self.parts:
-            log.info("no data.test: the held-out figures are of data.validation, by which checkpoints are picked")
+            log.info("no data.test: the held-out figures are of data.validation, which also chooses checkpoints")
         return finished
 
     def step(self, number: int) -> Updates:
@@ -169,7 +169,7 @@ class FineTune(Task):
         if "test" not in self.parts:
             return None
         count = len(self.parts["test"].kept)
-        log.info("data.test is read now, once, with the final weights: %d prompts", count)
+        log.info("evaluating data.test, once and with the final weights: %d prompts", count)
         values = {name.replace("eval/", "test/", 1): value for name, value in self._score("test").items()}
         log.info("test loss %.4f of %d prompts, read once with the final weights", values["test/loss"], count)
         return values | {"test/problems": float(count)}

@@ -37,22 +37,25 @@ EXECUTION = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LoopConfig:
-    """The loop.
+    """The loop: its length, its updates, evaluations and checkpoints.
 
     Attributes:
       batch_size: prompts of an update, each with its answers.
-      steps: updates of the whole run; give these or epochs.
-      epochs: passes over the data; the last update is filled up from the next.
-      seed: of the data's order.
-      microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
-      eval_every: steps between evaluations on ``data.validation``; 0 evaluates only before and after.
-      checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
-      checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
-      hang_policy: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides
-        printing what each thread does: "warn", or "stop" the run, which goes on from its last save.
-      keep: newest checkpoints kept (the one with the least held-out loss stays too).
+      steps: length of the run in updates. Give this or ``epochs``.
+      epochs: length of the run in passes over the data. The last update is filled up from the next pass.
+      seed: seed of the data's order.
+      microbatches: parts of an update that are computed one after the other, to save memory; the gradient is the same.
+      eval_every: steps between evaluations on ``data.validation``; 0 evaluates only before the first step and after the
+        last one.
+      checkpoint_every: steps between saves; 0 saves by ``checkpoint_minutes``, and at the end.
+      checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 saves by
+        ``checkpoint_every``.
+      hang_policy: what happens if a step takes ten times the median (`grpojax.host.watchdog`). Both print what each
+        thread does. "warn" goes on; "stop" ends the run, which then resumes from its last save.
+      keep: number of newest checkpoints that are kept. The one with the least held-out loss is kept as well.
       log_every: steps between lines on the console.
-      max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
+      max_skipped: the run stops after this many updates in a row whose gradient is not finite. Such an update changes
+        nothing.
     """
 
     batch_size: int
@@ -86,8 +89,8 @@ class SFTTrainConfig(_LoopConfig):
     """The loop of ``grpojax sft``.
 
     Attributes:
-      group: most answers of one prompt in an update; they share the prompt's forward. Those of a prompt with more come
-        in several updates.
+      group: most answers of one prompt in an update. They share the prompt's forward pass. If a prompt has more
+        answers, several updates learn from them.
       aggregate: "token_mean" weighs every token alike, "sequence_mean" every answer.
     """
 
@@ -116,7 +119,18 @@ class DPOTrainConfig(_LoopConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Supervised:
-    """A whole supervised run, as one YAML file describes it; ``compile_cache`` as in `grpojax.run.recipe.Config`."""
+    """A whole supervised run, as one YAML file describes it.
+
+    Attributes:
+      model: the policy: its weights, and how they run.
+      data: the questions with their answers, and those to evaluate on.
+      run: where the run writes its files.
+      optimizer: the policy's optimiser and its schedule.
+      tracking: what is logged besides the metrics.
+      mesh: how the devices are divided.
+      profile: which steps are traced.
+      compile_cache: folder of compiled programs: "auto" is ``~/.cache/grpojax``, None keeps nothing.
+    """
 
     model: ModelConfig
     data: AnsweredConfig
@@ -152,7 +166,11 @@ class _Supervised:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SFTConfig(_Supervised):
-    """The recipe of ``grpojax sft``."""
+    """The recipe of ``grpojax sft``.
+
+    Attributes:
+      train: length of the run, the loss, evaluations and checkpoints.
+    """
 
     train: SFTTrainConfig
 
@@ -162,7 +180,11 @@ class SFTConfig(_Supervised):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DPOConfig(_Supervised):
-    """The recipe of ``grpojax dpo``."""
+    """The recipe of ``grpojax dpo``.
+
+    Attributes:
+      train: length of the run, the loss, evaluations and checkpoints.
+    """
 
     train: DPOTrainConfig
 

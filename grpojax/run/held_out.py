@@ -1,4 +1,4 @@
-"""The held-out problems of a run, and what its own rewards say of the policy on them.
+"""The held-out problems of a run, and its evaluations on them by its own rewards.
 
 The validation set is evaluated on the run's schedule: it picks the best checkpoint and rings alarms, and a search picks
 rates by it. The test set is evaluated once, with the final weights, and nothing is picked by it.
@@ -92,7 +92,7 @@ class HeldOut:
           number: steps of the run; the attempts go to ``test/step_N.jsonl``.
           params: the rollout's weights.
         """
-        log.info("data.test is read now, once, with the final weights: %d problems", len(self.test))
+        log.info("evaluating data.test, once and with the final weights: %d problems", len(self.test))
         done = self._attempts(self.test, params, "test", number)
         values = self.evaluator.metrics(done, self.config.ks)
         named = {name.replace("eval/", "test/", 1): value for name, value in values.items()}
@@ -118,7 +118,7 @@ class HeldOut:
         return done
 
     def report(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """What became of the held-out reward, three samples, and the test set's figures where there are any."""
+        """Prints the held-out reward before and after, three samples, and the test set's figures."""
         summary = evaluation.report(lines, self.config)
         if summary:
             log.info("%s", summary)
@@ -131,7 +131,7 @@ class HeldOut:
             shown = evaluation.headline(last, self.config).replace("held-out", "test")
             log.info("%s of %d problems, read once with the final weights", shown, last["eval/problems"])
         elif summary and not self.test:
-            log.info("no data.test: the held-out figures are of data.validation, by which checkpoints are picked")
+            log.info("no data.test: the held-out figures are of data.validation, which also chooses checkpoints")
 
 
 def load(config: data.DataConfig, rewards: Rewards, tokenize: data.Tokenize) -> dict[str, data.Problems]:
@@ -161,7 +161,7 @@ def announce(loaded: data.Problems, name: str, config: data.DataConfig) -> None:
 
 
 def config_of(config: Config) -> evaluation.EvalConfig:
-    """What a run draws of its held-out problems."""
+    """How a run samples its held-out problems."""
     return evaluation.EvalConfig.in_training(
         samples=config.train.eval_samples,
         temperature=config.train.eval_temperature,

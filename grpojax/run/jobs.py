@@ -64,7 +64,7 @@ class Job:
 
 @dataclasses.dataclass(kw_only=True)
 class Outcome:
-    """What became of the jobs.
+    """The outcome of the jobs.
 
     Attributes:
       done: those that came to their end, now or before.
@@ -136,7 +136,7 @@ class Queue:
             while self._running or (waiting and not self._stopping):
                 self._fill(waiting)
                 if waiting and not self._running and not self._stopping and not announced:
-                    log.info("%s is in use by another process; waiting for its end", waiting[0].name)
+                    log.info("%s is in use by another process; waiting until it ends", waiting[0].name)
                     announced = True
                 for ended in [r for r in self._running if r.process.poll() is not None]:
                     self._end(ended, outcome, waiting, len(jobs))

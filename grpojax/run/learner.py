@@ -1,6 +1,6 @@
 """One step of learning: pack the samples in rows, score them, weigh them, update.
 
-What moves between the four is a list of `PackedBatch`, one for each update of a pass.
+These four pass on a list of `PackedBatch`, one for each update of a pass.
 """
 
 import time
@@ -34,19 +34,20 @@ class Learner:
 
     Args:
       policy: the model; its weights are taken over by `start`.
-      programs: of the run.
-      method: what is learned by.
+      programs: the run's programs.
+      method: the variant, rewards and filter.
       train: passes, minibatches, micro-batches.
       max_prompt_tokens: longest prompt.
-      parts: what the variant needs besides (`grpojax.run.parts`).
-      run: calls a program with what follows; it may compile some of them ahead.
+      parts: the variant's parts (`grpojax.run.parts`).
+      run: ``run(program, *args)`` calls a program; it may compile some of them ahead.
 
     Attributes:
-      state: by role: a `grpojax.types.TrainState` of what learns, as of ``policy``, and plain weights of what does not.
-      scores_a_step: forwards over all samples beyond those of sampling and updates.
-      entropy_coefs: of an adaptive bonus, its coefficient and what of it is applied in the next step.
+      state: by role, a `grpojax.types.TrainState` for networks that learn, such as ``policy``, and plain weights for
+        others.
+      scores_a_step: forward passes over all samples in a step, besides sampling and updates.
+      entropy_coefs: the coefficient of an adaptive entropy bonus, and the one that the next step applies.
       least: positions of which a block of rows takes no less time for having fewer (`grpojax.programs.blocks.sizes`).
-      updates: of the policy that were dispatched, those included that were skipped: the version of its weights.
+      updates: number of the policy's updates that were dispatched, skipped ones included: the version of its weights.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Learner:
         )
 
     def abstract(self) -> dict[str, Any]:
-        """Of what is saved: shapes, dtypes and shardings by role."""
+        """Shapes, dtypes and shardings of the saved state, by role."""
         return abstract_state(self._networks(), self.policy.mesh)
 
     def _networks(self) -> dict[str, Network]:
@@ -122,11 +123,11 @@ class Learner:
         self.state = bound_like(self.state, params, self.policy.mesh)
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint has of the state."""
+        """The part of the state that a checkpoint has."""
         return {role: self.state[role] for role in self._networks()}
 
     def replace(self, batch: RolloutBatch) -> RolloutBatch:
-        """The samples as they are learned from."""
+        """The samples that are learned from."""
         for part in self.parts:
             batch = part.replace(self.state, batch)
         return batch
@@ -164,10 +165,10 @@ class Learner:
         return place_rows(packed, policy.mesh), layout
 
     def score(self, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        """What the parts say of the samples before the rewards are there, and log-probs under the policy before its
-        updates, where a term or the variant asks (`Method.scores_self`). The quickstart runs no program here.
+        """Runs the parts' programs that need no rewards, and scores the samples by the policy before its updates if a
+        term or the variant needs it (`Method.scores_self`). The quickstart runs no program here.
 
-        Returns what the variant reads of them: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
+        Returns the signals for the variant: fields of `grpojax.advantages.Signals`, ``[P, G, T]`` on the host.
         """
         programs, signals = self.programs, {}
         for part in self.parts:
@@ -186,7 +187,7 @@ class Learner:
         return signals
 
     def signals_after_rewards(self, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
-        """What the parts signal once the rewards are there, and metrics of it (`grpojax.run.parts.part.Part.after`)."""
+        """The parts' signals that need the rewards, and their metrics (`grpojax.run.parts.part.Part.after`)."""
         signals, metrics, started = dict[str, Array](), dict[str, float](), time.perf_counter()
         for part in self.parts:
             made, measured = part.after(self.state, batch, counted)
@@ -199,16 +200,16 @@ class Learner:
     def weigh(
         self, minis: Sequence[PackedBatch], batch: RolloutBatch, signals: Mapping[str, Tokens]
     ) -> tuple[Tokens, dict[str, float], Samples]:
-        """Puts advantages, the weights of every token, and what the parts give into the rows.
+        """Sets advantages, token weights and the parts' arrays in the rows.
 
         Args:
-          minis: scored.
+          minis: the packed batches, scored.
           batch: the samples and their rewards.
-          signals: of `score`.
+          signals: the result of `score`.
 
         Returns:
-          ``(advantages, metrics, lengths)``: ``[P, G, T]``; metrics of the variant's parts; and ``[P, G]``
-          of the samples as the updates take them, 0 where one is left out.
+          ``(advantages, metrics, lengths)``: ``[P, G, T]``; metrics of the variant's parts; and ``[P, G]`` the lengths
+          of the samples in the updates, 0 where one is left out.
         """
         dropped = batch.dropped
         counted, cut = weighing.counted(batch, self.train.truncated)
@@ -256,9 +257,9 @@ class Learner:
 
         Args:
           minis: scored and weighed.
-          number: of the step, which what its losses draw follows from.
+          number: number of the step; random draws of its losses depend on it.
           ready: called with the state after each update.
-          shares: of the run, before this step and after it, where the optimiser's schedules follow these.
+          shares: share of the run before this step and after it, if the optimiser's schedules follow it.
         """
         adaptive = self.objective.entropy_target is not None
         frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
@@ -298,12 +299,12 @@ class Learner:
         return taken
 
     def end_step(self, number: int) -> None:
-        """What happens between steps."""
+        """Runs the parts' work between steps."""
         for part in self.parts:
             self.state |= part.end_step(self.state, number)
 
     def adapt(self, entropy: float) -> None:
-        """Moves an adaptive entropy bonus by what was measured in the step before."""
+        """Adapts the entropy bonus to the entropy of the step before."""
         target, step = self.objective.entropy_target, self.objective.entropy_step
         if target is not None and np.isfinite(entropy):
             coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)

@@ -1,8 +1,8 @@
-"""The loop of every run: step after step, and between them records, evaluations and saves, until it ends or is stopped.
+"""The loop of every run: steps, and between them records, evaluations and saves, until the run ends or is stopped.
 
-What a step does, and what is evaluated and saved, is a `Task`'s: `grpojax.run.trainer.Trainer` samples and learns from
-rewards, `grpojax.run.finetune.FineTune` learns from answers that are given. The device's queue never runs dry on the
-host's account: the metrics of an update are read after what comes next has been dispatched.
+A `Task` defines the step, the evaluations and what is saved: `grpojax.run.trainer.Trainer` samples and learns from
+rewards, `grpojax.run.finetune.FineTune` learns from given answers. The device never waits for the host: the metrics of
+an update are read after the next work has been dispatched.
 """
 
 import abc
@@ -30,17 +30,17 @@ R = TypeVar("R", bound=Recipe)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Updates:
-    """A step's updates in flight: what the host knows of the step already, and the metrics that the device still has.
+    """A step's updates in flight: the metrics that the host has already, and those that are still on the device.
 
     Attributes:
-      number: of the step.
+      number: number of the step.
       known: metrics that the host has.
-      metrics: an update's each; on the host once the updates are over.
+      metrics: the metrics of each update; on the host once the updates are over.
       tokens: completion tokens of the step.
-      flops: useful ones.
-      share: of the whole run, what is behind it after the step.
-      waited: seconds that the host was held up by the updates so far; None where a step does nothing else.
-      over: when they were over, by `time.perf_counter`; None while they may run.
+      flops: useful FLOPs of the step.
+      share: share of the whole run that is done after the step.
+      waited: seconds that the host waited for the updates so far; None if a step does nothing else.
+      over: when the updates were over, by `time.perf_counter`; None while they may run.
       follow: called with the step's metrics once they are known; None for nothing.
     """
 
@@ -56,11 +56,11 @@ class Updates:
 
 
 class Task(abc.ABC):
-    """What a loop repeats, and what it is given to evaluate and to save.
+    """The step that a loop repeats, its evaluations, and the state to save.
 
     Attributes:
-      loop: that repeats it.
-      policy: what learns.
+      loop: the loop that repeats it.
+      policy: the model that learns.
     """
 
     loop: "Loop"
@@ -73,7 +73,7 @@ class Task(abc.ABC):
 
     @property
     def state(self) -> RunState:
-        """What a checkpoint has of the run besides the weights."""
+        """The run's state in a checkpoint besides the weights."""
         return self.loop.state
 
     @property
@@ -86,12 +86,12 @@ class Task(abc.ABC):
         return self.loop.run()
 
     def close(self) -> None:
-        """Gives back what the run holds: worker processes, files, the directory's lock."""
+        """Releases the run's resources: worker processes, files, the directory's lock."""
         self.loop.close()
 
     @abc.abstractmethod
     def step(self, number: int) -> Updates:
-        """Dispatches a step; its updates are under way when it returns."""
+        """Dispatches a step; its updates may still run when it returns."""
 
     @property
     @abc.abstractmethod
@@ -104,7 +104,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy on the validation set after a step, and the scores that pick the best one."""
+        """Metrics of the policy on the validation set after a step, and the scores that choose the best checkpoint."""
 
     @abc.abstractmethod
     def test(self, number: int) -> dict[str, float] | None:
@@ -118,19 +118,19 @@ class Loop:
     and `start` opens the records.
 
     Args:
-      task: what is repeated.
-      memory: what helps where memory runs out.
-      gradient: what helps where gradients are not finite.
-      ahead: steps whose updates may be in flight while the next step is dispatched.
+      task: the task to repeat.
+      memory: remedy for the error if memory runs out.
+      gradient: remedy for the error if gradients are not finite.
+      ahead: number of steps whose updates may still run while the next step is dispatched.
       take_over: break another process's claim on a run directory in a bucket.
 
     Attributes:
       session: the run's directory.
-      state: what a checkpoint has of the run besides the weights.
-      share: of the whole run, what is behind it.
+      state: the run's state in a checkpoint besides the weights.
+      share: share of the whole run that is done.
       since: when the updates before those in flight were over, or the step began.
-      metrics: where they are recorded.
-      watch: looks at them; None where nothing does.
+      metrics: the recorder of metrics and samples.
+      watch: the alarms; None without any.
     """
 
     def __init__(self, task: Task, *, memory: str, gradient: str, take_over: bool, ahead: int = 1):
@@ -148,7 +148,7 @@ class Loop:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[contextlib.ExitStack]:
-        """Inside, the run is opened. What it holds is let go of if that raises, and else by `close`."""
+        """A context in which the run is opened. Its resources are released if that raises, and otherwise by `close`."""
         with contextlib.ExitStack() as held, peers.telling(), enough_memory(lambda: self.done, self._memory):
             yield held
             self._held = held.pop_all()
@@ -220,7 +220,7 @@ class Loop:
             self.close()
 
     def close(self) -> None:
-        """Gives back what the run holds."""
+        """Releases the run's resources."""
         self._held.close()
 
     def _rescue(self) -> int:
@@ -260,7 +260,7 @@ class Loop:
             self._test()
 
     def wait(self) -> None:
-        """Until the updates in flight are over."""
+        """Waits until the updates in flight are over."""
         self._pending = [_over(updates) for updates in self._pending]
 
     def finish(self, ahead: int = 0) -> None:

@@ -29,13 +29,13 @@ class Method:
     """How a run learns.
 
     Attributes:
-      variant: with its overrides.
-      rewards: what judges the samples.
-      filter: dynamic sampling, max_rollouts filled in; None without. A variant may bring it along.
+      variant: the variant with its overrides.
+      rewards: the rewards of the samples.
+      filter: dynamic sampling, max_rollouts filled in; None without. A variant may have one of its own.
       retire: when a prompt is solved and no longer drawn, its share filled in; None for never.
-      plan: how a rollout's samples are given to prompts, every field filled in; None for a group of each.
+      plan: how samples are allocated to prompts, every field filled in; None for one group per prompt.
       deciding: the reward that says whether a sample succeeded: the filter's metric, or the first of the list.
-      older: whether samples are of an older policy than the one that learns from them (``rollout.ahead``,
+      older: whether samples come from an older policy than the one that learns from them (``rollout.ahead``,
         ``rollout.overlap``).
     """
 
@@ -48,10 +48,10 @@ class Method:
     older: bool = False
 
     def scores_old(self, updates: int) -> bool:
-        """Whether the ratio is taken against log-probs from before the first of a step's ``updates``.
+        """Whether the ratio's denominator is the log-probs from before the first of a step's ``updates``.
 
-        Of one update they are the policy's own, and the ratio is 1. Of older samples that is never assumed: the
-        objective corrects from the sampler to these log-probs, or its ratio is anchored at the sampler.
+        With one update these are the policy's own, and the ratio is 1. This is never assumed for older samples: the
+        objective corrects from the sampler to these log-probs, or the sampler is the ratio's denominator.
         """
         return (self.older or updates > 1) and self.variant.objective.ratio_denominator == "trainer"
 
@@ -69,11 +69,11 @@ class Method:
 
     @property
     def replaces_samples(self) -> bool:
-        """Whether samples are learned from as other text than was drawn (`grpojax.run.parts.true_answers`)."""
+        """Whether updates learn from other text than was drawn (`grpojax.run.parts.true_answers`)."""
         return self.variant.options.get("train_on") == "spliced"
 
     def widest(self, group: int) -> int:
-        """Samples of a prompt at most, G of what a step learns from, where ``rollout.group`` is ``group``."""
+        """Most samples of a prompt, the G of a step's batch, if ``rollout.group`` is ``group``."""
         return group if self.plan is None else self.plan.most
 
 
@@ -84,7 +84,7 @@ def resolve(
     rollout: RolloutConfig,
     train: TrainConfig,
 ) -> Method:
-    """Looks everything up; raises `UserError` for a name, an option or a combination that there is not."""
+    """Resolves names and options; raises `UserError` for an unknown one, or a combination that is not possible."""
     options = _options(variant, rollout.max_tokens)
     made = _variant(options)
     older = {f"rollout.{n}": x for n in ("ahead", "overlap") if (x := getattr(rollout, n))}
@@ -110,7 +110,7 @@ def resolve(
 
 
 def describe(method: Method) -> dict[str, Any]:
-    """What a method is, as plain data: every option and every term with its value, whoever has set it.
+    """A method as plain data: every option and every term with its value, defaults included.
 
     Returns:
       ``variant``, its name; ``options``, all it has; ``advantage``, the chain as text (`grpojax.advantages.text_of`);
@@ -241,7 +241,7 @@ def _filter(
     if chosen.max_rollouts is None:
         chosen = dataclasses.replace(chosen, max_rollouts=3 if variant.resample else 1)
     if chosen.metric is not None and chosen.metric not in names:
-        raise UserError(f"filter.metric={chosen.metric!r} is no reward of the run; they are {', '.join(names)}")
+        raise UserError(f"filter.metric={chosen.metric!r} is not a reward of the run, which has {', '.join(names)}")
     return chosen
 
 
@@ -252,8 +252,8 @@ def _retire(given: RetireConfig | None, variant: variants.Variant, chosen: Filte
     share = variant.retire if given.share is None else given.share
     if share is None:
         raise UserError(
-            f"rollout.retire: variant {variant.name!r} retires no prompts by itself, so that success and readmit_after "
-            "say nothing; give rollout.retire.share, in (0, 1]"
+            f"rollout.retire: variant {variant.name!r} retires no prompts by itself, so success and readmit_after "
+            "have no effect; set rollout.retire.share, in (0, 1]"
         )
     success = given.success if given.success is not None or chosen is None else chosen.success
     return dataclasses.replace(given, share=share, success=success)
@@ -271,8 +271,8 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> AllocationConfig
         )
     if plan.most < group:
         raise UserError(
-            f"rollout.sample_allocation.most={plan.most}: must be at least rollout.group={group}, or some are "
-            "given to none"
+            f"rollout.sample_allocation.most={plan.most}: must be at least rollout.group={group}, or some "
+            "samples have no prompt"
         )
     rest = rollout.prompts * (group - plan.probe)
     if rest % plan.phases:
@@ -313,9 +313,9 @@ def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
         raise UserError(f"variant {variant.name!r} with rollout.group={rollout.group}: {message}") from None
     if rollout.group == 1 and not learns_from_equals(variant, rollout):
         raise UserError(
-            f"rollout.group=1: variant {variant.name!r} compares the samples of a prompt with each other: of a single "
-            "one every advantage is 0, and nothing would be learned; set rollout.group to 2 or more, or take a variant "
-            "with another baseline, such as reinforce_pp (the mean of the batch) or remax (a greedy sample)"
+            f"rollout.group=1: variant {variant.name!r} compares the samples of a prompt with each other: with a "
+            "single one every advantage is 0, and nothing would be learned; set rollout.group to 2 or more, or take a "
+            "variant with another baseline, such as reinforce_pp (the mean of the batch) or remax (a greedy sample)"
         )
 
 

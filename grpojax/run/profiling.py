@@ -16,11 +16,11 @@ from grpojax.host.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """What is traced of a run.
+    """Which steps of a run are traced.
 
     Attributes:
       steps: first and last step of the trace, which goes to ``profile`` in the run directory; None traces nothing.
-        Step 1 compiles. From the third on a step is like those after it.
+        Step 1 compiles. From step 3 on, steps are alike.
     """
 
     steps: tuple[int, int] | None = None
@@ -57,7 +57,9 @@ class Profile:
             return
         first, last = self._steps
         if number > last:
-            log.warning("profile.steps=%s are behind the run, at step %d: nothing is traced", [first, last], number)
+            log.warning(
+                "profile.steps=%s are over, since the run is at step %d: nothing is traced", [first, last], number
+            )
             self._steps = None
         elif number >= first:
             if self._here is None:

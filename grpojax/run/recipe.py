@@ -50,7 +50,23 @@ EXECUTION = (
 class Config:
     """A whole run, as one YAML file describes it.
 
-    ``compile_cache`` is the folder of compiled programs, as in `grpojax.programs.compiling.cache_folder`.
+    Attributes:
+      model: the policy: its weights, and how they run.
+      data: the problems to train on, and those to evaluate on.
+      rewards: what scores a sample: a list of rewards, or a mapping with the list as ``terms``.
+      rollout: how many samples a step draws, and how.
+      train: length of the run, updates per step, evaluations and checkpoints.
+      run: where the run writes its files.
+      variant: the method: a name, or a mapping of ``name`` and options.
+      filter: which groups learn. "auto" takes the variant's own filter if it has one, "none" uses no filter, and a
+        mapping sets one. Not with a variant that learns from groups whose rewards are all the same.
+      critic: the second network of a variant that has one. None takes the defaults. Any other variant refuses it.
+      evaluate: which reward decides whether a sample is right.
+      optimizer: the policy's optimiser and its schedule.
+      tracking: what is logged besides the metrics.
+      mesh: how the devices are divided.
+      profile: which steps are traced.
+      compile_cache: folder of compiled programs: "auto" is ``~/.cache/grpojax``, None keeps nothing.
     """
 
     model: ModelConfig
@@ -60,8 +76,8 @@ class Config:
     train: TrainConfig
     run: RunConfig
     variant: str | dict[str, Any] = "grpo"
-    filter: FilterConfig | Literal["auto", "none"] = "auto"  # "auto" is the variant's own, if it has one
-    critic: CriticConfig | None = None  # of a variant that has one; None is its default
+    filter: FilterConfig | Literal["auto", "none"] = "auto"
+    critic: CriticConfig | None = None
     evaluate: EvaluateConfig = EvaluateConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()

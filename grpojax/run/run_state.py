@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a run besides the weights: counts, the order of the problems, and what is in flight."""
+"""A run's state besides the weights: counts, the order of the problems, and rollouts in flight."""
 
 import dataclasses
 from collections.abc import Mapping

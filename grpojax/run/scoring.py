@@ -1,4 +1,4 @@
-"""What a policy makes of given answers: the sums of their log-probs, batch by batch."""
+"""A policy's scores of given answers: the sums of their log-probs, batch by batch."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence

@@ -11,16 +11,16 @@ from grpojax.run import exclusions
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetireConfig:
-    """Prompts that are solved are left out of the passes over the data that begin later (`grpojax.run.curriculum`).
+    """Solved prompts are left out of later passes over the data (`grpojax.run.curriculum`).
 
-    The third of the experiments in `grpojax.variants` ("culling"), and no-positive resampling (ScaleRL, arXiv
-    2510.13786).
+    This is the experiment "culling" (`grpojax.variants`), and the no-positive resampling of ScaleRL (arXiv 2510.13786).
 
     Attributes:
-      share: of a prompt's samples that must pass. None is the variant's own: 1 for culling, 0.9 for ScaleRL.
-      success: the reward from which on a sample passes; None takes ``filter.success``, or for a reward of 0 and 1 that
-        of 1. A graded one is refused without.
-      readmit_after: passes that a solved prompt is left out of; None for all.
+      share: share of a prompt's samples that must pass for it to be solved. None takes the variant's: 1 for culling,
+        0.9 for ScaleRL.
+      success: a sample passes if its reward is at least this. None takes ``filter.success``, or 1 if rewards are 0 and
+        1. A graded reward needs one of the two.
+      readmit_after: passes over the data that leave a solved prompt out; None leaves it out of all of them.
     """
 
     share: float | None = None
@@ -36,12 +36,13 @@ class RetireConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CurriculumConfig:
-    """Problems are drawn by their levels, more of those that are solved about half the time (`grpojax.data.shares`).
+    """Problems are drawn by level, and levels that are solved about half the time most often (`grpojax.data.shares`).
 
     Attributes:
-      floor: share of the prompts that is spread evenly over all levels, so that none is lost sight of.
-      memory: weight of a level's solve rate so far against that of its samples in a rollout. A run begins with 1/2.
-      success: the reward from which on a sample passes; None is for a reward of 0 and 1.
+      floor: share of the prompts that is spread evenly over all levels, so that every level is drawn.
+      memory: weight of a level's earlier solve rate against its rate in the newest rollout. A run starts at a rate of
+        1/2.
+      success: a sample passes if its reward is at least this; None is for rewards of 0 and 1.
     """
 
     floor: float = 0.2
@@ -54,24 +55,24 @@ class CurriculumConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllocationConfig:
-    """XRPO's plan of a rollout (arXiv 2510.06672): some samples of every prompt, then more where they tell most.
+    """XRPO's allocation (arXiv 2510.06672): some samples for every prompt, then more where they tell most.
 
-    A step draws as many samples as without it, ``prompts`` times ``group``; how many a prompt gets differs
+    A step draws ``prompts`` times ``group`` samples, as without it, but prompts get different numbers of them
     (`grpojax.allocation.xrpo_allocate`).
 
-    With ``exemplars``, a prompt whose probe fails as a whole gets the rest of its samples with solved problems in
-    context (`grpojax.run.sources.allocated`). The paper has 2, found by another model's embeddings; it is off unless
-    asked for, since here they are found by the tokens that prompts share.
+    With ``exemplars``, a prompt whose first samples all fail gets its other samples with solved problems in context
+    (`grpojax.run.sources.allocated`). The paper shows 2, which it finds by another model's embeddings. Here they are
+    found by the tokens that prompts share, and the default is 0.
 
     Attributes:
       probe: samples that every prompt gets first; 0 takes half of the group.
-      phases: how often the rest is planned, each time for an equal part of it.
-      most: samples that a prompt gets at most; 0 takes twice the group.
+      phases: number of times that the remaining samples are planned, each time an equal part of them.
+      most: most samples of a prompt; 0 takes twice the group.
       bonus: weight of exploration.
-      confidence: of the interval of a prompt's mean reward.
-      exemplars: solved problems shown before a prompt at most; 0 for none.
-      pool: solved problems to choose them from, the newest ones.
-      success: the reward from which on a sample passes, for ``exemplars``; None is for a reward of 0 and 1.
+      confidence: confidence level of the interval of a prompt's mean reward, such as 0.95.
+      exemplars: most solved problems that are shown before a prompt; 0 for none.
+      pool: number of solved problems, the newest ones, that exemplars are chosen from. Only with ``exemplars``.
+      success: a sample passes if its reward is at least this; None is for rewards of 0 and 1. Only with ``exemplars``.
     """
 
     probe: int = 0
@@ -93,32 +94,32 @@ class AllocationConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutConfig(SamplerConfig):
-    """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` for the rest).
+    """What a step samples: ``prompts`` prompts with ``group`` samples each (`SamplerConfig` has the other keys).
 
-    ``ahead`` of 1 draws the next rollout while a step learns from the one before it: under the weights as they are
-    before the step's updates, so that its samples are a step old when they are learned from
-    (`grpojax.run.sources.ahead`). What follows from results (``retire``, ``curriculum``) then follows one rollout
-    later. 0 draws each under the newest weights.
+    Training draws from the whole distribution, at a temperature over 0. With tokens cut off, or with greedy samples,
+    the ratio to the policy's own log-probs would be wrong by the probability that was cut off.
 
-    ``overlap`` over 0 ends a rollout as soon as in every batch shard at most this share of its samples want another
-    token, and one group is whole. Groups with such samples go on in the next rollout and are learned from once they are
-    whole, their samples' tokens then of several versions of the policy (`grpojax.run.sources.partial`).
-
-    ``retire`` has any variant leave out prompts that are solved, or changes how one does; None leaves that to the
-    variant. ``sample_allocation`` is for a variant that allocates its samples (xrpo). ``curriculum`` draws problems by
-    their levels, and so does not go with ``retire``.
-
-    ``weights`` are those that samples are drawn with: "compute" the policy's in ``model.dtype``, "int8" with matrices
-    in eight bits (`grpojax.models.quantised`); ``cache_dtype: int8`` has keys and values so. Samples are then not of
-    the policy that learns, and the objective must correct for it, by ``variant.importance`` or
-    ``variant.ratio_denominator: sampler``, unless ``uncorrected`` has it take them for the policy's own. Evaluation is
-    of the policy itself, and no greedy completion reads keys and values of eight bits.
-
-    ``no_end`` is for a model without a token that ends a sample: every sample then has ``max_tokens``. Without it such
-    a model is refused.
-
-    Training samples from the whole distribution at a temperature over 0: with tokens cut off, or a point mass, the
-    ratio to the policy's own log-probs would be off by the mass that was cut.
+    Attributes:
+      prompts: prompts of a step, P, over all devices.
+      weights: weights that draw the samples: "compute" uses the policy's weights in ``model.dtype``, "int8" rounds the
+        matrices to eight bits (`grpojax.models.quantised`). ``cache_dtype: int8`` does the same with keys and values.
+        Then the samples do not come from the policy that learns, and the objective must correct for it: set
+        ``variant.importance`` or ``variant.ratio_denominator: sampler``, or else ``uncorrected``. Evaluations use the
+        policy's own weights, and greedy completions use no eight-bit cache.
+      uncorrected: treat samples of eight-bit weights or caches as the policy's own, without a correction. Only with
+        ``weights: int8`` or ``cache_dtype: int8``.
+      ahead: 1 draws the next rollout while this step learns. It uses the weights from before this step's updates, so
+        its samples are one step older (`grpojax.run.sources.ahead`), and ``retire`` and ``curriculum`` react one
+        rollout later. 0 draws each rollout with the newest weights.
+      overlap: over 0, a rollout ends as soon as at most this share of each batch shard's samples is unfinished and
+        one group is complete. Unfinished groups go on in the next rollout. They are learned from once they are
+        complete, with tokens of several versions of the policy (`grpojax.run.sources.partial`). Not with
+        ``decode_slots``.
+      retire: leave out prompts that are solved. None leaves that to the variant. Not with ``curriculum``.
+      sample_allocation: how a variant that allocates samples (xrpo) does it. Any other variant refuses it.
+      curriculum: draw problems by their level. Not with ``retire``.
+      no_end: for a model without a token that ends a sample: every sample gets ``max_tokens``. Such a model is refused
+        otherwise.
     """
 
     prompts: int = 8
@@ -153,37 +154,45 @@ class RolloutConfig(SamplerConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """The loop.
+    """The loop: its length, its updates, evaluations and checkpoints.
 
     Attributes:
-      steps: rollouts of the whole run; give these or tokens.
-      tokens: the run ends with the step that reaches so many sampled tokens: of all that was drawn, what a filter drops
-        and greedy completions included. Schedules then follow the share of them that is used. Methods that draw more a
-        step, or longer samples, so are compared at equal cost.
-      seed: of the data's order and of all draws.
+      steps: length of the run in steps, each of which learns from one rollout. Give this or ``tokens``.
+      tokens: length of the run in sampled tokens: it ends with the step that reaches this number. Every sampled token
+        counts, also those of greedy completions and of groups that a filter drops. Schedules follow the share of the
+        tokens that is used. This compares methods at equal cost if they draw more in a step, or longer samples.
+      seed: seed of the data's order and of all sampling.
       ppo_epochs: passes over each rollout.
-      minibatches: updates in a pass, each on its share of the prompts.
-      microbatches: parts that an update takes one after the other, to save memory; the gradient is the same.
-      truncated: what a sample that was cut at ``rollout.max_tokens`` does: "train" like any other, "mask" for weight 0
-        in the loss (DAPO's overlong filtering, arXiv 2503.14476), "drop" to be in no statistic of its group either.
-      skip_zero_advantage: leave samples whose advantages are all 0 out of an update: the gradient is the same but
-        for rounding, and costs what the others' tokens cost. The update's metrics (entropy, ratios) are only of these.
-        For objectives by which they have no gradient, where nothing is scored before the update.
-      reference_every: steps between refreshes of the KL's reference; 0 leaves it what the run started from.
-      reference_mix: a refresh makes it ``mix * policy + (1 - mix) * reference``.
-      eval_every: steps between evaluations; 0 evaluates only before and after.
-      eval_limit: problems evaluated at most.
-      eval_samples: completions of each; over 1, metrics have pass@n and maj@n too, and accuracy is that of all samples.
-      eval_temperature: 0 is greedy.
-      checkpoint_every: steps between saves; 0 leaves it to the clock, and to the end.
-      checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 leaves it to the steps.
-      hang_policy: what is done about a step that takes ten times the median (`grpojax.host.watchdog`), besides
-        printing what each thread does: "warn", or "stop" the run, which goes on from its last save.
-      keep: newest checkpoints kept (the best by held-out reward stays too, and one from before an alarm).
+      minibatches: updates of a pass, each on its share of the prompts. Must divide ``rollout.prompts``.
+      microbatches: parts of an update that are computed one after the other, to save memory; the gradient is the same.
+      truncated: what happens with a sample that was cut at ``rollout.max_tokens``: "train" learns from it like from any
+        other, "mask" gives it weight 0 in the loss (DAPO's overlong filtering, arXiv 2503.14476), "drop" also leaves it
+        out of its group's statistics.
+      skip_zero_advantage: leave samples whose advantages are all 0 out of an update. The gradient is the same but for
+        rounding, and the update costs only the other samples' tokens. The update's metrics (entropy, ratios) are of
+        these other samples. Not with an objective in which samples with advantage 0 have a gradient, nor where all
+        samples are scored before the update.
+      reference_every: steps between refreshes of the KL's reference; 0 keeps the model that the run started from.
+        Needs ``variant.kl_coef`` over 0.
+      reference_mix: a refresh sets the reference to ``mix * policy + (1 - mix) * reference``. Only with
+        ``reference_every`` over 0.
+      eval_every: steps between evaluations; 0 evaluates only before the first step and after the last one.
+      eval_limit: most problems of an evaluation.
+      eval_samples: completions of each problem. Over 1, there are also pass@n and maj@n, and accuracy is that of all
+        samples. Needs ``eval_temperature`` over 0.
+      eval_temperature: temperature of evaluations; 0 is greedy.
+      checkpoint_every: steps between saves; 0 saves by ``checkpoint_minutes``, and at the end.
+      checkpoint_minutes: most minutes between saves, by the clock of the first process; 0 saves by
+        ``checkpoint_every``.
+      hang_policy: what happens if a step takes ten times the median (`grpojax.host.watchdog`). Both print what each
+        thread does. "warn" goes on; "stop" ends the run, which then resumes from its last save.
+      keep: number of newest checkpoints that are kept. The best one by held-out reward and one from before an alarm are
+        kept as well.
       log_every: steps between lines on the console.
-      max_skipped: updates in a row whose gradient is not finite, and that so change nothing, before the run stops.
-      on_collapse: what an alarm (`grpojax.run.watch`) does: "warn", or "stop" the run with its state saved. Either way
-        the best checkpoint from before it stays, or else the newest.
+      max_skipped: the run stops after this many updates in a row whose gradient is not finite. Such an update changes
+        nothing.
+      on_collapse: what an alarm (`grpojax.run.watch`) does: "warn" goes on, "stop" saves the state and ends the run.
+        Either way the best checkpoint from before the alarm is kept, or else the newest one.
     """
 
     steps: int | None = None
@@ -247,7 +256,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticOptimizer(OptimizerConfig):
-    """`OptimizerConfig` with another default: a head that starts at 0 has farther to go than a policy."""
+    """`OptimizerConfig` with a higher default rate, since a head that starts at 0 has farther to go than a policy."""
 
     learning_rate: float = 1e-5
 
@@ -257,12 +266,14 @@ class CriticConfig:
     """The critic of a variant that has one. It runs as the policy does (``model.dtype``, ``model.remat``).
 
     Attributes:
-      path: the folder that its trunk starts from, with the policy's tokenizer and, if it was exported by
-        ``grpojax export``, its head; None for the policy's own weights at the start of the run.
-      layers: a trunk with random weights and so many layers of the policy's shape, in place of either; None for none.
-      seed: of the random weights.
-      trunk: "trained" with the head, or "frozen": its weights stay as they are, and only the head learns.
-      optimizer: its own.
+      path: folder with the weights that the trunk starts from. It must have the policy's tokenizer. If
+        ``grpojax export`` wrote it, the head is read too. None starts from the policy's weights at the start of the
+        run. Not with ``layers``.
+      layers: number of layers of a trunk with random weights and the policy's other sizes; None for no such trunk.
+        Not with ``path``.
+      seed: seed of the random weights. Only with ``layers``.
+      trunk: "trained" trains trunk and head, "frozen" only the head. Random weights cannot be frozen.
+      optimizer: the critic's own optimiser.
       warmup_steps: steps at the start in which only the critic learns.
     """
 
@@ -283,14 +294,14 @@ class FilterConfig:
     """Dynamic sampling (DAPO, arXiv 2503.14476): groups that teach nothing are dropped, and others sampled instead.
 
     Attributes:
-      metric: the reward that decides; None takes the first of the list. A group stays if its samples differ in it, or
-        as the variant says if it has a filter of its own. Other rewards keep no group: a format bonus varies in
-        groups that are all wrong.
-      max_rollouts: rollouts of a step at most. What is missing after the last is filled up with dropped groups, which
-        then weigh nothing. None takes 3, or 1 for a variant that leaves groups out without drawing others
+      metric: name of the reward that decides; None takes the first of the list. A group stays if its samples differ in
+        this reward. A variant with a filter of its own may decide otherwise. Other rewards keep no group: a format
+        bonus varies also in groups that are all wrong.
+      max_rollouts: most rollouts of a step. If groups are missing after the last one, dropped groups with weight 0 take
+        their place. None takes 3, or 1 for a variant that leaves groups out without drawing others
         (`grpojax.variants.Variant.resample`), such as scale_rl.
-      success: the reward from which on a sample passes, for a variant with a filter of its own; None leaves a graded
-        reward graded, and for what asks for a pass it is 1.
+      success: a sample passes if its reward is at least this. Only for a variant with a filter of its own. None leaves
+        a graded reward as it is, and takes 1 where a filter asks whether a sample passes.
     """
 
     metric: str | None = None
@@ -303,6 +314,10 @@ class FilterConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Where a run keeps what it writes."""
+    """Where a run writes its files.
+
+    Attributes:
+      dir: the run directory: a folder, or ``gs://bucket/path``.
+    """
 
     dir: str

@@ -55,7 +55,7 @@ class Schedule(Protocol):
 
 
 class Recipe(Protocol):
-    """What a session reads of a recipe, whatever it trains by."""
+    """The sections of a recipe that every session reads."""
 
     @property
     def run(self) -> RunConfig: ...

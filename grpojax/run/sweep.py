@@ -58,7 +58,7 @@ class Method:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What is to be compared.
+    """The runs of a sweep.
 
     Attributes:
       config: path of the recipe. The options of its variant go to every method that has them.
@@ -135,12 +135,12 @@ class Sweep:
         """Every method by its label, controls among them where they are asked for.
 
         Raises:
-          UserError: a method is there twice, one is not right, or no method has an option of the command line.
+          UserError: a method occurs twice, one is not right, or no method has an option of the command line.
         """
         found: dict[str, Method] = {}
         for given in self.variants:
             if (name := label(given)) in found:
-                raise UserError(f"--variants: {name} is there twice; give it once")
+                raise UserError(f"--variants: {name} occurs twice; give it once")
             found[name] = self._method(given)
         for option in self._options[1]:
             if all(option in method.lacks for method in found.values()):
@@ -318,7 +318,7 @@ def introduction(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], pilot: str |
     lines, seed = [], sweep.seeds[0]
     for name, method in sweep.methods.items():
         if method.lacks:
-            lines.append(f"{name}: has no option {', '.join(method.lacks)}, which is left out of it")
+            lines.append(f"{name}: has no option {', '.join(method.lacks)}; it runs without")
         if jobs[name, seed].name != f"{name}_{seed}":
             lines.append(f"{name}: the same resolved recipe as {jobs[name, seed].name}, run once for both")
         if (other := method.control or method.baseline) is not None:
@@ -330,14 +330,14 @@ def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
     """How a method differs from what it is compared with, and a warning where that is more than what it is about."""
     a, b = against.config["method"], method.config["method"]
     if not (line := in_a_line(differences(a, b))):
-        return [f"warning: {name} and {other} are the same under this recipe: a setting of it gives both the mechanism"]
+        return [f"warning: {name} and {other} are the same under this recipe, whose settings give both the mechanism"]
     lines = [f"{name}, compared with {other}: {line}"]
     if found := matching.unmatched(a, b):
         each = ", ".join(f"{what} ({x}; {other} {y})" for what, (y, x) in found.items())
         remedy = ""
         if method.control is None and method.has_control:
-            remedy = "; --controls adds a control that has the same"
-        lines.append(f"warning: {name} and {other} differ in more than the method: {each}{remedy}")
+            remedy = "; --controls adds a control with the same settings"
+        lines.append(f"warning: {name} and {other} also differ in other settings: {each}{remedy}")
     return lines
 
 
@@ -346,7 +346,7 @@ def _seeds(record: Record, pilot: str | None) -> list[str]:
     count, seeds = max(len(record.comparisons), 1), len(record.seeds)
     least = power.smallest_difference(1.0, seeds, comparisons=count)
     if least is None:
-        lines = ["warning: one seed gives no p-value, whatever it shows; --seeds 2 is the least, and shows little"]
+        lines = ["warning: one seed gives no p-value; give at least --seeds 2, and more to show small differences"]
     else:
         lines = [
             f"seeds {seeds}, comparisons {count}: a difference of {least:.2g} standard deviations or more is shown at "
@@ -374,7 +374,7 @@ def _typed(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_variants(text: str) -> tuple[str | dict[str, Any], ...]:
-    """What ``--variants`` says: names, or mappings as YAML, with commas between them.
+    """The variants in ``--variants``: names, or mappings as YAML, with commas between them.
 
     Example:
       >>> read_variants("grpo, {name: dapo, clip_high: 0.3}")
@@ -388,7 +388,7 @@ def read_variants(text: str) -> tuple[str | dict[str, Any], ...]:
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """What ``--seeds`` says: how many, from 0 on, or the first and the last.
+    """The seeds in ``--seeds``: how many, from 0 on, or the first and the last.
 
     Example:
       >>> read_seeds("3"), read_seeds("6-8")

@@ -25,6 +25,7 @@ from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.records import curve, metrics
 from grpojax.rewards import Rewards
 from grpojax.run import checks, parts, recorder, sources, step_metrics, watch
+from grpojax.run.alarms import SAID
 from grpojax.run.batch import RolloutBatch, annotate, sample_rows
 from grpojax.run.calls import calls_of
 from grpojax.run.held_out import HeldOut, announce
@@ -326,16 +327,24 @@ class Trainer(Task):
         """The policy's weights as it samples by them."""
         return self.policy.reshard(self.learner.state["policy"].params)
 
+    def check_learned(self) -> None:
+        """Raises `UserError` after a run in which no sample had a valid reward: its policy has not changed."""
+        if self.loop.watch is not None and self.loop.watch.all_invalid:
+            raise UserError(
+                f"{self.session.directory}: nothing was learned in {self.done} steps: no sample had a valid reward\n"
+                f"{SAID['rewards_invalid'][1]}; then start a new run"
+            )
+
     def report(self) -> None:
-        """Held-out reward before and after, three samples, and ``curve.png`` in the run directory."""
+        """Prints the held-out reward before and after and three samples, and writes ``curve.png``."""
         if not processes.is_first():
             return
         with recorder.optional("the report"):
             lines = metrics.read_metrics(self.session.directory)
             self.held_out.report(lines)
             path = self.session.directory / "curve.png"
-            curve.draw_curve(lines, path)
-            log.info("reward curve: %s", path)
+            if curve.draw_curve(lines, path):
+                log.info("reward curve: %s", path)
 
 
 def _longest_prompt(config: Config, problems: data.Problems) -> int:

@@ -1,7 +1,6 @@
-"""Looks at a run's metrics as they come, warns, and by option stops the run.
+"""Watches a run's metrics, warns, and can stop the run.
 
-An alarm rings once a run. The line of ``metrics.jsonl`` that it rings at has its name after `KEY`, with the value 1; no
-other line does.
+An alarm rings once per run. The line of ``metrics.jsonl`` for that step has its name after `KEY`, with the value 1.
 """
 
 import math
@@ -14,7 +13,7 @@ from grpojax.evaluation import Judge
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.run import alarms
-from grpojax.run.alarms import FAIL, READS, REWARD, RIGHT, SAID, SAME, Limits
+from grpojax.run.alarms import FAIL, INVALID, READS, REWARD, RIGHT, SAID, SAME, Limits
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import TrainConfig
 from grpojax.run.session import Session
@@ -26,10 +25,10 @@ class Watch:
     """Warns once of each kind of trouble.
 
     Args:
-      directory: of the run, for what to look at.
+      directory: the run's directory, for the hint to its samples.
       limits: when it rings.
-      judge: says which reward is that for what is right; None where there is none.
-      problems: how many are held out.
+      judge: says which reward marks right samples; None without one.
+      problems: number of held-out problems.
       comparable: whether the prompts of all steps are alike, so that their rewards can be compared.
       uniform: whether groups with equal rewards teach something, too; asked when it matters.
       stops: whether an alarm stops the run.
@@ -55,6 +54,11 @@ class Watch:
         self._tracks = {name: alarms.Track(limits) for name in (*READS, *self._rewards)}
         self._rung: set[str] = set()
         self.rings: dict[str, str] = {}
+
+    @property
+    def all_invalid(self) -> bool:
+        """Whether there were steps, and no sample of them had a valid reward."""
+        return self._tracks[INVALID].count > 0 and self._tracks[INVALID].least >= 1
 
     def replay(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Takes in the metrics of the steps before, so that a run that goes on rings as one that never stopped."""

@@ -1,11 +1,11 @@
-"""What a batch's samples weigh in an update: advantages, weights of tokens, and what of them stands in each row."""
+"""Advantages and token weights of a batch's samples, and their values in each row."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
 from grpojax import losses as L
-from grpojax.advantages import Transform
+from grpojax.advantages import Transform, text_of
 from grpojax.host.errors import UserError
 from grpojax.run import parts
 from grpojax.run.batch import RolloutBatch
@@ -29,7 +29,12 @@ def advantages(
     signals: Mapping[str, Tokens],
     rule: Transform | None = None,
 ) -> Tokens:
-    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count, by the variant or ``rule``."""
+    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count, by the variant or ``rule``.
+
+    Raises:
+      UserError: the variant refuses the rewards or the signals, or the advantage of a sample that counts is not finite.
+    """
+    rule = rule or method.variant.advantage
     known = {
         "outcome": batch.by_name[method.deciding],
         "lengths": batch.rollout.lengths,
@@ -39,9 +44,19 @@ def advantages(
     }
     try:
         given = parts.signals_of({**known, **batch.signals, **signals})
-        return np.asarray((rule or method.variant.advantage)(counted, given))
+        made = np.asarray(rule(counted, given))
     except ValueError as e:
         raise UserError(f"variant {method.variant.name!r}: {e}") from e
+    wrong = (mask & np.isfinite(counted)[..., None] & ~np.isfinite(made)).any(-1)
+    if wrong.any():
+        prompt = int(wrong.any(-1).argmax())
+        shown = " ".join(f"{r:g}" for r in counted[prompt][:8]) + (" ..." if counted.shape[1] > 8 else "")
+        raise UserError(
+            f"variant {method.variant.name!r}: {wrong.sum()} samples have an advantage that is not finite, such as "
+            f"in a group with the rewards {shown}\na transform of it divides by 0 or takes a NaN for a number: "
+            f"{text_of(rule)[:300]}"
+        )
+    return made
 
 
 def rows(
@@ -51,7 +66,7 @@ def rows(
     live: Tokens,
     dropped: np.ndarray,
 ) -> dict[str, Tokens]:
-    """What a minibatch's rows get, ``[p, G, T]`` each, of arrays of the batch."""
+    """The arrays for a minibatch's rows, ``[p, G, T]`` each, from arrays of the batch."""
     return {"advantages": advantages[places], "weights": _weights(objective, live[places], dropped[places])}
 
 

@@ -11,7 +11,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     bench = command("bench", run, "Measures where the time of a recipe's step goes.", overrides=True, joins=True)
     bench.add_argument("--steps", type=int, default=5, help="timed steps; the median is reported")
     bench.add_argument("--full-length", action="store_true", help="ignore end-of-sequence tokens")
-    bench.add_argument("--json", metavar="FILE", help="also write the figures there")
+    bench.add_argument("--json", metavar="FILE", help="also write the figures to this file")
 
 
 def run(args: argparse.Namespace) -> int:

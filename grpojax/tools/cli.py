@@ -69,7 +69,7 @@ def _width() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the whole command line."""
+    """The parser of the whole command line."""
     layout = functools.partial(argparse.HelpFormatter, width=_width())
     about_all = "Group-based reinforcement learning of language models."
     whole = _Parser(prog="grpojax", description=about_all, formatter_class=layout)

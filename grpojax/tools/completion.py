@@ -28,9 +28,9 @@ complete -o filenames -F _grpojax grpojax"""
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    completion = command("completion", run, "Prints a script for a shell, whose tab key then completes grpojax.")
+    completion = command("completion", run, "Prints a script with which a shell's tab key completes grpojax.")
     completion.epilog = _HOW
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="which one it is for")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:

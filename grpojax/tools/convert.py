@@ -8,8 +8,10 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
     convert = command("convert", run, "Writes the model in a GGUF file (llama, qwen2, qwen3) as a Hugging Face folder.")
     convert.add_argument("model", metavar="MODEL.gguf", help="the file; its quantised weights become plain numbers")
-    convert.add_argument("--to", required=True, help="folder to make")
-    convert.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
+    convert.add_argument("--to", required=True, help="folder to create")
+    convert.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the written weights"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,12 +17,18 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     displacement.add_argument("--methods", default="grpo,nthr", metavar="A,B", help=_METHODS)
     text = "adds the control of each method that has one: the same with its one mechanism off"
     displacement.add_argument("--controls", action="store_true", help=text)
-    displacement.add_argument("--questions", type=int, default=15, help="questions with right and wrong samples")
-    displacement.add_argument("--rollouts", type=int, default=20, help="rollouts to find them in, at most")
-    displacement.add_argument("--epsilon", type=float, default=0.0, help="nats up to which a change is a displacement")
+    displacement.add_argument(
+        "--questions", type=int, default=15, help="number of questions with right and wrong samples"
+    )
+    displacement.add_argument("--rollouts", type=int, default=20, help="most rollouts that they are looked for in")
+    displacement.add_argument(
+        "--epsilon", type=float, default=0.0, help="a change of at most this many nats is a displacement"
+    )
     text = "questions that the rankings are compared on, at most a fifth of all; a fifth by default"
     displacement.add_argument("--top", type=int, default=None, help=text)
-    displacement.add_argument("--json", metavar="FILE", help="the numbers of every question as well")
+    displacement.add_argument(
+        "--json", metavar="FILE", help="also write the numbers of every question to this JSON file"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

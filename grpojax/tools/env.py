@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(recipe: str | None = None, overrides: Sequence[str] = (), *, devices: bool = True) -> dict[str, Any]:
-    """What there is, as plain data.
+    """The report as plain data.
 
     Args:
       recipe: a file or a name, of which the mesh and the compile cache count; None for neither.
@@ -63,7 +63,7 @@ def report(recipe: str | None = None, overrides: Sequence[str] = (), *, devices:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of what grpojax stands on; None for what is missing."""
+    """Versions of Python and the dependencies; None for a missing package."""
     import importlib.metadata
     import platform
 

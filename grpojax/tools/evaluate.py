@@ -26,20 +26,19 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="SET",
         action="append",
         default=[],
-        help="a file of problems, or 'validation' or 'test' for the run's own; several by several --data; validation "
-        "if left out",
+        help="a file of problems, or 'validation' or 'test' for the run's own (may be repeated); validation by default",
     )
-    parser.add_argument("--samples", type=int, default=1, help="n: completions of each problem")
-    parser.add_argument("--k", metavar="K,K", help="of pass@k and maj@k, each at most n; n by default")
-    parser.add_argument("--temperature", type=float, help="0 is greedy; 0 for one sample, 1 for several")
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--max-tokens", type=int, help="longest completion; the run's, or 512")
+    parser.add_argument("--samples", type=int, default=1, help="n, the completions of each problem")
+    parser.add_argument("--k", metavar="K,K", help="values of k for pass@k and maj@k, each at most n; n by default")
+    parser.add_argument("--temperature", type=float, help="0 is greedy; by default 0 for one sample, 1 for several")
+    parser.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest tokens; 0 for all")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens of this mass")
+    parser.add_argument("--min-p", type=float, default=0.0, help="least share of the likeliest token's probability")
+    parser.add_argument("--max-tokens", type=int, help="most tokens of a completion; the run's by default, or 512")
     parser.add_argument("--no-end", action="store_true", help="for a model without a token that ends a completion")
-    parser.add_argument("--limit", type=int, default=0, help="only the first problems; 0 takes all")
-    parser.add_argument("--batch", type=int, default=128, help="completions at a time")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=int, default=0, help="only the first LIMIT problems; 0 takes all")
+    parser.add_argument("--batch", type=int, default=128, help="completions that are drawn at a time")
+    parser.add_argument("--seed", type=int, default=0, help="seed of sampling and intervals")
     parser.add_argument("--out", metavar="DIR", help="folder to write; RUN/eval/step_N or evaluations/NAME by default")
 
 

@@ -17,9 +17,11 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
         overrides=True,
         about=("run_dir", "run directory"),
     )
-    export.add_argument("--to", required=True, help="folder to make")
+    export.add_argument("--to", required=True, help="folder to create")
     export.add_argument("--step", type=int, help="checkpoint to take; the newest by default")
-    export.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
+    export.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the written weights"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +74,7 @@ def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     for text in overrides:
         key = text.partition("=")[0].strip()
         if key.split(".")[0] != "mesh" and key != "model.path":
-            raise UserError(f"override {text!r} says nothing to an export; it takes options, mesh.* and model.path")
+            raise UserError(f"override {text!r} has no effect on an export, which takes options, mesh.* and model.path")
     file = files.path(run_dir) / "config.json"
     if not file.is_file():
         raise UserError(f"{run_dir} is no run directory: it has no config.json")

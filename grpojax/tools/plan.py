@@ -11,12 +11,21 @@ from grpojax.host.errors import UserError
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
     plan = command(
-        "plan", run, "Reports memory and least time of a recipe on a machine that you do not have.", overrides=True
+        "plan",
+        run,
+        "Reports the memory and the least time of a recipe on a machine that you do not have.",
+        overrides=True,
     )
-    plan.add_argument("--topology", default="v5e:4x4", help="such as v5e:4x4, v5p:2x2x4, or h100:8 by its data sheet")
-    plan.add_argument("--slices", type=int, default=1, help="so many of them; the mesh's data axis goes across")
-    plan.add_argument("--recipe", choices=("train", "sft", "dpo"), default="train", help="which command it is for")
-    plan.add_argument("--layers", type=int, help="layers to compile; the model's own number by default")
+    plan.add_argument(
+        "--topology", default="v5e:4x4", help="the chips, such as v5e:4x4, v5p:2x2x4, or h100:8 by its data sheet"
+    )
+    plan.add_argument(
+        "--slices", type=int, default=1, help="number of such slices; the mesh's data axis goes across them"
+    )
+    plan.add_argument(
+        "--recipe", choices=("train", "sft", "dpo"), default="train", help="the command that the recipe is for"
+    )
+    plan.add_argument("--layers", type=int, help="number of layers to compile; the model's by default")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,7 +93,7 @@ def _supervised(args: argparse.Namespace, config: Any) -> int:
 
 def _tell_layers(args: argparse.Namespace) -> None:
     if args.layers is not None:
-        print(f"all of this is of a model with {args.layers} layers")
+        print(f"all numbers are for a model with {args.layers} layers")
 
 
 def _has_rollout(path: str) -> bool:

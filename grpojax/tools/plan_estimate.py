@@ -85,13 +85,13 @@ def _check_known(config: Config, counts: Mapping[str, int]) -> None:
     """Raises `UserError` where a recipe has programs, and maybe networks, that no estimate has."""
     if config.rollout.overlap:
         raise UserError(
-            f"rollout.overlap={config.rollout.overlap:g} reads samples that were begun, which no plan by data sheet "
-            "knows: plan it for a TPU, such as --topology v5e:4x4, or with overlap=0"
+            f"rollout.overlap={config.rollout.overlap:g} continues unfinished samples, which a plan by data sheet "
+            "does not cover: plan it for a TPU, such as --topology v5e:4x4, or with overlap=0"
         )
     if more := [name for name, n in counts.items() if n and name not in PROGRAMS]:
         raise UserError(
-            f"variant {config.method.variant.name!r} runs {', '.join(more)}, which no plan by data sheet knows: plan "
-            "it for a TPU, such as --topology v5e:4x4"
+            f"variant {config.method.variant.name!r} runs {', '.join(more)}, which a plan by data sheet does not "
+            "cover: plan it for a TPU, such as --topology v5e:4x4"
         )
 
 

@@ -80,7 +80,7 @@ def _phase(name: str) -> str:
 def format_bound(run: RunBound) -> str:
     """Two lines for people."""
     text = ", ".join(f"{phase} {seconds:.3g} s ({what})" for phase, (seconds, what) in run.phases.items())
-    text += "; the rollout beside the rest" if run.ahead else ""
+    text += "; the rollout runs at the same time as the rest" if run.ahead else ""
     what = "1 chip" if run.chips == 1 else f"{run.chips} chips"
     return (
         f"a step takes at least {run.step:.3g} s: {text}\n"

@@ -76,7 +76,7 @@ def read_methods(text: str) -> dict[str, str | dict[str, Any]]:
                 f"--methods: {method!r} is no variant, no mapping such as {{name: nthr, eta: 0}} and no recipe"
             )
         if name in found:
-            raise UserError(f"--methods: {name} is there twice; give it once")
+            raise UserError(f"--methods: {name} occurs twice; give it once")
         found[name] = given
     return found
 

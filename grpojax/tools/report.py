@@ -9,22 +9,28 @@ from grpojax.host.errors import UserError
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
     report = command("report", run, "Compares runs of several methods and seeds, as a page that opens offline.")
-    report.add_argument("runs", nargs="+", metavar="RUN", help="run directory, a folder of them, or that of a sweep")
-    report.add_argument("--baseline", metavar="NAME", help="method that others are compared with; grpo, or the first")
+    report.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run directory, a folder of runs, or the folder of a sweep"
+    )
+    report.add_argument(
+        "--baseline", metavar="NAME", help="method that others are compared with; by default grpo, or the first"
+    )
     report.add_argument(
         "--by",
         action="append",
         metavar="SETTING",
-        help="what makes a method (may be repeated); else the sweep's, or variant",
+        help="setting that makes a method (may be repeated); by default the sweep's, or variant",
     )
     report.add_argument(
-        "--margin", type=float, metavar="X", help="differences within it count as none; the sweep's by default"
+        "--margin", type=float, metavar="X", help="differences of at most X count as none; the sweep's by default"
     )
-    text = "what is tested: all comparisons, or those with a method's own control; the others are described"
+    text = "the comparisons to test: all, or those with a method's own control; the others are described"
     report.add_argument("--family", choices=("all", "controls"), default="all", help=text)
     report.add_argument("--metric", metavar="NAME", help="held-out metric that decides, such as eval/pass@8")
-    report.add_argument("--to", default="report.html", metavar="FILE.html", help="page; the picture goes next to it")
-    report.add_argument("--json", metavar="FILE", help="the numbers as well")
+    report.add_argument(
+        "--to", default="report.html", metavar="FILE.html", help="file of the page; the picture goes next to it"
+    )
+    report.add_argument("--json", metavar="FILE", help="also write the numbers to this JSON file")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,22 +10,30 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
     sample = command("sample", run, "Samples completions of one prompt from a Hugging Face folder.", joins=True)
     sample.add_argument("model", help="Hugging Face folder, or builtin:tiny")
-    sample.add_argument("--prompt", required=True)
+    sample.add_argument("--prompt", required=True, help="the question")
     sample.add_argument("--system", help="system message")
-    sample.add_argument("--template", choices=("auto", "chat", "plain"), default="auto")
     sample.add_argument(
-        "--template-options", metavar="YAML", default="{}", help="the chat template's, as {enable_thinking: false}"
+        "--template",
+        choices=("auto", "chat", "plain"),
+        default="auto",
+        help="chat template, or the bare question; auto takes the template if there is one",
     )
-    sample.add_argument("--today", metavar="YYYY-MM-DD", help="the day that the chat template writes")
+    sample.add_argument(
+        "--template-options",
+        metavar="YAML",
+        default="{}",
+        help="variables of the chat template, such as {enable_thinking: false}",
+    )
+    sample.add_argument("--today", metavar="YYYY-MM-DD", help="date for a chat template that writes one")
     sample.add_argument("--no-end", action="store_true", help="for a model without a token that ends a completion")
     sample.add_argument("-n", type=int, default=1, help="number of samples")
-    sample.add_argument("--max-tokens", type=int, default=256)
+    sample.add_argument("--max-tokens", type=int, default=256, help="most tokens of a completion")
     sample.add_argument("--temperature", type=float, default=1.0, help="0 is greedy")
-    sample.add_argument("--top-k", type=int, default=0)
-    sample.add_argument("--top-p", type=float, default=1.0)
-    sample.add_argument("--min-p", type=float, default=0.0)
-    sample.add_argument("--seed", type=int, default=0)
-    sample.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    sample.add_argument("--top-k", type=int, default=0, help="draw from the k likeliest tokens; 0 for all")
+    sample.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens of this mass")
+    sample.add_argument("--min-p", type=float, default=0.0, help="least share of the likeliest token's probability")
+    sample.add_argument("--seed", type=int, default=0, help="seed of sampling")
+    sample.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the computation")
 
 
 def run(args: argparse.Namespace) -> int:

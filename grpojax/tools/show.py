@@ -13,7 +13,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     show = command("show", run, "Shows the samples of a run's step, best and worst first.")
     show.add_argument("run_dir", metavar="RUN", help="run directory")
     show.add_argument("--step", type=int, help="step to show; the newest by default")
-    show.add_argument("-n", type=int, default=3, help="samples from each end, each of another prompt")
+    show.add_argument("-n", type=int, default=3, help="number of best and of worst samples, each of another prompt")
     show.add_argument("--critic", action="store_true", help="the critic's output for each token")
     show.add_argument("--uid", type=int, help="only this prompt's samples, all of them")
 

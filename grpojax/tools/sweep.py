@@ -11,23 +11,32 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     text = "Trains several variants with several seeds, one run after the other; the same command continues it."
     sweep = command("sweep", run, text, overrides=True)
     sweep.add_argument(
-        "--variants", required=True, metavar="A,B", help="names, or YAML such as '{name: dapo, clip_high: 0.3}'"
+        "--variants",
+        required=True,
+        metavar="A,B",
+        help="variants: names, or YAML such as '{name: dapo, clip_high: 0.3}'",
     )
     sweep.add_argument(
-        "--seeds", default="3", metavar="N", help="their number, counted from 0, or a range such as 5-9; 3 by default"
+        "--seeds", default="3", metavar="N", help="number of seeds, from 0 on, or a range such as 5-9; 3 by default"
     )
-    sweep.add_argument("--to", required=True, metavar="DIR", help="folder; the runs go to DIR/runs")
-    sweep.add_argument("--devices", metavar="0,1", help="one run at a time on each of these; one on all by default")
-    sweep.add_argument("--controls", action="store_true", help="run each variant's control too, its mechanism off")
+    sweep.add_argument("--to", required=True, metavar="DIR", help="folder of the sweep; the runs go to DIR/runs")
     sweep.add_argument(
-        "--rates", metavar="X,Y,Z", help="at least 3 learning rates to choose from, for each variant by held-out reward"
+        "--devices", metavar="0,1", help="devices that each take one run at a time; by default one run takes all"
     )
     sweep.add_argument(
-        "--rate-seeds", type=int, metavar="N", help="number of seeds that a rate is chosen by; 3 by default"
+        "--controls", action="store_true", help="also run each variant's control: the same with its mechanism off"
+    )
+    sweep.add_argument(
+        "--rates", metavar="X,Y,Z", help="at least 3 learning rates; each variant takes its best by held-out reward"
+    )
+    sweep.add_argument(
+        "--rate-seeds", type=int, metavar="N", help="number of seeds for the choice of a rate; 3 by default"
     )
     sweep.add_argument("--margin", type=float, metavar="M", help="differences of at most M count as none in the report")
-    sweep.add_argument("--pilot", metavar="DIR", help="runs made before, for the difference that these seeds can show")
-    sweep.add_argument("--at-once", type=int, default=1, metavar="N", help="runs on each device at a time")
+    sweep.add_argument(
+        "--pilot", metavar="DIR", help="earlier runs, to print the smallest difference that these seeds can show"
+    )
+    sweep.add_argument("--at-once", type=int, default=1, metavar="N", help="runs at a time on each device")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -108,7 +108,7 @@ def read_target(
         key = text.partition("=")[0].strip()
         if key.split(".")[0] not in _OVERRIDES or key in ("model", "model.path", "data.train"):
             raise UserError(
-                f"override {text!r} says nothing to an evaluation; it takes options, model.*, data.*, rewards, "
+                f"override {text!r} has no effect on an evaluation, which takes options, model.*, data.*, rewards, "
                 "evaluate.*, mesh.*"
             )
     folder = data.locate(target)
@@ -155,7 +155,7 @@ def _named(recipe: Config, sets: Sequence[str], target: str) -> dict[str, Any]:
             dataclasses.replace(recipe.data, validation=given)  # refuses what is wrong with its name
             name, source = re.sub(r"[^\w-]+", "_", re.sub(r"^.*/|\.[^/]*$", "", given)) or "data", given
         if source in found.values():
-            raise UserError(f"--data {given} is there twice")
+            raise UserError(f"--data {given} occurs twice")
         same = [other for other in found if re.sub(r"_\d+$", "", other) == name]
         found[f"{name}_{len(same) + 1}" if same else name] = source
     return found

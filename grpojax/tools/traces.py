@@ -13,8 +13,8 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     traces = command("traces", run, "Exports a run's verified samples as chats.", overrides=True, about=about)
     traces.add_argument("--to", required=True, help="JSON lines file to write")
     traces.add_argument("--by", metavar="REWARD", help="reward that says what is right; the run's own by default")
-    traces.add_argument("--success", type=float, default=1.0, help="the least of it (default 1)")
-    traces.add_argument("--least-reward", type=float, help="the least sum of all rewards")
+    traces.add_argument("--success", type=float, default=1.0, help="least value of this reward (default 1)")
+    traces.add_argument("--least-reward", type=float, help="least sum of all rewards")
     traces.add_argument("--most", type=int, default=0, help="most completions of a prompt; 0 for all (default)")
 
 
@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.run.recipe import Config
 
     if wrong := [text for text in args.overrides if not text.startswith("data.train=")]:
-        raise UserError(f"override {wrong[0]!r} says nothing to traces; it takes data.train, where the data has moved")
+        raise UserError(
+            f"override {wrong[0]!r} has no effect on traces, which takes data.train, where the data has moved"
+        )
     file = files.path(args.run_dir) / "config.json"
     if not file.is_file():
         raise UserError(f"{args.run_dir} is no run directory: it has no config.json")

@@ -24,4 +24,5 @@ def run(args: argparse.Namespace) -> int:
     if not trainer.run():
         return os.EX_TEMPFAIL
     trainer.report()
+    trainer.check_learned()
     return 0

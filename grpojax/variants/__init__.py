@@ -4,17 +4,17 @@ A variant is a function that returns its advantage chain; `published` states the
 of them also take the options of the objective (`OPTIONS`) and of its surrogate, with the published values as defaults:
 ``low``, ``high`` and ``dual`` of a clip as ``clip_low``, ``clip_high`` and ``clip_dual``. ``ddof`` and ``eps`` are
 always those of the standard deviation that the variant divides by; no paper of the GRPO family states them, and the
-defaults are TRL's unless a variant says otherwise. Where a paper states no KL, kl_coef is 0; where it leaves the clip
-open, it is 0.2.
+defaults are TRL's unless a variant says otherwise. If a paper states no KL, kl_coef is 0; if it states no clip, the
+clip is 0.2.
 
-Where a method reads no ratio (`losses.Objective.has_ratio`), it is for one update a rollout; `twin_at_one_update` says
-what one is the same as with one.
+A method without a ratio (`losses.Objective.has_ratio`) is for one update per rollout. `twin_at_one_update` says which
+methods are then the same.
 
-``kl_in`` says where the KL stands: "loss", "reward" (of the whole sample, in any variant) or "token_reward" (only where
+``kl_in`` says where the KL is: "loss", "reward" (of the whole sample, in any variant) or "token_reward" (only where
 the chain has token rewards).
 
-`control` gives the same method with its one mechanism off, to compare it with. A variant that is printed shows its
-advantage chain and its objective.
+`control` gives the same method with its one mechanism off, for a comparison. A printed variant shows its advantage
+chain and its objective.
 
 Example:
   >>> get("dapo", clip_high=0.3).objective.surrogate

@@ -1,4 +1,4 @@
-"""Methods that are an advantage: baselines, normalisers, and what is a reward."""
+"""Methods that change the advantage: baselines, normalisation, and rewards."""
 
 import functools
 from typing import Literal
@@ -17,7 +17,7 @@ def grpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with outcome supervision, DeepSeekMath, arXiv 2402.03300.
 
     ``A_i = (r_i - mean r) / (std r + eps)``; clipped surrogate, mean over a sample's tokens, then over samples;
-    k3 in the loss. The paper states kl_coef 0.04; the clip it does not: 0.2 is TRL's.
+    k3 in the loss. The paper states kl_coef 0.04, but no clip: 0.2 is TRL's.
     """
     return A.chain(*group_normalised(ddof, eps), A.to_tokens())
 
@@ -33,8 +33,8 @@ def grpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
 def grpo_process(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO with process supervision, arXiv 2402.03300: suffix sums of the steps' normalised rewards.
 
-    Rewards of whole samples, which the paper does not have, add GRPO's own advantage; all equal, such as 0,
-    they add nothing.
+    Rewards of whole samples, which the paper does not have, add GRPO's own advantage. If they are all equal, they add
+    nothing.
     """
     steps, outcome = A.process_rewards(ddof=ddof, eps=eps), A.chain(*group_normalised(ddof, eps), A.to_tokens())
     return A.chain(lambda values, signals: steps(values, signals) + outcome(values, signals))
@@ -45,7 +45,7 @@ def dr_grpo(*, leave_one_out: bool = False) -> A.Transform:
     """Dr. GRPO, arXiv 2503.20783: ``A_i = r_i - mean r``, token sums divided by a constant, no KL.
 
     Args:
-      leave_one_out: the mean of the other samples; as some texts print Dr. GRPO, though it is RLOO's baseline.
+      leave_one_out: subtract the mean of the other samples, as some texts print Dr. GRPO; it is RLOO's baseline.
       constant: the divisor, the longest completion allowed in tokens (the trainer fills in rollout.max_tokens).
     """
     return A.chain(A.center("group", leave_one_out=leave_one_out), A.to_tokens())
@@ -67,7 +67,7 @@ def rloo() -> A.Transform:
 
     Args:
       ratio: "token" or "sequence" for PPO's clip (clip_low, clip_high) in place of ``-A log π``; without it the method
-        is for one update a rollout.
+        is for one update per rollout.
     """
     return A.chain(A.center("group", leave_one_out=True), A.to_tokens())
 
@@ -80,7 +80,7 @@ def reinforce_pp(*, kl_coef: float = 0.0, ddof: int = 0, eps: float = 1e-8) -> A
     """REINFORCE++, arXiv 2501.03262: returns of token rewards with k1 in them, whitened over the batch's tokens.
 
     Args:
-      kl_coef: of k1 in each token's reward; over 0 it needs signals.ref_logps. The paper's own is not stated.
+      kl_coef: weight of k1 in each token's reward; over 0 it needs signals.ref_logps. The paper does not state it.
       ddof: of the batch's deviation; OpenRLHF 0, verl 1.
     """
     return A.chain(A.token_rewards(kl_coef=kl_coef), A.token_returns(), A.whiten(ddof=ddof, eps=eps))
@@ -92,11 +92,11 @@ def reinforce_pp_baseline(
 ) -> A.Transform:
     """REINFORCE++-baseline, arXiv 2501.03262: ``r - mean r`` of the group, whitened over the batch; KL as a k2 loss.
 
-    The weight of that loss is the run's: kl_coef is 0 until it is given.
+    The run sets the weight of that loss: kl_coef is 0 by default.
 
     Args:
-      weighted_by: whether long samples count more in the batch's mean and deviation: tokens in OpenRLHF (the authors')
-        and verl, sequences in TRL and ms-swift.
+      weighted_by: what counts once in the batch's mean and deviation: "tokens", as in OpenRLHF (the authors' code) and
+        verl, or "sequences", as in TRL and ms-swift.
       ddof: of the batch's deviation; OpenRLHF 0, verl 1.
     """
     steps = A.to_tokens(), A.whiten(ddof=ddof, eps=eps)
@@ -116,7 +116,7 @@ def reinforce_pp_baseline(
 def remax() -> A.Transform:
     """ReMax, arXiv 2310.10505: ``A = r - r_greedy``, ``-A Σ_t log π``. No KL here; the paper's is in the reward.
 
-    Samples of a prompt whose greedy completion has no reward teach nothing.
+    If a prompt's greedy completion has no reward, its samples teach nothing.
     For one update a rollout, unless ``ratio`` asks for a clip (`rloo`).
     """
     return A.chain(A.subtract_greedy(), A.to_tokens())
@@ -129,7 +129,7 @@ def remax() -> A.Transform:
     aggregate="token_mean",
 )
 def gpg(*, scaled: bool = False, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
-    """GPG, arXiv 2504.02546: ``A = α (r - mean r) / F``, ``-A log π``; α makes up for groups without variance.
+    """GPG, arXiv 2504.02546: ``A = α (r - mean r) / F``, ``-A log π``; α compensates for groups without variance.
 
     For one update a rollout, unless ``ratio`` asks for a clip (`rloo`).
 
@@ -153,8 +153,8 @@ def pass_at_k(*, k: int = 4, success: float = 1.0) -> A.Transform:
     The objective was not checked: the clipped surrogate over tokens.
 
     Args:
-      k: samples that one attempt may draw, at most the group; 4 is a choice of ours.
-      success: the outcome from which on a sample is right.
+      k: samples that one attempt may draw, at most the group; 4 is our choice.
+      success: a sample is right if its outcome is at least this.
     """
     return A.chain(A.pass_at_k(k, success=success), A.to_tokens())
 
@@ -166,9 +166,12 @@ def pass_at_k(*, k: int = 4, success: float = 1.0) -> A.Transform:
     unverified="the objective; the advantage is verl's",
 )
 def pass_at_k_margin(*, scaled: bool = False) -> A.Transform:
-    """The other pass@k, arXiv 2503.19595: only the best sample learns, by its margin to the second best.
+    """Another pass@k, arXiv 2503.19595: only the best sample learns, by its margin to the second best.
 
     The objective was not checked: the clipped surrogate over tokens.
+
+    Args:
+      scaled: divide by the group's standard deviation (ddof 1).
     """
     return A.chain(A.best_margin(scaled=scaled), A.to_tokens())
 
@@ -183,7 +186,7 @@ def pass_at_k_margin(*, scaled: bool = False) -> A.Transform:
 def opo() -> A.Transform:
     """OPO, arXiv 2505.23585: a baseline weighted by length; for exactly one update a rollout.
 
-    For more, ``ratio`` asks for a clip (`rloo`), which the paper does not have.
+    For more updates, ``ratio`` gives it a clip (`rloo`), which the paper does not have.
 
     How the paper aggregates was not checked; its baseline is derived for sums over tokens.
     """
@@ -200,7 +203,7 @@ def lite_ppo(*, of: Literal["rewards", "advantages"] = "rewards", ddof: int = 1,
     """Lite PPO, arXiv 2508.08221: the group's mean, the batch's deviation, mean over tokens.
 
     Args:
-      of: whose deviation: of raw rewards, as the paper prints, or of centred ones, as ScaleRL and Magistral do.
+      of: take the deviation of raw rewards, as the paper prints, or of centred ones, as ScaleRL and Magistral do.
     """
     return A.chain(A.center("group"), A.scale("batch", of=of, ddof=ddof, eps=eps), A.to_tokens())
 
@@ -219,8 +222,8 @@ def scale_rl(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """ScaleRL, arXiv 2510.13786: the deviation of the batch's centred rewards, CISPO, mean over prompts.
 
     Groups without variance are left out of the loss, and no others are drawn in their place ("zero-variance
-    filtering"), unlike in DAPO. A prompt that 0.9 of its group and more solved is not drawn
-    in later epochs ("no-positive resampling"). The bound of CISPO is TRL's.
+    filtering"), unlike in DAPO. A prompt is not drawn in later epochs once at least 0.9 of its group solved it
+    ("no-positive resampling"). The bound of CISPO is TRL's.
     """
     return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
 
@@ -236,9 +239,9 @@ def scale_rl(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
 def magistral(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """Magistral, arXiv 2506.10910: rewards centred in the group, then whitened over the batch; a higher upper clip.
 
-    The loss is divided by a group's tokens; no KL. The paper's upper clip is 0.26 to 0.28. Training batches are formed
-    without groups of no variance. Its generators do not wait for the trainer, so that a batch is taken to be filled up
-    with other groups (dynamic sampling); ``filter: {max_rollouts: 1}`` only leaves them out.
+    The loss is divided by a group's tokens; no KL. The paper's upper clip is 0.26 to 0.28. Training batches have no
+    groups without variance. Its generators do not wait for the trainer, so we assume that other groups fill up a batch
+    (dynamic sampling); ``filter: {max_rollouts: 1}`` only leaves them out.
     """
     return A.chain(A.center("group"), A.whiten(ddof=ddof, eps=eps), A.to_tokens())
 
@@ -252,10 +255,10 @@ def magistral(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     unverified="kl_coef and off_policy_limit, which the paper does not give",
 )
 def deepseek_v3_2() -> A.Transform:
-    """DeepSeek-V3.2's GRPO, arXiv 2512.02556: no deviation, an unbiased KL, wrong samples that the policy left masked.
+    """DeepSeek-V3.2's GRPO, arXiv 2512.02556: no deviation, an unbiased KL, unlikely wrong samples masked.
 
     The paper gives neither the weight of the KL (0.001 is R1's) nor the limit of the mask (0.5 is TRL's). Its
-    keep-routing and keep-sampling-mask are the sampler's and not here.
+    keep-routing and keep-sampling-mask belong to the sampler and are not here.
     """
     return A.chain(A.center("group"), A.to_tokens())
 
@@ -272,11 +275,12 @@ def deepseek_v3_2() -> A.Transform:
 def ngrpo(*, reward_max: float = 1.0, count: int = 1, ddof: int = 1, eps: float = 1e-6) -> A.Transform:
     """NGRPO, arXiv 2509.18851: statistics with a virtual best sample, so that groups in which all fail teach too.
 
-    Groups that are all right are left out and others drawn in their place, until a batch is full (the authors' code).
+    Groups in which all samples are right are left out, and others are drawn until the batch is full (as in the authors'
+    code).
 
     Args:
       reward_max: the best reward there is.
-      count: virtual samples.
+      count: number of virtual samples.
       ddof: 1 in the code and the paper's Figure 3; its Eq. 6 does not match.
     """
     return A.chain(A.virtual_best(reward_max, count, ddof=ddof, eps=eps), A.to_tokens())
@@ -288,8 +292,8 @@ def ngrpo(*, reward_max: float = 1.0, count: int = 1, ddof: int = 1, eps: float 
 def gdpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GDPO, arXiv 2601.05242: each reward is centred and scaled in its group, their sum scaled by the batch.
 
-    Without it a reward with a large deviation drowns the others, and different mixtures have the same advantage. The
-    rewards come normalised one by one (``rewards: {combine: normalize}``). The objective is GRPO's.
+    Otherwise a reward with a large deviation outweighs the others, and different mixtures get the same advantage. Each
+    reward is normalised before the sum (``rewards: {combine: normalize}``). The objective is GRPO's.
     """
     return A.chain(A.center("group"), A.scale("batch", of="advantages", ddof=ddof, eps=eps), A.to_tokens())
 
@@ -304,7 +308,7 @@ def gdpo(*, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
 def max_rl() -> A.Transform:
     """MaxRL, arXiv 2602.02710: ``A_i = (r_i - mean r) / mean r`` of the group, rewards of 0 or more.
 
-    For 0/1 rewards an expansion of log p(success): seldom solved prompts count more than under any deviation
+    For 0/1 rewards it is an expansion of log p(success): rarely solved prompts count more than with any deviation
     (`grpojax.advantages.max_rl`). A group whose mean is 0 teaches nothing. The objective was not checked: the clipped
     surrogate over tokens.
     """
@@ -322,11 +326,11 @@ def max_rl() -> A.Transform:
 def distill(*, teacher: str) -> A.Transform:
     """On-policy distillation (GKD, arXiv 2306.13649): ``A_t = log π_teacher - log π`` of the policy's own tokens.
 
-    The gradient of the reverse KL from one token a position (`grpojax.advantages.distill`). GKD differentiates the
-    divergence itself, MiniLLM has returns; the clipped surrogate over tokens is what trainers have. Rewards are logged
-    and not learned from; a sample without one weighs nothing.
+    Its gradient is that of the reverse KL, estimated from one token per position (`grpojax.advantages.distill`). GKD
+    differentiates the divergence itself, MiniLLM uses returns; trainers use the clipped surrogate over tokens. Rewards
+    are logged and not learned from, but a sample without a reward has weight 0.
 
     Args:
-      teacher: the folder of a model with the policy's tokenizer, for a trainer to read.
+      teacher: folder of a model with the policy's tokenizer; the trainer reads it.
     """
     return A.chain(A.distill())

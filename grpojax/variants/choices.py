@@ -1,4 +1,4 @@
-"""Options of a variant that come from its surrogate, or that pick one."""
+"""Options of a variant that come from its surrogate, or that choose it."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""Methods that give the tokens of a sample, or the samples of a batch, unequal shares."""
+"""Methods that give the tokens of a sample, or the samples of a batch, unequal credit."""
 
 from typing import Literal
 
@@ -27,18 +27,18 @@ def gtpo(
     everywhere: bool = False,
     count_norm: bool = False,
 ) -> A.Transform:
-    """GTPO, arXiv 2508.03772: conflicting beginnings and ends are spared, uncertain samples left out. No KL, no clip.
+    """GTPO, arXiv 2508.03772: protects conflicting beginnings and ends, leaves out uncertain samples. No KL, no clip.
 
-    Not GTPO of arXiv 2508.04349, which weights rewards by entropy. For one update a rollout: its ratio is that of the
-    policy to itself, 1 in value. ``ratio: token`` is PPO's clip (clip_low, clip_high) in its place.
+    Not GTPO of arXiv 2508.04349, which weights rewards by entropy. It is for one update per rollout, since its ratio is
+    that of the policy to itself, 1 in value. ``ratio: token`` takes PPO's clip (clip_low, clip_high) instead.
 
     Args:
       gamma: γ of ``A_i - γ mean H``.
-      threshold: mean entropy in nats over which a sample is left out; ln 2 (code: 0.7).
-      initial_entropy: the policy's before training (`grpojax.credit.entropy_filter`).
+      threshold: a sample is left out if its mean entropy is over this, in nats; ln 2 in the paper, 0.7 in the code.
+      initial_entropy: the policy's entropy before training (`grpojax.credit.entropy_filter`).
       gain: factor of a right sample's conflicting tokens.
-      everywhere: the entropy term also where A_i is 0, as in the authors' code.
-      count_norm: the code's division by conflicting tokens, which the paper does not have.
+      everywhere: apply the entropy term also where A_i is 0, as in the authors' code.
+      count_norm: divide by the number of conflicting tokens, as the code does and the paper does not.
     """
     return A.chain(
         A.center("group"),
@@ -61,11 +61,11 @@ def gtpo(
 def high_entropy_tokens(
     *, fraction: float = 0.2, rule: Literal["quantile", "top"] = "quantile", ddof: int = 1, eps: float = 1e-4
 ) -> A.Transform:
-    """DAPO on the fifth of the tokens with the highest entropy, "80/20", arXiv 2506.01939; largest gains at 32B.
+    """ "80/20", arXiv 2506.01939: DAPO on the 20 % of the tokens with the highest entropy; largest gains at 32B.
 
     Args:
-      fraction: share of the batch's tokens that learn; what the loss divides by stays all tokens.
-      rule: of the threshold (`grpojax.credit.entropy_mask`).
+      fraction: share of the batch's tokens that learn; the loss still divides by all tokens.
+      rule: how the threshold is found (`grpojax.credit.entropy_mask`).
     """
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), C.entropy_mask(fraction, rule=rule))
 
@@ -81,8 +81,8 @@ def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, ep
     """GRPO with a bonus of the entropy on every token's advantage, arXiv 2506.14758.
 
     Args:
-      alpha: of the entropy in nats; unconfirmed, 0.4 is one re-implementation's.
-      kappa: the bonus is at most 1/kappa of the advantage's size; unconfirmed like it.
+      alpha: advantage per nat of entropy; unconfirmed, 0.4 is from a re-implementation.
+      kappa: the bonus is at most 1/kappa of the advantage's size; unconfirmed too.
     """
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), C.entropy_shaping(alpha, kappa))
 
@@ -97,14 +97,14 @@ def entropy_shaping(*, alpha: float = 0.4, kappa: float = 2.0, ddof: int = 1, ep
 def grpo_lambda_length(
     *, alpha: float = 0.6, share: float = 0.2, success: float = 1.0, ddof: int = 1, eps: float = 1e-4
 ) -> A.Transform:
-    """GRPO-λ by length, arXiv 2505.18086: the best-solved fifth of the prompts also pays for length.
+    """GRPO-λ by length, arXiv 2505.18086: the best-solved 20 % of the prompts also pay for length.
 
     The rest is GRPO: kl_coef 0.04 is DeepSeekMath's.
 
     Args:
-      alpha: what length costs; unconfirmed (`grpojax.allocation.length_selected`).
+      alpha: weight of the length; unconfirmed (`grpojax.allocation.length_selected`).
       share: λ, the share of prompts.
-      success: the outcome from which on a sample is right.
+      success: a sample is right if its outcome is at least this.
     """
     return A.chain(
         *group_normalised(ddof, eps),
@@ -125,10 +125,10 @@ def grpo_lambda_length(
 def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """GRPO-λ with eligibility traces, arXiv 2510.00194 (ε-trace, "recent"; "both" is ``ratio: trace_both``).
 
-    kl_coef 0.04 was seen in one re-implementation only.
+    kl_coef 0.04 is from one re-implementation only.
 
     Args:
-      lowest: negative advantages go no lower: their traces destabilise.
+      lowest: lower bound of negative advantages, since their traces make training unstable.
       trace_decay: γλ. Early tokens get up to ``1 / (1 - trace_decay)`` times the gradient: lower the learning rate.
     """
     return A.chain(*group_normalised(ddof, eps), A.floor(lowest), A.to_tokens())
@@ -146,12 +146,16 @@ def grpo_lambda_traces(*, lowest: float = -0.1, ddof: int = 1, eps: float = 1e-4
 def xrpo(*, novelty: float = 2.5, novelty_cap: float = 0.5, ddof: int = 1, eps: float = 1e-4) -> A.Transform:
     """XRPO, arXiv 2510.06672: samples go where they tell most, unlikely right ones count more.
 
-    Its in-context seeding of prompts that nobody solves is the trainer's (``rollout.sample_allocation.exemplars``). The
-    objective is GRPO's, kl_coef DeepSeekMath's.
+    The trainer has its in-context seeding of prompts without a right sample (``rollout.sample_allocation.exemplars``).
+    The objective is GRPO's, with DeepSeekMath's kl_coef.
 
-    How many samples a prompt gets depends on the rewards of those before (optional stopping), so that a group's mean
-    and deviation are biased, and with them the baseline: a prompt whose first samples agree by chance gets no more.
-    This is in the method.
+    The number of a prompt's samples depends on the rewards of its earlier ones (optional stopping). This biases the
+    group's mean and deviation, and so the baseline: a prompt whose first samples agree by chance gets no more. The
+    method itself has this bias.
+
+    Args:
+      novelty: how much an unlikely right sample gains (`grpojax.credit.sharpen_novelty`).
+      novelty_cap: most that a sample gains, as a share of its advantage.
     """
     return A.chain(*group_normalised(ddof, eps), C.sharpen_novelty(novelty, novelty_cap), A.to_tokens())
 
@@ -174,7 +178,7 @@ def nthr(
     ddof: int = 0,
     eps: float = 1e-4,
 ) -> A.Transform:
-    """NTHR, arXiv 2505.18830: a softer penalty on tokens of wrong samples that would pull right ones down.
+    """NTHR, arXiv 2505.18830: a softer penalty on tokens of wrong samples where it would make right ones less likely.
 
     Args:
       beta, eta, self_term, select: as in `grpojax.credit.nthr`.

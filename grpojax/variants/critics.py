@@ -1,4 +1,4 @@
-"""The critics of variants that have one: what each learns from, by which loss, and where its output goes."""
+"""The critics of variants that have one: their targets, losses and outputs."""
 
 import dataclasses
 from typing import Any, Literal
@@ -23,10 +23,10 @@ class BiasLoss:
     """``-Σ w A b + l2 Σ w b²`` of a token bias (`grpojax.credit.token_bias_loss`).
 
     Attributes:
-      bound: of the bias, by a tanh; None for none.
-      l2: weight of its square.
-      normalise: "sum" takes the policy's own weights ``w``, a sum over tokens as the policy's loss is one; "mean" the
-        mean over all tokens of an update.
+      bound: largest bias, by a tanh; None for no bound.
+      l2: weight of the squared bias.
+      normalise: "sum" takes the policy's weights ``w``, a sum over tokens like the policy's loss. "mean" takes the mean
+        over all tokens of an update.
     """
 
     bound: float | None = None
@@ -67,7 +67,7 @@ class ValueLoss:
     """PPO's loss of values, with the policy's weights (`grpojax.losses.value_loss`).
 
     Attributes:
-      clip: how far values move from those before a rollout's updates; None for the plain square.
+      clip: most that values may move away from those before the rollout's updates; None for the plain square.
     """
 
     clip: float | None = 0.2
@@ -102,9 +102,9 @@ class Critic:
     """The critic of a variant.
 
     Attributes:
-      signal: the field of `grpojax.advantages.Signals` that its outputs are, before the updates of a step:
-        "token_bias", read off the state after each token, or "values", off the state before it.
-      targets: ``(rewards [P, G], Signals) -> [P, G, T]``, what it learns from; it reads no gradient.
+      signal: the field of `grpojax.advantages.Signals` for its outputs from before the step's updates: "token_bias",
+        computed from the state after each token, or "values", from the state before it.
+      targets: ``(rewards [P, G], Signals) -> [P, G, T]``, its targets, which are constant for the gradient.
       loss: ``(outputs, per_token) -> (value, metrics)``.
     """
 
@@ -120,7 +120,7 @@ class Critic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WithCritic:
-    """What a variant with a critic is made of: its advantage chain and the critic."""
+    """The parts of a variant with a critic: its advantage chain and the critic."""
 
     advantage: A.Transform
     critic: Critic

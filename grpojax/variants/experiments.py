@@ -1,9 +1,9 @@
 """Five experiments at UIUC: all on GRPO's advantage, with sums over tokens.
 
 Their text has the loss -A Σ log π. The clipped surrogate has the same gradient at ratio 1. From the second update of a
-rollout on the clip stops tokens whose ratio has left its range; with one update a rollout, as in all recipes of this
-package, the ratio is 1 and the clip never acts. So it bounds what one rollout can do to a token, and not the run: the
-fourth experiment's loss is unbounded below with it and without it.
+rollout on, the clip stops tokens whose ratio has left its range. With one update per rollout, as in all recipes of this
+package, the ratio is 1 and the clip never acts. The clip limits the change of a token in one rollout, not over the run:
+the fourth experiment's loss is unbounded below with and without it.
 """
 
 from typing import Literal
@@ -35,14 +35,15 @@ def token_critic(
 ) -> WithCritic:
     """A learned bias for each token on GRPO's advantage (arXiv 2402.03300); reported as unstable.
 
-    ``A_t = A_i + b_t`` with ``b_t`` of a critic that has read the token and learns by ``-Σ_t A_i b_t``: its gradient is
-    ``-A_i`` for every token, whatever it says already.
+    ``A_t = A_i + b_t``. ``b_t`` is the output of a critic that has read the token. Its loss is ``-Σ_t A_i b_t``, whose
+    gradient is ``-A_i`` for every token, whatever its output is.
 
     Args:
-      bound: largest bias by a tanh; None for none, as tried. Unbounded it has no fixed point.
-      center_bias: no change to a sample's sum of advantages. The critic's loss is not centred: it would be 0.
-      l2: weight of ``Σ b²`` in the critic's loss; 0 as tried. With it the best bias is ``A / (2 l2)``.
-      normalise: of the critic's loss: "sum" weighs tokens as the policy's loss does, "mean" is the mean over tokens.
+      bound: largest bias, by a tanh; None for no bound, as in the experiment. Without a bound it has no fixed point.
+      center_bias: keep each sample's sum of advantages unchanged. The critic's loss is not centred, since it would be
+        0.
+      l2: weight of ``Σ b²`` in the critic's loss; 0 as in the experiment. With it the best bias is ``A / (2 l2)``.
+      normalise: the critic's loss: "sum" weighs tokens like the policy's loss, "mean" takes the mean over tokens.
     """
     steps = *group_normalised(ddof, eps), A.to_tokens()
     loss = BiasLoss(bound=bound, l2=l2, normalise=normalise)
@@ -71,8 +72,8 @@ def rare_token(
 
     Args:
       limit: largest factor; None for none.
-      relative_to: unlikely compared with the likeliest token of the sample, its group, or the step's whole rollout.
-      positive_only: only where A > 0; one of the two descriptions leaves that out.
+      relative_to: compare with the likeliest token of the sample, of its group, or of the step's whole rollout.
+      positive_only: only where A > 0; one of the two descriptions does not have this.
     """
     rare = C.compensate_rare_tokens(limit, relative_to=relative_to, positive_only=positive_only)
     return A.chain(*group_normalised(ddof, eps), A.to_tokens(), rare)
@@ -107,8 +108,8 @@ def negative_advantage(*, c: float = 1.0, fail_reward: float = 0.0, ddof: int = 
     """GRPO (arXiv 2402.03300) with ``A = -c`` where a whole group fails; reported as inconclusive.
 
     Args:
-      c: 1 as tried; NGRPO's would be ``1 / sqrt(G + 1)``.
-      fail_reward: the outcome up to which a sample fails.
+      c: 1 as in the experiment; NGRPO's value would be ``1 / sqrt(G + 1)``.
+      fail_reward: a sample fails if its outcome is at most this.
     """
     return A.chain(*group_normalised(ddof, eps), A.penalize_all_fail(c, fail_reward), A.to_tokens())
 
@@ -136,25 +137,26 @@ def gt_likelihood(
 ) -> A.Transform:
     r"""GRPO (arXiv 2402.03300) on the true answer's likelihood where a whole group fails; reported as failing.
 
-    Trains on the tokens that were sampled; training on spliced text, as one of the two descriptions has it, was the
-    likely cause of incoherence.
+    It trains on the tokens that were sampled. One of the two descriptions trains on spliced text, which probably made
+    the policy incoherent.
 
     Args:
-      groups: which groups are judged by it; in "all", rewards are nothing but the likelihood.
-      likelihood: of the answer's tokens the geometric mean, or the product, which falls with an answer's length. The
-        products of a group are divided by the largest of them, so that eps is small compared with their deviation
-        however unlikely the answers are; the advantages are those of the products themselves without an eps.
+      groups: the groups whose rewards are likelihoods; with "all", no other reward is used.
+      likelihood: "per_token" is the geometric mean over the answer's tokens. "joint" is the product, which falls with
+        an answer's length. The products of a group are divided by the largest of them, so that eps is small compared
+        with their deviation even if all answers are unlikely. The advantages are then those of the products without an
+        eps.
       marker: the text after which a sample gives its answer; None is the last of ``####``, ``## Answer:`` and
-        ``oxed{``, as the rewards read it. What stands after the last marker is replaced.
-      include_marker: the marker's own tokens count too.
-      missing: a sample without a marker has one put after its end, or the likelihood 0.
-      train_on: in the groups judged by the likelihood, "spliced" replaces samples for the update by the text that they
-        are judged by: their reasoning, the marker and the true answer, then the brace that closes a box, and the token
-        that ends a sample. All of these carry the loss. The text was not drawn from the policy, so that the gradient is
-        none of an expected reward; the ratio is taken against the policy before the rollout's first update, and
-        corrections for the sampler are refused. What has no such text stays as it was drawn, and so does a sample that
-        was cut and weighs nothing (``train.truncated``).
-      fail_reward: the outcome up to which a sample fails.
+        ``\boxed{``, as the rewards read it. What stands after the last marker is replaced.
+      include_marker: count the marker's tokens too.
+      missing: what happens to a sample without a marker: "append" puts one after its end, "zero" gives it likelihood 0.
+      train_on: "sampled" trains on the samples. "spliced" trains, in groups whose rewards are likelihoods, on the text
+        that the likelihood is of: a sample's reasoning, the marker, the true answer, the brace that closes a box, and
+        the token that ends a sample. All of these have a loss. This text was not drawn from the policy, so the gradient
+        is not that of an expected reward. The ratio's denominator is the policy before the rollout's first update, and
+        corrections for the sampler are refused. A sample without such a text is not replaced, nor is one that was cut
+        and has weight 0 (``train.truncated``).
+      fail_reward: a sample fails if its outcome is at most this.
     """
     if marker is not None and not marker.strip():
         raise ValueError(f"variant 'gt_likelihood': marker={marker!r}: give the text before an answer, or null")

@@ -1,4 +1,4 @@
-"""What a variant is, how one is stated, and how it is found: by its name, or by the import path of one of your own."""
+"""What a variant is, how one is defined, and how it is found: by its name, or by an import path for one of your own."""
 
 import dataclasses
 import difflib
@@ -38,28 +38,29 @@ class Variant:
     """One method: a published one, or one of your own.
 
     Attributes:
-      name: as in the config; one that is found by an import path is called by that.
+      name: as in the recipe; the import path for one of your own.
       advantage: ``(rewards [P, G], Signals) -> [P, G, T]``.
       objective: what the update minimises.
       citation: paper and arXiv id; empty for one of your own.
-      evidence: "deployed" in a named model, "replicated" by others, "ablated" by its team at length, "single team".
-      needs: what it takes beyond rewards, lengths, tokens and log-probs; keys of `NEEDS`, or the import path
+      evidence: "deployed" in a named model, "replicated" by others, "ablated" at length by its team, or "single team".
+      needs: its inputs beyond rewards, lengths, tokens and log-probs: keys of `NEEDS`, or the import path
         ``package.module:class`` of a part of your own for the trainer.
       keep: the filter ``(metrics, on) -> [P] bool`` that decides which prompts train (`allocation.keep_prompts`),
         None for all.
-      resample: whether others are drawn in place of the prompts that the filter drops (dynamic sampling); False where
-        the method only leaves them out of the loss.
-      retire: the pass rate from which on a prompt is not drawn in later epochs; None for never.
+      resample: whether other prompts are drawn in place of those that the filter drops (dynamic sampling). False if the
+        method only leaves them out of the loss.
+      retire: a prompt is not drawn in later epochs once its pass rate is at least this; None draws all.
       combine: how several rewards must become one: "sum", or "normalize", each scaled in its group first
         (`grpojax.rewards`); None for either.
-      equal_groups: whether what it adds is for groups whose rewards are all the same, so that a filter that drops them
-        would take it away.
-      bounded_rewards: whether its rewards are in a range, which a KL taken off them would leave.
-      unverified: what of it was not confirmed by the text of its paper, or is not stated there; empty where all was.
-      options: every option with its value; a trainer reads there how a signal is to be computed.
+      equal_groups: whether its mechanism is for groups whose rewards are all the same, so that a filter that drops them
+        would switch it off.
+      bounded_rewards: whether its rewards must stay in a range, which a KL in the reward would leave.
+      unverified: what the text of its paper did not confirm or does not state; empty if all was confirmed.
+      options: every option with its value; a trainer reads from it how signals are computed.
       critic: the network that learns with the policy; None for none.
 
-    Printed, a variant is its advantage chain and its objective.
+    A printed variant shows its advantage chain and its objective. It also shows its filter (``keep``), what it needs,
+    and which log-probs and other arrays its loss reads (`grpojax.losses.Objective.reads`), where there are any.
 
     Example:
       >>> from grpojax import variants
@@ -67,6 +68,8 @@ class Variant:
       max_rl
       advantage: max_rl() | to_tokens()
       objective: clipped(low=0.2, high=0.2, dual=None), ratio=token, aggregate=token_mean, no KL
+      >>> str(variants.dapo(kl_coef=0.1)).splitlines()[3:]
+      ['keep: keep_prompts, draws others for the rest', 'reads: ref_logps (kl_coef=0.1)']
     """
 
     name: str
@@ -99,7 +102,7 @@ class Variant:
             raise ValueError(f"variant {self.name!r}: needs={wrong!r}: give a tuple of {', '.join(NEEDS)}")
 
         if ("critic" in self.needs) != (self.critic is not None):
-            raise ValueError(f"variant {self.name!r}: needs 'critic' goes with a critic, and a critic with that")
+            raise ValueError(f"variant {self.name!r}: needs 'critic' and critic go together: give both or neither")
 
     def __str__(self) -> str:
         terms = {f.name: getattr(self.objective, f.name) for f in dataclasses.fields(self.objective)}
@@ -108,7 +111,15 @@ class Variant:
         shown += [name for name, value in terms.items() if name not in shown and value != usual[name]]
         text = ", ".join(f"{n}={A.text_of(terms[n])}" if n != "surrogate" else A.text_of(terms[n]) for n in shown)
         text += "" if self.objective.needs_reference else ", no KL"
-        return f"{self.name}\nadvantage: {A.text_of(self.advantage)}\nobjective: {text}"
+        lines = [self.name, f"advantage: {A.text_of(self.advantage)}", f"objective: {text}"]
+        if self.keep is not None:
+            others = "draws others for the rest" if self.resample else "leaves the rest out of the loss"
+            lines.append(f"keep: {A.text_of(self.keep)}, {others}")
+        if self.needs:
+            lines.append(f"needs: {', '.join(self.needs)}")
+        if reads := self.objective.reads:
+            lines.append(f"reads: {', '.join(f'{name} ({term})' for name, term in reads.items())}")
+        return "\n".join(lines)
 
 
 # Fields of `losses.Objective` that every variant offers; those that only some have are offered where they are given.
@@ -155,13 +166,13 @@ def published(
     surrogate: Any = _CLIPPED,
     **objective: Any,
 ) -> Callable[[Callable[..., A.Transform | WithCritic]], Callable[..., Variant]]:
-    """Registers a function ``(options) -> advantage chain`` as a variant; of one with a critic, both (`WithCritic`).
+    """Registers a function ``(options) -> advantage chain`` as a variant; with a critic, it returns `WithCritic`.
 
     Args:
       citation, evidence, needs, keep, resample, retire, combine, equal_groups, bounded_rewards, unverified: as in
         `Variant`.
-      control: what `control` gives: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
-        where another variant is the same without that mechanism.
+      control: the result of `control`: the options that switch the variant's one mechanism off, or ``{"name": "grpo"}``
+        if another variant is the same without that mechanism.
       surrogate, objective: fields of `losses.Objective`. The surrogate may be a `Choice`, or a function of your own,
         which has no options. ``aggregate="constant"`` without a constant makes that an option that must be given.
 
@@ -259,7 +270,7 @@ def _advantage(
 
 
 def group_normalised(ddof: int, eps: float) -> tuple[A.Transform, A.Transform]:
-    """GRPO's own steps, before `to_tokens`: the group's mean and deviation."""
+    """GRPO's steps before `to_tokens`: subtract the group's mean, divide by its deviation."""
     return A.center("group"), A.scale("group", ddof=ddof, eps=eps)
 
 
@@ -362,16 +373,16 @@ def _check_options(name: str, options: Iterable[str]) -> Mapping[str, Any]:
 def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
     """The control of a variant under these options: the same chain and objective, with its one mechanism off.
 
-    The variant's definition states it (`published`). Compared with it, a variant shows what its
-    mechanism does; compared with anything else, it shows that and whatever else the two differ in.
+    The variant's definition states it (`published`). A comparison with the control shows what the mechanism does. A
+    comparison with any other method also shows the other differences.
 
     Args:
       name: as in `get`.
-      options: as in `get`, those that the variant itself runs with.
+      options: the options that the variant runs with, as in `get`.
 
     Returns:
-      The name of the control and its options, those that differ from their defaults; or None where the variant states
-      no control, or is its own control already.
+      The name of the control and the options that differ from their defaults; None if the variant states no control, or
+      is its own control already.
 
     Raises:
       ValueError: there is no such variant, or it has no such option.
@@ -399,7 +410,7 @@ def control(name: str, **options: Any) -> tuple[str, dict[str, Any]] | None:
 def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:
     """Raises `ValueError` naming what ``variant`` needs beyond ``provided``, keys of `NEEDS`: trainers call it first.
 
-    Some needs would not be noticed otherwise: without its rollout plan, XRPO is another method that runs.
+    Without it some needs would go unnoticed: without its rollout plan, XRPO runs but is another method.
 
     Example:
       >>> from grpojax import variants
@@ -414,7 +425,7 @@ def check_needs(variant: Variant, provided: Iterable[str] = ()) -> None:
 
 
 def parameters(name: str) -> Mapping[str, Any]:
-    """What a variant takes: name to default, `inspect.Parameter.empty` where it must be given."""
+    """The options of a variant: name to default, `inspect.Parameter.empty` for one that must be given."""
     return {k: p.default for k, p in inspect.signature(_function(name)).parameters.items()}
 
 

@@ -1,4 +1,4 @@
-"""Which methods are the same as long as the policy that learns is the one that drew the samples."""
+"""Which methods are the same if the policy that learns is the one that drew the samples."""
 
 from grpojax import losses as L
 from grpojax.variants.registry import Variant
@@ -8,11 +8,11 @@ _ALIKE = (L.clipped, L.unclipped, L.cispo, L.soft_adaptive, L.geometric, L.vespo
 
 
 def twin_at_one_update(variant: Variant) -> str | None:
-    """What ``variant`` equals with one update a rollout, in a line; None where that makes no difference to it.
+    """One line on which method ``variant`` equals with one update per rollout; None if it equals no other.
 
-    The ratio is 1 then: no clip acts, a sample's ratio has the gradient of its tokens', and GSPO, GMPO, SAPO and the
-    dual clip are GRPO, CISPO and NGRPO's clip are DAPO's. Not so the traces of GRPO-λ, Clip-Cov, and a ratio against
-    the sampler, which is not 1.
+    The ratio is then 1: no clip acts, and a sample's ratio has the gradient of its tokens' ratios. GSPO, GMPO, SAPO and
+    the dual clip equal GRPO; CISPO and NGRPO's clip equal DAPO's. This does not hold for the traces of GRPO-λ, for
+    Clip-Cov, and for a ratio to the sampler, which is not 1.
 
     Example:
       >>> from grpojax import variants

@@ -79,7 +79,7 @@ def test_answers_of_a_prompt_share_entries_in_the_order_they_came(tmp_path):
     ({"messages": "Q"}, "is no chat of a question and an answer, but 'Q'"),
     ({"messages": [*chat("Q", "A")["messages"][:1], {"role": "assistant", "content": None, "tool_calls": []}]},
      "has a message without a text: its content is None"),
-    ({"prompt": "Q", "completion": "\ud800"}, "no valid Unicode"),
+    ({"prompt": "Q", "completion": "\ud800"}, "not valid Unicode"),
 ])  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named(tmp_path, row, message):
     with pytest.raises(UserError) as e:
@@ -109,7 +109,7 @@ def test_lengths_count_the_end(tmp_path):
 
 
 def test_columns_of_a_source_have_no_meaning_here():
-    with pytest.raises(UserError, match="prompt and answer name no columns here"):
+    with pytest.raises(UserError, match="prompt and answer do not apply here"):
         data.AnsweredConfig(train=data.SourceConfig(path="x", prompt="question"))
     with pytest.raises(UserError, match="level=2: levels are of problems that are sampled"):
         data.AnsweredConfig(train=data.SourceConfig(path="x", level=2))

@@ -66,7 +66,7 @@ def test_options_need_a_chat_template(given):
 
 
 def test_a_template_that_is_none_is_refused():
-    with pytest.raises(UserError, match="no Jinja template"):
+    with pytest.raises(UserError, match="not a valid Jinja template"):
         tokenize_with("{% for %}")
 
 
@@ -106,7 +106,7 @@ def test_today_is_the_day_unless_one_is_given():
         [{"role": "user", "content": "Q"}], tokenize=False, add_generation_prompt=True
     )
     assert text == theirs or before != datetime.date.today()
-    with pytest.raises(UserError, match="data.today=2026-01-05: the chat template writes no day"):
+    with pytest.raises(UserError, match="data.today=2026-01-05: the chat template writes no date"):
         tokenize_with("plain", today="2026-01-05")
 
 
@@ -214,7 +214,7 @@ def test_an_opening_is_learned_once(write, rows):
 
 def test_an_answer_of_nothing_else_is_refused(write):
     config = AnsweredConfig(train=write("rows.jsonl", json.dumps({"prompt": "1+1?", "completion": "<think>\n"})))
-    with pytest.raises(UserError, match="rows.jsonl:1: has nothing in an answer beyond what the prompt ends with"):
+    with pytest.raises(UserError, match="rows.jsonl:1: has an answer with no text besides the end of the prompt"):
         data.load_answered(config.train, tokenize_with("opens"), config, data.read_answer, end=4)
 
 

@@ -38,9 +38,12 @@ def test_every_setting_of_a_column_takes_a_path(write):
     assert load(data.SourceConfig(path=path, prompt="ask.text", answer="as_text.truth"))[0].gold == "9"
     message = refusal(path, prompt="ask.text", answer="judge.gold")
     assert (
-        "has no column 'judge.gold' for the answer; it has [" in message and "'judge' has ['style', 'truth']" in message
+        "has no column 'judge.gold' for data.answer; it has [" in message
+        and "'judge' has ['style', 'truth']" in message
     )
-    assert "has no column 'info.y'" in refusal(path, prompt="ask.text", answer="judge.truth", columns={"y": "info.y"})
+    assert "has no column 'info.y' for data.columns" in refusal(
+        path, prompt="ask.text", answer="judge.truth", columns={"y": "info.y"}
+    )
 
 
 def test_any_path_leads_to_its_value():
@@ -81,7 +84,7 @@ def test_what_is_named_stays(write):
     assert found(write, MATH, answer=None)[:2] == ("4+4=", None)
     source = data.SourceConfig(path=write("d.jsonl", jsonl([row])), prompt="problem", answer="n")
     assert load(source)[0].gold == "3"
-    assert "has no column 'question' for the question" in refusal(write("d.jsonl", jsonl([MATH])), prompt="question")
+    assert "has no column 'question' for data.prompt" in refusal(write("d.jsonl", jsonl([MATH])), prompt="question")
 
 
 @pytest.mark.parametrize("row", [
@@ -90,9 +93,9 @@ def test_what_is_named_stays(write):
     {"prompt": 8, "answer": "8"},
 ])  # fmt: skip
 def test_what_is_not_certain_is_the_error_with_the_columns(write, row):
-    assert f"has no column 'question' for the question; it has {sorted(row)}" in refusal(write("d.jsonl", jsonl([row])))
+    assert f"has no column 'question' for data.prompt; it has {sorted(row)}" in refusal(write("d.jsonl", jsonl([row])))
     row = {"question": "4+4=", "ground_truth": "8", "final_answer": "9"}
-    assert "has no column 'answer' for the answer; it has [" in refusal(write("d.jsonl", jsonl([row])))
+    assert "has no column 'answer' for data.answer; it has [" in refusal(write("d.jsonl", jsonl([row])))
 
 
 def test_each_source_has_columns_of_its_own_and_they_are_noted(write):

@@ -15,7 +15,7 @@ SEPARATOR = 99
 def tokenize(question, examples=()):
     """A letter a token; an exemplar ends with a separator."""
     if any(e.completion == "refused" for e in examples):
-        raise UserError("the tokenizer's chat template refuses")
+        raise UserError("the tokenizer's chat template raised an error")
     shown = [[*map(ord, e.prompt + e.completion), SEPARATOR] for e in examples]
     return tuple(sum(shown, []) + [*map(ord, question)])
 

@@ -28,7 +28,7 @@ def test_kinds_are_all_read():
 
 def test_a_format_can_be_said(write):
     assert len(load(SourceConfig(path=write("data.dump", jsonl(ROWS)), format="jsonl"))) == 3
-    assert "d.dump: unknown kind of file" in refusal(write("d.dump", jsonl(ROWS)))
+    assert "d.dump: unknown file type" in refusal(write("d.dump", jsonl(ROWS)))
     got = load(write("d.txt", "one\n\ntwo\r\n"), prompt="text", answer=None)
     assert [(p.prompt, p.gold) for p in got] == [("one", None), ("two", None)]
 
@@ -37,8 +37,8 @@ def test_a_format_can_be_said(write):
     ("d.jsonl", '{"question": "a", "answer": 1}\n{"question"', ":2: invalid JSON: Expecting ':' delimiter"),
     ("d.jsonl", '{"question": "a", "answer": 1}\n\n[1]', ":3: a row must be a JSON object, got list"),
     ("d.jsonl", b'{"question": "\xff"}', ":1: not UTF-8 at byte 14 of the line"),
-    ("d.jsonl", '{"answer": 1}', ":1: has no column 'question' for the question; it has ['answer']"),
-    ("d.jsonl", '{"question": "a"}', ":1: has no column 'answer' for the answer; it has ['question']"),
+    ("d.jsonl", '{"answer": 1}', ":1: has no column 'question' for data.prompt; it has ['answer']"),
+    ("d.jsonl", '{"question": "a"}', ":1: has no column 'answer' for data.answer; it has ['question']"),
     ("d.jsonl", '{"question": 5, "answer": 1}', ":1: column 'question' is no text but 5"),
     ("d.jsonl", '{"question": null, "answer": 1}', ":1: has no text in column 'question', but None"),
     ("d.jsonl", '{"question": "a", "answer": [1]}', ":1: has no text in column 'answer', but [1]"),
@@ -46,7 +46,7 @@ def test_a_format_can_be_said(write):
     ("d.jsonl", '{"question": "a", "answer": NaN}', ":1: has no text in column 'answer', but nan"),
     ("d.jsonl", '{"question": "a", "answer": " #### "}', ":1: column 'answer' has an empty answer"),
     ("d.jsonl", '{"question": " ", "answer": 1}', ":1: has an empty prompt"),
-    ("d.jsonl", '{"question": "\\ud800", "answer": 1}', ":1: column 'question' is no valid Unicode"),
+    ("d.jsonl", '{"question": "\\ud800", "answer": 1}', ":1: column 'question' is not valid Unicode"),
     ("d.jsonl", '{"question": "a", "answer": 1, "tokens": 2}', ":1: column 'tokens' has the name of a reward"),
     ("d.jsonl", '{"question": "a", "answer": ' + "9" * 5000 + "}", ":1: invalid JSON: Exceeds the limit"),
     ("d.jsonl", "[" * 9999, ":1: invalid JSON: maximum recursion depth"),
@@ -69,7 +69,7 @@ def test_a_format_can_be_said(write):
     ("d.jsonl.gz", gzip.compress(b"{}" * 99, mtime=0)[:-9], "d.jsonl.gz: not a whole .gz file"),
     ("d.jsonl.bz2", b"plain", "not a whole .bz2 file"), ("d.jsonl.xz", b"plain", "not a whole .xz file"),
     ("d.jsonl.zst", b"plain", "not a whole .zst file"),
-    ("d.txt", "a", ":1: has no column 'question' for the question; it has ['text']"),
+    ("d.txt", "a", ":1: has no column 'question' for data.prompt; it has ['text']"),
 ])  # fmt: skip
 def test_bad_rows_are_named(name, content, message, write):
     assert message in refusal(write(name, content))

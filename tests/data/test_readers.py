@@ -41,7 +41,7 @@ def test_files_in_a_bucket(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["memory", "s3", "nowhere", "http"])
 def test_other_places_are_refused(scheme):
-    assert f"{scheme}:// is not read or written here" in refusal(f"{scheme}://bucket/d.jsonl")
+    assert f"{scheme}:// is not supported" in refusal(f"{scheme}://bucket/d.jsonl")
 
 
 def test_models_of_the_hub_are_taken_from_its_cache(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def test_what_is_certain_is_read(write, name, content):
     ("d.csv", "question,answer\na,\n", ":2: column 'answer' has an empty answer"),
     ("d.csv", "question;answer\nWhat; is?;8\n", ":2: 3 cells, but the header has 2; semicolons in a cell need quotes"),
     ("d.csv", "sep=;\nquestion,answer\na,8\n", 
-     ":3: has no column 'question' for the question; it has ['question,answer']"),
+     ":3: has no column 'question' for data.prompt; it has ['question,answer']"),
     ("d.csv", "question,answer,\na,b,8\n", ":2: the cell '8' is in a column without a name"),
     ("d.csv", ",question,answer\n0,a,nan\n", ":2: column 'answer' has 'nan', which is no answer"),
     ("d.csv", "question,answer\na,8\n".encode("utf-16")[:-1], ": not whole UTF-16-LE, which its first bytes say it is"),

@@ -75,7 +75,7 @@ def test_a_template_that_loses_something_is_refused():
 
     with pytest.raises(UserError, match="loses the system's 'Be brief.'"):
         prompts_of(Fake(without_system), system="Be brief.")
-    with pytest.raises(UserError, match="refuses: System role not supported"):
+    with pytest.raises(UserError, match="error: System role not supported"):
         prompts_of(Fake(no_system), system="Be brief.")
     assert prompts_of(Fake(no_system))[0] == "^<user>Q<assistant>"
     with pytest.raises(UserError, match="data.system needs a chat template"):

@@ -175,7 +175,7 @@ def test_they_are_sources():
     ("reasoning:stories", {"levels": []}, "levels: the list is empty"),
     ("reasoning:tallies", {"levels": [2, -1]}, "levels=[2, -1]: give numbers of gifts"),
     ("reasoning:tallies", {"levels": []}, "levels=[]: give numbers of gifts"),
-    ("reasoning:tallies", {"levels": [0], "size": 999}, "size=999: no more than "),
+    ("reasoning:tallies", {"levels": [0], "size": 999}, "size=999: only "),
     ("reasoning:tallies", {"misread": 0.5}, "misread=0.5: only for worked answers; give worked: true too"),
     ("reasoning:tallies", {"misread": 1.5, "worked": True}, "misread=1.5: must be "),
     ("reasoning:stories", {"part": "eval"}, "expected 'train', 'validation' or 'test'"),

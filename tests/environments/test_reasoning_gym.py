@@ -106,13 +106,13 @@ def test_what_is_refused(family, options, message):
 
 
 def test_settings_of_other_sources():
-    with pytest.raises(UserError, match="options=.* are for problems that are made"):
+    with pytest.raises(UserError, match="options=.* are for generated problems"):
         SourceConfig(path="train.jsonl", options={"size": 3})
     with pytest.raises(UserError, match="format='csv' is for files"):
         SourceConfig(path="reasoning_gym:chain_sum", format="csv")
     with pytest.raises(UserError, match="did you mean 'reasoning_gym'"):
         RewardConfig(name="reasoning_gm")
-    with pytest.raises(UserError, match="is there twice|takes no option|unknown"):
+    with pytest.raises(UserError, match="occurs twice|takes no option|unknown"):
         score([RewardConfig(name="reasoning_gym", options={"partal": False})], [""], task=[None])
 
 

@@ -44,7 +44,7 @@ def test_nothing_else_is_taken_for_a_judge(terms):
 
 
 @pytest.mark.parametrize(("terms", "named", "message"), [
-    ([MINE, ANSWER], "parity", "evaluate.judge='parity' is no reward of the run; they are mine, answer"),
+    ([MINE, ANSWER], "parity", "evaluate.judge='parity' is not a reward of the run, which has mine, answer"),
     ([MINE], "math_answer", "has weight 0, as in {name: math_answer, weight: 0}"),
     ([ANSWER, SHORT], "soft_overlong", "that reward is never 1"),
     ([ANSWER, {"name": "repetition"}], "repetition", "that reward is never 1"),
@@ -59,7 +59,7 @@ def test_a_verdict_is_one_or_zero_or_none():
     mine = judge(MINE, named="mine")
     assert (mine.verdict(1.0), mine.verdict(0.0), mine.verdict(math.nan)) == (True, False, None)
     for value in (0.5, 2.0, -1.0):
-        with pytest.raises(UserError, match=rf"'mine' gave {value:g}, and a judge says 1 for right.*\n.*eval/reward"):
+        with pytest.raises(UserError, match=rf"'mine' gave {value:g}, but a judge gives 1 for right.*\n.*eval/reward"):
             mine.verdict(value)
 
 

@@ -89,7 +89,7 @@ def test_an_upload_whose_answer_was_lost_has_ended(place, proxy):
 
 def test_what_arrives_otherwise_is_no_success(place, proxy):
     proxy.faults = iter(["changed"])
-    with pytest.raises(OSError, match="arrived otherwise") as e:
+    with pytest.raises(OSError, match="arrived damaged") as e:
         files.write(place / "x", b"as it was sent")
     assert e.value.filename == f"{place}/x"
     files.write(place / "x", b"as it was sent")
@@ -152,7 +152,7 @@ def fine_clock(monkeypatch):
 
 def test_one_holder(place):
     with claims.hold(place):
-        with pytest.raises(UserError, match=r"in use by \S+:\d+, heard of 0 s ago(.|\n)*--take-over"):
+        with pytest.raises(UserError, match=r"in use by \S+:\d+; it was last seen 0 s ago(.|\n)*--take-over"):
             with claims.hold(place):
                 pass
     assert files.listing(place) == []
@@ -256,7 +256,7 @@ def test_a_clock_that_is_wrong_breaks_no_claim(place, monkeypatch):
 
     claim(place / "lock", False)
     monkeypatch.setattr(claims, "datetime", types.SimpleNamespace(datetime=Late, UTC=datetime.UTC))
-    with pytest.raises(UserError, match="in use by .*, heard of [0-5] s ago"):
+    with pytest.raises(UserError, match="in use by .*; it was last seen [0-5] s ago"):
         claim(place / "lock", False)
 
 

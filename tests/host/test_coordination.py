@@ -43,7 +43,7 @@ def test_three_processes():
     assert all(process.returncode == 0 for process in group), said
     for lines in said:
         assert lines[:2] == ["['word 0', 'word 1', 'word 2']", "[('0', ''), ('1', 'x'), ('2', 'xx')] {}"]
-    assert said[0][2] == "alone: process 1 did not come within 1 s"
+    assert said[0][2] == "alone: process 1 did not arrive within 1 s"
 
 
 def test_a_signal_comes_between_the_parts_of_a_wait(monkeypatch):

@@ -102,7 +102,7 @@ def test_refused_overrides(write, override, said):
         ("- 1", ": expected a mapping at the top level, got [1]"),
         ("a: 1\nb: [2", ", line 2: invalid YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\na b\n", ", line 3: invalid YAML: could not find expected ':'"),
-        ("a: 1\nb: {c: 1, c: 2}", ", line 2: invalid YAML: key 'c' stands twice"),
+        ("a: 1\nb: {c: 1, c: 2}", ", line 2: invalid YAML: key 'c' occurs twice"),
         (
             'a: "\\sqrt{2}"',
             ", line 1: invalid YAML: found unknown escape character 's'; a text with a backslash goes into",
@@ -203,9 +203,9 @@ def test_a_mapping_of_another_name_leaves_nothing_of_the_old_one(files):
         ({"top": "base: ."}, "{0}/top: base: {0}: Is a directory"),
         ({"top": "base: 3"}, "{0}/top: base=3: expected the path of a file, from this one's folder"),
         ({"top": "base:"}, "{0}/top: base=None: expected the path"),
-        ({"top": "base: top"}, "{0}/top: base: a file cannot be under itself: {0}/top -> {0}/top"),
-        ({"low": "base: top", "top": "base: low"}, "{0}/top: base: a file cannot be under itself: {0}/top -> {0}/low"),
-        ({"d__low": "base: ../top", "top": "base: d/low"}, "{0}/d/../top: base: a file cannot be under itself"),
+        ({"top": "base: top"}, "{0}/top: base: a recipe cannot be its own base: {0}/top -> {0}/top"),
+        ({"low": "base: top", "top": "base: low"}, "{0}/top: base: a recipe cannot be its own base: "),
+        ({"d__low": "base: ../top", "top": "base: d/low"}, "{0}/d/../top: base: a recipe cannot be its own base"),
         ({"low": "- 1", "top": "base: low"}, "{0}/low: expected a mapping at the top level"),
         ({"low": "a: [", "top": "base: low"}, "{0}/low, line 1: invalid YAML"),
         ({"low": "model: {path: m}\ntrain: {lr: x}", "top": "base: low\ntrain: {steps: 3}"},
@@ -235,11 +235,20 @@ def test_the_command_line_is_named_where_it_replaced_what_a_file_said(files):
 def test_unknown_keys_come_first_and_are_corrected():
     assert refused(stepz=1, lr="x") == "train.stepz: unknown key; did you mean 'steps'? (and 1 more)"
     assert refusal(model={"pth": "m"}) == "model.pth: unknown key; did you mean 'path'? (and 1 more)"
-    assert refusal(rewards=[MODEL]).startswith("rewards.0.path: unknown key; known keys: name, weight (and 1")
+    assert refusal(rewards=[{"top": 1}]).startswith("rewards.0.top: unknown key; known keys: name, weight (and 1")
     assert refused(**{"a\nb": 1}).startswith("train.a b: unknown key; known keys: steps, lr, ")
     assert settings.build(Reward, {"name": "a"}) == Reward(name="a")
     with pytest.raises(UserError, match="^3: unknown key; known keys: name, weight"):
         settings.build(Reward, {3: 4})
+
+
+def test_a_key_of_another_section_is_named():
+    """Those nearest to the top; no key of a list or a mapping of sections."""
+    assert refusal(lr=1) == "lr: unknown key; did you mean 'train.lr'?"
+    assert refusal(path="m") == "path: unknown key; did you mean 'model.path'?"
+    assert refused(path="m") == "train.path: unknown key; did you mean 'model.path'?"
+    assert refused(end=1.0) == "train.end: unknown key; did you mean 'train.schedule.end' or 'train.seed.end'?"
+    assert refusal(weight=1.0).startswith("weight: unknown key; did you mean 'train.seed.weight'?")
 
 
 def test_rarer_types():

@@ -58,7 +58,7 @@ def test_the_folder_is_the_users_or_beside_what_several_hosts_share(monkeypatch)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert cache_folder("auto", "/mnt/runs/a") == "/mnt/runs/compile_cache"
     assert cache_folder("auto") == "/home/me/.cache/grpojax/compile"
-    with pytest.raises(UserError, match="s3:// is not read"):
+    with pytest.raises(UserError, match="s3:// is not supported"):
         cache_folder("s3://bucket/cache")
 
 

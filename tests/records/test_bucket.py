@@ -120,7 +120,7 @@ def test_a_directory_is_one_runs(place):
     with pytest.raises(UserError, match="gs://bucket' is a whole bucket; give a folder in it: gs://bucket/RUN"):
         RunDirectory(bucket.URL, {}, lambda name: False).check()
     files.write(place / "mine/file", b"")
-    with pytest.raises(UserError, match="holds no run"):
+    with pytest.raises(UserError, match="is not a run"):
         RunDirectory(place / "mine", {}, lambda name: False).check()
 
 

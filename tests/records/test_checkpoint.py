@@ -99,5 +99,5 @@ def test_another_format_is_refused_by_its_number(tmp_path):
     items = {"reference_params": ocp.args.StandardSave(state["reference"])}
     manager.save(1, args=ocp.args.Composite(**items, meta=ocp.args.JsonSave({"step": 1, "format": FORMAT + 1})))
     manager.close()
-    with pytest.raises(UserError, match=f"format {FORMAT + 1}.*goes on with format {FORMAT}"):
+    with pytest.raises(UserError, match=f"format {FORMAT + 1}.*resumes format {FORMAT}"):
         Checkpoints(tmp_path).restore_newest(state)

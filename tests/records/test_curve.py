@@ -15,7 +15,7 @@ def drawn(lines, path, monkeypatch):
     """Labels of the lines on each axis, and the points of the held-out ones."""
     seen = []
     monkeypatch.setattr(plt, "close", seen.append)
-    draw_curve(lines, path)
+    assert draw_curve(lines, path)
     assert path.read_bytes().startswith(b"\x89PNG")
     monkeypatch.undo()
     axes = seen[0].axes
@@ -32,12 +32,28 @@ def test_held_out_reward_shares_the_axis_of_rewards_and_accuracy_has_its_own(tmp
         {"step": 3, "eval/reward": None, "eval/accuracy": 0.5},
     ]
     labels, points, legend = drawn([*STEPS, *evals], tmp_path / "c.png", monkeypatch)
-    assert labels == [["reward of the step", "mean of 1 steps", "held-out reward"], ["held-out accuracy"]]
+    assert labels == [["reward of the step", "held-out reward"], ["held-out accuracy"]]
     assert points["held-out reward"] == [[0, 5.0]] and points["held-out accuracy"] == [[0, 0.25], [3, 0.5]]
     assert legend == [*labels[0], *labels[1]]
 
 
 def test_without_a_judge_there_is_one_axis(tmp_path, monkeypatch):
     labels, _, _ = drawn([*STEPS, {"step": 3, "eval/reward": 5.0}], tmp_path / "c.png", monkeypatch)
-    assert labels == [["reward of the step", "mean of 1 steps", "held-out reward"]]
-    assert drawn([{"step": 1, "reward": None}], tmp_path / "d.png", monkeypatch)[2] == []
+    assert labels == [["reward of the step", "held-out reward"]]
+
+
+def test_the_mean_is_of_a_twentieth_of_the_steps(tmp_path, monkeypatch):
+    steps = [{"step": i, "reward": float(i)} for i in range(1, 41)]
+    labels, points, _ = drawn(steps, tmp_path / "c.png", monkeypatch)
+    assert labels == [["reward of the step", "mean of 2 steps"]]
+    assert points["mean of 2 steps"][:3] == [[1, 1.0], [2, 1.5], [3, 2.5]]
+
+
+def test_a_run_of_one_step_is_a_point_and_one_without_a_reward_no_picture(tmp_path, monkeypatch):
+    marks = []
+    plot = plt.Axes.plot
+    monkeypatch.setattr(
+        plt.Axes, "plot", lambda *a, **k: marks.append([x for x in a if isinstance(x, str)]) or plot(*a, **k)
+    )
+    assert draw_curve(STEPS[:1], tmp_path / "c.png") and marks == [[".-"]]
+    assert not draw_curve([{"step": 1, "reward": None}], tmp_path / "d.png") and not (tmp_path / "d.png").exists()

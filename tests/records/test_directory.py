@@ -198,7 +198,7 @@ def test_whoever_starts_whatever_was_written_is_there_and_a_step_settles_whose_i
 
 def test_a_folder_of_somebody_elses_stays_as_it_is(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="exists and holds no run"):
+    with pytest.raises(UserError, match="exists and is not a run"):
         run_of(tmp_path).check()
     assert os.listdir(tmp_path) == ["thesis.txt"]
 

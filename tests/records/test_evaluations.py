@@ -104,7 +104,7 @@ def test_other_problems_are_refused(files):
     with pytest.raises(UserError, match="problem 3 is not the same"):
         compare(a, b)
     write(a, [attempt(0, True)] * 2)
-    with pytest.raises(UserError, match="a.jsonl: a problem stands in it twice"):
+    with pytest.raises(UserError, match="a.jsonl: a problem occurs twice"):
         compare(a, b)
     a.write_text("")
     with pytest.raises(UserError, match="no problems"):

@@ -152,7 +152,7 @@ def test_gold_answers():
     ):
         answers.check_gold(good)
     for bad in ("nan", "None", "N/A", "See solution.", "null"):
-        with pytest.raises(UserError, match="is none"):
+        with pytest.raises(UserError, match="is not an answer"):
             answers.check_gold(bad)
     for bad in (r"\frac{1}{", "{", "7 +", "]["):
         with pytest.raises(UserError, match="cannot be read"):

@@ -240,10 +240,10 @@ def test_what_is_solved_is_left_out_one_rollout_later(recipe, tmp_path):
     [
         (
             ("variant={name: grpo, ratio_denominator: trainer}",),
-            "'grpo' with ratio_denominator=trainer takes no account.*variant.ratio_denominator",
+            "'grpo' with ratio_denominator=trainer ignores.*variant.ratio_denominator",
         ),
         (("variant=gpg",), "'gpg' has no ratio.*variant.importance=truncate"),
-        (("variant=xrpo",), "'xrpo' gives samples to prompts by the rewards of those before; set rollout.ahead=0"),
+        (("variant=xrpo",), "'xrpo' gives samples to prompts by earlier rewards; set rollout.ahead=0"),
         (("variant={name: gt_likelihood, train_on: spliced}",), "'gt_likelihood' with train_on=spliced"),
         (("rollout.ahead=2",), "ahead=2"),
     ],

@@ -103,7 +103,7 @@ def test_show_says_where_there_was_no_critic(tmp_path, capsys):
 @pytest.mark.parametrize(("overrides", "message"), [
     (["variant=grpo", "critic.warmup_steps=1"], "variant 'grpo' has no critic"),
     (["variant=ppo", "critic.warmup_steps=2"], "the policy would never learn"),
-    (["variant=ppo", "critic.seed=3"], "seed=3: is of random weights"),
+    (["variant=ppo", "critic.seed=3"], "seed=3: seeds random weights"),
     (["variant=ppo", "critic={path: x, layers: 1}"], "leave one out"),
     (["variant=ppo", "critic={layers: 1, trunk: frozen}"], "random weights must learn"),
     (["variant=ppo", "critic.trunk=melted"], "critic.trunk"),

@@ -123,7 +123,7 @@ def test_other_vocabularies_and_fewer_positions_are_refused(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kl_coef": 0.1, "kl_in": "reward", "kl_kind": "k1"}, "learns from no rewards.*kl_in=loss"),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_kind": "k1"}, "does not learn from rewards.*kl_in=loss"),
         ({"teacher": None}, "teacher"),
     ],
 )

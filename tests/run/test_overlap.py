@@ -201,10 +201,10 @@ def test_without_it_nothing_is_given_to_the_sampler(recipe, tmp_path, monkeypatc
     [
         (
             ("variant={name: grpo, ratio_denominator: trainer}",),
-            "rollout.overlap=0.2: variant 'grpo' with ratio_denominator=trainer takes no",
+            "rollout.overlap=0.2: variant 'grpo' with ratio_denominator=trainer ignores",
         ),
         (("variant=gpg",), "'gpg' has no ratio.*variant.importance=truncate, or rollout.overlap=0"),
-        (("variant=xrpo",), "'xrpo' gives samples to prompts by the rewards of those before; set rollout.overlap=0"),
+        (("variant=xrpo",), "'xrpo' gives samples to prompts by earlier rewards; set rollout.overlap=0"),
         (("variant=remax",), "'remax' draws a greedy completion with each group"),
         (("variant={name: gt_likelihood, train_on: spliced}",), "'gt_likelihood' with train_on=spliced"),
         (("rollout.overlap=1.0",), "overlap=1"),
@@ -229,7 +229,9 @@ def test_shares_that_are_none_or_do_not_divide_are_refused():
         return checks.most_left(RolloutConfig(overlap=overlap, prompts=prompts, group=group), shards)
 
     assert left(0.3, 10, 4, 2) == 6
-    with pytest.raises(UserError, match="overlap=0.01 of the 20 samples of a batch shard is none: make it 1/20"):
+    with pytest.raises(
+        UserError, match="overlap=0.01 of the 20 samples of a batch shard is less than one: make it 1/20"
+    ):
         left(0.01, 10, 4, 2)
     with pytest.raises(UserError, match="overlap=0.5 with rollout.prompts=2 over 4 batch shards"):
         left(0.5, 2, 4, 4)
@@ -237,7 +239,7 @@ def test_shares_that_are_none_or_do_not_divide_are_refused():
 
 @pytest.mark.usefixtures("fakes")
 def test_sizes_that_leave_nothing_and_another_share_on_resume_are_refused(recipe, tmp_path):
-    with pytest.raises(UserError, match="overlap=0.02 of the 32 samples of a batch shard is none"):
+    with pytest.raises(UserError, match="overlap=0.02 of the 32 samples of a batch shard is less than one"):
         Trainer(load(recipe, tmp_path / "none", "rollout.overlap=0.02"))
     with pytest.raises(UserError, match="rollout.prompts=4 over 8 batch shards: a group that goes on stays"):
         Trainer(load(recipe, tmp_path / "cut", "rollout.prompts=4"), devices=8)

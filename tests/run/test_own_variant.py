@@ -22,11 +22,13 @@ from grpojax.models import Compute
 from grpojax.models.sharding import MeshConfig, make_mesh
 from grpojax.programs.optimizer import OptimizerConfig
 from grpojax.records.directory import RunDirectory
-from grpojax.run import calls, checks, parts, programs, sweep
+from grpojax.run import calls, checks, parts, programs, sweep, weighing
 from grpojax.run import recipe as recipes
+from grpojax.run.batch import RolloutBatch
 from grpojax.run.calls import calls_of
 from grpojax.run.parts import part
 from grpojax.tools import plan_chips, planner
+from grpojax.types import Rollout
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart.yaml"
 NUMBER = itertools.count()  # a name once imported stays imported
@@ -142,6 +144,12 @@ def learns(others=()):
     chain = A.chain(A.center(), A.to_tokens(), lambda values, signals: values - signals.extra["bias"])
     needs = tuple(f"{__name__}:{name}" for name in ("Learns", *others))
     return variants.Variant(name="x", advantage=chain, objective=L.Objective(), needs=needs)
+
+def divides(values, signals):
+    return values / values.std(1, keepdims=True)
+
+def divides_by_nothing():
+    return variants.Variant(name="x", advantage=A.chain(A.center(), divides, A.to_tokens()), objective=L.Objective())
 
 def needs(what="teacher"):
     return variants.Variant(name="x", advantage=plain().advantage, objective=L.Objective(), needs=(what,))
@@ -283,7 +291,7 @@ def test_its_programs_have_names_of_their_own(module):
         ("sees_no_shape", {}, "rollout.group=8: AttributeError"),
         ("mean_of_tokens", {}, r"surrogate <lambda>: its result has shape \(\)"),
         ("needs", {}, "needs 'teacher', for which it must have the option 'teacher'"),
-        ("needs", {"what": "critic"}, "needs 'critic' goes with a critic"),
+        ("needs", {"what": "critic"}, "needs 'critic' and critic go together"),
         ("learns", {"others": ["Another"]}, "Learns' and '.*Another' each bring a network that learns"),
         ("needs", {"what": "no_module:Luck"}, "the part 'no_module:Luck' cannot be imported"),
         ("needs", {"what": "luck"}, "needs='luck': give a tuple of critic"),
@@ -313,6 +321,24 @@ def test_what_is_refused(module, name, options, said):
 def test_paths_that_lead_nowhere(path, said):
     with pytest.raises(UserError, match=said):
         load(path)
+
+
+def test_an_advantage_that_is_not_finite_names_its_chain(module):
+    """That of a sample that counts; an invalid one has none."""
+    method = load(f"{module}:divides_by_nothing", "rollout.group=3").method
+    total = np.array([[1.0, 0.0, np.nan], [0.5, 0.5, 0.5]], np.float32)
+    rollout = Rollout(
+        tokens=np.ones((2, 3, 2), np.int32), logps=np.zeros((2, 3, 2), np.float32),
+        lengths=np.full((2, 3), 2, np.int32), stopped=np.ones((2, 3), bool),
+    )  # fmt: skip
+    batch = RolloutBatch(problems=[], rollout=rollout, total=total, reward=total, invalid={},
+                         by_name={method.deciding: total}, dropped=np.zeros(2, bool))  # fmt: skip
+    mask = np.ones((2, 3, 2), bool)
+    with pytest.raises(UserError, match=r"3 samples .* rewards 0.5 0.5 0.5\n.*center\(.*divides \| to_tokens") as error:
+        weighing.advantages(method, batch, total, mask, {})
+    assert str(error.value).count("\n") == 1
+    total[1] = np.nan
+    assert np.isfinite(weighing.advantages(method, batch, total, mask, {})[0]).all()
 
 
 def test_without_an_option_that_corrects_old_samples_it_says_so(module):

@@ -82,7 +82,7 @@ def test_a_run_that_goes_on_or_ends_in_between(tmp_path, calls, caplog):
     assert calls == ["before 3", "start", 3, "stop"]
     calls.clear()
     walk(Profile(ProfileConfig(steps=(2, 4)), tmp_path / "b"), [5, 6], calls)
-    assert calls == [5, 6] and caplog.text.count("are behind the run, at step 5: nothing is traced") == 1
+    assert calls == [5, 6] and caplog.text.count("are over, since the run is at step 5: nothing is traced") == 1
     walk(Profile(ProfileConfig(), tmp_path / "b"), [7], calls)
     assert calls == [5, 6, 7]
 

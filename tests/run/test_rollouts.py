@@ -108,7 +108,7 @@ def test_a_run_within_its_first_pass_leaves_nothing_out_and_says_so(
         kept=(problem,) * count, weights=(1.0,) * sources, dropped=0, skipped=(), fingerprint="", tokenize=None
     )
     checks.passes(loaded, problems)
-    assert ("draws 140 prompts at most, and the data has 140 problems" in caplog.text) == told
+    assert ("draws at most 140 prompts and the data has 140 problems" in caplog.text) == told
 
 
 def test_where_all_are_solved_all_are_drawn_again(recipe, graded, tmp_path, caplog):
@@ -129,7 +129,7 @@ def test_any_variant_may_retire_and_says_what_it_lacks(recipe, graded, tmp_path)
     assert retire("rollout.retire={readmit_after: 2}") == RetireConfig(share=0.9, readmit_after=2)
     given = retire("variant=grpo", "rollout.retire={share: 0.7, success: 0.5}")
     assert given == RetireConfig(share=0.7, success=0.5)
-    with pytest.raises(UserError, match="variant 'grpo' retires no prompts by itself.*give rollout.retire.share"):
+    with pytest.raises(UserError, match="variant 'grpo' retires no prompts by itself.*set rollout.retire.share"):
         retire("variant=grpo", "rollout.retire={readmit_after: 2}")
     with pytest.raises(UserError, match="readmit_after"):
         retire("rollout.retire={readmit_after: 0}")

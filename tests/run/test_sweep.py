@@ -267,7 +267,7 @@ def test_options_of_the_recipe_go_to_every_method_that_has_them(tmp_path, varian
 def test_what_a_method_does_not_have_is_printed_once(tmp_path):
     asked = made(tmp_path, variants="grpo,cispo,dapo", overrides=("variant.clip_high=0.25", "variant.ddof=0"))
     lines = [line for line in sweep.introduction(asked, asked.jobs()) if "has no option" in line]
-    assert lines == ["cispo: has no option clip_high, which is left out of it"]
+    assert lines == ["cispo: has no option clip_high; it runs without"]
     with pytest.raises(UserError, match="variant.clip_high: none of the methods has this option; leave it out"):
         made(tmp_path, variants="cispo", overrides=("variant.clip_high=0.25",)).jobs()
 
@@ -306,7 +306,7 @@ def test_a_recipe_that_gives_the_control_the_mechanism_is_warned_of(tmp_path):
     asked = made(tmp_path, variants="culling", controls=True, overrides=("rollout.retire.share=0.5",), seeds=(0, 1))
     first, _ = sweep.introduction(asked, asked.jobs())
     assert first == (
-        "warning: culling and grpo-aggregate=sequence_sum are the same under this recipe: a setting of it gives both "
+        "warning: culling and grpo-aggregate=sequence_sum are the same under this recipe, whose settings give both "
         "the mechanism"
     )
 
@@ -324,8 +324,8 @@ def test_a_control_that_is_given_is_found(tmp_path):
     line, warning, _ = sweep.introduction(without, without.jobs())
     assert line.startswith("negative_advantage, compared with grpo: advantage.penalize_all_fail: none -> ")
     assert warning == (
-        "warning: negative_advantage and grpo differ in more than the method: aggregation (sequence_sum; grpo "
-        "sequence_mean); --controls adds a control that has the same"
+        "warning: negative_advantage and grpo also differ in other settings: aggregation (sequence_sum; grpo "
+        "sequence_mean); --controls adds a control with the same settings"
     )
 
 
@@ -389,7 +389,7 @@ def test_several_at_once_on_a_device_share_what_there_is(tmp_path):
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"variants": "grpo,grop"}, "'grop' is unknown"),
-    ({"variants": "grpo,grpo"}, "grpo is there twice"),
+    ({"variants": "grpo,grpo"}, "grpo occurs twice"),
     ({"variants": "grpo,{clip_high: 3}"}, "neither a name nor a mapping"),
     ({"variants": "{name: dapo"}, "invalid YAML"),
     ({"variants": ""}, "give one at least"),

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 import spies
+from refusals import check_said
 from runs import Full, Trainer, numbers, start, start_together, train
 
 from grpojax.host.errors import UserError
@@ -199,7 +200,7 @@ def test_a_directory_of_another_config_is_refused(recipe, unbroken, capsys):
 def test_a_foreign_directory_is_refused(recipe, tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("mine")
     assert cli.main(["train", str(recipe), f"run.dir={tmp_path}"]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "is not a run" in capsys.readouterr().err
 
 
 def test_export_opens_in_transformers_and_sample_reads_it(recipe, unbroken, tmp_path, capsys):
@@ -299,8 +300,8 @@ def test_no_reference_without_a_kl_term(recipe, tmp_path):
 
 
 @pytest.mark.usefixtures("fakes")
-def test_invalid_samples_are_left_out(recipe, tmp_path):
-    """A reward of None counts in no statistic, and a batch of nothing else changes no weight."""
+def test_invalid_samples_are_left_out(recipe, tmp_path, capsys):
+    """A reward of None counts in no statistic, and a run of nothing else changes no weight and ends with status 2."""
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "variant.kl_coef=0"]
     trainer = Trainer(config.load(recipe, [*overrides, 'rewards=[{name: "tiny_run:nothing"}]']))
     before = np.asarray(trainer.learner.state["policy"].params["embed"][...])
@@ -309,6 +310,8 @@ def test_invalid_samples_are_left_out(recipe, tmp_path):
     line = numbers(tmp_path / "run")[-2]
     assert line["rewards/invalid"] == 1.0
     assert line["reward"] is None and line["rewards/tiny_run:nothing/mean"] is None  # unknown, not 0
+    assert cli.main(["train", str(recipe), *overrides, 'rewards=[{name: "tiny_run:nothing"}]']) == 2
+    check_said("nothing was learned in 1 steps: no sample had a valid reward", capsys)
 
 
 @pytest.mark.usefixtures("fakes")
@@ -321,6 +324,7 @@ def test_a_column_that_some_rows_lack_is_none_for_them(recipe, tmp_path):
                  "train.steps=2", "rewards.0.name=tiny_run:level"]  # fmt: skip
     trainer = Trainer(config.load(recipe, overrides))
     assert trainer.run()
+    trainer.check_learned()
     for line in numbers(tmp_path / "run"):
         assert 0 < line["rewards/invalid"] < 1 and line["reward"] == 2.0
 

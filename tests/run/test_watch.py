@@ -139,13 +139,25 @@ def test_a_run_whose_groups_never_differ_says_so_after_ten_steps(share, rings):
     assert not rung(Watch(RUN, uniform=lambda: True), frac_reward_zero_std=share, reward=rewards)
 
 
-@pytest.mark.parametrize(
-    ("reward", "said"), [(0.5, "10 steps, reward 0.5"), (None, "no sample has had a valid reward")]
-)
-def test_it_says_what_the_rewards_are(reward, said):
+def test_it_says_what_the_rewards_are():
     watch = Watch(RUN)
-    assert rung(watch, frac_reward_zero_std=[1.0] * 10, reward=[reward] * 10)
-    assert said in watch.rings["groups_never_differ"]
+    assert rung(watch, frac_reward_zero_std=[1.0] * 10, reward=[0.5] * 10)
+    assert "10 steps, reward 0.5" in watch.rings["groups_never_differ"]
+
+
+@pytest.mark.parametrize(("share", "rings", "to_the_end"), [
+    ([1.0] * 12, [(3, "rewards_invalid")], True),
+    ([1.0] * 2, [], True),
+    ([1.0, 0.9, 1.0, 1.0], [], False),
+    ([1.0] * 3 + [0.0], [(3, "rewards_invalid")], False),
+    ([None] * 3, [], False),
+])  # fmt: skip
+def test_rewards_that_are_all_invalid_are_said_after_three_steps(share, rings, to_the_end):
+    """And nothing is said of groups that never differ, whose remedies would not help."""
+    watch = Watch(RUN, uniform=lambda: True)
+    unknown = [1.0] * len(share), [None] * len(share)
+    assert rung(watch, **{"rewards/invalid": share}, frac_reward_zero_std=unknown[0], reward=unknown[1]) == rings
+    assert watch.all_invalid == to_the_end
 
 
 def test_whether_equal_rewards_teach_is_asked_once_and_when_it_matters():

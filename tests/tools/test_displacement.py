@@ -113,7 +113,7 @@ def test_methods_are_names_mappings_and_recipes(tmp_path):
         "random": {"name": "nthr", "beta": 0.5, "select": "random"},
         "plain": {"name": "grpo"},
     }
-    for wrong, said in (("grpo,grpo", "grpo is there twice"), ("3", "3 is no variant"), ("[grpo]", "is no variant")):
+    for wrong, said in (("grpo,grpo", "grpo occurs twice"), ("3", "3 is no variant"), ("[grpo]", "is no variant")):
         with pytest.raises(UserError, match=said):
             question_updates.read_methods(wrong)
 

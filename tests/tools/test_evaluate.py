@@ -91,7 +91,7 @@ def test_half_way_the_same_command_goes_on_to_the_same_file(whole, tmp_path, kee
     (["rewards=[{name: answer}]"], "rewards.terms.0.name: 'math_answer' -> 'answer'"),
     (["rewards=[{name: answer_format}]"], "judge: 'math_answer' -> None"),
     (["rewards={terms: [{name: math_answer}], timeout_s: 5}"], "rewards.timeout_s: 10.0 -> 5.0"),
-    (["evaluate.judge=mine"], "evaluate.judge='mine' is no reward of the run; they are math_answer"),
+    (["evaluate.judge=mine"], "evaluate.judge='mine' is not a reward of the run, which has math_answer"),
     (["evaluate.juge=mine"], "evaluate.juge (from the command line): unknown key; did you mean 'judge'"),
     (["--samples", "0"], "--samples 0: must be at least 1"),
     (["--samples", "2000"], "samples=2000: must be at most 1000"),
@@ -106,9 +106,9 @@ def test_half_way_the_same_command_goes_on_to_the_same_file(whole, tmp_path, kee
     (["--step", "3"], "--step and --best are for a run directory"),
     (["--best"], "--step and --best are for a run directory"),
     (["--data", "nowhere.jsonl"], "data file 'nowhere.jsonl' does not exist"),
-    (["train.steps=3"], "override 'train.steps=3' says nothing to an evaluation"),
-    (["model.path=x"], "override 'model.path=x' says nothing"),
-    (["model={path: x}"], "override 'model={path: x}' says nothing"),
+    (["train.steps=3"], "override 'train.steps=3' has no effect on an evaluation"),
+    (["model.path=x"], "override 'model.path=x' has no effect"),
+    (["model={path: x}"], "override 'model={path: x}' has no effect"),
     (["data.promt=x"], "data.promt (from the command line): unknown key; did you mean 'prompt'"),
     (["data.answer=null"], "reward 'math_answer' needs gold answers: give data.answer their column"),
 ])  # fmt: skip
@@ -127,7 +127,7 @@ def test_refusals(whole, options, message, capsys):
     ("train.eval_temperature=-1", "eval_temperature=-1.0: must be at least 0"),
     ("train.eval_temprature=1",
      "train.eval_temprature (from the command line): unknown key; did you mean 'eval_temperature'"),
-    ("evaluate.judge=math_answer", "evaluate.judge='math_answer' is no reward of the run; they are answer"),
+    ("evaluate.judge=math_answer", "evaluate.judge='math_answer' is not a reward of the run, which has answer"),
     ("evaluate={judge: 3}", "evaluate.judge=3"),
 ])  # fmt: skip
 def test_config_values(override, message):
@@ -138,8 +138,8 @@ def test_config_values(override, message):
 def test_places_that_are_not_an_evaluations(whole, tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("mine")
     for arguments, message in [
-        ([*TINY, "--out", tmp_path], "exists and holds no evaluation"),
-        ([*TINY, "--out", tmp_path / "thesis.txt"], "exists and holds no evaluation"),
+        ([*TINY, "--out", tmp_path], "exists and is not an evaluation"),
+        ([*TINY, "--out", tmp_path / "thesis.txt"], "exists and is not an evaluation"),
         ([tmp_path / "nothing", "--data", DATA], "is no run directory and no Hugging Face folder"),
         (["builtin:tiny"], "builtin:tiny has no problems for evaluation; give --data FILE"),
     ]:
@@ -181,7 +181,7 @@ def test_several_sets_have_a_row_each_and_a_folder(whole, tmp_path, capsys):
 
 @pytest.mark.parametrize(("sets", "message"), [
     (["test"], "--data test: builtin:tiny has no data.test; give a file"),
-    ([DATA, DATA], f"--data {DATA} is there twice"),
+    ([DATA, DATA], f"--data {DATA} occurs twice"),
     ([""], "the name of a source is empty"),
 ])  # fmt: skip
 def test_sets_that_are_refused(sets, message):

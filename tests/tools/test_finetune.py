@@ -69,7 +69,7 @@ def test_traces_are_the_right_samples_with_what_was_asked(finished, tmp_path, ca
     (["--success", "7"], "no sample of 2 steps is right by 'tiny_run:even'; left out: 64 wrong"),
     (["--by", "answer"], "no reward 'answer' in step 1; it has tiny_run:even, tiny_run:length"),
     (["--most", "-1"], "most=-1: must be at least 0"),
-    (["train.steps=3"], "override 'train.steps=3' says nothing to traces"),
+    (["train.steps=3"], "override 'train.steps=3' has no effect on traces"),
     (["data.train=nowhere.jsonl"], "data file 'nowhere.jsonl' does not exist"),
 ])  # fmt: skip
 def test_mistakes_are_told(finished, tmp_path, capsys, options, message):

@@ -53,7 +53,7 @@ def test_a_gpu_is_planned_by_its_sheet(capsys):
     out = capsys.readouterr().out
     assert "estimated from shapes" in out and "a step takes at least" in out
     assert cli.main([*command, "--layers", "3"]) == 0
-    assert "all of this is of a model with 3 layers" in capsys.readouterr().out
+    assert "all numbers are for a model with 3 layers" in capsys.readouterr().out
 
 
 def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
@@ -72,7 +72,7 @@ def test_a_shape_that_nobody_published_is_told(capsys):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["variant=ppo"], "variant 'ppo' runs critic, which no plan by data sheet knows"),
+        (["variant=ppo"], "variant 'ppo' runs critic, which a plan by data sheet does not cover"),
         (["variant=remax"], "variant 'remax' runs greedy"),
         (["mesh.fsdp=16"], "mesh data=1 x fsdp=16 x tensor=1 does not make 8 chips"),
         (["mesh.tensor=8"], "with num_heads=14 does not divide over mesh.fsdp=1 and mesh.tensor=8"),

@@ -83,7 +83,7 @@ def test_chips_set_apart_take_the_longer_of_rollout_and_the_rest(recipe, tmp_pat
             more = [f"rollout.ahead={ahead}", f"mesh.rollout={rollout}", "variant={name: grpo, kl_coef: 0.1}"]
             run = plan_run.bound(load(recipe, tmp_path, *more), reports, 8)
             known[ahead, rollout] = run.step
-            assert ("the rollout beside the rest" in plan_run.format_bound(run)) == (ahead == 1 and rollout == 2)
+            assert ("the rollout runs at the same time" in plan_run.format_bound(run)) == (ahead == 1 and rollout == 2)
     assert known == {(0, 0): 12.0, (0, 2): 12.0, (1, 0): 12.0, (1, 2): 7.0}
     refused = [report("rollout"), *reports[1:]]
     assert math.isnan(plan_run.bound(load(recipe, tmp_path, *more), refused, 8).step)

@@ -256,6 +256,8 @@ def test_what_reads_rows_of_minibatches_is_there_for_both_of_their_sizes():
     assert len({shape for name, shape in rows.items() if name.startswith("ragged ")}) == 1
     assert rows["ragged score"] != rows["score"]
     calls["ragged critic"].program.trace(*calls["ragged critic"].args)
+    mask = calls_with("variant=clip_cov", *sizes(16, 8, 256, 64))[0]["ragged covariance mask"]
+    assert len({mask.program.trace(*mask.args).out_info.shape, rows["ragged score"]}) == 1
     assert not any(
         "score" in name for name in calls_with("variant={name: grpo, kl_coef: 0.0}", *sizes(16, 8, 256, 64))[0]
     )

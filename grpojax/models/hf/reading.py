@@ -1,7 +1,7 @@
 """Hugging Face folders in: safetensors straight into sharded arrays.
 
-Only what this host's devices hold is read, one tensor of the files after the other, so that the whole model never
-stands on the host: nothing does but its own shards and, of a folder in a bucket, one tensor.
+It reads one tensor of the files after the other, and only the parts for this host's devices. The host never holds the
+whole model: only its own shards and, for a folder in a bucket, one tensor.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ def load(
     """Reads a Hugging Face folder (Qwen 2, Qwen 3 or Llama; bf16, f16 or f32 safetensors).
 
     Weights may have the names that ``torch.compile``, DDP, FSDP or peft give them, or lack the ``model.`` in front.
-    Of tied embeddings, ``lm_head.weight`` may be there if it is the same. ``rotary_emb.inv_freq`` is ignored.
+    With tied embeddings, ``lm_head.weight`` may be there if it equals them. ``rotary_emb.inv_freq`` is ignored.
 
     Args:
       path: a folder, local or in a bucket, with ``config.json`` and ``model.safetensors``, or shards and their index.
-      tokenizer: the one whose tokens the model reads and writes (`load_tokenizer`); rows of the embedding that are none
-        of its ids are never drawn. None takes every row for a token.
-      mesh: cut the weights over it as `grpojax.models.sharding.TRAIN` says; None puts them on the default device.
-      dtype: of the weights; float32 (master weights) unless given.
+      tokenizer: the model's tokenizer (`load_tokenizer`). Embedding rows that are none of its ids are never drawn. None
+        treats every row as a token.
+      mesh: shard the weights over it by `grpojax.models.sharding.TRAIN`; None puts them on the default device.
+      dtype: type of the weights, by default float32 (master weights).
 
     Raises:
       UserError: the folder, its config or a file is missing or damaged, weights and config disagree, the

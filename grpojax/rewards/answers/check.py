@@ -21,12 +21,12 @@ _WRAPPED = re.compile(
 
 
 def check_gold(gold: str) -> None:
-    """Raises `UserError` where a gold answer is none, or can be neither read as mathematics nor compared as text."""
+    """Raises `UserError` for a text that is no answer, or that can be neither read as mathematics nor compared."""
     text = normal_form(gold)
     if not text:
         raise UserError(f"gold answer {gold[:80]!r} is empty")
     if _NONE.fullmatch(text):
-        raise UserError(f"gold answer {gold[:80]!r} is none: leave its row out, or give the answer")
+        raise UserError(f"gold answer {gold[:80]!r} is not an answer: leave its row out, or correct it")
     if number(text) is None and not is_prose(gold) and not _is_readable(gold):
         raise UserError(f"gold answer {gold[:80]!r} cannot be read")
 
@@ -36,16 +36,16 @@ def _is_readable(gold: str) -> bool:
 
 
 def check_answer(completion: str, gold: str, *, marker: str | None = None) -> bool:
-    r"""Whether a completion's marked answer is the gold answer.
+    r"""Whether a completion's marked answer is the reference answer.
 
-    Same spelling, the same number or, by the math-verify library, the same mathematics. It runs in a worker process
-    where an answer might keep it longer. False too where there is no verdict, as that library fails or takes over ten
-    seconds; `verdict` tells.
+    Same spelling, the same number or, by the math-verify library, the same mathematics. It runs in a worker process if
+    an answer might take long. The result is False too if there is no verdict, since that library failed or took over
+    ten seconds; `verdict` then gives None.
 
     Args:
       completion: the whole text; without a marked answer it is wrong.
       gold: the reference answer, bare or marked itself.
-      marker: where the answer stands, as in `extract_answer`.
+      marker: the text before the answer, as in `extract_answer`.
 
     Raises:
       UserError: the gold answer is empty.
@@ -69,7 +69,7 @@ def verdict(completion: str, gold: str, *, marker: str | None = None) -> bool | 
 
 
 def bare(gold: str) -> str:
-    """A gold answer without its marker, tags, "the answer is" or a Python list of one.
+    """A reference answer without its marker, tags, "the answer is", or a Python list of one.
 
     Raises:
       UserError: nothing is left.

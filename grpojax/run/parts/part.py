@@ -1,7 +1,7 @@
 """The protocol of a part: one thing that a variant needs beyond samples, rewards and log-probs.
 
-A part is made of shapes. With these `grpojax plan` lists its programs and its state; a run then has it `load` what it
-reads from disk, and hands it the programs.
+A part is made of shapes. From these `grpojax plan` lists its programs and its state. A run then calls `load`, which
+reads from disk, and passes it the programs.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ State = Mapping[str, Any]  # of a run, by role (`grpojax.run.learner.Learner`)
 
 
 def read_shape(path: str) -> DecoderConfig:
-    """The shape of the model in a folder, or of a built-in one; raises `UserError` where there is none."""
+    """The shape of the model in a folder, or of a built-in one; raises `UserError` if there is none."""
     return hf.read_config(data.locate(path))
 
 
@@ -35,10 +35,10 @@ class Longest(NamedTuple):
     """The largest arguments of a run's programs: shapes in place of arrays, on the devices.
 
     Attributes:
-      programs: of the run.
-      state: of the run, by role.
-      packed: what an update learns from, every prompt and completion at its longest.
-      sizes: tokens of its prompts and of its samples.
+      programs: the run's programs.
+      state: the run's state, by role.
+      packed: the rows of an update, every prompt and completion at its longest.
+      sizes: tokens of the update's prompts and of its samples.
     """
 
     programs: Programs
@@ -54,16 +54,16 @@ class Longest(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """A step's samples once they have advantages.
+    """A step's samples with their advantages.
 
     Attributes:
-      batch: with its rewards.
+      batch: the samples with their rewards.
       counted: ``[P, G]`` the rewards, NaN where a sample does not count.
-      mask: ``[P, G, T]`` bool, the tokens.
-      live: ``[P, G, T]`` bool, those that an update counts.
-      signals: fields of `grpojax.advantages.Signals`, of all parts.
+      mask: ``[P, G, T]`` bool, the completions' tokens.
+      live: ``[P, G, T]`` bool, the tokens that an update counts.
+      signals: fields of `grpojax.advantages.Signals` from all parts.
       advantages: ``[P, G, T]``.
-      places: of each minibatch's prompts in the batch, ``[p]``.
+      places: for each minibatch the numbers of its prompts in the batch, ``[p]``.
     """
 
     batch: RolloutBatch
@@ -76,12 +76,12 @@ class Weighed:
 
     @property
     def learned(self) -> Tokens:
-        """``[P, G, T]`` bool: the live tokens of groups that do not merely fill up the batch."""
+        """``[P, G, T]`` bool: the live tokens of groups that were not dropped."""
         return self.live & ~self.batch.dropped[:, None, None]
 
 
 class Part:
-    """One thing that a variant needs. Its methods stand in the order in which they are called, and do nothing here.
+    """One thing that a variant needs. The methods are in the order in which they are called; here they do nothing.
 
     Args:
       config: the recipe.
@@ -89,12 +89,12 @@ class Part:
       read_shape: the shape of a model that the recipe names by its path.
 
     Raises:
-      UserError: what the part needs is not there.
+      UserError: something that the part needs is missing.
 
     Attributes:
-      options: of the variant, which it must have (`grpojax.variants.Variant.options`).
-      extra: what it signals that is no field of `grpojax.advantages.Signals`, by name, and the axes: "P", "P G" or
-        "P G T". The variant reads it in ``signals.extra``.
+      options: options that the variant must have (`grpojax.variants.Variant.options`).
+      extra: its signals that are no fields of `grpojax.advantages.Signals`: name to axes, "P", "P G" or "P G T". The
+        variant reads it in ``signals.extra``.
       reads_gold: whether every problem must have its true answer.
       passes: how often the part scores a batch before its updates.
     """
@@ -108,12 +108,12 @@ class Part:
 
     @classmethod
     def compares(cls, variant: Variant) -> bool:
-        """Whether what it signals is compared with the policy's own log-probs, which are then a signal too."""
+        """Whether its signals are compared with the policy's own log-probs, which are then a signal too."""
         return False
 
     @classmethod
     def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
-        """What it signals of made-up samples, on which a variant's advantages are tried before a run.
+        """Its signals for made-up samples, on which a variant's advantages are tried before a run.
 
         Args:
           some: ``some(axes)`` are numbers between 0.1 and 0.9, for axes as in ``extra``.
@@ -122,13 +122,15 @@ class Part:
 
     @classmethod
     def rows(cls, variant: Variant) -> tuple[str, ...]:
-        """Fields of `grpojax.types.PerToken` that it puts into the rows, in `before` or `weigh`."""
+        """The fields of `grpojax.types.PerToken` that it sets in the rows, in `before` or `weigh`."""
         return ()
 
     @classmethod
     def times(cls, config: Config) -> dict[str, int]:
-        """How often a step runs its programs, by name as in `calls`, and "score", which is the run's own. What only
-        some steps run is left out."""
+        """How often each step runs its programs, by name as in `calls`, and the run's program "score".
+
+        Programs that only some steps run are left out.
+        """
         return {}
 
     # Of shapes, without weights and without data.
@@ -138,30 +140,30 @@ class Part:
         self.method, self.variant = config.method, config.method.variant
 
     def spec(self) -> Spec:
-        """What the programs that it adds follow from, and how they are made."""
+        """The `Spec` of the programs that it adds."""
         return Spec()
 
     def networks(self) -> dict[str, Network]:
-        """What it adds to the run's state, by role."""
+        """The networks that it adds to the run's state, by role."""
         return {}
 
     def calls(self, longest: Longest) -> dict[str, Call]:
-        """Its programs by name, each with what it is called with at most (`grpojax.programs.calls`)."""
+        """Its programs by name, each with its largest arguments (`grpojax.programs.calls`)."""
         return {}
 
     # Once a run.
 
     def load(self, policy: Policy, *, longest_prompt: int) -> None:
-        """Takes the model, and reads what the part needs of disks; raises `UserError` where that is not right.
+        """Gets the model and reads the part's files; raises `UserError` if these are wrong.
 
         Args:
-          policy: its weights are not to be kept.
+          policy: the model; the part must not keep its weights.
           longest_prompt: most tokens of a prompt in the run.
         """
         self.policy, self.longest_prompt = policy, longest_prompt
 
     def open(self, programs: Programs, run: Callable[..., Any]) -> None:
-        """Takes the run's programs.
+        """Gets the run's programs.
 
         Args:
           programs: of the run.
@@ -175,7 +177,7 @@ class Part:
         return tuple(self.networks())
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
-        """The state that it adds, by role, but for what is restored.
+        """The state that it adds, by role, without the restored part.
 
         Args:
           params: the policy's weights.
@@ -190,14 +192,14 @@ class Part:
         return batch
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        """What needs no rewards: fields of `grpojax.advantages.Signals`. Arrays may be put into the rows."""
+        """Signals that need no rewards: fields of `grpojax.advantages.Signals`. It may also set arrays in the rows."""
         return {}
 
     def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
-        """What needs the rewards: fields of `grpojax.advantages.Signals`, and metrics of the step.
+        """Signals that need the rewards: fields of `grpojax.advantages.Signals`, and metrics of the step.
 
         Args:
-          state: before the step's first update.
+          state: the run's state before the step's first update.
           batch: with its rewards.
           counted: ``[P, G]`` the rewards, NaN where a sample does not count.
         """
@@ -209,11 +211,11 @@ class Part:
         return [{} for _ in weighed.places], {}
 
     def end_step(self, state: State, number: int) -> dict[str, Any]:
-        """What of the state is another after the step, by role."""
+        """The part of the state that changes after the step, by role."""
         return {}
 
     def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """Columns of the samples file, a number for each token: ``[P, G, T]`` by name, made of what `before` gave."""
+        """Columns of the samples file, a number for each token: ``[P, G, T]`` by name, from the signals of `before`."""
         return {}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
@@ -223,7 +225,7 @@ class Part:
     # At the end.
 
     def warning(self, done: int) -> str | None:
-        """What a user should know of a run that ended after ``done`` steps."""
+        """A warning for the user of a run that ended after ``done`` steps; None for none."""
         return None
 
 
@@ -231,22 +233,22 @@ class LearningPart(Part):
     """A part with a network that learns with the policy, in one program with it (`make_joint_update`). A variant has
     one at most.
 
-    Its `spec` has the network in ``learners``, under the role; `networks` has it with the same optimizer. In the first
-    `warmup_steps` it learns by itself.
+    Its `spec` has the network in ``learners``, under its role; `networks` has it with the same optimizer. In the first
+    `warmup_steps` only this network learns.
 
     Attributes:
-      role: of the network in the run's state.
+      role: name of the network in the run's state.
     """
 
     role: ClassVar[str]
 
     @classmethod
     def warmup_steps(cls, config: Config) -> int:
-        """The first steps of a run, in which the policy is left as it is."""
+        """Number of steps at the start of a run in which the policy does not learn."""
         return 0
 
     def frozen(self, state: State) -> dict[str, Any]:
-        """What its loss reads of the state and nothing changes, by role."""
+        """The state that its loss reads and does not change, by role."""
         return {}
 
     def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:

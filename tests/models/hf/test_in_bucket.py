@@ -145,7 +145,7 @@ def test_a_damaged_folder_is_told(folders, name):
 def test_what_is_not_there_or_not_allowed_is_named(folders, proxy):
     with pytest.raises(UserError, match="gs://bucket/nothing: no such folder in the bucket"):
         models.load(f"{bucket.URL}/nothing")
-    with pytest.raises(UserError, match="s3://models/a: s3:// is not read"):
+    with pytest.raises(UserError, match="s3://models/a: s3:// is not supported"):
         models.load("s3://models/a")
     with open_file(next(files.path(folders[1]).glob("*.safetensors"))) as file:
         tensor = file.get_slice("model.layers.0.mlp.gate_proj.weight")
