@@ -44,11 +44,12 @@ COMMANDS = [
 ]
 # The pages whose commands are run, in this order: a later one may read what an earlier one wrote.
 RUN = ("README.md", *(f"docs/{page}.md" for page in ("start/quickstart", "start/variant", "start/model", "scale/gpu",
-                                                     "scale/planning")))  # fmt: skip
+                                                     "scale/adapters", "scale/planning")))  # fmt: skip
 
 # What makes a command of hours one of seconds.
 SHORT = {
     "train configs/quickstart.yaml": "train.steps=1 train.eval_limit=8",
+    "train configs/lora.yaml": "train.steps=1 train.eval_limit=8",
     "train configs/smollm2": "train.steps=1 rollout.prompts=4 rollout.group=2 rollout.max_tokens=4 train.eval_limit=8",
     "train configs/gsm8k": "train.steps=10 train.eval_limit=8 rollout.prompts=8 rollout.group=4 rollout.max_tokens=8 "
     "data.max_prompt_tokens=192",
@@ -150,7 +151,7 @@ def test_commands_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     assert "--- best" in said["show runs/gsm8k_qwen2.5_0.5b"]
     assert "pass@8" in said["eval runs/gsm8k_qwen2.5_0.5b"]
     assert (tmp_path / "report.html").exists()
-    assert len(said) == 20 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
+    assert len(said) == 23 and json.loads((tmp_path / "models/my-policy/config.json").read_text())
     logged = {name for file in tmp_path.rglob("metrics.jsonl") for row in file.open() for name in json.loads(row)}
     assert len(logged) > 60 and not [name for name in sorted(logged - {"step"}) if not documented(name)]
 

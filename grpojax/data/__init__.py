@@ -20,11 +20,12 @@ from grpojax.data.problems import (
     read_questions,
     sources,
 )
-from grpojax.data.readers import BUILTIN, SourceConfig, locate
+from grpojax.data.readers import BUILTIN, HUB, SourceConfig, locate
 from grpojax.data.tokenizing import Tokenize, chat_of
 
 __all__ = [
     "BUILTIN",
+    "HUB",
     "PARTS",
     "Answered",
     "AnsweredConfig",

@@ -197,6 +197,7 @@ TABLES: Mapping[str, tuple[Row, ...]] = {
         Row("`tracking.samples`, on by default", "`log_completions`"),
         Row("`tracking.wandb`", "`report_to`", "`trainer.logger`"),
         Row("`mesh: {data: 1, fsdp: -1, tensor: 1}`", "accelerate, DeepSpeed, FSDP", "FSDP or Megatron", "`mesh`"),
+        Row("`model.adapter: {rank: 32}`", "`peft_config`", "`model.lora_rank`", "LoRA providers"),
         Row(
             "the sampler is built in; there is no other engine",
             "`use_vllm`",

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from grpojax.host.errors import UserError
 from grpojax.models import attention as att
+from grpojax.models.adapters import AdapterConfig
 
 Attention = Literal["auto", "xla", "splash", "cudnn"]
 
@@ -22,12 +23,14 @@ class ModelConfig:
       remat: what the backward pass recomputes. "layer" recomputes each layer. "matmuls" keeps the products with weights
         and, on CPUs and with cuDNN, the output of attention, and recomputes the rest. "none" keeps all activations.
       attention: the kernel: "xla", "splash" (TPU) or "cudnn" (NVIDIA, bfloat16). "auto" chooses by platform.
+      adapter: low-rank factors learn, and the weights in ``path`` are frozen; None trains every weight.
     """
 
     path: str
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["layer", "matmuls", "none"] = "layer"
     attention: Attention = "auto"
+    adapter: AdapterConfig | None = None
 
     def __post_init__(self):
         if self.attention == "cudnn" and self.dtype == "float32":

@@ -19,6 +19,7 @@ from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models import decoder as dec
 from grpojax.models import flops, hf
+from grpojax.models.adapters import FACTORS
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
@@ -26,10 +27,11 @@ from grpojax.models.hf.config_json import damaged
 from grpojax.models.weight_table import DECODER, Weight, WeightTable, initial, shardings, zeros
 from grpojax.types import Array, PerPrompt, Rows, Samples
 
-# A decoder's weights but its output projection, and the head ``[D]``. It is no matrix: it does not decay, and as the
-# norms it stays whole on every device.
+# A decoder's weights but its output projection, or the factors of its adapters, and the head ``[D]``. It is no matrix:
+# it does not decay, and as the norms it stays whole on every device.
 CRITIC: WeightTable = {
     **{name: weight for name, weight in DECODER.items() if name != "head"},
+    **FACTORS,
     "token_head": Weight(("hidden",), zeros, "token_head.weight"),
 }
 HEAD_FILE = "token_head.safetensors"  # next to the trunk's own files

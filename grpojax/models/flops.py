@@ -75,7 +75,9 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
-def update_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples, *, remat: str) -> float:
+def update_flops(
+    c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples, *, remat: str, frozen: bool = False
+) -> float:
     """FLOPs of a forward and a backward pass as they are computed, recomputation included.
 
     The backward pass costs two forward passes. Logits are made again in it; with ``remat`` "layer" so is all else.
@@ -85,10 +87,11 @@ def update_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples, 
       prompt_lengths: ``[P]`` tokens of each prompt.
       lengths: ``[P, G]`` tokens of each completion.
       remat: as in `grpojax.models.Compute`.
+      frozen: the weights get no gradient, which is half of the backward pass; small factors are not counted.
     """
     forward = forward_flops(c, prompt_lengths, lengths)
     logits = 2 * float(np.asarray(lengths, np.float64).sum()) * c.vocab_size * c.hidden_size
-    return 3 * forward + (forward if remat == "layer" else logits)
+    return (2 if frozen else 3) * forward + (forward if remat == "layer" else logits)
 
 
 def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> float:

@@ -2,13 +2,14 @@
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from grpojax.models import kv_heads, quantised
+from grpojax.models.adapters import Adapted
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, RopeScaling
 from grpojax.models.sharding import ROLLOUT, constrain, gather_weight
@@ -151,12 +152,15 @@ class Layer:
         self.mesh, self.lean = compute.mesh, compute.lean
         dtype = jnp.dtype(compute.dtype)
 
-        def gather(name: str, w: quantised.Matrix | TransposedKernel) -> quantised.Matrix | TransposedKernel:
+        def gather(name: str, w: Any) -> Any:
             if isinstance(w, quantised.Int8 | TransposedKernel):  # of a rollout, whole already
                 return w
+            axes = DECODER[name].axes[1:]
+            return w.each(whole, axes, dtype) if isinstance(w, Adapted) else whole(w, axes, dtype)
+
+        def whole(w: Array, axes: tuple[str, ...], dtype: Any) -> Array:
             if one is not None and w.ndim == 2 and w.dtype != dtype:
                 w = w * one.astype(w.dtype)
-            axes = DECODER[name].axes[1:]
             w = gather_weight(w, compute.mesh, dtype, *axes)
             if axes[-1] == "kv_heads" and kv_heads.on_mesh(config, compute.mesh) > config.num_kv_heads:
                 w = constrain(kv_heads.repeated(w, config, compute.mesh), compute.mesh, *axes, rules=ROLLOUT)
@@ -167,7 +171,7 @@ class Layer:
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
         w, rows = self.w[name], x.reshape(-1, x.shape[-1])
-        y = w.after(rows) if isinstance(w, TransposedKernel) else quantised.matmul(rows, w)
+        y = w.after(rows) if isinstance(w, TransposedKernel | Adapted) else quantised.matmul(rows, w)
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
         return y.reshape(*x.shape[:-1], -1)
 

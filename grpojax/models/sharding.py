@@ -35,6 +35,7 @@ TRAIN: Rules = {
     "vocab": ("tensor",),
     "hidden": (),
     "head_dim": (),
+    "rank": (),
     "layers": (),
 }
 ROLLOUT: Rules = {**TRAIN, "embed": ()}

@@ -111,7 +111,7 @@ def reshard(policy: PolicyShape, params: Any, weights: Literal["compute", "int8"
     Returns:
       ``({"reshard": call}, weights)``; without the program where there is nothing to do.
     """
-    made = make_reshard(policy.config, policy.compute, weights)
+    made = make_reshard(policy.config, policy.compute, weights, adapted=policy.adapter is not None)
     whole = jax.eval_shape(made, params)
     whole = jax.tree.map(abstract, whole, shardings(whole, policy.sampling.mesh, sharding.ROLLOUT))
     return ({"reshard": Call(made, (params,), params)} if hasattr(made, "lower") else {}), whole

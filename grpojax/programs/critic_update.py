@@ -10,13 +10,16 @@ import optax
 from flax import nnx
 
 from grpojax import variants
+from grpojax.models import adapters
 from grpojax.models import critic as models
 from grpojax.models import decoder as dec
+from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import check_mesh
 from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
+from grpojax.programs.policy_state import BASE
 from grpojax.programs.state import Network
 from grpojax.programs.update import Learns, Metrics
 from grpojax.types import Scalar
@@ -33,6 +36,7 @@ class CriticModel:
       config: of its trunk (`grpojax.models.critic.trunk_config`).
       compute: how to run it.
       frozen: only the head learns, and the trunk is a role of its own, plain weights.
+      adapter: the trunk is the base that the policy's adapters stand on, with factors of its own unless it is frozen.
       at: which state of a token the head reads (`grpojax.models.critic.token_outputs`).
       loss: that of `grpojax.variants.Critic`; None where nothing learns.
     """
@@ -40,6 +44,7 @@ class CriticModel:
     config: DecoderConfig
     compute: Compute
     frozen: bool = False
+    adapter: AdapterConfig | None = None
     at: models.Place = "before"
     loss: variants.BiasLoss | variants.ValueLoss | None = None
 
@@ -47,9 +52,12 @@ class CriticModel:
         """What there is of it, by role; raises `UserError` where a weight does not divide over the mesh."""
         check_mesh(self.config, self.compute.mesh)
         params = models.abstract(self.config)[1]
+        head = jax.ShapeDtypeStruct((self.config.hidden_size,), "float32")
+        if self.adapter is not None:
+            factors = {} if self.frozen else adapters.abstract(self.adapter, self.config)
+            return {ROLE: Network(params={**factors, "token_head": head}, optimizer=optimizer, table=models.CRITIC)}
         if not self.frozen:
             return {ROLE: Network(params=params, optimizer=optimizer, table=models.CRITIC)}
-        head = jax.ShapeDtypeStruct((self.config.hidden_size,), "float32")
         return {
             ROLE: Network(params={"token_head": head}, optimizer=optimizer, table=models.CRITIC),
             TRUNK: Network(params=dec.abstract(self.config)[1]),
@@ -62,7 +70,10 @@ class CriticModel:
         return models.joined(self.config, trunk, head), {}
 
     def parts(self, params: Any, frozen: Any) -> tuple[dec.Decoder, Any]:
-        """The trunk and the head of `weights`."""
+        """The trunk and the head of `weights`; the policy's base is in ``frozen`` where the trunk stands on it."""
+        if self.adapter is not None:
+            base = nnx.State({name: w for name, w in frozen[BASE].items() if name != "head"})
+            return nnx.merge(dec.abstract(self.config)[0], adapters.joined(base, params)), params["token_head"]
         if self.frozen:
             return nnx.merge(dec.abstract(self.config)[0], frozen[TRUNK]), params["token_head"]
         critic = nnx.merge(models.abstract(self.config)[0], params)

@@ -12,7 +12,8 @@ from grpojax import data
 from grpojax.host import agreement, processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
-from grpojax.models import decoder, hf, sharding
+from grpojax.models import adapters, decoder, hf, sharding
+from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.sharding import MeshConfig
@@ -29,11 +30,12 @@ def model_facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
       recipe: as plain data.
 
     Returns:
-      By name "weights" and "tokenizer"; each has a digest for every folder that the recipe names: the policy's, the
-      critic's, the teacher's.
+      By name "weights" and "tokenizer"; each has a digest for every folder that the recipe names: the policy's, that of
+      the adapters that it starts from, the critic's, the teacher's.
     """
     variant = recipe.get("variant")
-    named = [recipe["model"].get("path"), (recipe.get("critic") or {}).get("path")]
+    model = recipe["model"]
+    named = [model.get("path"), (model.get("adapter") or {}).get("path"), (recipe.get("critic") or {}).get("path")]
     named.append(variant.get("teacher") if isinstance(variant, Mapping) else None)
     folders = {str(name): data.locate(str(name)) for name in named if name}
     return {
@@ -71,12 +73,14 @@ class PolicyShape:
       graph: its graph definition.
       compute: how to run it; its mesh is that of the devices that learn.
       sampling: the devices that sample.
+      adapter: what learns in place of its weights; None where they do.
     """
 
     config: DecoderConfig
     graph: Any
     compute: Compute
     sampling: Sampling
+    adapter: AdapterConfig | None = None
 
     @property
     def mesh(self) -> Mesh | None:
@@ -100,7 +104,8 @@ class Policy:
       tokenizer: of the model's folder, where it is loaded already.
 
     Attributes:
-      params: the weights once `load` has read them; set to None by whoever takes them over.
+      params: the weights once `load` has read them, with adapters as their base (`grpojax.models.adapters.on_base`);
+        set to None by whoever takes them over.
       count: of all devices.
       mesh, shards, compute: of the devices that learn.
       sampling: the devices that sample; the same ones unless ``mesh.rollout`` reserves some.
@@ -123,7 +128,7 @@ class Policy:
         self.mesh = None if len(learning) == 1 else laid_out
         self.shards = sharding.shards(self.mesh)
         self.folder = str(data.locate(model.path))
-        self.compute = compute_of(model, self.mesh)
+        self.compute, self.adapter = compute_of(model, self.mesh), model.adapter
         self.tokenizer = hf.load_tokenizer(self.folder) if tokenizer is None else tokenizer
         self.eos_ids = hf.eos_ids(self.folder, self.tokenizer) if eos_ids is None else eos_ids
         if eos_ids is None and (note := hf.ends_note(self.folder, self.tokenizer)):
@@ -138,13 +143,17 @@ class Policy:
 
     def load(self) -> "Policy":
         """Reads the weights; returns the policy."""
-        _, self.params = state.split(hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh))
+        if self.adapter is not None and self.adapter.path is not None:
+            hf.peft.check(self.adapter)
+        dtype = None if self.adapter is None else self.compute.dtype  # what does not learn needs no more
+        _, params = state.split(hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh, dtype=dtype))
+        self.params = params if self.adapter is None else adapters.on_base(params, self.adapter)
         return self
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
         """Training weights to those that `sample` takes (`state.make_reshard`)."""
         if weights not in self._reshards:
-            made = state.make_reshard(self.config, self.compute, weights)
+            made = state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
             self._reshards[weights] = _sender(made, self.sampling.mesh, self._others) if self._others else made
         return self._reshards[weights](params)
 
@@ -191,7 +200,13 @@ class Policy:
     @property
     def shape(self) -> PolicyShape:
         """What there is of it without weights."""
-        return PolicyShape(config=self.config, graph=self.graph, compute=self.compute, sampling=self.sampling)
+        return PolicyShape(
+            config=self.config,
+            graph=self.graph,
+            compute=self.compute,
+            sampling=self.sampling,
+            adapter=self.adapter,
+        )
 
     @property
     def disaggregated(self) -> bool:

@@ -15,8 +15,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from grpojax.host import processes
+from grpojax.models import adapters, kv_heads, quantised, sharding
 from grpojax.models import decoder as dec
-from grpojax.models import kv_heads, quantised, sharding
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, is_matrix, leaf_name, shardings
@@ -107,7 +107,11 @@ def place_rows(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def make_reshard(
-    config: DecoderConfig, compute: Compute, weights: Literal["compute", "int8"] = "compute"
+    config: DecoderConfig,
+    compute: Compute,
+    weights: Literal["compute", "int8"] = "compute",
+    *,
+    adapted: bool = False,
 ) -> Callable[[Any], Any]:
     """Training weights to the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp shard.
 
@@ -116,10 +120,15 @@ def make_reshard(
 
     With ``weights="int8"`` every matrix becomes a `grpojax.models.quantised.Int8`, embeddings and the output projection
     too, before it is gathered: the wire carries a byte a weight. Norms and biases are cast.
+
+    With ``adapted`` the weights have factors (`grpojax.models.adapters`), which are merged here, in float32.
     """
     dtype, mesh = jnp.dtype(compute.dtype), compute.mesh
-    if mesh is None and dtype == jnp.float32 and weights == "compute":
+    if mesh is None and dtype == jnp.float32 and weights == "compute" and not adapted:
         return lambda params: params
+
+    def merged(w: Any) -> Any:
+        return w.merged() if adapters.is_adapted(w) else w
 
     def gathered(w: Any, *axes: str) -> Any:
         if axes[-1] == "kv_heads":
@@ -137,13 +146,14 @@ def make_reshard(
             return eight_bits(x, axes, 1) if eight else gathered(x.astype(dtype), *axes)
 
         def whole(w: Any) -> Any:
+            w = merged(w)
             return eight_bits(w, axes[1:], 0) if eight else gathered(w.astype(dtype), *axes[1:])
 
         # One layer after the other: to gather all at once takes their size again in temporaries.
         return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)
 
     def reshard(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(place, params)
+        return jax.tree_util.tree_map_with_path(place, params, is_leaf=adapters.is_adapted)
 
     return program("reshard", reshard)
 

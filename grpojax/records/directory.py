@@ -228,3 +228,22 @@ def _read(path: epath.Path) -> Iterator[None]:
         yield
     except OSError as e:
         raise UserError(f"run.dir={str(path)!r} cannot be read: {e.filename}: {e.strerror}") from None
+
+
+def check_base(directory: epath.Path, digest: str, name: str, *, keep: bool = False) -> None:
+    """Raises `UserError` where a run's adapters were learned on other weights: no checkpoint has these.
+
+    Args:
+      directory: of the run.
+      digest: of the weights that are there.
+      name: of their folder, for the message.
+      keep: write the digest down; the run has no step yet.
+    """
+    file = directory / "base.json"
+    if keep:
+        files.write_json(file, {"weights": digest})
+    elif not file.exists() or json.loads(file.read_text())["weights"] != digest:
+        raise UserError(
+            f"the adapters of {directory} were not learned on the weights in {name}\n"
+            "set model.path to the folder that the run was started with"
+        )

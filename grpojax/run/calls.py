@@ -14,11 +14,11 @@ import numpy as np
 
 from grpojax.host.errors import UserError
 from grpojax.models import DecoderConfig, flops
-from grpojax.programs import calls
+from grpojax.programs import calls, policy_state
 from grpojax.programs.calls import Call
 from grpojax.programs.packing import Packed
 from grpojax.programs.policy import PolicyShape
-from grpojax.programs.state import abstract_state, decoder_network
+from grpojax.programs.state import abstract_state
 from grpojax.run import packed_batch, parts, sources, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.held_out import abstract_evaluation
@@ -58,11 +58,11 @@ def calls_of(
     added: list[Part] = [kind(config, policy, read_shape) for kind in parts.kinds(method.variant).values()]
     if programs is None:
         programs = make_programs(learning_of(config, policy.graph, policy.compute, [part.spec() for part in added]))
-    networks = {"policy": decoder_network(policy.config, programs.optimizer, mesh)[1]}
+    networks = policy_state.networks(policy, programs.optimizer)
     for part in added:
         networks |= part.networks()
     state = abstract_state(networks, mesh)
-    params = state["policy"].params
+    params = policy_state.weights(state)
     batch = packed_batch.longest_batch(config, policy)
     packed = packed_batch.in_rows(config, policy, batch)
     longest = Longest(programs, state, packed, packed_batch.work(config, policy))
@@ -114,19 +114,20 @@ def times_a_step(config: Config) -> dict[str, int]:
 def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Sequence[Part]) -> dict[str, Call]:
     """The updates of a step, as `grpojax.run.learner.Learner.update` calls them."""
     programs, state, packed, sizes = longest
-    learned, frozen = state["policy"], _changing(config)
-    work = flops.update_flops(policy.config, *sizes, remat=policy.compute.remat)
-    update = Call(programs.update, (learned, frozen, packed), learned, flops=work, ragged=True)
+    learned, base = state["policy"], policy_state.frozen(state)
+    frozen = base | _changing(config)
+    work = _update_flops(policy, sizes)
+    update = Call(programs.update, (learned, frozen, packed), (learned, base), flops=work, ragged=True)
     second = next((part for part in added if isinstance(part, LearningPart)), None)
     if second is None:
         return {"update": update}
     role, read, more = second.role, second.frozen(state), second.update_flops(sizes)
     both = {"policy": learned, role: state[role]}
-    found = {"update": update._replace(args=(both, frozen | read, packed), own=(both, read), flops=work + more)}
+    found = {"update": update._replace(args=(both, frozen | read, packed), own=(both, base | read), flops=work + more)}
     if second.warmup_steps(config):
         args = state[role], frozen | read, packed
         found[f"{role} update"] = Call(
-            programs.update_without_policy[role], args, (state[role], read), flops=more, ragged=True
+            programs.update_without_policy[role], args, (state[role], base | read), flops=more, ragged=True
         )
     return found
 
@@ -134,7 +135,7 @@ def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Seque
 def _scores(config: Config, policy: PolicyShape, longest: Longest) -> dict[str, Call]:
     """The programs that score an update's samples before it, but for those of the parts."""
     programs, packed, method, found = longest.programs, longest.packed, config.method, dict[str, Call]()
-    params, objective = longest.state["policy"].params, method.variant.objective
+    params, objective = policy_state.weights(longest.state), method.variant.objective
     if method.plain_scores(config.train):
         found["score"] = longest.scored(programs.score, params, policy.config)
     if "entropy" in method.variant.needs:
@@ -162,12 +163,19 @@ def supervised_calls_of(config: SFTConfig | DPOConfig, policy: PolicyShape) -> R
     kind, data = teaching.teaching_of(config), config.data
     part, rows, batch = teaching.longest_batch(config, policy)
     loss = kind.objective(policy.graph, policy.compute)
-    programs = make_supervised_programs(policy.graph, policy.compute, loss, config.optimizer, UPDATES)
-    state = abstract_state({"policy": decoder_network(policy.config, programs.optimizer, policy.mesh)[1]}, policy.mesh)
-    learned, sizes = state["policy"], (batch.prompts.lengths, batch.lengths)
-    work = flops.update_flops(policy.config, *sizes, remat=policy.compute.remat)
-    found = {"update": Call(programs.update, (learned, None, part), learned, flops=work)}
+    programs = make_supervised_programs(policy.graph, policy.compute, loss, config.optimizer, UPDATES, policy.adapter)
+    state = abstract_state(policy_state.networks(policy, programs.optimizer), policy.mesh)
+    learned, base, params = state["policy"], policy_state.frozen(state), policy_state.weights(state)
+    sizes = batch.prompts.lengths, batch.lengths
+    work = _update_flops(policy, sizes)
+    found = {"update": Call(programs.update, (learned, base, part), (learned, base), flops=work)}
     if data.validation is not None or data.test is not None or kind.needs_reference:
         scored = flops.forward_flops(policy.config, *sizes)
-        found["score"] = Call(programs.score, (learned.params, rows), learned.params, flops=scored)
+        found["score"] = Call(programs.score, (params, rows), params, flops=scored)
     return RunCalls(found, state)
+
+
+def _update_flops(policy: PolicyShape, sizes: tuple[Any, Any]) -> float:
+    """FLOPs of an update of the policy from prompts and samples of so many tokens."""
+    remat, adapted = policy.compute.remat, policy.adapter is not None
+    return flops.update_flops(policy.config, *sizes, remat=remat, frozen=adapted)

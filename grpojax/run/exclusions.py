@@ -463,6 +463,15 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             when=lambda c: c.critic is not None and c.method.variant.critic is None,
             message=lambda c: f"critic: variant {c.method.variant.name!r} has no critic; leave the section out",
         ),
+        Exclusion(
+            settings="`model.adapter` and `train.reference_every` over 0",
+            why="the reference is the base, which does not change",
+            when=lambda c: c.model.adapter is not None and c.train.reference_every,
+            message=lambda c: (
+                f"train.reference_every={c.train.reference_every}: with model.adapter the reference is the base, which "
+                "does not change; set it to 0"
+            ),
+        ),
     ),
 }
 TITLES = {

@@ -16,8 +16,9 @@ from grpojax.host import processes
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.models import flops, hf
+from grpojax.programs import policy_state
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import abstract_state, bound_like, decoder_network, init_state, place_rows
+from grpojax.programs.state import abstract_state, bound_like, place_rows
 from grpojax.run import checks, scoring, teaching
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.loop import Loop, Task, Updates
@@ -45,7 +46,7 @@ class FineTune(Task):
       UserError: the directory holds a run of another config, or the data or the sizes do not go with it.
 
     Attributes:
-      weights: of the policy, a `grpojax.types.TrainState`.
+      weights: of the policy by role (`grpojax.programs.policy_state`).
       steps: updates of the whole run.
     """
 
@@ -106,7 +107,9 @@ class FineTune(Task):
         """The run's state, new or restored."""
         config, policy = self.config, self.policy
         loss = self.teaching.objective(policy.graph, policy.compute)
-        made = make_supervised_programs(policy.graph, policy.compute, loss, config.optimizer, self.steps)
+        made = make_supervised_programs(
+            policy.graph, policy.compute, loss, config.optimizer, self.steps, policy.adapter
+        )
         self.update = made.update
         self.scorer = scoring.Scorer(policy, made.score, self.shapes, config.train.batch_size)
         kept = {name: self.parts[name].kept if name in self.parts else () for name in ("train", "validation", "test")}
@@ -114,12 +117,15 @@ class FineTune(Task):
             self.reference = self.scorer.reference(kept, self.session.directory / "reference.npz")
         else:
             self.reference = {x: np.zeros((len(entries), self.shapes.group), np.float32) for x, entries in kept.items()}
-        _, network = decoder_network(policy.config, made.optimizer, policy.mesh)
-        abstract = abstract_state({"policy": network}, policy.mesh)
+        abstract = abstract_state(
+            {"policy": policy_state.networks(policy.shape, made.optimizer)["policy"]}, policy.mesh
+        )
         restored = self.loop.restore(held, abstract, best=BEST if "validation" in self.parts else None)
         params, policy.params = policy.params, None
-        weights = init_state(params, made.optimizer, policy.mesh) if restored is None else restored["policy"]
-        self.weights = bound_like(weights, params, policy.mesh)
+        state = policy_state.start(
+            policy.shape, params, made.optimizer, seed=config.train.seed, restored=(restored or {}).get("policy")
+        )
+        self.weights = bound_like(state, params, policy.mesh)
         if self.done > self.steps:
             raise UserError(f"{self.steps} steps: the run in {config.run.dir} is at step {self.done} already")
         self.loop.start(held, self.steps, share=self.done / self.steps, columns=self.teaching.columns)
@@ -138,7 +144,8 @@ class FineTune(Task):
         batch = teaching.to_batch(entries, self.shapes)
         part, layout = self.teaching.part(batch, self.shapes, self.reference["train"][[e.uid for e in entries]])
         prompts, tokens = int(batch.prompts.lengths.sum()), int(batch.lengths.sum())
-        self.weights, metrics = self.update(self.weights, None, place_rows(part, self.policy.mesh))
+        weights, frozen = self.weights["policy"], policy_state.frozen(self.weights)
+        self.weights["policy"], metrics = self.update(weights, frozen, place_rows(part, self.policy.mesh))
         self.policy.wait_on_cpu(self.weights)
         self.state.num_tokens += prompts + tokens
         known = {
@@ -146,7 +153,8 @@ class FineTune(Task):
             "num_tokens": float(self.state.num_tokens),
             "useful_token_fraction": layout.useful,
         }
-        work = 3 * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.lengths)
+        passes = 3 if self.policy.adapter is None else 2  # what is frozen gets no gradient
+        work = passes * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.lengths)
         return Updates(
             number=number, known=known, metrics=[metrics], tokens=tokens, flops=work, share=number / self.steps
         )
@@ -154,7 +162,7 @@ class FineTune(Task):
     @property
     def networks(self) -> dict[str, Any]:
         """What is saved of the weights, by role."""
-        return {"policy": self.weights}
+        return {"policy": self.weights["policy"]}
 
     # ------------------------------------------------------------------------------------------ held-out data
 
@@ -176,7 +184,9 @@ class FineTune(Task):
 
     def _score(self, name: str) -> dict[str, float]:
         """What the policy as it is makes of a part of the data; or `Stopped`, and it is made up for in time."""
-        logps, lengths = self.scorer.sums(self.parts[name].kept, self.weights.params, self.session.control.sync)
+        logps, lengths = self.scorer.sums(
+            self.parts[name].kept, policy_state.weights(self.weights), self.session.control.sync
+        )
         return self.teaching.held_out(logps, lengths, self.reference[name])
 
 

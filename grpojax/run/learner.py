@@ -13,11 +13,11 @@ import numpy as np
 from grpojax import data, masked
 from grpojax import losses as L
 from grpojax.host.on_host import on_host
-from grpojax.programs import batch_shards, blocks
+from grpojax.programs import batch_shards, blocks, policy_state
 from grpojax.programs.compiling import CompileAhead
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy
-from grpojax.programs.state import Network, abstract_state, bound_like, decoder_network, init_state, place_rows
+from grpojax.programs.state import Network, abstract_state, bound_like, place_rows
 from grpojax.run import weighing
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
@@ -91,6 +91,7 @@ class Learner:
             iterations=self.train.ppo_epochs,
             picks=self.objective.needs_covariance_mask,
             policy_learns=not self._learns_alone(number),
+            frozen=self.policy.adapter is not None,
             parts=[part.flops(batch) for part in self.parts],
         )
 
@@ -100,8 +101,7 @@ class Learner:
 
     def _networks(self) -> dict[str, Network]:
         """What is saved, by role: what never changes is read from the model again."""
-        _, network = decoder_network(self.policy.config, self.programs.optimizer, self.policy.mesh)
-        networks = {"policy": network}
+        networks = {"policy": policy_state.networks(self.policy.shape, self.programs.optimizer)["policy"]}
         for part in self.parts:
             added = part.networks()
             networks |= {role: added[role] for role in part.saved()}
@@ -116,11 +116,20 @@ class Learner:
         params, self.policy.params = self.policy.params, None
         for part in self.parts:
             self.state |= part.start(params, restored)
-        if restored is None:
-            self.state["policy"] = init_state(params, self.programs.optimizer, self.policy.mesh)
-        else:
-            self.state |= restored
+        self.state |= restored or {}
+        self.state |= policy_state.start(
+            self.policy.shape,
+            params,
+            self.programs.optimizer,
+            seed=self.train.seed,
+            restored=self.state.get("policy"),
+        )
         self.state = bound_like(self.state, params, self.policy.mesh)
+
+    @property
+    def weights(self) -> Any:
+        """The policy's weights as its programs take them."""
+        return policy_state.weights(self.state)
 
     def saved(self) -> dict[str, Any]:
         """The part of the state that a checkpoint has."""
@@ -174,7 +183,7 @@ class Learner:
         for part in self.parts:
             signals |= part.before(self.state, minis)
         if self._scores_self:
-            own = [self._call(programs.score_policy, self.state["policy"].params, m.packed.rows) for m in minis]
+            own = [self._call(programs.score_policy, self.weights, m.packed.rows) for m in minis]
             if self._moves:
                 for mini, scores in zip(minis, own, strict=True):
                     mini.set(old_logps=scores.logps)
@@ -262,7 +271,9 @@ class Learner:
           shares: share of the run before this step and after it, if the optimiser's schedules follow it.
         """
         adaptive = self.objective.entropy_target is not None
-        frozen = {"entropy_coef": np.float32(self.entropy_coefs["applied"])} if adaptive else {}
+        frozen = policy_state.frozen(self.state)
+        if adaptive:
+            frozen["entropy_coef"] = np.float32(self.entropy_coefs["applied"])
         taken, count = [], self.train.ppo_epochs * len(minis)
         second, learns_alone = self._second, self._learns_alone(number)
         for n in range(count):
@@ -280,7 +291,7 @@ class Learner:
                 ready(self.state)
                 continue
             if self.objective.needs_covariance_mask:  # by the policy as it is before this update
-                logps = self._call(self.programs.score, self.state["policy"].params, mini.packed.rows).logps
+                logps = self._call(self.programs.score, self.weights, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
                 places = place_rows(mini.layout.index, self.policy.mesh)
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self.train.seed), number), n)

@@ -13,8 +13,9 @@ import optax
 
 from grpojax import losses as L
 from grpojax.host.errors import UserError
+from grpojax.models.adapters import AdapterConfig
 from grpojax.models.compute import Compute
-from grpojax.programs import policy_update
+from grpojax.programs import policy_state, policy_update
 from grpojax.programs.compiling import program, quick_options
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
 from grpojax.programs.update import Learns, Loss, make_joint_update, make_update
@@ -60,6 +61,7 @@ class Learning:
       temperature: the one that samples are drawn at.
       entropy: whether the variant reads the entropy of each token before the updates.
       parts: of the variant.
+      adapter: what learns in place of the policy's weights.
     """
 
     graph: Any
@@ -70,6 +72,7 @@ class Learning:
     temperature: float
     entropy: bool = False
     parts: tuple[Spec, ...] = ()
+    adapter: AdapterConfig | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,7 @@ def learning_of(config: Config, graph: Any, compute: Compute, specs: Iterable[Sp
         temperature=config.rollout.temperature,
         entropy="entropy" in variant.needs,
         parts=tuple(specs),
+        adapter=config.model.adapter,
     )
 
 
@@ -125,8 +129,10 @@ def make_programs(learning: Learning) -> Programs:
     options = quick_options(compute.platform)
     scores = functools.partial(score_program, compute=compute, temperature=learning.temperature)
     loss = policy_update.policy_objective(graph, objective, compute, temperature=learning.temperature, entropy=True)
-    optimizer = make_optimizer(learning.optimizer, learning.updates)
+    optimizer = make_optimizer(learning.optimizer, learning.updates, policy_state.table_of(learning.adapter))
     policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute))
+    if learning.adapter is not None:
+        policy = policy_state.on_base(policy)
     others, added = dict[str, Learns](), dict[str, Function]()
     for part in learning.parts:
         others |= part.learners()
@@ -168,7 +174,7 @@ class SupervisedPrograms:
 
     Attributes:
       optimizer: what the policy learns with.
-      update: ``(state, None, part) -> (state, metrics)``.
+      update: ``(state, frozen, part) -> (state, metrics)``; ``frozen`` is that of `grpojax.programs.policy_state`.
       score: ``(params, rows) -> Scores``.
     """
 
@@ -178,7 +184,12 @@ class SupervisedPrograms:
 
 
 def make_supervised_programs(
-    graph: Any, compute: Compute, loss: Loss, optimizer: OptimizerConfig, updates: int | None
+    graph: Any,
+    compute: Compute,
+    loss: Loss,
+    optimizer: OptimizerConfig,
+    updates: int | None,
+    adapter: AdapterConfig | None = None,
 ) -> SupervisedPrograms:
     """The programs of a supervised run.
 
@@ -187,9 +198,11 @@ def make_supervised_programs(
       loss: of a part of a batch (`grpojax.run.teaching`).
       optimizer: the policy's.
       updates: of the whole run.
+      adapter: what learns in place of the policy's weights; an update is then given their base.
     """
-    rule = make_optimizer(optimizer, updates)
-    update = make_update(loss, rule, compute.mesh)
+    rule = make_optimizer(optimizer, updates, policy_state.table_of(adapter))
+    learns = Learns(loss=loss, optimizer=rule)
+    update = _update_of(learns if adapter is None else policy_state.on_base(learns), compute)
     return SupervisedPrograms(
         optimizer=rule,
         update=program("update", update, donate=[0], options=quick_options(compute.platform)),

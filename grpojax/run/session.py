@@ -15,11 +15,13 @@ from etils import epath
 from grpojax.host import agreement, coordination, files, peers, preemption, processes, settings, watchdog
 from grpojax.host.console import log
 from grpojax.host.errors import PassingError, UserError
+from grpojax.models import adapters
+from grpojax.programs import policy_state
 from grpojax.programs.compiling import compiling, keep_compiled
-from grpojax.programs.policy import Policy, model_facts
-from grpojax.programs.state import abstract_state, decoder_network
+from grpojax.programs.policy import Policy, model_facts, weights_digest
+from grpojax.programs.state import abstract_state
 from grpojax.records.checkpoint import Checkpoints, SaveError
-from grpojax.records.directory import RunDirectory
+from grpojax.records.directory import RunDirectory, check_base
 from grpojax.records.metrics import TrackingConfig
 from grpojax.run.control import RunControl, Stopped
 from grpojax.run.profiling import Profile, ProfileConfig
@@ -121,12 +123,16 @@ class Session:
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
         """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
-        agreement.agree(config=(given := self.config.resolved()), data=dict(fingerprints), **model_facts(given))
+        facts = model_facts(given := self.config.resolved())
+        agreement.agree(config=given, data=dict(fingerprints), **facts)
         if processes.is_first():
             self.record.claim(held, take_over=self._take_over)
             if not self.record.started:
                 self.record.write()  # first: by it a later start knows the folder for a run
             self.record.check_data(fingerprints)
+            if given["model"]["adapter"] is not None:
+                name = given["model"]["path"]
+                check_base(self.directory, facts["weights"][name], name, keep=not self.record.has_steps)
         agreement.prove_shared(self.directory)
 
     def settle(self, finished: bool) -> None:
@@ -291,11 +297,20 @@ def newest_step(run_dir: epath.PathLike) -> int:
 
 
 def load_policy_params(policy: Policy, run_dir: epath.PathLike, step: int) -> Any:
-    """The policy's weights in a run's checkpoint of a step, laid out as ``policy`` is."""
-    _, network = decoder_network(policy.config, None, policy.mesh)
+    """The policy's weights in a run's checkpoint of a step, laid out as ``policy`` is. Those that it has loaded are
+    taken over, as the base of adapters, or else dropped.
+
+    Raises:
+      UserError: there is no such checkpoint, or its adapters are of another base than that which was loaded.
+    """
+    if policy.adapter is not None:
+        check_base(files.path(run_dir), weights_digest(policy.folder), policy.folder)
+    network = policy_state.networks(policy.shape, None)["policy"]
     abstract = abstract_state({"policy": network}, policy.mesh)["policy"]
+    base, policy.params = policy.params, None
     checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
     try:
-        return checkpoints.restore_params(abstract, step)
+        learned = checkpoints.restore_params(abstract, step)
     finally:
         checkpoints.close()
+    return learned if policy.adapter is None else adapters.joined(base, learned)

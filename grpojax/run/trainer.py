@@ -182,7 +182,7 @@ class Trainer(Task):
             self.policy,
             self.rewards,
             self.problems,
-            weights=lambda: (self.learner.state["policy"].params, self.learner.updates),
+            weights=lambda: (self.learner.weights, self.learner.updates),
             longest_prompt=longest,
             loop=self.loop,
         )
@@ -325,7 +325,7 @@ class Trainer(Task):
 
     def _for_rollouts(self) -> Any:
         """The policy's weights as it samples by them."""
-        return self.policy.reshard(self.learner.state["policy"].params)
+        return self.policy.reshard(self.learner.weights)
 
     def check_learned(self) -> None:
         """Raises `UserError` after a run in which no sample had a valid reward: its policy has not changed."""

@@ -18,6 +18,7 @@ def step_flops(
     learned: Samples | None = None,
     picks: bool = False,
     policy_learns: bool = True,
+    frozen: bool = False,
     parts: Iterable[Mapping[str, float]] = (),
 ) -> dict[str, float]:
     """Useful FLOPs of a step, by phase; a backward pass counts as two forward ones.
@@ -32,6 +33,7 @@ def step_flops(
         out.
       picks: the policy scores it once more before each pass, to pick tokens by their covariance.
       policy_learns: whether it is updated at all.
+      frozen: its weights get no gradient, only adapters do; a backward pass then counts as one forward pass.
       parts: FLOPs of each of the variant's parts, by phase.
 
     Returns:
@@ -51,7 +53,7 @@ def step_flops(
         "rollout": sampled,
         "score": whole * scores,
         "late": 0.0,
-        "update": (3 + picks) * taught * iterations * policy_learns,
+        "update": (3 - frozen + picks) * taught * iterations * policy_learns,
     }
     for part in parts:
         for phase, count in part.items():

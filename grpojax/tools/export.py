@@ -1,4 +1,4 @@
-"""``grpojax export``: a run's policy as a folder that transformers opens, and its critic in one trained_critic it."""
+"""``grpojax export``: a run's policy as a folder that transformers or peft opens, and its critic in one within it."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -12,13 +12,14 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     export = command(
         "export",
         run,
-        "Writes a run's policy as a Hugging Face folder, a critic in FOLDER/critic.",
+        "Writes a run's policy as a Hugging Face folder, adapters as a PEFT folder, a critic in FOLDER/critic.",
         joins=True,
         overrides=True,
         about=("run_dir", "run directory"),
     )
     export.add_argument("--to", required=True, help="folder to create")
     export.add_argument("--step", type=int, help="checkpoint to take; the newest by default")
+    export.add_argument("--merged", action="store_true", help="adapters merged into their base, as a whole model")
     export.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="type of the written weights"
     )
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     from grpojax import data
     from grpojax.host import agreement, files, processes
-    from grpojax.models import critic, hf
+    from grpojax.models import adapters, critic, hf
     from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.run import session
@@ -38,17 +39,25 @@ def run(args: argparse.Namespace) -> int:
 
     with processes.AllOrNone():
         config, tree = _read(args.run_dir, args.overrides)
-        agreement.agree(config=tree, options=[args.to, args.step, args.dtype], **model_facts(tree))
+        adapter, options = config.model.adapter, [args.to, args.step, args.dtype, args.merged]
+        agreement.agree(config=tree, options=options, **model_facts(tree))
+        if args.merged and adapter is None:
+            raise UserError(f"--merged: {args.run_dir} has no adapters, and its weights are whole; leave it out")
         if processes.is_first():
             _check_new(args.to)
         keep_compiled(run_dir=args.run_dir)
         policy = Policy(config.model, config.mesh).load()
     step = session.newest_step(args.run_dir) if args.step is None else args.step
-    params = session.load_policy_params(policy, args.run_dir, step)
     trained_critic = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, step)
+    params = session.load_policy_params(policy, args.run_dir, step)
     try:
-        merged = nnx.merge(policy.graph, params)
-        hf.save(args.to, merged, source=policy.folder, dtype=args.dtype, eos_ids=policy.eos_ids)
+        if adapter is not None and not args.merged:
+            factors = adapters.factors_of(params)
+            hf.peft.save(args.to, factors, adapter, base=_base(config.model.path, policy.folder), dtype=args.dtype)
+        else:
+            whole = params if adapter is None else adapters.merged(params, args.dtype, policy.mesh)
+            model = nnx.merge(policy.graph, whole)
+            hf.save(args.to, model, source=policy.folder, dtype=args.dtype, eos_ids=policy.eos_ids)
     except OSError as e:
         raise UserError(f"{e.filename or args.to}: {e.strerror or e}; give another --to") from None
     folders = [args.to]
@@ -59,6 +68,14 @@ def run(args: argparse.Namespace) -> int:
     for folder in folders if processes.is_first() else ():
         print(f"wrote {folder}")
     return 0
+
+
+def _base(path: str, folder: str) -> str:
+    """How peft finds the base: by the name that the hub has, or a folder's whole path."""
+    from grpojax import data
+    from grpojax.host import files
+
+    return path.removeprefix(data.HUB) if path.startswith(data.HUB) else str(files.absolute(files.path(folder)))
 
 
 def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:

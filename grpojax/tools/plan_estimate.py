@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, DecoderConfig, flops, kv_heads
+from grpojax.models import Compute, DecoderConfig, adapters, flops, kv_heads
 from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing
 from grpojax.run.calls import times_a_step
@@ -126,6 +126,26 @@ class _Work:
         return dataclasses.replace(self.model, num_kv_heads=kv_heads.over(self.model, self.tensor))
 
     @property
+    def learned(self) -> float:
+        """Bytes of what learns on a chip, in float32."""
+        if (adapter := self.config.model.adapter) is None:
+            return 4 * self.parameters / self.fsdp / self.tensor
+        cuts = {"embed": self.fsdp, "heads": self.tensor, "kv_heads": self.tensor, "mlp": self.tensor}
+        factors = adapters.abstract(adapter, self.model).items()
+        parts = (math.prod(cuts.get(axis, 1) for axis in adapters.FACTORS[name].axes) for name, _ in factors)
+        return sum(4 * math.prod(x.shape) / n for (_, x), n in zip(factors, parts, strict=True))
+
+    @property
+    def base(self) -> float:
+        """Bytes on a chip of the frozen weights that adapters stand on."""
+        if (adapter := self.config.model.adapter) is None:
+            return 0.0
+        size = 2 if self.config.model.dtype == "bfloat16" else 4
+        linear = flops.matmul_weights(self.model)
+        total = linear * (1 if adapter.base == "int8" else size) + (self.parameters - linear) * size
+        return total / self.fsdp / self.tensor
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of one weight in a rollout."""
         return 1 if self.config.rollout.weights == "int8" else 2
@@ -139,8 +159,10 @@ class _Work:
     @property
     def state(self) -> dict[str, float]:
         """GiB that stay on a chip all the time."""
-        weights = 4 * self.parameters / self.fsdp / self.tensor / _GIB
+        weights = self.learned / _GIB
         parts = {"weights": weights, "optimiser": self.moments * weights}
+        if self.base:  # the reference, too
+            return {"base": self.base / _GIB, **parts}
         if self.config.method.variant.objective.needs_reference:
             half = self.config.model.dtype == "bfloat16" and not self.config.train.reference_every
             parts["reference"] = weights / 2 if half else weights
@@ -241,7 +263,7 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
 def _reshard(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
     cast = w.weight_bytes * w.parameters / w.tensor
     consumers = {"weights cast for the rollout": cast / _GIB}
-    return consumers, _seconds(target, 0.0, cast + 4 * w.parameters / w.fsdp / w.tensor)
+    return consumers, _seconds(target, 0.0, cast + w.base + w.learned)
 
 
 def _score(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
@@ -261,7 +283,7 @@ def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float
     kept = {"layer": 0.0, "matmuls": outputs, "none": 2 * outputs + 4 * c.hidden_size}[remat]
     layer = 2 * flops.matmul_weights(c) / c.num_layers / w.tensor
     working = 2 * tokens * (4 * c.intermediate_size / w.tensor + 4 * inner + 8 * c.hidden_size) + 3 * layer
-    gradients = 4 * w.parameters / w.fsdp / w.tensor
+    gradients = w.learned
     consumers = {
         "gradients": gradients * (2 if micro > 1 else 1) / _GIB,
         "activations kept": 2 * c.num_layers * tokens * (c.hidden_size + kept) / _GIB,
@@ -269,7 +291,8 @@ def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float
     }
     # Weights forward and backward; then weights, moments and gradients, each read and written.
     moved = micro * 2 * 2 * w.parameters / w.tensor + 2 * (2 + w.moments) * gradients
-    return consumers, _seconds(target, flops.update_flops(c, *w.counts, remat=remat) / w.tensor, moved)
+    computed = flops.update_flops(c, *w.counts, remat=remat, frozen=w.config.model.adapter is not None)
+    return consumers, _seconds(target, computed / w.tensor, moved)
 
 
 PROGRAMS = {

@@ -84,7 +84,8 @@ def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> Pol
     compute = compute_of(config, chips.mesh, platform=chips.platform)
     mesh = chips.mesh if chips.sampling is None else chips.sampling
     sampling = Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
-    return PolicyShape(config=model, graph=decoder.abstract(model)[0], compute=compute, sampling=sampling)
+    graph = decoder.abstract(model)[0]
+    return PolicyShape(config=model, graph=graph, compute=compute, sampling=sampling, adapter=config.adapter)
 
 
 def _reports(

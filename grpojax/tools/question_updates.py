@@ -255,7 +255,7 @@ def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
         tokens, lengths = batch.rollout.tokens, batch.rollout.lengths
         mask = np.asarray(masked.from_lengths(lengths, tokens.shape[2]))
         found = run(
-            trainer.learner.state["policy"].params,
+            trainer.learner.weights,
             batch.problems,
             tokens,
             lengths,
@@ -291,7 +291,7 @@ def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
 
 def _logps(trainer: Trainer, mini: PackedBatch) -> Tokens:
     """``[1, G, T]`` under the policy as it is."""
-    params = trainer.learner.state["policy"].params
+    params = trainer.learner.weights
     rows = trainer.learner.programs.score(params, mini.packed.rows).logps
     return batch_shards.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
 

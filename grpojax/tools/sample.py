@@ -2,14 +2,17 @@
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 from grpojax.host.errors import UserError
 
 
 def register(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Its arguments."""
-    sample = command("sample", run, "Samples completions of one prompt from a Hugging Face folder.", joins=True)
-    sample.add_argument("model", help="Hugging Face folder, or builtin:tiny")
+    sample = command("sample", run, "Samples completions of one prompt.", joins=True)
+    sample.add_argument("model", help="Hugging Face folder, PEFT folder, run directory, or builtin:tiny")
+    sample.add_argument("--step", type=int, help="checkpoint of a run; the newest by default")
+    sample.add_argument("--base", metavar="FOLDER", help="the base of adapters, instead of the one that they name")
     sample.add_argument("--prompt", required=True, help="the question")
     sample.add_argument("--system", help="system message")
     sample.add_argument(
@@ -49,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.models import Compute, hf
     from grpojax.programs.compiling import keep_compiled
     from grpojax.programs.sampler import SamplerConfig, sample_groups
+    from grpojax.tools.targets import model_of
 
     keep_compiled()
     config = SamplerConfig(
@@ -59,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
         top_p=args.top_p,
         min_p=args.min_p,
     )
-    folder = str(data.locate(args.model))
+    model, run = model_of(args.model, args.dtype, args.base)
+    if args.step is not None and run is None:
+        raise UserError(f"--step is for a run directory, and {args.model} is none")
+    folder = str(data.locate(model.path))
     tokenizer = hf.load_tokenizer(folder)
     given, _ = settings.override({}, [f"template_options={args.template_options}"])
     given |= {"train": "-", "system": args.system, "template": args.template, "today": args.today}
@@ -68,12 +75,15 @@ def run(args: argparse.Namespace) -> int:
     if not ids:
         raise UserError("--prompt is empty")
     eos_ids = hf.eos_ids(folder, tokenizer)
-    hf.check_ends(args.model, eos_ids, no_end=args.no_end, setting="--no-end")
+    hf.check_ends(model.path, eos_ids, no_end=args.no_end, setting="--no-end")
     if note := hf.ends_note(folder, tokenizer):
         log.info("%s", note)
     prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
-    graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
     log.setLevel(logging.WARNING)  # standard output has only completions, not what compiles
+    if run is None and model.adapter is None:
+        graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
+    else:
+        graph, params = _of_policy(model, run, args.step, tokenizer)
     rollout = sample_groups(
         graph,
         params,
@@ -87,3 +97,19 @@ def run(args: argparse.Namespace) -> int:
     for tokens, length in rows if processes.is_first() else ():
         print(tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
     return 0
+
+
+def _of_policy(model: Any, run: Any, step: int | None, tokenizer: Any) -> tuple[Any, Any]:
+    """``(graph, weights)`` of a run's checkpoint, or of adapters on their base, on one device."""
+    import jax
+
+    from grpojax.models.sharding import MeshConfig
+    from grpojax.programs import policy_state
+    from grpojax.programs.policy import Policy
+    from grpojax.run import session
+
+    policy = Policy(model, MeshConfig(), jax.local_devices()[:1], tokenizer=tokenizer).load()
+    if run is None:
+        return policy.graph, policy.reshard(policy_state.at_start(policy))
+    step = session.newest_step(run) if step is None else step
+    return policy.graph, policy.reshard(session.load_policy_params(policy, run, step))

@@ -13,6 +13,8 @@ from grpojax import data, variants
 from grpojax.evaluation import BEST, EvalConfig, Evaluator
 from grpojax.host import agreement, files, processes, settings
 from grpojax.host.errors import UserError
+from grpojax.models import hf
+from grpojax.models.compute import ModelConfig
 from grpojax.models.hf.config_json import model_folder, read_json, refuse_adapter
 from grpojax.programs.policy import weights_digest
 from grpojax.records import metrics
@@ -43,6 +45,9 @@ class Target:
         recipe = self.recipe
         chosen = loaded[: config.limit or None]
         model: dict[str, Any] = {"weights": weights_digest(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
+        adapter = recipe.model.adapter
+        if adapter is not None and adapter.path is not None and self.run is None:
+            model["adapter"] = weights_digest(data.locate(adapter.path))
         if self.run is not None:
             # What a run is known by; what only says how it is executed may change while it goes on.
             named_by: dict[str, Any] = {
@@ -52,6 +57,8 @@ class Target:
             }
             if recipe.own_critic is not None:
                 named_by["critic"] = recipe.own_critic
+            if adapter is not None:
+                named_by["adapter"] = adapter
             known = settings.to_dict(named_by)
             model |= {"run": agreement.digest(json.dumps(known, sort_keys=True).encode()), "step": self.step}
             if recipe.train.updates_a_rollout == 1:
@@ -106,15 +113,15 @@ def read_target(
     """
     for text in overrides:
         key = text.partition("=")[0].strip()
-        if key.split(".")[0] not in _OVERRIDES or key in ("model", "model.path", "data.train"):
+        adapts = key == "model.path" and hf.peft.is_adapter(data.locate(target))
+        if key.split(".")[0] not in _OVERRIDES or (key in ("model", "model.path", "data.train") and not adapts):
             raise UserError(
                 f"override {text!r} has no effect on an evaluation, which takes options, model.*, data.*, rewards, "
                 "evaluate.*, mesh.*"
             )
     folder = data.locate(target)
     try:
-        refuse_adapter(model_folder(folder))
-        tree = read_json(folder / "config.json")
+        tree = _adapter_tree(target) if hf.peft.is_adapter(folder) else _tree(folder)
     except UserError as e:
         raise UserError(f"{target} is no run directory and no Hugging Face folder: {e}") from None
     if {"model", "run"} <= tree.keys() and "rollout" not in tree:
@@ -124,9 +131,11 @@ def read_target(
         )
     run = folder if {"model", "rollout", "run"} <= tree.keys() else None
     if run is None:
-        tree = {**_BARE, "model": {"path": target}}
+        tree = {**_BARE, "model": {"path": target, **tree.get("model", {})}}
     tree, origins = settings.override(tree, overrides)
     recipe = settings.build(Config, tree, {"": str(folder / "config.json"), **origins})
+    if run is None and (adapter := recipe.model.adapter) is not None and adapter.path is None:
+        raise UserError("model.adapter without a path learns nothing here; set model.adapter.path, or evaluate a run")
     if not sets and not recipe.data.validation:
         raise UserError(f"{target} has no problems for evaluation; give --data FILE")
     named = _named(recipe, sets or ("validation",), target)
@@ -141,6 +150,44 @@ def read_target(
     folder = "test" if list(named) == ["test"] else "eval"
     out = run / folder / "_".join([f"step_{step}", *(named if len(named) > 1 else ())])
     return Target(recipe=recipe, sets=named, run=run, step=step, out=out)
+
+
+def model_of(target: str, dtype: str | None = None, base: str | None = None) -> tuple[ModelConfig, epath.Path | None]:
+    """``(model, run)`` of a run directory, a PEFT folder or a Hugging Face folder; of the last two ``run`` is None.
+
+    Args:
+      target: where it is.
+      dtype: to run it in; None takes the run's, or float32.
+      base: the folder that adapters stand on; None takes the run's, or that which they name.
+
+    Raises:
+      UserError: it is none of these.
+    """
+    folder = data.locate(target)
+    tree = _adapter_tree(target) if hf.peft.is_adapter(folder) else _tree(folder)
+    run = folder if {"model", "run"} <= tree.keys() else None
+    given = tree["model"] if run is not None or hf.peft.is_adapter(folder) else {"path": target}
+    given |= {"dtype": dtype} if dtype is not None else {}
+    if base is not None:
+        if not given.get("adapter"):
+            raise UserError(f"--base {base}: {target} holds no adapters; leave it out")
+        given |= {"path": base}
+    return settings.build(ModelConfig, given), run
+
+
+def _tree(folder: epath.Path) -> dict[str, Any]:
+    """``config.json`` of a run or of a model."""
+    refuse_adapter(model_folder(folder))
+    return read_json(folder / "config.json")
+
+
+def _adapter_tree(target: str) -> dict[str, Any]:
+    """The model's section of a recipe for a PEFT folder."""
+    config, base = hf.peft.read_config(str(data.locate(target)))
+    if not base:
+        raise UserError(f"{target} names no base (base_model_name_or_path); give one")
+    base = base if files.path(base).exists() else f"{data.HUB}{base}"
+    return {"model": {"path": base, "adapter": settings.to_dict(config)}}
 
 
 def _named(recipe: Config, sets: Sequence[str], target: str) -> dict[str, Any]:

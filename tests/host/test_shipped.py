@@ -45,7 +45,7 @@ def test_a_copy_means_the_same_in_another_folder(name, tmp_path):
         ("dapo", "variants/dapo"),
         ("configs/variants/dapo.yaml", "variants/dapo"),
         ("variants/dappo", "variants/dppo, variants/dapo, variants/ppo"),
-        ("gsm8k", "gsm8k_qwen2.5_0.5b"),
+        ("gsm8k", "gsm8k_lora, gsm8k_qwen2.5_0.5b"),
     ],
 )
 def test_an_unknown_name_lists_close_ones(given, close, tmp_path, monkeypatch):

@@ -78,8 +78,8 @@ def test_a_runs_programs_are_called_with_what_is_said_of_them(recipe, tmp_path, 
     monkeypatch.setattr(sampler, "_sample", spies.Spy(sampler._sample, sample))
     make = policy.state.make_reshard
 
-    def watched(*given):
-        made = make(*given)
+    def watched(*given, **how):
+        made = make(*given, **how)
         return spies.Spy(made, around) if hasattr(made, "lower") else made  # or there is nothing to do
 
     monkeypatch.setattr(policy.state, "make_reshard", watched)

@@ -181,7 +181,7 @@ def test_epochs_are_passes_over_the_data(recipes, tmp_path):
 def test_the_held_out_loss_is_that_of_its_answers_one_by_one(recipes, unbroken, tmp_path):
     """Evaluation fills its last batch up; what fills it counts in nothing."""
     by_tokens = run_of(recipes, "sft", tmp_path / "a", "data.train=" + str(recipes["sft"].parent / "sft.jsonl"))
-    logps, lengths = by_tokens.scorer.sums(by_tokens.parts["validation"].kept, by_tokens.weights.params)
+    logps, lengths = by_tokens.scorer.sums(by_tokens.parts["validation"].kept, by_tokens.weights["policy"].params)
     by_tokens.close()
     assert len(logps) == 18 and len(logps) % 8  # prompts
     before = numbers(unbroken / "sft")[0]

@@ -55,6 +55,21 @@ def test_what_is_kept_is_counted_to_the_byte():
     assert "reference" not in plan_estimate.of_recipe(free, target).programs[0].consumers
 
 
+def test_of_adapters_the_base_is_kept_once_and_only_factors_have_moments():
+    config = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml", ["model.adapter.rank=16"])
+    target, c = plan_chips.parse("v5e:1x1"), SHAPES["qwen2.5-0.5b"]
+    update = next(p for p in plan_estimate.of_recipe(config, target).programs if p.name == "update")
+    linear, embed = 24 * (896 * (2 * 896 + 2 * 128) + 3 * 896 * 4864), 151936 * 896
+    learned = 4 * 16 * 24 * (2 * (896 + 896) + 2 * (896 + 128) + 3 * (896 + 4864)) / 2**30
+    kept = {"base": 2 * (linear + embed) / 2**30, "weights": learned, "optimiser": 2 * learned}
+    assert {what: update.consumers[what] for what in kept} == pytest.approx(kept)
+    assert "reference" not in update.consumers and update.consumers["gradients"] == pytest.approx(2 * learned)
+    eight = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml", ["model.adapter.rank=16", "model.adapter.base=int8"])
+    update = plan_estimate.of_recipe(eight, target).programs[0]
+    assert update.consumers["base"] == pytest.approx((linear + 2 * embed) / 2**30)
+    assert c.num_layers == 24
+
+
 def test_keys_and_values_of_eight_bits_take_a_byte_and_a_scale_a_head():
     """And a GPU, whose kernels read floats, is refused."""
     eight = ["rollout.cache_dtype=int8", "variant.importance=truncate"]

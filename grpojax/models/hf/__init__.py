@@ -1,5 +1,6 @@
 """Hugging Face folders in and out."""
 
+from grpojax.models.hf import peft
 from grpojax.models.hf.config_json import from_hf, model_folder, read_config
 from grpojax.models.hf.reading import load
 from grpojax.models.hf.tokenizer import (
@@ -23,6 +24,7 @@ __all__ = [
     "load",
     "load_tokenizer",
     "model_folder",
+    "peft",
     "read_config",
     "save",
     "turn_end",

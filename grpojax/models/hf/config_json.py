@@ -351,7 +351,10 @@ def refuse_adapter(folder: epath.Path) -> None:
         return
     base = _shown(read_json(file).get("base_model_name_or_path"))
     merged = ", or remove adapter_* if it is merged already" if (folder / "config.json").exists() else ""
-    raise UserError(f"{folder} holds an adapter of {base}, which is not a whole model; merge it{merged}:\n{MERGE}")
+    raise UserError(
+        f"{folder} holds an adapter of {base}, which is not a whole model; name it by model.adapter.path, or merge "
+        f"it{merged}:\n{MERGE}"
+    )
 
 
 def read_json(file: Path | epath.Path) -> dict[str, Any]:

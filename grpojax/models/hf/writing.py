@@ -79,7 +79,6 @@ def save(
         max_shard_size=max_shard_bytes,
     )
     lead = jax.process_index() == 0
-    appearing = _appearing_in_bucket if files.in_bucket(path) else _appearing
     with appearing(path) if lead else contextlib.nullcontext((Path(os.devnull), Path())) as (large, folder):
         if lead:
             config = _config_json(model.config, dtypes["model.embed_tokens.weight"].name, source, tokenizer)
@@ -94,6 +93,12 @@ def save(
             write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("grpojax: model folder written")
+
+
+def appearing(path: epath.Path) -> contextlib.AbstractContextManager[tuple[Any, Path]]:
+    """A folder for large files and one for small, which are ``path`` when the block ends well and are removed
+    otherwise; raises `UserError` where there is something already."""
+    return _appearing_in_bucket(path) if files.in_bucket(path) else _appearing(path)
 
 
 @contextlib.contextmanager

@@ -14,10 +14,10 @@ from grpojax import data, variants
 from grpojax import losses as L
 from grpojax.host import files, processes
 from grpojax.host.errors import UserError
+from grpojax.models import adapters, hf, sharding
 from grpojax.models import critic as models
-from grpojax.models import hf, sharding
-from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
+from grpojax.programs import policy_state
 from grpojax.programs.calls import Call
 from grpojax.programs.compiling import program, quick_options
 from grpojax.programs.critic_update import ROLE, TRUNK, CriticModel, make_critic_score
@@ -37,13 +37,14 @@ from grpojax.run.work import prompts
 from grpojax.types import Array, Tokens
 
 
-def critic_model(
-    config: CriticConfig, policy: DecoderConfig, compute: Compute, critic: variants.Critic | None = None
-) -> CriticModel:
+def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Critic | None = None) -> CriticModel:
     """The critic of a recipe without its weights; without the variant's ``critic``, one that does not learn."""
-    read = policy if config.path is None else hf.read_config(data.locate(config.path))
+    read = policy.config if config.path is None else hf.read_config(data.locate(config.path))
     model = CriticModel(
-        config=models.trunk_config(read, config.layers), compute=compute, frozen=config.trunk == "frozen"
+        config=models.trunk_config(read, config.layers),
+        compute=policy.compute,
+        frozen=config.trunk == "frozen",
+        adapter=policy.adapter if config.path is None and config.layers is None else None,
     )
     return model if critic is None else dataclasses.replace(model, at=critic.at, loss=critic.loss)
 
@@ -102,7 +103,7 @@ class Critic(LearningPart):
         section, rule = config.own_critic, self.variant.critic
         assert section is not None and rule is not None
         self.section, self.rule = section, rule
-        self.model = critic_model(section, shape.config, shape.compute, rule)
+        self.model = critic_model(section, shape, rule)
 
     def spec(self) -> Spec:
         return _Programs(self.model, self.section.optimizer, self.config.train.updates)
@@ -139,22 +140,40 @@ class Critic(LearningPart):
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
         read, self._read = self._read, None
-        if restored is not None and not self.model.frozen:
+        if restored is not None and (not self.model.frozen or self.model.adapter is not None):
             return {}
         mesh = self.policy.mesh
+        if self.model.adapter is not None:
+            return {ROLE: init_state(self._factors(params), self._optimizer, mesh, models.CRITIC)}
         trunk, head = read or first_weights(self.policy, self.section, params)
         learned, frozen = self.model.weights(trunk, processes.place(head, sharding.named(mesh, ("hidden",))))
         if restored is not None:
             return frozen
         return frozen | {ROLE: init_state(learned, self._optimizer, mesh, models.CRITIC)}
 
+    def _factors(self, base: Any) -> dict[str, Any]:
+        """What learns on the policy's base."""
+        model, mesh = self.model, self.policy.mesh
+        assert model.adapter is not None
+        head = np.zeros(model.config.hidden_size, np.float32)
+        seed = self.config.train.seed
+        factors = {} if model.frozen else adapters.first(model.adapter, model.config, base, seed, mesh)
+        return {**factors, "token_head": processes.place(head, sharding.named(mesh, ("hidden",)))}
+
     def frozen(self, state: State) -> dict[str, Any]:
-        """The trunk, where it is frozen."""
+        """The trunk, where it is frozen, or what it stands on."""
+        if self.model.adapter is not None:
+            return policy_state.frozen(state)
         return {TRUNK: state[TRUNK]} if TRUNK in state else {}
 
+    @property
+    def _passes(self) -> int:
+        """Forward passes that an update counts as: a frozen trunk has no backward pass, and of frozen weights it has
+        no gradients."""
+        return 1 if self.model.frozen else 3 if self.model.adapter is None else 2
+
     def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:
-        """A frozen trunk has no backward pass."""
-        return models.forward_flops(self.model.config, *sizes) * (1 if self.model.frozen else 3)
+        return models.forward_flops(self.model.config, *sizes) * self._passes
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         params, trunk = state[ROLE].params, self.frozen(state)
@@ -181,9 +200,8 @@ class Critic(LearningPart):
         return {ROLE: np.asarray(self.rule.loss.prediction(signals[self.rule.signal]), np.float64)}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
-        """A frozen trunk has no backward pass."""
         forward = models.forward_flops(self.model.config, prompts(batch), batch.rollout.lengths)
-        return {"score": forward, "update": forward * (1 if self.model.frozen else 3) * self.config.train.ppo_epochs}
+        return {"score": forward, "update": forward * self._passes * self.config.train.ppo_epochs}
 
     def warning(self, done: int) -> str | None:
         if done > self.section.warmup_steps:
@@ -216,13 +234,17 @@ def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[An
 
 def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int) -> tuple[Any, Any]:
     """Trunk (a `grpojax.models.Decoder`) and head of a run's checkpoint of a step."""
-    model = critic_model(config, policy.config, policy.compute)
+    model = critic_model(config, policy.shape)
     abstract = abstract_state({ROLE: model.networks(None)[ROLE]}, policy.mesh)[ROLE]
     checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
     try:
         params = checkpoints.restore_params(abstract, step, role=ROLE)
     finally:
         checkpoints.close()
+    if model.adapter is not None:
+        trunk, head = model.parts(params, {policy_state.BASE: policy.params})
+        graph, weights = nnx.split(trunk)
+        return nnx.merge(graph, adapters.merged(weights, "float32", policy.mesh)), head
     frozen = {TRUNK: first_weights(policy, config, policy.params)[0]} if model.frozen else {}
     return model.parts(params, frozen)
 

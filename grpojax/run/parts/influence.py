@@ -13,7 +13,7 @@ from grpojax.credit.hidden_states import outcome_signs
 from grpojax.host import processes
 from grpojax.host.on_host import on_host
 from grpojax.models import Compute, flops
-from grpojax.programs import calls, influence
+from grpojax.programs import calls, influence, policy_state
 from grpojax.programs.calls import Call
 from grpojax.programs.compiling import program
 from grpojax.programs.influence import Influence
@@ -131,7 +131,7 @@ class TokenInfluence(Part):
 
     def calls(self, longest: Longest) -> dict[str, Call]:
         """The program of `Influences`, of a quarter of the groups."""
-        shape, params = self.shape, longest.state["policy"].params
+        shape, params = self.shape, policy_state.weights(longest.state)
         part = regrouped(self.config, shape, tokens=self.config.rollout.max_tokens, at_once=TOKENS, one_prompt=True)
         spread, group, tokens = part.layout.batch_shape
         samples, weights = np.zeros(part.layout.index.shape, np.int32), np.zeros(part.layout.index.shape, np.float32)
@@ -162,7 +162,7 @@ class TokenInfluence(Part):
             groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen]
             self.work = self.influences.flops(*groups)
             found = self.influences(
-                state["policy"].params,
+                policy_state.weights(state),
                 *groups,
                 right.astype(np.float32),
                 most=len(batch.problems),

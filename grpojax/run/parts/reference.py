@@ -7,12 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from grpojax.models import DecoderConfig
+from grpojax.programs import policy_state
 from grpojax.programs.calls import Call
 from grpojax.programs.compiling import program
+from grpojax.programs.policy import PolicyShape
 from grpojax.programs.state import Network, decoder_network, frozen_copy, refreshed
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.packed_batch import PackedBatch, whole
-from grpojax.run.parts.part import Longest, Part, State
+from grpojax.run.parts.part import Longest, Part, State, read_shape
 from grpojax.run.programs import Learning, Spec
 from grpojax.run.recipe import Config
 from grpojax.run.work import forward_flops
@@ -20,12 +23,12 @@ from grpojax.types import Tokens
 from grpojax.variants import Variant
 
 ROLE = "reference"
-OWN_SCORE = "reference score"  # where the policy is scored too, with weights of another dtype
+OWN_SCORE = "reference score"  # where the policy is scored too, with weights of another dtype or with adapters
 
 
 def _score_of(config: Config) -> str:
-    """The name of the program that scores, which is the policy's where both have weights of one dtype."""
-    alike = config.train.reference_every > 0 or config.model.dtype == "float32"
+    """The name of the program that scores, which is the policy's where both have weights of one kind."""
+    alike = config.model.adapter is None and (config.train.reference_every > 0 or config.model.dtype == "float32")
     return "score" if alike or not config.method.plain_scores(config.train) else OWN_SCORE
 
 
@@ -37,7 +40,12 @@ class _Refresh(Spec):
 
 
 class Reference(Part):
-    """Plain weights that score every batch. A checkpoint has them only where they are refreshed."""
+    """Plain weights that score every batch. A checkpoint has them only where they are refreshed. Of a policy with
+    adapters they are its base, which is there already.
+
+    Attributes:
+      role: of the weights.
+    """
 
     passes = 1
 
@@ -54,6 +62,10 @@ class Reference(Part):
     def times(cls, config: Config) -> dict[str, int]:
         return {_score_of(config): config.train.minibatches}
 
+    def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
+        super().__init__(config, shape, read_shape)
+        self.role = ROLE if shape.adapter is None else policy_state.BASE
+
     @property
     def every(self) -> int:
         """Steps from one refresh to the next; 0 for none."""
@@ -63,15 +75,18 @@ class Reference(Part):
         return _Refresh()
 
     def networks(self) -> dict[str, Network]:
+        if self.role != ROLE:
+            return {}
         _, network = decoder_network(self.shape.config, None, self.shape.mesh)
         return {ROLE: dataclasses.replace(network, params=jax.eval_shape(self._copy, network.params))}
 
     def calls(self, longest: Longest) -> dict[str, Call]:
-        reference, params, programs = longest.state[ROLE], longest.state["policy"].params, longest.programs
+        reference, programs = longest.state[self.role], longest.programs
         name, found = _score_of(self.config), dict[str, Call]()
         if name == OWN_SCORE or not self.method.plain_scores(self.config.train):
             found[name] = longest.scored(programs.score, reference, self.shape.config)
         if self.every:
+            params = longest.state["policy"].params
             args = reference, params, jax.ShapeDtypeStruct((), np.float32)
             found["reference refresh"] = Call(programs.parts["reference refresh"], args, (reference, params))
         return found
@@ -80,13 +95,13 @@ class Reference(Part):
         return (ROLE,) if self.every else ()
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
-        return {} if ROLE in (restored or {}) else {ROLE: self._copy(params)}
+        return {} if self.role != ROLE or ROLE in (restored or {}) else {ROLE: self._copy(params)}
 
     def _copy(self, params: Any) -> Any:
         return frozen_copy(params, self.shape.compute, averaged=self.every > 0)
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
-        logps = [self.run(self.programs.score, state[ROLE], m.packed.rows).logps for m in minis]
+        logps = [self.run(self.programs.score, state[self.role], m.packed.rows).logps for m in minis]
         for mini, rows in zip(minis, logps, strict=True):
             mini.set(ref_logps=rows)
         return {"ref_logps": whole(minis, logps)} if self.compares(self.variant) else {}

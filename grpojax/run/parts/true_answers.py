@@ -11,6 +11,7 @@ from grpojax import masked
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
 from grpojax.models import flops
+from grpojax.programs import policy_state
 from grpojax.programs.calls import Call
 from grpojax.rewards.answers import extract
 from grpojax.run import weighing
@@ -292,7 +293,7 @@ class TrueAnswers(Part):
 
     def calls(self, longest: Longest) -> dict[str, Call]:
         """The run's scores, of a quarter of the groups."""
-        params = longest.state["policy"].params
+        params = policy_state.weights(longest.state)
         spliced = regrouped(self.config, self.shape, tokens=room(self.config.rollout.max_tokens))
         return {PROGRAM: Call(longest.programs.score, (params, spliced.rows), params, flops=spliced.flops)}
 
@@ -307,7 +308,7 @@ class TrueAnswers(Part):
         batch = batch.with_rewards()
         counted, cut = weighing.counted(batch, self.config.train.truncated)
         started, self.work = time.perf_counter(), 0.0
-        found = self._splice(state["policy"].params, batch, counted)
+        found = self._splice(policy_state.weights(state), batch, counted)
         answers = found.answers
         if answers is not None:
             learned = (np.isfinite(counted) & ~cut)[found.chosen]
@@ -323,7 +324,7 @@ class TrueAnswers(Part):
     def after(self, state: State, batch: RolloutBatch, counted: Samples) -> tuple[dict[str, Array], dict[str, float]]:
         if not self.method.replaces_samples:
             self.work = 0.0
-            found = self._splice(state["policy"].params, batch, counted)
+            found = self._splice(policy_state.weights(state), batch, counted)
             return {"likelihood": found.likelihood}, found.metrics
         if batch.drawn is None:
             raise UserError(

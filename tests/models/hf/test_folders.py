@@ -134,7 +134,7 @@ BYTES = np.ones((24, 12), np.uint8)
 
 # What happens to a folder whose embedding is tied, and what its reader says.
 WEIGHT_DAMAGE = {
-    "adapter": (every(ADAPTER, removed("config.json")), "adapter of 'some/base', .*; merge it:\npeft.AutoPeftModel"),
+    "adapter": (every(ADAPTER, removed("config.json")), "adapter of 'some/base', .*; .* merge it:\npeft.AutoPeftModel"),
     "adapter with a config": (
         ADAPTER,
         "adapter of 'some/base'.*merge it, or remove adapter_.* if it is merged already",

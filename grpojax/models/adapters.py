@@ -1,0 +1,355 @@
+"""Low-rank adapters: factors that learn on a base that does not (LoRA, arXiv:2106.09685).
+
+A linear layer with weight ``W [in, out]`` then computes ``x W + scale (x A) B`` with ``A [in, rank]`` and ``B [rank,
+out]``. An `Adapted` stands in a tree of weights where ``W`` stands, so that a forward takes such a tree as any other.
+The factors are a tree of their own (`FACTORS`), which is all that learns and all that a checkpoint has.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from grpojax.host.errors import UserError, require
+from grpojax.models import quantised
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.quantised import Int8, Matrix
+from grpojax.models.sharding import named
+from grpojax.models.weight_table import (
+    DECODER,
+    Initialiser,
+    Weight,
+    WeightTable,
+    leaf_name,
+    ones,
+    present,
+    shardings,
+    sizes,
+    zeros,
+)
+from grpojax.types import Array
+
+Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+# The linear layers by our name, with the name that Hugging Face and PEFT have for each.
+LINEAR: Mapping[str, Target] = {
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "o": "o_proj",
+    "gate": "gate_proj",
+    "up": "up_proj",
+    "down": "down_proj",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Adapters in place of training every weight. The learning rate is about ten times that of training every weight
+    (arXiv:2106.09685 and "LoRA without regret", Schulman et al. 2025).
+
+    Attributes:
+      rank: columns of A, rows of B.
+      alpha: the factors' product counts ``alpha / rank``.
+      target: the linear layers that have factors. All by default: with attention's alone a policy learns worse.
+      rslora: the product counts ``alpha / sqrt(rank)`` (rsLoRA, arXiv:2312.03732), for ranks over 64.
+      dora: a learned norm for each column of the sum of base and product (DoRA, arXiv:2402.09353).
+      base: the frozen weights: "compute" in ``model.dtype``, "int8" with the linear layers in eight bits, a scale for
+        each column.
+      path: a PEFT folder whose factors the run starts from; it must have been made with these settings. None starts
+        from random A and B = 0, so from the base.
+    """
+
+    rank: int
+    alpha: float = 32.0
+    target: tuple[Target, ...] = tuple(LINEAR.values())
+    rslora: bool = False
+    dora: bool = False
+    base: Literal["compute", "int8"] = "compute"
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self, rank="[1, inf)", alpha="(0, inf)")
+        if not self.target or len(set(self.target)) < len(self.target):
+            raise UserError(f"target={list(self.target)}: name at least one linear layer, and none twice")
+
+    @property
+    def scale(self) -> float:
+        """What the product of the factors is multiplied with.
+
+        Example:
+          >>> AdapterConfig(rank=8).scale, AdapterConfig(rank=64, rslora=True).scale
+          (4.0, 4.0)
+        """
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Our names of the layers that have factors."""
+        return tuple(ours for ours, name in LINEAR.items() if name in self.target)
+
+
+class Factors(NamedTuple):
+    """What learns of a linear layer, or of that of all layers stacked; float32.
+
+    Attributes:
+      a: ``[in, rank]``.
+      b: ``[rank, out]``.
+      magnitude: ``[out]``, the norm of each column; None without DoRA.
+    """
+
+    a: Array
+    b: Array
+    magnitude: Array | None = None
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "factors"), meta_fields=("scale",))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adapted:
+    """A frozen weight ``[in, out]`` with its factors, or that of all layers stacked; stands in a tree of weights where
+    the weight does.
+
+    Attributes:
+      base: the weight, which gets no gradient.
+      factors: None for the base by itself.
+      scale: of the factors' product.
+    """
+
+    base: Matrix
+    factors: Factors | None
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return (self.base.values if isinstance(self.base, Int8) else self.base).shape
+
+    @property
+    def ndim(self) -> int:
+        """Axes of the weight."""
+        return len(self.shape)
+
+    def after(self, x: Array) -> Array:
+        """``x [n, in]`` times the weight, ``[n, out]`` in ``x``'s dtype; the factors are in it too."""
+        y, f = _product(x, self.base), self.factors
+        if f is None:
+            return y
+        y = y + ((x @ f.a) * self.scale) @ f.b
+        if f.magnitude is None:
+            return y
+        return (y * (f.magnitude / self._norms()).astype(jnp.float32)).astype(x.dtype)
+
+    def merged(self) -> Array:
+        """The weight as one array: in float32 where there are factors, and else as the base is."""
+        f = self.factors
+        if f is None:
+            return _plain(self.base) if isinstance(self.base, Int8) else self.base
+        w = _plain(self.base) + self.scale * jnp.matmul(f.a, f.b, precision="highest")
+        return w if f.magnitude is None else w * (f.magnitude / self._norms())
+
+    def each(self, f: Callable[[Array, tuple[str, ...], Any], Array], axes: tuple[str, ...], dtype: Any) -> "Adapted":
+        """``f(array, logical axes, dtype)`` of each of its arrays; what is multiplied is to be in ``dtype``."""
+        rows, columns = axes
+        base, factors = self.base, self.factors
+        if isinstance(base, Int8):
+            base = Int8(f(base.values, axes, jnp.int8), f(base.scale, (columns,), jnp.float32))
+        else:
+            base = f(base, axes, dtype)
+        if factors is not None:
+            m = factors.magnitude
+            factors = Factors(
+                f(factors.a, (rows, "rank"), dtype),
+                f(factors.b, ("rank", columns), dtype),
+                None if m is None else f(m, (columns,), jnp.float32),
+            )
+        return dataclasses.replace(self, base=base, factors=factors)
+
+    def _norms(self) -> Array:
+        """``[out]`` float32, of the columns of base and product together; without gradient, as in DoRA's section 4.3.
+        The sum is never made: ``|w + s A b|² = |w|² + 2 s b·(Aᵀw) + s² b·(AᵀA b)``."""
+        f = jax.tree.map(lambda x: jax.lax.stop_gradient(x).astype(jnp.float32), self.factors)
+        multiply = functools.partial(jnp.matmul, precision="highest")
+        w, s = _plain(self.base), self.scale
+        crossed = 2 * s * multiply(f.a.T, w) + s**2 * multiply(multiply(f.a.T, f.a), f.b)
+        return jnp.sqrt(jnp.maximum(jnp.square(w).sum(0) + (f.b * crossed).sum(0), jnp.finfo(jnp.float32).tiny))
+
+
+def _plain(base: Matrix) -> Array:
+    """A weight, or that of all layers, in float32."""
+    if isinstance(base, Int8):
+        return base.values.astype(jnp.float32) * jnp.expand_dims(base.scale, -2)
+    return base.astype(jnp.float32)
+
+
+@jax.custom_vjp
+def _product(x: Array, base: Matrix) -> Array:
+    """``x [n, in]`` times a weight that is frozen: no gradient of it is made, nor is ``x`` kept for one."""
+    return quantised.matmul(x, base)
+
+
+def _product_backward(base: Matrix, g: Array) -> tuple[Array, None]:
+    if isinstance(base, Int8):
+        g = (g.astype(jnp.float32) * base.scale).astype(g.dtype)
+        return g @ base.values.astype(g.dtype).T, None
+    return g @ base.T, None
+
+
+_product.defvjp(lambda x, base: (_product(x, base), base), _product_backward)
+
+
+# ------------------------------------------------------------------------------------------------ trees
+
+
+def _uniform(rows: str) -> Initialiser:
+    """Uniform within ``1 / sqrt(rows)``, as PEFT draws A (Kaiming's with a = sqrt 5)."""
+
+    def init(rngs: Any, shape: tuple[int, ...], of_axis: Mapping[str, int]) -> Array:
+        limit = of_axis[rows] ** -0.5
+        return jax.random.uniform(rngs.params(), shape, minval=-limit, maxval=limit)
+
+    return init
+
+
+def _table() -> dict[str, Weight]:
+    table = dict[str, Weight]()
+    for name in LINEAR:
+        _, rows, columns = DECODER[name].axes
+        table[f"{name}_a"] = Weight(("layers", rows, "rank"), _uniform(rows))
+        table[f"{name}_b"] = Weight(("layers", "rank", columns), zeros)
+        table[f"{name}_magnitude"] = Weight(("layers", columns), ones)
+    return table
+
+
+FACTORS: WeightTable = _table()  # the norms start as the base's (`first`), and do not decay
+
+
+def is_adapted(x: Any) -> bool:
+    """For ``is_leaf``: whether it is an `Adapted`."""
+    return isinstance(x, Adapted)
+
+
+def on_base(params: Any, config: AdapterConfig) -> Any:
+    """A decoder's weights as the frozen base: every linear layer an `Adapted` without factors."""
+    eight = config.base == "int8"
+
+    def place(path: Any, x: Any) -> Any:
+        if leaf_name(path) not in LINEAR:
+            return x
+        return Adapted(base=_eight_bits(x) if eight else x, factors=None, scale=config.scale)
+
+    return jax.tree_util.tree_map_with_path(place, params)
+
+
+@jax.jit
+def _eight_bits(x: Array) -> Int8:
+    """One layer after the other: all of them in float32 would be twice what they are."""
+    return jax.lax.map(lambda w: quantised.quantise(w, 0), x)
+
+
+def joined(base: Any, factors: Mapping[str, Array]) -> Any:
+    """The weights that a forward takes: the tree of `on_base` with factors in it; moves nothing."""
+
+    def place(path: Any, x: Any) -> Any:
+        name = leaf_name(path)
+        if not isinstance(x, Adapted) or f"{name}_a" not in factors:
+            return x
+        mine = Factors(factors[f"{name}_a"], factors[f"{name}_b"], factors.get(f"{name}_magnitude"))
+        return dataclasses.replace(x, factors=mine)
+
+    return jax.tree_util.tree_map_with_path(place, base, is_leaf=is_adapted)
+
+
+def factors_of(params: Any) -> dict[str, Array]:
+    """The factors in a tree of `joined`, by the names in `FACTORS`."""
+    found = {}
+    for path, x in _adapted(params):
+        given = {} if x.factors is None else x.factors._asdict()
+        found |= {f"{leaf_name(path)}_{kind}": value for kind, value in given.items() if value is not None}
+    return found
+
+
+def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the factors, by the names in `FACTORS`.
+
+    Raises:
+      UserError: the decoder has a linear layer that cannot have factors.
+
+    Example:
+      >>> decoder = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=5, intermediate_size=3, num_layers=2,
+      ...                         num_heads=1, num_kv_heads=1, head_dim=4, rope_theta=1e4)
+      >>> made = abstract(AdapterConfig(rank=6, target=("q_proj",), dora=True), decoder)
+      >>> {name: x.shape for name, x in made.items()}
+      {'q_a': (2, 5, 6), 'q_b': (2, 6, 4), 'q_magnitude': (2, 4)}
+    """
+    there = present(DECODER, decoder)
+    others = [name for name, w in there.items() if w.stacked and len(w.axes) > 2 and name not in LINEAR]
+    if others or LINEAR.keys() - there.keys():
+        raise UserError(
+            f"model.adapter: a model of family {decoder.family!r} has linear layers that cannot have factors "
+            f"({', '.join(others) or 'none of the usual ones'}); leave model.adapter out"
+        )
+    of_axis = {**sizes(decoder), "rank": config.rank}
+    kinds = ("a", "b", "magnitude") if config.dora else ("a", "b")
+    names = [f"{name}_{kind}" for name in config.names for kind in kinds]
+    return {n: jax.ShapeDtypeStruct(tuple(of_axis[a] for a in FACTORS[n].axes), jnp.float32) for n in names}
+
+
+def merged(params: Any, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
+    """A tree of weights in which no factors are left, in ``dtype``, cut as training does."""
+
+    def one(x: Any) -> Any:
+        return (x.merged() if isinstance(x, Adapted) else x).astype(dtype)
+
+    def whole(path: Any, x: Any) -> Any:
+        placed = named(mesh, DECODER[leaf_name(path)].axes)
+        # One layer after the other: all of them in float32 would be twice what they are.
+        return jax.jit(lambda x: jax.lax.map(one, x) if is_adapted(x) else one(x), out_shardings=placed)(x)
+
+    return jax.tree_util.tree_map_with_path(whole, params, is_leaf=is_adapted)
+
+
+def first(config: AdapterConfig, decoder: DecoderConfig, base: Any, seed: int, mesh: Mesh | None) -> dict[str, Array]:
+    """The factors that a run starts with: random A, B = 0, norms of the base; the same on any mesh.
+
+    Args:
+      config: the adapters'.
+      decoder: the model's.
+      base: of `on_base`.
+      seed: of A.
+      mesh: what they are cut over.
+    """
+    shapes, of_axis = abstract(config, decoder), sizes(decoder)
+    numbers = {name: n for n, name in enumerate(FACTORS)}
+    frozen = {leaf_name(path): x.base for path, x in _adapted(base)}
+
+    class Keys(NamedTuple):
+        key: Any
+
+        def params(self) -> Any:
+            return self.key
+
+    def make(frozen: Mapping[str, Matrix]) -> dict[str, Array]:
+        made = {}
+        for name, x in shapes.items():
+            keys = Keys(jax.random.fold_in(jax.random.key(seed), numbers[name]))
+            made[name] = FACTORS[name].init(keys, x.shape, of_axis)  # pyrefly: ignore
+            if name.endswith("_magnitude"):
+                made[name] = jax.lax.map(_column_norms, frozen[name.removesuffix("_magnitude")])
+        return made
+
+    placed = None if mesh is None else shardings(shapes, mesh, table=FACTORS)
+    return jax.jit(make, out_shardings=placed)(frozen)
+
+
+def _column_norms(w: Matrix) -> Array:
+    return jnp.sqrt(jnp.square(_plain(w)).sum(0))
+
+
+def _adapted(base: Any) -> list[tuple[Any, Adapted]]:
+    leaves = jax.tree_util.tree_leaves_with_path(base, is_leaf=is_adapted)
+    return [(path, x) for path, x in leaves if isinstance(x, Adapted)]

@@ -1,0 +1,107 @@
+"""The policy in the state of a run: one role where every weight learns, and two where adapters do.
+
+``"policy"`` is what learns, weights or factors. With factors ``"base"`` has the weights that they stand on, which no
+checkpoint has.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import optax
+
+from grpojax.models import adapters, hf
+from grpojax.models.weight_table import DECODER, WeightTable
+from grpojax.programs.policy import Policy, PolicyShape
+from grpojax.programs.state import Network, decoder_network, init_state
+from grpojax.programs.update import Learns, Metrics
+from grpojax.types import Array, Rows, Scalar
+
+POLICY, BASE = "policy", "base"
+
+
+def table_of(adapter: adapters.AdapterConfig | None) -> WeightTable:
+    """Of what learns."""
+    return DECODER if adapter is None else adapters.FACTORS
+
+
+def networks(shape: PolicyShape, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
+    """Its networks by role; what is saved is `POLICY`.
+
+    Raises:
+      UserError: a weight does not divide over the mesh, or the model cannot have factors.
+    """
+    config, adapter = shape.config, shape.adapter
+    _, whole = decoder_network(config, optimizer, shape.mesh)
+    if adapter is None:
+        return {POLICY: whole}
+    kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, shape.compute.dtype), whole.params)
+    return {
+        POLICY: Network(params=adapters.abstract(adapter, config), optimizer=optimizer, table=table_of(adapter)),
+        BASE: Network(params=jax.eval_shape(lambda w: adapters.on_base(w, adapter), kept)),
+    }
+
+
+def start(
+    shape: PolicyShape, params: Any, optimizer: optax.GradientTransformation, *, seed: int, restored: Any = None
+) -> dict[str, Any]:
+    """Its state by role.
+
+    Args:
+      shape: of the policy.
+      params: its weights as they were read, which are taken over (`grpojax.programs.policy.Policy.load`).
+      optimizer: what it learns with.
+      seed: of what starts at random.
+      restored: the `TrainState` of a checkpoint; None in a new run.
+    """
+    adapter, mesh = shape.adapter, shape.mesh
+    if adapter is None:
+        return {POLICY: init_state(params, optimizer, mesh) if restored is None else restored}
+    if restored is None:
+        factors = first_factors(shape, params, seed)
+        restored = init_state(factors, optimizer, mesh, adapters.FACTORS)
+    return {POLICY: restored, BASE: params}
+
+
+def first_factors(shape: PolicyShape, base: Any, seed: int) -> dict[str, Array]:
+    """The factors that a run starts with: random, or those of a folder."""
+    assert shape.adapter is not None
+    if shape.adapter.path is not None:
+        return hf.peft.load(shape.adapter, shape.config, shape.mesh)
+    return adapters.first(shape.adapter, shape.config, base, seed, shape.mesh)
+
+
+def at_start(policy: Policy, seed: int = 0) -> Any:
+    """The weights of a loaded policy as its programs take them, before it has learned anything."""
+    if policy.adapter is None:
+        return policy.params
+    return adapters.joined(policy.params, first_factors(policy.shape, policy.params, seed))
+
+
+def weights(state: Mapping[str, Any]) -> Any:
+    """The policy's weights as its programs take them, of a run's state; moves nothing."""
+    learned = state[POLICY].params
+    return adapters.joined(state[BASE], learned) if BASE in state else learned
+
+
+def frozen(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the policy's loss reads of the state and nothing changes, by role."""
+    return {BASE: state[BASE]} if BASE in state else {}
+
+
+def on_base(learns: Learns) -> Learns:
+    """How factors learn by the loss of a whole policy: it finds their base in ``frozen``."""
+
+    def joined(factors: Any, frozen: Mapping[str, Any]) -> Any:
+        return adapters.joined(frozen[BASE], factors)
+
+    def loss(factors: Any, frozen: Any, micro: Any) -> tuple[Scalar, Metrics]:
+        return learns.loss(joined(factors, frozen), frozen, micro)
+
+    def read(factors: Any, frozen: Any, rows: Rows) -> Any:
+        assert learns.read is not None
+        return learns.read(joined(factors, frozen), frozen, rows)
+
+    reads = None if learns.read is None else read
+    return dataclasses.replace(learns, loss=loss, read=reads, table=adapters.FACTORS)

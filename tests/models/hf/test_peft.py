@@ -1,0 +1,122 @@
+"""Adapters in and out: what peft reads of ours and writes for us, and what is refused by name."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_hf
+from flax import nnx
+from hf_compare import our_logps, their, their_logps
+from safetensors.numpy import load_file, save_file
+
+from grpojax import models
+from grpojax.host.errors import UserError
+from grpojax.models import adapters, hf
+from grpojax.models.adapters import AdapterConfig
+
+KINDS = {
+    "lora": AdapterConfig(rank=4, alpha=8.0),
+    "rslora": AdapterConfig(rank=3, alpha=1.5, target=("q_proj", "v_proj"), rslora=True),
+    "dora": AdapterConfig(rank=4, target=("o_proj", "down_proj"), dora=True),
+}
+
+
+def random_factors(config, model):
+    graph, params = nnx.split(model)
+    base = adapters.on_base(params, config)
+    rng = np.random.default_rng(0)
+    first = adapters.first(config, model.config, base, 0, None)
+    return graph, base, {n: x + jnp.asarray(0.1 * rng.standard_normal(x.shape), jnp.float32) for n, x in first.items()}
+
+
+def saved(folder, name="lora", model="qwen2"):
+    tiny_hf.save(folder / "base", model)
+    made = models.load(folder / "base")
+    graph, base, factors = random_factors(KINDS[name], made)
+    hf.peft.save(folder / "peft", factors, KINDS[name], base=str(folder / "base"))
+    return made, graph, base, factors
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("model", ["qwen2", "llama"])
+def test_peft_scores_our_folder_as_we_do(tmp_path, name, model):
+    peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
+    _, graph, base, factors = saved(tmp_path, name, model)
+    theirs = peft.PeftModel.from_pretrained(their(tmp_path / "base"), tmp_path / "peft").eval()
+    merged = nnx.merge(graph, adapters.merged(adapters.joined(base, factors), "float32"))
+    unmerged = nnx.merge(graph, adapters.joined(base, factors))
+    want = their_logps(theirs)
+    for ours in (our_logps(merged), our_logps(unmerged)):
+        for a, b in zip(ours, want, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+    start = their_logps(their(tmp_path / "base"))
+    assert max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in zip(want, start, strict=True)) > 1e-2
+
+
+def test_a_folder_that_peft_wrote_is_read_and_written_alike(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is absent: pip install 'grpojax[test-all]'")
+    made = tiny_hf.save(tmp_path / "base")
+    settings = peft.LoraConfig(
+        r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM", init_lora_weights=False
+    )
+    peft.get_peft_model(made, settings).save_pretrained(tmp_path / "theirs")
+    config, _ = hf.peft.read_config(tmp_path / "theirs")
+    assert (config.rank, config.alpha, config.target, config.rslora, config.dora) == (
+        4, 8.0, ("q_proj", "up_proj"), False, False,
+    )  # fmt: skip
+    factors = hf.peft.load(config, models.load(tmp_path / "base").config)
+    hf.peft.save(tmp_path / "ours", factors, config, base=str(tmp_path / "base"))
+    a, b = (load_file(tmp_path / name / hf.peft.WEIGHTS) for name in ("theirs", "ours"))
+    assert a.keys() == b.keys()
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_saved_comes_back(tmp_path, name):
+    model, _, _, factors = saved(tmp_path, name)
+    config, base = hf.peft.read_config(tmp_path / "peft")
+    assert base == str(tmp_path / "base")
+    assert dataclasses.replace(config, path=None) == KINDS[name]
+    jax.tree.map(np.testing.assert_array_equal, hf.peft.load(config, model.config), factors)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"peft_type": "LOHA"}, "peft_type='LOHA'"),
+        ({"bias": "all"}, "bias='all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save="),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern="),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out=True"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
+    ],
+)
+def test_what_is_not_known_of_an_adapter_is_refused(tmp_path, given, said):
+    saved(tmp_path)
+    file = tmp_path / "peft" / hf.peft.CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | given))
+    with pytest.raises(UserError, match=f"{said}.*merge"):
+        hf.peft.read_config(tmp_path / "peft")
+
+
+def test_other_layers_and_other_models_are_refused(tmp_path):
+    model, *_ = saved(tmp_path)
+    config, _ = hf.peft.read_config(tmp_path / "peft")
+    file = tmp_path / "peft" / hf.peft.WEIGHTS
+    tensors = load_file(file)
+    save_file(tensors | {"base_model.model.lm_head.lora_A.weight": np.zeros((4, 3), np.float32)}, file)
+    with pytest.raises(UserError, match="adapts lm_head; adapters can be of q_proj"):
+        hf.peft.read_config(tmp_path / "peft")
+    name = min(tensors)
+    save_file({n: x for n, x in tensors.items() if n != name}, file)
+    with pytest.raises(UserError, match="no adapter of this model.*\ntake the base"):
+        hf.peft.load(config, model.config)
+
+
+def test_other_settings_than_the_folders_are_refused_with_those_to_set(tmp_path):
+    saved(tmp_path, "rslora")
+    with pytest.raises(UserError, match="\nset model.adapter.rank=3 model.adapter.rslora=true .*=\\[q_proj,v_proj\\]$"):
+        hf.peft.check(AdapterConfig(rank=4, alpha=1.5, path=str(tmp_path / "peft")))

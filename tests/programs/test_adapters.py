@@ -1,0 +1,239 @@
+"""Adapters on a frozen base: what they compute, what they learn, and that nothing dense is learned with them."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
+
+from grpojax import losses, masked
+from grpojax.host.errors import UserError
+from grpojax.models import Compute, adapters, score, sharding
+from grpojax.models.adapters import AdapterConfig
+from grpojax.models.weight_table import DECODER, shardings
+from grpojax.programs import packing, policy_state, policy_update, state
+from grpojax.programs.optimizer import decayed
+from grpojax.programs.update import Learns, make_update
+
+CONFIG = dataclasses.replace(
+    BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4
+)
+LORA = AdapterConfig(rank=3)
+KINDS = {
+    "lora": LORA,
+    "dora": dataclasses.replace(LORA, dora=True),
+    "int8": dataclasses.replace(LORA, base="int8"),
+    "int8 dora": dataclasses.replace(LORA, base="int8", dora=True),
+    "attention": dataclasses.replace(LORA, target=("q_proj", "v_proj"), rslora=True),
+}
+
+
+def batch(seed=0):
+    rng = np.random.default_rng(seed)
+    batch = ragged_batch(rng, p=8, g=4, vocab=56)
+    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
+    advantages = np.where(mask, rng.normal(size=(8, 4, 1)), 0).astype(np.float32)
+    return with_tokens(batch, advantages=advantages, weights=np.asarray(losses.loss_weights(mask, "token_mean")))
+
+
+def mesh_of(sizes):
+    if sizes is None:
+        return None
+    return sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
+
+
+def packed_on(mesh, seed=0):
+    packed, _ = packing.pack(batch(seed), shards=sharding.shards(mesh))
+    return state.place_rows(packed, mesh)
+
+
+def rows():
+    return jax.tree.map(lambda x: x[0], packed_on(None).rows)
+
+
+def base_of(config, mesh=None, decoder=CONFIG):
+    graph, params = random_decoder(decoder)
+    if mesh is not None:
+        params = jax.device_put(params, shardings(params, mesh))
+    return graph, adapters.on_base(params, config)
+
+
+def random_factors(config, base, mesh=None, decoder=CONFIG):
+    """Factors as they are after some training: none is 0, and norms are no longer the base's."""
+    first = adapters.first(config, decoder, base, 0, mesh)
+    rng = np.random.default_rng(1)
+    return {name: x + jnp.asarray(0.05 * rng.standard_normal(x.shape).astype(np.float32)) for name, x in first.items()}
+
+
+def loss_of(graph, compute=None):
+    return policy_update.policy_objective(graph, losses.Objective(), compute or Compute())
+
+
+def dense(path, x):
+    """What an `Adapted` stands for, made anew in numpy, with the norms of DoRA as constants."""
+    if not isinstance(x, adapters.Adapted):
+        return x
+    f = x.factors
+    w = x.base if isinstance(x.base, jax.Array) else x.base.values.astype(jnp.float32) * x.base.scale[:, None]
+    w = w + x.scale * jnp.einsum("lir,lro->lio", f.a, f.b)
+    if f.magnitude is None:
+        return w
+    norms = np.linalg.norm(np.asarray(jax.lax.stop_gradient(w), np.float64), axis=1).astype(np.float32)
+    return w * (f.magnitude / norms)[:, None]
+
+
+def test_a_start_leaves_the_base_bitwise_as_it_is():
+    graph, base = base_of(LORA)
+    want = score(graph, random_decoder(CONFIG)[1], rows(), Compute()).logps
+    factors = adapters.first(LORA, CONFIG, base, 0, None)
+    assert all(jnp.abs(x).max() > 0 for name, x in factors.items() if name.endswith("_a"))
+    for params in (base, adapters.joined(base, factors)):
+        np.testing.assert_array_equal(score(graph, params, rows(), Compute()).logps, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_factors_compute_what_the_dense_weight_does_merged_or_not(kind):
+    config = KINDS[kind]
+    graph, base = base_of(config)
+    factors = random_factors(config, base)
+    params = adapters.joined(base, factors)
+    jax.tree.map(np.testing.assert_array_equal, adapters.factors_of(params), factors)
+    got = score(graph, params, rows(), Compute()).logps
+    reshard = state.make_reshard(CONFIG, Compute(), adapted=True)
+    for merged in (reshard(params), adapters.merged(params, "float32")):
+        np.testing.assert_allclose(score(graph, merged, rows(), Compute()).logps, got, atol=2e-5)
+    if kind != "attention":  # there the other layers have no factors
+        want = jax.tree_util.tree_map_with_path(dense, params, is_leaf=adapters.is_adapted)
+        np.testing.assert_allclose(score(graph, want, rows(), Compute()).logps, got, atol=2e-5)
+    assert jnp.abs(got - score(graph, base, rows(), Compute()).logps).max() > 1e-2
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_the_gradient_of_factors_is_that_of_the_dense_weight(dora):
+    config = dataclasses.replace(LORA, dora=dora)
+    graph, base = base_of(config)
+    factors, loss = random_factors(config, base), loss_of(graph)
+    micro = jax.tree.map(lambda x: x[0], packed_on(None))
+    learns = policy_state.on_base(Learns(loss=loss, optimizer=optax.identity()))
+    got = jax.grad(learns.loss, has_aux=True)(factors, {"base": base}, micro)[0]
+    params = adapters.joined(base, factors)
+    whole = jax.tree_util.tree_map_with_path(dense, params, is_leaf=adapters.is_adapted)
+    grads = jax.grad(loss, has_aux=True)(whole, None, micro)[0]["layers"]
+    for name in adapters.LINEAR:
+        a, b, g, w = factors[f"{name}_a"], factors[f"{name}_b"], grads[name][...], whole["layers"][name][...]
+        if dora:
+            m = factors[f"{name}_magnitude"]
+            np.testing.assert_allclose(got[f"{name}_magnitude"], (g * w / m[:, None]).sum(1), atol=1e-5, rtol=1e-3)
+            plain = base["layers"][name].get_value().base + config.scale * a @ b
+            g = g * (m / jnp.linalg.norm(plain, axis=1))[:, None]
+        np.testing.assert_allclose(got[f"{name}_a"], config.scale * g @ b.mT, atol=1e-5, rtol=1e-3)
+        np.testing.assert_allclose(got[f"{name}_b"], config.scale * a.mT @ g, atol=1e-5, rtol=1e-3)
+
+
+def test_full_rank_and_orthogonal_a_take_the_step_of_the_dense_weight():
+    """``ΔW = s A ΔB = -η s² A Aᵀ G``, which is ``-η s² G``."""
+    decoder = dataclasses.replace(CONFIG, num_heads=4, head_dim=4, intermediate_size=16)  # all weights are [16, 16]
+    config = dataclasses.replace(LORA, rank=16, alpha=16.0 * 3)
+    graph, base = base_of(config, decoder=decoder)
+    factors = adapters.first(config, decoder, base, 0, None)
+    q = jnp.linalg.qr(jax.random.normal(jax.random.key(3), (16, 16)))[0]
+    factors = {name: jnp.broadcast_to(q, x.shape) if name.endswith("_a") else x for name, x in factors.items()}
+    packed, rate = packed_on(None), 0.3
+    learns = policy_state.on_base(Learns(loss=loss_of(graph), optimizer=optax.sgd(rate / config.scale**2)))
+    update = jax.jit(make_update(learns.loss, learns.optimizer, table=learns.table))
+    after, _ = update(state.init_state(factors, learns.optimizer, table=learns.table), {"base": base}, packed)
+    merged = adapters.merged(adapters.joined(base, after.params), "float32")
+
+    def of_layers(path, g):  # what has factors
+        name = path[-2].key if hasattr(path[-2], "key") else path[-1].key
+        return g if name in adapters.LINEAR else jnp.zeros_like(g)
+
+    params = random_decoder(decoder)[1]
+    micro = jax.tree.map(lambda x: x[0], packed)
+    grads = jax.tree_util.tree_map_with_path(of_layers, jax.grad(loss_of(graph), has_aux=True)(params, None, micro)[0])
+    want = jax.tree.map(lambda w, g: w - rate * g, params, grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), merged, want)
+    assert max(jnp.abs(g).max() for g in jax.tree.leaves(grads)) > 1e-2
+
+
+def test_an_update_makes_no_gradient_of_a_dense_weight():
+    """Their shapes are those of no other product in the program."""
+    decoder = dataclasses.replace(CONFIG, hidden_size=34, head_dim=6, intermediate_size=46, vocab_size=1024)
+    graph, base = base_of(LORA, decoder=decoder)
+    sizes = [x.shape[-2:] for x in jax.tree.leaves(random_decoder(decoder)[1]) if x.ndim > 1 and x.shape[-2] > 2]
+
+    def made(loss, params, frozen, table):
+        update = jax.jit(make_update(loss, optax.sgd(0.1), table=table))
+        given = state.init_state(params, optax.sgd(0.1), table=table)
+        text = update.lower(given, frozen, packed_on(None)).compile().as_text()
+        return {tuple(map(int, x.split(","))) for x in re.findall(r"= f32\[([\d,]+)\]\S* (?:dot|custom-call)\(", text)}
+
+    learns = policy_state.on_base(Learns(loss=loss_of(graph), optimizer=optax.sgd(0.1)))
+    factors = adapters.first(LORA, decoder, base, 0, None)
+    either = {*sizes, *(s[::-1] for s in sizes)}
+    assert made(loss_of(graph), random_decoder(decoder)[1], None, DECODER) & either
+    assert not made(learns.loss, factors, {"base": base}, learns.table) & either
+
+
+def learned(config, sizes, updates=2):
+    mesh = mesh_of(sizes)
+    compute = Compute(mesh=mesh)
+    graph, base = base_of(config, mesh)
+    factors = adapters.first(config, CONFIG, base, 5, mesh)
+    optimizer = optax.adam(0.02)
+    learns = policy_state.on_base(Learns(loss=loss_of(graph, compute), optimizer=optimizer))
+    update = jax.jit(make_update(learns.loss, optimizer, mesh, table=learns.table), donate_argnums=0)
+    made, metrics = state.init_state(factors, optimizer, mesh, learns.table), {}
+    for i in range(updates):
+        made, metrics = update(made, {"base": base}, packed_on(mesh, i))
+    reshard = state.make_reshard(CONFIG, compute, adapted=True)
+    return made.params, metrics, reshard(adapters.joined(base, made.params))
+
+
+@pytest.mark.in_ci("int8 dora-sizes3")
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 4, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)])
+@pytest.mark.parametrize("kind", ["lora", "int8 dora"])
+def test_adapters_learn_alike_on_any_mesh(kind, sizes):
+    want, got = learned(KINDS[kind], None), learned(KINDS[kind], sizes)
+    for name, x in got[0].items():
+        assert x.sharding.is_equivalent_to(sharding.named(mesh_of(sizes), adapters.FACTORS[name].axes), x.ndim)
+        np.testing.assert_allclose(x, want[0][name], atol=2e-5, err_msg=name)
+    assert float(got[1]["grad_norm"]) == pytest.approx(float(want[1]["grad_norm"]), rel=1e-4)
+    if sizes[2] < 8:  # there heads of keys and values are repeated
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got[2], want[2])
+
+
+def test_a_mesh_starts_with_the_same_factors():
+    config = KINDS["dora"]
+    made = [adapters.first(config, CONFIG, base_of(config, mesh_of(s))[1], 7, mesh_of(s)) for s in (None, (2, 2, 2))]
+    for name, x in made[0].items():
+        np.testing.assert_allclose(made[1][name], x, rtol=1e-6 * name.endswith("magnitude"))
+    other = adapters.first(config, CONFIG, base_of(config)[1], 8, None)
+    assert jnp.abs(other["q_a"] - made[0]["q_a"]).max() > 0.01
+    one = adapters.first(KINDS["attention"], CONFIG, base_of(config)[1], 7, None)
+    np.testing.assert_array_equal(one["v_a"], made[0]["v_a"])  # whatever else has factors
+    assert jnp.abs(made[0]["q_a"]).max() <= 16**-0.5 and jnp.abs(made[0]["down_a"]).max() <= 24**-0.5
+
+
+def test_matrices_decay_and_norms_do_not():
+    made = decayed(adapters.abstract(KINDS["dora"], CONFIG), adapters.FACTORS)
+    assert {name.rpartition("_")[2] for name, yes in made.items() if yes} == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rank": 0}, "rank=0"),
+        ({"alpha": 0.0}, "alpha=0.0"),
+        ({"target": ()}, "target=.*at least one"),
+        ({"target": ("q_proj", "q_proj")}, "target=.*twice"),
+    ],
+)
+def test_what_makes_no_adapter_is_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        AdapterConfig(**{"rank": 4, **given})

@@ -1,0 +1,222 @@
+"""Runs with adapters: what they save, how they go on, and what becomes of them afterwards."""
+
+import json
+import shutil
+import signal
+
+import answered_runs
+import jax
+import numpy as np
+import pytest
+import runs
+from runs import numbers
+from safetensors.numpy import load_file, save_file
+
+from grpojax.host.errors import UserError
+from grpojax.models import adapters, hf
+from grpojax.run import finetune
+from grpojax.run import recipe as config
+from grpojax.run.finetune_recipe import load_dpo, load_sft
+from grpojax.tools import cli
+from grpojax.tools.targets import model_of, read_target
+
+RANK = ("model.adapter.rank=4", "model.adapter.alpha=8", "optimizer.learning_rate=0.02")
+SHORT = (*RANK, "train.steps=4", "train.checkpoint_every=2", "train.eval_every=2")
+
+
+def trainer(recipe, directory, *overrides, eos_ids=None):
+    return runs.Trainer(config.load(recipe, [*SHORT, f"run.dir={directory}", *overrides]), eos_ids=eos_ids)
+
+
+@pytest.fixture(scope="module")
+def unbroken(recipe, tmp_path_factory):
+    """A run whose KL has the base for its reference; with its weights, merged."""
+    directory = tmp_path_factory.mktemp("adapters") / "run"
+    run = trainer(recipe, directory)
+    assert run.run()
+    return directory, run.learner
+
+
+def test_only_factors_learn_and_are_saved(unbroken):
+    directory, learner = unbroken
+    lines = [line for line in numbers(directory) if "reward" in line]
+    assert lines[-1]["reward"] > lines[0]["reward"] + 0.5  # rewarded for length, it writes longer
+    assert abs(lines[0]["kl"]) < 1e-6 < 1e-4 < lines[-1]["kl"]
+    assert all(line["grad_norm"] > 0 for line in lines)
+    assert max(line["sampling/logp_difference_max"] for line in lines) < 1e-4  # merged sampler, unmerged trainer
+    assert set(learner.state) == {"policy", "base"} and set(learner.saved()) == {"policy"}
+    assert {p.name for p in (directory / "checkpoints" / "4").iterdir() if p.is_dir()} >= {"policy_params"}
+    assert not (directory / "checkpoints" / "4" / "base_params").exists()
+    first = adapters.on_base(hf_params(learner.policy.folder), learner.policy.adapter)
+    jax.tree.map(np.testing.assert_array_equal, learner.state["base"], first)
+
+
+def hf_params(folder):
+    from flax import nnx
+
+    return nnx.split(hf.load(folder))[1]
+
+
+def test_it_goes_on_bit_for_bit(recipe, unbroken, tmp_path):
+    assert trainer(recipe, tmp_path, "train.steps=2").run()
+    again = trainer(recipe, tmp_path)
+    assert again.done == 2 and again.run()
+    want = [line for line in numbers(unbroken[0]) if line["step"] > 2]
+    assert [line for line in numbers(tmp_path) if line["step"] > 2] == want
+    jax.tree.map(np.testing.assert_array_equal, again.learner.state, unbroken[1].state)
+
+
+@pytest.mark.slow
+def test_it_goes_on_bit_for_bit_after_kill_nine(recipe, unbroken, tmp_path):
+    process = runs.start(recipe, tmp_path, *SHORT)
+    while "step 3/4" not in (line := process.stdout.readline()):
+        assert line, "it ended"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert trainer(recipe, tmp_path).run()  # from the last save that was whole
+    assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(unbroken[0]) if "reward" in x]
+
+
+def test_another_base_is_refused(recipe, unbroken, tmp_path):
+    run, model = tmp_path / "run", tmp_path / "model"
+    shutil.copytree(unbroken[0], run)
+    shutil.copytree(recipe.parent, model, ignore=shutil.ignore_patterns("run"))
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * 2
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    args = "export", str(run), "--to", str(tmp_path / "out"), f"model.path={model}"
+    assert cli.main([*args]) == 2 and not (tmp_path / "out").exists()
+    settings = json.loads((run / "config.json").read_text())
+    settings["model"]["path"] = str(model)
+    (run / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match="not learned on the weights in .*\nset model.path"):
+        trainer(recipe, run, f"model.path={model}", "train.steps=6")
+
+
+def test_a_peft_folder_is_a_start_and_can_be_sampled_and_evaluated(recipe, unbroken, tmp_path, capsys):
+    directory, learner = unbroken
+    folder, whole = tmp_path / "peft", tmp_path / "whole"
+    assert cli.main(["export", str(directory), "--to", str(folder)]) == 0
+    assert cli.main(["export", str(directory), "--to", str(whole), "--merged"]) == 0
+    again = trainer(recipe, tmp_path / "again", f"model.adapter.path={folder}")
+    jax.tree.map(np.testing.assert_array_equal, again.learner.state["policy"].params, learner.state["policy"].params)
+    again.close()
+    capsys.readouterr()
+    texts = []
+    for given in ([str(directory)], [str(folder)], [str(folder), "--base", str(recipe.parent)], [str(whole)]):
+        assert cli.main(["sample", *given, "--prompt", "1+2=", "-n", "3", "--max-tokens", "6"]) == 0
+        texts.append(capsys.readouterr().out.splitlines()[-3:])  # a program of `again` may still say that it compiles
+    assert len(texts[0]) == 3 and all(text == texts[0] for text in texts)
+    model, run = model_of(str(folder))
+    assert run is None and model.adapter.path == str(folder) and model.adapter.rank == 4
+    assert (
+        cli.main(["export", str(directory), "--to", str(tmp_path / "more"), "--step", "2", "--dtype", "bfloat16"]) == 0
+    )
+    half = hf.peft.load(hf.peft.read_config(tmp_path / "more")[0], learner.policy.config)
+    assert 0 < max(np.abs(x - learner.state["policy"].params[n]).max() for n, x in half.items()) < 1
+    rows = ["--data", str(recipe.parent / "sums.jsonl"), "--limit", "4", "--samples", "2", "--max-tokens", "6"]
+    for n, given in enumerate((str(directory), str(folder), str(whole))):
+        reward = () if n == 0 else ('rewards=[{name: "tiny_run:length"}]', "data.max_prompt_tokens=8")
+        assert cli.main(["eval", given, *reward, *rows, "--out", str(tmp_path / f"eval{n}")]) == 0
+    made = [(tmp_path / f"eval{n}" / "problems.jsonl").read_text() for n in range(3)]
+    assert made[0] == made[1] == made[2] and made[0].count("\n") == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["train.reference_every=2"], "train.reference_every=2: with model.adapter.*set it to 0"),
+        (["model.adapter.rank=0"], "rank=0"),
+        (["model.adapter.dropout=0.1"], "model.adapter.dropout.*unknown key"),
+        (["model.adapter.target=[lm_head]"], "lm_head"),
+    ],
+)
+def test_what_does_not_go_with_adapters_is_refused(recipe, given, said):
+    with pytest.raises(UserError, match=said):
+        config.load(recipe, [*RANK, *given])
+
+
+def test_an_export_of_whole_weights_cannot_be_merged(recipe, tmp_path, capsys):
+    run = runs.Trainer(config.load(recipe, ["train.steps=1", "data.validation=null", f"run.dir={tmp_path / 'run'}"]))
+    assert run.run()
+    assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "x"), "--merged"]) == 2
+    assert "has no adapters" in capsys.readouterr().err
+
+
+def test_adapters_without_a_folder_are_no_target(recipe):
+    with pytest.raises(UserError, match="model.adapter without a path"):
+        read_target(str(recipe.parent), ["model.adapter.rank=2"], sets=[str(recipe.parent / "sums.jsonl")])
+
+
+# What reads the policy's weights besides updates: two programs that are late, one that scores, one that draws.
+VARIANTS = {
+    "nthr": ["variant=nthr"],
+    "gt_likelihood": ["variant=gt_likelihood"],
+    "clip_cov": ["variant=clip_cov", "train.ppo_epochs=2"],
+    "ppo": ["variant=ppo", "critic.layers=1"],
+    "ppo on a frozen trunk": ["variant=ppo", "critic.trunk=frozen", "critic.warmup_steps=1"],
+    "int8": [
+        "model.adapter.base=int8",
+        "model.adapter.dora=true",
+        "rollout.weights=int8",
+        "variant.importance=truncate",
+    ],
+    "ahead": ["rollout.ahead=1", "model.dtype=bfloat16"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_reads_the_policys_weights_reads_both(recipe, tmp_path, name):
+    short = ["train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4"]
+    run = trainer(recipe, tmp_path, *short, *VARIANTS[name], eos_ids=())
+    assert run.run()
+    lines = [line for line in numbers(tmp_path) if "reward" in line]
+    assert lines[-1]["grad_norm"] > 0 and all(line["skipped_updates"] == 0 for line in lines)
+    most = 0.3 if name in ("int8", "ahead") else 1e-4
+    assert lines[-1]["sampling/logp_difference_max"] < most
+
+
+@pytest.mark.slow
+def test_a_critic_stands_on_the_policys_base(recipe, tmp_path):
+    short = ["train.steps=2", "data.validation=null", "rewards.0.name=tiny_run:parity", "rollout.max_tokens=4"]
+    ppo = [*short, "variant=ppo", "critic.optimizer.learning_rate=0.02"]
+    run = trainer(recipe, tmp_path / "run", *ppo, eos_ids=())
+    start = jax.tree.map(np.asarray, run.learner.state["critic"].params)
+    assert run.run()
+    state = run.learner.state
+    assert set(state) == {"policy", "critic", "base"} and set(run.learner.saved()) == {"policy", "critic"}
+    moved = {name: np.abs(x - start[name]).max() for name, x in state["critic"].params.items()}
+    assert moved["token_head"] > 1e-3 and moved["q_b"] > 1e-4 and "embed" not in moved
+    assert any(
+        np.abs(x - state["policy"].params[n]).max() > 1e-4 for n, x in state["critic"].params.items() if "_b" in n
+    )
+    again = trainer(recipe, tmp_path / "run", *ppo, "train.steps=3", eos_ids=())
+    jax.tree.map(np.testing.assert_array_equal, again.learner.state, state)
+    again.close()
+    assert cli.main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "out")]) == 0
+    trunk = hf_params(tmp_path / "out" / "critic")
+    base = adapters.joined(state["base"], state["critic"].params)
+    want = adapters.merged(base, "float32")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), trunk, want)
+    head = load_file(tmp_path / "out" / "critic" / "token_head.safetensors")["token_head.weight"]
+    np.testing.assert_array_equal(head, state["critic"].params["token_head"])
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_supervised_runs_learn_factors_and_go_on(recipe, tmp_path, kind):
+    recipes = answered_runs.make(tmp_path, recipe.parent)
+
+    def run_of(name, *more):
+        load = {"sft": load_sft, "dpo": load_dpo}[kind]
+        made = load(recipes[kind], [*RANK, f"run.dir={tmp_path / name}", *more])
+        return finetune.FineTune(made, jax.devices()[:1])
+
+    assert run_of("whole").run() and run_of("parts", "train.steps=4").run() and run_of("parts").run()
+    lines = [line for line in numbers(tmp_path / "whole") if "eval/loss" in line]
+    assert lines[-1]["eval/loss"] < lines[0]["eval/loss"] - 0.015
+    last = [[x for x in numbers(tmp_path / n) if x["step"] == 7 and "test/loss" not in x] for n in ("whole", "parts")]
+    assert last[0] == last[1] and len(last[0]) == 2
+    assert not (tmp_path / "whole" / "checkpoints" / "7" / "base_params").exists()
+    assert cli.main(["export", str(tmp_path / "whole"), "--to", str(tmp_path / "peft")]) == 0
+    assert hf.peft.read_config(tmp_path / "peft")[0].rank == 4
