@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from grpojax.models import Decoder, DecoderConfig
-from grpojax.models.decoder_config import RopeScaling
+from grpojax.models.decoder_config import Experts, RopeScaling
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 BASE = DecoderConfig(
@@ -24,7 +24,13 @@ FAMILIES = {
         BASE, family="llama", qkv_bias=True, out_bias=True, mlp_bias=True, num_kv_heads=1,
         rope_scaling=RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=16),
     ),
+    "qwen2_moe": dataclasses.replace(
+        BASE, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=14, renormalised=False, shared=22)
+    ),
 }  # fmt: skip
+MIXTURE = dataclasses.replace(
+    FAMILIES["qwen3"], family="qwen3_moe", vocab_size=56, experts=Experts(count=5, chosen=2, size=14)
+)  # whose vocabulary divides
 
 
 def random_decoder(config, seed=0):
@@ -121,8 +127,28 @@ def plain_states(model, sequences, prompt=None, read=None):
                 heads[-1] = jnp.where(late, attend(qh, read(kh), read(vh)), heads[-1])
         x = x + linear(jnp.concatenate(heads, -1), "o")
         h = norm(x, w["mlp_norm"])
-        x = x + linear(jax.nn.silu(linear(h, "gate")) * linear(h, "up"), "down")
+        x = x + (linear(swish(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c))
     return norm(x, model.norm[...])
+
+
+def swish(x):
+    return x / (1 + jnp.exp(-x))
+
+
+def plain_mixture(h, w, c):
+    """A loop over experts: each works on every token, and counts where it is among those of the highest logits."""
+    logits = h @ w["router"]
+    least = jnp.sort(logits, -1)[..., -c.experts.chosen, None]
+    share = jnp.where(logits >= least, jnp.exp(logits), 0.0)
+    share = share / (share if c.experts.renormalised else jnp.exp(logits)).sum(-1, keepdims=True)
+    y = jnp.zeros_like(h)
+    for e in range(c.experts.count):
+        mid = swish(h @ w["expert_gate"][e]) * (h @ w["expert_up"][e])
+        y = y + share[..., e, None] * (mid @ w["expert_down"][e])
+    if c.experts.shared:
+        mid = swish(h @ w["shared_gate"]) * (h @ w["shared_up"])
+        y = y + mid @ w["shared_down"] / (1 + jnp.exp(-h @ w["shared_router"]))
+    return y
 
 
 def plain_scores(graph, params, sequences, temperature=1.0):

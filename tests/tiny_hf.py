@@ -30,6 +30,9 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 
+# torch multiplies by groups where rows are whole multiples of 16 bytes.
+_EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20, tie_word_embeddings=False)
+
 # name -> (model_type, options beyond the sizes)
 MODELS = {
     "qwen2-tied": ("qwen2", dict(tie_word_embeddings=True)),
@@ -42,6 +45,13 @@ MODELS = {
     "llama3": ("llama", dict(tie_word_embeddings=False, rope_parameters=_LLAMA3)),
     "llama-attention-bias": ("llama", dict(tie_word_embeddings=False, attention_bias=True)),
     "llama-mlp-bias": ("llama", dict(tie_word_embeddings=True, mlp_bias=True)),
+    "qwen3-moe": ("qwen3_moe", dict(**_EXPERTS, head_dim=10, norm_topk_prob=True)),
+    "qwen3-moe-bias": ("qwen3_moe", dict(**_EXPERTS, head_dim=10, attention_bias=True)),
+    "qwen2-moe": ("qwen2_moe", dict(**_EXPERTS, shared_expert_intermediate_size=22)),
+    "qwen2-moe-no-bias": (
+        "qwen2_moe",
+        dict(**_EXPERTS, shared_expert_intermediate_size=22, norm_topk_prob=True, qkv_bias=False),
+    ),
 }
 
 

@@ -46,6 +46,7 @@ class Compute:
       remat: what a layer keeps for the backward pass: "layer" its input, "matmuls" also the products with its weights
         and, on CPUs and with cuDNN, the output of attention, "none" everything. The rest is recomputed.
       attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
+      experts: of a mixture, "grouped" runs each expert on its own tokens, "every" on all of them; "auto" chooses.
       vocab_chunk: entries of the vocabulary whose logits are computed at once; 0 takes as many as make about
         `logits_bytes`.
       mesh: None on one device.
@@ -56,6 +57,7 @@ class Compute:
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["layer", "matmuls", "none"] = "layer"
     attention: Attention = "auto"
+    experts: Literal["auto", "grouped", "every"] = "auto"
     vocab_chunk: int = 0
     mesh: Mesh | None = None
     platform: Literal["cpu", "gpu", "tpu"] | None = None

@@ -16,7 +16,8 @@ from grpojax.models import attention as att
 from grpojax.models import blocked_attention, quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.layers import Block, layer, rms_norm, rope_tables
+from grpojax.models.experts import Observe, layer
+from grpojax.models.layers import Block, rms_norm, rope_tables
 from grpojax.models.logprobs import mask_unused, token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
@@ -28,12 +29,14 @@ Remat = Literal["layer", "matmuls", "none"]
 class Scores(NamedTuple):
     """What a forward gives per completion token, ``[B, R, S]`` float32 (``hidden``: ``[B, R, S, D]``).
 
-    Values on padding are finite and mean nothing. ``entropy`` and ``hidden`` are None unless asked for.
+    Values on padding are finite and mean nothing. ``entropy`` and ``hidden`` are None unless asked for, and so is
+    ``observed``: ``[layers, ...]`` of what a mixture of experts was asked.
     """
 
     logps: Array
     entropy: Array | None = None
     hidden: Array | None = None
+    observed: Any = None
 
 
 class PromptStates(NamedTuple):
@@ -213,7 +216,8 @@ def _run_layers(
     one: Array | None = None,
     read: Any = None,
     pinned: bool = True,
-) -> tuple[Array, Any]:
+    observe: Observe | None = None,
+) -> tuple[Array, Any, Any]:
     """Runs tokens through all layers: the one loop of prompts, of rows, and of both as one stream.
 
     Args:
@@ -225,9 +229,10 @@ def _run_layers(
       one: see `Layer`.
       read: ``[layers, ...]``, what ``attend`` is given of each layer.
       pinned: have each layer's output whole on every device of a data-parallel shard.
+      observe: what is wanted of each layer's router.
 
     Returns:
-      ``(x, kept)``, hidden states that are not normed yet, and ``[layers, ...]``.
+      ``(x, kept, observed)``, hidden states that are not normed yet, and twice ``[layers, ...]``.
     """
     tables = rope_tables(model.config, positions)
 
@@ -236,9 +241,11 @@ def _run_layers(
         block = layer(block, model.config, compute, one)
         attended, kept = attend(*block.qkv(x, tables), read)
         x = block.finish(x, attended)
-        return constrain(x, compute.mesh, "shard", None, None) if pinned else x, kept
+        observed = None if observe is None else observe(block.routing)
+        return constrain(x, compute.mesh, "shard", None, None) if pinned else x, (kept, observed)
 
-    return scan_layers(model, body, x, read, remat=remat, unroll=compute.unrolls)
+    x, (kept, observed) = scan_layers(model, body, x, read, remat=remat, unroll=compute.unrolls)
+    return x, kept, observed
 
 
 def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat):
@@ -250,7 +257,7 @@ def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, rema
         return attend_prompts(q, k, v, here), (k, v)
 
     one = None if remat == "none" else _one(lengths)
-    x, kv = _run_layers(model, x, jnp.arange(size), attend, compute, remat=remat, one=one, pinned=False)
+    x, kv, _ = _run_layers(model, x, jnp.arange(size), attend, compute, remat=remat, one=one, pinned=False)
     return _after_last(model, x, lengths), kv
 
 
@@ -274,9 +281,12 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
         one, of the others that of the token before. "after", the state that has read the token itself.
     """
     run = _with_prompts if rows.read is None else _after_prompts
-    last, x = run(model, rows, compute)
-    if at == "after":
-        return x
+    last, x, _ = run(model, rows, compute)
+    return x if at == "after" else _before(rows, last, x)
+
+
+def _before(rows: Rows, last: Array, x: Array) -> Array:
+    """The states that predict the tokens, from those after each prompt and after each token."""
     first = jnp.einsum("brsk,bkd->brsd", _own_prompt(rows).astype(last.dtype), last, precision="highest")
     before = jnp.pad(x[:, :, :-1], ((0, 0), (0, 0), (1, 0), (0, 0)))
     return jnp.where(rows.offsets[..., None] == 0, first, before)
@@ -300,8 +310,11 @@ def _positions(rows: Rows) -> Array:
     return jnp.where(_own_prompt(rows), rows.prompt_lengths[:, None, None], 0).sum(-1) + rows.offsets
 
 
-def _after_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
-    """Normed states after each prompt ``[B, K, D]``, which were read before, and after each token of the rows."""
+def _after_prompts(
+    model: Decoder, rows: Rows, compute: Compute, observe: Observe | None = None
+) -> tuple[Array, Array, Any]:
+    """Normed states after each prompt ``[B, K, D]``, which were read before, and after each token of the rows; and what
+    is observed of these tokens' routing."""
     _, attend_rows = _attends(rows, compute)
 
     def attend(q, k, v, prompt):
@@ -311,12 +324,14 @@ def _after_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array,
             return attend_rows(q, k, v, rows.segments, prefix), None
 
     x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
-    how = {"remat": compute.remat, "one": one, "read": rows.read.kv}
-    x, _ = _run_layers(model, x, _positions(rows), attend, compute, **how)
-    return rows.read.last, rms_norm(x, model.norm[...], model.config.norm_eps)
+    how = {"remat": compute.remat, "one": one, "read": rows.read.kv, "observe": observe}
+    x, _, observed = _run_layers(model, x, _positions(rows), attend, compute, **how)
+    return rows.read.last, rms_norm(x, model.norm[...], model.config.norm_eps), observed
 
 
-def _with_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, Array]:
+def _with_prompts(
+    model: Decoder, rows: Rows, compute: Compute, observe: Observe | None = None
+) -> tuple[Array, Array, Any]:
     """`_after_prompts` of prompts that were not read: they and the rows are one stream of tokens, so that a weight is
     one matmul and its gradient one sum."""
     attend_prompts, attend_rows = _attends(rows, compute)
@@ -341,9 +356,11 @@ def _with_prompts(model: Decoder, rows: Rows, compute: Compute) -> tuple[Array, 
 
     positions = join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), _positions(rows))
     x, one = embed_tokens(model, join(rows.prompts, rows.tokens), compute), _one(length)
-    x, _ = _run_layers(model, x, positions, attend, compute, remat=compute.remat, one=one)
+    of_rows = None if observe is None else lambda routing: observe(jax.tree.map(lambda x: part(x)[1], routing))
+    how = {"remat": compute.remat, "one": one, "observe": of_rows}
+    x, _, observed = _run_layers(model, x, positions, attend, compute, **how)
     xp, xc = part(x)
-    return _after_last(model, xp, length), rms_norm(xc, model.norm[...], model.config.norm_eps)
+    return _after_last(model, xp, length), rms_norm(xc, model.norm[...], model.config.norm_eps), observed
 
 
 @functools.partial(jax.named_call, name="score")
@@ -356,6 +373,7 @@ def score(
     temperature: float = 1.0,
     entropy: bool | Literal["value"] = False,
     hidden: bool = False,
+    observe: Observe | None = None,
 ) -> Scores:
     """Log-probabilities of completion tokens: ``log softmax(logits / temperature)[token]``.
 
@@ -365,11 +383,13 @@ def score(
       temperature: of the distribution that the tokens were drawn from, over 0.
       entropy: also the entropy of each of these distributions, in nats; "value" gives it no gradient.
       hidden: also the normed hidden states that the tokens are predicted from.
+      observe: also what this makes of each layer's `Routing` of the tokens, ``[B, R, S, ...]``, for a mixture.
     """
     if not temperature > 0:
         raise ValueError(f"temperature {temperature}: a log-probability needs a temperature over 0")
     model = nnx.merge(graph, params)
-    states = token_states(model, rows, compute)
+    last, after, observed = (_with_prompts if rows.read is None else _after_prompts)(model, rows, compute, observe)
+    states = _before(rows, last, after)
     b, r, s, d = states.shape
     logps, entropies = token_scores(
         states.reshape(b, r * s, d),
@@ -384,7 +404,7 @@ def score(
     )
     logps = logps.reshape(b, r, s)
     entropies = None if entropies is None else entropies.reshape(b, r, s)
-    return Scores(logps, entropies, states if hidden else None)
+    return Scores(logps, entropies, states if hidden else None, observed)
 
 
 def logits(model: Decoder, hidden: Array, compute: Compute) -> Array:

@@ -20,8 +20,32 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts: in every layer many small SwiGLU MLPs stand in place of one, and a router sends each token
+    to a few of them.
+
+    Attributes:
+      count: experts of a layer.
+      chosen: how many of them a token goes to: those of highest probability under the router's softmax over all.
+      size: width of one expert.
+      renormalised: whether the probabilities of the chosen, which weigh what they give, are scaled to add up to 1.
+      shared: width of one more expert that every token goes to, weighed by the sigmoid of a gate; 0 without one.
+    """
+
+    count: int
+    chosen: int
+    size: int
+    renormalised: bool = True
+    shared: int = 0
+
+    def __post_init__(self):
+        if not 1 <= self.chosen <= self.count:
+            raise UserError(f"num_experts_per_tok {self.chosen}: must be from 1 to num_experts {self.count}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Shape and options of a decoder-only transformer with rotary positions, RMS norms and a SwiGLU MLP.
+    """Shape and options of a decoder-only transformer with rotary positions, RMS norms and SwiGLU MLPs.
 
     ``vocab_size`` counts the rows of the embedding. Makers often round it up, so that some rows belong to no token:
     ``unused_rows`` has these, as half-open ranges ``(first, last + 1)`` in rising order. Their probability is 0
@@ -29,7 +53,7 @@ class DecoderConfig:
     ``config.json`` has them.
     """
 
-    family: str  # "qwen2", "qwen3" or "llama"
+    family: str  # as config.json has it in "model_type": `grpojax.models.hf` lists them
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -47,6 +71,7 @@ class DecoderConfig:
     qk_norm: bool = False
     max_positions: int = 32768
     unused_rows: tuple[tuple[int, int], ...] = ()
+    experts: Experts | None = None  # in every layer, in place of an MLP of intermediate_size
 
     def __post_init__(self):
         # Lists, as JSON has them, have no hash, which a static argument of a program needs.
@@ -60,3 +85,18 @@ class DecoderConfig:
     def own_head(self) -> bool:
         """Whether the output projection is a weight of its own, not the embedding."""
         return not self.tie_embeddings
+
+    @property
+    def dense(self) -> bool:
+        """Whether a layer's MLP is one for all tokens."""
+        return self.experts is None
+
+    @property
+    def mixture(self) -> bool:
+        """Whether a layer's MLP is a mixture of experts."""
+        return self.experts is not None
+
+    @property
+    def shared_expert(self) -> bool:
+        """Whether a layer has an expert that every token goes to."""
+        return self.experts is not None and self.experts.shared > 0

@@ -53,9 +53,22 @@ PEAK_FLOPS = {kind: chip.flops for kind, chip in CHIPS.items()}
 
 
 def matmul_weights(c: DecoderConfig) -> int:
-    """Weights that a token multiplies with in the layers (not the vocabulary)."""
+    """Weights that a token multiplies with in the layers (not the vocabulary): of a mixture, those of its experts."""
+    return c.num_layers * _layer_weights(c, c.experts.chosen if c.experts else 0)
+
+
+def layer_weights(c: DecoderConfig) -> int:
+    """Weights of the matrices of one layer, all experts of a mixture among them."""
+    return _layer_weights(c, c.experts.count if c.experts else 0)
+
+
+def _layer_weights(c: DecoderConfig, experts: int) -> int:
+    """Of a layer with so many of its experts."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    return c.num_layers * (c.hidden_size * (2 * q + 2 * kv) + 3 * c.hidden_size * c.intermediate_size)
+    width, router = c.intermediate_size, 0
+    if c.experts is not None:
+        width, router = experts * c.experts.size + c.experts.shared, c.experts.count + c.shared_expert
+    return c.hidden_size * (2 * q + 2 * kv + 3 * width + router)
 
 
 def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples) -> float:
@@ -117,8 +130,9 @@ def decode_bytes(
     block: int = 1,
     cache_dtype: DTypeLike = "bfloat16",
 ) -> float:
-    """Bytes of memory that the sampler reads for one token step: weights once, a prompt's keys and values once for all
-    slots of its row, and of every slot the blocks of the cache in which any has a token. In bfloat16, on one device.
+    """Bytes of memory that the sampler reads for one token step: weights once (of a mixture all experts, as many tokens
+    choose them), a prompt's keys and values once for all slots of its row, and of every slot the blocks of the cache in
+    which any has a token. In bfloat16, on one device.
 
     Args:
       c: the decoder.
@@ -130,7 +144,7 @@ def decode_bytes(
       cache_dtype: of keys and values.
     """
     per_token = kv_bytes(c, cache_dtype)
-    weights = matmul_weights(c) + c.vocab_size * c.hidden_size
+    weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size
     return 2 * weights + prompts * (prompt_tokens + slots * -(-tokens // block) * block) * per_token
 
 
@@ -147,4 +161,4 @@ def kv_bytes(c: DecoderConfig, cache_dtype: DTypeLike) -> int:
 
 def parameters(c: DecoderConfig) -> int:
     """Weights of matrices: layers, embedding and, where it is one of its own, output projection."""
-    return matmul_weights(c) + (2 if c.own_head else 1) * c.vocab_size * c.hidden_size
+    return c.num_layers * layer_weights(c) + (2 if c.own_head else 1) * c.vocab_size * c.hidden_size

@@ -139,6 +139,8 @@ class Layer:
         both weights into one for it: in a decode step these are more bytes than the products themselves move.
     """
 
+    routing: Any = None  # of a mixture of experts
+
     def __init__(
         self,
         block: Block,
@@ -155,11 +157,11 @@ class Layer:
         def gather(name: str, w: Any) -> Any:
             if isinstance(w, quantised.Int8 | TransposedKernel):  # of a rollout, whole already
                 return w
-            axes = DECODER[name].axes[1:]
-            return w.each(whole, axes, dtype) if isinstance(w, Adapted) else whole(w, axes, dtype)
+            axes, kept = DECODER[name].axes[1:], jnp.dtype(jnp.float32) if DECODER[name].exact else dtype
+            return w.each(whole, axes, kept) if isinstance(w, Adapted) else whole(w, axes, kept)
 
         def whole(w: Array, axes: tuple[str, ...], dtype: Any) -> Array:
-            if one is not None and w.ndim == 2 and w.dtype != dtype:
+            if one is not None and w.ndim >= 2 and w.dtype != dtype:
                 w = w * one.astype(w.dtype)
             w = gather_weight(w, compute.mesh, dtype, *axes)
             if axes[-1] == "kv_heads" and kv_heads.on_mesh(config, compute.mesh) > config.num_kv_heads:
@@ -215,10 +217,3 @@ class Layer:
             part, done[-1] = jax.lax.optimization_barrier((part, done[-1]))
             done.append(self._mlp(part))
         return jnp.concatenate(done, 1)
-
-
-def layer(
-    block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, separately: bool = False
-) -> Layer:
-    """The block's weights, gathered and cast: a `Layer`."""
-    return Layer(block, config, compute, one, separately=separately)

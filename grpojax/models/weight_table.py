@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from grpojax.models import quantised
-from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.decoder_config import DecoderConfig, Experts
 from grpojax.models.sharding import TRAIN, Rules, check_divides, named
 from grpojax.types import Array
 
@@ -29,9 +29,10 @@ class Weight(NamedTuple):
       axes: logical axes; their `sizes` are the shape and the sharding rules say how each is cut. Of a stacked weight
         the first is "layers".
       init: its first values.
-      name: in a checkpoint, with ``{}`` for the layer; None where no checkpoint has it.
+      name: in a checkpoint, with ``{}`` for the layer, and another for the expert; None where no checkpoint has it.
       transposed: the checkpoint has it the other way round, ``[out, in]``.
       when: the field of the decoder's config that says whether there is one; None: always.
+      exact: it multiplies in float32 whatever the compute dtype is, and is never in eight bits.
     """
 
     axes: tuple[str, ...]
@@ -39,11 +40,22 @@ class Weight(NamedTuple):
     name: str | None = None
     transposed: bool = False
     when: str | None = None
+    exact: bool = False
 
     @property
     def stacked(self) -> bool:
         """Whether all layers stand in one array, along the first axis."""
         return self.axes[0] == "layers"
+
+    @property
+    def lead(self) -> int:
+        """How many of the first axes a checkpoint has in its names: it has a tensor for each layer, and each expert."""
+        return sum(axis in ("layers", "experts") for axis in self.axes[:2])
+
+    @property
+    def summed(self) -> int:
+        """The axis of a matrix that products sum over."""
+        return max(self.lead, 1)
 
 
 WeightTable = Mapping[str, Weight]  # by the name that a weight has in a tree
@@ -73,16 +85,22 @@ def _norm(axis: str, name: str, when: str | None = None) -> Weight:
     return Weight(("layers", axis), ones, f"model.layers.{{}}.{name}.weight", when=when)
 
 
-def _kernel(rows: str, columns: str, name: str, *, residual: bool = False) -> Weight:
+def _kernel(rows: str, columns: str, name: str, *, residual: bool = False, **more: Any) -> Weight:
     init = normal(rows, residual=residual)
-    return Weight(("layers", rows, columns), init, f"model.layers.{{}}.{name}.weight", transposed=True)
+    return Weight(("layers", rows, columns), init, f"model.layers.{{}}.{name}.weight", transposed=True, **more)
+
+
+def _expert(rows: str, columns: str, name: str, *, residual: bool = False) -> Weight:
+    init, name = normal(rows, residual=residual), f"model.layers.{{}}.mlp.experts.{{}}.{name}.weight"
+    return Weight(("layers", "experts", rows, columns), init, name, transposed=True, when="mixture")
 
 
 def _bias(axis: str, name: str, when: str) -> Weight:
     return Weight(("layers", axis), zeros, f"model.layers.{{}}.{name}.bias", when=when)
 
 
-# Qwen 2, Qwen 3 and Llama name their weights alike. The order is that in which random ones are drawn within a layer.
+# Qwen 2, Qwen 3, their mixtures and Llama name their weights alike. The order is that in which random ones are drawn
+# within a layer.
 DECODER: WeightTable = {
     "embed": Weight(("vocab", "embed"), normal("embed"), "model.embed_tokens.weight"),
     "attn_norm": _norm("hidden", "input_layernorm"),
@@ -97,12 +115,20 @@ DECODER: WeightTable = {
     "o": _kernel("heads", "embed", "self_attn.o_proj", residual=True),
     "o_bias": _bias("hidden", "self_attn.o_proj", "out_bias"),
     "mlp_norm": _norm("hidden", "post_attention_layernorm"),
-    "gate": _kernel("embed", "mlp", "mlp.gate_proj"),
+    "gate": _kernel("embed", "mlp", "mlp.gate_proj", when="dense"),
     "gate_bias": _bias("mlp", "mlp.gate_proj", "mlp_bias"),
-    "up": _kernel("embed", "mlp", "mlp.up_proj"),
+    "up": _kernel("embed", "mlp", "mlp.up_proj", when="dense"),
     "up_bias": _bias("mlp", "mlp.up_proj", "mlp_bias"),
-    "down": _kernel("mlp", "embed", "mlp.down_proj", residual=True),
+    "down": _kernel("mlp", "embed", "mlp.down_proj", residual=True, when="dense"),
     "down_bias": _bias("hidden", "mlp.down_proj", "mlp_bias"),
+    "router": _kernel("embed", "choices", "mlp.gate", when="mixture", exact=True),
+    "expert_gate": _expert("embed", "expert_mlp", "gate_proj"),
+    "expert_up": _expert("embed", "expert_mlp", "up_proj"),
+    "expert_down": _expert("expert_mlp", "embed", "down_proj", residual=True),
+    "shared_gate": _kernel("embed", "shared_mlp", "mlp.shared_expert.gate_proj", when="shared_expert"),
+    "shared_up": _kernel("embed", "shared_mlp", "mlp.shared_expert.up_proj", when="shared_expert"),
+    "shared_down": _kernel("shared_mlp", "embed", "mlp.shared_expert.down_proj", residual=True, when="shared_expert"),
+    "shared_router": _kernel("embed", "one", "mlp.shared_expert_gate", when="shared_expert", exact=True),
     "norm": Weight(("hidden",), ones, "model.norm.weight"),
     "head": Weight(("vocab", "embed"), normal("embed"), "lm_head.weight", when="own_head"),
 }
@@ -110,6 +136,7 @@ DECODER: WeightTable = {
 
 def sizes(config: DecoderConfig) -> dict[str, int]:
     """The size of every logical axis."""
+    experts = config.experts or Experts(count=1, chosen=1, size=1)
     return {
         "layers": config.num_layers,
         "vocab": config.vocab_size,
@@ -119,6 +146,11 @@ def sizes(config: DecoderConfig) -> dict[str, int]:
         "kv_heads": config.num_kv_heads * config.head_dim,
         "head_dim": config.head_dim,
         "mlp": config.intermediate_size,
+        "experts": experts.count,
+        "choices": experts.count,
+        "expert_mlp": experts.size,
+        "shared_mlp": experts.shared,
+        "one": 1,
     }
 
 
@@ -143,8 +175,8 @@ def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
 def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> tuple[str, ...]:
     """Logical axes of a leaf of a tree of weights or of their moments; none of a scalar, such as a counter.
 
-    For ``jax.tree_util.tree_map_with_path``. What the leaf is called is the last dictionary key of its path. Products
-    sum over the second axis of every matrix, which the scale of one in eight bits is without.
+    For ``jax.tree_util.tree_map_with_path``. What the leaf is called is the last dictionary key of its path. The scale
+    of a matrix in eight bits is without the axis that products sum over.
 
     Raises:
       ValueError: the table has no weight of that name, or one with another number of axes.
@@ -159,9 +191,9 @@ def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> t
     name, what = leaf_name(path), f"{jax.tree_util.keystr(path)} {list(leaf.shape)}"
     if name not in table:
         raise ValueError(f"{what} is no weight that the table knows; give it a line there")
-    axes = table[name].axes
+    axes, summed = table[name].axes, table[name].summed
     if quantised.is_scale(path):
-        axes = axes[:1] + axes[2:]
+        axes = axes[:summed] + axes[summed + 1 :]
     if len(axes) != leaf.ndim:
         raise ValueError(f"{what} is not the table's {name!r} with axes {axes}")
     return axes
@@ -174,7 +206,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 def is_matrix(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> bool:
     """Whether a leaf multiplies activations: these weights decay, norms and biases do not."""
-    return len([a for a in axes_of(path, leaf, table) if a != "layers"]) >= 2
+    return len([a for a in axes_of(path, leaf, table) if a not in ("layers", "experts")]) >= 2
 
 
 def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightTable = DECODER) -> Any:
@@ -189,10 +221,14 @@ def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightT
 def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
     """Raises `UserError` when a decoder's weights do not divide over the mesh; a query's heads are never cut, those
     of keys and values may be (`grpojax.models.kv_heads`)."""
+    mlps = [("intermediate_size", config.intermediate_size, "mlp")]
+    if config.experts is not None:
+        mlps = [("moe_intermediate_size", config.experts.size, "expert_mlp")]
+        mlps += [("shared_expert_intermediate_size", config.experts.shared, "shared_mlp")]
     for what, size, axis in (
         ("num_attention_heads", config.num_heads, "heads"),
         ("num_key_value_heads x head_dim", config.num_kv_heads * config.head_dim, "kv_heads"),
-        ("intermediate_size", config.intermediate_size, "mlp"),
+        *mlps,
         ("vocab_size", config.vocab_size, "vocab"),
         ("hidden_size", config.hidden_size, "embed"),
     ):

@@ -5,20 +5,28 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from grpojax import diagnostics
 from grpojax import losses as L
 from grpojax.models import decoder as dec
+from grpojax.models import experts
 from grpojax.models.compute import Compute
 from grpojax.programs import blocks
 from grpojax.programs.packing import Packed
 from grpojax.programs.update import Loss, Metrics, ReadPrompts
-from grpojax.types import Rows, Scalar
+from grpojax.types import Mean, Rows, Scalar
 
 
 def policy_objective(
-    graph: Any, objective: L.Objective, compute: Compute, *, temperature: float = 1.0, entropy: bool = False
+    graph: Any,
+    objective: L.Objective,
+    compute: Compute,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    balance_coef: float | None = None,
 ) -> Loss:
     """The loss ``(params, frozen, micro: Packed) -> (value, metrics)`` of an objective.
 
@@ -29,16 +37,20 @@ def policy_objective(
       compute: how to run the decoder.
       temperature: the one that the samples were drawn at.
       entropy: compute the entropy as a metric even if the objective does not need it.
+      balance_coef: of a mixture of experts, the weight of its load-balance loss (`grpojax.models.experts.load`); 0
+        computes none. None where the policy is dense.
 
     Returns:
-      The loss. Its metrics are those of `grpojax.losses.policy_loss` and, when the batch has ``sampler_logps``, those
-      of `grpojax.diagnostics.mismatch`.
+      The loss. Its metrics are those of `grpojax.losses.policy_loss`, when the batch has ``sampler_logps`` those of
+      `grpojax.diagnostics.mismatch`, and of a mixture ``router_entropy``, ``router_counts`` and ``balance_loss``.
     """
     wanted = True if objective.needs_entropy else "value" if entropy else False
 
     def loss(params: Any, frozen: Any, micro: Packed) -> tuple[Scalar, Metrics]:
-        scores = dec.score(graph, params, micro.rows, compute, temperature=temperature, entropy=wanted)
-        tokens = micro.per_token
+        tokens, observe = micro.per_token, None
+        if balance_coef is not None:
+            observe = functools.partial(experts.load, rows=micro.rows, weights=tokens.weights if balance_coef else None)
+        scores = dec.score(graph, params, micro.rows, compute, temperature=temperature, entropy=wanted, observe=observe)
         with jax.named_scope("loss"):
             value, metrics = L.policy_loss(
                 scores.logps,
@@ -56,9 +68,22 @@ def policy_objective(
             )
         if tokens.sampler_logps is not None:
             metrics |= diagnostics.mismatch(scores.logps, tokens.sampler_logps, tokens.weights > 0)
+        if scores.observed is not None:
+            more, measured = of_routers(scores.observed, micro.rows, balance_coef or 0.0)
+            value, metrics = value + more, metrics | measured | {"loss": metrics["loss"] + more}
         return value, metrics
 
     return loss
+
+
+def of_routers(load: experts.Load, rows: Rows, coef: float) -> tuple[Scalar, Metrics]:
+    """The load-balance loss of all layers, weighted, and what is measured of their routers."""
+    seen = (rows.segments > 0).sum().astype(jnp.float32) * load.entropy.shape[0]
+    metrics: Metrics = {"router_entropy": Mean(total=load.entropy.sum(), count=seen), "router_counts": load.counts}
+    if load.balance is None:
+        return jnp.float32(0.0), metrics
+    balance = load.balance.mean()
+    return coef * balance, metrics | {"balance_loss": balance}
 
 
 def reader(graph: Any, compute: Compute) -> ReadPrompts:

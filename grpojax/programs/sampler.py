@@ -31,6 +31,7 @@ from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
 from grpojax.models.layers import TransposedKernel
 from grpojax.models.sharding import TRAIN, constrain, spec
+from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs import kv_cache
 from grpojax.programs.compiling import program
 from grpojax.programs.token_sampling import DrawConfig, at_position, draw, keys_of_samples
@@ -246,10 +247,12 @@ def _blocks(stacked: Any, compute: Compute) -> Any:
     if kv_cache.platform(compute) != "cpu" or compute.mesh is not None:
         return layers
 
-    def transposed(w: Any) -> Any:
-        return TransposedKernel.of(w.astype(compute.dtype)) if isinstance(w, jax.Array) and w.ndim == 2 else w
+    def transposed(path: Any, w: Any) -> Any:
+        if not isinstance(w, jax.Array) or w.ndim != 2 or DECODER[leaf_name(path)].exact:
+            return w
+        return TransposedKernel.of(w.astype(compute.dtype))
 
-    return jax.tree.map(transposed, layers, is_leaf=lambda w: isinstance(w, quantised.Int8))
+    return jax.tree_util.tree_map_with_path(transposed, layers, is_leaf=lambda w: isinstance(w, quantised.Int8))
 
 
 # ---------------------------------------------------------------------------------------------------- the loop

@@ -141,13 +141,14 @@ def make_reshard(
         return quantised.Int8(gathered(values, *axes), gathered(made.scale, *axes[:summed], *axes[summed + 1 :]))
 
     def place(path: Any, x: Any) -> Any:
-        axes, eight = axes_of(path, x), weights == "int8" and is_matrix(path, x)
+        axes, weight = axes_of(path, x), DECODER[leaf_name(path)]
+        eight, kept = weights == "int8" and is_matrix(path, x) and not weight.exact, x.dtype if weight.exact else dtype
         if axes[0] != "layers":
-            return eight_bits(x, axes, 1) if eight else gathered(x.astype(dtype), *axes)
+            return eight_bits(x, axes, weight.summed) if eight else gathered(x.astype(kept), *axes)
 
         def whole(w: Any) -> Any:
             w = merged(w)
-            return eight_bits(w, axes[1:], 0) if eight else gathered(w.astype(dtype), *axes[1:])
+            return eight_bits(w, axes[1:], weight.summed - 1) if eight else gathered(w.astype(kept), *axes[1:])
 
         # One layer after the other: to gather all at once takes their size again in temporaries.
         return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)
@@ -161,7 +162,8 @@ def make_reshard(
 def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any:
     """A decoder's weights to score with, of their own: in the compute dtype, which loses nothing.
 
-    A forward casts each weight so before it reads it, but for the last norm, which stays in float32 here as well.
+    A forward casts each weight so before it reads it, but for the last norm and weights that are `exact`, which stay in
+    float32 here as well.
 
     Args:
       params: the weights.
@@ -171,9 +173,11 @@ def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any
     dtype = jnp.dtype(jnp.float32 if averaged else compute.dtype)
 
     def copy(params: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: jnp.copy(x) if leaf_name(path) == "norm" else jnp.copy(x).astype(dtype), params
-        )
+        def one(path: Any, x: Any) -> Any:
+            name = leaf_name(path)
+            return jnp.copy(x) if name == "norm" or DECODER[name].exact else jnp.copy(x).astype(dtype)
+
+        return jax.tree_util.tree_map_with_path(one, params)
 
     return program("reference", copy)(params)
 

@@ -57,7 +57,7 @@ def calls_of(
     method, mesh = config.method, policy.mesh
     added: list[Part] = [kind(config, policy, read_shape) for kind in parts.kinds(method.variant).values()]
     if programs is None:
-        programs = make_programs(learning_of(config, policy.graph, policy.compute, [part.spec() for part in added]))
+        programs = make_programs(learning_of(config, policy, [part.spec() for part in added]))
     networks = policy_state.networks(policy, programs.optimizer)
     for part in added:
         networks |= part.networks()

@@ -141,6 +141,12 @@ _SKIPS = (
         lambda c: f"variant.llds_coef={c.variant.objective.llds_coef}: set it to 0",
     ),
     _skips(
+        "a load-balance loss (`train.balance_coef`)",
+        "it has a gradient where the advantage is 0",
+        lambda c: c.train.balance_coef > 0,
+        lambda c: f"train.balance_coef={c.train.balance_coef:g}: set it to 0",
+    ),
+    _skips(
         "`variant.covariance`",
         "tokens are picked by their covariance over all samples",
         lambda c: c.variant.objective.needs_covariance_mask,

@@ -18,6 +18,7 @@ from grpojax.models.compute import Compute
 from grpojax.programs import policy_state, policy_update
 from grpojax.programs.compiling import program, quick_options
 from grpojax.programs.optimizer import OptimizerConfig, make_optimizer
+from grpojax.programs.policy import PolicyShape
 from grpojax.programs.update import Learns, Loss, make_joint_update, make_update
 from grpojax.run import parts
 from grpojax.run.recipe import Config
@@ -60,6 +61,7 @@ class Learning:
       updates: of the whole run, for schedules; None where that is not known.
       temperature: the one that samples are drawn at.
       entropy: whether the variant reads the entropy of each token before the updates.
+      balance_coef: of a policy that is a mixture of experts (`grpojax.programs.policy_update.policy_objective`).
       parts: of the variant.
       adapter: what learns in place of the policy's weights.
     """
@@ -71,6 +73,7 @@ class Learning:
     updates: int | None
     temperature: float
     entropy: bool = False
+    balance_coef: float | None = None
     parts: tuple[Spec, ...] = ()
     adapter: AdapterConfig | None = None
 
@@ -100,23 +103,31 @@ class Programs:
     parts: Mapping[str, Function] = dataclasses.field(default_factory=dict)
 
 
-def learning_of(config: Config, graph: Any, compute: Compute, specs: Iterable[Spec] = ()) -> Learning:
+def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ()) -> Learning:
     """The `Learning` of a recipe.
 
     Args:
       config: the recipe.
-      graph, compute: of the policy.
+      policy: its shape.
       specs: of the variant's parts (`grpojax.run.parts.part.Part.spec`).
+
+    Raises:
+      UserError: experts are to be balanced, and the policy has none.
     """
-    train, variant = config.train, config.method.variant
+    train, variant, mixture = config.train, config.method.variant, policy.config.mixture
+    if train.balance_coef and not mixture:
+        raise UserError(
+            f"train.balance_coef={train.balance_coef:g}: {config.model.path} has no experts to balance; set it to 0"
+        )
     return Learning(
-        graph=graph,
-        compute=compute,
+        graph=policy.graph,
+        compute=policy.compute,
         objective=variant.objective,
         optimizer=config.optimizer,
         updates=None if train.steps is None else (train.steps - parts.warmup_steps(config)) * train.updates_a_rollout,
         temperature=config.rollout.temperature,
         entropy="entropy" in variant.needs,
+        balance_coef=train.balance_coef if mixture else None,
         parts=tuple(specs),
         adapter=config.model.adapter,
     )
@@ -128,7 +139,8 @@ def make_programs(learning: Learning) -> Programs:
     graph, compute, objective = learning.graph, learning.compute, learning.objective
     options = quick_options(compute.platform)
     scores = functools.partial(score_program, compute=compute, temperature=learning.temperature)
-    loss = policy_update.policy_objective(graph, objective, compute, temperature=learning.temperature, entropy=True)
+    how = {"temperature": learning.temperature, "entropy": True, "balance_coef": learning.balance_coef}
+    loss = policy_update.policy_objective(graph, objective, compute, **how)
     optimizer = make_optimizer(learning.optimizer, learning.updates, policy_state.table_of(learning.adapter))
     policy = Learns(loss=loss, optimizer=optimizer, read=policy_update.reader(graph, compute))
     if learning.adapter is not None:

@@ -172,6 +172,7 @@ class TrainConfig:
         rounding, and the update costs only the other samples' tokens. The update's metrics (entropy, ratios) are of
         these other samples. Not with an objective in which samples with advantage 0 have a gradient, nor where all
         samples are scored before the update.
+      balance_coef: weight of the load-balance loss of a policy with experts (`grpojax.models.experts.load`).
       reference_every: steps between refreshes of the KL's reference; 0 keeps the model that the run started from.
         Needs ``variant.kl_coef`` over 0.
       reference_mix: a refresh sets the reference to ``mix * policy + (1 - mix) * reference``. Only with
@@ -203,6 +204,7 @@ class TrainConfig:
     microbatches: int = 1
     truncated: Literal["train", "mask", "drop"] = "train"
     skip_zero_advantage: bool = False
+    balance_coef: float = 0.0
     reference_every: int = 0
     reference_mix: float = 0.6
     eval_every: int = 0
@@ -229,7 +231,14 @@ class TrainConfig:
             "log_every",
             "max_skipped",
         )
-        periods = ("reference_every", "eval_every", "checkpoint_every", "checkpoint_minutes", "eval_temperature")
+        periods = (
+            "balance_coef",
+            "reference_every",
+            "eval_every",
+            "checkpoint_every",
+            "checkpoint_minutes",
+            "eval_temperature",
+        )
         require(self, **dict.fromkeys(counts, "[1, inf)"), **dict.fromkeys(periods, "[0, inf)"))
         require(self, seed="[0, 2147483647]", reference_mix="(0, 1]", eval_samples="[1, 1000]")
         exclusions.check("train", self)

@@ -26,6 +26,7 @@ MEANS = {
     "off_policy": "off_policy",
     "clip_cov": "covariance/clipped_mean",
     "kl_cov": "covariance/penalised_mean",
+    "router_entropy": "router/entropy",
 }
 # Between the sampler and the policy before the first update of a step: later ones have moved it.
 FIRST = {
@@ -223,6 +224,8 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if name == "sampler_ratio_square":
             means = _value([updates[0]["sampler_ratio"]]), _value([first])
             values[FIRST[name]] = diagnostics.effective_sample_size(*means)
+        elif name == "router_counts":
+            values["router/busiest_share"] = busiest_share(np.sum(each, 0))
         elif name in FIRST:
             values[FIRST[name]] = _value([first])
         elif isinstance(first, Mean | Max):
@@ -232,6 +235,19 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if BOUNDS[0] in values:
         values["clip_ratio/region_mean"] = sum(values.get(name, 0.0) for name in BOUNDS)
     return values
+
+
+def busiest_share(counts: np.ndarray) -> float:
+    """The share of its layer's tokens that the busiest expert gets of all that they are sent to, as a mean over layers.
+
+    Args:
+      counts: ``[layers, E]``, how many tokens each expert got.
+
+    Example:
+      >>> busiest_share(np.array([[2, 1, 1], [0, 4, 0]]))
+      0.75
+    """
+    return float((counts.max(-1) / counts.sum(-1)).mean())
 
 
 def skipped(update: Mapping[str, Any]) -> float:

@@ -157,7 +157,7 @@ class Trainer(Task):
         """The run's state, new or restored."""
         config, shape, longest = self.config, self.policy.shape, _longest_prompt(self.config, self.problems)
         specs = [part.spec() for part in self.parts]
-        programs = make_programs(learning_of(config, shape.graph, shape.compute, specs))
+        programs = make_programs(learning_of(config, shape, specs))
         # Not before: nothing is refused any more, and a process that ends would wait for what compiles.
         compiles = CompileAhead(_called_first(config, shape, programs, longest))
         held.callback(compiles.close)

@@ -146,6 +146,15 @@ class _Work:
         return total / self.fsdp / self.tensor
 
     @property
+    def mlp(self) -> float:
+        """Numbers of a token between the two products of an MLP; of a mixture of its experts, and what they are given
+        and give."""
+        c, experts = self.model, self.model.experts
+        if experts is None:
+            return c.intermediate_size / self.tensor
+        return (experts.chosen * experts.size + experts.shared) / self.tensor + experts.chosen * c.hidden_size / 2
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of one weight in a rollout."""
         return 1 if self.config.rollout.weights == "int8" else 2
@@ -196,8 +205,12 @@ class _Work:
 def _check_divides(w: _Work, chips: int) -> None:
     if w.data * w.fsdp * w.tensor != chips:
         raise UserError(f"mesh data={w.data} x fsdp={w.fsdp} x tensor={w.tensor} does not make {chips} chips")
-    sizes = {"num_heads": w.tensor, "intermediate_size": w.tensor, "vocab_size": w.tensor, "hidden_size": w.fsdp}
-    bad = next((f"{name}={getattr(w.model, name)}" for name, n in sizes.items() if getattr(w.model, name) % n), "")
+    widths = {"intermediate_size": w.model.intermediate_size}
+    if w.model.experts is not None:
+        widths = {"moe_intermediate_size": w.model.experts.size, "shared_expert": w.model.experts.shared}
+    sizes = {"num_heads": w.model.num_heads, **widths, "vocab_size": w.model.vocab_size}
+    bad = next((f"{name}={size}" for name, size in sizes.items() if size % w.tensor), "")
+    bad = f"hidden_size={w.model.hidden_size}" if not bad and w.model.hidden_size % w.fsdp else bad
     if w.model.num_kv_heads * w.model.head_dim % w.tensor:
         bad = f"num_kv_heads={w.model.num_kv_heads}"
     if bad:
@@ -247,7 +260,7 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     rounds = -(-group // slots)
     live = ring.mean_live(rollout.max_tokens, rounds) * ring.size
     read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor
-    read -= (2 - w.weight_bytes) * (flops.matmul_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
+    read -= (2 - w.weight_bytes) * (c.num_layers * flops.layer_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
     logits = 4 * prompts * slots * c.vocab_size
     kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
     consumers = {
@@ -255,6 +268,9 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
         "keys and values": kept / _GIB,
         "logits": 3 * logits / _GIB,  # by temperature, their log-probs, and what is drawn by
     }
+    if c.experts is not None:  # the TPU compiler lays two of an expert's three matrices out anew for the decode loop
+        experts = c.num_layers * c.experts.count * 2 * c.hidden_size * c.experts.size
+        consumers["experts laid out for decoding"] = w.weight_bytes * experts / w.tensor / _GIB
     sizes = np.full(prompts, length), np.full((prompts, group), rollout.max_tokens)
     computed = flops.forward_flops(c, *sizes) / w.tensor
     return consumers, _seconds(target, computed, rounds * (rollout.max_tokens - 1) * read)
@@ -268,8 +284,8 @@ def _reshard(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
 
 def _score(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
     c, tokens = w.spread, sum(w.rows)
-    layer = 2 * flops.matmul_weights(c) / c.num_layers / w.tensor
-    activations = 2 * tokens * (4 * c.intermediate_size / w.tensor + 12 * c.hidden_size)
+    layer = 2 * flops.layer_weights(c) / w.tensor
+    activations = 2 * tokens * (4 * w.mlp + 12 * c.hidden_size)
     consumers = {"temporaries": (2 * layer + activations + _BLOCKS) / _GIB}
     weights = w.config.train.microbatches * 2 * w.parameters / w.tensor
     return consumers, _seconds(target, flops.forward_flops(c, *w.counts) / w.tensor, weights)
@@ -279,10 +295,10 @@ def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float
     c, tokens = w.spread, sum(w.rows)
     remat, micro = w.config.model.remat, w.config.train.microbatches
     inner = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim / w.tensor
-    outputs = inner + c.hidden_size + 2 * c.intermediate_size / w.tensor
+    outputs = inner + c.hidden_size + 2 * w.mlp
     kept = {"layer": 0.0, "matmuls": outputs, "none": 2 * outputs + 4 * c.hidden_size}[remat]
-    layer = 2 * flops.matmul_weights(c) / c.num_layers / w.tensor
-    working = 2 * tokens * (4 * c.intermediate_size / w.tensor + 4 * inner + 8 * c.hidden_size) + 3 * layer
+    layer = 2 * flops.layer_weights(c) / w.tensor
+    working = 2 * tokens * (4 * w.mlp + 4 * inner + 8 * c.hidden_size) + 3 * layer
     gradients = w.learned
     consumers = {
         "gradients": gradients * (2 if micro > 1 else 1) / _GIB,

@@ -45,6 +45,20 @@ SHAPES = {
     "qwen3-8b": _shape(
         "Qwen3ForCausalLM", layers=36, hidden=4096, heads=32, kv_heads=8, mlp=12288, vocab=151936, head_dim=128
     ),
+    "qwen3-30b-a3b": _shape(
+        "Qwen3MoeForCausalLM",
+        layers=48,
+        hidden=2048,
+        heads=32,
+        kv_heads=4,
+        mlp=6144,
+        vocab=151936,
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
     "llama-3.1-8b": _shape(
         "LlamaForCausalLM",
         layers=32,

@@ -12,6 +12,7 @@ from plain_decoder import BASE, plain_batch, ragged_batch, random_decoder, with_
 from grpojax import advantages, losses, masked, variants
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, sharding
+from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
 from grpojax.programs import blocks, packing, policy_update, state
 from grpojax.programs import optimizer as opt
@@ -42,7 +43,9 @@ def learning_batch(p=8, g=4, variant=None, off_policy=False, seed=0):
     ), variant  # fmt: skip
 
 
-def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=None, optimizer=SGD):
+def update(
+    batch, objective, *, sizes=None, microbatches=1, least=None, compute=None, optimizer=SGD, model=CONFIG, **more
+):
     """Weights after one update, and its metrics; with ``least`` of blocks, some prompts of a shard at a time."""
     mesh = (
         None
@@ -50,7 +53,7 @@ def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=
         else sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
     )
     compute = dataclasses.replace(compute or Compute(), mesh=mesh)
-    graph, params = random_decoder(CONFIG)
+    graph, params = random_decoder(model)
     if mesh is not None:
         params = jax.device_put(params, shardings(params, mesh))
     tx = opt.make_optimizer(optimizer, 10)
@@ -59,13 +62,14 @@ def update(batch, objective, *, sizes=None, microbatches=1, least=None, compute=
     packed, _ = packing.pack(batch, **how) if least is None else blocks.pack(batch, least=least, gaps=True, **how)
     assert least is None or blocks.after_reading(packed.rows) > 1 < packed.rows.prompts.shape[2]
     loss, read = (
-        policy_update.policy_objective(graph, objective, compute, entropy=True),
+        policy_update.policy_objective(graph, objective, compute, entropy=True, **more),
         policy_update.reader(graph, compute),
     )
     train_step = jax.jit(make_update(loss, tx, mesh, read=read), donate_argnums=0)
     learner, metrics = train_step(learner, {}, state.place_rows(packed, mesh))
     assert int(learner.step) == (float(metrics["grad_norm"]) > 0)
-    return jax.tree.map(np.asarray, learner.params), {k: float(getattr(v, "value", v)) for k, v in metrics.items()}
+    values = {k: np.asarray(getattr(v, "value", v)) for k, v in metrics.items()}
+    return jax.tree.map(np.asarray, learner.params), {k: x if x.ndim else float(x) for k, x in values.items()}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +109,23 @@ def test_the_gradient_does_not_depend_on_the_split(reference, sizes, microbatche
         np.testing.assert_allclose(a, b, atol=3e-6, err_msg=jax.tree_util.keystr(path))
     for name, value in metrics.items():
         assert other[name] == pytest.approx(value, rel=2e-5, abs=2e-6), name
+
+
+@pytest.mark.parametrize(("sizes", "microbatches", "least"), [(None, 4, None), ((2, 2, 2), 1, None), (None, 1, 14)])
+def test_nor_does_that_of_a_mixture_with_its_load_balance_loss(sizes, microbatches, least):
+    batch, variant = learning_batch()
+    model = dataclasses.replace(CONFIG, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=12, shared=6))
+    how = dict(model=model, balance_coef=0.1)
+    want, metrics = update(batch, variant.objective, **how)
+    got, other = update(batch, variant.objective, sizes=sizes, microbatches=microbatches, least=least, **how)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, atol=5e-6, err_msg=jax.tree_util.keystr(path))
+    for name in ("loss", "balance_loss", "router_entropy", "router_counts"):
+        np.testing.assert_allclose(other[name], metrics[name], rtol=2e-5, atol=2e-6, err_msg=name)
+    assert metrics["loss"] == pytest.approx(metrics["policy_loss"] + 0.1 * metrics["balance_loss"], abs=1e-6)
+    assert metrics["router_counts"].sum() == 2 * batch.lengths.sum() * model.num_layers
+    without, _ = update(batch, variant.objective, model=model, balance_coef=0.0)
+    assert np.abs(without["layers"]["router"][...] - want["layers"]["router"][...]).max() > 1e-4
 
 
 def test_the_loss_is_about_zero_and_the_gradient_is_the_policy_gradient():

@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -6,6 +7,8 @@ from loss_examples import arrays
 
 from grpojax import diagnostics
 from grpojax import losses as L
+from grpojax.models import experts
+from grpojax.programs import policy_update
 from grpojax.run import step_metrics
 from grpojax.run.batch import RolloutBatch
 from grpojax.types import Max, Mean, PerToken, Rollout
@@ -85,6 +88,8 @@ def test_golden_numbers_of_updates():
         "loss": 2.0, "grad_norm": 3.0, "entropy": 2.5, "clip_ratio/low_mean": 0.75, "clip_ratio/high_mean": 0.25,
         "clip_ratio/region_mean": 1.0, "sampling/logp_difference_mean": 0.5, "sampling/logp_difference_max": 0.5,
     }  # fmt: skip
+    counts = [{"router_counts": np.array(x)} for x in ([[2, 0], [1, 1]], [[1, 1], [0, 2]])]  # 3 of 4, and 3 of 4
+    assert step_metrics.of_updates(counts) == {"router/busiest_share": 0.75}
     assert step_metrics.of_updates([]) == {}
 
 
@@ -100,5 +105,8 @@ def test_every_name_that_an_update_may_give_is_known_or_logged_as_it_is():
         L.Objective(surrogate=L.unclipped(), covariance="kl"),
     ):
         given |= set(L.policy_loss(ones - 2, objective=objective, **arrays(tokens), entropy=ones)[1])
+    load = experts.Load(counts=ones[0], entropy=ones[0, 0], balance=ones[0, 0])
+    given |= set(policy_update.of_routers(load, SimpleNamespace(segments=ones), 0.1)[1])
     assert {*step_metrics.MEANS, *step_metrics.FIRST} <= given
-    assert given - {*step_metrics.MEANS, *step_metrics.FIRST} == {"loss", "policy_loss", "kl_loss", "llds_loss"}
+    as_they_are = {"loss", "policy_loss", "kl_loss", "llds_loss", "balance_loss"}
+    assert given - {*step_metrics.MEANS, *step_metrics.FIRST} == as_they_are | {"router_counts"}

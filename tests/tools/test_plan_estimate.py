@@ -40,6 +40,16 @@ def test_memory_is_within_a_quarter_of_the_compilers(name):
                 assert program.seconds["HBM"] > seconds / 2
 
 
+def test_memory_of_a_mixture_is_within_a_quarter_of_the_compilers():
+    """Qwen3-30B-A3B, compiled in full (jax 0.10.2, libtpu 0.0.52, 2026-11-26)."""
+    changes = ["model.path=Qwen3-30B-A3B", "mesh.tensor=4", "train.microbatches=4"]
+    config = recipes.load(PODS / "v5p-2x4x4_qwen3-8b.yaml", changes)
+    found = {p.name: p for p in plan_estimate.of_recipe(config, plan_chips.parse("v5p:2x4x4")).programs}
+    for name, gib in {"rollout": 37.65, "reshard": 27.38, "score": 15.59, "update": 30.83}.items():
+        assert found[name].total + found[name].resident == pytest.approx(gib, rel=0.2), name
+    assert found["rollout"].seconds["HBM"] == pytest.approx(3.56, rel=0.2)
+
+
 def test_what_is_kept_is_counted_to_the_byte():
     config = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml")
     target = plan_chips.parse("v5e:1x1")
@@ -99,12 +109,20 @@ def test_shapes_are_those_of_the_published_models():
     """By their numbers of weights, as their makers give them (in billions, norms and biases aside)."""
     billions = {
         "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54, "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.61, "qwen3-8b": 8.19,
-        "llama-3.1-8b": 8.03,
+        "qwen3-30b-a3b": 30.5, "llama-3.1-8b": 8.03,
     }  # fmt: skip
     found = {name: flops.parameters(shape) / 1e9 for name, shape in SHAPES.items()}
     assert found == pytest.approx(billions, rel=0.01)
     assert shape_of("hub/Qwen3-8B").qk_norm and shape_of("Llama-3.1-8B-Instruct").rope_scaling.factor == 8.0
     assert shape_of("builtin:tiny").num_layers < 10
+
+
+def test_a_token_of_a_mixture_works_with_its_own_experts_only():
+    """3.3 billion weights are active, its makers say: the output projection and the layers."""
+    c = SHAPES["qwen3-30b-a3b"]
+    assert (flops.matmul_weights(c) + 2 * c.vocab_size * c.hidden_size) / 1e9 == pytest.approx(3.3, rel=0.02)
+    shared = dataclasses.replace(c, experts=dataclasses.replace(c.experts, shared=100))
+    assert flops.layer_weights(shared) - flops.layer_weights(c) == 3 * 2048 * 100 + 2048
 
 
 def test_an_update_computes_again_what_it_did_not_keep():

@@ -12,14 +12,17 @@ from etils import epath
 
 from grpojax.host import files
 from grpojax.host.errors import UserError, require
-from grpojax.models.decoder_config import DecoderConfig, RopeScaling
+from grpojax.models.decoder_config import DecoderConfig, Experts, RopeScaling
 
 # Architecture named in config.json -> family, which is also its model_type.
 ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "LlamaForCausalLM": "llama",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
+_MIXTURES = ("qwen2_moe", "qwen3_moe")
 
 # Llama 3's rope scaling: a field of ours -> theirs.
 _SCALING = {
@@ -79,7 +82,9 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     fields = _Fields(raw, where)
     vocab, hidden, mlp = (fields.whole(key) for key in ("vocab_size", "hidden_size", "intermediate_size"))
     layers, heads = fields.whole("num_hidden_layers", most=_MOST_LAYERS), fields.whole("num_attention_heads")
-    kv_heads = fields.whole("num_key_value_heads", missing=heads if family == "llama" else 32, null=heads)
+    kv_heads = {"llama": heads, "qwen2_moe": 16, "qwen3_moe": 4}.get(family, 32)
+    null = _REQUIRED if family in _MIXTURES else heads
+    kv_heads = fields.whole("num_key_value_heads", missing=kv_heads, null=null)
     if heads % kv_heads:
         why = "" if "num_key_value_heads" in raw else ", which transformers takes where the field is missing"
         raise UserError(
@@ -88,12 +93,15 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     head_dim = _head_dim(fields, family, hidden, heads)
     if fields.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
         fields.refuse("hidden_act", "not supported; supported: 'silu'")
-    _check_attention(fields, layers)
+    _check_attention(fields, family, layers)
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
     theta, scaling = _rope(fields)
-    attention_bias = family != "qwen2" and fields.flag("attention_bias")  # Qwen 2 has no such field
+    if family.startswith("qwen2"):  # Qwen 2 has no field for it, its mixtures one of their own
+        attention_bias, qkv_bias = False, family == "qwen2" or "qkv_bias" not in raw or fields.flag("qkv_bias")
+    else:
+        attention_bias = qkv_bias = fields.flag("attention_bias")
     return DecoderConfig(
         family=family,
         vocab_size=vocab,
@@ -107,11 +115,12 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         rope_scaling=scaling,
         norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=1e-6),
         tie_embeddings=fields.flag("tie_word_embeddings"),
-        qkv_bias=family == "qwen2" or attention_bias,
+        qkv_bias=qkv_bias,
         out_bias=attention_bias,
         mlp_bias=family == "llama" and fields.flag("mlp_bias"),
-        qk_norm=family == "qwen3",
+        qk_norm=family.startswith("qwen3"),
         max_positions=fields.whole("max_position_embeddings", missing=2048 if family == "llama" else 32768),
+        experts=_experts(fields, family) if family in _MIXTURES else None,
     )
 
 
@@ -187,6 +196,27 @@ def _family(raw: Mapping[str, Any], where: str) -> str:
     raise UserError(f"{where}: unknown {what}; known: {', '.join(ARCHITECTURES)}")
 
 
+def _experts(fields: _Fields, family: str) -> Experts:
+    """The mixture that every layer has; raises `UserError` where some layer has an MLP of its own kind."""
+    if fields.whole("decoder_sparse_step", missing=1) != 1:
+        fields.refuse("decoder_sparse_step", "layers without experts are not supported; supported: 1")
+    if fields.get("mlp_only_layers", None) not in (None, []):
+        fields.refuse("mlp_only_layers", "layers without experts are not supported; supported: []")
+    # transformers 5 calls the number of a Qwen 3's experts by another name than 4 and the hub.
+    names = [name for name in ("num_experts", "num_local_experts") if name in fields.raw]
+    names = names if family == "qwen3_moe" else []
+    count = fields.whole(names[0] if names else "num_experts")
+    if any(fields.whole(name) != count for name in names):
+        fields.refuse("num_experts", f"num_local_experts={_shown(fields.raw['num_local_experts'])}; correct one")
+    return Experts(
+        count=count,
+        chosen=fields.whole("num_experts_per_tok", most=count),
+        size=fields.whole("moe_intermediate_size"),
+        renormalised=fields.flag("norm_topk_prob"),
+        shared=fields.whole("shared_expert_intermediate_size") if family == "qwen2_moe" else 0,
+    )
+
+
 def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
     """Given, or by default 128 in Qwen 3 and hidden_size over the number of heads elsewhere."""
     given = fields.raw.get("head_dim") is not None
@@ -203,7 +233,7 @@ def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
     return size
 
 
-def _check_attention(fields: _Fields, layers: int) -> None:
+def _check_attention(fields: _Fields, family: str, layers: int) -> None:
     """Raises `UserError` unless every layer attends to all tokens before, each layer as the others."""
     if fields.raw.get("per_layer_config"):
         fields.refuse("per_layer_config", "layers that differ are not supported")
@@ -211,11 +241,12 @@ def _check_attention(fields: _Fields, layers: int) -> None:
     if types is not None:
         if types != ["full_attention"] * layers:
             fields.refuse("layer_types", f"not supported; supported: 'full_attention' in each of the {layers} layers")
-        return
+        if family != "qwen3_moe":  # which ignores them
+            return
     if not windows or fields.raw.get("sliding_window", 4096) is None:
         return
     window, first = fields.whole("sliding_window", missing=4096), fields.get("max_window_layers", 28)
-    if type(first) is not int or first < layers:
+    if type(first) is not int or first < layers or family in _MIXTURES:  # there the first layers have one, or all do
         fields.refuse(
             "use_sliding_window",
             f"layers with a window (sliding_window={window}, max_window_layers={_shown(first)}) are not supported;"
@@ -316,15 +347,32 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
     }
     if raw.get("layer_types") is not None:  # of the source, which may have more layers
         raw["layer_types"] = ["full_attention"] * config.num_layers
-    if config.family != "qwen2":
+    if config.family == "qwen2_moe":
+        raw["qkv_bias"] = config.qkv_bias
+    elif config.family != "qwen2":
         raw["attention_bias"] = config.qkv_bias
     if config.family == "llama":
         raw["mlp_bias"] = config.mlp_bias
+    if config.experts is not None:
+        raw |= _experts_to_hf(config.family, config.experts)
     config = dataclasses.replace(config, unused_rows=())  # the tokenizer's files have them
     if (read := from_hf(raw)) != config:
         lost = [f for f, value in vars(config).items() if getattr(read, f) != value]
         raise UserError(f"a {config.family} config.json cannot express this model's {', '.join(lost)}")
     return raw
+
+
+def _experts_to_hf(family: str, experts: Experts) -> dict[str, Any]:
+    raw = {
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.chosen,
+        "moe_intermediate_size": experts.size,
+        "norm_topk_prob": experts.renormalised,
+    }
+    more = {"num_local_experts": experts.count}
+    return raw | (more if family == "qwen3_moe" else {"shared_expert_intermediate_size": experts.shared})
 
 
 def model_folder(path: str | os.PathLike) -> epath.Path:

@@ -40,7 +40,7 @@ Bounds = tuple[tuple[int, int], ...]  # start and stop of each axis
 def load(
     path: str | os.PathLike, *, tokenizer: Any = None, mesh: Mesh | None = None, dtype: DTypeLike | None = None
 ) -> Decoder:
-    """Reads a Hugging Face folder (Qwen 2, Qwen 3 or Llama; bf16, f16 or f32 safetensors).
+    """Reads a Hugging Face folder (Qwen 2, Qwen 3, their mixtures, or Llama; bf16, f16 or f32 safetensors).
 
     Weights may have the names that ``torch.compile``, DDP, FSDP or peft give them, or lack the ``model.`` in front.
     With tied embeddings, ``lm_head.weight`` may be there if it equals them. ``rotary_emb.inv_freq`` is ignored.
@@ -81,15 +81,15 @@ def _read(
     """One weight of ours, all its layers."""
     weight, names = DECODER[ours], names_of(ours, shape)
     indices = [None] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
-    rows = -1 if weight.transposed else int(weight.stacked)  # the axis of ours that a file's rows are
+    rows = -1 if weight.transposed else weight.lead  # the axis of ours that a file's rows are
     # Devices that hold the same part share its buffer. In the order of a file's rows, each of them is fetched once.
     bounds = sorted({_bounds(index, shape) for index in indices}, key=lambda b: (b[rows], b))
     parts = {b: np.empty([stop - start for start, stop in b], dtype) for b in bounds}
     # Files are open for one weight only: what stays mapped counts as resident memory.
     with contextlib.ExitStack() as stack:
         opened = functools.cache(lambda file: stack.enter_context(open_file(file)))
-        for layer, name in enumerate(names):
-            _fill(parts, layer, opened(found[name].file).get_slice(found[name].name), weight)
+        for at, name in names.items():
+            _fill(parts, at, opened(found[name].file).get_slice(found[name].name), weight)
         if sharding is None:
             array = jax.device_put(parts[bounds[0]])
         else:
@@ -104,11 +104,12 @@ def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
     return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
 
 
-def _fill(parts: Mapping[Bounds, np.ndarray], layer: int, tensor: Any, weight: Weight) -> None:
+def _fill(parts: Mapping[Bounds, np.ndarray], at: tuple[int, ...], tensor: Any, weight: Weight) -> None:
     """The parts of one layer, each from start to stop of each of our axes, out of its tensor on disk."""
     for bounds, part in parts.items():
-        (first, last), *within = bounds if weight.stacked else ((0, 1), *bounds)
-        if not first <= layer < last:
+        lead, within = bounds[: weight.lead], bounds[weight.lead :]
+        if not all(first <= i < last for i, (first, last) in zip(at, lead, strict=True)):
             continue
         values = tensor[tuple(slice(*b) for b in (reversed(within) if weight.transposed else within))]
-        (part[layer - first] if weight.stacked else part)[...] = values.T if weight.transposed else values
+        place = tuple(i - first for i, (first, _) in zip(at, lead, strict=True))
+        part[place][...] = values.T if weight.transposed else values

@@ -42,10 +42,10 @@ class OnDisk(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """What one tensor of a checkpoint holds: our weight ``ours``, of one layer where that is stacked."""
+    """What one tensor of a checkpoint holds: our weight ``ours`` at ``at``, a layer or a layer and an expert."""
 
     ours: str
-    layer: int | None
+    at: tuple[int, ...]
     shape: tuple[int, ...]
 
 
@@ -73,17 +73,25 @@ def tensors_of(params: Any) -> dict[str, Tensor]:
     for ours, weight in DECODER.items():
         if ours not in leaves:
             continue
-        shape = leaves[ours].shape[weight.stacked :]
-        for layer, name in enumerate(names_of(ours, leaves[ours].shape)):
-            tensors[name] = Tensor(ours, layer if weight.stacked else None, shape[::-1] if weight.transposed else shape)
+        shape = leaves[ours].shape[weight.lead :]
+        for at, name in names_of(ours, leaves[ours].shape).items():
+            tensors[name] = Tensor(ours, at, shape[::-1] if weight.transposed else shape)
     return tensors
 
 
-def names_of(ours: str, shape: tuple[int, ...]) -> list[str]:
-    """The tensors that hold a weight of ours with this shape: one, or one a layer."""
+def names_of(ours: str, shape: tuple[int, ...]) -> dict[tuple[int, ...], str]:
+    """The tensors that hold a weight of ours with this shape, by their place in it: one, one a layer, or one a layer
+    and expert.
+
+    Example:
+      >>> names_of("norm", (7,)), names_of("q_bias", (2, 7))[1,]
+      ({(): 'model.norm.weight'}, 'model.layers.1.self_attn.q_proj.bias')
+      >>> names_of("expert_up", (2, 3, 5, 7))[1, 2]
+      'model.layers.1.mlp.experts.2.up_proj.weight'
+    """
     weight = DECODER[ours]
     assert weight.name is not None  # every weight of a decoder has one
-    return [weight.name.format(i) for i in range(shape[0])] if weight.stacked else [weight.name]
+    return {at: weight.name.format(*at) for at in np.ndindex(shape[: weight.lead])}
 
 
 @contextlib.contextmanager

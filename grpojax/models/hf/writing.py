@@ -151,15 +151,14 @@ def _fetch(leaf: jax.Array, tensor: Tensor, dtype: np.dtype) -> np.ndarray:
     if not leaf.is_fully_addressable:
         assert isinstance(leaf.sharding, NamedSharding)
         everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())
-    layer = None if tensor.layer is None else np.int32(tensor.layer)
-    value = np.asarray(_one(leaf, layer, dtype=dtype, sharding=everywhere))
+    at = tuple(np.int32(i) for i in tensor.at)
+    value = np.asarray(_one(leaf, at, dtype=dtype, sharding=everywhere))
     return np.ascontiguousarray(value.T if DECODER[tensor.ours].transposed else value).reshape(-1).view(np.uint8)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "sharding"))
-def _one(leaf, layer, *, dtype, sharding):
-    value = leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
-    value = value.astype(dtype)
+def _one(leaf, at, *, dtype, sharding):
+    value = leaf[at].astype(dtype)
     return value if sharding is None else jax.lax.with_sharding_constraint(value, sharding)
 
 

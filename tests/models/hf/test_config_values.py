@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from grpojax.host.errors import UserError
-from grpojax.models.decoder_config import DecoderConfig, RopeScaling
+from grpojax.models.decoder_config import DecoderConfig, Experts, RopeScaling
 from grpojax.models.hf import from_hf
 
 SIZES = dict(
@@ -44,10 +44,26 @@ CONFIGS = {
         SIZES, architectures=["LlamaForCausalLM"], model_type="llama", head_dim=8, attention_bias=True, mlp_bias=True,
         rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, dtype="float32",
     ),
+    "qwen3_moe": dict(
+        SIZES, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=10, attention_bias=False,
+        rope_theta=3e5, use_sliding_window=False, sliding_window=None, max_window_layers=3, decoder_sparse_step=1,
+        mlp_only_layers=[], num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18, norm_topk_prob=True,
+    ),
+    "qwen2_moe": dict(
+        SIZES, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", rope_theta=3e5, decoder_sparse_step=1,
+        mlp_only_layers=None, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18, norm_topk_prob=False,
+        shared_expert_intermediate_size=34, qkv_bias=True, use_sliding_window=False,
+    ),
 }  # fmt: skip
 GONE = object()  # the field is missing
 
-CLASSES = {"qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig}
+CLASSES = {
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+    "llama": transformers.LlamaConfig,
+    "qwen2_moe": transformers.Qwen2MoeConfig,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+}
 
 
 def changed(name: str, changes: dict) -> dict:
@@ -65,7 +81,10 @@ def their_config(raw: dict) -> DecoderConfig:
         ("linear", 1),
     ]
     assert rope.get("partial_rotary_factor") in (None, 1)
-    assert family == "llama" or set(c.layer_types) == {"full_attention"}
+    if family == "qwen3_moe":
+        assert c.sliding_window is None
+    else:
+        assert family == "llama" or set(c.layer_types) == {"full_attention"}
     scaling = None
     if rope["rope_type"] == "llama3":
         scaling = RopeScaling(
@@ -74,7 +93,17 @@ def their_config(raw: dict) -> DecoderConfig:
             high_freq_factor=rope["high_freq_factor"],
             original_positions=rope["original_max_position_embeddings"],
         )
-    biased = family != "qwen2" and c.attention_bias
+    biased = not family.startswith("qwen2") and c.attention_bias
+    experts = None
+    if family.endswith("_moe"):
+        assert c.decoder_sparse_step == 1 and not c.mlp_only_layers
+        experts = Experts(
+            count=c.num_experts,
+            chosen=c.num_experts_per_tok,
+            size=c.moe_intermediate_size,
+            renormalised=c.norm_topk_prob,
+            shared=c.shared_expert_intermediate_size if family == "qwen2_moe" else 0,
+        )
     return DecoderConfig(
         family=family,
         vocab_size=c.vocab_size,
@@ -88,11 +117,12 @@ def their_config(raw: dict) -> DecoderConfig:
         rope_scaling=scaling,
         norm_eps=c.rms_norm_eps,
         tie_embeddings=c.tie_word_embeddings,
-        qkv_bias=family == "qwen2" or biased,
+        qkv_bias=family == "qwen2" or biased or (family == "qwen2_moe" and c.qkv_bias),
         out_bias=biased,
         mlp_bias=family == "llama" and c.mlp_bias,
-        qk_norm=family == "qwen3",
+        qk_norm=family.startswith("qwen3"),
         max_positions=c.max_position_embeddings,
+        experts=experts,
     )
 
 
@@ -136,6 +166,20 @@ READ = {
     "quantization_config empty": ("qwen2", dict(quantization_config={})),
     "quantization_config null": ("llama", dict(quantization_config=None)),
     "per_layer_config empty": ("llama", dict(per_layer_config=None)),
+    "experts as transformers 5 has them": ("qwen3_moe", dict(num_experts=GONE, num_local_experts=7)),
+    "experts in both spellings": ("qwen3_moe", dict(num_local_experts=7)),
+    "experts beside another family's": ("qwen2_moe", dict(num_local_experts=5)),
+    "as probable as they are": ("qwen3_moe", dict(norm_topk_prob=GONE)),
+    "head_dim missing, mixture": ("qwen3_moe", dict(head_dim=GONE)),
+    "key-value heads missing, 4": ("qwen3_moe", dict(num_key_value_heads=GONE, num_attention_heads=8)),
+    "key-value heads missing, 16": (
+        "qwen2_moe",
+        dict(num_key_value_heads=GONE, num_attention_heads=16, hidden_size=64),
+    ),
+    "mixture with biases": ("qwen3_moe", dict(attention_bias=True)),
+    "mixture without biases": ("qwen2_moe", dict(qkv_bias=False)),
+    "mixture, biases missing": ("qwen2_moe", dict(qkv_bias=GONE)),
+    "window null, mixture": ("qwen3_moe", dict(use_sliding_window=True, sliding_window=None)),
     "fields that mean nothing": ("llama", dict(note="x", auto_map={}, pretraining_tp=2, sliding_window=4)),
 }
 
@@ -147,7 +191,7 @@ def test_a_config_is_read_as_transformers_reads_it(case):
     assert from_hf(raw) == their_config(raw)
 
 
-NULL_FLAGS = ["tie_word_embeddings", "use_sliding_window", "attention_bias", "mlp_bias"]
+NULL_FLAGS = ["tie_word_embeddings", "use_sliding_window", "attention_bias", "mlp_bias", "norm_topk_prob", "qkv_bias"]
 
 
 @pytest.mark.parametrize("flag", NULL_FLAGS)
@@ -274,6 +318,17 @@ REFUSED = {
         "layer_types=.*sliding",
     ),
     "too few layers": ("qwen3", dict(layer_types=["full_attention"] * 2), "'full_attention' in each of the 3 layers"),
+    "window, mixture": ("qwen3_moe", dict(SLIDING), "use_sliding_window=True: layers with a window"),
+    "window beside layer_types": ("qwen3_moe", dict(SLIDING, layer_types=["full_attention"] * 3), "sliding_window=96"),
+    "first layers' window": ("qwen2_moe", dict(SLIDING), "use_sliding_window=True: layers with a window"),
+    "every other layer": ("qwen3_moe", dict(decoder_sparse_step=2), "decoder_sparse_step=2: layers without experts"),
+    "some layers": ("qwen2_moe", dict(mlp_only_layers=[0]), r"mlp_only_layers=\[0\]: layers without experts"),
+    "no experts": ("qwen3_moe", dict(num_experts=0), "num_experts=0: must be a whole number from 1"),
+    "two numbers of experts": ("qwen3_moe", dict(num_local_experts=5), "num_experts=7: num_local_experts=5; correct"),
+    "experts missing": ("qwen2_moe", dict(num_experts=GONE), "'num_experts' is missing"),
+    "more chosen than there are": ("qwen3_moe", dict(num_experts_per_tok=8), "num_experts_per_tok=8: .* 1 to 7"),
+    "no width of an expert": ("qwen3_moe", dict(moe_intermediate_size=GONE), "'moe_intermediate_size' is missing"),
+    "no shared expert": ("qwen2_moe", dict(shared_expert_intermediate_size=0), "shared_expert_intermediate_size=0"),
     "layers that differ": ("llama", dict(per_layer_config={"0": {"head_dim": 4}}), "per_layer_config="),
 }
 
@@ -340,7 +395,7 @@ def test_a_config_with_anything_in_it_is_read_as_transformers_does_or_refused():
 def without_what_only_they_refuse(raw: dict) -> dict:
     """Without null flags and without values of fields that have no effect, which transformers 5 refuses."""
     void = {"dtype", "torch_dtype", "pretraining_tp"}
-    void |= {flag for flag in NULL_FLAGS if raw.get(flag) is None}
     if not raw.get("use_sliding_window") or raw.get("layer_types") is not None:
         void |= {"sliding_window", "max_window_layers"}
-    return {key: value for key, value in raw.items() if key not in void}
+    off = {flag: False for flag in NULL_FLAGS if flag in raw and raw[flag] is None}
+    return {key: value for key, value in (raw | off).items() if key not in void}

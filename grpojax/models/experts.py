@@ -1,0 +1,245 @@
+"""Mixtures of experts: a router sends each token of a layer to a few of many small MLPs, and weighs what they give.
+
+No expert has a capacity and no token is dropped: a token's output depends on the token alone, so that sampler and
+trainer agree however their batches are cut. The router computes in float32 whatever the compute dtype is, since a
+rounded probability can choose another expert.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+
+from grpojax.models import quantised
+from grpojax.models.compute import Compute
+from grpojax.models.decoder_config import DecoderConfig, Experts
+from grpojax.models.layers import Block, Layer, gated, rms_norm
+from grpojax.models.sharding import ROLLOUT, spec
+from grpojax.models.weight_table import DECODER
+from grpojax.types import Array, Rows
+
+
+class Routing(NamedTuple):
+    """Where a router sends n tokens.
+
+    Attributes:
+      chosen: ``[n, k]`` int32, the experts of each token, the most probable first.
+      weights: ``[n, k]`` float32, by which what they give is added up.
+      probabilities: ``[n, E]`` float32, the router's softmax.
+    """
+
+    chosen: Array
+    weights: Array
+    probabilities: Array
+
+
+def route(h: Array, router: Array, experts: Experts) -> Routing:
+    """Sends tokens ``h [n, D]`` to experts; ``router [D, E]`` float32.
+
+    Example:
+      >>> routing = route(jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 6.0, 2.0]])), Experts(count=3, chosen=2, size=7))
+      >>> routing.chosen.tolist(), routing.weights.round(2).tolist()
+      ([[1, 2]], [[0.75, 0.25]])
+    """
+    probabilities = jax.nn.softmax(jnp.matmul(h.astype(jnp.float32), router, precision="highest"))
+    weights, chosen = jax.lax.top_k(probabilities, experts.chosen)
+    if experts.renormalised:
+        weights = weights / weights.sum(-1, keepdims=True)
+    return Routing(chosen, weights, probabilities)
+
+
+Observe = Callable[[Routing], Any]  # of a layer's tokens, to any pytree of arrays
+
+# (tokens [n, D], routing, gate and up [E, D, F], down [E, F, D]) -> what the experts give, weighed, [n, D] float32.
+Apply = Callable[[Array, Routing, quantised.Matrix, quantised.Matrix, quantised.Matrix], Array]
+
+
+def grouped(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matrix, down: quantised.Matrix) -> Array:
+    """Each expert on its own tokens: these are sorted by expert, and a grouped product takes them from there."""
+    (n, k), expert = routing.chosen.shape, routing.chosen.reshape(-1)
+    order = jnp.argsort(expert)
+    back = jnp.argsort(order)
+    count = jax.tree.leaves(gate)[0].shape[0]
+    sizes = (expert[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(0, dtype=jnp.int32)
+
+    def product(x: Array, w: quantised.Matrix) -> Array:
+        if not isinstance(w, quantised.Int8):
+            return jax.lax.ragged_dot(x, w, sizes)
+        y = jax.lax.ragged_dot(x, w.values.astype(x.dtype), sizes, preferred_element_type=jnp.float32)
+        return (y * w.scale[expert[order]]).astype(x.dtype)
+
+    x = _permuted(jnp.broadcast_to(h[:, None], (n, k, h.shape[-1])).reshape(n * k, -1), order, back)
+    y = _permuted(product(gated(product(x, gate), product(x, up)), down), back, order)
+    return (y.reshape(n, k, -1).astype(jnp.float32) * routing.weights[..., None]).sum(1)
+
+
+@jax.custom_vjp
+def _permuted(x, order, back):
+    """``x[order]``, whose gradient is a gather too; ``back`` undoes ``order``."""
+    return x[order]
+
+
+_permuted.defvjp(lambda x, order, back: (x[order], back), lambda back, g: (g[back], None, None))
+
+
+def every(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matrix, down: quantised.Matrix) -> Array:
+    """Each expert on every token: as much work as all experts make, and what `grouped` has to equal."""
+
+    def product(w: quantised.Matrix) -> Array:
+        if not isinstance(w, quantised.Int8):
+            return jnp.einsum("nd,edf->enf", h, w)
+        y = jnp.einsum("nd,edf->enf", h, w.values.astype(h.dtype), preferred_element_type=jnp.float32)
+        return (y * w.scale[:, None]).astype(h.dtype)
+
+    chosen = routing.chosen[..., None] == jnp.arange(routing.probabilities.shape[-1], dtype=jnp.int32)  # [n, k, E]
+    weights = jnp.where(chosen, routing.weights[..., None], 0.0).sum(1)
+    mid = gated(product(gate), product(up))
+    mid = (mid.astype(jnp.float32) * weights.T[..., None]).astype(h.dtype)
+    if not isinstance(down, quantised.Int8):
+        return jnp.einsum("enf,efd->nd", mid, down, preferred_element_type=jnp.float32)
+    y = jnp.einsum("enf,efd->end", mid, down.values.astype(h.dtype), preferred_element_type=jnp.float32)
+    return (y * down.scale[:, None]).sum(0)
+
+
+_FEW = 128  # tokens of a device: up to here an accelerator multiplies all experts in the time that it reads them in
+
+
+def pick(compute: Compute, tokens: int) -> Apply:
+    """How to run so many tokens: `every` for a few, as in a decode step, and on a CPU, where XLA computes grouped
+    products no other way; `grouped` else. Or what ``compute`` names."""
+    if compute.experts == "auto":
+        few = tokens <= _FEW or (compute.platform or jax.default_backend()) == "cpu"
+        return every if few else grouped
+    return {"every": every, "grouped": grouped}[compute.experts]
+
+
+class Load(NamedTuple):
+    """What the routers of all layers did with completion tokens; sums, which add up over micro-batches.
+
+    Attributes:
+      counts: ``[layers, E]`` float32, tokens that each expert got.
+      entropy: ``[layers]`` float32, of the routers' softmax, nats, summed over tokens.
+      balance: ``[layers]`` float32, the load-balance loss, or None.
+    """
+
+    counts: Array
+    entropy: Array
+    balance: Array | None
+
+
+def load(routing: Routing, rows: Rows, weights: Array | None = None) -> Load:
+    """The `Load` of one layer: an `Observe` once ``rows`` and ``weights`` are bound.
+
+    With ``weights [B, R, S]``, those of the loss, there is a load-balance loss too:
+    ``Σ_t w_t E Σ_e f_e(t) p_e(t)`` with ``p`` the router's softmax and ``f_e(t)`` the share of the tokens of t's
+    completion that e got, which has no gradient. It is that of the Switch Transformer (arXiv:2101.03961, with k experts
+    a token as transformers has it: k where all get as much), for each completion by itself as in DeepSeek-V2
+    (arXiv:2405.04434): so it adds up over micro-batches, and no cut of a batch changes its gradient.
+
+    Example:
+      >>> rows = Rows(prompts=jnp.zeros((1, 1, 1), int), prompt_lengths=jnp.ones((1, 1), int),
+      ...             tokens=jnp.zeros((1, 1, 3), int), segments=jnp.array([[[1, 1, 0]]]),
+      ...             offsets=jnp.array([[[0, 1, 0]]]), token_prompt=jnp.zeros((1, 1, 3), int))
+      >>> probabilities = jnp.array([[[[0.75, 0.25], [0.5, 0.5], [1.0, 0.0]]]])
+      >>> routing = Routing(jnp.array([[[[0], [0], [0]]]]), probabilities[..., :1], probabilities)
+      >>> found = load(routing, rows, jnp.array([[[0.5, 0.5, 0.0]]]))
+      >>> found.counts.tolist(), float(found.balance)  # all to one: 2 (0.5 0.75 + 0.5 0.5)
+      ([2.0, 0.0], 1.25)
+    """
+    there, p = rows.segments > 0, routing.probabilities
+    count = p.shape[-1]
+    sent = (routing.chosen[..., None] == jnp.arange(count, dtype=routing.chosen.dtype)).any(-2) & there[..., None]
+    sent = sent.astype(jnp.float32)
+    entropy = jax.scipy.special.entr(jax.lax.stop_gradient(p)).sum(-1).sum(where=there)
+    balance = None
+    if weights is not None:
+        share = _of_completion(sent, rows)
+        balance = (weights * count * (share * p).sum(-1)).sum(where=there)
+    return Load(sent.sum((0, 1, 2)), entropy, balance)
+
+
+def _of_completion(x: Array, rows: Rows) -> Array:
+    """The mean of ``x [B, R, S, E]`` over the tokens of each completion, given to every token of it."""
+    size = x.shape[2]
+    place = jnp.arange(size, dtype=jnp.int32)
+    following = jnp.pad(rows.segments[..., 1:], ((0, 0), (0, 0), (0, 1)))
+    last = jax.lax.cummin(jnp.where(rows.segments != following, place, size - 1), axis=2, reverse=True)
+    first = jnp.maximum(place - rows.offsets, 0)
+    sums = jnp.cumsum(x, 2)
+    total = jnp.take_along_axis(sums, last[..., None], 2) - jnp.take_along_axis(sums - x, first[..., None], 2)
+    return total / (last - first + 1).astype(jnp.float32)[..., None]
+
+
+_ROUTED = ("router", "expert_gate", "expert_up", "expert_down")
+
+
+class MixtureLayer(Layer):
+    """A `Layer` whose MLP is a mixture of experts; on a mesh each is cut over ``tensor`` as an MLP is.
+
+    Attributes:
+      routing: where the tokens ``[...]`` that it has finished went, ``[..., k]`` and ``[..., E]``.
+    """
+
+    routing: Routing | None = None
+
+    def __init__(
+        self,
+        block: Block,
+        config: DecoderConfig,
+        compute: Compute,
+        one: Array | None = None,
+        *,
+        separately: bool = False,
+    ):
+        super().__init__(block, config, compute, one, separately=separately)
+        assert config.experts is not None
+        self.experts, self.compute = config.experts, compute
+
+    def _mlp(self, x: Array) -> Array:
+        h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
+        with jax.named_scope("experts"):
+            y, self.routing = self._routed(h)
+        if self.experts.shared:
+            with jax.named_scope("shared_expert"):
+                gate = jnp.matmul(h.astype(jnp.float32), cast(Array, self.w["shared_router"]), precision="highest")
+                shared = self._linear(gated(*self._linears(h, "shared_gate", "shared_up")), "shared_down")
+                y = y + (jax.nn.sigmoid(gate) * shared.astype(jnp.float32)).astype(x.dtype)
+        return x + y
+
+    def _routed(self, h: Array) -> tuple[Array, Routing]:
+        """What the experts give for ``h [..., D]``: each shard sorts its own tokens, and none leaves its devices."""
+
+        def run(h: Array, router: Array, *weights: quantised.Matrix) -> tuple[Array, Routing]:
+            rows = h.reshape(-1, h.shape[-1])
+            routing = route(rows, router, self.experts)
+            y = pick(self.compute, len(rows))(rows, routing, *weights).astype(h.dtype)
+            return y.reshape(h.shape), jax.tree.map(lambda x: x.reshape(*h.shape[:-1], -1), routing)
+
+        def whole(*args: Any) -> tuple[Array, Routing]:
+            y, routing = run(*args)
+            return jax.lax.psum(y, "tensor"), routing
+
+        weights = [self.w[name] for name in _ROUTED]
+        if self.mesh is None:
+            return run(h, *weights)
+        shards = spec(("shard",), ROLLOUT)
+        cuts = [_cut(name, w) for name, w in zip(_ROUTED, weights, strict=True)]
+        return jax.shard_map(whole, mesh=self.mesh, in_specs=(shards, *cuts), out_specs=shards)(h, *weights)
+
+
+def _cut(name: str, w: Any) -> Any:
+    """How a layer's weight lies while it multiplies."""
+    axes, summed = DECODER[name].axes[1:], DECODER[name].summed - 1
+    whole = spec(axes, ROLLOUT)
+    if not isinstance(w, quantised.Int8):
+        return whole
+    return quantised.Int8(whole, spec(axes[:summed] + axes[summed + 1 :], ROLLOUT))
+
+
+def layer(
+    block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, separately: bool = False
+) -> Layer:
+    """The block's weights, gathered and cast: a `Layer`, or of a mixture of experts a `MixtureLayer`."""
+    kind = Layer if config.experts is None else MixtureLayer
+    return kind(block, config, compute, one, separately=separately)

@@ -1,0 +1,194 @@
+"""Mixtures of experts: both ways to run them against a loop, on meshes, in the sampler, and beside transformers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_hf
+from flax import nnx
+from plain_decoder import FAMILIES, MIXTURE, plain_mixture, ragged_batch, random_decoder, some_prompts
+
+from grpojax.host.errors import UserError
+from grpojax.models import Compute, experts, hf, quantised, score, sharding
+from grpojax.models.decoder_config import Experts
+from grpojax.models.weight_table import shardings
+from grpojax.programs import packing, state
+from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.types import PerToken, Rows, TrainBatch
+
+SHARED = FAMILIES["qwen2_moe"]
+MESH = sharding.MeshConfig(data=2, fsdp=2, tensor=2)
+
+
+def some_weights(count=5, hidden=6, size=7, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {"router": (hidden, count), "expert_gate": (count, hidden, size), "expert_up": (count, hidden, size),
+              "expert_down": (count, size, hidden)}  # fmt: skip
+    return {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("renormalised", [True, False])
+@pytest.mark.parametrize("tokens", [1, 11, 64])
+def test_values_and_gradients_equal_a_loop_over_experts(tokens, renormalised):
+    """With few tokens some expert has none."""
+    config = dataclasses.replace(MIXTURE, experts=Experts(count=5, chosen=3, size=7, renormalised=renormalised))
+    h = jnp.asarray(np.random.default_rng(1).standard_normal((tokens, 6)), jnp.float32)
+    up = jnp.asarray(np.random.default_rng(2).standard_normal((tokens, 6)), jnp.float32)
+    weights = some_weights()
+
+    def ours(apply):
+        def run(h, w):
+            routing = experts.route(h, w["router"], config.experts)
+            return apply(h, routing, w["expert_gate"], w["expert_up"], w["expert_down"])
+
+        return run
+
+    def out(run):
+        return jax.value_and_grad(lambda h, w: (up * run(h, w)).sum(), argnums=(0, 1))(h, weights)
+
+    want = out(lambda h, w: plain_mixture(h, w, config))
+    for apply in (experts.every, experts.grouped):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), out(ours(apply)), want)
+
+
+def test_experts_in_eight_bits_are_the_rounded_experts():
+    weights = some_weights()
+    h = jnp.asarray(np.random.default_rng(1).standard_normal((11, 6)), jnp.float32)
+    routing = experts.route(h, weights["router"], Experts(count=5, chosen=2, size=7))
+    eight = [quantised.quantise(weights[name], 1) for name in ("expert_gate", "expert_up", "expert_down")]
+    whole = [w.values.astype(jnp.float32) * w.scale[:, None] for w in eight]
+    for apply in (experts.every, experts.grouped):
+        np.testing.assert_allclose(apply(h, routing, *eight), apply(h, routing, *whole), rtol=1e-5, atol=1e-5)
+
+
+def test_more_experts_than_there_are_cannot_be_chosen():
+    with pytest.raises(UserError, match="num_experts_per_tok 3.*num_experts 2"):
+        Experts(count=2, chosen=3, size=7)
+
+
+def test_in_sixteen_bits_the_router_stays_in_float32():
+    """For the rollout, in eight bits too, and in a reference's copy."""
+    _, params = random_decoder(SHARED)
+    half = Compute(dtype="bfloat16")
+    for made in (
+        state.make_reshard(SHARED, half)(params),
+        state.make_reshard(SHARED, half, "int8")(params),
+        state.frozen_copy(params, half),
+    ):
+        for name in ("router", "shared_router"):
+            np.testing.assert_array_equal(made["layers"][name][...], params["layers"][name][...])
+        norm = made["layers"]["mlp_norm"][...]
+        assert norm.dtype == jnp.bfloat16
+    graph, rollout = nnx.split(nnx.merge(random_decoder(SHARED)[0], params))
+    block = jax.tree.map(lambda x: x[0], rollout["layers"])
+    layer = experts.layer(nnx.merge(nnx.split(nnx.merge(graph, params).layers)[0], block), SHARED, half)
+    assert layer.w["router"].dtype == jnp.float32 and layer.w["expert_up"].dtype == jnp.bfloat16
+
+
+def scored(config, compute, rows, weight):
+    graph, params = random_decoder(config)
+    if compute.mesh is not None:
+        params = jax.device_put(params, shardings(params, compute.mesh))
+
+    def loss(params):
+        scores = score(graph, params, rows, compute)
+        return (weight * scores.logps).sum(), scores.logps
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize("config", [MIXTURE, dataclasses.replace(SHARED, vocab_size=56)], ids=["plain", "shared"])
+def test_eight_devices_equal_one_in_either_form(config):
+    packed, layout = packing.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
+    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    weight = np.random.default_rng(2).standard_normal(rows.tokens.shape).astype(np.float32) * (layout.index[0] >= 0)
+    (_, want), want_grad = scored(config, Compute(), rows, weight)
+    mesh = sharding.make_mesh(MESH)
+    (_, got), grad = scored(config, Compute(mesh=mesh, experts="grouped"), rows, weight)
+    used = layout.index[0] >= 0
+    np.testing.assert_allclose(np.asarray(got)[used], np.asarray(want)[used], atol=2e-5)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(grad), jax.tree.leaves(want_grad), strict=True):
+        scale = float(np.abs(b).max())
+        np.testing.assert_allclose(a, b, atol=2e-5 * scale, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
+
+
+def test_a_mesh_that_does_not_cut_experts_evenly_is_refused():
+    odd = dataclasses.replace(MIXTURE, experts=Experts(count=5, chosen=2, size=15))
+    with pytest.raises(UserError, match="moe_intermediate_size 15 does not divide"):
+        state.decoder_network(odd, None, sharding.make_mesh(MESH))
+
+
+def drawn(decoder, config, *, compute=Compute()):  # noqa: B008
+    out = sample_groups(*decoder, some_prompts(8), jax.random.key(0), config, eos_ids=tuple(range(6)), compute=compute)
+    return jax.tree.map(np.asarray, out)
+
+
+CONFIG = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
+
+
+@pytest.mark.parametrize("config", [MIXTURE, SHARED], ids=["plain", "shared"])
+def test_log_probs_of_the_sampler_equal_the_trainers(config):
+    graph, params = random_decoder(config)
+    out = drawn((graph, params), CONFIG)
+    zeros = np.zeros(out.logps.shape, np.float32)
+    batch = TrainBatch(prompts=some_prompts(8), tokens=out.tokens, lengths=out.lengths,
+                       per_token=PerToken(advantages=zeros, weights=zeros))  # fmt: skip
+    packed, layout = packing.pack(batch)
+    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    logps = layout.unpack(np.asarray(score(graph, params, rows, Compute()).logps)[None])
+    assert np.abs(logps - out.logps)[np.arange(9) < out.lengths[..., None]].max() < 1e-4
+
+
+@pytest.mark.parametrize("weights", ["compute", "int8"])
+def test_draws_do_not_depend_on_the_mesh(weights):
+    graph, params = random_decoder(MIXTURE)
+    want = drawn((graph, state.make_reshard(MIXTURE, Compute(), weights)(params)), CONFIG)
+    compute = Compute(mesh=sharding.make_mesh(MESH), experts="grouped")
+    placed = jax.device_put(params, shardings(params, compute.mesh))
+    got = drawn((graph, state.make_reshard(MIXTURE, compute, weights)(placed)), CONFIG, compute=compute)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-moe"])
+def test_greedy_text_equals_transformers(tmp_path, name):
+    from with_torch import torch
+
+    theirs = tiny_hf.save(tmp_path, name)
+    prompts = dataclasses.replace(some_prompts(4), tokens=some_prompts(4).tokens + 31)
+    greedy = SamplerConfig(group=1, max_tokens=13, temperature=0.0)
+    ours = nnx.split(hf.load(tmp_path))
+    out = sample_groups(*ours, prompts, jax.random.key(0), greedy, eos_ids=(), compute=Compute())
+    for p, n in enumerate(prompts.lengths):
+        ids = torch.tensor(prompts.tokens[p : p + 1, :n], dtype=torch.long)
+        want = theirs.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=13, eos_token_id=None
+        )
+        assert want[0, n:].tolist() == np.asarray(out.tokens)[p, 0].tolist()
+
+
+def test_the_load_of_packed_completions_equals_a_loop_over_them():
+    """Two completions and padding in one row, one in another; a row of padding weighs nothing."""
+    rng = np.random.default_rng(0)
+    segments = np.array([[[1, 1, 1, 2, 2, 0, 0], [3, 3, 3, 3, 3, 3, 3], [0] * 7]], np.int32)
+    offsets = np.array([[[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [0] * 7]], np.int32)
+    zeros = np.zeros((1, 1, 1), np.int32)
+    rows = Rows(prompts=zeros, prompt_lengths=zeros[0] + 1, tokens=segments, segments=segments, offsets=offsets,
+                token_prompt=segments * 0)  # fmt: skip
+    probabilities = rng.dirichlet(np.ones(5), (1, 3, 7)).astype(np.float32)
+    chosen = np.argsort(-probabilities, -1)[..., :2].astype(np.int32)
+    weights = rng.random((1, 3, 7)).astype(np.float32)
+    routing = experts.Routing(jnp.asarray(chosen), jnp.zeros((1, 3, 7, 2)), jnp.asarray(probabilities))
+    counts, entropy, balance = np.zeros(5), 0.0, 0.0
+    for which in (1, 2, 3):
+        at = segments == which
+        p, sent = probabilities[at], np.array([[e in picks for e in range(5)] for picks in chosen[at]])
+        counts += sent.sum(0)
+        entropy -= (p * np.log(p)).sum()
+        balance += (weights[at] * 5 * (p * sent.mean(0)).sum(-1)).sum()
+    found = experts.load(routing, rows, jnp.asarray(weights))
+    np.testing.assert_array_equal(found.counts, counts)
+    np.testing.assert_allclose([found.entropy, found.balance], [entropy, balance], rtol=1e-5)
+    assert experts.load(routing, rows).balance is None
