@@ -108,7 +108,7 @@ def pytest_collection_finish(session):
 # ---------------------------------------------------------------------------------------------- memory
 
 MIB = 2**20
-FULL = 2000  # MiB that a worker may hold before it lets go of compiled programs
+FULL = 3000  # MiB that a worker may hold before it lets go of compiled programs
 _held = 0  # MiB that it held after it last did
 
 

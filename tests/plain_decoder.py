@@ -13,7 +13,7 @@ from grpojax.models.decoder_config import Experts, RopeScaling
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 BASE = DecoderConfig(
-    family="qwen2", vocab_size=53, hidden_size=24, intermediate_size=40, num_layers=3, num_heads=4, num_kv_heads=2,
+    family="qwen2", vocab_size=53, hidden_size=24, intermediate_size=40, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=6, rope_theta=1e4, qkv_bias=True,
 )  # fmt: skip
 FAMILIES = {

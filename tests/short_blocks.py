@@ -1,20 +1,28 @@
 """Caches of several blocks for samples of a few tokens, as only long samples have them."""
 
 import contextlib
+import functools
 from unittest import mock
 
 from grpojax.programs import kv_cache, sampler
+from grpojax.programs.compiling import program
 
 
 @contextlib.contextmanager
 def blocks_of(positions):
-    """Blocks of about so many positions, 16 at least on a GPU; None leaves them as they are. What was compiled for
-    blocks of another size is forgotten."""
+    """Blocks of about so many positions, 16 at least on a GPU; None leaves them as they are."""
     if positions is None:
         yield
         return
     sizes = {"SHORTEST": dict.fromkeys(("cpu", "tpu"), positions), "AT_ONCE": max(16, positions)}
-    sampler._sample.clear_cache()
-    with mock.patch.multiple(kv_cache, **sizes):
+    with (
+        mock.patch.multiple(kv_cache, **sizes),
+        mock.patch.object(sampler, "_sample", _program_for(positions)),
+    ):
         yield
-    sampler._sample.clear_cache()
+
+
+@functools.cache
+def _program_for(positions):
+    """A program for each size: what was compiled for one is never taken for another, nor compiled twice."""
+    return program("rollout", sampler._rollout, static=("graph", "config", "eos_ids", "compute", "left"))

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from grpojax.run import programs, trainer
+from grpojax.run import trainer
 
 
 class Spy:
@@ -32,7 +32,7 @@ def watched(made, around):
 
 def watch(monkeypatch, around):
     """Has the next trainers run their programs by ``around``."""
-    make = programs.make_programs
+    make = trainer.make_programs  # or fakes, where a test has put them there
     monkeypatch.setattr(trainer, "make_programs", lambda learning: watched(make(learning), around))
 
 

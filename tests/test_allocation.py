@@ -80,11 +80,12 @@ def test_solved_from_a_share_on():
     # Samples that were never drawn are no failures.
     np.testing.assert_array_equal(X.solved(metric, drawn=np.broadcast_to(np.arange(10) < 9, (4, 10))), [1, 0, 1, 0])
     np.testing.assert_array_equal(X.solved(metric / 2, 0.9, success=0.5), [1, 0, 1, 0])
-    for n in (1, 2, 3, 7, 10, 11, 20, 30, 64):  # k / n is not always rounded to the share
-        k = np.arange(n + 1)
-        passed = (np.arange(n) < k[:, None]).astype(np.float32)
-        for share in (0.1, 0.3, 0.6, 0.7, 0.9):
-            np.testing.assert_array_equal(X.solved(passed, share), 10 * k >= round(10 * share) * n)
+    sizes = (1, 2, 3, 7, 10, 11, 20, 30, 64)  # k / n is not always rounded to the share
+    k, n = np.array([(k, n) for n in sizes for k in range(n + 1)]).T
+    passed, drawn = (np.arange(64) < count[:, None] for count in (k, n))
+    for share in (0.1, 0.3, 0.6, 0.7, 0.9):
+        got = X.solved(passed.astype(np.float32), share, drawn=drawn)
+        np.testing.assert_array_equal(got, 10 * k >= round(10 * share) * n)
     for share in (0.0, 1.5):
         with pytest.raises(ValueError, match=f"share={share}"):
             X.solved(metric, share)
@@ -137,7 +138,8 @@ def test_golden_overlong():
     """In characters, or from the limit on only, 90 tokens of 100 would cost nothing."""
     close(X.overlong_penalty(jnp.array([80, 81, 90, 100, 101]), 100, 20), [0, -0.05, -0.5, -1, -1])
     chain = A.chain(A.center(), reward=X.soft_overlong(100, 20))
-    close(chain(jnp.array([[1.0, 1.0]]), A.Signals(lengths=jnp.array([[80, 90]]))), [[0.125, -0.125]])
+    got = jax.jit(chain)(np.ones((1, 2), np.float32), A.Signals(lengths=np.array([[80, 90]])))
+    close(got, [[0.125, -0.125]])
     for limit, buffer in ((100, 0), (100, 101)):
         with pytest.raises(ValueError, match=f"buffer={buffer}"):
             X.overlong_penalty(jnp.array([1]), limit, buffer)
@@ -148,7 +150,7 @@ def test_golden_overlong_factor(options, want):
     """Four of eight are right, one of them at the limit: in full the punishment makes it a wrong one."""
     rewards, lengths = jnp.array([[1.0] * 4 + [0.0] * 4]), jnp.array([[10, 10, 10, 100] + [10] * 4])
     chain = A.chain(A.center(), A.scale(eps=0.0), reward=X.soft_overlong(100, 20, **options))
-    close(chain(rewards, A.Signals(lengths=lengths))[0, 3], want, atol=1e-4)
+    close(jax.jit(chain)(rewards, A.Signals(lengths=lengths))[0, 3], want, atol=1e-4)
     with pytest.raises(ValueError, match="factor=-1"):
         X.soft_overlong(100, 20, factor=-1)
 
@@ -163,10 +165,10 @@ GROUP = {"lengths": jnp.array([[100, 200, 300, 50]]), "rewards": jnp.array([[1.0
 def test_golden_length_selected(alpha, rewards):
     """With statistics over all four the first would be 0.9314; a wrong answer rewarded for its length, 0.9725."""
     s = A.Signals(lengths=GROUP["lengths"])
-    close(A.chain(reward=X.length_selected(alpha))(GROUP["rewards"], s), [rewards])
+    close(jax.jit(A.chain(reward=X.length_selected(alpha)))(GROUP["rewards"], s), [rewards])
     if alpha == 0.2:
-        got = A.chain(A.center(), A.scale(ddof=0, eps=0.0), reward=X.length_selected(alpha))(GROUP["rewards"], s)
-        close(got, [[0.71390916, 0.57453984, 0.43517053, -1.72361953]], atol=1e-5)
+        chain = A.chain(A.center(), A.scale(ddof=0, eps=0.0), reward=X.length_selected(alpha))
+        close(jax.jit(chain)(GROUP["rewards"], s), [[0.71390916, 0.57453984, 0.43517053, -1.72361953]], atol=1e-5)
 
 
 def test_which_groups_are_selected():
@@ -204,22 +206,22 @@ def test_length_oracle(share, seed):
 
 def test_golden_xrpo_half_widths():
     """h(4) and h(5) of rewards [1, 0, 0, 1]: the gain is their difference."""
-    std = np.std([1, 0, 0, 1], ddof=1)
+    std, quantile = np.std([1, 0, 0, 1], ddof=1), jax.jit(functools.partial(X.t_quantile, 0.975))
 
     def h(n):
-        return float(X.t_quantile(0.975, jnp.float32(n - 1))) * std / np.sqrt(n)
+        return float(quantile(np.float32(n - 1))) * std / np.sqrt(n)
 
     close(h(4), 0.91869312, atol=1e-4)
-    close(std * float(X.t_quantile(0.975, jnp.float32(4))) / np.sqrt(5), 0.71687504, atol=1e-4)
+    close(std * float(quantile(np.float32(4))) / np.sqrt(5), 0.71687504, atol=1e-4)
 
 
 def test_xrpo_counts_an_unknown_deviation_as_none():
     """One valid reward has no deviation (ddof 1); as NaN it would take the whole budget."""
-    counts = jnp.array([4, 4, 4])
-    assert np.isfinite(X.xrpo_priority(jnp.array([0.5, NAN, 0.1]), counts)).all()
-    given = X.xrpo_allocate(jnp.array([0.5, NAN, 0.1]), counts, 6)
-    np.testing.assert_array_equal(given, X.xrpo_allocate(jnp.array([0.5, 0.0, 0.1]), counts, 6))
-    assert int(X.xrpo_allocate(jnp.array([0.5, NAN, 0.1]), counts, 0).sum()) == 0
+    counts, allocate = np.array([4, 4, 4], np.int32), jax.jit(X.xrpo_allocate, static_argnums=2)
+    unknown, none = (np.array([0.5, x, 0.1], np.float32) for x in (NAN, 0.0))
+    assert np.isfinite(jax.jit(X.xrpo_priority)(unknown, counts)).all()
+    np.testing.assert_array_equal(allocate(unknown, counts, 6), allocate(none, counts, 6))
+    assert int(allocate(unknown, counts, 0).sum()) == 0
 
 
 # --- all of these against loops

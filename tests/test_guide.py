@@ -90,6 +90,7 @@ def files_of_the_guide(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.parametrize(("page", "code"), [(page, text) for page, kind, text in BLOCKS if kind == "python"])
+@pytest.mark.slow
 def test_python_runs(page, code):
     exec(compile(code, page, "exec"), {})
 

@@ -173,6 +173,7 @@ WITH_EXAMPLES = sorted(m for m, file in MODULES.items() if ">>> " in file.read_t
 EXTRAS = {"programs.compiling": "google.cloud.storage", "environments.reasoning_gym": "reasoning_gym"}
 
 
+@pytest.mark.slow  # hundreds of small programs; what the examples show is tested where it belongs
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_doctests(module):
     if module in EXTRAS:

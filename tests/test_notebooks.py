@@ -88,6 +88,7 @@ REPORT = json.loads((FOLDER / "results" / "controls.json").read_text())
 OWN = [c for c in REPORT["comparisons"] if "control" in c["roles"]]
 
 
+@pytest.mark.slow
 def test_experiments():
     """Read from saved results: six claims, each with what was measured."""
     printed = printed_by("experiments.ipynb")

@@ -22,7 +22,7 @@ def on_tokens(name, rewards, size=1, options=None, **signals):
     """Advantages of a batch whose samples all have ``size`` tokens (or those of ``mask``)."""
     rewards = np.asarray(rewards, np.float32)
     signals = {"mask": np.ones((*rewards.shape, size), bool)} | signals
-    return variants.get(name, **(options or {})).advantage(rewards, A.Signals(**signals))
+    return jax.jit(variants.get(name, **(options or {})).advantage)(rewards, A.Signals(**signals))
 
 
 @pytree

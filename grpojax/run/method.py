@@ -352,7 +352,8 @@ def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> boo
     # From failed to passed: a variant may treat either in a way of its own. Means of these are exact.
     rewards = np.repeat(np.array([0.0, 1.0, 0.25], np.float32)[:prompts, None], rollout.group, 1)
     signals = _made_up(variant, rewards.shape)
-    return any(bool(np.any(np.asarray(variant.advantage(x, signals)) != 0)) for x in (rewards, 1 - rewards))
+    advantage = jax.jit(variant.advantage)  # one program, not one for each of its operations
+    return any(bool(np.any(np.asarray(advantage(x, signals)) != 0)) for x in (rewards, 1 - rewards))
 
 
 def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:

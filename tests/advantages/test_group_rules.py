@@ -29,7 +29,7 @@ from grpojax import advantages as A
     ],
 )
 def test_golden_virtual_best(rewards, options, want):
-    got = A.chain(A.virtual_best(**options))(jnp.array([rewards]))
+    got = run(A.virtual_best(**options), rewards=[rewards])
     close(got[0], want, atol=2e-6)
     close(advantage_oracles.virtual_best([rewards], **options)[0], want, atol=2e-6)
 
@@ -38,7 +38,7 @@ def test_golden_virtual_best(rewards, options, want):
 def test_virtual_best_of_a_perfect_group_is_exactly_0(best):
     """In float32 their mean is not the best reward: told by ``std == 0``, some of these groups have advantages."""
     groups = np.where(np.arange(64) < np.arange(2, 65)[:, None], np.float32(best), np.float32(NAN))
-    assert not np.asarray(A.chain(A.virtual_best(best, eps=1e-9))(groups)).any()
+    assert not run(A.virtual_best(best, eps=1e-9), rewards=groups).any()
 
 
 def test_virtual_best_refuses_a_reward_over_its_best():
@@ -64,7 +64,7 @@ def test_virtual_best_refuses_a_reward_over_its_best():
 )
 def test_golden_pass_at_k(n, right, k, high, low):
     rewards = [[1.0] * right + [0.0] * (n - right)]
-    got = A.chain(A.pass_at_k(k))(jnp.array(rewards))[0]
+    got = np.asarray(run(A.pass_at_k(k), rewards=rewards))[0]
     close(got, [high] * right + [low] * (n - right))
     close(got.sum(), 0)
     close(advantage_oracles.pass_at_k(rewards, k)[0], got)
@@ -80,11 +80,10 @@ def test_pass_at_1_is_grpo():
 
 def test_golden_best_margin():
     """The second best in place of the mean: minus the mean it would be 0.475."""
-    close(A.chain(A.best_margin())(jnp.array([[0.2, 0.9, 0.5, 0.1]])), [[0, 0.4, 0, 0]])
-    close(A.chain(A.best_margin(scaled=True))(jnp.array([[0.2, 0.9, 0.5, 0.1]])), [[0, 0.4 / 0.35939764, 0, 0]],
-          atol=1e-5)  # fmt: skip
-    close(A.chain(A.best_margin())(jnp.array([[0.9, 0.9, 0.5], [NAN, 0.3, NAN]])), np.zeros((2, 3)))
-    assert A.chain(A.best_margin())(jnp.array([[0.7]])) == 0
+    close(run(A.best_margin(), rewards=[[0.2, 0.9, 0.5, 0.1]]), [[0, 0.4, 0, 0]])
+    close(run(A.best_margin(scaled=True), rewards=[[0.2, 0.9, 0.5, 0.1]]), [[0, 0.4 / 0.35939764, 0, 0]], atol=1e-5)
+    close(run(A.best_margin(), rewards=[[0.9, 0.9, 0.5], [NAN, 0.3, NAN]]), np.zeros((2, 3)))
+    assert run(A.best_margin(), rewards=[[0.7]]) == 0
 
 
 def test_golden_penalize_all_fail():
@@ -134,8 +133,8 @@ def test_max_rl_is_the_expansion_of_the_log_likelihood(group):
     """All groups that four answers can make, each as likely as it is; REINFORCE would have the order 1 for any size."""
     logits, right = jnp.array([0.2, -0.5, 0.9, -1.0]), np.array([1, 0, 0, 1], np.float32)
     draws = np.array(list(itertools.product(range(4), repeat=group)))
-    advantages = A.chain(A.max_rl())(right[draws])
-    odds = jnp.exp(jax.nn.log_softmax(logits)[draws].sum(-1, keepdims=True))
+    advantages = run(A.max_rl(), rewards=right[draws])
+    odds = jax.jit(lambda x: jnp.exp(jax.nn.log_softmax(x)[draws].sum(-1, keepdims=True)))(logits)
 
     def surrogate(x):
         return (odds * advantages * jax.nn.log_softmax(x)[draws]).sum() / group
@@ -144,7 +143,7 @@ def test_max_rl_is_the_expansion_of_the_log_likelihood(group):
         p = (jax.nn.softmax(x) * right).sum()
         return -sum((1 - p) ** k / k for k in range(1, order + 1))
 
-    got = jax.grad(surrogate)(logits)
-    close(got, jax.grad(expansion)(logits, group - 1))
+    got, slope = jax.jit(jax.grad(surrogate))(logits), jax.jit(jax.grad(expansion), static_argnums=1)
+    close(got, slope(logits, group - 1))
     for other in (group - 2, group):
-        assert np.abs(got - (jax.grad(expansion)(logits, other) if other else 0)).max() > 0.03
+        assert np.abs(got - (slope(logits, other) if other else 0)).max() > 0.03

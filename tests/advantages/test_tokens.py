@@ -13,9 +13,9 @@ from grpojax import advantages as A
 
 def test_to_tokens():
     mask = prefix([[3, 1], [0, 2]], 3)
-    got = A.chain(A.center(), A.to_tokens())(jnp.array([[1, 0], [0, 1]]), A.Signals(mask=mask))
+    got = run(A.center(), A.to_tokens(), rewards=[[1, 0], [0, 1]], mask=mask)
     close(got, [[[0.5, 0.5, 0.5], [-0.5, 0, 0]], [[0, 0, 0], [0.5, 0.5, 0]]])
-    got = A.chain(A.to_tokens())(jnp.array([[NAN, 2], [1, 1]]), A.Signals(mask=mask))
+    got = run(A.to_tokens(), rewards=[[NAN, 2], [1, 1]], mask=mask)
     close(got, [[[0, 0, 0], [2, 0, 0]], [[0, 0, 0], [1, 1, 0]]])
 
 
@@ -92,11 +92,15 @@ def test_a_hole_in_the_mask_is_no_step(gamma, lam):
 
     rewards = np.ones((1, 1), np.float32)
     for steps in ((A.gae(gamma=gamma, lam=lam),), (A.token_returns(gamma=gamma),)):
-        chain = A.chain(A.token_rewards(), *steps)
+        chain = jax.jit(A.chain(A.token_rewards(), *steps))
         got = np.asarray(chain(rewards, A.Signals(mask=mask, values=values)))
         want = chain(rewards, A.Signals(mask=dense(mask), values=dense(values)))
         close(got[mask], np.asarray(want)[0, 0], atol=1e-6)
         assert not got[~mask].any()
+
+
+PPO_RETURNS = jax.jit(A.chain(A.token_rewards(), A.token_returns()))
+PPO_ADVANTAGES = jax.jit(A.chain(A.token_rewards(), A.gae()))
 
 
 @given(rewards=hnp.arrays(np.float32, (P, G), elements=REWARD.map(np.float32)))
@@ -106,8 +110,7 @@ def test_ppo_at_lambda_1_is_return_minus_value(rewards):
     mask = prefix(rng.integers(1, 7, (P, G)), 6)
     signals = A.Signals(mask=mask, values=rng.normal(size=mask.shape).astype(np.float32))
     rewards = np.nan_to_num(rewards)
-    returns = A.chain(A.token_rewards(), A.token_returns())(rewards, signals)
-    got = A.chain(A.token_rewards(), A.gae())(rewards, signals)
+    returns, got = (chain(rewards, signals) for chain in (PPO_RETURNS, PPO_ADVANTAGES))
     close(got, np.where(mask, returns - signals.values, 0), atol=1e-4)
 
 

@@ -1,6 +1,7 @@
 """Clip-Cov and KL-Cov."""
 
 import dataclasses
+import functools
 import types
 
 import jax
@@ -111,8 +112,13 @@ def test_clip_cov_in_the_loss():
     """A picked token's policy term is 0, and what the loss divides by stays."""
     logps, batch = batch_of()
     full = with_mask(logps, batch, CLIP)
-    (loss, metrics), gradient = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, objective=CLIP, **arrays(full))
-    _, plain = jax.value_and_grad(L.policy_loss, has_aux=True)(logps, objective=L.Objective(), **arrays(batch))
+
+    def value_and_grad(objective, batch):
+        loss = functools.partial(L.policy_loss, objective=objective, **arrays(batch))
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(logps)
+
+    (loss, metrics), gradient = value_and_grad(CLIP, full)
+    _, plain = value_and_grad(L.Objective(), batch)
     picked = np.asarray(full.covariance_mask)
     close(gradient, np.where(picked, 0, plain))
     assert np.abs(np.asarray(plain)[picked]).min() > 1e-4
@@ -132,7 +138,7 @@ def test_kl_cov_in_the_loss():
     close(loss, np.where(used, batch.weights * tokens, 0).sum(), atol=1e-5)
     close(metrics["kl_cov"].value, picked.sum() / used.sum())
     own = types.SimpleNamespace(**vars(full) | {"old_logps": None})
-    value, gradient = jax.value_and_grad(lambda x: L.policy_loss(x, objective=KL, **arrays(own))[0])(logps)
+    gradient = jax.jit(jax.grad(lambda x: L.policy_loss(x, objective=KL, **arrays(own))[0]))(logps)
     close(gradient, -np.where(used, batch.weights * np.nan_to_num(batch.advantages), 0))  # nothing in the first update
 
 

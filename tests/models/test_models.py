@@ -73,7 +73,7 @@ def test_padding_changes_nothing_even_when_pad_is_a_real_token():
     """A mask read off `ids != pad` would drop real tokens that equal the pad id."""
     graph, params = random_decoder(BASE)
     batch = ragged_batch(np.random.default_rng(3), pad=0)
-    reference = None
+    reference, scored = None, jax.jit(lambda params, rows: score(graph, params, rows, Compute()).logps)
     for pad, length, most in [(0, 7, 11), (17, 12, 16), (0, 9, 13)]:
         wide = ragged_batch(np.random.default_rng(3), pad=0)
 
@@ -91,9 +91,7 @@ def test_padding_changes_nothing_even_when_pad_is_a_real_token():
             per_token=PerToken(advantages=zeros, weights=zeros),
         )
         packed, layout = packing.pack(wide)
-        got = layout.unpack(
-            np.asarray(score(graph, params, jax.tree.map(lambda x: x[0], packed.rows), Compute()).logps)[None]
-        )
+        got = layout.unpack(np.asarray(scored(params, jax.tree.map(lambda x: x[0], packed.rows)))[None])
         got = np.where(np.arange(most) < wide.lengths[..., None], got, 0.0)[:, :, : batch.tokens.shape[2]]
         if reference is None:
             reference = got
@@ -122,7 +120,7 @@ def test_chunked_vocabulary_equals_plain(with_entropy, chunk):
         entropy = -(jnp.exp(logps) * logps).sum(-1)
         return out + (b * (jax.lax.stop_gradient(entropy) if with_entropy == "value" else entropy)).sum()
 
-    got, want = (jax.value_and_grad(f, argnums=(0, 1))(hidden, weight) for f in (ours, plain))
+    got, want = (jax.jit(jax.value_and_grad(f, argnums=(0, 1)))(hidden, weight) for f in (ours, plain))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=3e-5, rtol=1e-4), got, want)
 
 

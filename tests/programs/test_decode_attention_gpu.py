@@ -72,6 +72,7 @@ def test_a_slot_reads_its_prompt_and_its_own_tokens(cells):
     np.testing.assert_allclose(attended(given), by_hand(*given), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_in_16_bits_it_is_as_near_as_what_xla_makes():
     given = case(dtype=jnp.bfloat16, ring=Ring(3, 32), position=90, seed=1)
     q, caches, prompt, prompt_mask, seen = given

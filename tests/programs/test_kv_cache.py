@@ -119,6 +119,7 @@ def test_a_token_reads_weights_prompts_and_live_blocks():
         assert moved < 1.25 * least, (blocks, moved / least)
 
 
+@pytest.mark.slow
 def test_on_a_cpu_kernels_are_the_first_factors_of_a_tokens_products():
     """And lie ``[out, in]``, in the compiled HLO: few rows in front take up to three times as long."""
     text = lowered(SamplerConfig(group=8, max_tokens=64, decode_slots=4), Compute()).compile().as_text()
@@ -126,6 +127,7 @@ def test_on_a_cpu_kernels_are_the_first_factors_of_a_tokens_products():
     assert sorted({(int(n), int(rows)) for n, rows in made}) == [(512, 16), (1024, 16), (2816, 16)]
 
 
+@pytest.mark.slow
 def test_on_a_cpu_a_block_of_a_layer_is_widened_at_a_time():
     """And the cache is kept in eight bits: what the loop carries of it is int8."""
     config = SamplerConfig(group=8, max_tokens=256, decode_slots=4, cache_dtype="int8")
@@ -198,6 +200,7 @@ def test_on_a_tpu_a_token_reads_weights_prompts_and_live_blocks(cells, mesh, tmp
     assert tensor > 1 or all(largest <= 4 / 2**30 for _, _, largest in moved.values())
 
 
+@pytest.mark.slow
 def test_shards_tell_each_other_four_bytes_a_token():
     mesh = sharding.make_mesh(sharding.MeshConfig(data=8, fsdp=1))
     config = SamplerConfig(group=3, max_tokens=4, decode_slots=2)

@@ -74,7 +74,7 @@ def check(decoder, prompts, config, *, left, shards=1, compute=Compute(), want=N
 
 @pytest.fixture(scope="module")
 def decoder():
-    return random_decoder(BASE)
+    return random_decoder(BASE, seed=5)  # whose groups end at different times
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,7 @@ def test_every_shard_of_a_mesh_goes_on_with_its_own(sizes, of):
         check((graph, placed), prompts, CONFIG, left=16 // shards, shards=shards, compute=compute, want=want)
 
 
+@pytest.mark.slow
 def test_what_the_last_samples_would_keep_waiting_is_drawn_in_fewer_steps(decoder):
     """Tokens that are drawn in a decode step; lengths are nearly geometric."""
     prompts, config = some_prompts(8), SamplerConfig(group=4, max_tokens=60)

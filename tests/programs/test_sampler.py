@@ -74,9 +74,9 @@ def test_a_loop_over_blocks_draws_the_same(decoder, slots, block):
 GPU = Compute(platform="gpu", attention="xla")  # the same, its kernel interpreted
 
 
-@pytest.mark.parametrize(
-    ("slots", "block"), [(2, None), pytest.param(5, 16, marks=pytest.mark.exhaustive)], ids=["slots", "blocks"]
-)
+@pytest.mark.in_ci("slots")
+@pytest.mark.slow
+@pytest.mark.parametrize(("slots", "block"), [(2, None), (5, 16)], ids=["slots", "blocks"])
 def test_a_kernel_draws_the_same(decoder, slots, block):
     long = dataclasses.replace(CONFIG, max_tokens=19)  # two blocks of 16, or one of 32 that goes round
     want = run(decoder, some_prompts(), long)
@@ -112,21 +112,16 @@ def test_a_group_split_over_shards_draws_the_same_samples(decoder):
 
 
 @pytest.mark.in_ci("both")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "of"),
-    [
-        ((8, 1, 1), Compute()),
-        *(
-            pytest.param(*on, marks=pytest.mark.slow)
-            for on in [((1, 8, 1), TPU), ((2, 2, 2), Compute()), ((2, 2, 2), GPU)]
-        ),
-    ],
+    [((8, 1, 1), Compute()), ((1, 8, 1), TPU), ((2, 2, 2), Compute()), ((2, 2, 2), GPU)],
     ids=["shards", "tpu", "both", "gpu"],
 )
-def test_draws_do_not_depend_on_the_mesh(decoder, sizes, of):
+def test_draws_do_not_depend_on_the_mesh(sizes, of):
+    """A mesh of the sampler is also in ``test_unused_rows.py``, in fewer seconds."""
     prompts = some_prompts(8)
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
-    graph, params = decoder
     config = dataclasses.replace(BASE, vocab_size=56)  # a vocabulary that divides
     graph, params = random_decoder(config)
     want = run((graph, params), prompts, CONFIG)

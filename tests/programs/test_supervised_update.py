@@ -103,9 +103,11 @@ def test_the_gradient_does_not_depend_on_the_split(whole, kind, sizes, microbatc
 def test_the_update_is_the_gradient_of_the_plain_cross_entropy(whole):
     batch = answers()
     graph, params = random_decoder(CONFIG)
-    loss, gradient = jax.value_and_grad(lambda p: -(batch.per_token.weights * plain_batch(graph, p, batch)[0]).sum())(
-        params
-    )
+
+    def plain(params):
+        return -(batch.per_token.weights * plain_batch(graph, params, batch)[0]).sum()
+
+    loss, gradient = jax.jit(jax.value_and_grad(plain))(params)
     after, metrics = whole["sft"]
     assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert metrics["nll"] == pytest.approx(float(loss), rel=1e-5)  # a mean over tokens
@@ -121,7 +123,7 @@ def test_the_update_is_the_gradient_of_dpo_written_out(whole):
         margin = (sums[:, 0] - reference[:, 0]) - (sums[:, 1] - reference[:, 1])
         return (np.float32(weights) * jnp.log1p(jnp.exp(-0.3 * margin))).sum(), (sums, margin)
 
-    (value, (sums, margin)), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+    (value, (sums, margin)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
     after, metrics = whole["dpo"]
     same(jax.tree.map(np.subtract, params, gradient), after, atol=2e-5)
     live = slice(1, None)  # the first pair weighs nothing

@@ -5,6 +5,7 @@ these rows cut off, so that any probability that leaks to them shows.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -115,13 +116,18 @@ def test_scores_equal_numpy(unused, chunk):
 
     h, w, t = jnp.float32(hidden), jnp.float32(weight), jnp.int32(targets)
     options = {"inverse_temperature": 1.3, "chunk": chunk, "unused": unused}
-    got = token_scores(h, w, t, with_entropy=True, **options)
+    got = jax.jit(functools.partial(token_scores, with_entropy=True, **options))(h, w, t)
     np.testing.assert_allclose(got[0], logps, atol=2e-5)
     np.testing.assert_allclose(got[1], entropy, atol=2e-5)
-    np.testing.assert_allclose(log_normalisers(h, w, **options), normaliser, atol=2e-5)
+    normalisers = jax.jit(functools.partial(log_normalisers, **options))(h, w)
+    np.testing.assert_allclose(normalisers, normaliser, atol=2e-5)
 
     no_token = t.at[0, 0].set(int(np.flatnonzero(without)[0]))
-    grad = jax.grad(lambda w: sum(x.sum() for x in token_scores(h, w, no_token, with_entropy=True, **options)))(w)
+
+    def total(w):
+        return sum(x.sum() for x in token_scores(h, w, no_token, with_entropy=True, **options))
+
+    grad = jax.jit(jax.grad(total))(w)
     assert np.isfinite(grad).all() and not np.asarray(grad)[without].any() and np.asarray(grad)[~without].all()
 
 
@@ -144,8 +150,17 @@ def test_no_temperature_draws_them(temperature, cut):
     logits = np.random.default_rng(2).standard_normal(24).astype(np.float32)
     logits[np.setdiff1d(np.arange(24), ids)] = 1e4
     keys, config = jax.random.split(jax.random.key(0), 2000)[None], DrawConfig(temperature=temperature, **cut)
-    tokens, logps = draw(mask_unused(jnp.asarray(logits), unused)[None, None], keys, config)
-    trimmed, want = draw(jnp.asarray(logits[ids])[None, None], keys, config)
+
+    def masked_draw(logits, keys):
+        return draw(mask_unused(logits, unused), keys, config)
+
+    def plain_draw(logits, keys):
+        return draw(logits, keys, config)
+
+    if temperature != 1e-12:  # compiled, such a quotient may be computed twice, and not alike
+        masked_draw, plain_draw = jax.jit(masked_draw), jax.jit(plain_draw)
+    tokens, logps = masked_draw(jnp.asarray(logits)[None, None], keys)
+    trimmed, want = plain_draw(jnp.asarray(logits[ids])[None, None], keys)
     np.testing.assert_array_equal(tokens, np.take(ids, trimmed))
     np.testing.assert_allclose(logps, want, atol=1e-5)
     assert np.isfinite(logps).all()
@@ -165,7 +180,7 @@ def test_divergence_of_masked_logits_equals_numpy():
         logps, ref_logps = (jax.nn.log_softmax(mask_unused(x, unused)) for x in logits)
         return (jnp.exp(logps) * (logps - ref_logps)).sum()
 
-    got, grad = jax.vmap(jax.value_and_grad(divergence))(jnp.float32(z), jnp.float32(ref))
+    got, grad = jax.jit(jax.vmap(jax.value_and_grad(divergence)))(np.float32(z), np.float32(ref))
     np.testing.assert_allclose(got, want, rtol=1e-5)
     assert np.isfinite(grad).all() and not np.delete(grad, ids, -1).any()
 

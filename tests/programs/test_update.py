@@ -181,6 +181,7 @@ def flops(objective, *, entropy):
     return compiled.cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 def test_no_reference_forward_hides_in_the_update():
     """The update reads reference log-probs as numbers: a KL term costs no second forward."""
     without, with_kl = (flops(losses.Objective(kl_coef=c), entropy=False) for c in (0.0, 0.1))

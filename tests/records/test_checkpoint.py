@@ -57,6 +57,7 @@ def test_a_run_of_an_older_format_can_be_exported(old_run, tmp_path, capsys):
     jax.tree.map(np.testing.assert_array_equal, exported, params)
 
 
+@pytest.mark.usefixtures("fakes")
 def test_items_are_named_by_role(recipe, tmp_path):
     overrides = [f"run.dir={tmp_path / 'run'}", "train.steps=1", "data.validation=null", "rewards.0.name=answer_format"]
     assert Trainer(config.load(recipe, overrides)).run()

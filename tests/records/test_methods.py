@@ -1,6 +1,7 @@
 """Two resolved methods compared: what differs, and what a resumed run may not differ in."""
 
 import copy
+import functools
 import itertools
 import json
 
@@ -26,12 +27,14 @@ def tree(variant, **options):
     return describe(resolve({"name": variant, **REQUIRED.get(variant, {}), **options}, REWARDS, "auto", ROLLOUT, TRAIN))
 
 
-TREES = {name: tree(name) for name in NAMES}
+@functools.cache
+def plain_tree(name):
+    return tree(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_method_is_described_in_plain_json_with_all_its_options(name):
-    described = TREES[name]
+    described = plain_tree(name)
     assert json.loads(json.dumps(described)) == described
     assert described["options"].keys() == variants.parameters(name).keys()
     assert list(described) == [
@@ -44,7 +47,7 @@ def test_a_method_is_described_in_plain_json_with_all_its_options(name):
 def test_every_two_variants_differ_in_more_than_their_names_or_are_the_same():
     same = set()
     for a, b in itertools.combinations(NAMES, 2):
-        there, back = differences(TREES[a], TREES[b]), differences(TREES[b], TREES[a])
+        there, back = differences(plain_tree(a), plain_tree(b)), differences(plain_tree(b), plain_tree(a))
         assert {k: v[::-1] for k, v in there.items()} == back
         if not without_repeats(there):
             same.add((a, b))
@@ -61,11 +64,11 @@ def other(value):
 def test_every_option_of_another_value_is_named(name):
     """As one thing, in the chain, the objective or the critic, or by itself."""
     skipped = ("constant", "entropy_step", "importance_low", "importance_high", "overlong_limit", "overlong_buffer")
-    for option, value in TREES[name]["options"].items():
+    for option, value in plain_tree(name)["options"].items():
         if isinstance(value, str) or option.startswith("covariance") or option in skipped:
             continue
         changed = tree(name, **{option: 2.0 if option == "clip_dual" else other(value)})
-        found = differences(TREES[name], changed)
+        found = differences(plain_tree(name), changed)
         assert f"options.{option}" in found or f"objective.{option}" in found
         assert len(without_repeats(found)) == 1, (option, found)
 
@@ -117,12 +120,12 @@ def test_chains_are_compared_step_by_step(a, b, found):
     ],
 )
 def test_what_has_changed_is_named_with_both_values_and_the_remedy(path, value, said, remedy):
-    stored = copy.deepcopy(TREES["grpo"])
+    stored = copy.deepcopy(plain_tree("grpo"))
     place = stored
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    got = explain(changes(stored, TREES["grpo"]), TREES["grpo"])
+    got = explain(changes(stored, plain_tree("grpo")), plain_tree("grpo"))
     assert got[0] == said and got[1].startswith(remedy)
 
 
@@ -137,7 +140,7 @@ def test_a_method_is_no_setting_but_a_stored_recipe_has_one():
 
 
 def test_a_step_that_is_new_is_a_change_and_an_option_that_is_new_is_none():
-    now = TREES["grpo"]
+    now = plain_tree("grpo")
     stored = copy.deepcopy(now)
     del stored["options"]["eps"], stored["objective"]["count_empty"], stored["options"]["count_empty"]
     stored["advantage"] = now["advantage"].replace(", live_only=False", "")

@@ -18,9 +18,8 @@ def metrics(recipe, directory, variant):
     return numbers(directory)
 
 
-@pytest.mark.parametrize(
-    "names", [["negative_advantage"], pytest.param(["rare_token", "culling", "gt_likelihood"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("names", [["negative_advantage"], ["rare_token", "culling", "gt_likelihood"]])
+@pytest.mark.slow
 def test_a_control_and_grpo_have_the_same_metrics(recipe, tmp_path, names):
     want = metrics(recipe, tmp_path / "grpo", GRPO)
     for name in names:

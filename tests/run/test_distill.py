@@ -47,6 +47,8 @@ def weighed(run):
 def test_advantages_are_those_of_transformers(recipe, teacher, rows, tmp_path):
     """``log π_teacher - log π`` of each token, at a temperature of both that is not 1; over the 40 tokens, whatever
     the sizes of the two embeddings."""
+    import with_torch  # noqa: F401
+
     student = recipe.parent
     if rows != (40, 40):
         student = make_teacher(student, tmp_path / "student", seed=2, vocab_size=rows[0], initializer_range=1.0)

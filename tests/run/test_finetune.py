@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import answered_runs
+import fake_programs
 import jax
 import numpy as np
 import pytest
@@ -41,6 +42,16 @@ def unbroken(recipes, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def unbroken_fake(recipes, tmp_path_factory):
+    """The same with plain functions for programs (`fake_programs`)."""
+    folder = tmp_path_factory.mktemp("fakes")
+    with fake_programs.in_place():
+        for kind in LOAD:
+            assert run_of(recipes, kind, folder / kind).run()
+    return folder
+
+
 @KINDS
 def test_a_run_learns_and_says_so(unbroken, kind):
     lines = numbers(unbroken / kind)
@@ -70,7 +81,8 @@ def test_a_policy_that_is_the_reference_has_no_margin(unbroken):
 
 
 @KINDS
-def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkeypatch, kind):
+@pytest.mark.usefixtures("fakes")
+def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken_fake, tmp_path, monkeypatch, kind):
     """It dies in step 6, after the save of step 4, with an update in flight; then it is started again."""
     plain, calls = teaching.to_batch, []
 
@@ -94,12 +106,13 @@ def test_a_run_that_died_goes_on_bit_for_bit(recipes, unbroken, tmp_path, monkey
     assert second.done == 4
     second.loop.ahead = 1
     assert second.run()
-    assert numbers(tmp_path / "run") == numbers(unbroken / kind)
+    assert numbers(tmp_path / "run") == numbers(unbroken_fake / kind)
     if kind == "dpo":
         assert (tmp_path / "run" / "reference.npz").read_bytes() == before
 
 
-def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(recipes, unbroken, tmp_path):
+@pytest.mark.usefixtures("fakes")
+def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(recipes, unbroken_fake, tmp_path):
     def stop():
         raise control.Stopped
 
@@ -120,10 +133,10 @@ def test_a_stop_in_an_evaluation_or_the_test_drops_it_and_it_is_made_up_for(reci
         stop() if entries is second.parts["test"].kept else whole(entries, *more)
     )
     assert second.done == 3 and not second.run()
-    assert numbers(tmp_path / "run") == numbers(unbroken / "sft")[:-1]
+    assert numbers(tmp_path / "run") == numbers(unbroken_fake / "sft")[:-1]
     third = run_of(recipes, "sft", tmp_path / "run")
     assert third.done == 7 and third.run()
-    assert numbers(tmp_path / "run") == numbers(unbroken / "sft")
+    assert numbers(tmp_path / "run") == numbers(unbroken_fake / "sft")
     third = run_of(recipes, "sft", tmp_path / "run")
     third.loop._test = None  # a finished run does not read it again
     assert third.run()

@@ -51,6 +51,7 @@ def test_its_reward_is_the_baseline_and_without_one_nothing_is_learned(trainer):
     np.testing.assert_array_equal(got, np.nan_to_num(judged.total - want[:, None]))
 
 
+@pytest.mark.slow
 def test_any_number_of_prompts_goes_over_the_shards(trainer):
     source = trainer.source
     prompts, one = data.to_prompts(list(trainer.problems[:3]), 8), SamplerConfig(group=1, temperature=0.0, max_tokens=7)

@@ -155,6 +155,7 @@ def noisy(trainer, size=0.1):
     trainer.policy.fetch = fetch
 
 
+@pytest.mark.usefixtures("fakes")
 def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
     """Policy and reference are equal and every reward is 0: the sampler's rounding alone gave advantages."""
     trainer = Trainer(load(recipe, tmp_path / "run", "variant={name: rloo, kl_coef: 1.0}", "train.steps=1",
@@ -167,6 +168,7 @@ def test_a_kl_in_the_reward_is_of_the_trainers_log_probs(recipe, tmp_path):
     assert line["sampling/logp_difference_mean"] > 0.05
 
 
+@pytest.mark.usefixtures("fakes")
 def test_a_ratio_anchored_at_the_sampler_needs_no_old_pass(recipe, tmp_path, monkeypatch):
     overrides = ("train.minibatches=2", "train.steps=1")
     for ratio_denominator in ("sampler", "trainer"):
@@ -341,6 +343,7 @@ def test_a_filter_that_cannot_judge_is_the_users_to_mend(recipe, tmp_path):
         trainer.run()
 
 
+@pytest.mark.usefixtures("fakes")
 def test_nothing_of_a_finished_step_asks_the_device(recipe, tmp_path, monkeypatch):
     """The next rollout is under way by then: whatever is computed there waits for it, and its time is lost."""
     options = "variant={name: grpo, kl_coef: 0, entropy_target: 1.0}"

@@ -333,6 +333,7 @@ def test_advantages_of_the_others_are_as_if_it_were_not_there(name):
     of_two, of_three, which = some_groups()
     given = {"distill": {"teacher": "another"}, "pass_at_k": {"k": 2}}.get(name, {})
     made = method._variant(method._options({"name": name, **given}, 5))
+    compiled = jax.jit(made.advantage)
 
     def advantages(of):
         lengths, rng = of.rollout.lengths, np.random.default_rng(1)
@@ -347,7 +348,7 @@ def test_advantages_of_the_others_are_as_if_it_were_not_there(name):
         signals = Signals(
             **known, **of_tokens, **of_samples, ref_logps=-floats, greedy_rewards=greedy, step_rewards=steps
         )
-        found = np.asarray(made.advantage(counted, signals))
+        found = np.asarray(compiled(counted, signals))
         return np.where(mask, found if found.ndim == 3 else found[..., None], 0)
 
     want, got = advantages(of_two), advantages(of_three)

@@ -9,6 +9,8 @@ from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as config
 
+pytestmark = pytest.mark.usefixtures("fakes")
+
 
 def load(recipe, directory, rewards, *overrides):
     return config.load(recipe, [

@@ -42,6 +42,7 @@ def trained(recipe, directory, *overrides, devices=1):
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.slow
 def test_what_is_learned_is_the_same(recipe, tmp_path, monkeypatch, options, devices):
     gaps, pack = [], blocks.pack
     monkeypatch.setattr(blocks, "pack", lambda batch, **how: gaps.append(how["gaps"]) or pack(batch, **how))

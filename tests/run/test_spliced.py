@@ -82,6 +82,8 @@ def step_of(trainer):
 
 @pytest.fixture(scope="module")
 def step(recipe, tmp_path_factory):
+    import with_torch  # noqa: F401
+
     return step_of(trainer_of(recipe, tmp_path_factory.mktemp("runs") / "step", EVERY))
 
 

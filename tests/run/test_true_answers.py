@@ -148,6 +148,8 @@ def test_a_ragged_run_compiles_few_programs(recipe, tmp_path):
 
 def test_likelihood_is_that_of_transformers(recipe, tmp_path):
     """Of the spliced text, read as one sequence; half of the samples have no marker."""
+    import with_torch  # noqa: F401
+
     trainer = trainer_of(recipe, tmp_path / "a", {"name": "gt_likelihood", "groups": "all", "marker": "e"})
     try:
         got, logged, batch = late(trainer)

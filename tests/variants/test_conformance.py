@@ -235,6 +235,7 @@ def wide_batch():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_vmap_bfloat16_and_more_padding(name):
     """As one by one, in float32 of the same numbers, without the columns."""
     got, want = wide_batch()

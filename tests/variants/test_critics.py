@@ -31,7 +31,7 @@ def golden():
 def test_golden_returns(gamma, lam, returns):
     """Whitened they would have mean 0; an invalid sample has none."""
     variant = variants.ppo(gamma=gamma, lam=lam)
-    got = variant.critic.targets(*golden())
+    got = jax.jit(variant.critic.targets)(*golden())
     close(got[0, 0], [*returns, 0], atol=1e-6)
     assert not got[0, 1].any()
 
@@ -109,14 +109,14 @@ def test_the_expected_gradient_of_the_bias_is_the_enumerated_advantage():
     index = np.array(groups)
     mask, places = WRITTEN[0][index], PATHS[index]
     critic = variants.token_critic().critic
-    targets = critic.targets(rewards[index].astype(np.float32), A.Signals(mask=jnp.asarray(mask)))
+    targets = jax.jit(critic.targets)(rewards[index].astype(np.float32), A.Signals(mask=mask))
     odds = np.prod(np.array(chance)[index], axis=1)
     weights = np.where(mask, odds[:, None, None], 0.0).astype(np.float32)
 
     def loss(table):
         return critic.loss(table[places], PerToken(weights=jnp.asarray(weights), critic_targets=targets))[0]
 
-    got = jax.grad(loss)(jnp.asarray(rng.normal(size=9), jnp.float32))
+    got = jax.jit(jax.grad(loss))(rng.normal(size=9).astype(np.float32))
     close(got, want, atol=1e-6)
     after = -np.asarray(got)[PATHS[:, 0]]  # of a bias at 0, one update on
     better = rewards - np.dot(chance, rewards)
@@ -148,19 +148,21 @@ def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_rew
     critic = variants.ppo(lam=lam, value_clip=None).critic
     values = perfect(logits, rewards)
     signals = A.Signals(mask=jnp.asarray(WRITTEN), values=values)
-    returns = np.asarray(critic.targets(rewards[None], signals))
+    returns = np.asarray(jax.jit(critic.targets)(rewards[None], signals))
 
     def logps(x):
         return jax.nn.log_softmax(x).reshape(-1)[PATHS][None]
 
-    odds = jnp.exp(jnp.where(WRITTEN, logps(logits), 0.0).sum(-1, keepdims=True))
-    weights = jnp.where(WRITTEN, odds, 0.0)  # each sequence as often as the policy draws it
+    odds = np.exp(np.where(WRITTEN, logps(logits), 0.0).sum(-1, keepdims=True))
+    weights = np.where(WRITTEN, odds, 0.0)  # each sequence as often as the policy draws it
 
     def policy(advantages):
         batch = type("Batch", (), {"weights": weights, "advantages": advantages, "old_logps": logps(logits)})
-        return jax.grad(lambda x: L.policy_loss(logps(x), objective=variants.ppo().objective, **arrays(batch))[0])(
-            logits
-        )
+
+        def loss(x):
+            return L.policy_loss(logps(x), objective=variants.ppo().objective, **arrays(batch))[0]
+
+        return jax.jit(jax.grad(loss))(logits)
 
     close(policy(np.where(WRITTEN, returns - values, 0)), want, atol=2e-6)
     # A table of values by state: the first token's, and those after 1 and after 2.
@@ -170,5 +172,6 @@ def test_with_a_perfect_critic_the_expected_gradient_is_that_of_the_expected_rew
         return critic.loss(v[state][None], PerToken(weights=weights, critic_targets=returns))[0]
 
     exact = np.array([values[0, 0, 0], values[0, 1, 1], values[0, 4, 1]])
-    close(jax.grad(table_loss)(jnp.asarray(exact)), 0, atol=1e-6)  # nothing left to learn
-    assert np.abs(jax.grad(table_loss)(jnp.asarray(exact + 0.5))).min() > 1e-3
+    slope = jax.jit(jax.grad(table_loss))
+    close(slope(exact), 0, atol=1e-6)  # nothing left to learn
+    assert np.abs(slope(exact + np.float32(0.5))).min() > 1e-3

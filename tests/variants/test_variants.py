@@ -28,9 +28,11 @@ def first_update(variant, rewards, lengths, size):
         ref_logps=logps,
     )
     entropy = np.ones(mask.shape, np.float32) if objective.needs_entropy else None
-    return jax.value_and_grad(lambda x: L.policy_loss(x, objective=objective, **arrays(batch), entropy=entropy)[0])(
-        logps
-    )
+
+    def loss(x):
+        return L.policy_loss(x, objective=objective, **arrays(batch), entropy=entropy)[0]
+
+    return jax.jit(jax.value_and_grad(loss))(logps)
 
 
 # From rewards [1, 0, 0, 0] to the gradient at one token of each sample; samples of 2, 4, 6 and 8 tokens.
