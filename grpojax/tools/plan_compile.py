@@ -88,6 +88,7 @@ def compile_program(
         seconds=_seconds(kind, compute_s, module, links, call),
         collectives=once,
         per_iteration=each,
+        samples=call.samples,
         links=links[0],
         links_each=links[1],
         read=module.once / _GIB,

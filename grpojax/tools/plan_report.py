@@ -48,8 +48,9 @@ class ProgramReport:
         at its longest. Bytes and collectives are those of the compiled program, FLOPs those of its shapes. Empty for a
         chip that is not known.
       collectives: of one run, by kind; a loop's count as often as it iterates.
-      per_iteration: of one iteration of a loop whose length depends on the data, by kind: in "rollout", of the
-        decoding of one token.
+      per_iteration: of one iteration of a loop whose length depends on the data, by kind: in a program that samples,
+        of the decoding of one token; in one of ragged rows, of one forward of prompts with one block of rows.
+      samples: whether it draws tokens.
       links, links_each: the same by the link they take, in what a chip receives.
       read, read_each: what is read and written of a chip's memory, in a run outside of such a loop and in an iteration.
       optional_each: of the latter, what is left out where it can be: blocks of the cache in which no slot has a token.
@@ -70,6 +71,7 @@ class ProgramReport:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     collectives: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
     per_iteration: Mapping[str, Traffic] = dataclasses.field(default_factory=dict)
+    samples: bool = False
     links: Mapping[str, Load] = dataclasses.field(default_factory=dict)
     links_each: Mapping[str, Load] = dataclasses.field(default_factory=dict)
     read: float = math.nan
@@ -121,18 +123,19 @@ def format_table(reports: Sequence[ProgramReport]) -> str:
             each, whole = human(r.sent), human(r.sent * r.sampling_chips)
             chips = "the chip" if r.sampling_chips == 1 else f"the {r.sampling_chips} chips"
             lines.append(f"{r.name} runs on {chips} of its own; weights sent before: {each} to each, {whole} in all")
-        for what, traffic in (("moves", r.collectives), ("moves for each token", r.per_iteration)):
+        each_time = " for each token" if r.samples else " for each iteration of its loops"
+        for when, traffic in (("", r.collectives), (each_time, r.per_iteration)):
             kinds = (f"{t.count} {kind} ({human(t.gib)})" for kind, t in sorted(traffic.items()))
             if traffic:
-                lines.append(f"{r.name} {what}: {', '.join(kinds)}")
+                lines.append(f"{r.name} moves{when}: {', '.join(kinds)}")
         lines += [
             f"{r.name} receives{when} by {link}: {_kinds(load)}"
-            for when, links in (("", r.links), (" for each token", r.links_each))
+            for when, links in (("", r.links), (each_time, r.links_each))
             for link, load in links.items()
         ]
         if r.read_each:
             rest = f", {human(r.optional_each)} of it only where samples are that long" if r.optional_each else ""
-            lines += [f"{r.name} reads and writes for each token: {human(r.read_each)}{rest}"] * (
+            lines += [f"{r.name} reads and writes{each_time}: {human(r.read_each)}{rest}"] * (
                 not math.isnan(r.read_each)
             )
         if len(r.seconds) > 1:

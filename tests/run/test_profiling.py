@@ -41,7 +41,7 @@ def test_chosen_steps_are_traced_and_no_number_changes(recipe, tmp_path, caplog)
     with caplog.at_level(logging.INFO):
         assert train(recipe, tmp_path / "run", "profile.steps=[2, 3]") == plain
     steps, names = steps_of(tmp_path / "run/profile")
-    assert steps == [2, 3] and any("update" in name for name in names) and any("sample" in name for name in names)
+    assert steps == [2, 3] and any("update" in name for name in names) and any("rollout" in name for name in names)
     assert f"tensorboard --logdir {tmp_path}/run/profile" in caplog.text
     assert not (tmp_path / "plain/profile").exists()
 

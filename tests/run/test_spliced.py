@@ -141,7 +141,7 @@ def test_only_groups_that_fail_are_replaced(recipe, tmp_path):
         kept += fails[p] and not replaced
     assert 0 < fails.sum() < len(fails) and kept
     assert batch.rollout.tokens.shape[2] == room(batch.drawn.tokens.shape[2])
-    assert step.weighed.metrics["ground_truth/missing_marker"] == kept
+    assert batch.metrics["ground_truth/missing_marker"] == kept
 
 
 def test_rows_come_in_few_sizes():

@@ -113,7 +113,7 @@ def test_programs_compile_and_move_what_they_must(topology, mesh, overlap):
 
     # Nothing of a weight's size moves for a token that is decoded, and no weight before.
     smallest_weight = c.hidden_size * c.num_kv_heads * c.head_dim * bfloat16
-    assert reports["rollout"].per_iteration
+    assert reports["rollout"].per_iteration and [name for name, r in reports.items() if r.samples] == ["rollout"]
     assert all(t[1] < smallest_weight for t in reports["rollout"].per_iteration.values())
     assert gathered["rollout"] < smallest_weight
 
@@ -420,6 +420,7 @@ def test_table_tells_sizes_and_traffic():
         name="rollout", compile_s=12.3, argument=2.0, temp=0.5, output=0.25, alias=0.125, resident=1.0,
         seconds={"compute": 0.5, "HBM": 1.234},
         collectives={"all-gather": Traffic(3, 0.5, 0.25)}, per_iteration={"all-reduce": Traffic(1, 4 / GIB, 4 / GIB)},
+        samples=True,
     )  # fmt: skip
     head, row, *rest = plan_report.format_table([report]).splitlines()
     assert head.split()[0] == "program"
@@ -429,6 +430,9 @@ def test_table_tells_sizes_and_traffic():
         "rollout moves for each token: 1 all-reduce (4 B)",
         "rollout is busy: compute 0.5 s, HBM 1.23 s",
     ]
+    learns = dataclasses.replace(report, name="ragged update", samples=False)
+    rows = "ragged update moves for each iteration of its loops: 1 all-reduce (4 B)"
+    assert rows in plan_report.format_table([learns]).splitlines()
 
 
 def test_the_batch_is_the_trainers():
