@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from grpojax.models import Decoder, DecoderConfig
-from grpojax.models.decoder_config import Experts, RopeScaling
+from grpojax.models.decoder_config import Experts, Llama3Scaling
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 BASE = DecoderConfig(
@@ -22,7 +22,12 @@ FAMILIES = {
     "qwen3": dataclasses.replace(BASE, family="qwen3", qkv_bias=False, qk_norm=True, head_dim=10),
     "llama": dataclasses.replace(
         BASE, family="llama", qkv_bias=True, out_bias=True, mlp_bias=True, num_kv_heads=1,
-        rope_scaling=RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=16),
+        rope_scaling=Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=16),
+    ),
+    "smollm3": dataclasses.replace(BASE, family="smollm3", qkv_bias=False, unrotated_layers=(1,)),
+    "granite": dataclasses.replace(
+        BASE, family="granite", embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4,
+        logits_divisor=1.7,
     ),
     "qwen2_moe": dataclasses.replace(
         BASE, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=14, renormalised=False, shared=22)
@@ -75,7 +80,8 @@ def plain_states(model, sequences, prompt=None, read=None):
     """
     c = model.config
     n = sequences.shape[1]
-    x = model.embed[...][sequences]
+    x = model.embed[...][sequences] * c.embedding_multiplier
+    scale = c.attention_multiplier or c.head_dim**-0.5
     freq = []
     for j in range(c.head_dim // 2):
         f = c.rope_theta ** (-2 * j / c.head_dim)
@@ -117,18 +123,20 @@ def plain_states(model, sequences, prompt=None, read=None):
                 qh, kh = norm(qh, w["q_norm"]), norm(kh, w["k_norm"])
 
             def attend(qh, kh, vh):
-                s = qh @ kh.swapaxes(1, 2) / np.float32(c.head_dim**0.5)
+                s = qh @ kh.swapaxes(1, 2) / np.float32(1 / scale)
                 return jax.nn.softmax(jnp.where(np.tri(n, dtype=bool), s, -jnp.inf), -1) @ vh
 
-            qh, kh = turn(qh), turn(kh)
+            if i not in c.unrotated_layers:
+                qh, kh = turn(qh), turn(kh)
             heads.append(attend(qh, kh, vh))
             if read is not None:
                 late = (np.arange(n) >= np.asarray(prompt)[:, None])[..., None]
                 heads[-1] = jnp.where(late, attend(qh, read(kh), read(vh)), heads[-1])
-        x = x + linear(jnp.concatenate(heads, -1), "o")
+        x = x + c.residual_multiplier * linear(jnp.concatenate(heads, -1), "o")
         h = norm(x, w["mlp_norm"])
-        x = x + (linear(swish(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c))
-    return norm(x, model.norm[...])
+        y = linear(swish(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c)
+        x = x + c.residual_multiplier * y
+    return norm(x, model.norm[...]) / c.logits_divisor
 
 
 def swish(x):

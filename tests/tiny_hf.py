@@ -29,6 +29,15 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_LINEAR = {"rope_type": "linear", "rope_theta": 20_000.0, "factor": 2.5}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 2.0,
+    "beta_slow": 0.5,
+}
 
 # torch multiplies by groups where rows are whole multiples of 16 bytes.
 _EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20, tie_word_embeddings=False)
@@ -45,6 +54,30 @@ MODELS = {
     "llama3": ("llama", dict(tie_word_embeddings=False, rope_parameters=_LLAMA3)),
     "llama-attention-bias": ("llama", dict(tie_word_embeddings=False, attention_bias=True)),
     "llama-mlp-bias": ("llama", dict(tie_word_embeddings=True, mlp_bias=True)),
+    "mistral": ("mistral", dict(tie_word_embeddings=False, head_dim=10, sliding_window=None)),
+    "mistral-tied": ("mistral", dict(tie_word_embeddings=True, sliding_window=256, rope_parameters=_YARN)),
+    "smollm3": ("smollm3", dict(tie_word_embeddings=True, no_rope_layer_interval=2)),
+    "smollm3-bias": (
+        "smollm3",
+        dict(tie_word_embeddings=False, no_rope_layers=[0, 1, 0], attention_bias=True, rope_parameters=_YARN),
+    ),
+    "granite": (
+        "granite",
+        dict(
+            tie_word_embeddings=True,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.3,
+            residual_multiplier=0.4,
+            logits_scaling=1.7,
+        ),
+    ),
+    "granite-bias": ("granite", dict(tie_word_embeddings=False, attention_bias=True, mlp_bias=True)),
+    "qwen2-linear": ("qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR)),
+    "qwen3-yarn": ("qwen3", dict(tie_word_embeddings=True, head_dim=10, rope_parameters=_YARN | {"truncate": False})),
+    "llama-yarn": (
+        "llama",
+        dict(tie_word_embeddings=True, rope_parameters=_YARN | {"mscale": 2.0, "mscale_all_dim": 0.5}),
+    ),
     "qwen3-moe": ("qwen3_moe", dict(**_EXPERTS, head_dim=10, norm_topk_prob=True)),
     "qwen3-moe-bias": ("qwen3_moe", dict(**_EXPERTS, head_dim=10, attention_bias=True)),
     "qwen2-moe": ("qwen2_moe", dict(**_EXPERTS, shared_expert_intermediate_size=22)),

@@ -17,7 +17,7 @@ from grpojax.models import blocked_attention, quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.experts import Observe, layer
-from grpojax.models.layers import Block, rms_norm, rope_tables
+from grpojax.models.layers import Block, final_norm, rope_tables, rotated_layers, tables_of_layer
 from grpojax.models.logprobs import mask_unused, token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
@@ -101,6 +101,11 @@ def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool
     On a mesh the tokens travel, not the table: each fsdp shard looks up its columns for all shards of its group.
     ``whole`` says that the table lies whole on every fsdp shard, as in a rollout; then nothing moves.
     """
+    x, multiplier = _embedded(model, tokens, compute, whole=whole), model.config.embedding_multiplier
+    return x if multiplier == 1 else x * multiplier
+
+
+def _embedded(model: Decoder, tokens: Array, compute: Compute, *, whole: bool) -> Array:
     table, mesh, dtype = model.embed.get_value(), compute.mesh, jnp.dtype(compute.dtype)
     if mesh is None:
         return quantised.take_rows(table, tokens, dtype)
@@ -117,7 +122,7 @@ def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool
 
 
 def rows_of_shards(table: Any, tokens: Array, dtype: Any, *, whole: bool = False) -> Array:
-    """`embed_tokens` from inside a shard_map: a device's part of the table, and the tokens of its shards."""
+    """The table's rows from inside a shard_map: a device's part of the table, and the tokens of its shards."""
     if not whole:
         tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
     count = jax.tree.leaves(table)[0].shape[0]
@@ -237,14 +242,15 @@ def _run_layers(
     tables = rope_tables(model.config, positions)
 
     def body(x, block_read):
-        block, read = block_read
+        block, (read, rotated) = block_read
         block = layer(block, model.config, compute, one)
-        attended, kept = attend(*block.qkv(x, tables), read)
+        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, rotated)), read)
         x = block.finish(x, attended)
         observed = None if observe is None else observe(block.routing)
         return constrain(x, compute.mesh, "shard", None, None) if pinned else x, (kept, observed)
 
-    x, (kept, observed) = scan_layers(model, body, x, read, remat=remat, unroll=compute.unrolls)
+    xs = read, rotated_layers(model.config)
+    x, (kept, observed) = scan_layers(model, body, x, xs, remat=remat, unroll=compute.unrolls)
     return x, kept, observed
 
 
@@ -264,7 +270,7 @@ def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, rema
 def _after_last(model: Decoder, x: Array, lengths: Array) -> Array:
     """Normed states after the last token of each prompt ``[B, K, D]``."""
     last = jnp.take_along_axis(x, (lengths - 1)[..., None, None], axis=2)[:, :, 0]
-    return rms_norm(last, model.norm[...], model.config.norm_eps)
+    return final_norm(last, model.norm[...], model.config)
 
 
 def _one(lengths: Array) -> Array:
@@ -326,7 +332,7 @@ def _after_prompts(
     x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
     how = {"remat": compute.remat, "one": one, "read": rows.read.kv, "observe": observe}
     x, _, observed = _run_layers(model, x, _positions(rows), attend, compute, **how)
-    return rows.read.last, rms_norm(x, model.norm[...], model.config.norm_eps), observed
+    return rows.read.last, final_norm(x, model.norm[...], model.config), observed
 
 
 def _with_prompts(
@@ -360,7 +366,7 @@ def _with_prompts(
     how = {"remat": compute.remat, "one": one, "observe": of_rows}
     x, _, observed = _run_layers(model, x, positions, attend, compute, **how)
     xp, xc = part(x)
-    return _after_last(model, xp, length), rms_norm(xc, model.norm[...], model.config.norm_eps), observed
+    return _after_last(model, xp, length), final_norm(xc, model.norm[...], model.config), observed
 
 
 @functools.partial(jax.named_call, name="score")

@@ -6,7 +6,7 @@ from grpojax.host.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RopeScaling:
+class Llama3Scaling:
     """Llama 3's stretching of the low rotary frequencies (``rope_type: llama3``).
 
     Frequencies with a wavelength over ``original_positions / low_freq_factor`` are divided by ``factor``,
@@ -17,6 +17,34 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_positions: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Every rotary frequency divided by ``factor`` (``rope_type: linear``)."""
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN (``rope_type: yarn``, arXiv:2309.00071).
+
+    A frequency that turns less than ``slow`` times in ``original_positions`` is divided by ``factor``, one that turns
+    more than ``fast`` times stays, and those between are interpolated by their place in a head. Where ``whole``, the
+    two places at which that begins and ends are rounded outwards. Cosine and sine are multiplied by
+    ``attention_factor``, so that logits of attention are by its square.
+    """
+
+    factor: float
+    original_positions: int
+    fast: float = 32.0
+    slow: float = 1.0
+    whole: bool = True
+    attention_factor: float
+
+
+RopeScaling = Llama3Scaling | LinearScaling | YarnScaling
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,11 +98,17 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     max_positions: int = 32768
+    unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no positions
+    embedding_multiplier: float = 1.0  # of embedded tokens
+    attention_multiplier: float | None = None  # of a query's products with keys; None is one over sqrt(head_dim)
+    residual_multiplier: float = 1.0  # of what attention and MLP add
+    logits_divisor: float = 1.0
     unused_rows: tuple[tuple[int, int], ...] = ()
     experts: Experts | None = None  # in every layer, in place of an MLP of intermediate_size
 
     def __post_init__(self):
         # Lists, as JSON has them, have no hash, which a static argument of a program needs.
+        object.__setattr__(self, "unrotated_layers", tuple(self.unrotated_layers))
         object.__setattr__(self, "unused_rows", tuple((start, stop) for start, stop in self.unused_rows))
         if self.num_heads % self.num_kv_heads:
             raise UserError(

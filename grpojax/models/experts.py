@@ -205,7 +205,7 @@ class MixtureLayer(Layer):
                 gate = jnp.matmul(h.astype(jnp.float32), cast(Array, self.w["shared_router"]), precision="highest")
                 shared = self._linear(gated(*self._linears(h, "shared_gate", "shared_up")), "shared_down")
                 y = y + (jax.nn.sigmoid(gate) * shared.astype(jnp.float32)).astype(x.dtype)
-        return x + y
+        return self._add(x, y)
 
     def _routed(self, h: Array) -> tuple[Array, Routing]:
         """What the experts give for ``h [..., D]``: each shard sorts its own tokens, and none leaves its devices."""

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from grpojax.models import kv_heads, quantised
 from grpojax.models.adapters import Adapted
 from grpojax.models.compute import Compute
-from grpojax.models.decoder_config import DecoderConfig, RopeScaling
+from grpojax.models.decoder_config import DecoderConfig, LinearScaling, RopeScaling, YarnScaling
 from grpojax.models.sharding import ROLLOUT, constrain, gather_weight
 from grpojax.models.weight_table import DECODER, initial, present
 from grpojax.types import Array
@@ -35,6 +36,11 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     return (_normed(x, eps)[0] * scale.astype(jnp.float32)).astype(x.dtype)
 
 
+def final_norm(x: Array, scale: Array, config: DecoderConfig) -> Array:
+    """Hidden states as logits are made of them: the last norm, and what the config divides logits by."""
+    return rms_norm(x, scale if config.logits_divisor == 1 else scale / config.logits_divisor, config.norm_eps)
+
+
 def _normed(x, eps):
     """``x`` in float32 over its root mean square, and one over that."""
     y = x.astype(jnp.float32)
@@ -55,28 +61,68 @@ rms_norm.defvjp(lambda x, scale, eps: (rms_norm(x, scale, eps), (x, scale)), _rm
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Array:
-    """Rotary frequencies ``[head_dim / 2]`` in float32, Llama 3 scaling applied."""
+    """Rotary frequencies ``[head_dim / 2]`` in float32, scaling applied."""
     freq = theta ** -(jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    if scaling is None:
-        return freq
+    match scaling:
+        case None:
+            return freq
+        case LinearScaling():
+            return freq / scaling.factor
+        case YarnScaling():
+            kept = _kept_by_yarn(head_dim, theta, scaling)
+            return freq * (kept + (1 - kept) / scaling.factor)
     wavelength = 2 * math.pi / freq
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     smooth = jnp.clip((scaling.original_positions / wavelength - low) / (high - low), 0.0, 1.0)
     return freq * (smooth + (1 - smooth) / scaling.factor)
 
 
+def _kept_by_yarn(head_dim: int, theta: float, scaling: YarnScaling) -> Array:
+    """How much of each frequency ``[head_dim / 2]`` stays: 1 all of it, 0 is interpolated."""
+
+    def place(turns: float) -> float:
+        """Where in a head the frequency is that turns so many times in the original positions."""
+        return head_dim * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = place(scaling.fast), place(scaling.slow)
+    if scaling.whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    ramp = (jnp.arange(head_dim // 2, dtype=jnp.float32) - first) / ((last - first) or 0.001)
+    return 1 - jnp.clip(ramp, 0.0, 1.0)
+
+
 def rope_tables(config: DecoderConfig, positions: Array) -> tuple[Array, Array]:
-    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``."""
+    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``; YaRN's factor of attention is in them."""
     freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     angle = positions[..., None, None].astype(jnp.float32) * freq
-    return jnp.cos(angle), jnp.sin(angle)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    if isinstance(config.rope_scaling, YarnScaling):
+        factor = config.rope_scaling.attention_factor
+        return cos * factor, sin * factor
+    return cos, sin
+
+
+def rotated_layers(config: DecoderConfig) -> np.ndarray | None:
+    """``[layers]`` bool, which layers rotate queries and keys; None where all do."""
+    if not config.unrotated_layers:
+        return None
+    return ~np.isin(np.arange(config.num_layers), config.unrotated_layers)
+
+
+def tables_of_layer(tables: tuple[Array, Array], rotated: Array | None) -> tuple[Array, Array]:
+    """`rope_tables` as a layer uses them: those of an angle of 0 where it does not rotate."""
+    if rotated is None:
+        return tables
+    cos, sin = tables
+    return jnp.where(rotated, cos, 1.0), jnp.where(rotated, sin, 0.0)
 
 
 @jax.custom_vjp
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
     """Rotary embedding of ``x [..., heads, head_dim]``; the two halves of a head form the pairs.
 
-    The gradient turns back; the tables have none.
+    The gradient turns back, which holds for scaled tables too; they have none.
     """
     cos, sin = tables
     a, b = jnp.split(x.astype(jnp.float32), 2, -1)
@@ -193,12 +239,24 @@ class Layer:
             q, k, v = (x.reshape(*h.shape[:-1], -1, c.head_dim) for x in self._linears(h, "q", "k", "v"))
             if c.qk_norm:
                 q, k = rms_norm(q, w["q_norm"], c.norm_eps), rms_norm(k, w["k_norm"], c.norm_eps)
-            return rotate(q, tables), rotate(k, tables), v
+            return rotate(q, self._query_tables(tables)), rotate(k, tables), v
+
+    def _query_tables(self, tables: tuple[Array, Array]) -> tuple[Array, Array]:
+        """Attention divides by the root of head_dim: another multiplier goes into the queries as they are rotated."""
+        if self.config.attention_multiplier is None:
+            return tables
+        factor = self.config.attention_multiplier * self.config.head_dim**0.5
+        return tables[0] * factor, tables[1] * factor
+
+    def _add(self, x: Array, y: Array) -> Array:
+        """The residual stream with what attention or MLP gives."""
+        scale = self.config.residual_multiplier
+        return x + (y if scale == 1 else y * scale)
 
     def finish(self, x: Array, attended: Array) -> Array:
         """Adds the attention's output and the MLP to ``x``."""
         with jax.named_scope("out"):
-            x = x + self._linear(attended.reshape(*x.shape[:-1], -1), "o")
+            x = self._add(x, self._linear(attended.reshape(*x.shape[:-1], -1), "o"))
         with jax.named_scope("mlp"):
             if self.lean and x.ndim == 3 and x.shape[1] > _MLP_TOKENS:
                 return self._mlp_in_parts(x)
@@ -207,7 +265,7 @@ class Layer:
     def _mlp(self, x: Array) -> Array:
         h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
         h = gated(*self._linears(h, "gate", "up"))
-        return x + self._linear(h, "down")
+        return self._add(x, self._linear(h, "down"))
 
     def _mlp_in_parts(self, x: Array) -> Array:
         """Of ``x [B, N, D]`` some tokens after the others: a loop would copy the weights that it takes along."""

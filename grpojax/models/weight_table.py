@@ -99,7 +99,7 @@ def _bias(axis: str, name: str, when: str) -> Weight:
     return Weight(("layers", axis), zeros, f"model.layers.{{}}.{name}.bias", when=when)
 
 
-# Qwen 2, Qwen 3, their mixtures and Llama name their weights alike. The order is that in which random ones are drawn
+# The families name their weights alike. The order is that in which random ones are drawn
 # within a layer.
 DECODER: WeightTable = {
     "embed": Weight(("vocab", "embed"), normal("embed"), "model.embed_tokens.weight"),

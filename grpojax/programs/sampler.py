@@ -29,7 +29,7 @@ from grpojax.models import decoder as dec
 from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
-from grpojax.models.layers import TransposedKernel
+from grpojax.models.layers import TransposedKernel, final_norm, rope_tables, rotated_layers, tables_of_layer
 from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs import kv_cache
@@ -335,24 +335,26 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     )
     prompt_tokens = jax.tree.leaves(constants.prompt_kv[0])[0].shape[-1]
     prompt_mask = jnp.arange(prompt_tokens) < known.lengths[:, None]
-    tables = dec.rope_tables(c, known.lengths[:, None] + slots.count - 1)
+    tables = rope_tables(c, known.lengths[:, None] + slots.count - 1)
     x = dec.embed_tokens(model, slots.token, compute, whole=True)
 
     def body(x, layer, write):
-        block, prompt = layer
+        block, prompt, rotated = layer
         one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=compute.on_gpu)
-        q, k, v = one.qkv(x, tables)
+        q, k, v = one.qkv(x, tables_of_layer(tables, rotated))
         cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
         o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
         return one.finish(x, o.astype(x.dtype))
 
-    layers = constants.blocks, constants.prompt_kv
-    layers = list(zip(*layers, strict=True)) if kv_cache.unrolls(compute) else layers
+    layers = constants.blocks, constants.prompt_kv, rotated_layers(c)
+    if kv_cache.unrolls(compute):
+        blocks, prompt_kv, rotated = layers
+        layers = list(zip(blocks, prompt_kv, [None] * c.num_layers if rotated is None else rotated, strict=True))
     x, (keys, values) = kv_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
 
     with jax.named_scope("draw"):
-        x = dec.rms_norm(x, model.norm[...], c.norm_eps)
+        x = final_norm(x, model.norm[...], c)
         token, logp = draw(dec.logits(model, x, compute), at_position(slots.key, slots.count), config, compute.mesh)
     stop = _ends(token, constants.eos)
     out = _per_shard(_recorded, compute.mesh)(slots, s.out, token, logp, stop)

@@ -23,6 +23,8 @@ from grpojax.types import PerToken, TrainBatch
         pytest.param("qwen3", marks=pytest.mark.slow),
         pytest.param("qwen2_untied", marks=pytest.mark.slow),
         pytest.param("llama", marks=pytest.mark.slow),
+        "smollm3",
+        "granite",
     ],
 )
 def test_value_and_gradient_equal_the_plain_forward(family):

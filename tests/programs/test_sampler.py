@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_hf
 from flax import nnx
-from plain_decoder import BASE, random_decoder, some_prompts
+from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 from short_blocks import blocks_of
 
 from grpojax.host.errors import UserError
@@ -32,6 +33,7 @@ def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute(), block=No
     return jax.tree.map(np.asarray, rollout)
 
 
+BLOCKS = ["smollm3", "granite"]  # families whose layers differ from those of Qwen and Llama
 CONFIG = SamplerConfig(group=5, max_tokens=11)
 
 
@@ -143,12 +145,20 @@ def test_params_are_an_argument_not_a_constant(decoder):
     assert np.abs(after.logps[:, :, 0] - before.logps[:, :, 0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_log_probs_equal_the_trainers(decoder, temperature):
+@pytest.mark.parametrize(
+    ("family", "temperature", "of"),
+    [
+        ("qwen2", 1.0, Compute()),
+        ("qwen2", 0.6, Compute()),
+        *((family, 1.0, of) for family in BLOCKS for of in (Compute(), TPU)),
+    ],
+)
+def test_log_probs_equal_the_trainers(family, temperature, of):
     """Also with a pad id (0) that is an end-of-sequence id."""
-    graph, params = decoder
+    graph, params = random_decoder(FAMILIES[family])
     prompts = some_prompts()
-    out = run(decoder, prompts, dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2), block=4)
+    config = dataclasses.replace(CONFIG, temperature=temperature, decode_slots=2)
+    out = run((graph, params), prompts, config, compute=of, block=4)
     zeros = np.zeros(out.logps.shape, np.float32)
     per_token = PerToken(advantages=zeros, weights=zeros)
     packed, layout = packing.pack(
@@ -171,24 +181,11 @@ def test_greedy_ignores_the_key(decoder):
     np.testing.assert_array_equal(out.tokens[:, 1], out.tokens[:, 0])
 
 
-def test_greedy_equals_transformers(tmp_path):
-    import transformers
+@pytest.mark.parametrize("name", ["qwen3", "mistral-tied", "smollm3", "granite"])
+def test_greedy_equals_transformers(tmp_path, name):
     from with_torch import torch
 
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=False,
-        initializer_range=0.3,
-    )
-    theirs = transformers.Qwen3ForCausalLM(config).eval()
-    theirs.save_pretrained(tmp_path)
+    theirs = tiny_hf.save(tmp_path, name)
     ours = nnx.split(hf.load(tmp_path))
     prompts = some_prompts(4)
     out = run(ours, prompts, SamplerConfig(group=1, max_tokens=13, temperature=0.0), eos=())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,24 +13,52 @@ from etils import epath
 
 from grpojax.host import files
 from grpojax.host.errors import UserError, require
-from grpojax.models.decoder_config import DecoderConfig, Experts, RopeScaling
+from grpojax.models.decoder_config import (
+    DecoderConfig,
+    Experts,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 # Architecture named in config.json -> family, which is also its model_type.
 ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 _MIXTURES = ("qwen2_moe", "qwen3_moe")
+_MLP_BIAS = ("llama", "smollm3", "granite")  # whose config.json has a field for it
 
-# Llama 3's rope scaling: a field of ours -> theirs.
-_SCALING = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_positions": "original_max_position_embeddings",
+# What transformers takes where a field is missing; of key-value heads None stands for as many as there are heads.
+_KV_HEADS = {"llama": None, "granite": None, "mistral": 8, "smollm3": 4, "qwen2_moe": 16, "qwen3_moe": 4}
+_THETA = {"smollm3": 2e6}
+_POSITIONS = {"llama": 2048, "granite": 2048, "mistral": 131072}
+
+# Granite's multipliers: a field of ours -> theirs, each 1 where it is missing.
+_MULTIPLIERS = {
+    "embedding_multiplier": "embedding_multiplier",
+    "attention_multiplier": "attention_multiplier",
+    "residual_multiplier": "residual_multiplier",
+    "logits_divisor": "logits_scaling",
+}
+
+# Rope scaling: rope_type -> the fields that it needs, and those that it may have.
+_ORIGINAL = "original_max_position_embeddings"
+_SCALINGS = {
+    "default": ((), ("factor",)),
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL), ()),
+    "yarn": (
+        ("factor",),
+        (_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
 }
 
 _LARGEST = 2**31 - 1  # sizes are counted in int32 on devices
@@ -82,8 +111,8 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     fields = _Fields(raw, where)
     vocab, hidden, mlp = (fields.whole(key) for key in ("vocab_size", "hidden_size", "intermediate_size"))
     layers, heads = fields.whole("num_hidden_layers", most=_MOST_LAYERS), fields.whole("num_attention_heads")
-    kv_heads = {"llama": heads, "qwen2_moe": 16, "qwen3_moe": 4}.get(family, 32)
-    null = _REQUIRED if family in _MIXTURES else heads
+    kv_heads = _KV_HEADS.get(family, 32) or heads
+    null = _REQUIRED if family in (*_MIXTURES, "mistral") else heads
     kv_heads = fields.whole("num_key_value_heads", missing=kv_heads, null=null)
     if heads % kv_heads:
         why = "" if "num_key_value_heads" in raw else ", which transformers takes where the field is missing"
@@ -93,13 +122,16 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     head_dim = _head_dim(fields, family, hidden, heads)
     if fields.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
         fields.refuse("hidden_act", "not supported; supported: 'silu'")
-    _check_attention(fields, family, layers)
+    positions = fields.whole("max_position_embeddings", missing=_POSITIONS.get(family, 32768))
+    _check_attention(fields, family, layers, positions)
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
-    theta, scaling = _rope(fields)
+    theta, scaling = _rope(fields, positions, _THETA.get(family, 1e4))
     if family.startswith("qwen2"):  # Qwen 2 has no field for it, its mixtures one of their own
         attention_bias, qkv_bias = False, family == "qwen2" or "qkv_bias" not in raw or fields.flag("qkv_bias")
+    elif family == "mistral":
+        attention_bias = qkv_bias = False
     else:
         attention_bias = qkv_bias = fields.flag("attention_bias")
     return DecoderConfig(
@@ -114,12 +146,14 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=1e-6),
-        tie_embeddings=fields.flag("tie_word_embeddings"),
+        tie_embeddings=fields.flag("tie_word_embeddings") or (family == "smollm3" and "tie_word_embeddings" not in raw),
         qkv_bias=qkv_bias,
         out_bias=attention_bias,
-        mlp_bias=family == "llama" and fields.flag("mlp_bias"),
+        mlp_bias=family in _MLP_BIAS and fields.flag("mlp_bias"),
         qk_norm=family.startswith("qwen3"),
-        max_positions=fields.whole("max_position_embeddings", missing=2048 if family == "llama" else 32768),
+        max_positions=positions,
+        **_multipliers(fields, family),
+        unrotated_layers=_unrotated(fields, layers) if family == "smollm3" else (),
         experts=_experts(fields, family) if family in _MIXTURES else None,
     )
 
@@ -217,6 +251,26 @@ def _experts(fields: _Fields, family: str) -> Experts:
     )
 
 
+def _multipliers(fields: _Fields, family: str) -> dict[str, Any]:
+    if family != "granite":
+        return {}
+    return {ours: fields.number(theirs, "(0, inf)", missing=1.0) for ours, theirs in _MULTIPLIERS.items()}
+
+
+def _unrotated(fields: _Fields, layers: int) -> tuple[int, ...]:
+    """The layers without rotary positions, whose place in SmolLM3's list has a 0."""
+    listed, interval = fields.raw.get("no_rope_layers"), fields.whole("no_rope_layer_interval", missing=4)
+    if listed is None:
+        return tuple(range(interval - 1, layers, interval))
+    if (
+        not isinstance(listed, list)
+        or len(listed) < layers
+        or any(type(x) is not int or x not in (0, 1) for x in listed)
+    ):
+        fields.refuse("no_rope_layers", f"must be a list with 1 (rotary) or 0 for each of the {layers} layers, or null")
+    return tuple(i for i in range(layers) if not listed[i])
+
+
 def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
     """Given, or by default 128 in Qwen 3 and hidden_size over the number of heads elsewhere."""
     given = fields.raw.get("head_dim") is not None
@@ -233,7 +287,7 @@ def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
     return size
 
 
-def _check_attention(fields: _Fields, family: str, layers: int) -> None:
+def _check_attention(fields: _Fields, family: str, layers: int, positions: int) -> None:
     """Raises `UserError` unless every layer attends to all tokens before, each layer as the others."""
     if fields.raw.get("per_layer_config"):
         fields.refuse("per_layer_config", "layers that differ are not supported")
@@ -241,12 +295,19 @@ def _check_attention(fields: _Fields, family: str, layers: int) -> None:
     if types is not None:
         if types != ["full_attention"] * layers:
             fields.refuse("layer_types", f"not supported; supported: 'full_attention' in each of the {layers} layers")
-        if family != "qwen3_moe":  # which ignores them
+        if family not in ("qwen3_moe", "mistral"):  # which ignore them
             return
+    if family == "mistral":  # has no other field for it
+        if (window := fields.whole("sliding_window", missing=4096, null=positions)) < positions:
+            raise UserError(
+                f"{fields.where}: sliding_window={window}: a window under max_position_embeddings={positions} is not "
+                f"supported;\nset it to null where no text is longer than {window} tokens, which gives the same"
+            )
+        return
     if not windows or fields.raw.get("sliding_window", 4096) is None:
         return
     window, first = fields.whole("sliding_window", missing=4096), fields.get("max_window_layers", 28)
-    if type(first) is not int or first < layers or family in _MIXTURES:  # there the first layers have one, or all do
+    if type(first) is not int or first < layers or family in (*_MIXTURES, "smollm3"):  # whose first layers may have one
         fields.refuse(
             "use_sliding_window",
             f"layers with a window (sliding_window={window}, max_window_layers={_shown(first)}) are not supported;"
@@ -254,19 +315,19 @@ def _check_attention(fields: _Fields, family: str, layers: int) -> None:
         )
 
 
-def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
+def _rope(fields: _Fields, positions: int, usual_theta: float) -> tuple[float, RopeScaling | None]:
     """Base and stretching of the rotary positions."""
     if fields.flag("use_mrope"):
         fields.refuse("use_mrope", "positions of images are not supported; supported: false")
     both = [key for key in ("rope_scaling", "rope_parameters") if fields.raw.get(key) not in (None, {})]
-    found = [_one_rope(fields, key) for key in both or ["rope_parameters"]]
+    found = [_one_rope(fields, key, positions, usual_theta) for key in both or ["rope_parameters"]]
     if any(other != found[0] for other in found):
         other = _shown(fields.raw["rope_parameters"])
         fields.refuse("rope_scaling", f"rope_parameters={other} says something else; correct one")
     return found[0]
 
 
-def _one_rope(fields: _Fields, key: str) -> tuple[float, RopeScaling | None]:
+def _one_rope(fields: _Fields, key: str, positions: int, usual_theta: float) -> tuple[float, RopeScaling | None]:
     """As one of the two fields has it."""
     given = fields.raw.get(key)
     if given is not None and not isinstance(given, dict):
@@ -274,40 +335,105 @@ def _one_rope(fields: _Fields, key: str) -> tuple[float, RopeScaling | None]:
     above = {name: fields.raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in fields.raw}
     rope = _Fields({**above, **(given or {})}, f"{fields.where}: {key}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise UserError(f"{rope.where}: rope_type {_shown(kind)} is not supported; supported: 'default', 'llama3'")
+    if not isinstance(kind, str) or kind not in _SCALINGS:
+        supported = ", ".join(map(repr, _SCALINGS))
+        raise UserError(f"{rope.where}: rope_type {_shown(kind)} is not supported; supported: {supported}")
     if rope.raw.get("type") not in (None, kind):
         rope.refuse("type", f"rope_type is {kind!r}; correct one")
     if rope.raw.get("partial_rotary_factor") not in (None, 1):
         rope.refuse("partial_rotary_factor", "not supported; supported: 1.0")
     if rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False:
         rope.refuse("mrope_section", "positions of images are not supported; use_mrope: false says that there are none")
-    theta = rope.number("rope_theta", "(0, inf)", missing=1e4)
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section"}
-    known |= set(_SCALING.values()) if kind == "llama3" else {"factor"}
+    theta = rope.number("rope_theta", "(0, inf)", missing=usual_theta)
+    needed, possible = _SCALINGS[kind]
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", *needed, *possible}
     if strange := [name for name, value in rope.raw.items() if value is not None and name not in known]:
         raise UserError(
             f"{rope.where}: rope_type {kind!r} has no {_shown(strange[0])}; correct rope_type, or delete it"
         )
-    if kind != "llama3":
-        if rope.number("factor", "[1, inf)", missing=_REQUIRED if kind == "linear" else 1.0) != 1:
-            rope.refuse("factor", f"not supported with rope_type {kind!r}; supported: 1.0")
-        return theta, None
-    if missing := [theirs for theirs in _SCALING.values() if theirs not in rope.raw]:
+    if missing := [theirs for theirs in needed if theirs not in rope.raw]:
         raise UserError(
-            f"{rope.where}: rope scaling 'llama3' lacks {', '.join(missing)}; add what the model's makers have"
+            f"{rope.where}: rope scaling {kind!r} lacks {', '.join(missing)}; add what the model's makers have"
         )
-    scaling = RopeScaling(
-        factor=rope.number("factor", "[1, inf)"),
+    factor = rope.number("factor", "[1, inf)", missing=1.0)
+    if kind == "default" and factor != 1:
+        rope.refuse("factor", "not supported with rope_type 'default'; supported: 1.0")
+    if kind == "default" or (kind == "linear" and factor == 1):
+        return theta, None
+    if kind == "linear":
+        return theta, LinearScaling(factor=factor)
+    original = rope.whole(_ORIGINAL, missing=fields.raw.get(_ORIGINAL, positions))
+    if fields.raw.get(_ORIGINAL) not in (None, original):
+        fields.refuse(_ORIGINAL, f"{key} has {original}; correct one")
+    return theta, (_llama3 if kind == "llama3" else _yarn)(rope, factor, original)
+
+
+def _llama3(rope: _Fields, factor: float, original: int) -> Llama3Scaling:
+    scaling = Llama3Scaling(
+        factor=factor,
         low_freq_factor=rope.number("low_freq_factor", "(0, inf)"),
         high_freq_factor=rope.number("high_freq_factor", "(0, inf)"),
-        original_positions=rope.whole("original_max_position_embeddings"),
+        original_positions=original,
     )
     if scaling.high_freq_factor <= scaling.low_freq_factor:
         rope.refuse("high_freq_factor", f"must be over low_freq_factor {scaling.low_freq_factor}")
-    if fields.raw.get("original_max_position_embeddings") not in (None, scaling.original_positions):
-        fields.refuse("original_max_position_embeddings", f"{key} has {scaling.original_positions}; correct one")
-    return theta, scaling
+    return scaling
+
+
+def _yarn(rope: _Fields, factor: float, original: int) -> YarnScaling:
+    def number(key: str, interval: str, missing: float) -> float:
+        return missing if rope.raw.get(key) is None else rope.number(key, interval)
+
+    if rope.raw.get("rope_theta", 1e4) <= 1:
+        rope.refuse("rope_theta", "must be over 1 with rope_type 'yarn'")
+    scaling = YarnScaling(
+        factor=factor,
+        original_positions=original,
+        fast=number("beta_fast", "(0, inf)", 32.0),
+        slow=number("beta_slow", "(0, inf)", 1.0),
+        whole="truncate" not in rope.raw or rope.flag("truncate"),
+        attention_factor=number("attention_factor", "(0, inf)", _attention_factor(rope, factor)),
+    )
+    if scaling.fast < scaling.slow:
+        rope.refuse("beta_fast", f"must be at least beta_slow {scaling.slow}")
+    return scaling
+
+
+def _attention_factor(rope: _Fields, factor: float) -> float:
+    """YaRN's where no field gives it: by the factor, or by the two fields that DeepSeek's models have."""
+    given = [rope.raw.get(key) for key in ("mscale", "mscale_all_dim")]
+    if not all(given):
+        return _yarn_factor(factor)
+    above, below = (rope.number(key, "(0, inf)") for key in ("mscale", "mscale_all_dim"))
+    return _yarn_factor(factor, above) / _yarn_factor(factor, below)
+
+
+def _yarn_factor(factor: float, scale: float = 1.0) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0
+
+
+def _rope_to_hf(scaling: RopeScaling | None) -> dict[str, Any]:
+    match scaling:
+        case None:
+            return {"rope_type": "default"}
+        case LinearScaling():
+            return {"rope_type": "linear", "factor": scaling.factor}
+        case Llama3Scaling():
+            return {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                _ORIGINAL: scaling.original_positions,
+            }
+    raw = {"rope_type": "yarn", "factor": scaling.factor, _ORIGINAL: scaling.original_positions}
+    more = {
+        "beta_fast": (scaling.fast, 32.0),
+        "beta_slow": (scaling.slow, 1.0),
+        "truncate": (scaling.whole, True),
+        "attention_factor": (scaling.attention_factor, _yarn_factor(scaling.factor)),
+    }
+    return raw | {key: value for key, (value, usual) in more.items() if value != usual}
 
 
 def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[str, Any]:
@@ -321,10 +447,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
     Raises:
       UserError: the family's ``config.json`` cannot express the config.
     """
-    rope: dict[str, Any] = {"rope_type": "default"}
-    if config.rope_scaling is not None:
-        scaling = {theirs: getattr(config.rope_scaling, ours) for ours, theirs in _SCALING.items()}
-        rope = {"rope_type": "llama3", **scaling}
+    rope = _rope_to_hf(config.rope_scaling)
     raw = dict(base) | {
         "architectures": [next(name for name, family in ARCHITECTURES.items() if family == config.family)],
         "model_type": config.family,
@@ -349,10 +472,16 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         raw["layer_types"] = ["full_attention"] * config.num_layers
     if config.family == "qwen2_moe":
         raw["qkv_bias"] = config.qkv_bias
+    elif config.family == "mistral":
+        raw["sliding_window"] = None
     elif config.family != "qwen2":
         raw["attention_bias"] = config.qkv_bias
-    if config.family == "llama":
+    if config.family in _MLP_BIAS:
         raw["mlp_bias"] = config.mlp_bias
+    if config.family == "granite":
+        raw |= {theirs: getattr(config, ours) for ours, theirs in _MULTIPLIERS.items()}
+    if config.family == "smollm3":
+        raw["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in range(config.num_layers)]
     if config.experts is not None:
         raw |= _experts_to_hf(config.family, config.experts)
     config = dataclasses.replace(config, unused_rows=())  # the tokenizer's files have them

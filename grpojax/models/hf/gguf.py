@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 
 from grpojax.host.errors import UserError
 from grpojax.models import decoder
-from grpojax.models.decoder_config import DecoderConfig, RopeScaling
+from grpojax.models.decoder_config import DecoderConfig, Llama3Scaling
 from grpojax.models.hf.config_json import to_hf, write_json
 from grpojax.models.hf.gguf_tokenizer import special_ids, tokenizer_of
 from grpojax.models.hf.weights import file_dtype
@@ -185,13 +185,13 @@ def config_of(file: GGUFFile) -> DecoderConfig:
     )
 
 
-def _rope_scaling(file: GGUFFile, head_dim: int, theta: float) -> RopeScaling | None:
+def _rope_scaling(file: GGUFFile, head_dim: int, theta: float) -> Llama3Scaling | None:
     """Llama 3's stretching, from the factor of each frequency that the file has."""
     if ROPE_FACTORS not in file.tensors:
         return None
     factors = file.read(ROPE_FACTORS)
     low, high, positions = LLAMA3
-    scaling = RopeScaling(
+    scaling = Llama3Scaling(
         factor=float(factors.max()), low_freq_factor=low, high_freq_factor=high, original_positions=positions
     )
     slowed = rope_frequencies(head_dim, theta, None) / rope_frequencies(head_dim, theta, scaling)

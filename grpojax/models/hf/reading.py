@@ -40,7 +40,7 @@ Bounds = tuple[tuple[int, int], ...]  # start and stop of each axis
 def load(
     path: str | os.PathLike, *, tokenizer: Any = None, mesh: Mesh | None = None, dtype: DTypeLike | None = None
 ) -> Decoder:
-    """Reads a Hugging Face folder (Qwen 2, Qwen 3, their mixtures, or Llama; bf16, f16 or f32 safetensors).
+    """Reads a Hugging Face folder (`ARCHITECTURES` of `grpojax.models.hf.config_json`; bf16, f16 or f32 safetensors).
 
     Weights may have the names that ``torch.compile``, DDP, FSDP or peft give them, or lack the ``model.`` in front.
     With tied embeddings, ``lm_head.weight`` may be there if it equals them. ``rotary_emb.inv_freq`` is ignored.

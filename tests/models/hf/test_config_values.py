@@ -6,9 +6,18 @@ import random
 
 import pytest
 import transformers
+import with_torch  # noqa: F401
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from grpojax.host.errors import UserError
-from grpojax.models.decoder_config import DecoderConfig, Experts, RopeScaling
+from grpojax.models.decoder_config import (
+    DecoderConfig,
+    Experts,
+    LinearScaling,
+    Llama3Scaling,
+    RopeScaling,
+    YarnScaling,
+)
 from grpojax.models.hf import from_hf
 
 SIZES = dict(
@@ -24,6 +33,7 @@ SIZES = dict(
     tie_word_embeddings=False,
 )
 LLAMA3 = dict(factor=4.0, low_freq_factor=1.0, high_freq_factor=5.0, original_max_position_embeddings=160)
+YARN = dict(factor=4.0, original_max_position_embeddings=160)
 
 # As on the hub, and as transformers 5 writes them.
 CONFIGS = {
@@ -44,6 +54,24 @@ CONFIGS = {
         SIZES, architectures=["LlamaForCausalLM"], model_type="llama", head_dim=8, attention_bias=True, mlp_bias=True,
         rope_parameters={"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}, dtype="float32",
     ),
+    "mistral": dict(
+        SIZES, architectures=["MistralForCausalLM"], model_type="mistral", head_dim=14, sliding_window=None,
+        rope_theta=4e5, torch_dtype="bfloat16",
+    ),
+    "mistral 5": dict(
+        SIZES, architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=640,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 4e5, **YARN}, dtype="bfloat16",
+    ),
+    "smollm3": dict(
+        SIZES, architectures=["SmolLM3ForCausalLM"], model_type="smollm3", rope_theta=5e6, attention_bias=False,
+        mlp_bias=False, no_rope_layers=[1, 0, 1], no_rope_layer_interval=4, use_sliding_window=False,
+        sliding_window=None, max_window_layers=3, layer_types=["full_attention"] * 3, pretraining_tp=2,
+    ),
+    "granite": dict(
+        SIZES, architectures=["GraniteForCausalLM"], model_type="granite", rope_theta=1e7, attention_bias=False,
+        mlp_bias=False, embedding_multiplier=12.0, attention_multiplier=0.015625, residual_multiplier=0.22,
+        logits_scaling=8, rope_scaling=None,
+    ),
     "qwen3_moe": dict(
         SIZES, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=10, attention_bias=False,
         rope_theta=3e5, use_sliding_window=False, sliding_window=None, max_window_layers=3, decoder_sparse_step=1,
@@ -61,6 +89,9 @@ CLASSES = {
     "qwen2": transformers.Qwen2Config,
     "qwen3": transformers.Qwen3Config,
     "llama": transformers.LlamaConfig,
+    "mistral": transformers.MistralConfig,
+    "granite": transformers.GraniteConfig,
+    "smollm3": transformers.SmolLM3Config,
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
 }
@@ -71,29 +102,44 @@ def changed(name: str, changes: dict) -> dict:
     return {key: value for key, value in raw.items() if value is not GONE}
 
 
+def their_scaling(c) -> RopeScaling | None:
+    rope = c.rope_parameters
+    if (rope["rope_type"], rope.get("factor", 1)) in [("default", 1), ("linear", 1)]:
+        return None
+    if rope["rope_type"] == "linear":
+        return LinearScaling(factor=rope["factor"])
+    if rope["rope_type"] == "yarn":
+        _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](c, "cpu")
+        return YarnScaling(
+            factor=rope["factor"],
+            original_positions=rope["original_max_position_embeddings"],
+            fast=rope.get("beta_fast") or 32.0,
+            slow=rope.get("beta_slow") or 1.0,
+            whole=rope.get("truncate", True),
+            attention_factor=attention_factor,
+        )
+    assert rope["rope_type"] == "llama3"
+    return Llama3Scaling(
+        factor=rope["factor"],
+        low_freq_factor=rope["low_freq_factor"],
+        high_freq_factor=rope["high_freq_factor"],
+        original_positions=rope["original_max_position_embeddings"],
+    )
+
+
 def their_config(raw: dict) -> DecoderConfig:
     """The numbers that the forward of transformers takes from a config."""
     c = CLASSES[raw["model_type"]].from_dict(copy.deepcopy(raw))
     family, rope = c.model_type, c.rope_parameters
     assert c.hidden_act in ("silu", "swish")
-    assert rope["rope_type"] == "llama3" or (rope["rope_type"], rope.get("factor", 1)) in [
-        ("default", 1),
-        ("linear", 1),
-    ]
     assert rope.get("partial_rotary_factor") in (None, 1)
     if family == "qwen3_moe":
         assert c.sliding_window is None
+    elif family == "mistral":
+        assert c.sliding_window is None or c.sliding_window >= c.max_position_embeddings
     else:
-        assert family == "llama" or set(c.layer_types) == {"full_attention"}
-    scaling = None
-    if rope["rope_type"] == "llama3":
-        scaling = RopeScaling(
-            factor=rope["factor"],
-            low_freq_factor=rope["low_freq_factor"],
-            high_freq_factor=rope["high_freq_factor"],
-            original_positions=rope["original_max_position_embeddings"],
-        )
-    biased = not family.startswith("qwen2") and c.attention_bias
+        assert family in ("llama", "granite") or set(c.layer_types) == {"full_attention"}
+    biased = family not in ("qwen2", "qwen2_moe", "mistral") and c.attention_bias
     experts = None
     if family.endswith("_moe"):
         assert c.decoder_sparse_step == 1 and not c.mlp_only_layers
@@ -103,6 +149,14 @@ def their_config(raw: dict) -> DecoderConfig:
             size=c.moe_intermediate_size,
             renormalised=c.norm_topk_prob,
             shared=c.shared_expert_intermediate_size if family == "qwen2_moe" else 0,
+        )
+    multipliers = {}
+    if family == "granite":
+        multipliers = dict(
+            embedding_multiplier=c.embedding_multiplier,
+            attention_multiplier=c.attention_multiplier,
+            residual_multiplier=c.residual_multiplier,
+            logits_divisor=c.logits_scaling,
         )
     return DecoderConfig(
         family=family,
@@ -114,15 +168,17 @@ def their_config(raw: dict) -> DecoderConfig:
         num_kv_heads=c.num_key_value_heads,
         head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
         rope_theta=rope["rope_theta"],
-        rope_scaling=scaling,
+        rope_scaling=their_scaling(c),
         norm_eps=c.rms_norm_eps,
         tie_embeddings=c.tie_word_embeddings,
         qkv_bias=family == "qwen2" or biased or (family == "qwen2_moe" and c.qkv_bias),
         out_bias=biased,
-        mlp_bias=family == "llama" and c.mlp_bias,
+        mlp_bias=family in ("llama", "smollm3", "granite") and c.mlp_bias,
         qk_norm=family.startswith("qwen3"),
         max_positions=c.max_position_embeddings,
+        unrotated_layers=[i for i in range(c.num_hidden_layers) if family == "smollm3" and not c.no_rope_layers[i]],
         experts=experts,
+        **multipliers,
     )
 
 
@@ -154,6 +210,41 @@ READ = {
     "swish": ("qwen2", dict(hidden_act="swish")),
     "linear by 1": ("llama", dict(rope_scaling={"type": "linear", "factor": 1.0})),
     "default by 1": ("qwen2", dict(rope_scaling={"type": "default", "factor": 1})),
+    "linear": ("llama", dict(rope_scaling={"type": "linear", "factor": 2.5})),
+    "yarn": ("qwen2", dict(rope_scaling={"type": "yarn", **YARN})),
+    "yarn, all of its fields": (
+        "qwen3",
+        dict(rope_parameters=dict(YARN, rope_type="yarn", rope_theta=7e5, beta_fast=20, beta_slow=2.0, truncate=False)),
+    ),
+    "yarn with a factor of attention": ("llama", dict(rope_scaling=dict(YARN, type="yarn", attention_factor=1.25))),
+    "yarn as DeepSeek's": ("llama", dict(rope_scaling=dict(YARN, type="yarn", mscale=1.5, mscale_all_dim=0.5))),
+    "yarn with one scale": ("llama", dict(rope_scaling=dict(YARN, type="yarn", mscale_all_dim=0.5, beta_fast=None))),
+    "yarn, positions missing": ("qwen2", dict(rope_scaling={"type": "yarn", "factor": 4.0})),
+    "yarn, positions above": (
+        "qwen2",
+        dict(rope_scaling={"type": "yarn", "factor": 4.0}, original_max_position_embeddings=100),
+    ),
+    "yarn, mixture": ("qwen3_moe", dict(rope_scaling={"type": "yarn", **YARN})),
+    "window as long as positions": ("mistral", dict(sliding_window=640)),
+    "window missing, short positions": ("mistral", dict(sliding_window=GONE)),
+    "key-value heads missing, 8": (
+        "mistral",
+        dict(num_key_value_heads=GONE, num_attention_heads=16, hidden_size=64, head_dim=None),
+    ),
+    "positions missing, mistral": ("mistral", dict(max_position_embeddings=GONE)),
+    "biases that mistral does not have": ("mistral", dict(attention_bias=True, mlp_bias=True)),
+    "heads that hidden_size does not divide by, mistral": (
+        "mistral",
+        dict(num_attention_heads=10, head_dim=GONE),
+    ),
+    "no rotary by the interval": ("smollm3", dict(no_rope_layers=None, no_rope_layer_interval=2)),
+    "no rotary by default": ("smollm3", dict(no_rope_layers=GONE, layer_types=GONE, num_hidden_layers=9)),
+    "theta missing, smollm3": ("smollm3", dict(rope_theta=GONE)),
+    "tie missing, smollm3": ("smollm3", dict(tie_word_embeddings=GONE)),
+    "key-value heads missing, smollm3": ("smollm3", dict(num_key_value_heads=GONE, num_attention_heads=8)),
+    "biases, smollm3": ("smollm3", dict(attention_bias=True, mlp_bias=True)),
+    "multipliers missing": ("granite", dict(embedding_multiplier=GONE, attention_multiplier=GONE, logits_scaling=GONE)),
+    "positions missing, granite": ("granite", dict(max_position_embeddings=GONE, num_key_value_heads=GONE)),
     "llama3 in qwen2": ("qwen2", dict(rope_scaling={"type": "llama3", **LLAMA3})),
     "both spellings": ("qwen2", dict(rope_scaling={"type": "default"}, rope_parameters={"rope_theta": 3e5})),
     "no rotation left out": ("llama", dict(partial_rotary_factor=1.0)),
@@ -215,11 +306,11 @@ REFUSED = {
         "unknown architecture .*Qwen2Model.*known: Qwen2ForCausalLM",
     ),
     "classifier": ("qwen3", dict(architectures=["Qwen3ForSequenceClassification"]), "Qwen3ForSequenceClassification"),
-    "mistral": ("llama", dict(architectures=["MistralForCausalLM"], model_type="mistral"), "Mistral.*known: .*Llama"),
+    "gpt": ("llama", dict(architectures=["GPT2LMHeadModel"], model_type="gpt2"), "GPT2LMHeadModel.*known: .*Llama"),
     "model_type only, unknown": (
         "llama",
-        dict(architectures=GONE, model_type="mistral"),
-        "model_type='mistral'.*known",
+        dict(architectures=GONE, model_type="gpt2"),
+        "model_type='gpt2'.*known",
     ),
     "neither": ("llama", dict(architectures=GONE, model_type=GONE), "none is named, and model_type=None"),
     "two families": ("llama", dict(architectures=["LlamaForCausalLM", "Qwen2ForCausalLM"]), "different families"),
@@ -267,7 +358,52 @@ REFUSED = {
     "theta null": ("qwen2", dict(rope_theta=None), "rope_theta=None: must be a number"),
     "theta negative": ("qwen3", dict(rope_parameters={"rope_theta": -1.0}), "rope_theta=-1.0: must be over 0"),
     "dynamic": ("llama", scaled("dynamic"), "rope_type 'dynamic' is not supported"),
-    "yarn": ("qwen2", dict(rope_scaling={"type": "yarn", "factor": 4.0}), "rope_type 'yarn' is not supported"),
+    "yarn without factor": ("qwen2", dict(rope_scaling={"type": "yarn"}), "'yarn' lacks factor"),
+    "yarn, factor null": ("qwen2", dict(rope_scaling={"type": "yarn", "factor": None}), "factor=None: must be a num"),
+    "yarn turned round": (
+        "qwen3",
+        dict(rope_parameters=dict(YARN, rope_type="yarn", beta_fast=1.0, beta_slow=2.0)),
+        "beta_fast=1.0: must be at least beta_slow 2.0",
+    ),
+    "yarn, a factor of attention of 0": (
+        "llama",
+        dict(rope_scaling=dict(YARN, type="yarn", attention_factor=0.0)),
+        "attention_factor=0.0: must be over 0",
+    ),
+    "yarn twice": (
+        "llama",
+        dict(rope_scaling=dict(YARN, type="yarn"), original_max_position_embeddings=320),
+        "=320: rope_scaling has 160; correct one",
+    ),
+    "yarn with a base of 1": (
+        "llama",
+        dict(rope_scaling=dict(YARN, type="yarn"), rope_theta=1.0),
+        "rope_theta=1.0: must be over 1",
+    ),
+    "queries that grow with positions": (
+        "mistral",
+        dict(rope_scaling=dict(YARN, type="yarn", llama_4_scaling_beta=0.1)),
+        "rope_type 'yarn' has no 'llama_4_scaling_beta'",
+    ),
+    "window, smollm3": (
+        "smollm3",
+        dict(layer_types=None, use_sliding_window=True, sliding_window=96),
+        "sliding_window=96.* not supported",
+    ),
+    "too few layers' rotary": ("smollm3", dict(no_rope_layers=[1, 0]), r"no_rope_layers=\[1, 0\]: .* 3 layers"),
+    "rotary by a text": ("smollm3", dict(no_rope_layers="110"), "no_rope_layers='110': must be a list"),
+    "logits by nothing": ("granite", dict(logits_scaling=0), "logits_scaling=0: must be over 0"),
+    "multiplier a text": ("granite", dict(residual_multiplier="0.2"), "residual_multiplier='0.2': must be a number"),
+    "window, mistral": (
+        "mistral",
+        dict(sliding_window=96),
+        "sliding_window=96: .*max_position_embeddings=640 .*\n.*null where no text is longer than 96",
+    ),
+    "window by default, mistral": (
+        "mistral",
+        dict(sliding_window=GONE, max_position_embeddings=8192),
+        "sliding_window=4096: ",
+    ),
     "longrope": ("qwen3", dict(rope_parameters={"rope_type": "longrope"}), "rope_type 'longrope' is not supported"),
     "mrope": ("qwen2", dict(rope_scaling={"type": "mrope"}), "rope_type 'mrope' is not supported"),
     "rope_type null": ("qwen2", dict(rope_scaling={"rope_type": None}), "rope_type None is not supported"),
@@ -285,8 +421,12 @@ REFUSED = {
         "type='yarn': rope_type is",
     ),
     "two ropes": ("qwen3", dict(rope_scaling={"type": "default"}), "rope_parameters=.*200000.0.* says something else"),
-    "linear": ("llama", dict(rope_scaling={"type": "linear", "factor": 2.0}), "factor=2.0: not supported .*'linear'"),
-    "linear without factor": ("llama", dict(rope_scaling={"type": "linear"}), "'factor' is missing"),
+    "default by 2": (
+        "llama",
+        dict(rope_scaling={"type": "default", "factor": 2.0}),
+        "factor=2.0: not supported .*'def",
+    ),
+    "linear without factor": ("llama", dict(rope_scaling={"type": "linear"}), "'linear' lacks factor"),
     "factor without a type": ("llama", dict(rope_scaling=LLAMA3), "rope_type 'default' has no 'low_freq_factor'"),
     "llama3 lacks": ("llama", LACKS, "lacks original_max_position_embeddings"),
     "llama3 texts": ("llama", scaled("llama3", factor="8.0"), "factor='8.0': must be a number"),
@@ -363,7 +503,7 @@ def mutate(rng: random.Random, raw: dict) -> list[str]:
         names.append(key)
         value = place.get(key)
         changes = [GONE, None, str(value), "x", 0, 1, -1, 2, 0.5, 1.0, -2.5, True, False, [], [value], {}, {"a": 1}]
-        changes += [math.nan, math.inf, 10**400, "default", "llama3", "linear", "silu", ["full_attention"] * 3]
+        changes += [math.nan, math.inf, 10**400, "default", "llama3", "linear", "yarn", "silu", ["full_attention"] * 3]
         if isinstance(value, int | float) and abs(value) < 1e300:
             changes += [value + 1, value * 2, value / 2, value * 1.0, -value]
         if isinstance(value, list | dict):
