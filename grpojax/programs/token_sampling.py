@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from grpojax.host.errors import require
+from grpojax.host.errors import UserError, require
 from grpojax.models.sharding import ROLLOUT, spec
 from grpojax.types import Array, Prompts, Samples, Scalar
 
@@ -20,7 +20,8 @@ class DrawConfig:
     """The distribution that tokens are drawn from. Cut off in this order, renormalised after each cut.
 
     Attributes:
-      temperature: 0 is greedy.
+      temperature: 0 is greedy. Otherwise at least 0.001: logits that are divided by less lose the digits that a
+        probability is made of.
       top_k: keep the k likeliest tokens (ties with the k-th stay; Fan et al., arXiv:1805.04833); 0 keeps all.
       top_p: keep the smallest set of likeliest tokens with at least this mass (ties stay; Holtzman et al.,
         arXiv:1904.09751); 1 keeps all.
@@ -35,6 +36,8 @@ class DrawConfig:
 
     def __post_init__(self):
         require(self, temperature="[0, inf)", top_k="[0, inf)", top_p="(0, 1]", min_p="[0, 1]")
+        if 0 < self.temperature < 0.001:
+            raise UserError(f"temperature={self.temperature:g}: set 0, which is greedy, or at least 0.001")
 
     @property
     def truncates(self) -> bool:

@@ -204,6 +204,7 @@ def test_greedy_equals_transformers(tmp_path, name):
         {"max_tokens": 0},
         {"temperature": -1.0},
         {"temperature": float("nan")},
+        {"temperature": 1e-4},
         {"top_p": 0.0},
         {"top_p": 1.5},
         {"top_k": -1},
