@@ -1,4 +1,4 @@
-"""That all processes start the same run: of the same settings, data and weights, in a folder that all of them see."""
+"""Checks that all processes start the same run: same settings, data and weights, in a folder that all of them see."""
 
 import fnmatch
 import hashlib
@@ -23,11 +23,11 @@ _END = 1 << 20
 def agree(**facts: Any) -> None:
     """Raises `UserError` on all processes unless each came with the same facts. Every process must call it.
 
-    One digest a fact is exchanged; only where they differ are the facts themselves. The versions of Python and of the
-    packages that compute are among them.
+    The processes exchange one digest for each fact, and the facts themselves only if the digests differ. The versions
+    of Python and of the packages that compute are among the facts.
 
     Args:
-      facts: by name, plain data as JSON has it.
+      facts: facts by name; plain data as in JSON.
 
     Example:
       >>> agree(config={"train": {"steps": 3}}, data="5f1c")
@@ -59,7 +59,7 @@ def prove_shared(folder: epath.PathLike) -> None:
     """Raises `UserError` on all processes unless all see the first one's ``folder``. Every process must call it."""
     if jax.process_count() == 1:
         return
-    # A name that nobody has asked for yet: network file systems remember for a while what was not there.
+    # A name that nobody has asked for yet: network file systems remember for a while that a file did not exist.
     mark = files.path(folder) / f".shared-{processes.meet(uuid.uuid4().hex)[0]}.tmp"
     try:
         if processes.is_first():
@@ -78,7 +78,7 @@ def prove_shared(folder: epath.PathLike) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that compute; those that are not installed are left out."""
+    """Versions of Python and of the packages that compute; packages that are not installed are left out."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -89,9 +89,9 @@ def versions() -> dict[str, str]:
 
 
 def digest_of_files(folder: epath.PathLike, *patterns: str) -> str:
-    """Tells a folder's files of some patterns from others: their names, sizes and first and last MiB."""
+    """A digest of a folder's files that match some patterns: their names, sizes, and first and last MiB."""
     parts = []
-    # No `glob`: to epath's, a local folder's own name is a pattern too.
+    # No `glob`: epath's takes the name of a local folder as a pattern too.
     named = [f for f in files.listing(folder) if not f.name.startswith(".")]
     for file in [f for f in named if any(fnmatch.fnmatchcase(f.name, pattern) for pattern in patterns)]:
         size = file.stat().length

@@ -1,8 +1,8 @@
-"""Google Cloud Storage as a file system, by gcsfs. `grpojax.host.files` imports this where a place is in a bucket.
+"""Google Cloud Storage as a file system, by gcsfs. `grpojax.host.files` imports this module if a path is in a bucket.
 
-Every request is tried again by gcsfs while its error may pass (408, 429, 500 to 504, torn connections), six times in
-all with pauses of up to 16 s. What remains is an `OSError` that names the object. Nothing is remembered between
-requests: other processes write here as well. What is written has its checksum compared.
+gcsfs retries every request whose error may pass (408, 429, 500 to 504, torn connections), six times in all with pauses
+of up to 16 s. An error that remains is an `OSError` that names the object. Nothing is cached between requests, since
+other processes write here as well. The checksum of every written object is compared.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _ERRORS = (
 
 
 class Bucket(core.GCSFileSystem):
-    """The plain file system, whose errors name the object, and whose folders are there once something is in them."""
+    """The plain file system. Its errors name the object, and a folder exists once something is in it."""
 
     def __init__(self, **options: Any):
         options |= {"use_listings_cache": False, "consistency": "md5"}
@@ -50,7 +50,8 @@ class Bucket(core.GCSFileSystem):
             return await super()._call(method, path, *args, **kwargs)
         except FileNotFoundError:
             if re.search(r"bytes .*/\d+$", (kwargs.get("headers") or {}).get("Content-Range", "")):
-                # The last part of an upload that may have ended, whose answer was lost; who asks compares checksums.
+                # The last part of an upload that may have ended but whose answer was lost. The caller compares
+                # checksums.
                 return {}, (await self._call("GET", "b/{}/o/{}", *_object(path)))[1]
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), _place(path, args, kwargs)) from None
         except FileExistsError:
@@ -68,14 +69,14 @@ class Bucket(core.GCSFileSystem):
             return False
 
     async def _mkdir(self, path: str, *args: Any, **kwargs: Any) -> None:
-        """Nothing: no bucket is made by the way."""
+        """Does nothing: no bucket is made implicitly."""
 
     async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Nothing."""
 
 
 def _object(address: str) -> tuple[str, str]:
-    """Bucket and name in a request's address; nothing where there is none."""
+    """Bucket and name in a request's address; empty if it has none."""
     parts = urllib.parse.urlsplit(address)
     if (found := re.search(r"/b/([^/]+)/o(?:/([^/]+))?$", parts.path)) is None:
         return "", ""
@@ -84,7 +85,7 @@ def _object(address: str) -> tuple[str, str]:
 
 
 def _place(path: str, args: tuple[Any, ...], asked: Mapping[str, Any]) -> str:
-    """What a request was for: that stands in its address, or for a new object in what is sent."""
+    """The object that a request was for. Its name is in the address or, for a new object, in the content."""
     if args:
         return f"gs://{'/'.join(map(str, args[:2]))}"
     bucket, name = _object(path)
@@ -94,14 +95,14 @@ def _place(path: str, args: tuple[Any, ...], asked: Mapping[str, Any]) -> str:
 
 
 def register() -> None:
-    """From here on epath, and with it orbax, reads and writes ``gs://`` by this."""
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs what it raises
+    """From here on epath, and so orbax, reads and writes ``gs://`` through this module."""
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # gcsfs also logs the errors that it raises
     for name in ("gs", "gcs"):
         fsspec.register_implementation(name, Bucket, clobber=True)
 
 
 def system() -> Any:
-    """The file system: the one that epath, and with it orbax, has too."""
+    """The file system, which epath, and so orbax, uses too."""
     return Bucket(finalize_on_close=True)
 
 
@@ -129,12 +130,12 @@ def move(folder: epath.Path, to: epath.Path) -> None:
 
 
 def matches(pattern: str) -> list[str]:
-    """The objects that a glob fits, by name."""
+    """The objects that match a glob, by name."""
     return sorted(f"gs://{name}" for name in system().glob(pattern.removeprefix("gs://")))
 
 
 def exists(place: epath.Path) -> bool:
-    """Whether there is the bucket that a place is in."""
+    """Whether the bucket of a path exists."""
     bucket = str(place).removeprefix("gs://").partition("/")[0]
     try:
         system().call("GET", "b/{}/o", bucket, maxResults=1)

@@ -1,9 +1,9 @@
-"""Who may write in a folder: one process at a time, by a lock where it is local and by an object where it is not.
+"""Allows one process at a time to write in a folder: by a lock if it is local, otherwise by an object.
 
-The object ``lock`` in a bucket is made, renewed and removed on condition of its generation, so that of two processes
-one finds the other's. It names its holder, who renews it every minute. A holder that was silent for ten minutes is
-taken for dead; before that only ``--take-over`` breaks the claim. A holder whose claim was taken ends at
-once, since what it would still write is not its own any more.
+The object ``lock`` in a bucket is made, renewed and removed on condition of its generation, so that one of two
+processes finds the other's object. It names its holder, who renews it every minute. A holder that was silent for ten
+minutes counts as dead; before that, only ``--take-over`` breaks the claim. A holder that loses its claim ends at once,
+since the folder is no longer its own.
 """
 
 import contextlib
@@ -31,19 +31,20 @@ SILENT_S = 600.0
 
 
 def end(content: str) -> None:
-    """Ends this process without another write."""
+    """Ends this process without any further write."""
     print(f"grpojax: {content}", file=sys.stderr, flush=True)
     os._exit(2)
 
 
 @contextlib.contextmanager
 def hold(folder: epath.PathLike, *, take_over: bool = False, lost: Callable[[str], None] = end) -> Iterator[None]:
-    """Inside, the folder is this process's.
+    """Inside the context, the folder is this process's.
 
     Args:
-      folder: local, and there; or in a bucket.
-      take_over: break another's claim in a bucket. A local lock is never a dead process's, and is not broken.
-      lost: called in another thread when the claim was taken from this process.
+      folder: an existing local folder, or one in a bucket.
+      take_over: break another process's claim in a bucket. A local lock is never broken, since it ends with its
+        process.
+      lost: called in another thread when another process has taken the claim.
 
     Raises:
       UserError: another process holds it.
@@ -58,7 +59,7 @@ def hold(folder: epath.PathLike, *, take_over: bool = False, lost: Callable[[str
 
 
 def check(folder: epath.PathLike, *, take_over: bool = False) -> None:
-    """Raises `UserError` where `hold` would now, and holds nothing: to be refused before there is work."""
+    """Raises `UserError` if `hold` would now, but holds nothing. A command calls it to fail before any work is done."""
     place = files.path(folder) / "lock"
     if not files.in_bucket(place):
         if place.exists():
@@ -96,7 +97,7 @@ def _in_bucket(place: epath.Path, take_over: bool, lost: Callable[[str], None]) 
                         lost(f"{place.parent} was taken over by {taker}; this process ends")
                     return
                 heard = time.monotonic()
-            except Exception as e:  # storage is away; whoever comes first when it is back finds out
+            except Exception as e:  # storage is away; the next renewal that works finds out
                 silent = time.monotonic() - heard
                 log.warning("the claim on %s was not renewed for %.0f s: %s", place.parent, silent, e)
 
@@ -111,7 +112,7 @@ def _in_bucket(place: epath.Path, take_over: bool, lost: Callable[[str], None]) 
 
 
 class _Claim:
-    """The object, and the generation of it that this process wrote last."""
+    """The lock object, and its generation that this process wrote last."""
 
     def __init__(self, place: epath.Path):
         from google.api_core import exceptions  # pyrefly: ignore
@@ -129,12 +130,12 @@ class _Claim:
             raise UserError(f"{place}: no credentials; gcloud auth application-default login gives some") from None
 
     def take(self, take_over: bool) -> None:
-        """Writes it; raises `UserError` where another holds it, or the bucket cannot be written."""
+        """Writes the object; raises `UserError` if another process holds it, or if the bucket cannot be written."""
         with self._announced():
             self._generation = self._take(take_over)
 
     def check(self) -> None:
-        """Raises `UserError` where another holds it, or the bucket cannot be read."""
+        """Raises `UserError` if another process holds it, or if the bucket cannot be read."""
         with self._announced():
             before, generation, silent = self._read(datetime.datetime.now(datetime.UTC))
             if generation:
@@ -165,7 +166,7 @@ class _Claim:
                 first = before.get("nonce")
                 before, generation, silent = self._read(_time_of(e))
             holder = before.get("holder")
-            if before.get("nonce") == self._nonce:  # the answer to an attempt before was lost
+            if before.get("nonce") == self._nonce:  # the answer to an earlier attempt was lost
                 return generation
             if generation and not take_over:
                 self._refuse(before, silent)
@@ -176,7 +177,7 @@ class _Claim:
         raise UserError(f"{self._place.parent}: {before.get('holder')} was quicker, and has claimed it")
 
     def renew(self) -> str | None:
-        """Says that the holder lives; whoever holds the claim instead, or None."""
+        """Renews the claim; returns the process that holds it instead, or None."""
         try:
             self._generation = self._write(self._generation)
         except self._taken as e:
@@ -187,7 +188,7 @@ class _Claim:
         return None
 
     def release(self) -> None:
-        """Lets go; what cannot be removed falls to the next after its time."""
+        """Removes the claim. If that fails, another process can take it once it is old enough."""
         try:
             if self.renew() is None:
                 self._blob.delete(if_generation_match=self._generation, retry=self._retry)
@@ -197,14 +198,14 @@ class _Claim:
             log.warning("the claim on %s could not be released: %s", self._place.parent, e)
 
     def _write(self, generation: int) -> int:
-        """Replaces the object if its generation is that (0: if there is none); the new one's."""
+        """Replaces the object if it has this generation (0: if there is no object); returns the new generation."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         content = {"holder": f"{socket.gethostname()}:{os.getpid()}", "nonce": self._nonce, "renewed": now}
         self._blob.upload_from_string(json.dumps(content) + "\n", if_generation_match=generation, retry=self._retry)
         return int(self._blob.generation)
 
     def _read(self, now: datetime.datetime) -> tuple[dict[str, Any], int, float]:
-        """What it says, its generation and age in seconds; generation 0 where there is none any more."""
+        """The object's content, generation and age in seconds; generation 0 if there is none any more."""
         blob = self._blob.bucket.get_blob(self._blob.name)
         if blob is None:
             return {}, 0, 0.0
@@ -219,6 +220,6 @@ class _Claim:
 
 
 def _time_of(error: Any) -> datetime.datetime:
-    """When storage refused, by its own clock: this machine's may be wrong, and a claim is not broken by that."""
+    """The time at which storage refused, by its own clock: this machine's may be wrong, and must not break a claim."""
     date = getattr(error.response, "headers", {}).get("Date")
     return email.utils.parsedate_to_datetime(date) if date else datetime.datetime.now(datetime.UTC)

@@ -6,7 +6,7 @@ log = logging.getLogger("grpojax")
 
 
 class _Console(logging.Handler):
-    """Lines on whatever standard output is at the time."""
+    """Writes lines to the current standard output."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), flush=True)

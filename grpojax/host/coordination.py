@@ -1,6 +1,6 @@
-"""Short texts between the processes of a run, over the service that they joined by; no device takes part.
+"""Short texts between the processes of a run, over the service through which they joined; no device takes part.
 
-A key is written once. With a single process everything here is a dictionary of its own.
+A key is written only once. With a single process, a dictionary takes the place of the service.
 """
 
 import threading
@@ -10,13 +10,13 @@ import jax
 
 from grpojax.host import internals
 
-_SLICE_S = 1.0  # of a wait: a signal's handler comes between two
+_SLICE_S = 1.0  # length of one wait: a signal's handler can run between two
 _lock = threading.Lock()
 _alone: dict[str, str] = {}
 
 
 def post(key: str, text: str) -> None:
-    """Lets all processes know; raises `RuntimeError` where the service is gone."""
+    """Posts a text for all processes; raises `RuntimeError` if the service is gone."""
     if (client := internals.client()) is not None:
         client.key_value_set(f"grpojax/{key}", text, allow_overwrite=True)
     else:
@@ -25,7 +25,7 @@ def post(key: str, text: str) -> None:
 
 
 def posted(folder: str) -> dict[str, str]:
-    """Everything posted under ``folder/`` so far, by the rest of the key; never waits."""
+    """Everything posted under ``folder/`` so far, by the rest of the key. It never waits."""
     if (client := internals.client()) is not None:
         place = f"grpojax/{folder}/"
         return {key.removeprefix(place): text for key, text in client.key_value_dir_get(place)}
@@ -34,7 +34,7 @@ def posted(folder: str) -> dict[str, str]:
 
 
 def heard(key: str, seconds: float) -> str | None:
-    """What was posted as ``key``, waiting so long for it; None where nothing was. Others run meanwhile, and signals."""
+    """The text posted as ``key``; None if none comes in this time. Other threads and signal handlers run meanwhile."""
     if (client := internals.client()) is None:
         with _lock:
             return _alone.get(key)
@@ -51,7 +51,7 @@ def heard(key: str, seconds: float) -> str | None:
 
 
 def forget(key: str) -> None:
-    """Takes back what was posted as ``key``, and all below it."""
+    """Removes the text posted as ``key``, and all texts below it."""
     if (client := internals.client()) is not None:
         client.key_value_delete(f"grpojax/{key}")
     else:
@@ -61,15 +61,15 @@ def forget(key: str) -> None:
 
 
 def exchange(name: str, text: str, *, seconds: float = 300.0) -> list[str]:
-    """Every process's value, in their order, on every process. All must call it, with the same new ``name``.
+    """The texts of all processes in their order, on every process. All must call it, with the same new ``name``.
 
     Args:
-      name: of this meeting; no other may have it.
+      name: name of this exchange; no other may have it.
       text: this process's message.
       seconds: how long to wait for the others.
 
     Raises:
-      TimeoutError: a process did not come.
+      TimeoutError: a process did not call it in time.
 
     Example:
       >>> exchange("example", "here")

@@ -1,11 +1,11 @@
-"""The exceptions whose message is for the user, and the one way to say which numbers a setting takes."""
+"""The exceptions whose message is for the user, and the check of a setting's range."""
 
 import re
 from typing import ClassVar
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend. Its message is one or two lines: the value it got and the remedy.
+    """A mistake that the user can fix. Its message has one or two lines: the given value and the remedy.
 
     The command line prints it without a traceback and exits with its status, 2.
     """
@@ -14,17 +14,18 @@ class UserError(ValueError):
 
 
 class PassingError(UserError):
-    """An error that the command did not cause: another start may succeed. Status 1, as any other failure."""
+    """An error that the command did not cause: another start may succeed. The status is 1, as for any other failure."""
 
     status: ClassVar[int] = 1
 
 
 def require(config: object, **ranges: str) -> None:
-    """Raises `UserError` where an attribute of ``config`` is outside of its range.
+    """Raises `UserError` if an attribute of ``config`` is outside of its range.
 
     Args:
       config: a settings object; call this from its ``__post_init__``.
-      ranges: attribute name to an interval as mathematics writes it, ``"(0, 1]"`` or ``"[1, inf)"``; None passes.
+      ranges: attribute name to an interval in mathematical notation, ``"(0, 1]"`` or ``"[1, inf)"``; the value None
+        passes.
 
     Example:
       >>> from types import SimpleNamespace

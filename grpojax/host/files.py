@@ -1,6 +1,6 @@
-"""Places, local and in buckets: files that appear whole or not at all, parts of files, and writes in the background.
+"""Files, local and in buckets: writes that appear whole or not at all, parts of files, and background writes.
 
-Errors of a bucket that may pass are tried again by gcsfs (`grpojax.host.buckets`). What remains names the file.
+gcsfs retries the errors of a bucket that may pass (`grpojax.host.buckets`). An error that remains names the file.
 """
 
 import concurrent.futures
@@ -23,21 +23,21 @@ from etils import epath
 from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
-# One way to a bucket on every machine (`grpojax.host.buckets`), whether tensorflow is installed there or not.
+# All machines access buckets in the same way (`grpojax.host.buckets`), whether tensorflow is installed or not.
 os.environ.setdefault("EPATH_USE_TF", "false")
 
 T = TypeVar("T")
 _AT_ONCE = 32  # requests for whole files
 PART = 16 * 2**20  # bytes of a request for a part of a file
 _PARTS_AT_ONCE = 8
-_SHORT = 3  # times that an answer may be shorter than it says it is
+_SHORT = 3  # times that an answer may be shorter than its stated length
 
 
 def path(place: str | os.PathLike[str]) -> epath.Path:
-    """A file or folder: a local one (``~`` is the user's home), or one of a bucket (``gs://bucket/folder``).
+    """A file or folder: a local one (``~`` is the user's home), or one in a bucket (``gs://bucket/folder``).
 
     Raises:
-      UserError: a scheme that is neither, or what reads buckets is not installed.
+      UserError: the scheme is another one, or the packages that read buckets are not installed.
 
     Example:
       >>> str(path("runs") / "first")
@@ -64,17 +64,17 @@ def path(place: str | os.PathLike[str]) -> epath.Path:
 
 
 def in_bucket(place: str | os.PathLike[str]) -> bool:
-    """Whether a place is one of a bucket."""
+    """Whether a path is in a bucket."""
     return os.fspath(place).startswith("gs://")
 
 
 def absolute(place: str | os.PathLike[str]) -> epath.Path:
-    """`path`, and a local one from the root on."""
+    """As `path`; a local path is made absolute."""
     return path(place) if in_bucket(place) else path(place).absolute()
 
 
 def local(place: str | os.PathLike[str], what: str) -> Path:
-    """A place for what is kept on this machine only; raises `UserError`, which names ``what``, for any other."""
+    """A path on this machine; for any other it raises `UserError`, which names ``what``."""
     if "://" in os.fspath(place):
         raise UserError(f"{what}={os.fspath(place)!r}: give a local path here")
     return Path(path(place))
@@ -82,7 +82,7 @@ def local(place: str | os.PathLike[str], what: str) -> Path:
 
 @functools.cache
 def _know_buckets() -> None:
-    """From here on ``gs://`` is read and written; raises `ImportError` with the packages that lack."""
+    """From here on ``gs://`` is read and written; raises `ImportError` with the missing packages."""
     try:
         absent = [name for name in ("gcsfs", "google.cloud.storage") if importlib.util.find_spec(name) is None]
     except ModuleNotFoundError:
@@ -98,9 +98,9 @@ def _know_buckets() -> None:
 
 
 def write(file: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file whole or not at all; raises `OSError`. The folder of a local one must be there."""
+    """Writes a file whole or not at all; raises `OSError`. The folder of a local file must exist."""
     file = path(file)
-    if in_bucket(file):  # an object is never seen before it is complete
+    if in_bucket(file):  # an object is not visible before it is complete
         from grpojax.host import buckets
 
         return buckets.write(file, content)
@@ -116,7 +116,7 @@ def write_json(file: str | os.PathLike[str], value: Any) -> None:
 
 def read(file: str | os.PathLike[str]) -> bytes:
     """The content of a file; raises `OSError`."""
-    place = path(file)  # names the extra that a bucket needs, where it is not installed
+    place = path(file)  # raises with the name of the extra that a bucket needs, if it is not installed
     if in_bucket(file):
         from grpojax.host import buckets
 
@@ -125,12 +125,12 @@ def read(file: str | os.PathLike[str]) -> bytes:
 
 
 def read_all(found: Iterable[epath.Path]) -> list[bytes]:
-    """The contents of several files; in a bucket many are read at a time."""
+    """The contents of several files; in a bucket, many are read at a time."""
     return _each(read, found)
 
 
 def remove_all(found: Iterable[epath.Path]) -> None:
-    """Removes files, in a bucket many at a time. A missing one is no error."""
+    """Removes files, in a bucket many at a time. A missing file is no error."""
     _each(lambda file: file.unlink(missing_ok=True), found)
 
 
@@ -147,14 +147,14 @@ def _each(do: Callable[[epath.Path], T], found: Iterable[epath.Path]) -> list[T]
 
 @contextlib.contextmanager
 def naming(place: str | os.PathLike[str]) -> Iterator[None]:
-    """Inside, whatever storage raises is a `UserError` that names the place."""
+    """Inside the context, any error of storage becomes a `UserError` that names the path."""
     try:
         yield
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"{os.fspath(place)} does not exist") from None
-    except Exception as e:  # what is not an `OSError` comes from below gcsfs
+    except Exception as e:  # other errors than `OSError` come from below gcsfs
         message = " ".join(str(getattr(e, "strerror", None) or e or type(e).__name__).split())[:200]
         raise UserError(f"{os.fspath(place)} cannot be read: {message}") from e
 
@@ -166,14 +166,14 @@ def size(file: str | os.PathLike[str]) -> int:
 
 
 def _system(file: str | os.PathLike[str]) -> Any:
-    path(file)  # knows buckets from here on
+    path(file)  # registers buckets
     from grpojax.host import buckets
 
     return buckets.system()
 
 
 def read_part(file: str | os.PathLike[str], start: int, stop: int) -> np.ndarray:
-    """The bytes ``[start, stop)`` of a file in a bucket, as uint8, by requests of `PART` bytes, several at a time."""
+    """The bytes ``[start, stop)`` of a file in a bucket, as uint8, by several requests of `PART` bytes at a time."""
     whole, source = np.empty(stop - start, np.uint8), _system(file)
 
     def part(at: int) -> None:
@@ -203,12 +203,12 @@ def _part(source: Any, file: str, start: int, stop: int) -> bytes:
 
 
 class Uploads:
-    """Writes whole files in the order in which they were given: those of a bucket in a thread, local ones at once.
+    """Writes whole files in the given order: files of a bucket in a thread, local files at once.
 
-    A write to a bucket that fails for good is a warning. Where storage is slower than the run for long, the run waits.
+    A write to a bucket that finally fails is a warning. If storage is slower than the run for long, the run waits.
 
     Args:
-      ahead: writes that may wait at a time.
+      ahead: number of writes that may be queued.
     """
 
     def __init__(self, ahead: int = 64):
@@ -225,7 +225,7 @@ class Uploads:
         self._queue.put((file, content))
 
     def wait(self) -> None:
-        """Until all that was given is written, or has failed."""
+        """Waits until all given files are written or have failed."""
         self._queue.join()
 
     def close(self) -> None:
@@ -250,7 +250,7 @@ class Uploads:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> None:
-    """Makes a local folder and those above it; in a bucket there is nothing to make. Raises `OSError`."""
+    """Makes a local folder and its parents; in a bucket there is nothing to make. Raises `OSError`."""
     folder = path(folder)
     if not in_bucket(folder):
         return folder.mkdir(parents=True, exist_ok=True)
@@ -261,15 +261,15 @@ def make_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def listing(folder: str | os.PathLike[str]) -> list[epath.Path]:
-    """The names in a folder; empty if there is no such folder."""
+    """The names in a folder; empty if it does not exist."""
     try:
-        return sorted(place for place in path(folder).iterdir() if place != path(folder))  # a bucket's may name itself
+        return sorted(place for place in path(folder).iterdir() if place != path(folder))  # it may list itself
     except FileNotFoundError:
         return []
 
 
 def matches(pattern: str) -> list[str]:
-    """The files of a bucket that a glob fits, by name."""
+    """The files of a bucket that match a glob, by name."""
     path(pattern)
     from grpojax.host import buckets
 
@@ -277,10 +277,9 @@ def matches(pattern: str) -> list[str]:
 
 
 def move(folder: str | os.PathLike[str], to: str | os.PathLike[str]) -> None:
-    """Gives a folder, or a file, another place, in which nothing stays of what was there. In a bucket that takes a
-    request a file.
+    """Moves a folder or a file to another path, and replaces anything there. In a bucket, each file takes one request.
 
-    Both are local, or both of the same bucket.
+    Both paths are local, or both are in the same bucket.
     """
     folder, to = path(folder), path(to)
     to.rmtree(missing_ok=True)

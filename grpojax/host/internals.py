@@ -1,7 +1,7 @@
-"""Everything that this package uses of jax and orbax without a public name, in this file only.
+"""All uses of private names of jax and orbax; no other file has any.
 
-Each function says what would be lost without it. A version of either that moves one of these things fails
-``tests/host/test_internals.py``, which names the versions of `CHECKED`.
+Each function says what would be lost without it. If a version of jax or orbax moves one of these names,
+``tests/host/test_internals.py`` fails and names the versions of `CHECKED`.
 """
 
 import itertools
@@ -10,46 +10,47 @@ from typing import Any
 
 from jax._src import cloud_tpu_init, distributed, hardware_utils
 
-CHECKED = {"jax": "0.10.2", "orbax-checkpoint": "0.12.8"}  # the versions that all this was written for
+CHECKED = {"jax": "0.10.2", "orbax-checkpoint": "0.12.8"}  # the versions that this file was written for
 
 
 def client() -> Any:
-    """The client of jax's coordination service; None for a process that joined no others.
+    """The client of jax's coordination service; None for a process that did not join others.
 
-    Without it processes can exchange texts through the devices only, behind whatever these have to do: a notice of
-    preemption would wait for a rollout, and no process could say why it ends.
+    Without it, processes can exchange texts only through the devices, behind all queued work: a notice of preemption
+    would wait for a rollout, and no process could say why it ends.
     """
     return distributed.global_state.client
 
 
 def joined() -> tuple[int, int]:
-    """This process's index, and how many processes there are, as they joined.
+    """This process's index and the number of processes, from when they joined.
 
-    `jax.process_index` looks for the devices first, on a TPU slice together with all other hosts. A host that fails
-    there could not be named to those that wait for it.
+    `jax.process_index` looks for the devices first, on a TPU slice together with all other hosts. If a host failed in
+    that, the waiting hosts could not be told which one.
     """
     return distributed.global_state.process_id, distributed.global_state.num_processes
 
 
 def has_tpu_runtime() -> bool:
-    """Whether this machine has TPU chips and libtpu, as jax found out when it was imported.
+    """Whether this machine has TPU chips and libtpu, as jax found when it was imported.
 
-    `jax.devices` would tell too late: the hosts of a slice have to join before they look for their chips.
+    `jax.devices` would be too late: the hosts of a slice have to join before they look for their chips.
     """
     return cloud_tpu_init.running_in_cloud_tpu_vm
 
 
 def tpu_chips() -> int:
-    """How many TPU chips this machine has. Without it a missing libtpu is a slow run on the CPU, and no error."""
+    """The number of TPU chips of this machine. Without it, a missing libtpu is a slow run on the CPU and no error."""
     return hardware_utils.num_available_tpu_chips_and_device_id()[0]
 
 
 def wait_for_saves_in(barrier: Callable[..., None]) -> None:
-    """Has orbax call ``barrier(key=, timeout_ms=)`` wherever the processes of a save or a restore wait for each other.
+    """Makes orbax call ``barrier(key=, timeout_ms=)`` wherever the processes of a save or a restore wait for each
+    other.
 
-    By itself orbax waits on the devices, behind whatever they have to do; its public options
-    (``AsyncOptions.barrier_sync_fn``, ``MultiprocessingOptions.active_processes``) change that for some of its waits
-    alone, and a process whose disk is full would still leave the others waiting until the time is out.
+    By default orbax waits on the devices, behind all queued work. Its public options (``AsyncOptions.barrier_sync_fn``,
+    ``MultiprocessingOptions.active_processes``) change only some of its waits. If a process's disk is full, the others
+    would still wait until the timeout.
     """
     from orbax.checkpoint._src.multihost import multihost
 
@@ -58,23 +59,23 @@ def wait_for_saves_in(barrier: Callable[..., None]) -> None:
 
 
 class _On:
-    """A flag of absl that is set, for a program that does not parse absl's flags."""
+    """A set flag of absl, for a program that does not parse absl's flags."""
 
     value = True
 
 
 def save_count() -> int:
-    """How many saves and restores this process has started, as orbax counts them for the names of its barriers."""
+    """The number of saves and restores that this process has started: orbax's count for the names of its barriers."""
     from orbax.checkpoint._src.futures import synchronization
 
     return int(synchronization.OperationIdGenerator.get_current_operation_id())
 
 
 def set_save_count(count: int) -> None:
-    """Makes it ``count``.
+    """Sets the number of `save_count`.
 
-    One that failed on some processes may have counted on these only. After that the processes would wait at barriers of
-    different names, and no later save would work.
+    A save that failed on some processes may have been counted only there. Then the processes would wait at barriers
+    with different names, and no later save would work.
     """
     from orbax.checkpoint._src.futures import synchronization
 

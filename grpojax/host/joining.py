@@ -1,4 +1,4 @@
-"""Which other processes a run has, by its environment and the metadata of its TPU VM, and the joining of them."""
+"""Finds the other processes of a run, by its environment and the metadata of its TPU VM, and joins them."""
 
 import dataclasses
 import math
@@ -12,10 +12,10 @@ import jax
 from grpojax.host import internals, metadata
 from grpojax.host.errors import PassingError, UserError
 
-HEARTBEAT_S = 30  # without a heartbeat for so long a process counts as gone, and jax aborts all others
-JOIN_S = 300.0  # to wait for the others
-_PORT = "8482"  # of the first host of a TPU slice, as jax has it
-_ASK_S, _TRIES, _PAUSE_S = 1.0, 3, 0.3  # a metadata server stands in the same machine
+HEARTBEAT_S = 30  # a process without a heartbeat for this time counts as gone, and jax aborts all others
+JOIN_S = 300.0  # the time to wait for the others
+_PORT = "8482"  # of the first host of a TPU slice, as in jax
+_ASK_S, _TRIES, _PAUSE_S = 1.0, 3, 0.3  # a metadata server is on the same machine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class Company:
     """Processes that belong together.
 
     Attributes:
-      count: how many they are.
-      index: which of them this one is.
-      address: ``host:port`` of the first; None where jax finds it by ``method``.
-      method: of jax to find it, by its name there.
-      source: what says so, for people.
+      count: number of processes.
+      index: index of this process.
+      address: ``host:port`` of the first; None if jax finds it by ``method``.
+      method: jax's name of the method that finds it.
+      source: where this comes from, as text for people.
     """
 
     count: int
@@ -42,7 +42,7 @@ class Company:
 
 
 def on_tpu() -> bool:
-    """Whether this is a TPU VM whose chips jax shall use. Asks nobody; raises `UserError` where libtpu is missing."""
+    """Whether this is a TPU VM whose chips jax shall use; sends no request. Raises `UserError` if libtpu is missing."""
     platforms = jax.config.jax_platforms  # pyrefly: ignore
     if platforms and "tpu" not in platforms:
         return False
@@ -56,10 +56,11 @@ def on_tpu() -> bool:
 
 
 def ask(key: str) -> str | None:
-    """An attribute of this machine from the metadata server of Google's cloud; None without one, or without the server.
+    """An attribute of this machine from the metadata server of Google's cloud; None if there is no such attribute or no
+    server.
 
     Raises:
-      PassingError: the server is there and does not answer.
+      PassingError: there is a server, but it does not answer.
     """
     status = None
     for attempt in range(_TRIES):
@@ -81,18 +82,18 @@ def ask(key: str) -> str | None:
 def find(environment: Mapping[str, str], *, tpu: bool, ask: Callable[[str], str | None] = ask) -> Company | None:
     """The processes that this one belongs to; None for a single one.
 
-    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` come first. On a TPU VM the slice says
-    who belongs to it: by ``TPU_WORKER_HOSTNAMES`` and ``TPU_WORKER_ID`` (GKE), else by the metadata server; a host
-    that has neither is a single process. ``MEGASCALE_*`` of either join several slices. Elsewhere SLURM and Open MPI,
-    as jax detects them.
+    ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID`` come first. On a TPU VM, the hosts of the
+    slice are found by ``TPU_WORKER_HOSTNAMES`` and ``TPU_WORKER_ID`` (GKE), or else by the metadata server. A host that
+    has neither is a single process. ``MEGASCALE_*`` from either source joins several slices. Elsewhere, SLURM and Open
+    MPI count as jax detects them.
 
     Args:
-      environment: variables of the process.
-      tpu: whether TPU chips are to be used.
-      ask: gives an attribute of the machine's metadata, or None.
+      environment: the environment variables of the process.
+      tpu: whether TPU chips are used.
+      ask: returns an attribute of the machine's metadata, or None.
 
     Raises:
-      UserError: something says that there are others, and nothing where they are.
+      UserError: there should be other processes, but nothing says where they are.
 
     Example:
       >>> find({}, tpu=False) is None
@@ -117,7 +118,7 @@ def find(environment: Mapping[str, str], *, tpu: bool, ask: Callable[[str], str 
 def _slice(environment: Mapping[str, str], ask: Callable[[str], str | None]) -> Company | None:
     """The hosts of a TPU slice, or of several."""
     if _hosts(environment.get("TPU_PROCESS_BOUNDS")) == 1 and _number(environment, "MEGASCALE_NUM_SLICES") == 1:
-        return None  # one host taken out of its slice
+        return None  # a single host, used separately from its slice
     known, hosts, index, source = dict(environment), list[str](), 0, "TPU_WORKER_HOSTNAMES"
     if names := environment.get("TPU_PROCESS_ADDRESSES") or environment.get("TPU_WORKER_HOSTNAMES"):
         hosts = [name.strip() for name in names.split(",")]
@@ -125,7 +126,7 @@ def _slice(environment: Mapping[str, str], ask: Callable[[str], str | None]) -> 
     elif "TPU_SKIP_MDS_QUERY" not in environment and (worker := ask("agent-worker-number")) is not None:
         source = "the metadata server"
         index = _number({"agent-worker-number": worker}, "agent-worker-number")
-        # Addresses, or name:id:address of each.
+        # Each entry is an address, or name:id:address.
         hosts = [e.split(":")[-1].strip() for e in (ask("worker-network-endpoints") or "").split(",") if e.strip()]
         known = _pairs(ask("tpu-env") or "") | known
     slices = _number(known, "MEGASCALE_NUM_SLICES")
@@ -166,7 +167,7 @@ def _launched(environment: Mapping[str, str]) -> Company | None:
 
 
 def join(company: Company) -> None:
-    """Joins the others; raises `PassingError` where they do not come within `JOIN_S`."""
+    """Joins the others; raises `PassingError` if they do not come within `JOIN_S`."""
     failed: list[BaseException] = []
 
     def initialize() -> None:
@@ -182,7 +183,7 @@ def join(company: Company) -> None:
         except BaseException as e:
             failed.append(e)
 
-    # In a thread: where time runs out inside, the whole process is aborted with a stack of C++.
+    # In a thread: if the time runs out inside of jax, it aborts the whole process with a C++ stack.
     thread = threading.Thread(target=initialize, daemon=True)
     thread.start()
     thread.join(JOIN_S)
@@ -202,7 +203,7 @@ def _no_peers(known: Mapping[str, str], name: str, remedy: str) -> UserError:
 
 
 def _number(known: Mapping[str, str], name: str, usual: int | None = 1) -> int:
-    """A variable as a number; ``usual`` where it is not set, and an error where that is None."""
+    """A variable as a number; ``usual`` if it is not set, and an error if that is None."""
     try:
         return int(known[name]) if known.get(name) or usual is None else usual
     except (KeyError, ValueError):
@@ -210,7 +211,7 @@ def _number(known: Mapping[str, str], name: str, usual: int | None = 1) -> int:
 
 
 def _hosts(bounds: str | None) -> int:
-    """Hosts by bounds such as "2,2,1"; 0 where there are none."""
+    """The number of hosts in bounds such as "2,2,1"; 0 if there are none."""
     try:
         return math.prod(int(n) for n in bounds.split(",")) if bounds else 0
     except ValueError:
@@ -218,6 +219,6 @@ def _hosts(bounds: str | None) -> int:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """``NAME: 'value'`` by lines."""
+    """Parses lines ``NAME: 'value'``."""
     lines = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip().strip("'\"") for name, colon, value in lines if colon}

@@ -1,6 +1,6 @@
-"""The server that tells a machine of Google's cloud about itself.
+"""The server that gives a machine of Google's cloud its metadata.
 
-``GCE_METADATA_HOST`` names another one, as in Google's own libraries, or else ``GCE_METADATA_IP``, which jax reads.
+``GCE_METADATA_HOST`` names another server, as in Google's own libraries; or else ``GCE_METADATA_IP``, which jax reads.
 """
 
 import os
@@ -8,16 +8,16 @@ import urllib.request
 from pathlib import Path
 
 _HOST = "metadata.google.internal"
-_PRODUCT = Path("/sys/class/dmi/id/product_name")  # says what machine this is, without the network
+_PRODUCT = Path("/sys/class/dmi/id/product_name")  # names the kind of machine, without the network
 
 
 def server() -> str:
-    """Its host, wherever this machine is."""
+    """The server's host, whether or not it exists."""
     return os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or _HOST
 
 
 def likely() -> bool:
-    """Whether there is one, by what the environment and the machine say; asks nobody."""
+    """Whether there is a server, by the environment and the machine's files. It sends no request."""
     if server() != _HOST:
         return True
     try:
@@ -30,7 +30,7 @@ def get(name: str, seconds: float) -> str:
     """A value of ``instance/``.
 
     Raises:
-      OSError: there is none (`urllib.error.HTTPError` with its code 404), or no answer within so many seconds.
+      OSError: there is no such value (`urllib.error.HTTPError` with code 404), or no answer in this number of seconds.
     """
     url = f"http://{server()}/computeMetadata/v1/instance/{name}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})

@@ -1,4 +1,4 @@
-"""Where the small arithmetic between a rollout and its updates is done: on the host's CPU, whatever the devices do."""
+"""Runs the small arithmetic between a rollout and its updates on the host's CPU, which does not wait for devices."""
 
 import contextlib
 import functools
@@ -11,10 +11,10 @@ from grpojax.host.console import log
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
-    """Inside, jax computes with arrays of the host on the host; also a decorator.
+    """Inside the context, jax computes with arrays of the host on the host. It is also a decorator.
 
-    A device works off what it is given in order: what is asked of it while a rollout is under way is answered after it
-    (``rollout.ahead``). Programs of the policy are not called inside: they would be compiled once more.
+    A device runs its work in order: work that is dispatched during a rollout waits for its end (``rollout.ahead``). Do
+    not call programs of the policy inside: they would be compiled once more.
 
     Example:
       >>> import jax.numpy as jnp, numpy as np
@@ -29,7 +29,7 @@ def on_host() -> Iterator[None]:
 
 @functools.cache
 def device() -> jax.Device | None:
-    """The first CPU of this process; None, with a warning, where JAX_PLATFORMS names only the accelerator."""
+    """The first CPU of this process; None, with a warning, if JAX_PLATFORMS names only the accelerator."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

@@ -1,6 +1,6 @@
-"""The keys of TRL, verl and Tunix beside ours: one table, for ``docs/start/coming_from.md`` and for errors.
+"""The keys of TRL, verl and Tunix next to ours: one table, for ``docs/start/coming_from.md`` and for errors.
 
-An unknown key that another trainer has is an error that names our key (`key_for`).
+If an unknown key is another trainer's, the error names our key (`key_for`).
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ TRAINERS = {"trl": "TRL", "verl": "verl", "tunix": "Tunix"}
 class Row:
     """One setting in each trainer, as Markdown. A dash means that there is no such key.
 
-    A cell may start with code, several of which stand between commas or "or". In ``ours`` the first one is what to set.
-    In the others each is a key, or a key with a value (``loss_type="grpo"``).
+    A cell may start with pieces of code, separated by commas or "or". In ``ours``, the first one is the key to set. In
+    the others, each is a key, or a key with a value (``loss_type="grpo"``).
     """
 
     ours: str
@@ -213,11 +213,11 @@ _KEY = r"[a-z_0-9]+(?:\.[a-z_0-9]+)*"
 
 @dataclasses.dataclass(frozen=True)
 class Meant:
-    """Our key for one of another trainer.
+    """Our key for another trainer's key.
 
     Attributes:
       trainers: which trainers have it, such as "TRL's and Tunix's".
-      key: ours; None where there is none.
+      key: our key; None if there is none.
       remedy: what to do, in words.
     """
 
@@ -227,9 +227,9 @@ class Meant:
 
 
 def key_for(name: str) -> Meant | None:
-    """Our key for another trainer's, by the last part of its name; None for a name that none of them has.
+    """Our key for another trainer's, by the last part of its name; None if no trainer has that name.
 
-    The first row counts that has it as a key of its own; ours is a key of another name.
+    The first row counts in which it is a key of another trainer, and our key has another name.
 
     Example:
       >>> key_for("beta")

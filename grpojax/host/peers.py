@@ -1,10 +1,10 @@
 """The other processes of a run: who has failed, known to all of them within a minute.
 
-In a run of several processes a thread of each looks every `LOOK_S` for what the others have posted. A process that
-fails says why before it leaves; each of the others says it too and ends, even where its main thread waits for the
-devices. A process that is killed or out of reach can post nothing. jax's own heartbeats find that out: within
-`grpojax.host.joining.HEARTBEAT_S` they abort all other processes (SIGABRT, status 134), and what jax prints has the
-index of the one that is gone; at once, and without an index, where that is the first, which carries jax's service. A
+In a run of several processes, each has a thread that looks every `LOOK_S` for posts of the others. A process that fails
+posts the reason before it leaves. Each of the others prints it too and ends, even if its main thread waits for the
+devices. A process that is killed or unreachable can post nothing. jax's heartbeats detect that: within
+`grpojax.host.joining.HEARTBEAT_S` they abort all other processes (SIGABRT, status 134), and jax prints the index of the
+lost one. If the lost one is the first, which runs jax's service, they are aborted at once and without an index. A
 process that joined no others starts no thread.
 """
 
@@ -26,16 +26,17 @@ from grpojax.host import coordination, internals, joining, preemption
 from grpojax.host.errors import UserError
 
 LOOK_S = 2.0
-GRACE_S = 3.0  # for a main thread that finds out by itself, to end with its own words
-LEAVE_S = 10.0  # that the first process, who carries the coordination service, waits for the others to have read
+GRACE_S = 3.0  # time for a main thread that notices the failure itself to end with its own message
+LEAVE_S = 10.0  # time that the first process, which runs the coordination service, waits until the others have read
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Inside, and until all processes have left it, the failure of one is the end of all.
+    """Inside the context, and until all processes have left it, the failure of one ends all.
 
-    The one that raised keeps its error and its status, 2 for a `UserError`; the others say whose it was and end with 1.
-    Where one was stopped (`preemption.StopRequested`) all end with 75. They must have joined; no device is looked for.
+    The process that raised keeps its error and its status, 2 for a `UserError`. The others print which process failed
+    and end with 1. If one was stopped (`preemption.StopRequested`), all end with 75. The processes must have joined;
+    the context does not look for devices.
     """
     if internals.joined()[1] == 1:
         yield
@@ -49,7 +50,7 @@ def watched() -> Iterator[None]:
     except BaseException as error:
         message = peers.leave(error)
         status = _status(message) if message else _status_of(error)
-        # At the end Python would wait for threads, and jax for processes, that wait for who does not come any more.
+        # At exit, Python would wait for threads, and jax for processes, that wait for a process that is gone.
         threading.Thread(target=_exit_after_main, args=(status,), daemon=True).start()
         atexit.register(_exit, status)
         if message:
@@ -60,8 +61,9 @@ def watched() -> Iterator[None]:
 
 @contextlib.contextmanager
 def telling() -> Iterator[None]:
-    """Inside, an error is sent to the others at once. They end when this process does, which may take long to let go of
-    what it holds: to the end that needs jax's service, which ends soon after a process that left it."""
+    """Inside the context, an error is sent to the others at once. They end when this process does, which may need a
+    long time to release its resources. Until then it needs jax's service, which ends soon after a process has left it.
+    """
     try:
         yield
     except Exception as error:
@@ -86,7 +88,7 @@ def _status_of(error: BaseException) -> int:
 
 
 def end(message: str) -> NoReturn:
-    """Ends the run for all of its processes, whatever the main thread of this one waits for; status 1."""
+    """Ends all processes of the run with status 1, even if the main thread of this one is waiting."""
     print(f"grpojax: {message}", file=sys.stderr, flush=True)
     for peers in _here:
         peers.fail(f"failed: {message}")
@@ -98,23 +100,23 @@ _numbers = itertools.count()
 
 
 class _Peers(threading.Thread):
-    """Looks for what has become of the others, and posts what becomes of this process."""
+    """Watches the state of the other processes, and posts that of this one."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="peers")
         self.me, self.count = internals.joined()
         self._host, self._place = socket.gethostname(), f"peers/{next(_numbers)}"
         self._finished = False
-        self._failing = set[str]()  # who is known to end by an error
+        self._failing = set[str]()  # processes that are known to end by an error
         self._verdict: str | None = None
         self._known, self._leaving, self._all_done = threading.Event(), threading.Event(), threading.Event()
 
     # ------------------------------------------------------------------------------------------ the thread
 
     def run(self) -> None:
-        """Looks until all have finished, or until one has not."""
+        """Looks until all have finished or one has failed."""
         while not self._all_done.is_set():
-            # A call to the service may fail once; where the service is gone, jax ends this process.
+            # A call to the service may fail once. If the service is gone, jax ends this process.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._verdict = self._look()
                 if self._verdict is None:
@@ -127,7 +129,7 @@ class _Peers(threading.Thread):
             self._leaving.wait(0.1 if self._finished else LOOK_S)
 
     def _look(self) -> str | None:
-        """What is known to have gone wrong, in a line."""
+        """The known failure in one line; None if there is none."""
         if self._finished:
             coordination.post(f"{self._place}/finished/{self.me}", "")
             if len(coordination.posted(f"{self._place}/finished")) == self.count:
@@ -136,7 +138,7 @@ class _Peers(threading.Thread):
         return _named(*min(failed.items())) if failed else None
 
     def _hear(self) -> None:
-        """Says once of each process what it will end by."""
+        """Prints once for each process the error that will end it."""
         for index, what in coordination.posted(f"{self._place}/failing").items():
             if self._failing.isdisjoint({index, str(self.me)}):
                 message = f"grpojax: {_named(index, what)}\ngrpojax: it lets go of what it holds, and all end"
@@ -144,13 +146,13 @@ class _Peers(threading.Thread):
             self._failing.add(index)
 
     def _leave(self, message: str) -> None:
-        """Ends the process from here: its main thread waits for what will not come."""
+        """Ends the process from this thread, since the main thread waits for something that will not come."""
         print(f"grpojax: {message}", file=sys.stderr, flush=True)
         self._farewell()
         _exit(_status(message))
 
     def _farewell(self) -> None:
-        """Lets the first process go; it goes last, as all others would be aborted with it."""
+        """Reports that this process leaves. The first one leaves last, since all others would be aborted with it."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             coordination.post(f"{self._place}/left/{self.me}", "")
             until = time.monotonic() + LEAVE_S
@@ -162,8 +164,8 @@ class _Peers(threading.Thread):
     # ----------------------------------------------------------------------------------------- the main thread
 
     def finish(self) -> None:
-        """Until all processes have come here, and the thread has ended: in a call to jax's service, which goes away at
-        the end of the process, it would take the process with it."""
+        """Waits until all processes are here and the thread has ended. jax's service goes away at the end of the
+        process, and a thread in a call to it would abort the process."""
         self._finished = True
         while not self._all_done.wait(0.1):
             if self._known.is_set():
@@ -172,23 +174,24 @@ class _Peers(threading.Thread):
         self.join(LEAVE_S)
 
     def fail(self, what: str) -> None:
-        """Posts what became of this process, and lets the others read it."""
+        """Posts why this process ends, and gives the others time to read it."""
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             coordination.post(f"{self._place}/failed/{self.me}", f"{self._host} {what}")
         self._farewell()
 
     def failing(self, error: Exception) -> None:
-        """Says to the others what this process will end by, unless that is another one's doing."""
+        """Posts the error that will end this process, unless another process caused it."""
         if not _of_a_peer(error):
             self._failing.add(str(self.me))
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 coordination.post(f"{self._place}/failing/{self.me}", f"{self._host} {_words(error)}")
 
     def leave(self, error: BaseException) -> str | None:
-        """Says what was raised here to the others; or else who is to blame for it, for what is not this process's own.
+        """Posts the error that was raised here. If another process caused it, returns a message that names that
+        process.
 
-        A collective that breaks off, or a meeting that one missed, is a sign that another is gone. Where that one was
-        killed, jax ends this process while it waits here.
+        A collective that breaks off, or a meeting that a process missed, is a sign that another process is gone. If
+        that one was killed, jax ends this process while it waits here.
         """
         message = self._verdict
         if blameless := _of_a_peer(error):
@@ -206,13 +209,13 @@ class _Peers(threading.Thread):
 
 
 def _named(index: str, posted: str) -> str:
-    """What a process posted, with its index and host."""
+    """The text that a process posted, with its index and host."""
     host, _, what = posted.partition(" ")
     return f"process {index} ({host}) {what}"
 
 
 def _words(error: BaseException) -> str:
-    """What became of a process that raised this, in a line."""
+    """The end of a process that raised this error, in one line."""
     if isinstance(error, preemption.StopRequested):
         return _STOPPED
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -220,7 +223,7 @@ def _words(error: BaseException) -> str:
 
 
 def _of_a_peer(error: BaseException | None) -> bool:
-    """Whether an error, or one behind it, is what the loss of another process looks like."""
+    """Whether an error, or one of its causes, is typical of the loss of another process."""
     if error is None:
         return False
     if isinstance(error, UserError | KeyboardInterrupt | preemption.StopRequested) or "RESOURCE_EXHAUSTED" in str(
@@ -233,7 +236,7 @@ def _of_a_peer(error: BaseException | None) -> bool:
 
 
 def _exit(status: int) -> NoReturn:
-    """Ends the process at once, without what jax does at the end."""
+    """Ends the process at once, without jax's work at exit."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -241,6 +244,6 @@ def _exit(status: int) -> NoReturn:
 
 
 def _exit_after_main(status: int) -> None:
-    """Ends the process as soon as its main thread has nothing more to do or to say."""
+    """Ends the process as soon as its main thread has nothing more to do or to print."""
     threading.main_thread().join()
     _exit(status)

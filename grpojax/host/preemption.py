@@ -1,7 +1,7 @@
-"""The notices by which a run is stopped: a signal, or a cloud's message before it takes a machine away.
+"""The notices that stop a run: a signal, or a cloud's message before it takes a machine away.
 
-On Google's machines the metadata server tells it (``instance/preempted``, ``instance/maintenance-event``), often before
-SIGTERM comes.
+On Google's machines, the metadata server has the message (``instance/preempted``, ``instance/maintenance-event``),
+often before SIGTERM comes.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _came: list[int] = []
 
 
 class StopRequested(SystemExit):
-    """Raised by a notice where there is nothing to save. Ends a process with status 75: start it again."""
+    """Raised by a notice if there is nothing to save. It ends a process with status 75: start it again."""
 
     def __init__(self) -> None:
         super().__init__(os.EX_TEMPFAIL)
@@ -27,7 +27,7 @@ class StopRequested(SystemExit):
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """Inside it, but not in `notices`, SIGTERM raises `StopRequested` in the main thread."""
+    """Inside the context, but not in `notices`, SIGTERM raises `StopRequested` in the main thread."""
     _came.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -47,12 +47,13 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def notices(notice: Callable[[str], None]) -> Iterator[None]:
-    """Inside, SIGTERM, SIGINT and what `watched` hears are given to ``notice``; a second signal is obeyed at once.
+    """Inside the context, SIGTERM, SIGINT and the notices of `watched` are passed to ``notice``; a second signal acts
+    at once.
 
-    For the main thread. ``notice`` may be called more than once, by a signal's handler and by another thread.
+    Use it in the main thread. ``notice`` may be called more than once, by a signal's handler and by another thread.
     """
     came: list[int] = []
-    if _came:  # raised in a place that lets nothing through, such as a callback
+    if _came:  # `StopRequested` was raised where exceptions are swallowed, such as in a callback
         notice(signal.Signals(_came[0]).name)
 
     def on_signal(number: int, frame: Any) -> None:
@@ -73,7 +74,7 @@ def notices(notice: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched(notice: Callable[[str], None]) -> Iterator[None]:
-    """Inside, ``notice`` is called once with what the metadata server says, by a thread; elsewhere there is none."""
+    """Inside the context, a thread calls ``notice`` once with the metadata server's message, if there is a server."""
     if not metadata.likely():
         yield
         return
@@ -87,7 +88,7 @@ def watched(notice: Callable[[str], None]) -> Iterator[None]:
 
 
 def announced() -> str | None:
-    """What the server says of an end that is near; None for nothing, or where it does not answer."""
+    """The server's message of a coming end; None if there is none, or if the server does not answer."""
     for name, nothing in (("preempted", "FALSE"), ("maintenance-event", "NONE")):
         with contextlib.suppress(OSError):
             value = metadata.get(name, POLL_S).strip()[:100]

@@ -1,7 +1,7 @@
-"""Several processes, each with some of the devices: what they share, what they agree on, and what only one does.
+"""Several processes, each with some of the devices: shared arrays, agreement between them, and work for only one.
 
-Every process runs the same program in the same order; each reads the data and judges its own rows of every batch. One
-only, the first, writes the run's files. With a single process all of this does nothing.
+Every process runs the same program in the same order. Each reads the data and scores its own rows of every batch. Only
+the first writes the run's files. With a single process, all of this does nothing.
 """
 
 import base64
@@ -24,30 +24,30 @@ from grpojax.host import coordination, internals, joining
 from grpojax.host.console import log
 from grpojax.host.errors import PassingError, UserError
 
-_LEAVE_S = 20.0  # that one that failed waits for the others, so that all of them can say so
-_WAIT_S = 3600.0  # for one that reads a large model from a slow disk; one that is gone is noticed sooner
+_LEAVE_S = 20.0  # time that a failed process waits for the others, so that all of them can report it
+_WAIT_S = 3600.0  # time for a process that reads a large model from a slow disk; a lost one is noticed sooner
 
 
 def join() -> None:
-    """Joins the other processes, where there are some (`grpojax.host.joining.find`); no device is looked for.
+    """Joins the other processes, if there are any (`grpojax.host.joining.find`). It does not look for devices.
 
     Raises:
-      UserError: there should be other processes and none was found, or they do not come.
+      UserError: there should be other processes, but none was found, or they do not come.
     """
     if jax.distributed.is_initialized():
         return
     company = joining.find(os.environ, tpu=joining.on_tpu())
     if company is not None:
-        # On CPUs: programs in flight, and those that another process compiled, take each other's messages.
+        # On CPUs, programs in flight, and those that another process compiled, receive each other's messages.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         joining.join(company)
 
 
 def start() -> None:
-    """Joins the other processes (`join`), and looks for the devices of all; all but the first then only warn.
+    """Joins the other processes (`join`) and looks for all devices. All but the first then log only warnings.
 
     Raises:
-      UserError: also where there are other processes than have joined.
+      UserError: as `join`, or the number of processes is not that of those that joined.
     """
     join()
     _, expected = internals.joined()
@@ -76,14 +76,14 @@ def place(x: Any, sharding: NamedSharding | None):
 
 
 def fetch(x: Any) -> np.ndarray:
-    """An array of the devices, whole, on every process."""
+    """A whole array of the devices, on every process."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)
 
 
 def rows(n: int) -> np.ndarray:
-    """Which of ``n`` rows of a batch this process takes: every k-th of k processes."""
+    """The rows, out of ``n`` of a batch, that this process takes: every k-th one with k processes."""
     return np.arange(jax.process_index(), n, jax.process_count())
 
 
@@ -111,7 +111,7 @@ _gathers = itertools.count()
 
 
 def _gather(text: str) -> list[str]:
-    """A text of each process, in their order; the one before, which all have read by then, is taken back."""
+    """The texts of all processes, in their order. Removes the previous one, which all have read by then."""
     number = next(_gathers)
     texts = coordination.exchange(f"gather/{number}", text, seconds=math.inf)
     coordination.forget(f"gather/{number - 1}/{jax.process_index()}")
@@ -119,7 +119,7 @@ def _gather(text: str) -> list[str]:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether it is so on any process."""
+    """Whether this is true on any process."""
     return total([int(flag)])[0] > 0
 
 
@@ -127,10 +127,10 @@ _meetings = itertools.count()
 
 
 def meet(message: str = "") -> list[str]:
-    """A message of each process, in their order, on every process: all must come here. No device takes part.
+    """The messages of all processes in their order, on every process. All must call it; no device takes part.
 
     Raises:
-      PassingError: on all that came, where a process failed in `AllOrNone` on its way here, or is gone.
+      PassingError: on all that called it, if a process failed in `AllOrNone` before it could, or is gone.
     """
     messages = _exchange({"message": message})
     if failed := [(i, w["failed"]) for i, w in enumerate(messages) if "failed" in w]:
@@ -147,13 +147,13 @@ def _exchange(message: Mapping[str, str], seconds: float = _WAIT_S) -> list[dict
 
 
 class _Elsewhere(PassingError):
-    """Another process's failure, which all know of."""
+    """A failure of another process that all know of."""
 
 
 class AllOrNone:
-    """A part of a run in which a process may fail by itself: the others learn why, and nobody waits for it in vain.
+    """A part of a run in which a single process may fail: the others learn why, and none waits for it in vain.
 
-    Inside, processes may `meet`; other collective work has no place there.
+    Inside, processes may `meet`, but do no other collective work.
     """
 
     def __enter__(self) -> "AllOrNone":
@@ -164,6 +164,6 @@ class AllOrNone:
             meet()
         elif isinstance(error, Exception) and not isinstance(error, _Elsewhere):
             host = socket.gethostname()
-            with contextlib.suppress(Exception):  # its own error is what counts
+            with contextlib.suppress(Exception):  # its own error counts
                 message = " ".join(str(error).split())[:300] or type(error).__name__
                 _exchange({"failed": f"{host}: {message}"}, _LEAVE_S)

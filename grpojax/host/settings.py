@@ -1,12 +1,12 @@
 """A YAML file, or one over another, plus ``a.b=c`` overrides, turned into frozen dataclasses.
 
-The classes are plain stdlib dataclasses. A field's type says what it takes, and ``Literal`` offers a choice. Which
-numbers it takes, and what must hold across fields, the class's ``__post_init__`` says: ranges by
-`grpojax.host.errors.require`, anything else by raising a `ValueError`. This module walks dataclasses, lists, dicts and
-unions itself and leaves every other type to pydantic, which could walk these too. But pydantic takes ``true`` for 1 and
-"yes" for ``true`` unless it is strict, and a strict one takes neither a mapping for a section nor "7" for a number; it
-lets infinity and keys that are numbers into an ``Any``; of a wrong union it reports what is wrong for each member; and
-of an unknown key it does not say which ones are known.
+The classes are plain stdlib dataclasses. A field's type says what it takes, and ``Literal`` offers a choice. The
+class's ``__post_init__`` checks the ranges of numbers, by `grpojax.host.errors.require`, and conditions across fields,
+for which it raises a `ValueError`. This module walks dataclasses, lists, dicts and unions itself and leaves every other
+type to pydantic. Pydantic could walk these too. But unless it is strict, it takes ``true`` for 1 and "yes" for
+``true``, and a strict one takes neither a mapping for a section nor "7" for a number. It accepts infinity and keys that
+are numbers in an ``Any``. For a wrong union, it reports the errors of every member. For an unknown key, it does not
+name the known ones.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from grpojax.host import other_trainers, shipped
 from grpojax.host.errors import UserError
 
 T = TypeVar("T")
-# Dotted keys that had another name before: old -> new. An old one is an error that names the new one.
+# Renamed dotted keys: old -> new. The error for an old key names the new one.
 RENAMED = {
     "data.eval": "data.validation",
     "rollout.plan": "rollout.sample_allocation",
@@ -44,16 +44,16 @@ REMOVED = {  # what to do instead
     "rollout.block": "leave it out; the platform and rollout.max_tokens say how large the blocks of the cache are",
     "rollout.parts": "leave it out; rollout.ahead=1 has rewards run while the devices go on",
 }
-Key = tuple[Any, ...]  # where a value stands: ("rewards", 0, "weight")
+Key = tuple[Any, ...]  # the path of a value: ("rewards", 0, "weight")
 
 
 def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
     """Reads ``path``, applies the overrides in order and builds a ``cls``.
 
-    ``base: FILE`` at the top level, a path from the file's own folder, names a file that this one changes; that file
-    may have a base too. A recipe that ships goes by name in place of a path (`grpojax.host.shipped`). Mappings are
-    merged key by key, anything else is replaced as a whole; so is a mapping by one whose ``name`` is another, as the
-    rest of it belonged to the old name.
+    ``base: FILE`` at the top level, a path from the file's own folder, names a file that this one changes. That file
+    may have a base too. For a recipe that ships, the name replaces the path (`grpojax.host.shipped`). Mappings are
+    merged key by key, and anything else is replaced as a whole. A mapping with another ``name`` also replaces the whole
+    mapping, since the other keys belonged to the old name.
 
     Args:
       cls: a frozen dataclass.
@@ -61,7 +61,7 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
       overrides: texts ``a.b=c``; ``c`` is YAML, and a part of the key may be an index into a list.
 
     Raises:
-      UserError: a file, an override or a value is not what ``cls`` takes.
+      UserError: ``cls`` does not take a file, an override or a value.
     """
     tree, origins = _read(shipped.find(path), ())
     tree, overridden = override(tree, overrides)
@@ -71,14 +71,14 @@ def load(cls: type[T], path: str | Path, overrides: Iterable[str] = ()) -> T:
 
 
 def read(path: str | Path) -> dict[Any, Any]:
-    """A file merged over its bases, as plain data. Raises `UserError` for one that cannot be read."""
+    """A file merged over its bases, as plain data. Raises `UserError` if it cannot be read."""
     return _read(shipped.find(path), ())[0]
 
 
 def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
-    """A copy of ``tree`` with the overrides applied in order, and the origins of what they set, for `build`.
+    """A copy of ``tree`` with the overrides applied in order, and the origins of the values that they set, for `build`.
 
-    A text at the top level is the name of a mapping to an override that goes on below it.
+    If an override has a key below a text at the top level, the text is taken as the name of a mapping.
 
     Example:
       >>> override({"variant": "dapo"}, ["variant.clip_high=0.3"])[0]
@@ -106,12 +106,12 @@ def override(tree: Any, overrides: Iterable[str]) -> tuple[Any, dict[str, str]]:
 def build(cls: type[T], mapping: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> T:
     """Builds a ``cls`` from a mapping.
 
-    A string that reads as a number is one where a number is wanted (PyYAML takes ``1e-5`` for a string). But
-    a boolean is never a number, nor a number a string, and every number is finite.
+    Where a number is wanted, a string that reads as a number counts as one (PyYAML takes ``1e-5`` for a string). But a
+    boolean is never a number, a number is never a string, and every number is finite.
 
     Args:
-      cls: a frozen dataclass. Its static method ``settings_of``, where it has one, takes out of the mapping what is
-        stored with the settings and is none.
+      cls: a frozen dataclass. If it has a static method ``settings_of``, that removes stored entries from the mapping
+        that are not settings.
       mapping: the values, as YAML gives them.
       origins: dotted path -> where the values at and below it came from; ``""`` is the root.
 
@@ -134,12 +134,12 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Where two results of `to_dict` differ: sorted lines ``train.steps: 10 -> 20``."""
+    """Differences between two results of `to_dict`: sorted lines ``train.steps: 10 -> 20``."""
     return sorted(_differences(a, b, ()))
 
 
 def renamed(tree: Mapping[str, Any]) -> list[str]:
-    """The keys of a stored config that have another name now (`RENAMED`), or none (`REMOVED`)."""
+    """The keys of a stored config that have been renamed (`RENAMED`) or removed (`REMOVED`)."""
     sections = {name: value for name, value in tree.items() if isinstance(value, Mapping)}
     changes = {old: f"{old} -> {new}" for old, new in RENAMED.items()} | {old: f"{old} is gone" for old in REMOVED}
     keys = ((text, *old.split(".")) for old, text in changes.items())
@@ -147,7 +147,7 @@ def renamed(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str, str]]:
-    """A file merged over its base, and the origins of what it has; ``above`` are the files that led here."""
+    """A file merged over its base, and the origins of its values; ``above`` are the files whose bases led here."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -174,7 +174,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> tuple[dict[Any, Any], dict[str
 def _merge(
     under: Mapping[Any, Any], over: Mapping[Any, Any], at: Key, file: str, origins: dict[str, str]
 ) -> tuple[dict[Any, Any], dict[str, str]]:
-    """``over`` of ``file`` key by key over ``under``, both at ``at``, and the origins with ``over``'s among them."""
+    """Merges ``over``, from ``file``, key by key over ``under``, both at the path ``at``; adds to the origins."""
     merged = dict(under)
     for key, value in over.items():
         old, path = merged.get(key), (*at, key)
@@ -187,7 +187,7 @@ def _merge(
 
 
 def _forget(origins: Mapping[str, str], path: str) -> dict[str, str]:
-    """The origins without those below ``path``, whose value is another now."""
+    """The origins without those below ``path``, whose value has been replaced."""
     return {place: origin for place, origin in origins.items() if not place.startswith(f"{path}.")}
 
 
@@ -210,7 +210,7 @@ def _differences(a: Any, b: Any, path: Key) -> Iterator[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping; PyYAML lets the last one win."""
+    """Refuses a key that occurs twice in a mapping; in PyYAML the last one wins."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -230,14 +230,14 @@ def _parse(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark, error.problem
         line = f", line {mark.line + 1}" if mark else ""
-    except Exception as error:  # PyYAML's constructors leak theirs: KeyError for "!!bool x", ValueError, ...
+    except Exception as error:  # PyYAML's constructors leak other errors: KeyError for "!!bool x", ValueError, ...
         line, problem = "", error
     hint = "; a text with a backslash goes into single quotes" if "escape" in str(problem) else ""
     raise UserError(_one_line(f"{where}{line}: invalid YAML: {problem}{hint}"))
 
 
 def _replace(node: Any, keys: Sequence[str], value: Any, where: str) -> Any:
-    """A copy of ``node`` with ``value`` at ``keys``. Nothing changes in place: YAML aliases share nodes."""
+    """A copy of ``node`` with ``value`` at ``keys``. Nothing changes in place, since YAML aliases share nodes."""
     if not keys:
         return value
     key, *rest = keys
@@ -259,7 +259,7 @@ _SHAPE_NAMES = {dict: "a mapping", list: "a list"}
 
 
 class _Walk:
-    """Builds values by their types and collects what is wrong with them; what it builds then is of no use."""
+    """Builds values by their types and collects their errors. If there are any, the built values must not be used."""
 
     def __init__(self, root: type, origins: Mapping[str, str]):
         self.root, self.origins = root, origins
@@ -310,11 +310,11 @@ class _Walk:
             self.problems.append(f"{_dotted(path)}: {error}" if path else str(error))
 
     def unknown(self, path: Key, value: Any, fields: Iterable[str]) -> str:
-        """What is wrong with a key that a section does not have, and which key was meant.
+        """The error for a key that a section does not have, with the key that was probably meant.
 
         Args:
-          path: of the key.
-          value: of the key, which may be a section of another trainer.
+          path: path of the key.
+          value: value of the key, which may be a section of another trainer.
           fields: the keys that the section has.
         """
         dotted = _dotted(path)
@@ -334,7 +334,7 @@ class _Walk:
         return f"unknown key{_did_you_mean(path[-1], fields) or known}"
 
     def closest(self, members: Sequence[Any], value: Any, path: Key) -> Any:
-        """Builds the member of a union that finds the least wrong with ``value``."""
+        """Builds the member of a union that has the fewest errors for ``value``."""
         trials = []
         for member in members:
             walk = _Walk(self.root, self.origins)
@@ -344,8 +344,8 @@ class _Walk:
         return result
 
     def leaf(self, tp: Any, value: Any, path: Key) -> Any:
-        """Validates a value that has not the shape of a section, list or dict in ``tp``."""
-        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # nan and 16**5000, too
+        """Validates a value that does not have the form of a section, list or dict in ``tp``."""
+        if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # also nan and 16**5000
             return self.refuse(value, path, "expected a finite number")
         members = typing.get_args(tp) if typing.get_origin(tp) in _UNIONS else (tp,)
         simple = tuple(m for m in members if not _shapes(m))
@@ -367,21 +367,21 @@ class _Walk:
         self.problems.append(f"{_dotted(path)}{'=' if path else ''}{_show(value)}{self.origin(path)}: {reason}")
 
     def origin(self, path: Key) -> str:
-        """Where the value at ``path`` came from, for a message; empty where nothing is known."""
+        """The origin of the value at ``path``, for a message; empty if it is not known."""
         below = [place for place in self.origins if place.startswith(f"{_dotted(path)}.")]
         places = (_dotted(path), *below, *(_dotted(path[:n]) for n in range(len(path) - 1, -1, -1)))
         return next((f" (from {self.origins[p]})" for p in places if p in self.origins), "")
 
 
 def _leaves(value: Any) -> Iterator[Key]:
-    """The keys below a mapping, from it on."""
+    """The dotted keys below a mapping."""
     for key, below in value.items() if isinstance(value, Mapping) else ():
         deeper = list(_leaves(below))
         yield from ((key, *rest) for rest in deeper) if deeper else [(key,)]
 
 
 def _sections(tp: Any) -> Iterator[type]:
-    """The dataclasses that a type is or, as a union, may be; not those in lists and mappings."""
+    """The dataclasses that a type is or, if it is a union, may be; not those in lists and mappings."""
     if dataclasses.is_dataclass(tp) and isinstance(tp, type):
         yield tp
     elif typing.get_origin(tp) in _UNIONS:
@@ -396,14 +396,14 @@ def _keys(section: type) -> dict[str, Any]:
 
 
 def _has(section: type, keys: Sequence[str]) -> bool:
-    """Whether a recipe has a dotted key. A mapping that is no section may have any."""
+    """Whether a recipe has a dotted key. A mapping that is not a section may have any key."""
     hint = _keys(section).get(keys[0])
     inner = list(_sections(hint))
     return hint is not None and (len(keys) == 1 or not inner or any(_has(each, keys[1:]) for each in inner))
 
 
 def _elsewhere(root: type, name: Any) -> list[str]:
-    """The dotted keys of a recipe that end in a name, those nearest to the top."""
+    """The dotted keys of a recipe that end in this name and are nearest to the top."""
     level: list[tuple[str, type]] = [("", root)]
     while level:
         below = [
@@ -423,7 +423,7 @@ def _shape_of(value: Any) -> type | None:
 
 
 def _shapes(tp: Any) -> tuple[type, ...]:
-    """Which of dict and list are forms of a type that `_Walk` enters itself."""
+    """The forms, out of dict and list, of a type that `_Walk` enters itself."""
     origin, args = typing.get_origin(tp) or tp, typing.get_args(tp)
     if origin is Annotated:
         raise TypeError(f"{tp}: a setting's range belongs into __post_init__, by grpojax.host.errors.require")

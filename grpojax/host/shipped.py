@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def folder() -> Path:
-    """Where the recipes are: beside the package in a checkout, inside of it where it was installed from a wheel."""
+    """The folder of the recipes: next to the package in a checkout, inside of it if it was installed from a wheel."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def find(recipe: str | Path, start: Path = Path()) -> Path:
-    """The file of a path from ``start``, or of a name. A path goes first if there is such a file.
+    """The file for a path from ``start`` or for a name. A path comes first if there is such a file.
 
     Any other text is returned as a path, and reading it raises the error.
 
@@ -42,7 +42,7 @@ def find(recipe: str | Path, start: Path = Path()) -> Path:
 
 
 def close_to(recipe: str | Path) -> list[str]:
-    """Up to three names that a text may have meant: those that begin so, or else those that look alike.
+    """Up to three names that a text may have meant: those that begin with it, or else similar ones.
 
     Example:
       >>> close_to("configs/quikstart.yaml"), close_to("dapo")
@@ -54,7 +54,7 @@ def close_to(recipe: str | Path) -> list[str]:
 
 
 def text_of(name: str) -> str:
-    """A recipe as a text that works in any folder: its ``base`` goes by name.
+    """A recipe as a text that works in any folder: its ``base`` is given by name.
 
     Example:
       >>> text_of("variants/dapo").splitlines()[1]

@@ -1,4 +1,4 @@
-"""Settings of a process from before jax or anything else heavy is imported."""
+"""Settings of a process that are made before jax or anything else heavy is imported."""
 
 import ctypes
 import importlib.metadata
@@ -16,7 +16,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 
 
 def prepare() -> None:
-    """Console, allocator and import path. Reward functions may stand in the folder one is in."""
+    """Sets up console, allocator and import path. Reward functions may be in the current folder."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -29,20 +29,20 @@ def prepare() -> None:
 def spare_libtpu(environ: MutableMapping[str, str], root: Path = Path("/")) -> None:
     """Keeps jax from trying a TPU that is not there; call before jax is imported.
 
-    libtpu tells of every such try in several lines on standard error. So where it is installed, no TPU is in sight and
-    nothing is chosen yet, ``JAX_PLATFORMS`` is set to what there is: "cpu", or "cuda,cpu" where there is an NVIDIA GPU.
-    Whatever might be a TPU leaves the choice, and all that libtpu says, to jax.
+    libtpu prints several lines to standard error for each such try. So if it is installed, no TPU is found and nothing
+    is chosen yet, ``JAX_PLATFORMS`` is set to the existing platforms: "cpu", or "cuda,cpu" if there is an NVIDIA GPU.
+    If there may be a TPU, the choice, and all output of libtpu, is left to jax.
 
     Args:
-      environ: the process's variables.
-      root: of the file system; ``/dev`` and ``/sys`` are read.
+      environ: environment variables of the process.
+      root: root of the file system, whose ``/dev`` and ``/sys`` are read.
     """
     chosen = "JAX_PLATFORMS" in environ or "JAX_FORCE_TPU_INIT" in environ
     if chosen or importlib.util.find_spec("libtpu") is None or _may_have_tpu(environ, root):
         return
     plugins = importlib.metadata.entry_points(group="jax_plugins").names
     if any(not name.startswith("xla_cuda") for name in plugins):
-        return  # of an accelerator that is not known here
+        return  # belongs to an accelerator that is not known here
     devices = (root / "dev/nvidia0", root / "dev/nvidiactl", root / "dev/dxg")
     shown = environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
     cuda = bool(plugins) and shown and any(device.exists() for device in devices)
@@ -53,7 +53,7 @@ _NO_SIGN = ("TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH")  # jax and libtpu set thes
 
 
 def _may_have_tpu(environ: MutableMapping[str, str], root: Path) -> bool:
-    """Whether there is a sign of a TPU: a device, or a variable that a TPU VM or GKE sets."""
+    """Whether anything shows a TPU: a device, or a variable that a TPU VM or GKE sets."""
     if any(name.startswith("TPU_") and name not in _NO_SIGN for name in environ):
         return True
     if any((root / "dev").glob("accel*")) or any((root / "dev/vfio").glob("[0-9]*")):
@@ -62,7 +62,7 @@ def _may_have_tpu(environ: MutableMapping[str, str], root: Path) -> bool:
 
 
 def _is_google_chip(device: Path) -> bool:
-    """Whether a PCI device is Google's and neither a disk (class 01) nor a network card (02), as any VM there has."""
+    """Whether a PCI device is Google's and neither a disk (class 01) nor a network card (02), which all VMs have."""
     try:
         vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
     except OSError:
@@ -73,8 +73,8 @@ def _is_google_chip(device: Path) -> bool:
 def keep_memory() -> None:
     """Keeps freed memory in the process (glibc only); call before the first large allocation.
 
-    On a CPU a program's buffers are gigabytes. Giving them back to the system after each call costs more, in page
-    faults at the next one, than many of the kernels that fill them.
+    On a CPU, a program's buffers take gigabytes. If they are returned to the system after each call, the page faults of
+    the next call cost more than many of the kernels that fill them.
     """
     if platform.system() == "Linux" and platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Tells of a step that takes far longer than those before it, with what every thread is doing."""
+"""Reports a step that takes far longer than those before it, with the current stack of every thread."""
 
 import faulthandler
 import statistics
@@ -7,22 +7,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-TIMES = 10.0  # of the median, from which on a step hangs
-SEEN = 5  # steps without which nothing is known
-FLOOR_S = 30.0  # under which nothing hangs
+TIMES = 10.0  # times the median: a step that takes longer hangs
+SEEN = 5  # steps that are needed for a median
+FLOOR_S = 30.0  # a shorter step never hangs
 LOOK_S = 1.0
-_LAST = 101  # steps that the median is of
+_LAST = 101  # steps that the median is taken over
 
 
 class Watchdog:
-    """Times the steps of a run by a thread of its own; used in a ``with`` statement.
+    """Times the steps of a run in a thread of its own; used in a ``with`` statement.
 
     Between `end` and the next `begin`, as in an evaluation or a save, nothing is timed.
 
     Args:
-      hang: called, by the thread, with a message about a step that hangs; once a step.
-      excused: whether what is under way takes its time, as compiling does: its step is timed anew, and counts for
-        nothing.
+      hang: called by the thread with a message about a step that hangs, once for each step.
+      excused: whether the current work may take long, such as compiling. Then the step's time restarts and does not
+        count.
     """
 
     def __init__(self, hang: Callable[[str], None], excused: Callable[[], bool]):
@@ -40,19 +40,19 @@ class Watchdog:
         self._ended.set()
 
     def begin(self, number: int) -> None:
-        """A step begins."""
+        """Call it when a step begins."""
         with self._lock:
             self._number, self._since, self._told, self._unlike = number, time.monotonic(), False, False
 
     def end(self) -> None:
-        """It has ended."""
+        """Call it when the step has ended."""
         with self._lock:
             if self._number is not None and not self._told and not self._unlike:
                 self._seconds.append(time.monotonic() - self._since)
             self._number = None
 
     def limit(self) -> float | None:
-        """Seconds from which on a step hangs; None as long as nothing is known."""
+        """Seconds after which a step hangs; None as long as there is no median."""
         if len(self._seconds) < SEEN:
             return None
         return max(FLOOR_S, TIMES * statistics.median(self._seconds))

@@ -1,4 +1,4 @@
-"""Decoders and their Hugging Face form."""
+"""Decoders, and loading and saving them in the Hugging Face format."""
 
 from grpojax.models.compute import Compute, ModelConfig, compute_of
 from grpojax.models.decoder import Decoder, Scores, score

@@ -1,8 +1,8 @@
-"""Low-rank adapters: factors that learn on a base that does not (LoRA, arXiv:2106.09685).
+"""Low-rank adapters: factors learn, and the base weights are frozen (LoRA, arXiv:2106.09685).
 
 A linear layer with weight ``W [in, out]`` then computes ``x W + scale (x A) B`` with ``A [in, rank]`` and ``B [rank,
-out]``. An `Adapted` stands in a tree of weights where ``W`` stands, so that a forward takes such a tree as any other.
-The factors are a tree of their own (`FACTORS`), which is all that learns and all that a checkpoint has.
+out]``. An `Adapted` replaces ``W`` in a tree of weights, so that a forward takes such a tree like any other. The
+factors are a separate tree (`FACTORS`). Only this tree learns, and a checkpoint contains only this tree.
 """
 
 import dataclasses
@@ -50,19 +50,20 @@ LINEAR: Mapping[str, Target] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """Adapters in place of training every weight. The learning rate is about ten times that of training every weight
-    (arXiv:2106.09685 and "LoRA without regret", Schulman et al. 2025).
+    """Trains low-rank adapters instead of every weight. They need a learning rate about ten times as high as that of
+    training every weight (arXiv:2106.09685 and "LoRA without regret", Schulman et al. 2025).
 
     Attributes:
-      rank: columns of A, rows of B.
-      alpha: the factors' product counts ``alpha / rank``.
-      target: the linear layers that have factors. All by default: with attention's alone a policy learns worse.
-      rslora: the product counts ``alpha / sqrt(rank)`` (rsLoRA, arXiv:2312.03732), for ranks over 64.
-      dora: a learned norm for each column of the sum of base and product (DoRA, arXiv:2402.09353).
-      base: the frozen weights: "compute" in ``model.dtype``, "int8" with the linear layers in eight bits, a scale for
-        each column.
-      path: a PEFT folder whose factors the run starts from; it must have been made with these settings. None starts
-        from random A and B = 0, so from the base.
+      rank: number of columns of A and of rows of B.
+      alpha: the factors' product is multiplied by ``alpha / rank``.
+      target: the linear layers that have factors. The default is all of them: if only attention has factors, a policy
+        learns worse.
+      rslora: multiply the product by ``alpha / sqrt(rank)`` (rsLoRA, arXiv:2312.03732), for ranks over 64.
+      dora: learn a norm for each column of the sum of base and product (DoRA, arXiv:2402.09353).
+      base: format of the frozen weights. "compute" keeps them in ``model.dtype``. "int8" keeps the linear layers in
+        eight bits, with a scale for each column.
+      path: a PEFT folder whose factors the run starts from; it must have been made with these settings. With None, A is
+        random and B is 0, so that the run starts from the base.
     """
 
     rank: int
@@ -80,7 +81,7 @@ class AdapterConfig:
 
     @property
     def scale(self) -> float:
-        """What the product of the factors is multiplied with.
+        """The number that the product of the factors is multiplied by.
 
         Example:
           >>> AdapterConfig(rank=8).scale, AdapterConfig(rank=64, rslora=True).scale
@@ -90,12 +91,12 @@ class AdapterConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Our names of the layers that have factors."""
+        """The layers that have factors, by our names."""
         return tuple(ours for ours, name in LINEAR.items() if name in self.target)
 
 
 class Factors(NamedTuple):
-    """What learns of a linear layer, or of that of all layers stacked; float32.
+    """The factors of a linear layer, or of all layers stacked; float32.
 
     Attributes:
       a: ``[in, rank]``.
@@ -111,13 +112,13 @@ class Factors(NamedTuple):
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("base", "factors"), meta_fields=("scale",))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """A frozen weight ``[in, out]`` with its factors, or that of all layers stacked; stands in a tree of weights where
-    the weight does.
+    """A frozen weight ``[in, out]`` with its factors, or those of all layers stacked. It replaces the weight in a tree
+    of weights.
 
     Attributes:
       base: the weight, which gets no gradient.
-      factors: None for the base by itself.
-      scale: of the factors' product.
+      factors: the factors; None if the weight is only the base.
+      scale: multiplies the factors' product.
     """
 
     base: Matrix
@@ -126,16 +127,16 @@ class Adapted:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
+        """Shape of the weight."""
         return (self.base.values if isinstance(self.base, Int8) else self.base).shape
 
     @property
     def ndim(self) -> int:
-        """Axes of the weight."""
+        """Number of axes of the weight."""
         return len(self.shape)
 
     def after(self, x: Array) -> Array:
-        """``x [n, in]`` times the weight, ``[n, out]`` in ``x``'s dtype; the factors are in it too."""
+        """``x [n, in]`` times the weight with its factors, ``[n, out]`` in ``x``'s dtype."""
         y, f = _product(x, self.base), self.factors
         if f is None:
             return y
@@ -145,7 +146,7 @@ class Adapted:
         return (y * (f.magnitude / self._norms()).astype(jnp.float32)).astype(x.dtype)
 
     def merged(self) -> Array:
-        """The weight as one array: in float32 where there are factors, and else as the base is."""
+        """The weight as one array: in float32 if there are factors, otherwise in the base's dtype (int8 as float32)."""
         f = self.factors
         if f is None:
             return _plain(self.base) if isinstance(self.base, Int8) else self.base
@@ -153,7 +154,7 @@ class Adapted:
         return w if f.magnitude is None else w * (f.magnitude / self._norms())
 
     def each(self, f: Callable[[Array, tuple[str, ...], Any], Array], axes: tuple[str, ...], dtype: Any) -> "Adapted":
-        """``f(array, logical axes, dtype)`` of each of its arrays; what is multiplied is to be in ``dtype``."""
+        """Applies ``f(array, logical axes, dtype)`` to each of its arrays. Factors and a float base get ``dtype``."""
         rows, columns = axes
         base, factors = self.base, self.factors
         if isinstance(base, Int8):
@@ -170,8 +171,8 @@ class Adapted:
         return dataclasses.replace(self, base=base, factors=factors)
 
     def _norms(self) -> Array:
-        """``[out]`` float32, of the columns of base and product together; without gradient, as in DoRA's section 4.3.
-        The sum is never made: ``|w + s A b|² = |w|² + 2 s b·(Aᵀw) + s² b·(AᵀA b)``."""
+        """Norms ``[out]`` of the columns of base plus product; float32, without gradient as in DoRA's section 4.3. The
+        sum is never computed: ``|w + s A b|² = |w|² + 2 s b·(Aᵀw) + s² b·(AᵀA b)``."""
         f = jax.tree.map(lambda x: jax.lax.stop_gradient(x).astype(jnp.float32), self.factors)
         multiply = functools.partial(jnp.matmul, precision="highest")
         w, s = _plain(self.base), self.scale
@@ -180,7 +181,7 @@ class Adapted:
 
 
 def _plain(base: Matrix) -> Array:
-    """A weight, or that of all layers, in float32."""
+    """A weight, or those of all layers stacked, in float32."""
     if isinstance(base, Int8):
         return base.values.astype(jnp.float32) * jnp.expand_dims(base.scale, -2)
     return base.astype(jnp.float32)
@@ -188,7 +189,7 @@ def _plain(base: Matrix) -> Array:
 
 @jax.custom_vjp
 def _product(x: Array, base: Matrix) -> Array:
-    """``x [n, in]`` times a weight that is frozen: no gradient of it is made, nor is ``x`` kept for one."""
+    """``x [n, in]`` times a frozen weight. Its gradient is not computed, so ``x`` is not kept for the backward pass."""
     return quantised.matmul(x, base)
 
 
@@ -225,16 +226,16 @@ def _table() -> dict[str, Weight]:
     return table
 
 
-FACTORS: WeightTable = _table()  # the norms start as the base's (`first`), and do not decay
+FACTORS: WeightTable = _table()  # magnitudes start as the norms of the base's columns (`first`), and do not decay
 
 
 def is_adapted(x: Any) -> bool:
-    """For ``is_leaf``: whether it is an `Adapted`."""
+    """Whether ``x`` is an `Adapted`; for the ``is_leaf`` of jax's tree functions."""
     return isinstance(x, Adapted)
 
 
 def on_base(params: Any, config: AdapterConfig) -> Any:
-    """A decoder's weights as the frozen base: every linear layer an `Adapted` without factors."""
+    """A decoder's weights as the frozen base: every linear layer becomes an `Adapted` without factors."""
     eight = config.base == "int8"
 
     def place(path: Any, x: Any) -> Any:
@@ -247,12 +248,12 @@ def on_base(params: Any, config: AdapterConfig) -> Any:
 
 @jax.jit
 def _eight_bits(x: Array) -> Int8:
-    """One layer after the other: all of them in float32 would be twice what they are."""
+    """Quantises one layer after the other: all layers in float32 would take twice the memory of the weights."""
     return jax.lax.map(lambda w: quantised.quantise(w, 0), x)
 
 
 def joined(base: Any, factors: Mapping[str, Array]) -> Any:
-    """The weights that a forward takes: the tree of `on_base` with factors in it; moves nothing."""
+    """The weights that a forward takes: the tree of `on_base` with the factors in it. Copies nothing."""
 
     def place(path: Any, x: Any) -> Any:
         name = leaf_name(path)
@@ -265,7 +266,7 @@ def joined(base: Any, factors: Mapping[str, Array]) -> Any:
 
 
 def factors_of(params: Any) -> dict[str, Array]:
-    """The factors in a tree of `joined`, by the names in `FACTORS`."""
+    """The factors in a tree from `joined`, by the names in `FACTORS`."""
     found = {}
     for path, x in _adapted(params):
         given = {} if x.factors is None else x.factors._asdict()
@@ -300,28 +301,28 @@ def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.Sha
 
 
 def merged(params: Any, dtype: DTypeLike, mesh: Mesh | None = None) -> Any:
-    """A tree of weights in which no factors are left, in ``dtype``, cut as training does."""
+    """Merges all factors of a tree of weights into their base. The result has ``dtype`` and the training shardings."""
 
     def one(x: Any) -> Any:
         return (x.merged() if isinstance(x, Adapted) else x).astype(dtype)
 
     def whole(path: Any, x: Any) -> Any:
         placed = named(mesh, DECODER[leaf_name(path)].axes)
-        # One layer after the other: all of them in float32 would be twice what they are.
+        # One layer after the other: all layers in float32 would take twice the memory of the weights.
         return jax.jit(lambda x: jax.lax.map(one, x) if is_adapted(x) else one(x), out_shardings=placed)(x)
 
     return jax.tree_util.tree_map_with_path(whole, params, is_leaf=is_adapted)
 
 
 def first(config: AdapterConfig, decoder: DecoderConfig, base: Any, seed: int, mesh: Mesh | None) -> dict[str, Array]:
-    """The factors that a run starts with: random A, B = 0, norms of the base; the same on any mesh.
+    """The factors that a run starts with: random A, B = 0, and the norms of the base. They are the same on any mesh.
 
     Args:
-      config: the adapters'.
-      decoder: the model's.
-      base: of `on_base`.
-      seed: of A.
-      mesh: what they are cut over.
+      config: config of the adapters.
+      decoder: config of the model.
+      base: the tree from `on_base`.
+      seed: seed of A.
+      mesh: the mesh to cut them over.
     """
     shapes, of_axis = abstract(config, decoder), sizes(decoder)
     numbers = {name: n for n, name in enumerate(FACTORS)}

@@ -5,7 +5,7 @@ An implementation is a function ``(q, k, v, segments, prefix) -> out``:
   q: ``[B, R, S, H, d]``, k and v: ``[B, R, S, Hkv, d]``, segments: ``[B, R, S]``, 0 on padding.
   prefix: None or a `Prefix`: the keys and values of the prompts that the rows continue.
 
-A query sees the keys of its own segment up to itself, and the whole prompt of its row.
+A query attends to the keys of its own segment up to itself, and to the whole prompt of its row.
 """
 
 import functools
@@ -23,9 +23,9 @@ from grpojax.types import Array
 
 Attend = Callable[..., Array]
 
-CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"  # what jax calls cuDNN's kernel in a traced program
+CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"  # jax's name of cuDNN's kernel in a traced program
 
-# A finite stand-in for -inf: a row of padding softmaxes to something finite.
+# A finite number in place of -inf, so that the softmax of a row of padding is finite.
 _MASKED = -1e30
 
 
@@ -39,14 +39,14 @@ class Prefix(NamedTuple):
 
 
 def of_rows(x: Array, row_prompt: Array) -> Array:
-    """``x`` ``[B, K, ...]`` of each row's prompt: ``[B, R, ...]`` (``[B, 1, ...]`` where there is one prompt)."""
+    """Picks each row's prompt from ``x [B, K, ...]``: ``[B, R, ...]``, or ``[B, 1, ...]`` if there is one prompt."""
     if x.shape[1] == 1:
         return x
     return jax.vmap(lambda a, i: a[i])(x, row_prompt)
 
 
 def _visible(segments):
-    """``[B, R, S, S]``: query s sees key t of its own segment, t <= s."""
+    """``[B, R, S, S]`` bool: query s attends to key t of its own segment, t <= s."""
     s = segments.shape[-1]
     same = segments[..., :, None] == segments[..., None, :]
     return same & jnp.tri(s, dtype=bool)
@@ -54,7 +54,7 @@ def _visible(segments):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scores(formula, q, k):
-    """Float32 scores. Their gradient multiplies in the dtype of q and k, as the kernels' does, not in float32."""
+    """Float32 scores. Their gradient multiplies in the dtype of q and k instead of float32, as the kernels do."""
     return jnp.einsum(formula, q, k, preferred_element_type=jnp.float32)
 
 
@@ -67,7 +67,7 @@ _scores.defvjp(lambda formula, q, k: (_scores(formula, q, k), (q, k)), _scores_b
 
 
 def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
-    """Plain jax. Scores of the prompt and of the row are two blocks of one float32 softmax, never concatenated."""
+    """Plain jax. The scores of the prompt and of the row are two parts of one float32 softmax, never concatenated."""
     b, r, s, h, d = q.shape
     kv = k.shape[-2]
     q = (q * d**-0.5).reshape(b, r, s, kv, h // kv, d)
@@ -92,7 +92,7 @@ def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = N
 
 
 def _joined(q, k, v, segments, prefix: Prefix | None):
-    """Rows with their prompt in front, flattened to ``[B * R, ...]``; kv segments are 1 where visible."""
+    """Rows with their prompt before them, flattened to ``[B * R, ...]``; the segments of keys are 1 if visible."""
     b, r, s, h, d = q.shape
     kv_segments = segments
     if prefix is not None:
@@ -110,7 +110,7 @@ def _joined(q, k, v, segments, prefix: Prefix | None):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _spread(prompts, x, row_prompt):
-    """`of_rows`, whose gradient sums over the rows of a prompt by a product: XLA's own is a scatter, row after row."""
+    """`of_rows` with a gradient that sums over a prompt's rows by a matmul. XLA's own scatters row after row."""
     return of_rows(x, row_prompt)
 
 
@@ -124,7 +124,7 @@ _spread.defvjp(lambda n, x, row_prompt: (_spread(n, x, row_prompt), row_prompt),
 
 
 def _widen(x, multiple: int):
-    """``x [N, S, ...]`` with S padded at the right to a multiple."""
+    """Pads S of ``x [N, S, ...]`` at the right to a multiple of ``multiple``."""
     return jnp.pad(x, ((0, 0), (0, -x.shape[1] % multiple)) + ((0, 0),) * (x.ndim - 2))
 
 
@@ -140,8 +140,8 @@ def splash(
 ) -> Array:
     """TPU's splash kernel, forward and fused backward. Rows must hold one completion each (segment 1).
 
-    A row with a second segment gives NaN: the kernel's segment mask cannot show a prompt to several of them;
-    `by_completion` splits rows for it.
+    A row with a second segment gives NaN, because the kernel's segment mask cannot make a prompt visible to several
+    segments. `by_completion` splits rows for this kernel.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as sa
 
@@ -177,19 +177,19 @@ def splash(
 
 
 def _block(n: int) -> int:
-    """The kernel's block over ``n`` positions: large ones have less overhead, small ones less padding."""
+    """The kernel's block size for ``n`` positions. Large blocks have less overhead, small ones less padding."""
     return min((512, 384, 256, 128), key=lambda b: -(-n // b) * (b + 64))
 
 
 def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
-    """cuDNN's fused kernel (bfloat16 or float16, NVIDIA); the mask travels as a bias of one head."""
+    """cuDNN's fused kernel (bfloat16 or float16, NVIDIA). It takes the mask as a bias of one head."""
     shape, s = q.shape, q.shape[2]
     mask = _visible(segments).reshape(-1, s, s)
     q, k, v, _, kv_seg = _joined(q, k, v, segments, prefix)
     if prefix is not None:
         before = kv_seg[:, None, : k.shape[1] - s] > 0
         mask = jnp.concatenate([jnp.broadcast_to(before, (*mask.shape[:2], before.shape[2])), mask], -1)
-    # The backward pass takes only even lengths with a bias.
+    # With a bias the backward pass takes only even lengths.
     q, k, v = (_widen(x, 2) for x in (q, k, v))
     mask = jnp.pad(mask, ((0, 0), (0, s % 2), (0, k.shape[1] - mask.shape[2])))
     out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
@@ -197,13 +197,13 @@ def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None =
 
 
 def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str | None = None) -> Attend:
-    """The implementation called ``name``; ``"auto"``: splash on TPU, cuDNN on GPU in 16 bit, otherwise XLA.
+    """The implementation called ``name``. "auto" is splash on TPU, cuDNN on GPU in 16 bit, and otherwise "xla".
 
-    What XLA compiles is `blocked` on CPU and `xla` elsewhere: a loop of blocks leaves much of an accelerator idle.
+    "xla" is `blocked` on a CPU and `xla` elsewhere, since a loop over blocks leaves much of an accelerator idle.
 
     Raises:
-      UserError: a kernel of another platform; splash is interpreted on a CPU.
-      ValueError: cuDNN's with a dtype that it does not take.
+      UserError: the kernel is of another platform. (Splash also runs on a CPU, interpreted.)
+      ValueError: cuDNN does not take the dtype.
     """
     platform = platform or jax.default_backend()
     half = jnp.dtype(dtype).itemsize == 2
@@ -219,27 +219,27 @@ def pick(name: str, *, dtype: DTypeLike, mesh: Mesh | None = None, platform: str
 
 
 def needs_gather(name: str, platform: str | None = None) -> bool:
-    """Whether the implementation takes one completion a row only (`by_completion`)."""
+    """Whether the implementation takes only one completion in each row (`by_completion`)."""
     platform = platform or jax.default_backend()
     return name == "splash" or (name == "auto" and platform == "tpu")
 
 
 def by_completion(attend: Attend, gather: Sequence[Array], token_prompt: Array) -> Attend:
-    """``attend``, run with a row for each completion, for rows that hold several.
+    """Runs ``attend`` with one row for each completion, for rows that hold several.
 
-    The rows' tokens stay packed in everything else, so only attention pays for the longest completion of a class.
+    Everything else uses the packed rows, so only attention pays for the longest completion of a class.
 
     Args:
       attend: an implementation.
-      gather: ``[B, C, n]`` of each class, see `grpojax.types.Rows`.
-      token_prompt: ``[B, R, S]`` of the packed rows, whose completions may continue any of the prompts.
+      gather: indices ``[B, C, n]`` of each class, see `grpojax.types.Rows`.
+      token_prompt: ``[B, R, S]`` of the packed rows. Their completions may continue any of the prompts.
     """
     classes = [_of_class(attend, of_class, token_prompt) for of_class in gather]
     return lambda *args: functools.reduce(jnp.add, (run(*args) for run in classes))
 
 
 def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
-    """`by_completion` of the completions in ``gather [B, C, T]``; 0 at the tokens of all others."""
+    """`by_completion` for the completions in ``gather [B, C, T]``; 0 at the tokens of all other completions."""
     (b, r, s), (c, t) = token_prompt.shape, gather.shape[1:]
     there = gather.reshape(b, c * t)
 
@@ -262,7 +262,7 @@ def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
 
 @jax.custom_vjp
 def _move(x, source, target):
-    """``x[b, source[b, i]]``, 0 where that is -1; ``target`` is the way back, so the gradient is a gather too."""
+    """``x[b, source[b, i]]``, or 0 where ``source`` is -1. With its inverse ``target`` the gradient is a gather too."""
     return jax.vmap(lambda x, i: jnp.take(x, jnp.where(i < 0, x.shape[0], i), axis=0, mode="fill", fill_value=0))(
         x, source
     )

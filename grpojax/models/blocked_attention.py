@@ -1,8 +1,9 @@
-"""Attention of rows on CPU: some rows or queries after the others, so that their scores stay in the cache.
+"""Attention of rows on CPU. It runs some rows or queries after the others, so that their scores fit the CPU's cache.
 
-What `grpojax.models.attention.xla` computes, to rounding, with its signature. The ``[R, S, L + S]`` scores are never
-whole in memory: a loop makes those of a block, and makes them again for the gradient, from each query's ``log Σ exp``
-(FlashAttention-2, arXiv 2307.08691, without its blocks of keys: a block here sees all keys of its rows).
+It computes the same as `grpojax.models.attention.xla`, up to rounding, and has the same signature. The scores
+``[R, S, L + S]`` are never in memory as a whole. A loop computes the scores of one block, and recomputes them for the
+gradient from each query's ``log Σ exp``. This is FlashAttention-2 (arXiv 2307.08691) without its blocks of keys: a
+block here attends to all keys of its rows.
 """
 
 from typing import Any, NamedTuple
@@ -13,20 +14,20 @@ from jax.ad_checkpoint import checkpoint_name
 
 from grpojax.types import Array
 
-SAVED = "blocked_attention"  # what a checkpointed layer may keep of it: outputs, and log Σ exp of each query
+SAVED = "blocked_attention"  # name of what a checkpointed layer may keep: outputs, and log Σ exp of each query
 _SCORES_BYTES = 4 * 2**20
 _MASKED = -1e30
 
 
 class _Cut(NamedTuple):
-    """Blocks: so many rows at once, or, of a single row, so many queries."""
+    """Size of a block: several whole rows, or some of the queries of a single row."""
 
     rows: int
     queries: int
 
 
 def _cut(rows: int, queries: int, heads: int, keys: int) -> _Cut:
-    """The largest blocks whose scores are about 4 MiB a shard."""
+    """The largest block whose scores take about 4 MiB for each shard."""
     room = max(1, _SCORES_BYTES // (4 * heads * keys))
     if queries > room:
         return _Cut(1, -(-queries // -(-queries // room)))
@@ -34,7 +35,7 @@ def _cut(rows: int, queries: int, heads: int, keys: int) -> _Cut:
 
 
 class _Block(NamedTuple):
-    """What a block reads: q ``[B, m, Hkv, g n, d]``, k and v ``[B, m, Hkv, L + S, d]``, and who sees whom
+    """The inputs of a block: q ``[B, m, Hkv, g n, d]``, k and v ``[B, m, Hkv, L + S, d]``, and the mask of visible keys
     ``[B, m, 1, 1, n, L + S]``."""
 
     q: Array
@@ -44,7 +45,7 @@ class _Block(NamedTuple):
 
 
 class _Rows:
-    """Rows with their prompts, and where each block of them lies."""
+    """Rows with their prompts, and the place of each block in them."""
 
     def __init__(self, q: Array, k: Array, v: Array, segments: Array, prefix: Any):
         self.q, self.k, self.v, self.segments, self.prefix = q, k, v, segments, prefix
@@ -60,7 +61,7 @@ class _Rows:
         return i // self.parts * self.cut.rows, i % self.parts * self.cut.queries
 
     def widen(self, x: Array) -> Array:
-        """``x [B, R, S, ...]`` with queries added at the right, so that all blocks are whole."""
+        """Pads the queries of ``x [B, R, S, ...]`` at the right, so that all blocks are full."""
         more = self.parts * self.cut.queries - self.s
         return jnp.pad(x, ((0, 0), (0, 0), (0, more)) + ((0, 0),) * (x.ndim - 3)) if more else x
 
@@ -73,7 +74,7 @@ class _Rows:
         return x.reshape(self.b, m, self.kv, -1, self.d)
 
     def block(self, i: Array) -> _Block:
-        """What block ``i`` reads."""
+        """The inputs of block ``i``."""
         (row, at), (m, n) = self.place(i), self.cut
 
         def rows(x: Array) -> Array:
@@ -98,7 +99,7 @@ class _Rows:
         return jnp.where(block.visible, z, _MASKED)
 
     def tokens(self, x: Array) -> Array:
-        """`of_queries` undone: ``[B, m, Hkv, g n, d]`` to ``[B, m, n, H, d]``."""
+        """Undoes `of_queries`: ``[B, m, Hkv, g n, d]`` to ``[B, m, n, H, d]``."""
         m, n = self.cut
         x = x.reshape(self.b, m, self.kv, -1, n, self.d).transpose(0, 1, 4, 2, 3, 5)
         return x.reshape(self.b, m, n, self.h, self.d)
@@ -114,7 +115,7 @@ def _dot(formula: str, a: Array, b: Array) -> Array:
 
 
 def _take(x: Array, prompt: Array) -> Array:
-    """``x [B, K, ...]`` of the prompts ``[B, m]``."""
+    """Picks the prompts ``[B, m]`` from ``x [B, K, ...]``."""
     return jax.vmap(lambda a, i: a[i])(x, prompt)
 
 
@@ -179,7 +180,7 @@ def _backward(saved, g):
 
 
 def _add(sums, rows: _Rows, i, grads):
-    """Gradients of a block's keys and values ``[B, m, Hkv, L + S, d]``, added to those of the rows and the prompts."""
+    """Adds gradients of a block's keys and values ``[B, m, Hkv, L + S, d]`` to those of the rows and the prompts."""
     row, _ = rows.place(i)
     grads = [x.swapaxes(2, 3) for x in grads]
     done = []

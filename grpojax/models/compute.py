@@ -1,4 +1,4 @@
-"""How a decoder runs: precision, memory against time, kernels, devices. Other modules say what it computes."""
+"""How a decoder runs: precision, the trade of memory for time, kernels, devices. Other modules say what it computes."""
 
 import dataclasses
 from typing import Literal
@@ -43,15 +43,18 @@ class Compute:
 
     Attributes:
       dtype: type of activations, and of weights in products; norms, softmax and log-probs are float32.
-      remat: what a layer keeps for the backward pass: "layer" its input, "matmuls" also the products with its weights
-        and, on CPUs and with cuDNN, the output of attention, "none" everything. The rest is recomputed.
+      remat: what a layer keeps for the backward pass. "layer" keeps its input. "matmuls" also keeps the products with
+        its weights and, on CPUs and with cuDNN, the output of attention. "none" keeps everything. The rest is
+        recomputed.
       attention: "auto" (by platform), "xla", "splash" (TPU) or "cudnn" (NVIDIA).
-      experts: of a mixture, "grouped" runs each expert on its own tokens, "every" on all of them; "auto" chooses.
-      vocab_chunk: entries of the vocabulary whose logits are computed at once; 0 takes as many as make about
+      experts: how a mixture of experts runs. "grouped" runs each expert on its own tokens, "every" on all tokens;
+        "auto" chooses.
+      vocab_chunk: entries of the vocabulary whose logits are computed at a time; 0 takes as many as make about
         `logits_bytes`.
       mesh: None on one device.
       platform: the platform to compile for; None is jax's default.
-      lean: in a forward pass without gradient, hold the MLP's activations of at most 1024 tokens of a shard.
+      lean: in a forward pass without gradient, run the MLP on at most 1024 tokens of a shard at a time, which bounds
+        the memory of its activations.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -65,21 +68,22 @@ class Compute:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is compiled for a GPU."""
+        """Whether the decoder is compiled for a GPU."""
         return (self.platform or jax.default_backend()) == "gpu"
 
     @property
     def unrolls(self) -> bool:
-        """Whether the layers are compiled one by one and not as a loop.
+        """Whether the layers are compiled one by one instead of as a loop.
 
-        On a GPU a loop copies what each layer keeps for the backward pass into one array of all layers: unrolled, an
-        update takes 14 % less time. On a mesh the loop stays: it gathers a layer's weights when it comes to it.
+        On a GPU a loop copies what each layer keeps for the backward pass into one array of all layers. Without the
+        loop an update takes 14 % less time. On a mesh there is a loop, so that a layer's weights are gathered only when
+        the layer runs.
         """
         return self.on_gpu and self.mesh is None
 
     @property
     def logits_bytes(self) -> int:
-        """Bytes of a block of logits. A GPU is slow with products as narrow as those that suit the others."""
+        """Bytes of a block of logits. It is larger on a GPU, which is slow with the narrow matmuls of small blocks."""
         return (256 if self.on_gpu else 32) * 2**20
 
     @property

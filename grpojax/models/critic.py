@@ -1,7 +1,7 @@
-"""A token critic: a decoder's trunk with one number a completion token in place of the vocabulary.
+"""A token critic: a decoder's trunk that gives one number for each completion token instead of logits.
 
 It reads the same `Rows` as the policy, so that a prompt runs once per group. Its output is a linear head on the normed
-hidden states; the head starts at 0, and so does the output.
+hidden states. The head starts at 0, and so does the output.
 """
 
 import dataclasses
@@ -27,8 +27,8 @@ from grpojax.models.hf.config_json import damaged
 from grpojax.models.weight_table import DECODER, Weight, WeightTable, initial, shardings, zeros
 from grpojax.types import Array, PerPrompt, Rows, Samples
 
-# A decoder's weights but its output projection, or the factors of its adapters, and the head ``[D]``. It is no matrix:
-# it does not decay, and as the norms it stays whole on every device.
+# A decoder's weights without its output projection, or the factors of its adapters, and the head ``[D]``. The head is
+# not a matrix: it does not decay, and like the norms it stays whole on every device.
 CRITIC: WeightTable = {
     **{name: weight for name, weight in DECODER.items() if name != "head"},
     **FACTORS,
@@ -57,7 +57,7 @@ class Critic(nnx.Module):
 
 
 def trunk_config(config: DecoderConfig, layers: int | None = None) -> DecoderConfig:
-    """The trunk of a decoder with this config: without an output projection, and with so many layers if given."""
+    """The config of a trunk for this decoder: without an output projection, and with ``layers`` layers if given."""
     return dataclasses.replace(config, tie_embeddings=True, num_layers=layers or config.num_layers)
 
 
@@ -67,15 +67,15 @@ def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Critic], nnx.State]:
 
 
 def token_outputs(trunk: Decoder, head: Array, rows: Rows, compute: Compute, *, at: Place) -> Array:
-    """What the critic says of each completion token, ``[B, R, S]`` float32; finite and of no meaning on padding.
+    """The critic's output for each completion token, ``[B, R, S]`` float32. On padding it is finite and means nothing.
 
     Args:
-      trunk: its decoder.
+      trunk: the critic's decoder.
       head: ``[D]`` float32.
       rows: prompts and completions.
-      compute: how to run it.
-      at: "before" reads the state that predicts the token, as the value of a state does (PPO, arXiv 1707.06347);
-        "after" the state that has read the token which it judges.
+      compute: how to run the critic.
+      at: "before" reads the state that predicts the token, as for the value of a state (PPO, arXiv 1707.06347). "after"
+        reads the state that has read the token.
     """
     states = dec.token_states(trunk, rows, compute, at=at)
     with jax.named_scope("token_head"):
@@ -83,7 +83,7 @@ def token_outputs(trunk: Decoder, head: Array, rows: Rows, compute: Compute, *, 
 
 
 def from_decoder(config: DecoderConfig, params: Any) -> Any:
-    """The weights of a trunk, copied out of a decoder's with the same layers: its output projection stays behind."""
+    """The weights of a trunk, copied from a decoder with the same layers, without its output projection."""
     wanted = jax.tree_util.tree_leaves_with_path(dec.abstract(config)[1])
     there = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     leaves = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))([there[jax.tree_util.keystr(p)] for p, _ in wanted])
@@ -97,19 +97,19 @@ def fresh(config: DecoderConfig, seed: int, mesh: Mesh | None = None) -> Any:
 
 
 def joined(config: DecoderConfig, trunk: Any, head: Array) -> Any:
-    """The weights of a `Critic` from those of its trunk, which it takes over, and its head."""
+    """The weights of a `Critic` from the weights of its trunk, which it takes over, and from its head."""
     structure = jax.tree.structure(abstract(config)[1])
     return jax.tree.unflatten(structure, [head, *jax.tree.leaves(trunk)])
 
 
 def forward_flops(config: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples) -> float:
-    """`grpojax.models.flops.forward_flops` of a critic: without the vocabulary; the head is as good as nothing."""
+    """`grpojax.models.flops.forward_flops` for a critic: without the vocabulary. The FLOPs of the head are ignored."""
     return flops.forward_flops(dataclasses.replace(config, vocab_size=0), prompt_lengths, lengths)
 
 
 def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
-    """The head ``[D]`` next to a trunk's files, 0 where there is none; raises `UserError` for one of another size or
-    that is damaged."""
+    """The head ``[D]`` next to a trunk's files; zeros if there is none. Raises `UserError` if the file is damaged or
+    the head has another size."""
     file = hf.model_folder(folder) / HEAD_FILE
     if not file.exists():
         return np.zeros(config.hidden_size, np.float32)
@@ -123,7 +123,7 @@ def read_head(folder: str | os.PathLike, config: DecoderConfig) -> np.ndarray:
 
 
 def save(folder: str | os.PathLike, trunk: Decoder, head: Array, *, source: str, dtype: str) -> None:
-    """Writes the trunk as `grpojax.models.hf.save` does, with tied embeddings, and the head beside it in float32."""
+    """Writes the trunk with `grpojax.models.hf.save`, with tied embeddings, and the head next to it in float32."""
     hf.save(folder, trunk, source=source, dtype=dtype)
     if jax.process_index() == 0:
         content = safetensors.numpy.save({CRITIC["token_head"].name or "": np.asarray(head, np.float32)})

@@ -1,6 +1,6 @@
-"""The decoder: one set of weights and one block, read by training, scoring, prefill and decode alike.
+"""The decoder: training, scoring, prefill and decode use the same weights and the same block.
 
-A forward takes `Rows`: prompts run once per group, completions attend to the prompt's keys and values and to
+A forward takes `Rows`. Prompts run once per group; completions attend to the keys and values of their prompt and to
 their own. Weights are stacked over layers and scanned.
 """
 
@@ -27,10 +27,10 @@ Remat = Literal["layer", "matmuls", "none"]
 
 
 class Scores(NamedTuple):
-    """What a forward gives per completion token, ``[B, R, S]`` float32 (``hidden``: ``[B, R, S, D]``).
+    """Results of a forward for each completion token, ``[B, R, S]`` float32 (``hidden``: ``[B, R, S, D]``).
 
-    Values on padding are finite and mean nothing. ``entropy`` and ``hidden`` are None unless asked for, and so is
-    ``observed``: ``[layers, ...]`` of what a mixture of experts was asked.
+    Values on padding are finite and mean nothing. ``entropy``, ``hidden`` and ``observed`` are None unless asked for.
+    ``observed`` is ``[layers, ...]``: the result of `score`'s ``observe`` for each layer of a mixture of experts.
     """
 
     logps: Array
@@ -40,7 +40,7 @@ class Scores(NamedTuple):
 
 
 class PromptStates(NamedTuple):
-    """What prompts leave for the rows that continue them.
+    """The results of a forward over prompts that rows need to continue them.
 
     Attributes:
       last: ``[B, K, D]``, normed hidden states after each prompt's last token.
@@ -80,7 +80,7 @@ class Decoder(nnx.Module):
 
     @property
     def unembed(self) -> Any:
-        """The output projection ``[V, D]``: an array, or of a rollout an `Int8`."""
+        """The output projection ``[V, D]``: an array, or an `Int8` if a rollout uses int8 weights."""
         return (self.head if self.config.own_head else self.embed).get_value()
 
 
@@ -90,16 +90,16 @@ def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
     return graph, jax.tree.map(lambda x: x, params)
 
 
-@functools.lru_cache(maxsize=8)  # every step of a run asks what there is to save, and a trace takes longer than it may
+@functools.lru_cache(maxsize=8)  # every step needs these shapes for its checkpoint, and a trace would be too slow
 def _abstract(config: DecoderConfig) -> tuple[nnx.GraphDef[Decoder], nnx.State]:
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
 
 
 def embed_tokens(model: Decoder, tokens: Array, compute: Compute, *, whole: bool = False) -> Array:
-    """``[B, ...]`` ids to ``[B, ..., D]`` in the compute dtype, shards in front.
+    """Embeds ids ``[B, ...]`` as ``[B, ..., D]`` in the compute dtype; shards cut the first axis.
 
-    On a mesh the tokens travel, not the table: each fsdp shard looks up its columns for all shards of its group.
-    ``whole`` says that the table lies whole on every fsdp shard, as in a rollout; then nothing moves.
+    On a mesh the tokens move and the table does not: each fsdp shard looks up its columns for all shards of its group.
+    ``whole`` says that every fsdp shard has the whole table, as in a rollout; then nothing moves.
     """
     x, multiplier = _embedded(model, tokens, compute, whole=whole), model.config.embedding_multiplier
     return x if multiplier == 1 else x * multiplier
@@ -122,7 +122,7 @@ def _embedded(model: Decoder, tokens: Array, compute: Compute, *, whole: bool) -
 
 
 def rows_of_shards(table: Any, tokens: Array, dtype: Any, *, whole: bool = False) -> Array:
-    """The table's rows from inside a shard_map: a device's part of the table, and the tokens of its shards."""
+    """The rows of a table for tokens, inside of a shard_map: takes a device's part of both."""
     if not whole:
         tokens = jax.lax.all_gather(tokens, "fsdp", tiled=True)
     count = jax.tree.leaves(table)[0].shape[0]
@@ -140,7 +140,7 @@ _PRODUCTS = jax.checkpoint_policies.save_from_both_policies(
 
 
 def _keeps(primitive: Any, *args: Any, **params: Any) -> Any:
-    """What a checkpointed layer keeps where `Compute.remat` is "matmuls"."""
+    """Whether a checkpointed layer keeps a result if `Compute.remat` is "matmuls"."""
     return primitive.name == att.CUDNN_FORWARD or _PRODUCTS(primitive, *args, **params)
 
 
@@ -164,13 +164,13 @@ def scan_layers(
         return body(carry, (nnx.merge(graph, state), x))
 
     if remat != "none":
-        # Without a loop XLA would find the layer that is done again in the forward pass, and keep it.
+        # Without a loop XLA would merge the recomputed layer with that of the forward pass, and keep its activations.
         step = jax.checkpoint(step, prevent_cse=unroll, policy=_keeps if remat == "matmuls" else None)
     return _one_by_one(step, carry, (state, xs)) if unroll else jax.lax.scan(step, carry, (state, xs))
 
 
 def _one_by_one(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
-    """``lax.scan`` without a loop."""
+    """``lax.scan``, compiled step by step instead of as a loop."""
     ys = []
     for x in _unstacked(xs):
         carry, y = step(carry, x)
@@ -183,14 +183,14 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 
 def _unstacked(tree: Any) -> list[Any]:
-    """The trees that were stacked."""
+    """Undoes `_stacked`."""
     leaves, structure = jax.tree.flatten(tree)
     return [jax.tree.unflatten(structure, each) for each in zip(*map(_slices, leaves), strict=True)]
 
 
 @jax.custom_vjp
 def _slices(x: Array) -> list[Array]:
-    """All ``x[i]``. Their gradients are stacked: jax's own gradient of each is as long as ``x``, and all are added."""
+    """All ``x[i]``. Its gradient stacks theirs. jax would make an array of the size of ``x`` for each and add them."""
     return [x[i] for i in range(len(x))]
 
 
@@ -198,14 +198,14 @@ _slices.defvjp(lambda x: (_slices(x), None), lambda _, grads: (jnp.stack(grads),
 
 
 def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> tuple[Array, tuple[Array, Array]]:
-    """Prefill: ``prompts [B, K, L]`` to the hidden states after each prompt's last token ``[B, K, D]`` and the
+    """Prefill of ``prompts [B, K, L]``. Returns the hidden states after each prompt's last token ``[B, K, D]``, and the
     keys and values of all layers ``[layers, B, K, L, Hkv, d]``, already rotated."""
     x = embed_tokens(model, prompts, compute, whole=True)
     return _prompts(model, x, lengths, compute, remat="none")
 
 
 def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> PromptStates:
-    """What `token_states` needs of the prompts of ``rows``, for `grpojax.types.Rows.read`; it has a gradient."""
+    """Runs the prompts of ``rows`` for `grpojax.types.Rows.read`, which `token_states` uses; has a gradient."""
     x = embed_tokens(model, rows.prompts, compute)
     return PromptStates(*_prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat))
 
@@ -223,21 +223,21 @@ def _run_layers(
     pinned: bool = True,
     observe: Observe | None = None,
 ) -> tuple[Array, Any, Any]:
-    """Runs tokens through all layers: the one loop of prompts, of rows, and of both as one stream.
+    """Runs tokens through all layers. Prompts, rows, and both as one stream use this same loop.
 
     Args:
       model: the decoder.
-      x: ``[B, ..., D]``, embedded.
-      positions: of the tokens, what ``x`` has in front of D, or an axis of it.
+      x: ``[B, ..., D]``, embedded tokens.
+      positions: positions of the tokens; the axes of ``x`` before D, or those of them that positions vary over.
       attend: one layer's attention ``(q, k, v, read) -> (attended, kept)``.
-      compute, remat: how.
+      compute, remat: how to run the layers.
       one: see `Layer`.
-      read: ``[layers, ...]``, what ``attend`` is given of each layer.
-      pinned: have each layer's output whole on every device of a data-parallel shard.
-      observe: what is wanted of each layer's router.
+      read: ``[layers, ...]``, passed to ``attend`` layer by layer.
+      pinned: keep each layer's output whole on every device of a data-parallel shard.
+      observe: function of each layer's routing.
 
     Returns:
-      ``(x, kept, observed)``, hidden states that are not normed yet, and twice ``[layers, ...]``.
+      ``(x, kept, observed)``: hidden states that are not normed yet, and two trees of ``[layers, ...]``.
     """
     tables = rope_tables(model.config, positions)
 
@@ -255,7 +255,7 @@ def _run_layers(
 
 
 def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat):
-    """`run_prompts` of embedded prompts ``[B, K, L, D]``."""
+    """`run_prompts` for embedded prompts ``[B, K, L, D]``."""
     size, (attend_prompts, _) = x.shape[2], _attends(None, compute)
     here = (jnp.arange(size) < lengths[..., None]).astype(jnp.int32)
 
@@ -274,7 +274,7 @@ def _after_last(model: Decoder, x: Array, lengths: Array) -> Array:
 
 
 def _one(lengths: Array) -> Array:
-    """1, which the compiler cannot know: no prompt is empty."""
+    """The number 1, computed so that the compiler cannot fold it. No prompt is empty."""
     return jnp.where(lengths.max() > 0, 1, 2)
 
 
@@ -283,8 +283,8 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
 
     Args:
       model, rows, compute: as in `score`.
-      at: "before", the state from which the token is predicted: of a completion's first token that of the prompt's last
-        one, of the others that of the token before. "after", the state that has read the token itself.
+      at: "before" returns the state that predicts the token. That is the state after the token before it; for a
+        completion's first token, after the prompt's last token. "after" returns the state that has read the token.
     """
     run = _with_prompts if rows.read is None else _after_prompts
     last, x, _ = run(model, rows, compute)
@@ -292,14 +292,14 @@ def token_states(model: Decoder, rows: Rows, compute: Compute, *, at: Literal["b
 
 
 def _before(rows: Rows, last: Array, x: Array) -> Array:
-    """The states that predict the tokens, from those after each prompt and after each token."""
+    """The states that predict the tokens, given the states after each prompt and after each token."""
     first = jnp.einsum("brsk,bkd->brsd", _own_prompt(rows).astype(last.dtype), last, precision="highest")
     before = jnp.pad(x[:, :, :-1], ((0, 0), (0, 0), (1, 0), (0, 0)))
     return jnp.where(rows.offsets[..., None] == 0, first, before)
 
 
 def _attends(rows: Rows | None, compute: Compute) -> tuple[att.Attend, att.Attend]:
-    """Attention of prompts, and of rows where there are any."""
+    """The attention of prompts and that of rows."""
     attend = att.pick(compute.attention, dtype=compute.dtype, mesh=compute.mesh, platform=compute.platform)
     if rows is None or rows.gather is None:
         return attend, attend
@@ -307,20 +307,20 @@ def _attends(rows: Rows | None, compute: Compute) -> tuple[att.Attend, att.Atten
 
 
 def _own_prompt(rows: Rows) -> Array:
-    """``[B, R, S, K]`` bool, which of the prompts a token's completion continues."""
+    """``[B, R, S, K]`` bool: which of the prompts a token's completion continues."""
     return rows.token_prompt[..., None] == jnp.arange(rows.prompt_lengths.shape[1], dtype=jnp.int32)
 
 
 def _positions(rows: Rows) -> Array:
-    """``[B, R, S]`` of the completions' tokens, which go on where their prompts end."""
+    """Positions ``[B, R, S]`` of the completions' tokens. They continue those of the prompts."""
     return jnp.where(_own_prompt(rows), rows.prompt_lengths[:, None, None], 0).sum(-1) + rows.offsets
 
 
 def _after_prompts(
     model: Decoder, rows: Rows, compute: Compute, observe: Observe | None = None
 ) -> tuple[Array, Array, Any]:
-    """Normed states after each prompt ``[B, K, D]``, which were read before, and after each token of the rows; and what
-    is observed of these tokens' routing."""
+    """Runs rows whose prompts were read before. Returns the normed states after each prompt ``[B, K, D]`` and after
+    each token of the rows, and what ``observe`` makes of the routing of these tokens."""
     _, attend_rows = _attends(rows, compute)
 
     def attend(q, k, v, prompt):
@@ -338,8 +338,8 @@ def _after_prompts(
 def _with_prompts(
     model: Decoder, rows: Rows, compute: Compute, observe: Observe | None = None
 ) -> tuple[Array, Array, Any]:
-    """`_after_prompts` of prompts that were not read: they and the rows are one stream of tokens, so that a weight is
-    one matmul and its gradient one sum."""
+    """`_after_prompts` for prompts that were not read. Prompts and rows are one stream of tokens, so that each weight
+    has one matmul, and one for its gradient."""
     attend_prompts, attend_rows = _attends(rows, compute)
     length, (b, k, l), (r, s) = rows.prompt_lengths, rows.prompts.shape, rows.tokens.shape[1:]
     here = (jnp.arange(l) < length[..., None]).astype(jnp.int32)
@@ -386,10 +386,11 @@ def score(
     Args:
       graph, params: the two halves of a `Decoder` (``nnx.split``).
       rows: prompts and completions.
-      temperature: of the distribution that the tokens were drawn from, over 0.
-      entropy: also the entropy of each of these distributions, in nats; "value" gives it no gradient.
-      hidden: also the normed hidden states that the tokens are predicted from.
-      observe: also what this makes of each layer's `Routing` of the tokens, ``[B, R, S, ...]``, for a mixture.
+      temperature: temperature of the distribution that the tokens were drawn from, over 0.
+      entropy: also return the entropy of each of these distributions, in nats; "value" gives it no gradient.
+      hidden: also return the normed hidden states that the tokens are predicted from.
+      observe: for a mixture of experts, a function of each layer's `Routing` of the tokens, ``[B, R, S, ...]``. Its
+        results are returned too.
     """
     if not temperature > 0:
         raise ValueError(f"temperature {temperature}: a log-probability needs a temperature over 0")
@@ -414,7 +415,7 @@ def score(
 
 
 def logits(model: Decoder, hidden: Array, compute: Compute) -> Array:
-    """Float32 logits ``[..., V]`` of normed hidden states, for the sampler; those of unused rows are masked."""
+    """Float32 logits ``[..., V]`` of normed hidden states, for the sampler. The logits of unused rows are masked."""
     w = model.unembed
     if not isinstance(w, quantised.Int8):
         w = gather_weight(w, compute.mesh, jnp.dtype(compute.dtype), *DECODER["embed"].axes)

@@ -1,7 +1,7 @@
-"""Mixtures of experts: a router sends each token of a layer to a few of many small MLPs, and weighs what they give.
+"""Mixtures of experts: a router sends each token of a layer to a few of many small MLPs, and weights their outputs.
 
-No expert has a capacity and no token is dropped: a token's output depends on the token alone, so that sampler and
-trainer agree however their batches are cut. The router computes in float32 whatever the compute dtype is, since a
+No expert has a capacity, and no token is dropped. A token's output depends only on the token, so that sampler and
+trainer agree, however their batches are cut. The router computes in float32 whatever the compute dtype is, since a
 rounded probability can choose another expert.
 """
 
@@ -25,7 +25,7 @@ class Routing(NamedTuple):
 
     Attributes:
       chosen: ``[n, k]`` int32, the experts of each token, the most probable first.
-      weights: ``[n, k]`` float32, by which what they give is added up.
+      weights: ``[n, k]`` float32, the weights of these experts' outputs.
       probabilities: ``[n, E]`` float32, the router's softmax.
     """
 
@@ -51,12 +51,12 @@ def route(h: Array, router: Array, experts: Experts) -> Routing:
 
 Observe = Callable[[Routing], Any]  # of a layer's tokens, to any pytree of arrays
 
-# (tokens [n, D], routing, gate and up [E, D, F], down [E, F, D]) -> what the experts give, weighed, [n, D] float32.
+# (tokens [n, D], routing, gate and up [E, D, F], down [E, F, D]) -> the experts' weighted outputs, [n, D] float32.
 Apply = Callable[[Array, Routing, quantised.Matrix, quantised.Matrix, quantised.Matrix], Array]
 
 
 def grouped(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matrix, down: quantised.Matrix) -> Array:
-    """Each expert on its own tokens: these are sorted by expert, and a grouped product takes them from there."""
+    """Runs each expert on its own tokens: sorts the tokens by expert, and multiplies them in a grouped matmul."""
     (n, k), expert = routing.chosen.shape, routing.chosen.reshape(-1)
     order = jnp.argsort(expert)
     back = jnp.argsort(order)
@@ -84,7 +84,7 @@ _permuted.defvjp(lambda x, order, back: (x[order], back), lambda back, g: (g[bac
 
 
 def every(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matrix, down: quantised.Matrix) -> Array:
-    """Each expert on every token: as much work as all experts make, and what `grouped` has to equal."""
+    """Runs each expert on every token. This does the work of all experts. `grouped` must give the same result."""
 
     def product(w: quantised.Matrix) -> Array:
         if not isinstance(w, quantised.Int8):
@@ -102,12 +102,12 @@ def every(h: Array, routing: Routing, gate: quantised.Matrix, up: quantised.Matr
     return (y * down.scale[:, None]).sum(0)
 
 
-_FEW = 128  # tokens of a device: up to here an accelerator multiplies all experts in the time that it reads them in
+_FEW = 128  # tokens of a device: up to this many, an accelerator needs more time to read all experts than to multiply
 
 
 def pick(compute: Compute, tokens: int) -> Apply:
-    """How to run so many tokens: `every` for a few, as in a decode step, and on a CPU, where XLA computes grouped
-    products no other way; `grouped` else. Or what ``compute`` names."""
+    """How to run ``tokens`` tokens: as ``compute.experts`` says. "auto" is `every` for few tokens, as in a decode step,
+    and on a CPU, where XLA computes a grouped matmul in the same way; otherwise `grouped`."""
     if compute.experts == "auto":
         few = tokens <= _FEW or (compute.platform or jax.default_backend()) == "cpu"
         return every if few else grouped
@@ -115,11 +115,11 @@ def pick(compute: Compute, tokens: int) -> Apply:
 
 
 class Load(NamedTuple):
-    """What the routers of all layers did with completion tokens; sums, which add up over micro-batches.
+    """How the routers of all layers distributed completion tokens. All values are sums that add up over micro-batches.
 
     Attributes:
-      counts: ``[layers, E]`` float32, tokens that each expert got.
-      entropy: ``[layers]`` float32, of the routers' softmax, nats, summed over tokens.
+      counts: ``[layers, E]`` float32, number of tokens that each expert got.
+      entropy: ``[layers]`` float32, entropy of the routers' softmax in nats, summed over tokens.
       balance: ``[layers]`` float32, the load-balance loss, or None.
     """
 
@@ -129,13 +129,14 @@ class Load(NamedTuple):
 
 
 def load(routing: Routing, rows: Rows, weights: Array | None = None) -> Load:
-    """The `Load` of one layer: an `Observe` once ``rows`` and ``weights`` are bound.
+    """The `Load` of one layer. With ``rows`` and ``weights`` bound it is an `Observe`.
 
-    With ``weights [B, R, S]``, those of the loss, there is a load-balance loss too:
-    ``Σ_t w_t E Σ_e f_e(t) p_e(t)`` with ``p`` the router's softmax and ``f_e(t)`` the share of the tokens of t's
-    completion that e got, which has no gradient. It is that of the Switch Transformer (arXiv:2101.03961, with k experts
-    a token as transformers has it: k where all get as much), for each completion by itself as in DeepSeek-V2
-    (arXiv:2405.04434): so it adds up over micro-batches, and no cut of a batch changes its gradient.
+    ``weights [B, R, S]`` are the weights of the loss. If given, the load-balance loss is computed too:
+    ``Σ_t w_t E Σ_e f_e(t) p_e(t)``. Here ``p`` is the router's softmax, and ``f_e(t)`` is the share of the tokens of
+    t's completion that e got, which has no gradient. This is the loss of the Switch Transformer (arXiv:2101.03961). For
+    k experts a token it follows the transformers library: it is k if all experts get the same share. It is computed for
+    each completion separately, as in DeepSeek-V2 (arXiv:2405.04434). So it adds up over micro-batches, and its gradient
+    does not depend on how a batch is cut.
 
     Example:
       >>> rows = Rows(prompts=jnp.zeros((1, 1, 1), int), prompt_lengths=jnp.ones((1, 1), int),
@@ -160,7 +161,7 @@ def load(routing: Routing, rows: Rows, weights: Array | None = None) -> Load:
 
 
 def _of_completion(x: Array, rows: Rows) -> Array:
-    """The mean of ``x [B, R, S, E]`` over the tokens of each completion, given to every token of it."""
+    """The mean of ``x [B, R, S, E]`` over the tokens of each completion, at every token of that completion."""
     size = x.shape[2]
     place = jnp.arange(size, dtype=jnp.int32)
     following = jnp.pad(rows.segments[..., 1:], ((0, 0), (0, 0), (0, 1)))
@@ -175,10 +176,10 @@ _ROUTED = ("router", "expert_gate", "expert_up", "expert_down")
 
 
 class MixtureLayer(Layer):
-    """A `Layer` whose MLP is a mixture of experts; on a mesh each is cut over ``tensor`` as an MLP is.
+    """A `Layer` whose MLP is a mixture of experts. On a mesh each expert is cut over ``tensor``, like an MLP.
 
     Attributes:
-      routing: where the tokens ``[...]`` that it has finished went, ``[..., k]`` and ``[..., E]``.
+      routing: the routing of the last tokens ``[...]`` that it ran, ``[..., k]`` and ``[..., E]``.
     """
 
     routing: Routing | None = None
@@ -208,7 +209,7 @@ class MixtureLayer(Layer):
         return self._add(x, y)
 
     def _routed(self, h: Array) -> tuple[Array, Routing]:
-        """What the experts give for ``h [..., D]``: each shard sorts its own tokens, and none leaves its devices."""
+        """The experts' output for ``h [..., D]``. Each shard sorts its own tokens; no token leaves its shard."""
 
         def run(h: Array, router: Array, *weights: quantised.Matrix) -> tuple[Array, Routing]:
             rows = h.reshape(-1, h.shape[-1])
@@ -229,7 +230,7 @@ class MixtureLayer(Layer):
 
 
 def _cut(name: str, w: Any) -> Any:
-    """How a layer's weight lies while it multiplies."""
+    """How a layer's weight is sharded while it multiplies."""
     axes, summed = DECODER[name].axes[1:], DECODER[name].summed - 1
     whole = spec(axes, ROLLOUT)
     if not isinstance(w, quantised.Int8):
@@ -240,6 +241,6 @@ def _cut(name: str, w: Any) -> Any:
 def layer(
     block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, separately: bool = False
 ) -> Layer:
-    """The block's weights, gathered and cast: a `Layer`, or of a mixture of experts a `MixtureLayer`."""
+    """The block's weights, gathered and cast: a `Layer`, or a `MixtureLayer` for a mixture of experts."""
     kind = Layer if config.experts is None else MixtureLayer
     return kind(block, config, compute, one, separately=separately)

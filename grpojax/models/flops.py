@@ -1,4 +1,4 @@
-"""Useful FLOPs of a group-native forward, counted from the shapes, and what devices can do at best."""
+"""Useful FLOPs of a group-native forward, counted from the shapes, and the peak performance of devices."""
 
 from typing import NamedTuple
 
@@ -11,15 +11,16 @@ from grpojax.types import PerPrompt, Samples
 
 
 class Chip(NamedTuple):
-    """What a maker's data sheet says of one device.
+    """The figures of one device in its maker's data sheet.
 
     Attributes:
       flops: dense bfloat16 FLOP/s.
       bandwidth: bytes/s of its memory.
-      memory: bytes of it.
-      link: bytes/s that one of its links to neighbours carries one way. A GPU's is all of its NVLink together, or
-        PCIe where it has none; 0 where the sheet does not say.
-      network: bytes/s to devices of another slice or machine, a chip's share of its host's; 0 where it does not say.
+      memory: bytes of its memory.
+      link: bytes/s that one of its links to neighbours carries in one direction. For a GPU it is all of its NVLink
+        together, or PCIe if it has no NVLink. 0 if the sheet has no figure.
+      network: bytes/s to devices of another slice or machine, as a chip's share of its host's network. 0 if the sheet
+        has no figure.
     """
 
     flops: float
@@ -31,11 +32,12 @@ class Chip(NamedTuple):
 
 _GIB = 2**30
 
-# By the name that jax has for its kind. TPUs: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" at
+# By jax's name of the kind of device. TPUs: the pages "TPU v4", "TPU v5e", "TPU v5p" and "TPU v6e" at
 # docs.cloud.google.com/tpu/docs: peak compute, HBM, interconnect (2400, 1600, 4800, 3200 Gbps a chip over 6, 4, 6, 4
 # links), data center network (6.4 and 25.6 Tbps a pod of 256 v5e and v6e, 50 Gbps a chip of v5p; none given for v4).
 # GPUs: NVIDIA's data sheets "H100 Tensor Core GPU", "H200", "A100" (all SXM) and "L4", and the white paper "Ada GPU
-# Architecture" (RTX 4090): no sparsity, and of NVLink, whose figure counts both ways, half.
+# Architecture" (RTX 4090). They are figures without sparsity. NVIDIA's figure of NVLink counts both directions, so half
+# of it stands here.
 CHIPS = {
     "TPU v4": Chip(275e12, 1.228e12, 32 * _GIB, 50e9),
     "TPU v5 lite": Chip(197e12, 0.819e12, 16 * _GIB, 50e9, 3.125e9),
@@ -53,17 +55,18 @@ PEAK_FLOPS = {kind: chip.flops for kind, chip in CHIPS.items()}
 
 
 def matmul_weights(c: DecoderConfig) -> int:
-    """Weights that a token multiplies with in the layers (not the vocabulary): of a mixture, those of its experts."""
+    """Weights that a token is multiplied by in the layers, without the vocabulary. A mixture counts the token's experts
+    only."""
     return c.num_layers * _layer_weights(c, c.experts.chosen if c.experts else 0)
 
 
 def layer_weights(c: DecoderConfig) -> int:
-    """Weights of the matrices of one layer, all experts of a mixture among them."""
+    """Weights of the matrices of one layer, including all experts of a mixture."""
     return _layer_weights(c, c.experts.count if c.experts else 0)
 
 
 def _layer_weights(c: DecoderConfig, experts: int) -> int:
-    """Of a layer with so many of its experts."""
+    """Weights of the matrices of one layer with ``experts`` of its experts."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     width, router = c.intermediate_size, 0
     if c.experts is not None:
@@ -72,7 +75,7 @@ def _layer_weights(c: DecoderConfig, experts: int) -> int:
 
 
 def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples) -> float:
-    """Multiply-adds times two of one group-native forward, counted on tokens in use only.
+    """FLOPs of one group-native forward: twice its multiply-adds, without padding.
 
     Args:
       c: the decoder.
@@ -81,7 +84,7 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     """
     prompt_lengths, lengths = np.asarray(prompt_lengths, np.float64), np.asarray(lengths, np.float64)
     tokens = prompt_lengths.sum() + lengths.sum()
-    # Causal attention: a token sees the prompt and, of its own kind, itself and those before it.
+    # Causal attention: a prompt's token sees the prompt up to itself. A completion's also sees the whole prompt.
     seen = (prompt_lengths * (prompt_lengths + 1) / 2).sum()
     seen += (lengths * (lengths + 1) / 2 + lengths * prompt_lengths[:, None]).sum()
     attention = 2 * seen * c.num_heads * c.head_dim * c.num_layers
@@ -91,16 +94,16 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
 def update_flops(
     c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples, *, remat: str, frozen: bool = False
 ) -> float:
-    """FLOPs of a forward and a backward pass as they are computed, recomputation included.
+    """FLOPs of a forward and a backward pass, including recomputation.
 
-    The backward pass costs two forward passes. Logits are made again in it; with ``remat`` "layer" so is all else.
+    The backward pass costs two forward passes. It recomputes the logits, and with ``remat`` "layer" also all else.
 
     Args:
       c: the decoder.
       prompt_lengths: ``[P]`` tokens of each prompt.
       lengths: ``[P, G]`` tokens of each completion.
       remat: as in `grpojax.models.Compute`.
-      frozen: the weights get no gradient, which is half of the backward pass; small factors are not counted.
+      frozen: whether the weights get no gradient, which saves half of the backward pass. Small factors do not count.
     """
     forward = forward_flops(c, prompt_lengths, lengths)
     logits = 2 * float(np.asarray(lengths, np.float64).sum()) * c.vocab_size * c.hidden_size
@@ -108,8 +111,8 @@ def update_flops(
 
 
 def influence_flops(c: DecoderConfig, lengths: Samples, entries: PerPrompt) -> float:
-    """FLOPs of `grpojax.credit.influence` beyond the forward: logits of a group's tokens against its own vocabulary,
-    the matrix ``M``, and its product with every token.
+    """FLOPs of `grpojax.credit.influence` in addition to the forward. They are the logits of a group's tokens for the
+    group's own vocabulary, the matrix ``M``, and the product of ``M`` with every token.
 
     Args:
       c: the decoder.
@@ -130,18 +133,20 @@ def decode_bytes(
     block: int = 1,
     cache_dtype: DTypeLike = "bfloat16",
 ) -> float:
-    """Bytes of memory that the sampler reads for one token step: weights once (of a mixture all experts, as many tokens
-    choose them), a prompt's keys and values once for all slots of its row, and of every slot the blocks of the cache in
-    which any has a token. In bfloat16, on one device.
+    """Bytes of memory that the sampler reads for one decode step, with weights in bfloat16, on one device.
+
+    A step reads the weights once (all experts of a mixture, since many tokens choose among them). It reads a prompt's
+    keys and values once for all slots of its row. For every slot it reads the blocks of the cache in which any slot has
+    a token.
 
     Args:
       c: the decoder.
-      prompt_tokens: of each prompt.
-      tokens: drawn so far of the longest sample; on the average over a rollout a fraction.
-      prompts: sampled at the same time: rows of slots.
-      slots: completions of each that are sampled at the same time.
+      prompt_tokens: tokens of each prompt.
+      tokens: tokens of the longest sample so far. May be a fraction, as an average over a rollout.
+      prompts: number of prompts that are sampled at the same time, which are the rows of slots.
+      slots: number of completions of each prompt that are sampled at the same time.
       block: positions that are read together (`grpojax.programs.kv_cache.ring`).
-      cache_dtype: of keys and values.
+      cache_dtype: dtype of keys and values.
     """
     per_token = kv_bytes(c, cache_dtype)
     weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size
@@ -149,16 +154,17 @@ def decode_bytes(
 
 
 def kv_numbers(c: DecoderConfig) -> int:
-    """Keys and values of one token in all layers."""
+    """How many numbers the keys and values of one token have in all layers."""
     return 2 * c.num_layers * c.num_kv_heads * c.head_dim
 
 
 def kv_bytes(c: DecoderConfig, cache_dtype: DTypeLike) -> int:
-    """Their bytes; in eight bits with a scale of two a token and head (`grpojax.models.quantised`)."""
+    """Bytes of the keys and values of one token in all layers. Eight bits include a scale of two bytes for each head's
+    key and value (`grpojax.models.quantised`)."""
     size = kv_numbers(c) * jnp.dtype(cache_dtype).itemsize
     return size + 2 * kv_numbers(c) // c.head_dim if jnp.dtype(cache_dtype) == jnp.int8 else size
 
 
 def parameters(c: DecoderConfig) -> int:
-    """Weights of matrices: layers, embedding and, where it is one of its own, output projection."""
+    """Weights of all matrices: layers, embedding and, if it is not tied to the embedding, the output projection."""
     return c.num_layers * layer_weights(c) + (2 if c.own_head else 1) * c.vocab_size * c.hidden_size

@@ -1,7 +1,8 @@
-"""More devices along ``tensor`` than a model has heads of keys and values: each head is then there several times.
+"""Repeats heads of keys and values if a mesh has more devices along ``tensor`` than the model has such heads.
 
-Training keeps the weights as they are on disk, cut wherever the axis falls, and repeats heads where a layer uses them
-(their gradient is the sum over the copies); a rollout's weights have them repeated. Keys and values follow.
+Training keeps the weights as they are on disk, and a cut may go through a head. A layer repeats the heads when it uses
+them; their gradient is the sum over the copies. A rollout's weights have the heads repeated already. So keys and values
+have the repeated heads in both.
 """
 
 import math
@@ -15,9 +16,10 @@ from grpojax.models.decoder_config import DecoderConfig
 
 
 def on_mesh(config: DecoderConfig, mesh: Mesh | None) -> int:
-    """How many heads keys and values have there: the least multiple of the model's that divides over ``tensor``.
+    """Number of heads of keys and values on a mesh: the least multiple of the model's number that divides over
+    ``tensor``.
 
-    It divides the query's heads wherever these divide over ``tensor``.
+    It divides the number of query heads if that number divides over ``tensor``.
 
     Example:
       >>> config = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=8, intermediate_size=3, num_layers=2,
@@ -29,13 +31,13 @@ def on_mesh(config: DecoderConfig, mesh: Mesh | None) -> int:
 
 
 def over(config: DecoderConfig, tensor: int) -> int:
-    """As `on_mesh`, of so many devices along ``tensor``."""
+    """`on_mesh` for ``tensor`` devices along that axis."""
     return math.lcm(config.num_kv_heads, tensor)
 
 
 def repeated(w: Any, config: DecoderConfig, mesh: Mesh | None) -> Any:
-    """A weight ``[..., heads * head_dim]`` of keys or values with every head repeated in place; those that have been
-    are handed through. Of an `grpojax.models.quantised.Int8` both arrays."""
+    """A weight ``[..., heads * head_dim]`` of keys or values, with the copies of each head next to each other. A weight
+    that is repeated already is returned as it is. A `grpojax.models.quantised.Int8` has both of its arrays repeated."""
     heads = on_mesh(config, mesh)
 
     def one(x: Any) -> Any:

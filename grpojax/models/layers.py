@@ -1,4 +1,4 @@
-"""One layer of a decoder and its pieces: norm, rotary positions, the block's weights and what they do."""
+"""One layer of a decoder and its parts: norm, rotary positions, the block's weights and their forward."""
 
 import functools
 import math
@@ -31,18 +31,18 @@ class Block(nnx.Module):
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """``x / sqrt(mean(x²) + eps) * scale`` over the last axis, in float32, returned in ``x``'s dtype.
 
-    Its gradient is written out: of what jax derives, XLA:CPU sums that of ``scale`` in a slow loop.
+    Its gradient is written out, because XLA:CPU computes jax's own gradient of ``scale`` in a slow loop.
     """
     return (_normed(x, eps)[0] * scale.astype(jnp.float32)).astype(x.dtype)
 
 
 def final_norm(x: Array, scale: Array, config: DecoderConfig) -> Array:
-    """Hidden states as logits are made of them: the last norm, and what the config divides logits by."""
+    """Applies the last norm, and divides by the config's divisor of logits. Logits are computed from the result."""
     return rms_norm(x, scale if config.logits_divisor == 1 else scale / config.logits_divisor, config.norm_eps)
 
 
 def _normed(x, eps):
-    """``x`` in float32 over its root mean square, and one over that."""
+    """``x`` in float32 divided by its root mean square, and the inverse of that root mean square."""
     y = x.astype(jnp.float32)
     over = jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + eps)
     return y * over, over
@@ -61,7 +61,7 @@ rms_norm.defvjp(lambda x, scale, eps: (rms_norm(x, scale, eps), (x, scale)), _rm
 
 
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Array:
-    """Rotary frequencies ``[head_dim / 2]`` in float32, scaling applied."""
+    """Rotary frequencies ``[head_dim / 2]`` in float32, with the scaling if given."""
     freq = theta ** -(jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
     match scaling:
         case None:
@@ -78,10 +78,10 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
 
 
 def _kept_by_yarn(head_dim: int, theta: float, scaling: YarnScaling) -> Array:
-    """How much of each frequency ``[head_dim / 2]`` stays: 1 all of it, 0 is interpolated."""
+    """How much of each frequency ``[head_dim / 2]`` YaRN keeps: 1 keeps it, 0 interpolates it."""
 
     def place(turns: float) -> float:
-        """Where in a head the frequency is that turns so many times in the original positions."""
+        """The place in a head of the frequency that makes ``turns`` turns over the original positions."""
         return head_dim * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first, last = place(scaling.fast), place(scaling.slow)
@@ -93,7 +93,7 @@ def _kept_by_yarn(head_dim: int, theta: float, scaling: YarnScaling) -> Array:
 
 
 def rope_tables(config: DecoderConfig, positions: Array) -> tuple[Array, Array]:
-    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``; YaRN's factor of attention is in them."""
+    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``, multiplied by YaRN's attention factor."""
     freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     angle = positions[..., None, None].astype(jnp.float32) * freq
     cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -104,14 +104,14 @@ def rope_tables(config: DecoderConfig, positions: Array) -> tuple[Array, Array]:
 
 
 def rotated_layers(config: DecoderConfig) -> np.ndarray | None:
-    """``[layers]`` bool, which layers rotate queries and keys; None where all do."""
+    """``[layers]`` bool: which layers rotate queries and keys; None if all do."""
     if not config.unrotated_layers:
         return None
     return ~np.isin(np.arange(config.num_layers), config.unrotated_layers)
 
 
 def tables_of_layer(tables: tuple[Array, Array], rotated: Array | None) -> tuple[Array, Array]:
-    """`rope_tables` as a layer uses them: those of an angle of 0 where it does not rotate."""
+    """The `rope_tables` that a layer uses: those of angle 0 if it does not rotate."""
     if rotated is None:
         return tables
     cos, sin = tables
@@ -122,7 +122,7 @@ def tables_of_layer(tables: tuple[Array, Array], rotated: Array | None) -> tuple
 def rotate(x: Array, tables: tuple[Array, Array]) -> Array:
     """Rotary embedding of ``x [..., heads, head_dim]``; the two halves of a head form the pairs.
 
-    The gradient turns back, which holds for scaled tables too; they have none.
+    Its gradient rotates back, also if the tables are scaled. The tables have no gradient.
     """
     cos, sin = tables
     a, b = jnp.split(x.astype(jnp.float32), 2, -1)
@@ -137,7 +137,7 @@ rotate.defvjp(
 
 @jax.custom_vjp
 def gated(gate: Array, up: Array) -> Array:
-    """``silu(gate) * up``; its gradient makes one sigmoid, and keeps the two arguments only."""
+    """``silu(gate) * up``. Its gradient computes one sigmoid, and only the two arguments are kept for it."""
     return jax.nn.silu(gate) * up
 
 
@@ -151,8 +151,9 @@ gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
 
 
 class TransposedKernel(NamedTuple):
-    """A kernel that lies as ``[out, in]`` and is the first factor of its products: a CPU multiplies it with few rows as
-    it lies, and would have to lay out another for each product. Stands in a tree of weights where the kernel does.
+    """A kernel stored as ``[out, in]`` that is the first factor of its products. A CPU multiplies it with a few rows in
+    place; it would copy a kernel ``[in, out]`` to another layout for each product. It replaces the kernel in a tree of
+    weights.
 
     Attributes:
       values: ``[out, in]``.
@@ -162,30 +163,30 @@ class TransposedKernel(NamedTuple):
 
     @classmethod
     def of(cls, kernel: Array) -> "TransposedKernel":
-        """From a kernel that lies as ``[in, out]``."""
+        """Transposes a kernel ``[in, out]``."""
         return cls(jax.lax.optimization_barrier(kernel.T))
 
     def after(self, x: Array) -> Array:
         """``x [n, in]`` times the kernel, ``[n, out]``."""
         y = jax.lax.dot_general(self.values, x, (((1,), (1,)), ((), ())))
-        return jax.lax.optimization_barrier(y).T  # or the compiler would make the kernel the second factor again
+        return jax.lax.optimization_barrier(y).T  # without it the compiler makes the kernel the second factor again
 
 
-_MLP_TOKENS = 1024  # of a shard at once, where memory is short (`Compute.lean`)
+_MLP_TOKENS = 1024  # tokens of a shard that the MLP takes at once if memory is short (`Compute.lean`)
 
 
 class Layer:
-    """A block's weights in the compute dtype, gathered once and applied to as many streams as there are.
+    """A block's weights in the compute dtype, gathered once and applied to any number of token streams.
 
     Args:
       block, config, compute: the layer, and how to run it.
-      one: the number 1, hidden from the compiler. Weights are multiplied with it, so that XLA casts each layer's when
-        it runs the layer, and not those of all layers before the first; None where there is nothing to cast.
+      one: the number 1, hidden from the compiler. Weights are multiplied by it, so that XLA casts the weights of a
+        layer when it runs that layer, instead of all before the first layer. None if there is nothing to cast.
       separately: multiply with one weight after the other. XLA:GPU joins two products that share a factor, and copies
-        both weights into one for it: in a decode step these are more bytes than the products themselves move.
+        both weights into one array for that. In a decode step the copy moves more bytes than the products.
     """
 
-    routing: Any = None  # of a mixture of experts
+    routing: Any = None  # `grpojax.models.experts.Routing` of a mixture of experts
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class Layer:
         dtype = jnp.dtype(compute.dtype)
 
         def gather(name: str, w: Any) -> Any:
-            if isinstance(w, quantised.Int8 | TransposedKernel):  # of a rollout, whole already
+            if isinstance(w, quantised.Int8 | TransposedKernel):  # a rollout's weight, which is whole already
                 return w
             axes, kept = DECODER[name].axes[1:], jnp.dtype(jnp.float32) if DECODER[name].exact else dtype
             return w.each(whole, axes, kept) if isinstance(w, Adapted) else whole(w, axes, kept)
@@ -217,7 +218,7 @@ class Layer:
         self.w = {name: gather(name, w) for name, w in nnx.to_pure_dict(nnx.state(block)).items()}
 
     def _linear(self, x: Array, name: str) -> Array:
-        # Two-dimensional, so that the weight's gradient contracts one axis: over several, XLA:CPU copies transposes.
+        # Two-dimensional, so that the weight's gradient sums over one axis. Over several, XLA:CPU copies transposes.
         w, rows = self.w[name], x.reshape(-1, x.shape[-1])
         y = w.after(rows) if isinstance(w, TransposedKernel | Adapted) else quantised.matmul(rows, w)
         y = y + self.w[f"{name}_bias"] if f"{name}_bias" in self.w else y
@@ -232,7 +233,7 @@ class Layer:
         return made
 
     def qkv(self, x: Array, tables: tuple[Array, Array]) -> tuple[Array, Array, Array]:
-        """``x [..., D]`` to rotated q ``[..., H, d]`` and k, v ``[..., Hkv, d]``."""
+        """Computes rotated q ``[..., H, d]`` and k, and v ``[..., Hkv, d]``, from ``x [..., D]``."""
         c, w = self.config, self.w
         with jax.named_scope("qkv"):
             h = rms_norm(x, w["attn_norm"], c.norm_eps)
@@ -242,14 +243,15 @@ class Layer:
             return rotate(q, self._query_tables(tables)), rotate(k, tables), v
 
     def _query_tables(self, tables: tuple[Array, Array]) -> tuple[Array, Array]:
-        """Attention divides by the root of head_dim: another multiplier goes into the queries as they are rotated."""
+        """The tables for queries. Attention divides by the root of head_dim; if the config has another multiplier, the
+        tables correct for it."""
         if self.config.attention_multiplier is None:
             return tables
         factor = self.config.attention_multiplier * self.config.head_dim**0.5
         return tables[0] * factor, tables[1] * factor
 
     def _add(self, x: Array, y: Array) -> Array:
-        """The residual stream with what attention or MLP gives."""
+        """Adds the output of attention or of the MLP to the residual stream."""
         scale = self.config.residual_multiplier
         return x + (y if scale == 1 else y * scale)
 
@@ -268,7 +270,7 @@ class Layer:
         return self._add(x, self._linear(h, "down"))
 
     def _mlp_in_parts(self, x: Array) -> Array:
-        """Of ``x [B, N, D]`` some tokens after the others: a loop would copy the weights that it takes along."""
+        """The MLP of ``x [B, N, D]``, some tokens after the others. A loop instead of this would copy the weights."""
         parts = [x[:, at : at + _MLP_TOKENS] for at in range(0, x.shape[1], _MLP_TOKENS)]
         done = [self._mlp(parts[0])]
         for part in parts[1:]:

@@ -1,8 +1,8 @@
-"""Hidden states to log-probabilities of given tokens, without ever holding ``[tokens, V]`` logits.
+"""Log-probabilities of given tokens from hidden states, without ever holding ``[tokens, V]`` logits.
 
-The vocabulary is taken in blocks, each against all tokens of a shard. So the sums that run from block to block have
-the size of the tokens, a block's weights are gathered when its turn comes, and its gradient is complete, and leaves
-for its owner, before the next one starts.
+A loop takes the vocabulary block by block, each block against all tokens of a shard. The running sums then have one
+number for each token. The loop gathers the weights of a block just before it needs them. It completes the gradient of a
+block, and sends it to the device that owns it, before the next block starts.
 """
 
 import dataclasses
@@ -17,22 +17,21 @@ from jax.sharding import Mesh
 from grpojax.types import Array
 
 _LOGITS_BYTES = 32 * 2**20
-_LEAST_BLOCK = 1024  # many tokens must not make the blocks so thin that the running sums dominate
-_MASKED = -1e30  # not -inf, of which an entropy is NaN; no logit of a token is as low
+_LEAST_BLOCK = 1024  # with many tokens, smaller blocks would cost less than updating the running sums
+_MASKED = -1e30  # not -inf, which makes an entropy NaN; no token's logit is this low
 
 UnusedRows = tuple[tuple[int, int], ...]  # `grpojax.models.DecoderConfig.unused_rows`
 
 
 def mask_unused(logits: Array, unused: UnusedRows, ids: Array | None = None) -> Array:
-    """Logits with -1e30 where the vocabulary has no token, so that the probability there is exactly 0.
+    """Sets logits to -1e30 where the vocabulary has no token, so that the probability there is exactly 0.
 
-    Whatever makes probabilities of logits calls this first: the sampler, the scores of policy, reference and teacher,
-    their entropies, and the influence of tokens on each other.
+    All code that turns logits into probabilities calls this first: the sampler, the scores of policy, reference and
+    teacher, their entropies, and the influence of tokens on each other.
 
     Args:
-      logits: ``[..., n]`` float32, divided by the temperature already where there is one.
-      unused: half-open ranges of rows without a token. Where there are none, the traced program is what it is without
-        this call.
+      logits: ``[..., n]`` float32, already divided by the temperature if there is one.
+      unused: half-open ranges of rows without a token. If there are none, the call adds nothing to the traced program.
       ids: ``[n]`` int32, the rows of the embedding that the logits belong to; None for the first n.
 
     Example:
@@ -60,21 +59,21 @@ def token_scores(
 ) -> tuple[Array, Array | None]:
     """Log-probability of each target under ``softmax(inverse_temperature * hidden @ weight.T)``.
 
-    Rows of ``unused`` have probability 0, and their weights a gradient of exactly 0 (`mask_unused`). A target among
-    them gets about -1e30.
+    Rows of ``unused`` have probability 0, and the gradient of their weights is exactly 0 (`mask_unused`). A target
+    among them gets about -1e30.
 
-    Logits are made ``chunk`` entries of the vocabulary at a time, and again in the backward pass.
+    Logits are computed for ``chunk`` entries of the vocabulary at a time, and recomputed in the backward pass.
 
     Args:
       hidden: ``[B, N, D]``; its dtype is the matmul's, sums are float32.
       weight: ``[V, D]``.
       targets: ``[B, N]`` int32.
       inverse_temperature: float.
-      chunk: entries of the vocabulary at once; 0: as many as make about ``logits_bytes`` of logits on a device.
-      logits_bytes: of float32.
+      chunk: entries of the vocabulary at a time; 0 takes as many as make about ``logits_bytes`` of logits on a device.
+      logits_bytes: bytes of float32 logits.
       with_entropy: also return the entropy in nats; "value" returns it without a gradient, which is cheaper.
       unused: ranges of rows without a token.
-      mesh: shards are over ``data`` and ``fsdp``, the vocabulary over ``tensor``.
+      mesh: shards are cut over ``data`` and ``fsdp``, and the vocabulary over ``tensor``.
 
     Returns:
       ``(logps, entropy)``, ``[B, N]`` float32; entropy is None unless asked for.
@@ -111,7 +110,7 @@ def log_normalisers(
 
 
 def _chunk(hidden: Array, weight: Array, chunk: int, logits_bytes: int, mesh: Mesh | None) -> int:
-    """Entries of the vocabulary at once: as many as asked for, or as make so many bytes of logits on a device."""
+    """Entries of the vocabulary at a time: ``chunk``, or as many as make ``logits_bytes`` of logits on a device."""
     (b, n, _), v, shards = hidden.shape, weight.shape[0], 1
     if mesh is not None:
         v, shards = v // mesh.shape["tensor"], mesh.shape["data"] * mesh.shape["fsdp"]
@@ -123,7 +122,7 @@ def _chunk(hidden: Array, weight: Array, chunk: int, logits_bytes: int, mesh: Me
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _How:
-    """What `token_scores` is asked for besides its arrays; ``chunk`` is never 0."""
+    """The arguments of `token_scores` other than its arrays; ``chunk`` is never 0."""
 
     inverse_temperature: float
     chunk: int
@@ -154,7 +153,7 @@ def _blocks(weight, chunk, dtype):
 
 
 def _logits(hidden, block, start, targets, v, how):
-    """A block's weights, whole; its logits; and which of them are targets'."""
+    """A block's weights, gathered; its logits; and a mask of the logits that belong to targets."""
     first = 0
     if how.mesh is not None:
         block = jax.lax.all_gather(block, "fsdp", axis=1, tiled=True)
@@ -214,10 +213,10 @@ def _scores_bwd(how, saved, cotangents):
                 entropy, g_entropy = of_entropy
                 dz = dz - g_entropy[..., None] * p * (logp + entropy[..., None])
             if how.unused:
-                dz = jnp.where(z > _MASKED, dz, 0.0)  # a constant has none, whether it is a target or not
+                dz = jnp.where(z > _MASKED, dz, 0.0)  # a masked logit is constant, also where it is a target
             dz = (dz * how.inverse_temperature).astype(hidden.dtype)
             dh += jnp.einsum("bnv,vd->bnd", dz, w, preferred_element_type=jnp.float32)
-            # Two-dimensional, as a layer's products (`grpojax.models.layers`): else XLA:CPU writes dz out transposed.
+            # Two-dimensional, like a layer's products (`grpojax.models.layers`); otherwise XLA:CPU transposes dz first.
             flat = [x.reshape(-1, x.shape[-1]) for x in (dz, hidden)]
             dw = jnp.einsum("nv,nd->vd", *flat, preferred_element_type=jnp.float32)
             if how.mesh is not None:

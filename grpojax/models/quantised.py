@@ -1,11 +1,13 @@
-"""Eight bits for the rollout: weights with one float32 scale an output channel, keys and values with one bfloat16 scale
-a token and head; symmetric, multiplied as they are.
+"""Eight bits for the rollout. Weights have one float32 scale for each output channel. Keys and values have one bfloat16
+scale for each token and head. Both are symmetric.
 
 ``w ≈ values * scale`` with ``scale = max |w| / 127`` over the axis that a product sums over, as LLM.int8 rounds weights
-(Dettmers et al., arXiv:2208.07339). Activations stay as they are: a decode step waits for bytes, not for products.
-The scale comes after the sum: whole numbers up to 127 are exact in bfloat16. That of a token's values goes into its
-weight in the softmax. KIVI (arXiv:2402.02750) has values so too, but of keys a scale a channel over many tokens: eight
-bits can do without it, and what is written of a token then never changes.
+(Dettmers et al., arXiv:2208.07339). Activations are not quantised, since reading memory limits a decode step and
+multiplying does not. Products multiply the eight-bit values, since whole numbers up to 127 are exact in bfloat16, and
+apply the scale after the sum. The scale of a token's values (in attention) is applied to the token's softmax weight.
+
+KIVI (arXiv:2402.02750) stores values in the same way, but keys with one scale for each channel over many tokens. Eight
+bits do not need that, and with a scale for each token, the stored numbers of a token never change.
 """
 
 from typing import Any, Literal, NamedTuple, cast
@@ -18,13 +20,13 @@ from grpojax.types import Array
 
 
 class Int8(NamedTuple):
-    """A weight in eight bits, or that of all layers stacked; stands in a tree of weights where the weight does. Or keys
-    or values.
+    """A weight in eight bits, or those of all layers stacked; it replaces the weight in a tree of weights. Also used
+    for keys and values.
 
     Attributes:
-      values: int8 in [-127, 127], the weight's shape.
-      scale: float32, the weight's shape without the axis that a product sums over; of keys and values bfloat16, theirs
-        without that of the head's numbers.
+      values: int8 in [-127, 127], with the weight's shape.
+      scale: for a weight, float32 with its shape without the axis that a product sums over. For keys and values,
+        bfloat16 with their shape without the axis of a head's numbers.
     """
 
     values: Array
@@ -33,17 +35,18 @@ class Int8(NamedTuple):
 
 Matrix = Array | Int8
 
-CACHE_SCALE = jnp.bfloat16  # half the bytes of float32, and no further error: values are rounded by the rounded scale
+CACHE_SCALE = jnp.bfloat16  # half the bytes of float32; adds no error, since values are rounded with the rounded scale
 
 
 def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
-    """A float weight in eight bits; no entry is off by more than half a scale, and a channel of zeros stays one.
+    """Rounds a float weight to eight bits. The error of an entry is at most half a scale; zero channels stay zero.
 
     Args:
       w: ``[..., n, ...]``, any float.
-      axis: the one that has a scale in common: of weights that which a product sums over.
-      scale_dtype: of the scale. It is rounded first and the values then by what it has become, so that half a scale
-        holds in bfloat16 too: up to ``2**-8`` too small, it leaves the largest below 127.5.
+      axis: the axis that shares one scale. For weights, it is the axis that a product sums over.
+      scale_dtype: dtype of the scale. The scale is rounded first, and the values are then rounded with the rounded
+        scale. So the bound of half a scale holds in bfloat16 too: a scale that is up to ``2**-8`` too small leaves the
+        largest value below 127.5.
 
     Example:
       >>> q = quantise(jnp.array([[1.27, 0.0], [-0.5, 0.0]]), 0)
@@ -59,7 +62,7 @@ def quantise(w: Array, axis: int, scale_dtype: DTypeLike = jnp.float32) -> Int8:
 
 
 def matmul(x: Array, w: Matrix) -> Array:
-    """``x [n, in]`` times ``w [in, out]``, ``[n, out]`` in ``x``'s dtype; sums of eight-bit weights are float32.
+    """``x [n, in]`` times ``w [in, out]``: ``[n, out]`` in ``x``'s dtype. Sums with eight-bit weights are float32.
 
     Example:
       >>> matmul(jnp.ones((1, 2)), quantise(jnp.array([[1.27, 2.54], [-0.5, 0.0]]), 0)).round(2).tolist()
@@ -97,8 +100,8 @@ def scores(q: Array, keys: Matrix) -> Array:
 
 
 def mixed(w: Array, values: Matrix, dtype: DTypeLike) -> Array:
-    """Float32 ``w [..., r, n]`` times ``values [..., n, d]``, n tokens: float32 ``[..., r, d]``. They are multiplied in
-    the values' dtype, those of eight bits in ``dtype``.
+    """Float32 ``w [..., r, n]`` times ``values [..., n, d]``, n tokens: float32 ``[..., r, d]``. The factors have the
+    dtype of the values in the product, or ``dtype`` if the values are in eight bits.
 
     Example:
       >>> values = quantise(jnp.array([[1.27, 0.64], [0.0, 254.0]]), 1)
@@ -111,7 +114,7 @@ def mixed(w: Array, values: Matrix, dtype: DTypeLike) -> Array:
 
 
 def stored(x: Array, dtype: jnp.dtype, axis: int = -1) -> Matrix:
-    """Keys or values as a cache of ``dtype`` has them; ``axis`` is that of a head's numbers.
+    """Keys or values in the form that a cache of ``dtype`` stores; ``axis`` is the axis of a head's numbers.
 
     Example:
       >>> stored(jnp.array([[1.27, 0.0], [0.0, 254.0]]), jnp.dtype("int8")).scale
@@ -123,8 +126,8 @@ def stored(x: Array, dtype: jnp.dtype, axis: int = -1) -> Matrix:
 
 
 def exact(cache_dtype: str) -> Literal["compute", "float32", "bfloat16"]:
-    """``cache_dtype``, or in place of eight bits "compute": for completions that are to be the policy's own, such as
-    those of held-out problems.
+    """``cache_dtype``, with "compute" in place of "int8". For completions that must come from the policy itself without
+    rounding, such as those of held-out problems.
 
     Example:
       >>> exact("int8"), exact("bfloat16")

@@ -23,9 +23,9 @@ AXES = ("data", "fsdp", "tensor")
 
 Rules = Mapping[str, tuple[str, ...]]
 
-# Logical axis -> mesh axes. "embed" and "hidden" are both the hidden size: the first of matrices, the second of norms
-# and biases, which are small and stay whole. TRAIN cuts every weight over fsdp too; ROLLOUT keeps whole weights on each
-# fsdp shard, so that decoding never moves one.
+# Logical axis -> mesh axes. "embed" and "hidden" are both the hidden size: "embed" for matrices, "hidden" for norms and
+# biases, which are small and stay whole. TRAIN also cuts weights over fsdp. ROLLOUT keeps whole weights on each
+# fsdp shard, so that decoding never moves a weight.
 TRAIN: Rules = {
     "shard": ("data", "fsdp"),
     "embed": ("fsdp",),
@@ -76,11 +76,11 @@ class MeshConfig:
 
 
 def disaggregate(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[list[jax.Device], list[jax.Device]]:
-    """``(learning, sampling)`` devices; the second are none where ``config.rollout`` is 0.
+    """``(learning, sampling)`` devices. No devices sample only if ``config.rollout`` is 0.
 
     Raises:
-      UserError: none are left to learn, or there are several processes: each has devices of its own, and weights go
-        from one set to the other without a network.
+      UserError: no devices are left to learn, or there are several processes. Each process has its own devices, and
+        the weights move between the two sets of devices without a network.
 
     Example:
       >>> disaggregate(MeshConfig(rollout=3), "abcdefgh")
@@ -98,15 +98,15 @@ def disaggregate(config: MeshConfig, devices: Sequence[jax.Device]) -> tuple[lis
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Builds the mesh. Of several TPU slices each has its part of ``data``; the other axes stay inside of a slice.
+    """Builds the mesh. With several TPU slices, ``data`` is cut over the slices; the other axes stay inside of a slice.
 
     Args:
       config: the sizes.
-      devices: what to lay out, without those that only sample; None takes all there are.
+      devices: the devices to lay out, without those that only sample; None takes all.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices, ``data`` does not divide over the slices, or the
-        chips' own wiring has no such mesh; it names meshes that are possible.
+        wiring of the chips does not allow this mesh. The message names possible meshes.
     """
     devices = list(devices if devices is not None else jax.devices())
     sizes = [config.data, config.fsdp, config.tensor]
@@ -120,9 +120,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
 
 def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray | str:
-    """The devices as ``sizes`` says, neighbours in the mesh close by each other; or why that cannot be."""
+    """The devices in a mesh of ``sizes``, with neighbours in the mesh close to each other; or why it is impossible."""
     data, *inside = sizes
-    # For GPUs a slice is a host: the order of hosts is enough, and the plain layout keeps it.
+    # For GPUs a slice is a host. Their devices only need the order of the hosts, which the plain layout keeps.
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if devices[0].platform == "tpu" else 1
     if math.prod(sizes) != len(devices):
         return f"needs {math.prod(sizes)} devices, but there are {len(devices)}"
@@ -137,7 +137,7 @@ def _lay_out(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray 
         pass
     except ValueError as e:
         return f"cannot be laid out: {e}"
-    except AssertionError:  # jax's, which names them all
+    except AssertionError:  # from jax; its text names all devices, so it is not shown
         return f"cannot be laid out: these {len(devices)} chips make no rectangle"
     try:
         return make(devices, allow_split_physical_axes=True)
@@ -150,7 +150,7 @@ def _shown(sizes: Sequence[int]) -> str:
 
 
 def _possible(wanted: Sequence[int], devices: Sequence[jax.Device], most: int = 4) -> str:
-    """Meshes of these devices, the nearest to what was asked for first."""
+    """Possible meshes of these devices; those nearest to the wanted sizes come first."""
     n = len(devices)
     divisors = [d for d in range(1, n + 1) if n % d == 0]
     every = [(data, fsdp, n // data // fsdp) for data in divisors for fsdp in divisors if n // data % fsdp == 0]
@@ -160,7 +160,7 @@ def _possible(wanted: Sequence[int], devices: Sequence[jax.Device], most: int = 
 
 
 def spec(logical: Sequence[str | None], rules: Rules) -> PartitionSpec:
-    """Maps logical axes to a `PartitionSpec`; two dimensions on one mesh axis raise `ValueError`."""
+    """Maps logical axes to a `PartitionSpec`. Raises `ValueError` if two dimensions need the same mesh axis."""
     dims = [None if a is None else rules[a] for a in logical]
     used = [m for d in dims if d for m in d]
     if len(used) != len(set(used)):
@@ -174,7 +174,7 @@ def named(mesh: Mesh | None, logical: Sequence[str | None], rules: Rules = TRAIN
 
 
 def shards(mesh: Mesh | None) -> int:
-    """Batch shards of a mesh: into how many equal parts a batch is cut."""
+    """Number of batch shards of a mesh, the equal parts that a batch is cut into."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -184,7 +184,7 @@ def constrain(x: Array, mesh: Mesh | None, *logical: str | None, rules: Rules = 
 
 
 def check_divides(mesh: Mesh | None, what: str, size: int, axes: Sequence[str]) -> None:
-    """Raises `UserError` where ``size`` does not divide over the mesh axes, instead of replicating silently."""
+    """Raises `UserError` if ``size`` does not divide over the mesh axes, instead of replicating silently."""
     if mesh is None:
         return
     shards = math.prod(mesh.shape[a] for a in axes)
@@ -193,9 +193,9 @@ def check_divides(mesh: Mesh | None, what: str, size: int, axes: Sequence[str]) 
 
 
 def gather_weight(w: Array, mesh: Mesh | None, dtype: DTypeLike, *logical: str | None) -> Array:
-    """A weight in the compute dtype, gathered over ``fsdp``; its gradient is scattered back over ``fsdp``.
+    """Casts a weight to the compute dtype and gathers it over ``fsdp``. Its gradient is scattered back over ``fsdp``.
 
-    The cast comes first, so that the wire carries the compute dtype.
+    The cast comes first, so that the gather moves the compute dtype.
     """
     if mesh is None:
         return w.astype(dtype)

@@ -1,8 +1,8 @@
-"""One table of weights for a family of networks: their shapes, how they are cut, how they start, their names on disk.
+"""A table of the weights of a family of networks: their shapes, shardings, first values and names on disk.
 
-Initialisation, shardings, weight decay, loading and export read it; a weight that is not in it is an error. A network
-of another kind (a value head, an adapter) brings a table of its own; where its weights stand next to a decoder's in one
-tree, the tables are joined: ``{**DECODER, "value_head": Weight(("embed",), zeros)}``.
+Initialisation, sharding, weight decay, loading and export read it. A weight that is not in it is an error. Another kind
+of network (a value head, an adapter) has its own table. If its weights are in one tree with a decoder's, the tables are
+joined: ``{**DECODER, "value_head": Weight(("embed",), zeros)}``.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,16 +23,17 @@ Initialiser = Callable[[nnx.Rngs, tuple[int, ...], Mapping[str, int]], Array]
 
 
 class Weight(NamedTuple):
-    """One weight, or that of all layers stacked.
+    """One weight, or those of all layers stacked.
 
     Attributes:
-      axes: logical axes; their `sizes` are the shape and the sharding rules say how each is cut. Of a stacked weight
-        the first is "layers".
-      init: its first values.
-      name: in a checkpoint, with ``{}`` for the layer, and another for the expert; None where no checkpoint has it.
-      transposed: the checkpoint has it the other way round, ``[out, in]``.
-      when: the field of the decoder's config that says whether there is one; None: always.
-      exact: it multiplies in float32 whatever the compute dtype is, and is never in eight bits.
+      axes: logical axes. Their `sizes` are the shape, and the sharding rules say how each axis is cut. The first axis
+        of a stacked weight is "layers".
+      init: makes its first values.
+      name: name in a checkpoint, with ``{}`` for the layer and another ``{}`` for the expert. None if no checkpoint
+        has the weight.
+      transposed: whether the checkpoint stores it transposed, as ``[out, in]``.
+      when: field of the decoder's config that says whether the decoder has the weight; None if all decoders have it.
+      exact: whether it multiplies in float32 whatever the compute dtype is, and is never in eight bits.
     """
 
     axes: tuple[str, ...]
@@ -44,17 +45,17 @@ class Weight(NamedTuple):
 
     @property
     def stacked(self) -> bool:
-        """Whether all layers stand in one array, along the first axis."""
+        """Whether one array has all layers, along its first axis."""
         return self.axes[0] == "layers"
 
     @property
     def lead(self) -> int:
-        """How many of the first axes a checkpoint has in its names: it has a tensor for each layer, and each expert."""
+        """How many of the first axes are in a checkpoint's names. It has one tensor for each layer and expert."""
         return sum(axis in ("layers", "experts") for axis in self.axes[:2])
 
     @property
     def summed(self) -> int:
-        """The axis of a matrix that products sum over."""
+        """The number of the axis that products sum over; for a matrix."""
         return max(self.lead, 1)
 
 
@@ -72,7 +73,8 @@ def zeros(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> A
 
 
 def normal(fan_in: str, *, residual: bool = False) -> Initialiser:
-    """Normal with variance 1 / size of the axis ``fan_in``; ``residual``, for outputs of blocks, also / (2 layers)."""
+    """Normal with variance 1 / size of the axis ``fan_in``. ``residual``, for outputs of blocks, also divides the
+    variance by twice the number of layers."""
 
     def init(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
         fan = sizes[fan_in] * (2 * sizes["layers"] if residual else 1)
@@ -99,8 +101,7 @@ def _bias(axis: str, name: str, when: str) -> Weight:
     return Weight(("layers", axis), zeros, f"model.layers.{{}}.{name}.bias", when=when)
 
 
-# The families name their weights alike. The order is that in which random ones are drawn
-# within a layer.
+# The families use the same names of weights. Random weights of a layer are drawn in this order.
 DECODER: WeightTable = {
     "embed": Weight(("vocab", "embed"), normal("embed"), "model.embed_tokens.weight"),
     "attn_norm": _norm("hidden", "input_layernorm"),
@@ -155,12 +156,12 @@ def sizes(config: DecoderConfig) -> dict[str, int]:
 
 
 def present(table: WeightTable, config: DecoderConfig) -> dict[str, Weight]:
-    """Those weights of a table that a network with this config has."""
+    """The weights of a table that a network with this config has."""
     return {name: weight for name, weight in table.items() if weight.when is None or getattr(config, weight.when)}
 
 
 def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
-    """First values of a weight; of a stacked one, those of one layer.
+    """First values of a weight, or of one layer of a stacked weight.
 
     Example:
       >>> config = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=5, intermediate_size=3, num_layers=2,
@@ -173,13 +174,13 @@ def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
 
 
 def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> tuple[str, ...]:
-    """Logical axes of a leaf of a tree of weights or of their moments; none of a scalar, such as a counter.
+    """Logical axes of a leaf in a tree of weights or of their moments. A scalar, such as a counter, has none.
 
-    For ``jax.tree_util.tree_map_with_path``. What the leaf is called is the last dictionary key of its path. The scale
-    of a matrix in eight bits is without the axis that products sum over.
+    For ``jax.tree_util.tree_map_with_path``. The name of the leaf is the last dictionary key of its path. The scale of
+    a matrix in eight bits does not have the axis that products sum over.
 
     Raises:
-      ValueError: the table has no weight of that name, or one with another number of axes.
+      ValueError: the table has no weight of that name, or its number of axes is different.
 
     Example:
       >>> tree = {"layers": {"q": jnp.zeros((2, 5, 3))}, "count": jnp.zeros(())}
@@ -200,17 +201,17 @@ def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> t
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """What the table calls a leaf: the last dictionary key of its path, "" without one."""
+    """The name of a leaf in the table: the last dictionary key of its path, or "" if the path has none."""
     return next((p.key for p in reversed(path) if isinstance(p, jax.tree_util.DictKey)), "")
 
 
 def is_matrix(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> bool:
-    """Whether a leaf multiplies activations: these weights decay, norms and biases do not."""
+    """Whether a leaf is a matrix that multiplies activations. Such weights decay; norms and biases do not."""
     return len([a for a in axes_of(path, leaf, table) if a not in ("layers", "experts")]) >= 2
 
 
 def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightTable = DECODER) -> Any:
-    """The sharding of every array of a tree of weights or of an optimiser's state; None for each without a mesh."""
+    """The sharding of every array in a tree of weights or of an optimiser's state; without a mesh each is None."""
 
     def one(path, leaf):
         return named(mesh, axes_of(path, leaf, table), rules)
@@ -219,8 +220,8 @@ def shardings(tree: Any, mesh: Mesh | None, rules: Rules = TRAIN, table: WeightT
 
 
 def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
-    """Raises `UserError` when a decoder's weights do not divide over the mesh; a query's heads are never cut, those
-    of keys and values may be (`grpojax.models.kv_heads`)."""
+    """Raises `UserError` if a decoder's weights do not divide over the mesh. The mesh may not cut a head of the query;
+    it may cut heads of keys and values (`grpojax.models.kv_heads`)."""
     mlps = [("intermediate_size", config.intermediate_size, "mlp")]
     if config.experts is not None:
         mlps = [("moe_intermediate_size", config.experts.size, "expert_mlp")]

@@ -1,1 +1,1 @@
-"""What is jitted: the sampler, updates of any loss, scoring; and the state and the rows that these work on."""
+"""The jitted programs: the sampler, updates by any loss, and scoring; also the state and the rows that they use."""

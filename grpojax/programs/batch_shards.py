@@ -1,4 +1,4 @@
-"""A batch of groups to the equal parts that the batch shards take, and to minibatches; numpy on the host."""
+"""Splits a batch of groups into equal parts for the batch shards, and into minibatches; numpy on the host."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from grpojax.types import Array, PerPrompt, Prompts
 
 
 def spread_sizes(prompts: int, group: int, shards: int) -> tuple[int, int]:
-    """How many prompts with how many samples each `spread` makes; raises `UserError` where they do not divide.
+    """The number of prompts, and of samples for each, that `spread` makes. Raises `UserError` if they do not divide.
 
     Example:
       >>> spread_sizes(2, 6, 4)
@@ -25,13 +25,13 @@ def spread_sizes(prompts: int, group: int, shards: int) -> tuple[int, int]:
 
 
 def spread(prompts: Prompts, group: int, shards: int) -> tuple[Prompts, int]:
-    """Lays ``P`` prompts with ``group`` samples each over ``shards`` equal parts of a batch.
+    """Splits ``P`` prompts with ``group`` samples each into ``shards`` equal parts of a batch.
 
-    Prompts are split first; with fewer prompts than shards, each prompt stands in several shards, with a part of its
-    group in each. Arrays ``[P, G, ...]`` follow by a reshape to ``[P', G', ...]``: the order of samples stays.
+    If there are fewer prompts than shards, each prompt is in several shards, with a part of its group in each. The
+    order of samples does not change, so a reshape to ``[P', G', ...]`` splits arrays ``[P, G, ...]`` in the same way.
 
     Returns:
-      The prompts, and how many samples each of them has now. `gather_groups` undoes it.
+      The prompts, and the number of samples that each of them now has. `gather_groups` undoes the split.
     """
     n = len(prompts.lengths)
     rows, part = spread_sizes(n, group, shards)
@@ -48,7 +48,7 @@ def spread(prompts: Prompts, group: int, shards: int) -> tuple[Prompts, int]:
 
 
 def filled(prompts: int, shards: int) -> int:
-    """``prompts`` with those that fill up the last of ``shards`` equal parts.
+    """``prompts``, rounded up to a multiple of ``shards``.
 
     Example:
       >>> filled(5, 4), filled(8, 4)
@@ -58,18 +58,18 @@ def filled(prompts: int, shards: int) -> int:
 
 
 def gather_groups(x: Array, prompts: int) -> Array:
-    """``[P', G', ...]`` of spread prompts back to ``[P, G, ...]``."""
+    """Turns ``[P', G', ...]`` of spread prompts back into ``[P, G, ...]``."""
     return x.reshape(prompts, -1, *x.shape[2:])
 
 
 def minibatches(dropped: PerPrompt, count: int) -> list[np.ndarray]:
-    """Which prompts each of ``count`` minibatches takes, from the global order: the same on any number of devices.
+    """The prompts of each of ``count`` minibatches, in the global order. They are the same on any number of devices.
 
-    Groups that were dropped are dealt out evenly, so that no minibatch is left without any that teaches.
+    Dropped groups are spread evenly over the minibatches, so that none has only dropped groups.
 
     Args:
-      dropped: ``[P]`` bool, groups that weigh nothing.
-      count: must divide P.
+      dropped: ``[P]`` bool, groups with weight 0.
+      count: number of minibatches; must divide P.
 
     Returns:
       ``count`` arrays of P / count places in ``[0, P)``, in order.

@@ -1,9 +1,9 @@
-"""A ragged batch in blocks of equal shape, of which a program takes as many as hold a token.
+"""Cuts a ragged batch into blocks of equal shape. A program takes only as many blocks as hold a token.
 
-Prompts are read once; then a loop takes the rows that continue them, block by block. How long it is is known only as it
-runs, so one program serves batches of any lengths and still costs what their tokens cost. Where nearly all of a batch
-is filled a second program is cheaper, in which prompts and rows are one stream of tokens. These two are all that a run
-needs, and only lengths decide which of them a batch takes.
+A program reads the prompts once. Then a loop takes the rows that continue them, block by block. The number of
+iterations is a value and not a shape, so one program serves batches of any lengths, and its cost follows their tokens.
+If nearly all of a batch is filled, a second program is cheaper, in which prompts and rows are one stream of tokens. A
+run needs only these two programs. The lengths of a batch decide which of them it takes.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ from grpojax.programs import packing
 from grpojax.programs.packing import Layout, Packed
 from grpojax.types import Rows, Scalar, TrainBatch
 
-# Most completions of a row, where each has gather indices: one more costs the attention of a quarter of a row.
+# The most completions in a row with gather indices. Each further one costs the attention of a quarter of a row.
 GATHERED = 8
-LEAST = {"cpu": 256, "tpu": 4096}  # positions of a shard: a block with fewer takes as long as one with so many
-OVERHEAD = 1 / 16  # what adding a block's gradient costs, as a share of LEAST
+LEAST = {"cpu": 256, "tpu": 4096}  # positions of a shard: a block with fewer takes just as long
+OVERHEAD = 1 / 16  # cost of adding a block's gradient, as a share of LEAST
 
 
 class Block(NamedTuple):
-    """Of a shard: prompts that are read at once and how often, rows of a block and how many blocks may follow each
-    reading, and whether completions share rows."""
+    """The shape of a shard's blocks: how many prompts are read at once, how many readings there are, the rows of a
+    block, how many blocks may follow each reading, and whether completions share rows."""
 
     prompts: int
     reads: int
@@ -37,7 +37,7 @@ class Block(NamedTuple):
     shared: bool
 
     def cost(self, most: int, longest: int, least: int, readings: int, taken: int) -> float:
-        """In positions of a shard, of so many readings with so many blocks behind them all."""
+        """Cost of ``readings`` readings, followed by ``taken`` blocks in all, in positions of a shard."""
         prompts, rows = self.prompts * longest, self.rows * most
         if self.count == 1:
             return readings * (max(prompts + rows, least) + OVERHEAD * least)
@@ -48,18 +48,19 @@ class Block(NamedTuple):
 def sizes(
     prompts: int, group: int, most: int, longest: int, *, microbatches: int = 1, least: int = 1, gaps: bool = False
 ) -> list[Block]:
-    """The blocks that batches of a run come in: one for groups of full length and, if it saves anything, a smaller one.
+    """The blocks that a run's batches use: one for groups of full length and, if it saves anything, a smaller one.
 
-    Of those which with the prompts before them are no larger than a micro-batch, it is the one that costs a shard the
-    least, as a mean over groups that fill one to all of their rows; with ``gaps`` also over how many groups there are.
+    A smaller block, together with the prompts before it, must not be larger than a micro-batch. Of the blocks that fit,
+    the one with the least cost for a shard is chosen. The cost is a mean over groups that fill from one to all of their
+    rows, and with ``gaps`` also over the number of groups.
 
     Args:
-      prompts: of a shard.
-      group: samples of each.
+      prompts: prompts of a shard.
+      group: samples of each prompt.
       most: tokens of the longest sample.
       longest: tokens of the longest prompt.
-      microbatches: parts that an update takes one after the other at full length.
-      least: positions of which a block takes no less time for having fewer.
+      microbatches: number of parts that an update takes one after the other at full length.
+      least: positions of a block below which it does not get faster.
       gaps: any number of groups may have no samples (``train.skip_zero_advantage``).
 
     Raises:
@@ -94,7 +95,7 @@ def sizes(
 
 
 def _some(first: int, last: int, most: int) -> list[int]:
-    """All numbers from ``first`` to ``last``, or so many of them, evenly spaced."""
+    """All numbers from ``first`` to ``last``, or ``most`` evenly spaced ones if there are more."""
     return np.unique(np.linspace(first, last, min(most, max(0, last - first + 1))).round().astype(int)).tolist()
 
 
@@ -107,15 +108,15 @@ def pack(
     least: int = 1,
     gaps: bool = False,
 ) -> tuple[Packed, Layout]:
-    """Lays a batch out in rows, as `grpojax.programs.packing.pack` does, in the cheapest of its blocks (`sizes`).
+    """Lays a batch out in rows, like `grpojax.programs.packing.pack`, with the cheapest of its blocks (`sizes`).
 
     Args:
-      batch, shards, microbatches, gather: as there.
+      batch, shards, microbatches, gather: as in `grpojax.programs.packing.pack`.
       least, gaps: as in `sizes`.
 
     Returns:
-      The batch in rows ``[C M, B, ...]`` and its prompts ``[C, B, ...]``, for each of C readings the most blocks M that
-      may follow it; and the `Layout`.
+      The batch in rows ``[C M, B, ...]`` with prompts ``[C, B, ...]``, and the `Layout`. There are C readings, and M is
+      the most blocks that may follow a reading.
     """
     full, *smaller = sizes_of(batch, shards=shards, microbatches=microbatches, least=least, gaps=gaps)
     lengths = np.asarray(batch.lengths)
@@ -134,7 +135,7 @@ def pack(
 
 
 def sizes_of(batch: TrainBatch, *, shards: int, microbatches: int, least: int, gaps: bool = False) -> list[Block]:
-    """`sizes` of a batch ``[P, G, T]``; arguments as in `pack`."""
+    """`sizes` for a batch ``[P, G, T]``; arguments as in `pack`."""
     (n, group, most), longest = np.asarray(batch.tokens).shape, np.asarray(batch.prompts.tokens).shape[1]
     return sizes(n // shards, group, most, longest, microbatches=microbatches, least=least, gaps=gaps)
 
@@ -142,8 +143,8 @@ def sizes_of(batch: TrainBatch, *, shards: int, microbatches: int, least: int, g
 def _even(tokens: np.ndarray, shards: int) -> np.ndarray:
     """Numbers of the prompts of each shard, ``[shards, P / shards]``.
 
-    The prompt with most tokens goes first, and each to the shard that has the fewest so far: no shard goes on before
-    the others."""
+    Prompts are assigned in the order of their tokens, the most first. Each goes to the shard with the fewest tokens so
+    far, so that all shards have about the same work."""
     mine: list[list[int]] = [[] for _ in range(shards)]
     load = [0] * shards
     for p in np.argsort(-tokens, kind="stable").tolist():
@@ -155,14 +156,15 @@ def _even(tokens: np.ndarray, shards: int) -> np.ndarray:
 
 
 class _Dealt(NamedTuple):
-    """One shard: the prompts of each reading, and the blocks of rows after it."""
+    """A shard's prompts for each reading, and the blocks of rows after each reading."""
 
     prompts: list[np.ndarray]
     blocks: list[list[list[list[packing.Completion]]]]
 
 
 def _deal(lengths: np.ndarray, prompts: np.ndarray, *, most: int, block: Block, gather: bool) -> _Dealt:
-    """A shard's prompts without a sample come last. With gather indices a row takes completions of any prompt."""
+    """Assigns a shard's completions to rows and blocks. Prompts without a sample come last. With gather indices a row
+    may hold completions of several prompts."""
     order = prompts[np.argsort(~lengths[prompts].any(1), kind="stable")]
     dealt = _Dealt([], [])
     for c in range(block.reads):
@@ -184,7 +186,7 @@ def _gathered(block: Block, group: int) -> int:
 
 
 def _parts(dealt: _Dealt, block: Block) -> list[packing.ShardRows]:
-    """One shard: the blocks of each reading, empty ones behind them."""
+    """A shard's blocks, padded with empty ones to ``block.count`` for each reading."""
     return [
         packing.ShardRows(prompts, blocks[m] if m < len(blocks) else [])
         for prompts, blocks in zip(*dealt, strict=True)
@@ -193,12 +195,12 @@ def _parts(dealt: _Dealt, block: Block) -> list[packing.ShardRows]:
 
 
 def after_reading(rows: Rows) -> int:
-    """M of rows ``[C M, ...]``: blocks that may follow each of C readings; 1 where prompts are not read before."""
+    """M for rows ``[C M, ...]``: how many blocks may follow each of C readings; 1 if there is no separate reading."""
     return rows.tokens.shape[0] // rows.prompts.shape[0]
 
 
 def reading(tree: Any, c: Any) -> Any:
-    """The part ``[M, ...]`` of `Rows` ``[C M, ...]``, or of what is packed in them, that belongs to one reading."""
+    """The part ``[M, ...]`` of `Rows` or `Packed` ``[C M, ...]`` that belongs to reading ``c``."""
     rows = tree.rows if isinstance(tree, Packed) else tree
     n = after_reading(rows)
 
@@ -213,7 +215,7 @@ def reading(tree: Any, c: Any) -> Any:
 
 
 def block(tree: Any, i: Any, read: Any = None) -> Any:
-    """Block ``i`` of one `reading`, whose prompts gave ``read``."""
+    """Block ``i`` of one `reading`; ``read`` is the result of its prompts' forward."""
 
     def of_rows(rows: Rows) -> Rows:
         rest = jax.tree.map(lambda x: x[i], dataclasses.replace(rows, prompts=None, prompt_lengths=None))
@@ -229,8 +231,8 @@ def _map(of_rows: Callable[[Rows], Rows], each: Callable[[Any], Any], tree: Any)
 
 
 def taken(rows: Rows) -> int | Scalar:
-    """How many blocks of a `reading`, or micro-batches of rows ``[M, ...]``, are to be taken: all, or by ``live`` at
-    least one.
+    """How many blocks of a `reading`, or micro-batches of rows ``[M, ...]``, to take. All if there is no ``live``;
+    otherwise those up to the last live one, and at least one.
 
     Example:
       >>> import types
@@ -241,7 +243,7 @@ def taken(rows: Rows) -> int | Scalar:
 
 
 def readings(rows: Rows) -> int | Scalar:
-    """How many readings of rows ``[C M, ...]`` have anything behind them; at least one."""
+    """How many readings of rows ``[C M, ...]`` to take: those up to the last with a live block, and at least one."""
     if rows.live is None:
         return rows.prompts.shape[0]
     return _last(rows.live.reshape(rows.prompts.shape[0], -1).any(1))
@@ -252,17 +254,17 @@ def _last(live: Any) -> Scalar:
 
 
 def loop(count: int, n: int | Scalar, body: Callable[[Any, Any], Any], start: Any) -> Any:
-    """``n`` times, of at most ``count``: a loop only where there may be more than one."""
+    """Applies ``body`` ``n`` times, at most ``count`` times. There is no loop if ``count`` is 1."""
     return body(0, start) if count == 1 else jax.lax.fori_loop(0, n, body, start)
 
 
 def each(function: Callable[[Rows], Any], rows: Rows, read: Callable[[Rows], Any]) -> Any:
-    """``function`` of every block that is `taken`, ``[C M, ...]``; 0 for the others.
+    """Results ``[C M, ...]`` of ``function`` on every block that is `taken`; 0 for the other blocks.
 
     Args:
-      function: of a block's rows.
+      function: takes a block's rows.
       rows: ``[C M, ...]``.
-      read: what a block's ``read`` is to be, of rows that have its prompts; called once a reading.
+      read: takes rows with a reading's prompts and returns the ``read`` of its blocks; called once for each reading.
     """
     count, n = rows.tokens.shape[0], after_reading(rows)
 
@@ -285,12 +287,12 @@ def each(function: Callable[[Rows], Any], rows: Rows, read: Callable[[Rows], Any
 
 
 def others(blocks: Sequence[Block], gather: int, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The arguments of a program with rows of the run's other blocks: shapes in place of arrays.
+    """A program's arguments with their rows in each of the run's other blocks; shapes in place of arrays.
 
     Args:
-      blocks: of `sizes`.
-      gather: completions of a prompt where rows need gather indices; 0 where they need none.
-      args: of a call; without rows in one of ``blocks`` there are no others.
+      blocks: blocks from `sizes`.
+      gather: completions of a prompt if rows need gather indices; 0 if they need none.
+      args: arguments of a call. The result is empty if they have no rows in one of ``blocks``.
     """
     nodes = jax.tree.leaves(args, is_leaf=_has_rows)
     shapes = {(x.rows if isinstance(x, Packed) else x).tokens.shape for x in nodes if _has_rows(x)}
@@ -310,7 +312,7 @@ def _has_rows(x: Any) -> bool:
 
 
 def _with(block: Block, gather: int, x: Any) -> Any:
-    """Rows, or what is packed in them, as shapes in another block; anything else as it is."""
+    """Shapes of `Rows` or `Packed` in another block; anything else unchanged."""
     count = block.reads * block.count
     if isinstance(x, Packed):
         per_token = jax.tree.map(lambda y: _shape(y, count, block.rows, y.shape[3]), x.per_token)

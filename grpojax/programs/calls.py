@@ -1,6 +1,6 @@
-"""A program with shapes in place of arrays: what is compiled ahead of a run, and what a plan is made of.
+"""Programs with shapes in place of arrays. They are compiled ahead of a run, and a plan is made from them.
 
-The shapes that a program takes are made next to the code that calls it. This module has their types.
+The code that calls a program also makes the shapes that the program takes. This module has the types for both.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ from grpojax.types import Prompts, Rollout
 
 
 class Call(NamedTuple):
-    """A program and what it is called with, every prompt and completion at its longest.
+    """A program and its arguments, with every prompt and completion at its longest.
 
     Attributes:
-      program: jitted.
+      program: the jitted function.
       args: shapes in place of arrays.
-      own: those of them that are the run's own: they are there without it.
-      flops: that its work takes, on all chips together; 0 where it multiplies nothing, or where that is not known.
-      iterations: of a rollout, how often its loop runs where every sample is at its longest.
-      cache: of a rollout, bytes of keys and values on a chip.
-      blocks: of a rollout, those of its cache.
-      live: the share of them that a token's step reads, on the average.
-      samples: it runs on the chips that sample, whichever those are.
-      static: keyword arguments that it compiles anew for.
-      ragged: its rows are those of a minibatch, which have a second size where samples are shorter.
+      own: the arguments that are part of the run's state. They take memory also while the program does not run.
+      flops: FLOPs of the program on all chips together; 0 if it multiplies nothing, or if the number is unknown.
+      iterations: number of iterations of a rollout's loop if every sample is at its longest.
+      cache: bytes of a rollout's keys and values on one chip.
+      blocks: number of blocks of a rollout's cache.
+      live: average share of these blocks that a decode step reads.
+      samples: whether the program runs on the chips that sample.
+      static: keyword arguments for which the program is compiled anew.
+      ragged: whether its rows are those of a minibatch. Such rows have a second, smaller size for shorter samples.
     """
 
     program: Any
@@ -54,8 +54,8 @@ class Call(NamedTuple):
 
 
 def bound(call: Call, device: jax.Device) -> tuple[Any, ...]:
-    """The arguments of a call on one device, to which the run's state and rows are bound
-    (`grpojax.programs.state.bound_like`), and numbers of the host are not."""
+    """The arguments of a call on one device. The run's state and rows are bound to that device
+    (`grpojax.programs.state.bound_like`); scalars of the host are not."""
     own, placed = {id(x) for x in jax.tree.leaves(call.own)}, SingleDeviceSharding(device)
 
     def bind(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -65,12 +65,12 @@ def bound(call: Call, device: jax.Device) -> tuple[Any, ...]:
 
 
 def abstract(x: Any, placed: NamedSharding | None) -> jax.ShapeDtypeStruct:
-    """An array without its numbers."""
+    """Shape, dtype and sharding of an array."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
 
 
 def on_mesh(tree: Any, mesh: Mesh | None, *before: None) -> Any:
-    """Arrays of the host as they lie on the devices: ``before`` axes, then batch shards."""
+    """Shapes of host arrays as the devices hold them: the ``before`` axes first, then an axis of batch shards."""
 
     def placed(x: np.ndarray) -> jax.ShapeDtypeStruct:
         axes = (*before, "shard", *(None,) * (x.ndim - len(before) - 1))
@@ -96,20 +96,20 @@ def longest_prompts(count: int, tokens: int) -> Prompts:
 
 
 def forward_flops(policy: PolicyShape, prompts: int, longest: int, group: int, tokens: int) -> float:
-    """FLOPs of a forward over so many prompts of ``longest`` tokens, with ``group`` samples of ``tokens`` each."""
+    """FLOPs of a forward over ``prompts`` prompts of ``longest`` tokens, each with ``group`` samples of ``tokens``."""
     return flops.forward_flops(policy.config, np.full(prompts, longest), np.full((prompts, group), tokens))
 
 
 def reshard(policy: PolicyShape, params: Any, weights: Literal["compute", "int8"]) -> tuple[dict[str, Call], Any]:
-    """What makes a rollout's weights (`grpojax.programs.policy.Policy.reshard`), and these where they are sampled with.
+    """The call that makes a rollout's weights (`grpojax.programs.policy.Policy.reshard`), and these weights' shapes.
 
     Args:
       policy: the model.
       params: its weights.
-      weights: in which they are sampled with.
+      weights: the format of the rollout's weights.
 
     Returns:
-      ``({"reshard": call}, weights)``; without the program where there is nothing to do.
+      ``({"reshard": call}, weights)``. The dict is empty if there is nothing to do.
     """
     made = make_reshard(policy.config, policy.compute, weights, adapted=policy.adapter is not None)
     whole = jax.eval_shape(made, params)
@@ -122,10 +122,10 @@ def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: Sampl
 
     Args:
       policy: the model.
-      weights: of `reshard`.
-      prompts: `longest_prompts`.
-      sampling: how they are sampled.
-      left: samples of a batch shard that may go on in the next one; 0 where none ever does.
+      weights: weights from `reshard`.
+      prompts: prompts from `longest_prompts`.
+      sampling: how to sample.
+      left: samples of a batch shard that may continue in the next rollout; 0 if none ever does.
     """
     mesh, compute, shards = policy.sampling.mesh, policy.sampling.compute, policy.sampling.shards
     longest = prompts.tokens.shape[1]

@@ -19,9 +19,10 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 
 AUTO = "auto"
-OWN_BYTES = 8 * 2**30  # that the user's own folder may have when a process starts
+OWN_BYTES = 8 * 2**30  # the most that the user's own folder may hold when a process starts
 
-# jax's settings: every program is worth a file, since a start has a hundred small ones. A variable in capitals wins.
+# Settings of jax: keep every program, since a start compiles a hundred small ones. An environment variable of the same
+# name in capitals wins.
 _KEEP_ALL = {"jax_persistent_cache_min_compile_time_secs": 0.0, "jax_persistent_cache_min_entry_size_bytes": -1}
 
 _COMPILES = "/jax/core/compile/"  # jax's events: a function is traced, lowered and compiled
@@ -39,13 +40,13 @@ _here, _lock, _under_way = _Here(), threading.Lock(), 0
 
 
 def cache_folder(place: str | None, run_dir: str | os.PathLike[str] | None = None) -> str | None:
-    """The folder that compiled programs are kept in; None for none.
+    """The folder that compiled programs are kept in; None if they are not kept.
 
     Args:
-      place: "auto", a folder (local or ``gs://``), or None. "auto" is ``grpojax/compile`` in ``XDG_CACHE_HOME``, or in
-        ``~/.cache``; and ``compile_cache`` beside ``run_dir`` where that is in a bucket, or there are several
-        processes: of those only the first writes what it compiled.
-      run_dir: of the run, if it is one.
+      place: "auto", a folder (local or ``gs://``), or None. "auto" is ``grpojax/compile`` in ``XDG_CACHE_HOME`` or in
+        ``~/.cache``. If ``run_dir`` is in a bucket, or there are several processes, "auto" is ``compile_cache`` next to
+        ``run_dir`` instead; only the first process writes there.
+      run_dir: folder of the run; None outside of a run.
 
     Example:
       >>> cache_folder(None), cache_folder("/fast/cache"), cache_folder("auto", "gs://bucket/runs/first")
@@ -68,15 +69,15 @@ def program(
     options: dict[str, Any] | None = None,
     out_shardings: Any = None,
 ) -> Callable[..., Any]:
-    """A program of a run: ``function``, jitted under a name. While it compiles, the log says so.
+    """A program of a run: ``function``, jitted under a name. The log reports when it compiles.
 
     Args:
-      name: what profiles and the log call it.
-      function: pure, of arrays.
-      donate: positions of arguments whose memory it takes over.
-      static: names of keyword arguments that it compiles anew for.
-      options: XLA's (`quick_options`); such a program is called by no other jitted function.
-      out_shardings: of what it returns; None leaves them to XLA.
+      name: its name in profiles and in the log.
+      function: a pure function of arrays.
+      donate: positions of arguments whose memory the program takes over.
+      static: names of keyword arguments for whose values it is compiled anew.
+      options: options for XLA (`quick_options`). No other jitted function may call a program that has options.
+      out_shardings: shardings of the results; None leaves them to XLA.
 
     Example:
       >>> import jax.numpy as jnp
@@ -100,11 +101,11 @@ def program(
 class CompileAhead:
     """Compiles programs in threads, one for each core, before they are called. A call waits only for its own program.
 
-    It changes when a program compiles, and not what runs. Every process compiles for itself, so that several hosts need
-    not agree on the order. The compiles that run at the same time need their host memory at the same time.
+    This changes when a program compiles, but not what runs. Every process compiles for itself, so that several hosts
+    need not agree on the order. Concurrent compiles add up in host memory.
 
     Args:
-      calls: programs of `program`, each with shapes of its arguments, in the order in which they will be called.
+      calls: programs from `program`, each with shapes of its arguments, in the order in which they will be called.
 
     Example:
       >>> import jax.numpy as jnp
@@ -115,12 +116,12 @@ class CompileAhead:
     """
 
     def __init__(self, calls: Iterable[tuple[Any, tuple[Any, ...]]] = ()):
-        # The compiler runs without Python's lock, so that each thread has a core.
+        # The compiler releases Python's lock, so that each thread has a core.
         self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile")
         self._left = {_shapes(program, args): self._pool.submit(_compile, program, args) for program, args in calls}
 
     def __call__(self, program: Any, *args: Any) -> Any:
-        """``program(*args)``, once it is compiled for these shapes; what fails to compile raises here."""
+        """``program(*args)``, once it is compiled for these shapes. A failed compile raises here."""
         compiles = self._left.pop(_shapes(program, args), None) if self._left else None
         if compiles is None or compiles.cancel():  # a canceled one was still waiting: the call compiles it itself
             return program(*args)
@@ -128,7 +129,7 @@ class CompileAhead:
         return program(*args)
 
     def close(self) -> None:
-        """Starts no other compile; those under way end by themselves."""
+        """Starts no further compile. Running compiles end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -143,7 +144,7 @@ def _shapes(program: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def compiling() -> bool:
-    """Whether a function is being traced or compiled at the moment, by any thread."""
+    """Whether any thread is tracing or compiling a function at the moment."""
     return _under_way > 0
 
 
@@ -173,7 +174,7 @@ def _noted(event: str, **_: Any) -> None:
 
 
 def _name(fun_name: str) -> str:
-    """jax has ``update`` as ``jit(update)`` where it compiles it."""
+    """The name of a function; jax reports ``update`` as ``jit(update)`` when it compiles it."""
     return fun_name.removeprefix("jit(").removesuffix(")")
 
 
@@ -183,12 +184,13 @@ jax.monitoring.register_event_listener(_noted)
 
 
 def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | None = None) -> None:
-    """Has jax keep all that it compiles from here on, and take it from there at the next start.
+    """Makes jax keep everything that it compiles from now on, and read it at the next start.
 
-    ``JAX_COMPILATION_CACHE_DIR`` says where, if it is set, and ``place`` otherwise, as in `cache_folder`.
+    The folder is ``JAX_COMPILATION_CACHE_DIR`` if that is set, and otherwise follows from ``place`` (`cache_folder`).
 
-    On CPUs several processes keep nothing (`grpojax.host.processes.start`); nor does one that can make no folder for
-    "auto". The user's own folder is cut back where it has grown over `OWN_BYTES`; other folders are left as they are.
+    Several processes on CPUs keep nothing (`grpojax.host.processes.start`). A process also keeps nothing if it cannot
+    make the folder of "auto". The user's own folder is trimmed if it holds more than `OWN_BYTES`; other folders are
+    never trimmed.
 
     Raises:
       UserError: ``place`` is a folder that cannot be made or written.
@@ -218,21 +220,21 @@ def keep_compiled(place: str | None = AUTO, run_dir: str | os.PathLike[str] | No
             jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     if folder != jax.config.values["jax_compilation_cache_dir"]:
         jax.config.update("jax_compilation_cache_dir", folder)
-        compilation_cache.reset_cache()  # it stays with its first folder otherwise
+        compilation_cache.reset_cache()  # otherwise jax keeps using its first folder
 
 
 def quick_options(platform: str | None = None) -> dict[str, Any] | None:
-    """XLA's options for an update or for scores, as ``jax.jit`` takes them; None for XLA's own.
+    """Options for XLA for an update or for scores, in the form that ``jax.jit`` takes; None keeps XLA's defaults.
 
-    On a CPU a program with them compiles in about half of the time and in less memory. It runs as fast; that of a model
-    of a million weights is a few percent slower. Rollouts are compiled without them: their many small loops would run a
-    fifth slower. A function with options is called by no other jitted one.
+    With these options a program for a CPU compiles in about half of the time and in less memory. It runs as fast, but
+    for a model of a million weights it is a few percent slower. Rollouts are compiled without them, since their many
+    small loops would run a fifth slower. No other jitted function may call one that has options.
 
     Args:
-      platform: compiled for; None is jax's default.
+      platform: platform to compile for; None is jax's default.
 
     Returns:
-      None but on a CPU; of the options those that ``XLA_FLAGS`` leaves open.
+      The options that ``XLA_FLAGS`` does not set already. None if there are none, and on platforms other than a CPU.
 
     Example:
       >>> quick_options("tpu") is None
@@ -241,17 +243,17 @@ def quick_options(platform: str | None = None) -> dict[str, Any] | None:
     if (platform or jax.default_backend()) != "cpu":
         return None
     options: dict[str, Any] = {"xla_backend_optimization_level": 1}
-    if jax.__version_info__ < (0, 11):  # from then on XLA has one emitter of loops
+    if jax.__version_info__ < (0, 11):  # later versions of XLA have only one emitter of loops
         options["xla_cpu_use_fusion_emitters"] = False
     given = os.environ.get("XLA_FLAGS", "")
     return {name: value for name, value in options.items() if name not in given} or None
 
 
 def _trim(folder: Path) -> None:
-    """Where a folder holds more than `OWN_BYTES`, removes what was longest not used, down to half of that.
+    """If a folder holds more than `OWN_BYTES`, removes the least recently used programs, down to half of that.
 
-    jax has a limit of its own, which reads every entry's dates for each that it writes, and writes no more once one
-    has none.
+    jax has a limit of its own, but it reads the dates of all entries for each entry that it writes, and stops writing
+    if one entry has no date.
     """
     programs = []
     with os.scandir(folder) as entries:

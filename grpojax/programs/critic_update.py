@@ -1,4 +1,4 @@
-"""The critic's place in a run: its networks, its loss for `grpojax.programs.update`, and the program that runs it."""
+"""The critic in a run: its networks, its loss for `grpojax.programs.update`, and the program that runs it."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from grpojax.programs.state import Network
 from grpojax.programs.update import Learns, Metrics
 from grpojax.types import Scalar
 
-# The roles: what learns, and, where only its head does, the trunk under it.
+# The roles: the part that learns, and the frozen trunk if only the head learns.
 ROLE, TRUNK = "critic", "critic_trunk"
 
 
@@ -33,12 +33,12 @@ class CriticModel:
     """A critic without its weights.
 
     Attributes:
-      config: of its trunk (`grpojax.models.critic.trunk_config`).
-      compute: how to run it.
-      frozen: only the head learns, and the trunk is a role of its own, plain weights.
-      adapter: the trunk is the base that the policy's adapters stand on, with factors of its own unless it is frozen.
+      config: config of the trunk (`grpojax.models.critic.trunk_config`).
+      compute: how to run the critic.
+      frozen: whether only the head learns. The trunk is then a role of its own with plain weights.
+      adapter: if given, the trunk is the base of the policy's adapters. It has its own factors, unless it is frozen.
       at: which state of a token the head reads (`grpojax.models.critic.token_outputs`).
-      loss: that of `grpojax.variants.Critic`; None where nothing learns.
+      loss: the loss of `grpojax.variants.Critic`; None if nothing learns.
     """
 
     config: DecoderConfig
@@ -49,7 +49,7 @@ class CriticModel:
     loss: variants.BiasLoss | variants.ValueLoss | None = None
 
     def networks(self, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
-        """What there is of it, by role; raises `UserError` where a weight does not divide over the mesh."""
+        """The critic's networks by role; raises `UserError` if a weight does not divide over the mesh."""
         check_mesh(self.config, self.compute.mesh)
         params = models.abstract(self.config)[1]
         head = jax.ShapeDtypeStruct((self.config.hidden_size,), "float32")
@@ -64,13 +64,13 @@ class CriticModel:
         }
 
     def weights(self, trunk: Any, head: Any) -> tuple[Any, dict[str, Any]]:
-        """``(params, frozen)``: what learns, and plain weights by role. Takes both over."""
+        """``(params, frozen)``: the weights that learn, and frozen weights by role. Takes both arguments over."""
         if self.frozen:
             return {"token_head": head}, {TRUNK: trunk}
         return models.joined(self.config, trunk, head), {}
 
     def parts(self, params: Any, frozen: Any) -> tuple[dec.Decoder, Any]:
-        """The trunk and the head of `weights`; the policy's base is in ``frozen`` where the trunk stands on it."""
+        """The trunk and the head from `weights`. With an adapter ``frozen`` also has the policy's base."""
         if self.adapter is not None:
             base = nnx.State({name: w for name, w in frozen[BASE].items() if name != "head"})
             return nnx.merge(dec.abstract(self.config)[0], adapters.joined(base, params)), params["token_head"]
@@ -80,14 +80,14 @@ class CriticModel:
         return critic.trunk, critic.token_head[...]
 
     def outputs(self, params: Any, frozen: Any, rows: Any) -> Any:
-        """``[B, R, S]`` float32, of `weights`."""
+        """The critic's outputs ``[B, R, S]`` float32, with weights from `weights`."""
         trunk, head = self.parts(params, frozen)
-        if self.frozen:  # nothing goes back through what the prompts gave
+        if self.frozen:  # the gradient must not go back through the prompts
             rows = dataclasses.replace(rows, read=jax.lax.stop_gradient(rows.read))
         return models.token_outputs(trunk, head, rows, self.compute, at=self.at)
 
     def read(self, params: Any, frozen: Any, rows: Any) -> dec.PromptStates:
-        """What `outputs` reads of prompts (`grpojax.programs.update.Learns`)."""
+        """The forward of prompts whose result `outputs` uses (`grpojax.programs.update.Learns`)."""
         return dec.read_prompts(self.parts(params, frozen)[0], rows, self.compute)
 
     def objective(self, params: Any, frozen: Any, part: Packed) -> tuple[Scalar, Metrics]:
@@ -98,12 +98,12 @@ class CriticModel:
             return self.loss(outputs, part.per_token)
 
     def learns(self, optimizer: optax.GradientTransformation) -> Learns:
-        """For `grpojax.programs.update.make_joint_update`."""
+        """How the critic learns, for `grpojax.programs.update.make_joint_update`."""
         return Learns(loss=self.objective, optimizer=optimizer, read=self.read, table=models.CRITIC)
 
 
 def make_critic_score(model: CriticModel) -> Callable[[Any, Any, Any], Any]:
-    """What the critic says: ``(params, frozen, rows [M, ...]) -> [M, B, R, S]``; without gradient."""
+    """The critic's outputs: ``(params, frozen, rows [M, ...]) -> [M, B, R, S]``, without gradient."""
 
     def score(params: Any, frozen: Any, rows: Any) -> Any:
         of_block, read = (functools.partial(f, params, frozen) for f in (model.outputs, model.read))

@@ -1,9 +1,11 @@
-"""Attention of slots to their prompt, and on to what each has in the cache, on a GPU: Pallas kernels for Triton.
+"""Decode attention on a GPU: Pallas kernels for Triton. The queries of slots attend to their prompt and to the cache.
 
-Of a prompt a program of the grid has one head of keys and values and a tile of its slots' queries, so that a prompt is
-read once for a tile. Of the cache it has one slot and one head: it starts from what the slot's queries found in the
-prompt and goes through the live tokens of the slot, block by block; nothing else of the ring is read. Keys and values
-there are ``[R, S, Hkv, T, d]``, so that a token's numbers lie side by side. Sizes that are no power of two are masked.
+There are two kernels. In the kernel for prompts (`of_prompt`), a program of the grid has one head of keys and values
+and a tile of the queries of a prompt's slots, so that a tile reads its prompt once. In the kernel for the cache
+(`attend`), a program has one slot and one head. It starts from the softmax over the prompt, and continues with the live
+tokens of the slot, block by block. It reads nothing else of the ring. Keys and values of the cache are
+``[R, S, Hkv, T, d]``, so that the numbers of a token are adjacent in memory. Sizes that are not a power of two are
+masked.
 """
 
 import functools
@@ -19,19 +21,19 @@ from jax.sharding import Mesh
 from grpojax.models.sharding import TRAIN, spec
 from grpojax.types import Array, Scalar
 
-SHORTEST = 16  # rows and columns that a tensor core multiplies at least
-_LOWEST = -1e30  # a score of nothing; -inf less -inf is no number
-_TILE = 16384  # bytes of keys that are read at a time; values too, and both twice: 64 KiB of shared memory
-_dot = functools.partial(plgpu.dot, precision=jax.lax.Precision.HIGHEST)  # of float32; 16 bits are multiplied as ever
+SHORTEST = 16  # the fewest rows and columns that a tensor core multiplies
+_LOWEST = -1e30  # the highest score among no tokens; not -inf, since -inf - -inf is NaN
+_TILE = 16384  # bytes of keys read at a time, and as many of values; both are buffered twice: 64 KiB of shared memory
+_dot = functools.partial(plgpu.dot, precision=jax.lax.Precision.HIGHEST)  # matters for float32 only, not for 16 bits
 
 
 def _wider(a, b):
-    """The dtype of the two that has more bits."""
+    """The dtype with more bits."""
     return max(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
 
 
 def _add(so_far, query, k, v, live, trans_b):
-    """A softmax, ``(top, total, out)``, over more keys: scaled whenever a larger score turns up."""
+    """Continues a softmax ``(top, total, out)`` over more keys, and rescales it when a larger score turns up."""
     top, total, out = so_far
     scores = jnp.where(live[None], _dot(query, k.astype(query.dtype), trans_b=trans_b), -jnp.inf)
     highest = jnp.maximum(top, scores.max(1))
@@ -40,7 +42,7 @@ def _add(so_far, query, k, v, live, trans_b):
 
 
 def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, size: int, width: int, r: int, d: int):
-    """A slot's queries of a head ``q [rows, columns]``, of which ``[r, d]`` are there; ``keys [size, columns]``."""
+    """The queries of one slot and head, ``q [rows, columns]`` with ``[r, d]`` in use; ``keys [size, columns]``."""
     rows, columns = q.shape
     mine = jnp.arange(rows) < r
 
@@ -70,7 +72,7 @@ def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, s
 
 
 def _prompt_kernel(length, q, keys, values, top, total, out, *, width: int, n: int, d: int):
-    """A tile of a prompt's ``n`` queries: ``q [rows, columns]``, of which ``d`` are there; ``keys [columns, L]``."""
+    """A tile of a prompt's ``n`` queries, ``q [rows, columns]`` with ``d`` columns in use; ``keys [columns, L]``."""
     rows, columns = q.shape
     mine, real = pl.program_id(2) * rows + jnp.arange(rows) < n, jnp.arange(columns) < d
     inside, tokens = mine[:, None] & real[None], length[()]
@@ -89,7 +91,7 @@ def _prompt_kernel(length, q, keys, values, top, total, out, *, width: int, n: i
 
 
 def _width(block: int, head_dim: int, itemsize: int) -> int:
-    """Positions that are read at a time: ``block``, or as many as `_TILE` has room for."""
+    """Positions that are read at a time: ``block``, or fewer if `_TILE` has no room for them."""
     room = max(SHORTEST, _TILE // (pl.next_power_of_2(head_dim) * itemsize))
     return min(block, room)
 
@@ -107,19 +109,20 @@ def of_prompt(
     num_warps: int = 4,
     num_stages: int = 2,
 ) -> tuple[Array, Array, Array]:
-    """The softmax over the prompts that `attend` goes on with: ``top``, ``sum(exp(s - top))``, ``sum(exp(s - top) v)``.
+    """The softmax over the prompts that `attend` continues: ``top``, ``sum(exp(s - top))``, ``sum(exp(s - top) v)``.
 
     Args:
-      q: ``[R, Hkv, n, d]``, scaled: all queries of a prompt's slots.
+      q: ``[R, Hkv, n, d]``, all queries of a prompt's slots, scaled.
       keys, values: ``[R, Hkv, d, L]`` and ``[R, Hkv, L, d]``.
       lengths: ``[R]`` int32, tokens of each prompt.
       mesh: as in `attend`.
-      width: tokens read at a time, a power of two; 0 is 64, or as many as fast memory has room for.
+      width: tokens read at a time, a power of two; 0 is 64, or fewer if fast memory has no room for them.
       rows: queries of a program, a power of two.
       num_warps, num_stages: as in `attend`.
 
     Returns:
-      Float32, ``[R, Hkv, n]`` twice and ``[R, Hkv, n, d]``; of a prompt of no tokens a ``top`` below any score, and 0.
+      Float32 ``[R, Hkv, n]`` twice, and ``[R, Hkv, n, d]``. For a prompt without tokens, ``top`` is below any score
+      and both sums are 0.
 
     Example:
       >>> key, value = jnp.zeros((1, 1, 4, 3)), jnp.arange(12.0).reshape(1, 1, 3, 4)
@@ -158,7 +161,7 @@ def of_prompt(
 
 
 def _on_devices(run: Callable[..., Any], mesh: Mesh | None, takes: Any, gives: Any) -> Callable[..., Any]:
-    """``run`` on each device of a mesh for itself; on a CPU interpreted."""
+    """Runs ``run`` on each device of a mesh separately; on a CPU it is interpreted."""
 
     def on_device(*args):
         return jax.lax.platform_dependent(*args, cpu=functools.partial(run, interpret=True), default=run)
@@ -183,21 +186,24 @@ def attend(
     num_warps: int = 2,
     num_stages: int = 2,
 ) -> Array:
-    """Goes on with a softmax over the prompt where the cache begins: ``sum(exp(s - max) v) / sum(exp(s - max))`` over
-    both, in float32, rescaled whenever a larger score turns up (FlashAttention-2, arXiv 2307.08691, section 3.1).
+    """Continues a softmax over the prompt with the tokens in the cache.
+
+    The result is ``sum(exp(s - max) v) / sum(exp(s - max))`` over both. The sums are in float32, and are rescaled when
+    a larger score turns up (FlashAttention-2, arXiv 2307.08691, section 3.1).
 
     Args:
       q: ``[R, S, Hkv, r, d]``, scaled.
       keys, values: ``[R, S, Hkv, T, d]``, rings of T positions, T a multiple of ``block``.
-      position: [] int32, where the newest token stands in all of them.
-      counts: ``[R, S]`` int32, how many tokens each slot reads, those up to ``position``; none where 0.
-      prompt: float32, of the prompt: the highest score and ``sum(exp(score - top))``, ``[R, Hkv, S, r]``, and the same
-        sum of the values, ``[R, Hkv, S, r, d]``.
-      block: of the ring; a power of two, at least 16.
-      mesh: rows lie over its shards, heads over ``tensor``; each device runs the kernel on its own. None on one device.
-      width: positions read at a time, a power of two that divides ``block``; 0 is ``block``, or of wide heads as
-        many as fast memory has room for.
-      num_warps, num_stages: of a program, and blocks under way at a time (`jax.experimental.pallas.triton`).
+      position: [] int32, position of the newest token in all rings.
+      counts: ``[R, S]`` int32, how many tokens each slot reads. These are the last ones up to ``position``.
+      prompt: float32 softmax over the prompt: the highest score ``top`` and ``sum(exp(score - top))``, both
+        ``[R, Hkv, S, r]``, and the sum of the values with these weights, ``[R, Hkv, S, r, d]``.
+      block: positions of a block of the ring; a power of two, at least 16.
+      mesh: cuts rows over its shards and heads over ``tensor``; each device runs the kernel separately. None on one
+        device.
+      width: positions read at a time, a power of two that divides ``block``. 0 is ``block``, or fewer if fast memory
+        has no room for them because heads are wide.
+      num_warps, num_stages: warps of a program, and blocks in flight at a time (`jax.experimental.pallas.triton`).
 
     Returns:
       ``[R, S, Hkv, r, d]`` in ``q``'s dtype. On a CPU the kernel is interpreted.

@@ -1,8 +1,9 @@
-"""How much the tokens of a group pull each other along (`grpojax.credit.influence`), computed where the policy is.
+"""How much the tokens of a group influence each other (`grpojax.credit.influence`), computed on the policy's devices.
 
-Group by group. Of a group there are its hidden states; its vocabulary is taken in blocks, and of a block its tokens'
-probabilities are made micro-batch by micro-batch, twice: for the matrix ``M [block, D]``, and for the scores. So
-nothing of the size of all prompts' hidden states exists, and nothing of ``[tokens, vocabulary]``.
+The program takes one group after the other, and holds the hidden states of that group. A loop takes the group's
+vocabulary in blocks. For each block it computes the probabilities of the block's tokens micro-batch by micro-batch, and
+does so twice: for the matrix ``M [block, D]``, and for the scores. So it never holds the hidden states of all prompts,
+or an array ``[tokens, vocabulary]``.
 """
 
 import dataclasses
@@ -19,26 +20,27 @@ from grpojax.models.compute import Compute
 from grpojax.models.logprobs import UnusedRows, log_normalisers, mask_unused
 from grpojax.types import Array, Rows, Samples, Tokens
 
-_BLOCK = 2048  # entries of a group's vocabulary at once
+_BLOCK = 2048  # entries of a group's vocabulary at a time
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Influence(NamedTuple):
-    """What `make_influence` computes: ``scores [M, B, R, S]``, and ``own [prompts, B, G]`` or None."""
+    """The result of `make_influence`: ``scores [M, B, R, S]``, and ``own [prompts, B, G]`` or None."""
 
     scores: Array
     own: Array | None
 
 
 def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
-    """The distinct tokens of each group in rising order, ``[P, W]`` int32, -1 on the unused rest; on the host.
+    """The distinct tokens of each group in rising order, ``[P, W]`` int32, padded with -1; on the host.
 
     Args:
       tokens, lengths: ``[P, G, T]`` and ``[P, G]``.
-      size: of the vocabulary.
+      size: size of the vocabulary.
 
     Returns:
-      W is as large as it may become, so that one program is compiled. It takes blocks of it, and no empty ones.
+      The tokens. W has its largest possible value, so that one program serves all batches. The program takes W in
+      blocks, and skips empty blocks.
 
     Example:
       >>> vocabulary(np.array([[[7, 3], [3, 9]]]), np.array([[2, 1]]), 16).tolist()
@@ -53,7 +55,7 @@ def vocabulary(tokens: Tokens, lengths: Samples, size: int) -> np.ndarray:
 
 
 def vocabulary_width(tokens: int, size: int) -> int:
-    """W of `vocabulary`: room for every one of a group's ``tokens`` places, or for the vocabulary of ``size``.
+    """W of `vocabulary`: room for each of a group's ``tokens`` positions, or for the vocabulary of ``size`` if smaller.
 
     Example:
       >>> vocabulary_width(2, 16), vocabulary_width(5000, 152064)
@@ -64,7 +66,7 @@ def vocabulary_width(tokens: int, size: int) -> int:
 
 
 class _Group(NamedTuple):
-    """The micro-batches of one group of each shard, ``[splits, B, N, ...]``, N positions of the rows."""
+    """The micro-batches of one group of each shard, ``[splits, B, N, ...]``, where N are the positions of the rows."""
 
     hidden: Array
     normalisers: Array
@@ -75,21 +77,24 @@ class _Group(NamedTuple):
 
 
 def make_influence(graph: Any, compute: Compute, *, temperature: float = 1.0) -> Callable[..., Influence]:
-    """``(params, rows, samples, weights, entries, *, copies=1, group=0) -> Influence``; without gradient.
+    """``(params, rows, samples, weights, entries, *, copies=1, group=0) -> Influence``, without gradient.
 
-    ``scores`` are `grpojax.credit.influence` over the group's tokens; ``own`` is each sample's sum of them over its own
-    tokens alone: ``|M_i|²``.
+    ``scores`` are `grpojax.credit.influence` over the group's tokens. ``own`` is the sum of the influence of a sample's
+    tokens on each other, ``|M_i|²``.
 
-    ``rows [M, B, ...]`` have one prompt of each shard in a micro-batch, and a prompt's micro-batches follow each other;
-    ``samples`` and ``weights`` are ``[M, B, R, S]``: which of the shard's samples a token belongs to, and its weight.
-    ``entries [prompts of a shard, B, W]`` is of `vocabulary`. Tokens outside of it count as if they were never drawn.
-    ``copies`` are the shards next to each other that have parts of the same group, and ``group`` the samples of a group
-    in a shard, for ``own``; 0 leaves it out. Both are static.
+    The arguments of the function:
+
+    * ``rows [M, B, ...]`` have one prompt of each shard in a micro-batch. A prompt's micro-batches are adjacent.
+    * ``samples [M, B, R, S]`` says which of the shard's samples a token belongs to.
+    * ``weights [M, B, R, S]`` has the weight of each token.
+    * ``entries [prompts of a shard, B, W]`` comes from `vocabulary`. Tokens outside of it count as never drawn.
+    * ``copies`` is the number of adjacent shards that have parts of the same group; static.
+    * ``group`` is the number of samples of a group in a shard, for ``own``; 0 leaves ``own`` out; static.
 
     Args:
       graph: the decoder's graph definition.
       compute: how to run the decoder.
-      temperature: the one that the samples were drawn at.
+      temperature: the temperature that the samples were drawn at.
     """
 
     def influence(
@@ -169,7 +174,8 @@ def _stream(
     copies: int,
     group: int,
 ) -> tuple[Array, Array]:
-    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one shard; ``used`` blocks of the vocabulary, in any shard."""
+    """Scores ``[splits, 1, N]`` and ``|M_i|² [1, G]`` of one shard. ``used`` is the largest number of blocks of the
+    vocabulary that any shard uses."""
     if entries.shape[0] != 1:
         raise ValueError(f"{entries.shape[0]} shards on a device: there is one")
     shard = jax.tree.map(lambda x: x[:, 0], whole)
@@ -221,14 +227,14 @@ def _stream(
 
 
 def _rows_of(head: Array, ids: Array, dtype: Any, compute: Compute) -> Array:
-    """``head [V, D]`` of some entries, ``[W, D]``."""
+    """The rows ``[W, D]`` of ``head [V, D]`` for the entries ``ids``."""
     if compute.mesh is None:
         return jnp.take(head, ids, axis=0, mode="clip").astype(dtype)
     return dec.rows_of_shards(head, ids[None], dtype)[0]
 
 
 def _over_copies(matrix: Array, compute: Compute, copies: int) -> Array:
-    """The sum of ``matrix`` over the shards that have the same group."""
+    """Sums ``matrix`` over the shards that have parts of the same group."""
     axes = ("data", "fsdp")
     mine = jax.lax.axis_index(axes) // copies
 

@@ -1,16 +1,22 @@
-"""Keys and values of the samples that are being decoded: a token's are written, then those of all live tokens read.
+"""The KV cache of the samples that are being decoded. A step writes a token's keys and values, then reads those of all
+live tokens.
 
-All slots write at the same place of a ring, which is cut into blocks; blocks in which no slot has a live token are
-not read. Of a prompt the caches are ``[R, Hkv, d, L]`` (keys) and ``[R, Hkv, L, d]`` (values), a block of its row of
-slots ``[R, S, Hkv, d, B]`` and ``[R, S, Hkv, B, d]``: both as the multiplication reads them. On a CPU every block is an
-array, and a branch leaves it out; on a TPU all layers and blocks are one array, and a loop over the live ones brings
-each into fast memory, where a branch would have whole caches copied. There heads and slots are one axis, ``[R, Hkv * S,
-...]``: a token's numbers lie side by side, in tiles whose other side is that axis, of four at least in eight bits, and
-two heads alone would leave half of them empty. On a GPU the whole ring of a layer is one array, keys ``[R, S, Hkv, T,
-d]`` as values, of which a kernel reads each slot's own tokens (`grpojax.programs.decode_attention_gpu`).
+All slots write at the same position of a ring. The ring is cut into blocks, and a block in which no slot has a live
+token is not read. The caches of prompts are ``[R, Hkv, d, L]`` (keys) and ``[R, Hkv, L, d]`` (values). A block of a row
+of slots is ``[R, S, Hkv, d, B]`` and ``[R, S, Hkv, B, d]``. Both are in the order in which the matmul reads them.
 
-In eight bits an array is a `grpojax.models.quantised.Int8`, whose scales have all its axes but d. Tokens are rounded as
-they are written, and multiplied as they lie there.
+The layout depends on the platform:
+
+* CPU: every block is an array of its own, and a branch skips the blocks that are not live.
+* TPU: all layers and blocks are one array, and a loop over the live blocks brings each into fast memory; a branch would
+  copy whole caches. Heads and slots are one axis, ``[R, Hkv * S, ...]``. A token's numbers are adjacent in memory, and
+  arrays are stored in tiles over that axis and these numbers. In eight bits a tile has at least four rows, so that two
+  heads without the slots would leave half of it empty.
+* GPU: the whole ring of a layer is one array, ``[R, S, Hkv, T, d]`` for keys and for values. A kernel reads only the
+  tokens of each slot (`grpojax.programs.decode_attention_gpu`).
+
+In eight bits an array is a `grpojax.models.quantised.Int8`, whose scales have all its axes except d. Tokens are rounded
+when they are written, and the matmul reads the rounded numbers.
 """
 
 import functools
@@ -32,17 +38,17 @@ from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.types import Array, Scalar
 
 MOST = 8  # blocks of a ring
-SHORTEST = {"cpu": 64, "tpu": 128}  # positions of a block from which on leaving one out pays for asking
-AT_ONCE = 64  # positions that a GPU's kernel reads at a time
-LOOP = "blocks_of_cache"  # the scope of the loop over blocks, by which its iterations are found in a compiled program
+SHORTEST = {"cpu": 64, "tpu": 128}  # positions of a block; for a shorter one the test costs more than skipping saves
+AT_ONCE = 64  # positions that the GPU kernel reads at a time
+LOOP = "blocks_of_cache"  # scope of the loop over blocks; with it its iterations are found in a compiled program
 
 
 class Ring(NamedTuple):
     """How the positions of a slot are cut into blocks.
 
     Attributes:
-      blocks: how many.
-      width: positions of each.
+      blocks: number of blocks.
+      width: positions of each block.
     """
 
     blocks: int
@@ -54,28 +60,28 @@ class Ring(NamedTuple):
         return self.blocks * self.width
 
     def live(self, position: Scalar, longest: Scalar) -> Array:
-        """``[blocks]`` bool: those with one of the ``longest`` newest positions, the newest at ``position``."""
+        """``[blocks]`` bool: which blocks hold one of the ``longest`` newest positions; the newest is ``position``."""
         last = (jnp.arange(self.blocks) + 1) * self.width - 1
         age = jnp.where(last - self.width < position, jnp.maximum(position - last, 0), position - last + self.size)
         return age < longest
 
     def mean_live(self, tokens: int, rounds: int) -> float:
-        """Share of its blocks that is read on the average, where ``rounds`` times after each other all slots draw
-        ``tokens`` tokens."""
+        """Average share of the blocks that a step reads, if all slots draw ``tokens`` tokens, ``rounds`` times in
+        succession."""
         step = np.arange(max(1, rounds * (tokens - 1)))
         first = step - step % max(1, tokens - 1)
         return float(np.minimum(step // self.width - first // self.width + 1, self.blocks).mean()) / self.blocks
 
 
 def ring(tokens: int, compute: Compute) -> Ring:
-    """The ring of samples of at most ``tokens`` tokens, in blocks whose size is chosen by platform.
+    """The ring for samples of at most ``tokens`` tokens. The platform decides the size of its blocks.
 
-    On a CPU or a TPU there are at most 8 blocks, and fewer where a block would be so short that leaving one out costs
-    more than reading it. On a GPU a block has 64 positions: what the kernel reads at a time.
+    On a CPU or a TPU there are at most 8 blocks, and fewer if skipping such a short block would cost more than reading
+    it. On a GPU a block has 64 positions, which the kernel reads at a time.
 
     Args:
       tokens: T.
-      compute: for the platform.
+      compute: has the platform.
 
     Example:
       >>> [ring(1024, Compute(platform=p)) for p in ("cpu", "tpu", "gpu")]
@@ -91,13 +97,13 @@ def ring(tokens: int, compute: Compute) -> Ring:
 
 
 def platform(compute: Compute) -> str:
-    """What is compiled for."""
+    """The platform that programs are compiled for."""
     return compute.platform or jax.default_backend()
 
 
 def unrolls(compute: Compute) -> bool:
-    """Whether layers are a list and not stacked: CPUs and GPUs copy each layer's slice of a stacked array before they
-    multiply, but read separate arrays in place; a TPU reads the slice where it lies."""
+    """Whether layers are a list instead of stacked. CPUs and GPUs copy a layer's slice of a stacked array before they
+    multiply, but read separate arrays in place. A TPU reads the slice in place."""
     return platform(compute) != "tpu"
 
 
@@ -120,7 +126,7 @@ def dtype_of(cache_dtype: str, compute: Compute) -> jnp.dtype:
 
 
 def per_layer(stacked: Any, unroll: bool) -> Any:
-    """A stacked tree as it is, or as a list of one tree a layer."""
+    """A stacked tree as it is, or with ``unroll`` as a list with one tree for each layer."""
     if not unroll:
         return stacked
     n = jax.tree.leaves(stacked)[0].shape[0]
@@ -128,8 +134,8 @@ def per_layer(stacked: Any, unroll: bool) -> Any:
 
 
 def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compute: Compute) -> tuple[Any, Any]:
-    """Keys and values of all layers and slots, all 0: of each an array ``[layers, blocks, R, Hkv * S, ...]``, or a list
-    of a tuple of arrays, one a block (on a GPU one in all), for each layer."""
+    """Keys and values of all layers and slots, all 0. Each is an array ``[layers, blocks, R, Hkv * S, ...]``, or a list
+    with a tuple for each layer; the tuple has one array for each block (on a GPU one array in all)."""
     gpu = compute.on_gpu
     blocks, width = (1, ring.size) if gpu else ring
     heads, unrolled = kv_heads.on_mesh(c, compute.mesh), unrolls(compute)
@@ -152,14 +158,14 @@ def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compu
 
 
 class ReadSamples(NamedTuple):
-    """Samples that an earlier rollout drew in part, once they were read: K of each data-parallel shard.
+    """Unfinished samples of an earlier rollout after a forward over them: K for each data-parallel shard.
 
     Attributes:
-      kv: keys and values of their prompts and of what follows, ``[layers, K, N, Hkv, d]`` each.
+      kv: keys and values of the prompts and of the samples' tokens, ``[layers, K, N, Hkv, d]`` each.
       first: ``[K]`` int32, where in N a sample's own tokens begin.
-      counts: ``[K]`` int32, how many it has; the last of them has no keys and values yet.
-      slots: ``[K]`` int32, its slot of the shard, ``row * S + slot``.
-      used: ``[1]`` int32, how many of the K there are.
+      counts: ``[K]`` int32, number of its own tokens; the last of them has no keys and values yet.
+      slots: ``[K]`` int32, its slot in the shard, ``row * S + slot``.
+      used: ``[1]`` int32, how many of the K entries hold a sample.
     """
 
     kv: tuple[Array, Array]
@@ -172,22 +178,23 @@ class ReadSamples(NamedTuple):
 def insert(
     samples: ReadSamples, caches: Sequence[Any], slots: int, ring: Ring, dtype: Any, compute: Compute
 ) -> tuple[Any, Any]:
-    """Empty caches with the tokens of partial samples, as a loop that begins at position 0 reads them.
+    """Puts the tokens of partial samples into empty caches, for a loop that begins at position 0.
 
-    The tokens before a sample's newest one are the last positions of the ring; the newest is yet to be written, at 0.
+    The tokens before a sample's newest one go to the last positions of the ring. The loop's first step writes the
+    newest one at position 0.
 
     Args:
-      samples: whose tokens.
+      samples: the samples.
       caches: keys and values (`empty`).
-      slots: of a row.
-      ring, dtype: of the caches.
-      compute: for the platform, and the mesh.
+      slots: number of slots of a row.
+      ring, dtype: ring and dtype of the caches.
+      compute: has the platform and the mesh.
     """
     gpu, listed = compute.on_gpu, unrolls(compute)
     blocks, width = (1, ring.size) if gpu else ring
 
     def laid_out(x: Array, i: Scalar, samples: ReadSamples, *, across: bool) -> Any:
-        """One sample's ``[layers, blocks, Hkv, width, d]``, or with the last two axes in the other order, as stored."""
+        """One sample as stored: ``[layers, blocks, Hkv, width, d]``, or with ``across`` the last two axes swapped."""
         at = jnp.arange(ring.size) - ring.size + samples.counts[i] - 1  # which of its tokens each position has
         x = jax.lax.dynamic_index_in_dim(x, i, 1, keepdims=False)
         x = jnp.take(x, jnp.clip(samples.first[i] + at, 0, x.shape[1] - 1), 1)
@@ -235,8 +242,8 @@ def over_layers(
 ) -> tuple[Array, Sequence[Any]]:
     """Runs ``body(x, layer, write) -> x`` layer by layer.
 
-    ``write(k, v)`` puts a token's keys and values into the layer's caches at ``position`` and returns what
-    `decode_attention` reads of them. Caches are updated in place, as reads come after the write. Returns
+    ``write(k, v)`` puts a token's keys and values into the layer's caches at ``position``, and returns what
+    `decode_attention` reads. Reads come after the write, so that caches are updated in place. Returns
     ``(x, caches)``.
     """
     if unrolls(compute):
@@ -266,12 +273,12 @@ def over_layers(
 
 
 def _axes(new: quantised.Matrix, axis: int) -> Any:
-    """Along which axis the tokens of a cache follow each other: ``axis``, and the last one of scales."""
+    """The axis of the tokens in a cache: ``axis``, and for scales the last axis."""
     return quantised.Int8(axis, -1) if isinstance(new, quantised.Int8) else axis
 
 
 def _put(caches: Sequence[Any], kv: Sequence[Any], axes: Sequence[int], position: Scalar) -> list[tuple[Any, ...]]:
-    """A token along ``axes`` of keys and values: into the array that has the position, the others stay as they are."""
+    """Writes a token into the array of keys and of values that has ``position``; ``axes`` are their token axes."""
 
     def put(array, new, axis, start):
         new, at = jnp.expand_dims(new, axis), [0] * array.ndim
@@ -294,14 +301,14 @@ def _put(caches: Sequence[Any], kv: Sequence[Any], axes: Sequence[int], position
 
 
 def _put_stacked(caches: Sequence[Any], k: Any, v: Any, position: Scalar, layer: Scalar) -> list[Any]:
-    """The same of caches of all layers and blocks."""
+    """`_put` for caches in which all layers and blocks are one array."""
     block, within = jnp.divmod(position, jax.tree.leaves(caches[1])[0].shape[-2])
 
     def put(array, new, axis):
         at: list[Any] = [layer, block] + [0] * (array.ndim - 2)
         new = jnp.expand_dims(new.swapaxes(1, 2).reshape(1, 1, len(new), -1, *new.shape[3:]), axis)
         if array.ndim == 5:
-            # Scales. For a column by itself the compiler would lay out all of them, and copy them for every layer.
+            # Scales. To write one column the compiler would change the layout of all, and copy them for every layer.
             old = jax.lax.dynamic_slice(array, at, (1, 1, *array.shape[2:]))
             new = jnp.where(jnp.arange(array.shape[-1]) == within, new, old)
         else:
@@ -315,9 +322,12 @@ def _put_stacked(caches: Sequence[Any], k: Any, v: Any, position: Scalar, layer:
 
 
 class Cached(NamedTuple):
-    """What one layer reads: its blocks of keys ``[R, S, Hkv, d, B]`` and values ``[R, S, Hkv, B, d]``, or where
-    ``layer`` says which it is, those of all layers, ``[layers, blocks, R, Hkv * S, ...]``; on a GPU one array of each,
-    ``[R, S, Hkv, T, d]``. Each an array or an `Int8`, with scales ``[R, S, Hkv, B]``."""
+    """The caches that one layer reads. Each is an array, or an `Int8` with scales ``[R, S, Hkv, B]``.
+
+    * CPU: the layer's blocks of keys ``[R, S, Hkv, d, B]`` and values ``[R, S, Hkv, B, d]``.
+    * TPU: the blocks of all layers, ``[layers, blocks, R, Hkv * S, ...]``; ``layer`` is the number of this layer.
+    * GPU: one array of keys and one of values, ``[R, S, Hkv, T, d]``.
+    """
 
     keys: Any
     values: Any
@@ -325,15 +335,15 @@ class Cached(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Which positions slots read, in the three ways in which platforms ask for it.
+    """Which positions slots read, in the three forms that the platforms need.
 
     Attributes:
       mask: ``[R, S, T]`` bool.
-      live: ``[blocks]`` bool, the blocks that are read: of the others only the products are left out, which is all
-        that reads them.
-      counts: ``[R, S]`` int32, how many tokens of the slot, 0 where nobody asks what it draws; what a GPU reads.
-      position: [] int32, where the newest token stands.
-      ring: that all this is of.
+      live: ``[blocks]`` bool, the blocks that are read. For the others the matmuls are skipped, and nothing else reads
+        a block.
+      counts: ``[R, S]`` int32, number of the slot's tokens, or 0 if the slot is not active. Only a GPU uses it.
+      position: [] int32, position of the newest token.
+      ring: the ring of these positions.
     """
 
     mask: Array
@@ -346,10 +356,10 @@ class Seen(NamedTuple):
 def decode_attention(
     q: Array, cached: Cached, prompt: Sequence[quantised.Matrix], prompt_mask: Array, seen: Seen, compute: Compute
 ) -> Array:
-    """One query a slot over its prompt and its cached tokens, merged in one float32 softmax.
+    """Attention of one query for each slot over its prompt and its cached tokens, merged in one float32 softmax.
 
-    q ``[R, S, Hkv, r, d]``; the query's own token is in the cache; prompt k ``[R, Hkv, d, L]`` and v
-    ``[R, Hkv, L, d]``, its mask ``[R, L]``; compute says the platform, and of a GPU the mesh. What is in eight bits is
+    q is ``[R, S, Hkv, r, d]``, and its own token is in the cache. The prompt's k is ``[R, Hkv, d, L]``, its v
+    ``[R, Hkv, L, d]`` and its mask ``[R, L]``. ``compute`` has the platform and the mesh. Eight-bit arrays are
     multiplied in q's dtype.
     """
     p, g, k, r, d = q.shape
@@ -373,7 +383,8 @@ def decode_attention(
 
 
 def _of_prompt(scores: Array, values: quantised.Matrix, dtype: DTypeLike) -> tuple[Array, Array, Array]:
-    """The highest score, the sum of ``exp(score - highest)`` and that of the values, ``[R, Hkv, S * r, 1 or d]``."""
+    """The highest score, the sum of ``exp(score - highest)``, and the sum of the values with these weights;
+    ``[R, Hkv, S * r, 1 or d]``."""
     top = scores.max(-1, keepdims=True)
     w = jnp.exp(scores - top)
     return top, w.sum(-1, keepdims=True), quantised.mixed(w, values, dtype)
@@ -386,7 +397,7 @@ def _by_slot(x: Array, like: Array) -> Array:
 
 
 def _merged_with_branches(q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen) -> Array:
-    """All scores at once; a block that is not live has none."""
+    """Attention with all scores at once; the scores of blocks that are not live are not computed."""
     p, g, k, r, d = q.shape
     mixed = functools.partial(quantised.mixed, dtype=q.dtype)
 
@@ -406,8 +417,8 @@ def _merged_with_branches(q: Array, cached: Cached, s_prompt: Array, v_prompt: q
 
 
 def _as_written(x: Array, axis: int, mesh: Mesh | None) -> Array:
-    """A block ``[R, Hkv * S, ...]`` with tokens along ``axis``, and not in another layout, for which the compiler would
-    copy those of all layers, for each layer."""
+    """Pins a block ``[R, Hkv * S, ...]`` with tokens along ``axis`` to the layout that it was written in. For another
+    layout the compiler would copy the blocks of all layers in every layer."""
     layout = Layout((axis % 4, *(i for i in range(4) if i != axis % 4)))
     pinned, cut = functools.partial(with_layout_constraint, layouts=layout), spec(("shard", "kv_heads"), TRAIN)
     if mesh is not None:  # a constraint on all parts at once would gather them
@@ -418,7 +429,7 @@ def _as_written(x: Array, axis: int, mesh: Mesh | None) -> Array:
 def _merged_in_a_loop(
     q: Array, cached: Cached, s_prompt: Array, v_prompt: quantised.Matrix, seen: Seen, mesh: Mesh | None
 ) -> Array:
-    """Block by live block: what was summed so far is scaled whenever a larger score turns up."""
+    """Attention block by block over the live blocks; the sums so far are rescaled when a larger score turns up."""
     live, mask = seen.live, seen.mask.reshape(*seen.mask.shape[:2], len(seen.live), -1)
     which = jnp.nonzero(live, size=len(live), fill_value=0)[0]
 
@@ -450,7 +461,7 @@ def _merged_in_a_loop(
 def _products(
     product: Callable[..., Array], left: Sequence[Array], blocks: Sequence[Any], live: Array, columns: int
 ) -> list[Array]:
-    """``product(left[j], blocks[j])`` of each block that is live; 0 of the others, which are not read."""
+    """``product(left[j], blocks[j])`` for each block that is live; 0 for the others, which are not read."""
     if len(blocks) == 1:
         return [product(left[0], blocks[0])]
 

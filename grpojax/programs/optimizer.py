@@ -1,4 +1,4 @@
-"""The optimiser of a network: what a recipe says of it, and the optax transformation that it means."""
+"""The optimiser of a network: its config in a recipe, and the optax transformation for that config."""
 
 import dataclasses
 import functools
@@ -63,7 +63,7 @@ class OptimizerConfig:
 
 
 def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
-    """The rate of update n = 0, 1, ...; ``updates`` is the number of the whole run."""
+    """The learning rate of update n = 0, 1, ...; ``updates`` is the number of updates in the run."""
     peak, rest = config.learning_rate, max(updates - config.warmup_steps, 1)
     if config.schedule == "constant":
         after = optax.constant_schedule(peak)
@@ -87,9 +87,10 @@ class ByShare(NamedTuple):
 
 
 def by_share(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
-    """Scales updates by the rate at ``share`` in [0, 1] of a run, an extra argument of each update.
+    """Scales updates by the learning rate at ``share`` in [0, 1] of a run, an extra argument of each update.
 
-    It is that of `learning_rate` without a warm-up at ``share * updates``, times what the warm-up has of the peak.
+    The rate is that of `learning_rate` without a warm-up at update ``share * updates``, times the warm-up's share of
+    the peak.
     """
     after = learning_rate(dataclasses.replace(config, warmup_steps=0), 1)
 
@@ -103,14 +104,14 @@ def by_share(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:
 
 
 def decayed(params: Any, table: WeightTable = DECODER) -> Any:
-    """True for the weights that decay: matrices, that is neither norms nor biases."""
+    """True for the weights that decay: matrices, but not norms and biases."""
     return jax.tree_util.tree_map_with_path(functools.partial(is_matrix, table=table), params)
 
 
 def make_optimizer(
     config: OptimizerConfig, updates: int | None, table: WeightTable = DECODER
 ) -> optax.GradientTransformation:
-    """The optax optimiser of a run of ``updates`` updates; None for one whose length is not known (`by_share`)."""
+    """The optax optimiser for a run of ``updates`` updates; None if that number is not known (`by_share`)."""
     constant = config.schedule == "constant"
     rate = 1.0 if updates is None and not constant else learning_rate(config, updates or 1)
     decay = functools.partial(decayed, table=table)

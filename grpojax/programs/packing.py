@@ -1,7 +1,7 @@
-"""Ragged groups to the rows that a forward runs on, and back; numpy on the host.
+"""Packs ragged groups into the rows that a forward runs on, and unpacks them; numpy on the host.
 
-Completions of a prompt share rows as tightly as first-fit-decreasing puts them, so that an update costs what its
-tokens cost. There are three shapes, so the number of compiled programs is bounded.
+Completions of a prompt share rows, packed by first-fit-decreasing, so that the cost of an update follows its tokens.
+Rows have one of three shapes, which bounds the number of compiled programs.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ class Packed:
     """A `TrainBatch` in rows: all of one update, cut into M micro-batches.
 
     Attributes:
-      rows: `Rows` with M in front.
-      per_token: ``[M, B, R, S]`` each.
+      rows: `Rows` with M as the first axis.
+      per_token: arrays ``[M, B, R, S]``.
     """
 
     rows: Rows
@@ -32,8 +32,8 @@ class Packed:
 class Layout:
     """Where each token of a batch ``[P, G, T]`` went: ``index [M, B, R, S]`` into the flat batch, -1 on padding.
 
-    ``blocks``, if not 0, says how many micro-batches follow each reading of prompts; of these, those behind the last
-    that holds a token are left out (`grpojax.programs.blocks`).
+    ``blocks``, if not 0, says how many micro-batches follow each reading of prompts. An update leaves out those after
+    the last that holds a token (`grpojax.programs.blocks`).
     """
 
     index: np.ndarray
@@ -55,7 +55,7 @@ class Layout:
 
     @property
     def useful(self) -> float:
-        """Share of the rows' positions that hold a token; of rows that are left out there is nothing to count."""
+        """Share of the rows' positions that hold a token. Rows that are left out do not count."""
         used = self.index >= 0
         if not self.blocks:
             return float(used.mean())
@@ -71,8 +71,8 @@ def bucket(n: int, most: int, parts: int = 1, multiple: int = 8) -> int:
 
 
 def first_fit(lengths: Sequence[int], size: int, most: int | None = None) -> list[list[int]]:
-    """Packs lengths into bins of ``size``, longest first; returns the positions of each bin's items, ``most`` of them
-    at most."""
+    """Packs lengths into bins of ``size``, longest first. Returns the positions of each bin's items; a bin has at most
+    ``most`` items."""
     bins: list[list[int]] = []
     room: dict[int, int] = {}
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -88,7 +88,8 @@ def first_fit(lengths: Sequence[int], size: int, most: int | None = None) -> lis
 
 
 class Completion(NamedTuple):
-    """One of a row: its prompt's number in the micro-batch's and in the batch, and which of the prompt's samples."""
+    """One completion in a row: its prompt's number in the micro-batch (``k``) and in the batch (``prompt``), and its
+    number among the prompt's samples."""
 
     k: int
     prompt: int
@@ -96,19 +97,20 @@ class Completion(NamedTuple):
 
 
 class ShardRows(NamedTuple):
-    """What a shard has of a micro-batch: the prompts' numbers in the batch, and the rows."""
+    """A shard's part of a micro-batch: the prompts' numbers in the batch, and the rows."""
 
     prompts: np.ndarray
     rows: list[list[Completion]]
 
 
 class _Cut(NamedTuple):
-    """How a shard's prompts are cut into micro-batches: each has so many prompts, with so many samples of each."""
+    """How a shard's ``per_shard`` prompts are cut into micro-batches. Each has ``prompts`` prompts with ``samples``
+    samples each."""
 
     per_shard: int
     prompts: int
     samples: int
-    splits: int  # parts of a group that are micro-batches of their own
+    splits: int  # number of micro-batches that a group is split over
 
     def first_prompt(self, shard: int, m: int) -> int:
         return shard * self.per_shard + (m // self.splits) * self.prompts
@@ -118,12 +120,12 @@ class _Cut(NamedTuple):
 
 
 def check_cut(per_shard: int, group: int, microbatches: int) -> None:
-    """Raises `UserError` where a shard's prompts, or their groups, do not divide into the micro-batches."""
+    """Raises `UserError` if neither a shard's prompts nor their groups divide into the micro-batches."""
     cut(per_shard, group, microbatches)
 
 
 def cut(per_shard: int, group: int, microbatches: int) -> _Cut:
-    """How a shard's prompts are cut into equal micro-batches; raises as `check_cut`."""
+    """How a shard's prompts are cut into equal micro-batches; raises like `check_cut`."""
     if per_shard % microbatches == 0:
         return _Cut(per_shard, per_shard // microbatches, group, 1)
     if microbatches % per_shard == 0 and group % (microbatches // per_shard) == 0:
@@ -136,7 +138,7 @@ def cut(per_shard: int, group: int, microbatches: int) -> _Cut:
 
 
 def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> ShardRows:
-    """What one shard has in one micro-batch."""
+    """One shard's part of one micro-batch."""
     rows: list[list[Completion]] = []
     for k in range(cut.prompts):
         p, start = cut.first_prompt(shard, m) + k, cut.first_sample(m)
@@ -148,7 +150,7 @@ def _assign(lengths: np.ndarray, size: int, cut: _Cut, shard: int, m: int) -> Sh
 
 
 class _Sizes(NamedTuple):
-    """One shard's micro-batch: rows, positions of a row, and whether completions share rows."""
+    """Shape of one shard's micro-batch: rows, positions of a row, and whether completions share rows."""
 
     rows: int
     row: int
@@ -156,7 +158,7 @@ class _Sizes(NamedTuple):
 
 
 def _sizes(cut: _Cut, most: int) -> list[_Sizes]:
-    """A quarter of the positions that completions of up to ``most`` tokens may need, half of them, and all."""
+    """Three sizes: a quarter of the positions that completions of up to ``most`` tokens may need, half, and all."""
     whole = cut.prompts * cut.samples
     part = max(cut.prompts, whole // 2)
     shared = [_Sizes(part, row, part < whole) for row in (bucket(1, most, parts=2), most)]
@@ -164,14 +166,14 @@ def _sizes(cut: _Cut, most: int) -> list[_Sizes]:
 
 
 def gather_sizes(completions: int, rows: int, positions: int) -> list[tuple[int, int]]:
-    """``(how many, tokens of each)``: gather indices of whole, half and quarter length for completions of these rows.
+    """``(count, length)`` of gather indices of whole, half and quarter length for the completions of these rows.
 
     A row has room for one completion of more than half its positions, and for three of more than a quarter.
 
     Args:
-      completions: at most, in all rows.
-      rows: how many.
-      positions: of a row.
+      completions: the most completions in all rows.
+      rows: number of rows.
+      positions: positions of a row.
 
     Example:
       >>> gather_sizes(32, rows=10, positions=1024)
@@ -190,18 +192,18 @@ def pack(
     gather: bool = False,
     full: bool = False,
 ) -> tuple[Packed, Layout]:
-    """Lays a batch out in rows; each prompt has its place in a micro-batch, whatever the lengths.
+    """Lays a batch out in rows. The micro-batch of a prompt does not depend on lengths.
 
-    Rows have one of three sizes, the smallest that holds the batch: a quarter of the positions that the longest
-    completions would need, half of them, or all, with a row for each completion. Supervised runs and late signals take
-    these; the updates of a run that samples take `grpojax.programs.blocks`.
+    Rows have the smallest of three sizes that holds the batch: a quarter of the positions that completions of the
+    greatest length would need, half of them, or all of them with one row for each completion. Supervised runs and late
+    signals use these rows. The updates of a run that samples use `grpojax.programs.blocks`.
 
     Args:
       batch: numpy arrays, already `grpojax.programs.batch_shards.spread` over the shards.
-      shards: equal parts of the batch, one a batch shard.
-      microbatches: parts that an update takes one after the other.
-      gather: say where each completion stands, unless every row holds just one (`Compute.needs_gather`).
-      full: the largest of the three, whatever the lengths.
+      shards: number of equal parts of the batch, one for each batch shard.
+      microbatches: number of parts that an update takes one after the other.
+      gather: add the indices of each completion's tokens, unless every row holds just one (`Compute.needs_gather`).
+      full: use the largest of the three sizes, whatever the lengths.
 
     Returns:
       The batch in rows, and the `Layout` that maps rows to the batch.
@@ -236,15 +238,15 @@ def lay_out(
     gather: int = 0,
     blocks: int = 0,
 ) -> tuple[Packed, Layout]:
-    """The rows' arrays.
+    """Makes the arrays of the rows.
 
     Args:
       batch: as in `pack`.
-      assigned: ``[M][shards]``, with as many prompts in each.
-      shape: ``(R, S)``, rows of a shard in a micro-batch and their positions.
-      gather: completions of a shard in a micro-batch that have gather indices; 0 for none.
-      blocks: so many micro-batches, which have the same prompts, follow each reading of these; of them those behind the
-        last that holds a token are left out. 0: each has prompts of its own.
+      assigned: ``[M][shards]``; all have the same number of prompts.
+      shape: ``(R, S)``, rows of a shard in a micro-batch and positions of a row.
+      gather: number of completions of a shard in a micro-batch that have gather indices; 0 for none.
+      blocks: number of micro-batches that follow each reading of prompts and share these prompts. An update leaves out
+        those after the last that holds a token. With 0 each micro-batch has its own prompts.
     """
     layout, rows = _fill(batch, assigned, (len(assigned), len(assigned[0]), *shape), gather, max(1, blocks))
     if blocks:
@@ -254,7 +256,7 @@ def lay_out(
 
 
 def _single(x: Array) -> np.ndarray:
-    """Float32 of floats; the rest as it is."""
+    """Casts floats to float32; leaves other dtypes as they are."""
     x = np.asarray(x)
     return x.astype(np.float32) if x.dtype.kind == "f" else x
 
@@ -266,7 +268,7 @@ def _fill(
     gather: int,
     alike: int,
 ) -> tuple[Layout, Rows]:
-    """Where each token goes, and the rows; so many micro-batches in a row have the same prompts."""
+    """The layout of the tokens, and the rows. Each ``alike`` successive micro-batches have the same prompts."""
     lengths = np.asarray(batch.lengths)
     n_prompts, group = lengths.shape
     most, (microbatches, shards, _, size) = np.asarray(batch.tokens).shape[2], shape
@@ -279,7 +281,7 @@ def _fill(
     places = [(of_class, c) for of_class, (n, _) in enumerate(sizes) for c in range(n)]
     for m, of_shards in enumerate(assigned):
         for shard, (_, rows) in enumerate(of_shards):
-            stand = []  # of each completion: its tokens, where the first of them stands
+            stand = []  # for each completion, its number of tokens and the position of the first
             for r, row in enumerate(rows):
                 at = 0
                 for segment, (k, prompt, sample) in enumerate(row):

@@ -1,4 +1,4 @@
-"""A model on its devices with its tokenizer and its rollout program, and nothing of the run."""
+"""A model on its devices, with its tokenizer and its rollout program. It knows nothing of the run."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,14 @@ from grpojax.types import Prompts, Rollout
 
 
 def model_facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells the models of a recipe from others, for `grpojax.host.agreement.agree`.
+    """Facts that identify the models of a recipe, for `grpojax.host.agreement.agree`.
 
     Args:
-      recipe: as plain data.
+      recipe: the recipe as plain data.
 
     Returns:
-      By name "weights" and "tokenizer"; each has a digest for every folder that the recipe names: the policy's, that of
-      the adapters that it starts from, the critic's, the teacher's.
+      A dict with "weights" and "tokenizer". Each has a digest for every folder that the recipe names: the folders of
+      the policy, of the adapters that it starts from, of the critic and of the teacher.
     """
     variant = recipe.get("variant")
     model = recipe["model"]
@@ -48,7 +48,7 @@ def model_facts(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weights_digest(folder: epath.PathLike) -> str:
-    """Tells a folder's weights from others without reading all of them."""
+    """A digest that identifies a folder's weights without reading all of them."""
     return agreement.digest_of_files(folder, "*.safetensors")
 
 
@@ -60,20 +60,20 @@ class Sampling(NamedTuple):
 
     @property
     def shards(self) -> int:
-        """Equal parts that a batch of prompts is cut into."""
+        """Number of equal parts that a batch of prompts is cut into."""
         return sharding.shards(self.mesh)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyShape:
-    """A `Policy` without weights and tokenizer: what the shapes of its programs follow from.
+    """A `Policy` without weights and tokenizer. It determines the shapes of the policy's programs.
 
     Attributes:
-      config: of the decoder.
-      graph: its graph definition.
-      compute: how to run it; its mesh is that of the devices that learn.
+      config: config of the decoder.
+      graph: graph definition of the decoder.
+      compute: how to run the decoder. Its mesh has the devices that learn.
       sampling: the devices that sample.
-      adapter: what learns in place of its weights; None where they do.
+      adapter: the adapters that learn in place of the weights; None if the weights learn.
     """
 
     config: DecoderConfig
@@ -89,7 +89,7 @@ class PolicyShape:
 
     @property
     def shards(self) -> int:
-        """Equal parts that a batch is cut into where it is learned from."""
+        """Number of equal parts that an update's batch is cut into."""
         return sharding.shards(self.mesh)
 
 
@@ -97,19 +97,19 @@ class Policy:
     """A decoder with the programs that cast it for sampling and sample from it.
 
     Args:
-      model: where it is, and how to run it.
+      model: where the model is, and how to run it.
       mesh: how the devices are laid out, and which of them sample.
-      devices: what to run on; None takes all there are.
-      eos_ids: tokens that end a sample; None takes the model's own, and none at all lets every sample run to the end.
-      tokenizer: of the model's folder, where it is loaded already.
+      devices: the devices to run on; None takes all.
+      eos_ids: tokens that end a sample. None takes the model's own. With an empty tuple every sample runs to the end.
+      tokenizer: the tokenizer of the model's folder, if it is loaded already.
 
     Attributes:
-      params: the weights once `load` has read them, with adapters as their base (`grpojax.models.adapters.on_base`);
-        set to None by whoever takes them over.
-      count: of all devices.
-      mesh, shards, compute: of the devices that learn.
-      sampling: the devices that sample; the same ones unless ``mesh.rollout`` reserves some.
-      reshard: training weights to the rollout's, on the devices that sample.
+      params: the weights once `load` has read them. With adapters they are the base
+        (`grpojax.models.adapters.on_base`). Code that takes the weights over sets this to None.
+      count: number of all devices.
+      mesh, shards, compute: mesh, batch shards and compute settings of the devices that learn.
+      sampling: the devices that sample. They are those that learn, unless ``mesh.rollout`` reserves some.
+      reshard: turns training weights into the rollout's, on the devices that sample.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Policy:
         devices = devices or jax.devices()
         self.count = len(devices)
         learning, others = sharding.disaggregate(mesh, devices)
-        laid_out = sharding.make_mesh(mesh, learning)  # refuses sizes that one device cannot have, too
+        laid_out = sharding.make_mesh(mesh, learning)  # also for one device, so that impossible sizes raise
         self.mesh = None if len(learning) == 1 else laid_out
         self.shards = sharding.shards(self.mesh)
         self.folder = str(data.locate(model.path))
@@ -145,13 +145,13 @@ class Policy:
         """Reads the weights; returns the policy."""
         if self.adapter is not None and self.adapter.path is not None:
             hf.peft.check(self.adapter)
-        dtype = None if self.adapter is None else self.compute.dtype  # what does not learn needs no more
+        dtype = None if self.adapter is None else self.compute.dtype  # frozen weights need no higher precision
         _, params = state.split(hf.load(self.folder, tokenizer=self.tokenizer, mesh=self.mesh, dtype=dtype))
         self.params = params if self.adapter is None else adapters.on_base(params, self.adapter)
         return self
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
-        """Training weights to those that `sample` takes (`state.make_reshard`)."""
+        """Turns training weights into those that `sample` takes (`state.make_reshard`)."""
         if weights not in self._reshards:
             made = state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
             self._reshards[weights] = _sender(made, self.sampling.mesh, self._others) if self._others else made
@@ -167,8 +167,8 @@ class Policy:
         partial: Rollout | None = None,
         left: int = 0,
     ) -> Rollout:
-        """Dispatches a rollout of host prompts; ``params`` are those of `reshard`, ``partial`` and ``left`` as of
-        `grpojax.programs.sampler.sample_groups`, on the host."""
+        """Dispatches a rollout of prompts that are on the host. ``params`` come from `reshard`. ``partial`` and
+        ``left`` are as in `grpojax.programs.sampler.sample_groups`, with ``partial`` on the host."""
         placed, config = self._laid_out(prompts, config)
         if partial is not None:
             split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), partial)
@@ -178,7 +178,7 @@ class Policy:
         return sampler.sample_groups(self.graph, params, placed, key, config, **how)
 
     def _laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
-        """The prompts on the devices that sample, each as often as its group is split, and how much of it they draw."""
+        """`on_shards`, with the prompts placed on the devices that sample."""
         spread, config = on_shards(prompts, config, self.sampling.shards)
         return self._on_shards(spread), config
 
@@ -189,17 +189,18 @@ class Policy:
         )
 
     def fetch(self, rollout: Rollout, n_prompts: int) -> Rollout:
-        """A rollout on the host, ``[P, G, ...]``; waits for it."""
+        """Waits for a rollout and returns it on the host, ``[P, G, ...]``."""
         return jax.tree.map(lambda x: batch_shards.gather_groups(processes.fetch(x), n_prompts), rollout)
 
     def wait_on_cpu(self, outputs: Any) -> None:
-        """Before another program is dispatched: on several CPU devices, those in flight take each other's messages."""
+        """Waits for ``outputs`` before another program is dispatched, if there are several CPU devices. There, programs
+        in flight at the same time would receive each other's messages."""
         if jax.default_backend() == "cpu" and (self.mesh or self.sampling.mesh) is not None:
             jax.block_until_ready(outputs)
 
     @property
     def shape(self) -> PolicyShape:
-        """What there is of it without weights."""
+        """The policy without weights and tokenizer."""
         return PolicyShape(
             config=self.config,
             graph=self.graph,
@@ -210,16 +211,17 @@ class Policy:
 
     @property
     def disaggregated(self) -> bool:
-        """Whether it samples on devices of their own."""
+        """Whether some devices are reserved for sampling."""
         return bool(self._others)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """Token ids as texts, special tokens left out."""
+        """Decodes token ids to texts, without special tokens."""
         return hf.decode_all(self.tokenizer, rows)
 
 
 def on_shards(prompts: Prompts, config: SamplerConfig, count: int) -> tuple[Prompts, SamplerConfig]:
-    """Prompts over ``count`` batch shards, each as often as its group is split, and how much of it they then draw."""
+    """Spreads prompts over ``count`` batch shards. If groups are split, a prompt appears once for each part of its
+    group, and the returned config has the size of a part as its ``group``."""
     spread, group = batch_shards.spread(prompts, config.group, count)
     config = SamplerConfig(**{f.name: getattr(config, f.name) for f in dataclasses.fields(SamplerConfig)})
     if group != config.group:
@@ -228,14 +230,15 @@ def on_shards(prompts: Prompts, config: SamplerConfig, count: int) -> tuple[Prom
 
 
 def _sampling_devices(devices: Sequence[jax.Device], tensor: int, compute: Compute) -> Sampling:
-    """Devices that sample only, prompts over as many of them as ``tensor`` leaves."""
+    """`Sampling` on devices that only sample. Prompts are cut over ``len(devices) / tensor`` shards."""
     config = MeshConfig(data=len(devices) // tensor, fsdp=1, tensor=tensor)
     mesh = None if len(devices) == 1 else sharding.make_mesh(config, devices)
     return Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
 
 
 def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[jax.Device]) -> Callable[[Any], Any]:
-    """A reshard whose weights go on to other devices; a device's part of a weight is the same there, and is copied."""
+    """A reshard that also sends the weights to the devices that sample. A device's part of a weight has the same shape
+    on both sides, so it is copied as it is."""
 
     def place(path: Any, x: Any) -> Any:
         if mesh is None:
@@ -250,7 +253,7 @@ def _sender(reshard: Callable[[Any], Any], mesh: Mesh | None, devices: Sequence[
 
 
 def _check_partial(partial: Rollout, left: int, shards: int) -> None:
-    """Raises `UserError` where a batch shard has more unfinished samples than it reads."""
+    """Raises `UserError` if a batch shard has more unfinished samples than a rollout can continue."""
     most = int(unfinished(partial).reshape(shards, -1).sum(1).max())
     if most > left:
         raise UserError(

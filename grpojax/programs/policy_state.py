@@ -1,7 +1,7 @@
-"""The policy in the state of a run: one role where every weight learns, and two where adapters do.
+"""The policy in the state of a run: one role if every weight learns, two roles if adapters learn.
 
-``"policy"`` is what learns, weights or factors. With factors ``"base"`` has the weights that they stand on, which no
-checkpoint has.
+``"policy"`` is what learns: all weights, or the adapters' factors. With factors there is also ``"base"``, the frozen
+weights. Checkpoints do not contain the base.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ POLICY, BASE = "policy", "base"
 
 
 def table_of(adapter: adapters.AdapterConfig | None) -> WeightTable:
-    """Of what learns."""
+    """The table of the weights that learn."""
     return DECODER if adapter is None else adapters.FACTORS
 
 
 def networks(shape: PolicyShape, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
-    """Its networks by role; what is saved is `POLICY`.
+    """The policy's networks by role. Checkpoints save `POLICY` only.
 
     Raises:
       UserError: a weight does not divide over the mesh, or the model cannot have factors.
@@ -46,13 +46,13 @@ def networks(shape: PolicyShape, optimizer: optax.GradientTransformation | None)
 def start(
     shape: PolicyShape, params: Any, optimizer: optax.GradientTransformation, *, seed: int, restored: Any = None
 ) -> dict[str, Any]:
-    """Its state by role.
+    """The policy's state by role.
 
     Args:
-      shape: of the policy.
-      params: its weights as they were read, which are taken over (`grpojax.programs.policy.Policy.load`).
-      optimizer: what it learns with.
-      seed: of what starts at random.
+      shape: shape of the policy.
+      params: the weights that `grpojax.programs.policy.Policy.load` read; the state takes them over.
+      optimizer: the policy's optimiser.
+      seed: seed of random factors.
       restored: the `TrainState` of a checkpoint; None in a new run.
     """
     adapter, mesh = shape.adapter, shape.mesh
@@ -65,7 +65,7 @@ def start(
 
 
 def first_factors(shape: PolicyShape, base: Any, seed: int) -> dict[str, Array]:
-    """The factors that a run starts with: random, or those of a folder."""
+    """The factors that a run starts with: random ones, or those of the adapter's folder."""
     assert shape.adapter is not None
     if shape.adapter.path is not None:
         return hf.peft.load(shape.adapter, shape.config, shape.mesh)
@@ -73,25 +73,25 @@ def first_factors(shape: PolicyShape, base: Any, seed: int) -> dict[str, Array]:
 
 
 def at_start(policy: Policy, seed: int = 0) -> Any:
-    """The weights of a loaded policy as its programs take them, before it has learned anything."""
+    """The weights of a loaded policy in the form that its programs take, before any update."""
     if policy.adapter is None:
         return policy.params
     return adapters.joined(policy.params, first_factors(policy.shape, policy.params, seed))
 
 
 def weights(state: Mapping[str, Any]) -> Any:
-    """The policy's weights as its programs take them, of a run's state; moves nothing."""
+    """The policy's weights in a run's state, in the form that its programs take. Copies nothing."""
     learned = state[POLICY].params
     return adapters.joined(state[BASE], learned) if BASE in state else learned
 
 
 def frozen(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the policy's loss reads of the state and nothing changes, by role."""
+    """The parts of the state that the policy's loss reads and no update changes, by role."""
     return {BASE: state[BASE]} if BASE in state else {}
 
 
 def on_base(learns: Learns) -> Learns:
-    """How factors learn by the loss of a whole policy: it finds their base in ``frozen``."""
+    """How factors learn with the loss of a whole policy. The loss finds their base in ``frozen``."""
 
     def joined(factors: Any, frozen: Mapping[str, Any]) -> Any:
         return adapters.joined(frozen[BASE], factors)

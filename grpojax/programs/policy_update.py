@@ -32,17 +32,18 @@ def policy_objective(
 
     Args:
       graph: the decoder's graph definition.
-      objective: a reference or an entropy that it does not need is not computed. One with an adaptive entropy bonus
-        finds its coefficient in ``frozen["entropy_coef"]``.
+      objective: what to optimise. A reference or an entropy that it does not need is not computed. An adaptive entropy
+        bonus reads its coefficient from ``frozen["entropy_coef"]``.
       compute: how to run the decoder.
-      temperature: the one that the samples were drawn at.
+      temperature: the temperature that the samples were drawn at.
       entropy: compute the entropy as a metric even if the objective does not need it.
-      balance_coef: of a mixture of experts, the weight of its load-balance loss (`grpojax.models.experts.load`); 0
-        computes none. None where the policy is dense.
+      balance_coef: weight of the load-balance loss of a mixture of experts (`grpojax.models.experts.load`). 0 computes
+        no such loss. None for a dense policy.
 
     Returns:
-      The loss. Its metrics are those of `grpojax.losses.policy_loss`, when the batch has ``sampler_logps`` those of
-      `grpojax.diagnostics.mismatch`, and of a mixture ``router_entropy``, ``router_counts`` and ``balance_loss``.
+      The loss. Its metrics are those of `grpojax.losses.policy_loss`. If the batch has ``sampler_logps``, those of
+      `grpojax.diagnostics.mismatch` are added; a mixture of experts adds ``router_entropy``, ``router_counts`` and
+      ``balance_loss``.
     """
     wanted = True if objective.needs_entropy else "value" if entropy else False
 
@@ -77,7 +78,7 @@ def policy_objective(
 
 
 def of_routers(load: experts.Load, rows: Rows, coef: float) -> tuple[Scalar, Metrics]:
-    """The load-balance loss of all layers, weighted, and what is measured of their routers."""
+    """The weighted load-balance loss over all layers, and the metrics of the layers' routers."""
     seen = (rows.segments > 0).sum().astype(jnp.float32) * load.entropy.shape[0]
     metrics: Metrics = {"router_entropy": Mean(total=load.entropy.sum(), count=seen), "router_counts": load.counts}
     if load.balance is None:
@@ -87,7 +88,7 @@ def of_routers(load: experts.Load, rows: Rows, coef: float) -> tuple[Scalar, Met
 
 
 def reader(graph: Any, compute: Compute) -> ReadPrompts:
-    """What a policy's loss and its scores read of prompts (`grpojax.programs.update.Learns`)."""
+    """The forward of prompts whose result the policy's loss and scores use (`grpojax.programs.update.Learns`)."""
 
     def read(params: Any, frozen: Any, rows: Rows) -> dec.PromptStates:
         return dec.read_prompts(nnx.merge(graph, params), rows, compute)
@@ -98,11 +99,11 @@ def reader(graph: Any, compute: Compute) -> ReadPrompts:
 def make_score(
     graph: Any, compute: Compute, *, temperature: float = 1.0, entropy: bool = False
 ) -> Callable[[Any, Any], dec.Scores]:
-    """Scores under given weights: ``(params, rows [M, ...]) -> Scores`` of ``[M, B, R, S]``; without gradient.
+    """Scores under given weights: ``(params, rows [M, ...]) -> Scores`` of ``[M, B, R, S]``, without gradient.
 
     Args:
       graph, compute, temperature: as in `policy_objective`.
-      entropy: the entropy of each token's distribution too.
+      entropy: also compute the entropy of each token's distribution.
     """
 
     def score(params: Any, rows: Any) -> dec.Scores:
@@ -118,8 +119,9 @@ def make_score(
 def make_covariance_mask(objective: L.Objective) -> Callable[[Any, Any, Packed, Any], Any]:
     """The tokens that Clip-Cov or KL-Cov picks: ``(key, logps, packed, places) -> bool``.
 
-    All are ``[M, B, R, S]``. From the log-probs of the whole minibatch before its update; ``places`` number its tokens
-    (`grpojax.programs.packing.Layout.index`), so that micro-batches and devices change nothing.
+    All arrays are ``[M, B, R, S]``. ``logps`` are the log-probs of the whole minibatch before its update. ``places``
+    numbers the tokens of the minibatch (`grpojax.programs.packing.Layout.index`), so that the pick does not depend on
+    micro-batches or devices.
     """
 
     def pick(key: Any, logps: Any, packed: Packed, places: Any) -> Any:

@@ -1,16 +1,16 @@
-"""Groups of samples from one jitted program: prompts are read, then a loop gives every sample its next token.
+"""Draws groups of samples in one jitted program: it reads the prompts, then a loop gives every sample its next token.
 
-1. Prefill: each prompt runs once, and the first token of all its samples is drawn from the logits after it.
-2. Decode: every prompt has a row of slots, each with one sample. A step first gives each free slot the next waiting
-   sample of its prompt. That moves nothing, since the prompt's keys and values are read in place, once for its whole
-   row. Then the newest tokens of all slots run through the layers, and the next ones are drawn. A slot whose sample
-   ended is free again.
-3. The loop ends when no sample wants another token, or, with `sample_groups`' ``partial``, when few enough do: these
-   go on in the next rollout.
+1. Prefill: each prompt runs once. The first token of all its samples is drawn from the logits after it.
+2. Decode: every prompt has a row of slots, and each slot holds one sample. A step first gives each free slot the next
+   waiting sample of its prompt. No memory moves for that, since the prompt's keys and values are read in place, once
+   for the whole row. Then the newest tokens of all slots run through the layers, and the next tokens are drawn. A slot
+   is free again when its sample ends.
+3. The loop ends when no sample needs another token. With the ``partial`` argument of `sample_groups` it ends as soon as
+   few enough samples do; these samples continue in the next rollout.
 
-A draw's random key is ``fold_in(key, uid, sample, position)``: it depends neither on slots nor on the order of
-prompts nor on the mesh. `grpojax.programs.token_sampling` draws the tokens, `grpojax.programs.kv_cache` holds the keys
-and values of what was drawn.
+The random key of a draw is ``fold_in(key, uid, sample, position)``. It does not depend on the slots, the order of the
+prompts or the mesh. `grpojax.programs.token_sampling` draws the tokens. `grpojax.programs.kv_cache` holds the keys and
+values of the drawn tokens.
 """
 
 import dataclasses
@@ -40,15 +40,15 @@ from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, p
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplerConfig(DrawConfig):
-    """What to draw, and how many samples at a time (`DrawConfig` for temperature and truncation).
+    """What to draw, and how many samples to decode at a time. `DrawConfig` has temperature and truncation.
 
     Attributes:
       group: samples per prompt, G.
       max_tokens: longest completion, T.
-      decode_slots: samples of one prompt that are decoded at a time; 0 takes all of them. Fewer slots than samples
-        pay when lengths differ much: a slot that ends early is used again.
-      cache_dtype: of the keys and values that decode steps read; "int8" with a bfloat16 scale a token and head
-        (`grpojax.models.quantised`). A prompt itself runs over its own as they are.
+      decode_slots: samples of one prompt that are decoded at a time; 0 decodes all of them at once. Fewer slots than
+        samples are faster when lengths differ much, because a slot is reused as soon as its sample ends.
+      cache_dtype: dtype of the keys and values that decode steps read. "int8" stores a bfloat16 scale for each token
+        and head (`grpojax.models.quantised`). Prefill attends to a prompt's keys and values before they are rounded.
     """
 
     group: int = 8
@@ -79,15 +79,15 @@ def sample_groups(
 
     Args:
       graph, params: the two halves of a `Decoder` (``nnx.split``).
-      prompts: the prompts; on a mesh their number must divide over its data-parallel shards (`spread`).
+      prompts: the prompts. On a mesh their number must be a multiple of the data-parallel shards' number (`spread`).
       key: a key that differs from rollout to rollout, such as ``fold_in(key(seed), step)``.
       config: group size, lengths, temperature, truncation, decode_slots.
-      eos_ids: tokens that end a sample; none means that every sample has ``max_tokens``.
+      eos_ids: tokens that end a sample. If empty, every sample has ``max_tokens`` tokens.
       compute: how to run the decoder.
-      partial: ``[P, G, ...]`` samples of an earlier rollout: of length 0 they are new, unfinished ones, at most
-        ``left`` in a shard, go on, the others stay as they are. Every sample then has a slot of its own.
-      left: goes with ``partial``: the rollout ends as soon as at most so many samples of each shard want another token
-        and one group is whole.
+      partial: ``[P, G, ...]`` samples of an earlier rollout. Samples of length 0 are new. Unfinished samples continue;
+        a shard may have at most ``left`` of them. Finished samples stay as they are. Every sample has its own slot.
+      left: used with ``partial``. The rollout ends as soon as at most this many samples of each shard need another
+        token and at least one group is complete.
 
     Returns:
       `Rollout`, ``[P, G, T]``.
@@ -145,13 +145,13 @@ _sample = program("rollout", _rollout, static=("graph", "config", "eos_ids", "co
 
 @pytree
 class SampleQueue:
-    """What is known of every sample before it is decoded.
+    """What prefill knows about every sample before it is decoded.
 
     Attributes:
       keys: ``[P, G]`` random keys.
-      first: ``[P, G]`` int32, its first token.
-      ended: ``[P, G]`` bool, whether that token ends it.
-      lengths: ``[P]`` int32, of the prompts.
+      first: ``[P, G]`` int32, the first token of each sample.
+      ended: ``[P, G]`` bool, whether that token ends the sample.
+      lengths: ``[P]`` int32, lengths of the prompts.
     """
 
     keys: Samples
@@ -162,20 +162,20 @@ class SampleQueue:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConstants:
-    """What every decode step reads and none changes.
+    """What every decode step reads and no step changes.
 
     Attributes:
       config: group size, lengths, temperature, truncation, slots.
       compute: how to run the decoder.
-      ring: of the slots' caches.
-      model: the decoder, for its embeddings and its last norm.
-      graph: structure of one of its blocks.
-      blocks: weights of its blocks, stacked or a list (`kv_cache.unrolls`), on a CPU transposed.
+      ring: layout of the slots' caches.
+      model: the decoder, used for its embeddings and its last norm.
+      graph: structure of one of the decoder's blocks.
+      blocks: weights of the decoder's blocks, stacked or as a list (`kv_cache.unrolls`); transposed on a CPU.
       eos: ``[n]`` int32, tokens that end a sample.
-      prompt_kv: keys and values of the prompts, per layer ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; each stacked
-        or a list.
-      known: what is known of the samples.
-      left: samples of a shard that may be left unfinished, where the rollout goes on from another; else None.
+      prompt_kv: keys and values of the prompts. Each layer has ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; the layers
+        are stacked or a list.
+      known: what prefill knows about the samples.
+      left: samples of a shard that may stay unfinished, if the rollout continues an earlier one; otherwise None.
     """
 
     config: SamplerConfig
@@ -198,7 +198,7 @@ class DecodeConstants:
 def _prefill(
     model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
 ) -> tuple[DecodeConstants, Rollout]:
-    """Runs each prompt once and draws the first token of all of its samples; the rollout has these tokens."""
+    """Runs each prompt once and draws the first token of each of its samples. The returned rollout has these tokens."""
     n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute)
     dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
 
@@ -264,11 +264,11 @@ class Slots:
 
     Attributes:
       waiting: ``[P]`` int32, the next sample of each prompt to start.
-      sample: ``[P, S]`` int32, sample in the slot; G when none is.
-      count: ``[P, S]`` int32, tokens drawn so far of that sample; the last of them is not yet in the cache.
-      token: ``[P, S]`` int32, the last of them.
-      key: ``[P, S]`` key of that sample.
-      active: ``[P, S]`` bool, the sample wants another token.
+      sample: ``[P, S]`` int32, the sample in the slot; G if the slot is empty.
+      count: ``[P, S]`` int32, number of tokens drawn for that sample so far. The last one is not in the cache yet.
+      token: ``[P, S]`` int32, the last token drawn.
+      key: ``[P, S]`` random key of that sample.
+      active: ``[P, S]`` bool, whether the sample needs another token.
     """
 
     waiting: PerPrompt
@@ -281,13 +281,13 @@ class Slots:
 
 @pytree
 class DecodeState:
-    """What a decode step carries.
+    """What one decode step passes to the next.
 
     Attributes:
-      step: [] int32, decode steps done. All slots write their keys and values at this position of the ring.
-      longest: [] int32, tokens of the longest sample that wants another, at least 1 while any is left to draw; 0 when
-        none is.
-      slots: a row for each prompt, data-parallel shards in front.
+      step: [] int32, number of decode steps done. All slots write their keys and values at this position of the ring.
+      longest: [] int32, length of the longest sample that needs another token. It is at least 1 while any sample still
+        waits for a slot, and 0 when nothing is left to draw.
+      slots: one row for each prompt; data-parallel shards divide the rows.
       keys, values: the slots' caches (`kv_cache.empty`).
       out: the rollout so far.
     """
@@ -301,7 +301,7 @@ class DecodeState:
 
 
 def _all_waiting(constants: DecodeConstants, out: Rollout) -> DecodeState:
-    """Caches empty, slots free."""
+    """The first state: all caches are empty and all slots are free."""
     config, known = constants.config, constants.known
     n_prompts, slots = known.lengths.shape[0], config.decode_slots or config.group
     nothing = jnp.zeros((n_prompts, slots), jnp.int32)
@@ -366,7 +366,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
 
 
 def _refill(known: SampleQueue, s: Slots) -> Slots:
-    """Gives each free slot the next waiting sample of its prompt, whose first token is known."""
+    """Gives each free slot the next waiting sample of its prompt. Prefill has drawn that sample's first token."""
     n_prompts, group = known.first.shape
     free = ~s.active
     take = s.waiting[:, None] + jnp.cumsum(free, 1, dtype=jnp.int32) - 1
@@ -383,7 +383,7 @@ def _refill(known: SampleQueue, s: Slots) -> Slots:
 
 
 def _recorded(slots: Slots, out: Rollout, token: Array, logp: Array, stop: Array) -> Rollout:
-    """The rollout with one token more of every sample that wanted one."""
+    """The rollout, with the new token added to every active sample."""
     group = out.lengths.shape[1]
     prompt = jnp.broadcast_to(jnp.arange(len(out.lengths))[:, None], token.shape)
     sample = jnp.where(slots.active, slots.sample, group)  # out of range: not written
@@ -400,7 +400,7 @@ def _recorded(slots: Slots, out: Rollout, token: Array, logp: Array, stop: Array
 
 
 def _longest(constants: DecodeConstants, slots: Slots) -> Scalar:
-    """`DecodeState.longest`: all that the shards of a mesh send each other for a token."""
+    """`DecodeState.longest`. It is the only value that the shards of a mesh exchange for a decode step."""
     mesh, group = constants.compute.mesh, constants.config.group
     if constants.left is not None:
         return _longest_until(slots, constants.left, mesh)
@@ -412,8 +412,8 @@ def _longest(constants: DecodeConstants, slots: Slots) -> Scalar:
 
 
 def _per_shard(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
-    """``f`` of arrays with data-parallel shards in front, run by every shard for itself; nothing of another is known,
-    and prompts are counted inside of it."""
+    """``f``, run by every data-parallel shard on its own part of the first axis. A shard sees no other shard's data,
+    and numbers its prompts from 0."""
     if mesh is None:
         return f
     shard = spec(("shard",), TRAIN)
@@ -422,13 +422,14 @@ def _per_shard(f: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
 
 # -------------------------------------------------------------------------------------------- partial rollouts
 #
-# A rollout ends as soon as few enough samples want another token. The next one reads what these have so far at once, as
-# a prompt is read, and draws on under its own weights (partial rollouts of Kimi k1.5, arXiv:2501.12599; APRIL,
-# arXiv:2509.18521). Every sample has a slot of its own, in the row of its prompt.
+# A rollout ends as soon as few enough samples need another token. The next rollout reads the tokens of these samples
+# in one forward, like a prompt, and continues them under its own weights (partial rollouts of Kimi k1.5,
+# arXiv:2501.12599; APRIL, arXiv:2509.18521). Every sample has its own slot, in the row of its prompt.
 
 
 def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, out: Rollout) -> DecodeState:
-    """All samples in their slots; unfinished ones stand where they stood. ``out`` has all samples as if new."""
+    """The first state of a rollout that continues ``partial``: every sample is in its slot, and unfinished samples keep
+    their tokens. ``out`` holds the first tokens that prefill drew for all samples as if all were new."""
     compute, ring, dtype = constants.compute, constants.ring, constants.cache_dtype
 
     def older(old: Array, new: Array) -> Array:
@@ -448,7 +449,7 @@ def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, ou
 def _read_partial(
     model: Decoder, prompts: Prompts, partial: Rollout, most: int, compute: Compute
 ) -> kv_cache.ReadSamples:
-    """Runs the unfinished samples of each shard, at most ``most`` of them, with their prompts in front."""
+    """Runs the prompts and tokens of the unfinished samples of each shard; there are at most ``most`` in a shard."""
     longest = partial.tokens.shape[-1]
 
     def of_shard(prompts: Prompts, partial: Rollout):
@@ -471,7 +472,7 @@ def _read_partial(
 
 
 def _own_slots(known: SampleQueue, out: Rollout) -> Slots:
-    """Every sample in its own slot, with its last token to be read next; ``out`` has a token of each at least."""
+    """Puts every sample into its own slot. The next step reads its last token, so each must have one in ``out``."""
     n_prompts, group = out.lengths.shape
     return Slots(
         waiting=jnp.full(n_prompts, group, jnp.int32),
@@ -484,8 +485,8 @@ def _own_slots(known: SampleQueue, out: Rollout) -> Slots:
 
 
 def _longest_until(slots: Slots, left: int, mesh: Mesh | None) -> Scalar:
-    """`DecodeState.longest`, and 0 already where at most ``left`` samples of each shard want another token and some
-    prompt has none such: each rollout makes a whole group at least."""
+    """`DecodeState.longest`, but 0 as soon as at most ``left`` samples of each shard need another token and all samples
+    of some prompt are finished. So each rollout completes at least one group."""
 
     def of_shard(s: Slots) -> Array:
         found = jnp.where(s.active, s.count, 0).max(), s.active.sum() > left, ~s.active.any(1).all()
@@ -496,7 +497,7 @@ def _longest_until(slots: Slots, left: int, mesh: Mesh | None) -> Scalar:
 
 
 def unfinished(samples: Rollout) -> Samples:
-    """``[P, G]`` bool: samples that have tokens and want another; of arrays of jax's or numpy's.
+    """``[P, G]`` bool: which samples have tokens and need another. Takes jax and numpy arrays.
 
     Example:
       >>> import numpy as np
@@ -509,7 +510,7 @@ def unfinished(samples: Rollout) -> Samples:
 
 
 def no_samples(prompts: int, group: int, tokens: int) -> Rollout:
-    """Samples of which all are new, numpy ``[P, G, ...]``."""
+    """Numpy arrays ``[P, G, ...]`` in which every sample is new."""
     shape = prompts, group, tokens
     return Rollout(
         tokens=np.zeros(shape, np.int32),

@@ -1,6 +1,6 @@
-"""The state of a run, by role: what learns has a `TrainState`, what does not has plain weights.
+"""The state of a run, by role: a network that learns has a `TrainState`, a frozen one has plain weights.
 
-One description of it (`Network`) serves init, restore, sharding and ahead-of-time compiles.
+One description of a network (`Network`) serves init, restore, sharding and ahead-of-time compiles.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ class Network:
 
     Attributes:
       params: shapes and dtypes of the weights, any pytree of `jax.ShapeDtypeStruct`.
-      optimizer: what it learns with; None for one that is frozen.
-      table: what is known of each weight, and of its moments.
+      optimizer: the network's optimiser; None if the network is frozen.
+      table: describes each weight; its moments are laid out in the same way.
     """
 
     params: Any
@@ -42,7 +42,7 @@ class Network:
 def decoder_network(
     config: DecoderConfig, optimizer: optax.GradientTransformation | None, mesh: Mesh | None = None
 ) -> tuple[Any, Network]:
-    """``(graph, network)`` of a decoder; raises `UserError` where a weight does not divide over the mesh."""
+    """``(graph, network)`` of a decoder; raises `UserError` if a weight does not divide over the mesh."""
     graph, params = dec.abstract(config)
     check_mesh(config, mesh)
     return graph, Network(params=params, optimizer=optimizer)
@@ -52,11 +52,11 @@ def abstract_state(networks: Mapping[str, Network], mesh: Mesh | None = None) ->
     """Shapes, dtypes and shardings of the run's state: for init, restore and ahead-of-time compiles.
 
     Args:
-      networks: by role.
+      networks: the networks by role.
       mesh: None for one device.
 
     Returns:
-      By role, a `TrainState` of `jax.ShapeDtypeStruct` for what learns, and plain weights for what does not.
+      By role, a `TrainState` of `jax.ShapeDtypeStruct` if the network learns, or plain weights if it is frozen.
     """
     return {role: _abstract(network, mesh) for role, network in networks.items()}
 
@@ -78,9 +78,10 @@ def _abstract(network: Network, mesh: Mesh | None) -> Any:
 
 
 def bound_like(state: Any, params: Any, mesh: Mesh | None) -> Any:
-    """A state on the one device of ``params``, bound to it; on a mesh as it is.
+    """The state bound to the one device of ``params``; on a mesh the state as it is.
 
-    What a checkpoint gives back is bound to its device and new weights are not; programs would be compiled for both.
+    Arrays from a checkpoint are bound to their device, and new weights are not. Without this, programs would be
+    compiled once for each of the two.
     """
     return state if mesh is not None else jax.device_put(state, jax.tree.leaves(params)[0].device)
 
@@ -88,7 +89,7 @@ def bound_like(state: Any, params: Any, mesh: Mesh | None) -> Any:
 def init_state(
     params: Any, optimizer: optax.GradientTransformation, mesh: Mesh | None = None, table: WeightTable = DECODER
 ) -> TrainState:
-    """A fresh state around weights; takes ``params`` over."""
+    """A new state with these weights; takes ``params`` over."""
     opt_state = jax.eval_shape(optimizer.init, params)
     placed = None if mesh is None else shardings(opt_state, mesh, table=table)
     init = program("optimizer_init", optimizer.init, out_shardings=placed)
@@ -97,8 +98,8 @@ def init_state(
 
 
 def place_rows(tree: Any, mesh: Mesh | None) -> Any:
-    """Host arrays ``[M, B, ...]`` onto the devices, shards over the batch axes; on one device they are bound to it, as
-    the state is (`bound_like`), so that a program is compiled once."""
+    """Places host arrays ``[M, B, ...]`` on the devices, with B cut over the batch axes. On one device they are bound
+    to it, like the state (`bound_like`), so that a program is compiled once."""
     if mesh is None:
         return jax.device_put(tree, jax.local_devices()[0])
     return jax.tree.map(
@@ -113,13 +114,14 @@ def make_reshard(
     *,
     adapted: bool = False,
 ) -> Callable[[Any], Any]:
-    """Training weights to the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp shard.
+    """Turns training weights into the rollout's: ``params -> params`` in the compute dtype, whole on every fsdp shard.
 
-    One jitted program a rollout; decoding then moves no weight between devices. On one device in float32 there is
-    nothing to do, and the weights are handed through.
+    It is one jitted program, run once for each rollout; decoding then moves no weight between devices. On one device in
+    float32 there is nothing to do, and the weights are returned as they are.
 
-    With ``weights="int8"`` every matrix becomes a `grpojax.models.quantised.Int8`, embeddings and the output projection
-    too, before it is gathered: the wire carries a byte a weight. Norms and biases are cast.
+    With ``weights="int8"`` every matrix becomes a `grpojax.models.quantised.Int8`, also the embeddings and the output
+    projection. This happens before the gather, so that the wire carries one byte for each weight. Norms and biases are
+    cast.
 
     With ``adapted`` the weights have factors (`grpojax.models.adapters`), which are merged here, in float32.
     """
@@ -137,7 +139,7 @@ def make_reshard(
 
     def eight_bits(w: Any, axes: tuple[str, ...], summed: int) -> Any:
         made = quantised.quantise(w, summed)
-        values = sharding.constrain(made.values, mesh, *axes)  # cut as the weight is: quantised where it lies
+        values = sharding.constrain(made.values, mesh, *axes)  # cut like the weight, so each device quantises its part
         return quantised.Int8(gathered(values, *axes), gathered(made.scale, *axes[:summed], *axes[summed + 1 :]))
 
     def place(path: Any, x: Any) -> Any:
@@ -150,7 +152,7 @@ def make_reshard(
             w = merged(w)
             return eight_bits(w, axes[1:], weight.summed - 1) if eight else gathered(w.astype(kept), *axes[1:])
 
-        # One layer after the other: to gather all at once takes their size again in temporaries.
+        # One layer after the other: gathering all at once needs temporaries of the size of all weights.
         return jax.lax.map(whole, x) if mesh is not None else jax.vmap(whole)(x)
 
     def reshard(params: Any) -> Any:
@@ -160,15 +162,15 @@ def make_reshard(
 
 
 def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any:
-    """A decoder's weights to score with, of their own: in the compute dtype, which loses nothing.
+    """A copy of a decoder's weights to score with, in the compute dtype. Scores are the same as with the originals.
 
-    A forward casts each weight so before it reads it, but for the last norm and weights that are `exact`, which stay in
-    float32 here as well.
+    A forward casts each weight to that dtype before it reads it, except the last norm and weights that are `exact`.
+    These stay in float32 here as well.
 
     Args:
       params: the weights.
-      compute: the dtype.
-      averaged: other weights will be averaged in, which 16 bits would swallow; keeps float32.
+      compute: has the dtype.
+      averaged: keep float32, since other weights will be averaged in and 16 bits would lose small changes.
     """
     dtype = jnp.dtype(jnp.float32 if averaged else compute.dtype)
 
@@ -183,7 +185,7 @@ def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any
 
 
 def refreshed(reference: Any, params: Any, mix: float) -> Any:
-    """The reference once it is time for another: ``mix * params + (1 - mix) * reference``."""
+    """The next reference: ``mix * params + (1 - mix) * reference``."""
     return jax.tree.map(lambda r, p: mix * p + (1 - mix) * r, reference, params)
 
 

@@ -1,4 +1,4 @@
-"""Losses on given answers for `grpojax.programs.update`: completions to learn, or pairs of a better and a worse one."""
+"""Losses on given answers for `grpojax.programs.update`: completions to imitate, or pairs of a better and worse one."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ class Pairs:
     """Pairs of an update: each prompt has two completions, the chosen and the rejected.
 
     Attributes:
-      packed: the rows; ``per_token.advantages`` is 1 on tokens of the chosen completion, -1 on those of the rejected.
-      reference: ``[M, B, K, 2]`` float32, sums of the frozen reference's log-probs: of the chosen, of the rejected.
-      weights: ``[M, B, K]`` float32, of each pair in the loss.
+      packed: the rows. ``per_token.advantages`` is 1 on tokens of the chosen completion, -1 on those of the rejected.
+      reference: ``[M, B, K, 2]`` float32, sums of the frozen reference's log-probs for the chosen and the rejected.
+      weights: ``[M, B, K]`` float32, weight of each pair in the loss.
     """
 
     packed: Packed
@@ -30,7 +30,7 @@ class Pairs:
 
 
 def by_prompts(x: Array, shards: int, microbatches: int) -> np.ndarray:
-    """An array ``[P, ...]`` of prompts to ``[M, B, K, ...]``, as `grpojax.programs.packing.pack` cuts them.
+    """Cuts an array ``[P, ...]`` of prompts into ``[M, B, K, ...]``, like `grpojax.programs.packing.pack`.
 
     Example:
       >>> by_prompts(np.arange(8), shards=2, microbatches=2).tolist()
@@ -69,12 +69,12 @@ def sft_objective(graph: Any, compute: Compute) -> Loss:
 def dpo_objective(graph: Any, compute: Compute, beta: float) -> Loss:
     """The loss ``(params, frozen, part: Pairs) -> (value, metrics)`` of `grpojax.losses.dpo_loss`.
 
-    Metrics: ``loss``, and of `pair_metrics` each as a mean over pairs.
+    Metrics: ``loss``, and the means over pairs of each of the `pair_metrics`.
 
     Args:
       graph: the decoder's graph definition.
       compute: how to run the decoder.
-      beta: of the loss.
+      beta: beta of the loss.
     """
 
     def loss(params: Any, frozen: Any, part: Pairs) -> tuple[Scalar, Metrics]:
@@ -94,7 +94,7 @@ def dpo_objective(graph: Any, compute: Compute, beta: float) -> Loss:
 
 
 def pair_metrics(logps: Samples, reference: Samples, beta: float) -> dict[str, Array]:
-    """What is logged of pairs, ``[...]`` each, from sums of log-probs ``[..., 2]``: of the chosen, of the rejected.
+    """Metrics ``[...]`` of pairs, from sums of log-probs ``[..., 2]`` for the chosen and the rejected completion.
 
     ``rewards/*`` are DPO's implicit rewards ``beta (log π - log π_ref)``.
     """

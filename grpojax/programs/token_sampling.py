@@ -1,4 +1,4 @@
-"""Drawing a token: a distribution cut off as configured, one uniform number, and the token that it falls on."""
+"""Draws a token: truncates the distribution as configured, and picks the token at a uniform random number."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ _BLOCK = 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawConfig:
-    """The distribution that tokens are drawn from. Cut off in this order, renormalised after each cut.
+    """The distribution that tokens are drawn from. The cuts apply in this order; each renormalises the distribution.
 
     Attributes:
       temperature: 0 is greedy. Otherwise at least 0.001: logits that are divided by less lose the digits that a
@@ -41,12 +41,12 @@ class DrawConfig:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens of the vocabulary are cut off before drawing."""
+        """Whether tokens of the vocabulary are cut off before drawing."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 class _Parts(NamedTuple):
-    """Into how many parts the vocabulary is cut, one a device along ``tensor``, and which of them is here."""
+    """The number of parts of the vocabulary, one for each device along ``tensor``, and the part of this device."""
 
     count: int = 1
     here: Scalar | int = 0
@@ -56,12 +56,12 @@ class _Parts(NamedTuple):
         return jax.lax.psum(x, "tensor") if self.count > 1 else x
 
     def each(self, x: Array) -> Array:
-        """``[..., count]``: of all parts."""
+        """``[..., count]``: the values of all parts."""
         return jax.lax.all_gather(x, "tensor", axis=x.ndim) if self.count > 1 else x[..., None]
 
 
 def keys_of_samples(key: Array, prompts: Prompts, group: int) -> Samples:
-    """``[P, G]`` keys, each of its prompt's uid and its sample's number."""
+    """``[P, G]`` keys. Each follows from its prompt's uid and its sample's number."""
 
     def of_prompt(uid, first):
         def of_sample(i):
@@ -76,18 +76,18 @@ at_position = jax.vmap(jax.vmap(jax.random.fold_in))  # keys and positions [P, n
 
 
 def draw(logits: Array, keys: Array, config: DrawConfig, mesh: Mesh | None = None) -> tuple[Array, Array]:
-    """Draws a token a key.
+    """Draws one token for each key.
 
     Args:
-      logits: ``[P, n, V]`` float32; n is the number of keys, or 1 for all of a prompt's keys.
+      logits: ``[P, n, V]`` float32; n is the number of keys, or 1 if all keys of a prompt use the same logits.
       keys: ``[P, n]`` keys.
       config: temperature and truncation.
-      mesh: the devices. Where the vocabulary is cut over ``tensor``, a device draws from its own part: maxima, sums and
-        the likeliest k move between them, logits do not.
+      mesh: the devices. If the vocabulary is cut over ``tensor``, each device draws from its own part. Maxima, sums and
+        the likeliest k move between devices; logits do not.
 
     Returns:
-      ``(tokens [P, n] int32, logps [P, n] float32)``. The log-probability is that of the distribution drawn
-      from: tempered, cut off and renormalised. At temperature 0 it is that of the plain softmax.
+      ``(tokens [P, n] int32, logps [P, n] float32)``. The log-probability is that under the distribution drawn from:
+      tempered, cut off and renormalised. At temperature 0 it is that under the plain softmax.
 
     Example:
       >>> logits = jnp.log(jnp.array([[[0.5, 0.3, 0.2]]]))
@@ -111,7 +111,7 @@ def draw(logits: Array, keys: Array, config: DrawConfig, mesh: Mesh | None = Non
 
 
 def _greedy(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tuple[Array, Array]:
-    """The likeliest token, of several the first."""
+    """The likeliest token; the first one if several are equally likely."""
     tops = parts.each(logits.max(-1))
     tokens = parts.each(parts.here * logits.shape[-1] + jnp.argmax(logits, -1).astype(jnp.int32))
     tokens = jnp.take_along_axis(tokens, tops.argmax(-1, keepdims=True), -1)[..., 0]
@@ -121,7 +121,7 @@ def _greedy(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tuple
 
 
 def _sampled(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tuple[Array, Array]:
-    """A token for each uniform number ``[P, n]``: the one at which the running sum passes that share of it."""
+    """A token for each uniform number ``u [P, n]``: the one at which the running sum passes ``u`` of the total."""
     z = logits / config.temperature
     top = parts.each(z.max(-1)).max(-1)
     e = _keep(z, top[..., None], config, parts)
@@ -147,7 +147,7 @@ def _sampled(config: DrawConfig, logits: Array, u: Array, parts: _Parts) -> tupl
 
 
 def _keep(z: Array, top: Array, config: DrawConfig, parts: _Parts) -> Array:
-    """``exp(z - top)``, with the cut-off tokens at 0: unnormalised probabilities in [0, 1]."""
+    """``exp(z - top)``, with 0 for tokens that are cut off: unnormalised probabilities in [0, 1]."""
     e = jnp.exp(z - top)
     if 0 < config.top_k < z.shape[-1] * parts.count:
         likeliest = jax.lax.top_k(z, min(config.top_k, z.shape[-1]))[0]
@@ -162,9 +162,9 @@ def _keep(z: Array, top: Array, config: DrawConfig, parts: _Parts) -> Array:
 
 
 def _nucleus_threshold(e: Array, top_p: float, parts: _Parts) -> Array:
-    """The largest t such that entries of ``e`` that are at least t hold ``top_p`` of its sum.
+    """The largest t for which the entries of ``e`` that are at least t have ``top_p`` of the sum of ``e``.
 
-    Bisects the bit patterns of the floats, which are ordered as the floats are: exact, and no sort.
+    Bisects the bit patterns of the floats, which have the same order as the floats. This is exact and needs no sort.
     """
     need = top_p * parts.total(e.sum(-1, keepdims=True))
 
@@ -187,7 +187,7 @@ def _as_float(bits: Array) -> Array:
 def _invert(blocks: Array, mass: Array, upto: Array, target: Scalar) -> Scalar:
     """The index at which the running sum of ``blocks [B, 128]`` passes ``target``.
 
-    ``mass [B]`` has the blocks' sums, ``upto [B]`` the running sum of these.
+    ``mass [B]`` has the sums of the blocks, and ``upto [B]`` the running sum of ``mass``.
     """
     block = jnp.minimum((upto <= target).sum(), _last(mass))
     inside = blocks[block]
@@ -197,5 +197,5 @@ def _invert(blocks: Array, mass: Array, upto: Array, target: Scalar) -> Scalar:
 
 
 def _last(x: Array) -> Scalar:
-    """The last index of ``x`` with something in it; rounding must not reach beyond it."""
+    """The last index at which ``x`` is over 0. It bounds an index that rounding could move too far."""
     return x.shape[0] - 1 - jnp.argmax(x[::-1] > 0)

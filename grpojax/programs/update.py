@@ -1,14 +1,14 @@
 """One update of one network, or of several at once, by any loss.
 
-A loss is ``(params, frozen, micro) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else it reads,
-and ``micro`` is a micro-batch. Losses, and metrics that are bare arrays, are sums that add up over the micro-batches;
-`grpojax.types.Mean` and `Max` know themselves how to. ``frozen["share"]``, where there is one, is the share of the run
-that is behind it, for an optimiser whose rate follows that.
+A loss is ``(params, frozen, micro) -> (value [], metrics)``: ``params`` learn, ``frozen`` is whatever else the loss
+reads, and ``micro`` is a micro-batch. Losses and metrics that are bare arrays are summed over the micro-batches.
+`grpojax.types.Mean` and `Max` define how they are combined. ``frozen["share"]``, if present, is the share of the run
+that is done. An optimiser whose learning rate follows a schedule over the run reads it.
 
-There are two ways to one gradient. `_accumulate` takes rows that hold their own prompts, a micro-batch at a time.
-`_over_readings` takes rows in blocks: a *reading* is one forward of some prompts, a *block* is a fixed number of rows
-that continue them, and the blocks that hold a token are *taken*. `grpojax.programs.blocks.pack` chooses between the two
-for each batch, by the lengths of its samples.
+There are two ways to compute the same gradient. `_accumulate` takes one micro-batch after the other, whose rows come
+with their prompts. `_over_readings` takes rows in blocks: a *reading* is one forward of some prompts, a *block* is a
+fixed number of rows that continue these prompts, and the blocks that hold a token are *taken*.
+`grpojax.programs.blocks.pack` chooses between the two for each batch, by the lengths of its samples.
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ class Learns:
     """How one of several networks learns.
 
     Attributes:
-      loss: ``(params, frozen, micro) -> (value, metrics)``; in ``frozen`` are the others too, by role.
-      optimizer: its own.
+      loss: ``(params, frozen, micro) -> (value, metrics)``. ``frozen`` also has the other networks, by role.
+      optimizer: the network's own optimiser.
       read: ``(params, frozen, rows) -> Rows.read``, one forward of the prompts that several blocks of rows continue
-        (`grpojax.programs.blocks`); None where every row holds its own prompt.
-      table: of its weights (`grpojax.programs.state.Network`).
+        (`grpojax.programs.blocks`). None if every micro-batch holds the prompts of its rows.
+      table: table of the network's weights (`grpojax.programs.state.Network`).
     """
 
     loss: Loss
@@ -59,21 +59,22 @@ def make_update(
 ) -> Callable[[TrainState, Any, Any], tuple[TrainState, Metrics]]:
     """One update: ``(state, frozen, parts) -> (state, metrics)``, to be jitted with the state donated.
 
-    The gradient is the sum over micro-batches of the loss's, so it does not depend on how many there are.
+    The gradient is the sum of the loss's gradients over the micro-batches, so it does not depend on their number.
 
     Args:
       loss: see the module.
       optimizer: an optax optimiser.
-      mesh: the shardings that the state keeps; None on one device.
+      mesh: the mesh that the state stays sharded over; None on one device.
       read: as in `Learns`.
-      table: of the weights (`grpojax.programs.state.Network`).
+      table: table of the weights (`grpojax.programs.state.Network`).
 
     Returns:
-      The function; ``parts`` has the micro-batches ``M`` in front of every array. Of blocks, those behind
-      the last that holds a token are left out (`grpojax.programs.blocks.taken`). It changes nothing, neither weights
-      nor moments, where the gradient is not finite, and where it is 0 everywhere: all weights are 0, or no term of the
-      loss says anything, as of groups without variance; Adam would go on by its moments, and decay the weights. To the
-      loss's metrics it adds ``grad_norm`` (before clipping) and ``skipped``, 1 if the gradient was not finite.
+      The function. Every array of ``parts`` has the micro-batches ``M`` as its first axis. The function leaves out
+      blocks after the last one that holds a token (`grpojax.programs.blocks.taken`). It changes neither weights nor
+      moments if the gradient is not finite, or is 0 everywhere. It is 0 if all loss weights are 0, or if no term of the
+      loss has a gradient, as for groups without variance; Adam would still move by its moments and decay the weights.
+      The function adds to the loss's metrics ``grad_norm`` (before clipping) and ``skipped``, which is 1 if the
+      gradient was not finite.
 
     Example:
       >>> update = make_update(lambda w, frozen, x: (((w * x) ** 2).sum(), {}), optax.sgd(0.1))
@@ -97,10 +98,10 @@ def make_joint_update(
     """One update of several networks in one program: ``(states, frozen, parts) -> (states, metrics)`` by role.
 
     Each loss finds the other networks in its ``frozen``, by role, as they were before the update. The metrics of the
-    first role keep their names, those of the others bear the role's in front, as in ``critic/grad_norm``.
+    first role keep their names. Those of the other roles get the role as a prefix, as in ``critic/grad_norm``.
 
     Args:
-      learners: by role.
+      learners: how each role learns.
       mesh: as in `make_update`.
     """
 
@@ -123,7 +124,7 @@ def _update(
     learns: Learns, state: TrainState, frozen: Any, parts: Any, mesh: Mesh | None
 ) -> tuple[TrainState, Metrics]:
     grads, metrics = _accumulate(learns, state.params, frozen, parts)
-    # A barrier: else XLA copies the optimiser's moments into other layouts before the backward pass, and keeps both.
+    # Without the barrier XLA copies the optimiser's moments into other layouts before the backward pass and keeps both.
     grads, state = jax.lax.optimization_barrier((grads, state))
     # Optax raises a float to an integer power, which strict dtype promotion forbids.
     with jax.named_scope("optimizer"), jax.numpy_dtype_promotion("standard"):
@@ -146,7 +147,7 @@ def _update(
 
 
 def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[Any, Metrics]:
-    """Gradient and metrics, summed over the micro-batches: of blocks, over those that are taken."""
+    """Gradient and metrics, summed over the micro-batches, or over the blocks that are taken."""
     if isinstance(parts, Packed) and blocks.after_reading(parts.rows) > 1:
         return _over_readings(learns, params, frozen, parts)
     grad = jax.grad(learns.loss, has_aux=True)
@@ -163,8 +164,8 @@ def _accumulate(learns: Learns, params: Any, frozen: Any, parts: Any) -> tuple[A
 
 
 def _over_readings(learns: Learns, params: Any, frozen: Any, parts: Packed) -> tuple[Any, Metrics]:
-    """`_accumulate` of blocks that follow their prompts: prompts run once, and once back with the gradient that their
-    keys and values got of all the blocks."""
+    """`_accumulate` for blocks that continue the prompts of a reading. The prompts run forward once, and backward once,
+    with the gradients of their keys and values summed over all blocks."""
     assert learns.read is not None
     count, n = len(parts.rows.prompts), blocks.after_reading(parts.rows)
 
@@ -203,7 +204,7 @@ def _added(total: tuple[Any, Metrics], more: tuple[Any, Metrics]) -> tuple[Any, 
 
 
 def _nothing(shapes: Any) -> Any:
-    """What changes nothing when it is added to: 0, or of a maximum the least there is."""
+    """Values that change nothing when others are added to them: 0, or minus infinity for a maximum."""
 
     def of(x: Any) -> Any:
         return Max(value=jnp.full_like(x.value, -jnp.inf)) if isinstance(x, Max) else jnp.zeros_like(x)

@@ -1,4 +1,4 @@
-"""Tensorboard events of a run: local files, or in a bucket an object for every few minutes."""
+"""Tensorboard events of a run: local files, or one object every few minutes if the run is in a bucket."""
 
 import itertools
 import tempfile
@@ -12,7 +12,7 @@ from etils import epath
 
 from grpojax.host import files
 
-EVERY_S = 300.0  # of a run that is killed, so much may lack
+EVERY_S = 300.0  # a run that is killed may lose so much
 
 
 class Board:
@@ -20,8 +20,8 @@ class Board:
 
     Args:
       folder: where they go.
-      purge_step: events of this step and later ones do not count any more; None leaves all.
-      uploads: writes what goes to a bucket.
+      purge_step: events of this step and later ones no longer count; None keeps all.
+      uploads: writes the files of a bucket.
     """
 
     def __init__(self, folder: epath.Path, purge_step: int | None, uploads: files.Uploads):

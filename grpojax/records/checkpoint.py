@@ -1,11 +1,11 @@
 """The whole state of a run on disk, through orbax: asynchronous, atomic, restorable onto another mesh.
 
-Every role of the state is an item or two of its own: what learns has weights (``policy_params``) and the rest
-(``policy_opt_state``), what is frozen has only weights; a JSON record is with them. Orbax writes into a temporary
-directory and renames it when all is there, so a save that was cut short is never seen by a restore.
+Each role of the state has one or two items of its own. A network that learns has its weights (``policy_params``) and
+the rest (``policy_opt_state``); a frozen network has only weights. A JSON record is saved with them. Orbax writes into
+a temporary directory and renames it once it is complete, so a restore never sees a save that was cut short.
 
-Where there are several processes, each of them saves its part, and what fails on one has failed on all
-(`grpojax.records.meeting`). `grpojax.records.keeping` decides which of them stay.
+If there are several processes, each saves its part, and a save that fails on one fails on all
+(`grpojax.records.meeting`). `grpojax.records.keeping` decides which checkpoints stay.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ logging.getLogger("absl").setLevel(logging.ERROR)
 
 T = TypeVar("T")
 
-# Of what a checkpoint holds. 1 had one network, without a role, 2 other names in its record; their weights can still be
-# read.
+# The format of a checkpoint. Format 1 had one network without a role, and format 2 had other names in its record. The
+# weights of both can still be read.
 FORMAT = 4
 _OLD_PARAMS = "params"
 
 
 class _OtherFormat(UserError):
-    """What another version of this package wrote."""
+    """A checkpoint that another version of this package wrote."""
 
 
 class SaveError(Exception):
@@ -60,10 +60,10 @@ class Checkpoints:
       directory: where they live.
       keep: how many of the newest stay.
       best: name of a metric whose largest value's checkpoint stays as well; None for none.
-      read_only: change nothing, not even what a save under way has left there.
+      read_only: change nothing, not even the files that a save under way has left there.
 
     Attributes:
-      keeping: which of them stay, and which is the best.
+      keeping: which checkpoints stay, and which is the best.
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 2, best: str | None = None, read_only: bool = False):
@@ -81,35 +81,36 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def good(self, before: int | None = None) -> int | None:
-        """The step of the best checkpoint, or of the newest where nothing says which is best.
+        """The step of the best checkpoint, or of the newest one if no score says which is best.
 
         Args:
-          before: of those of earlier steps alone.
+          before: considers only checkpoints of earlier steps.
         """
         return self.keeping.good([step for step in self.steps() if before is None or step < before])
 
     def score(self, step: int, scores: Mapping[str, float]) -> None:
-        """Keeps the score of the checkpoint of that step, and forgets those of checkpoints that are gone.
+        """Keeps the score of that step's checkpoint, and forgets the scores of checkpoints that are gone.
 
         Raises:
-          OSError: the first process could not write it, so that only this run knows it.
+          OSError: the first process could not write the score, so only this run knows it.
         """
         self.keeping.score(step, scores, there=self.steps())
 
     def save(
         self, step: int, state: Mapping[str, Any], meta: Mapping[str, Any], *, evaluation_follows: bool = False
     ) -> None:
-        """Starts a save of the state after ``step`` steps; the arrays are copied before it returns.
+        """Starts a save of the state after ``step`` steps. It copies the arrays before it returns.
 
         Args:
           step: its number.
           state: by role, a `TrainState` or plain weights.
           meta: a JSON record.
-          evaluation_follows: whether an evaluation of it follows; till the next save, the one to go back to stays.
+          evaluation_follows: whether an evaluation of this state follows. Until the next save, the checkpoint to go
+            back to stays.
 
         Raises:
-          SaveError: on all processes: one of them could not write this save, or the one before it that was still under
-            way.
+          SaveError: on all processes, if one of them could not write this save, or the save before it, which was still
+            under way.
         """
         items: dict[str, Any] = {name: ocp.args.StandardSave(x) for name, x in _items(state).items()}
         record = ocp.args.JsonSave({**meta, "format": FORMAT})
@@ -122,11 +123,11 @@ class Checkpoints:
         self._or_recover(save)
 
     def wait(self) -> None:
-        """Until the save in flight is on disk; raises `SaveError` on all processes if one cannot get it there."""
+        """Waits until the save in flight is on disk; raises `SaveError` on all processes if it fails on one."""
         self._or_recover(lambda: self._manager.wait_until_finished())
 
     def _or_recover(self, act: Callable[[], None]) -> None:
-        """A manager whose save failed is not used again: what comes next gets a new one."""
+        """Acts on all processes. If a save failed on one, a new manager replaces this one, which is not used again."""
         try:
             self._meeting.together(act)
         except Exception as error:
@@ -146,10 +147,10 @@ class Checkpoints:
             raise SaveError(f"{self.directory}: {message}") from error
 
     def restore_newest(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[int]] | None:
-        """The newest checkpoint that all processes can read, and the steps of those that one of them could not.
+        """The newest checkpoint that all processes can read, and the steps of those that some process could not read.
 
-        They are moved to ``broken/``, next to the checkpoints, so that their steps can be saved again. None where
-        there is no checkpoint at all.
+        The unreadable ones are moved to ``broken/``, next to the checkpoints, so that their steps can be saved again.
+        Returns None if there is no checkpoint at all.
         """
         broken: list[int] = []
         first: Exception | None = None
@@ -177,10 +178,10 @@ class Checkpoints:
         raise UserError(f"{self.directory}: no checkpoint can be read; the newest: {first}") from first
 
     def restore(self, abstract: Mapping[str, Any], step: int | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state and its record, laid out as ``abstract`` says (any mesh).
+        """The state and its record. The state is laid out as ``abstract`` says, on any mesh.
 
         Args:
-          abstract: by role, of `grpojax.programs.state.abstract_state`.
+          abstract: the results of `grpojax.programs.state.abstract_state`, by role.
           step: the newest if None.
 
         Raises:
@@ -190,7 +191,7 @@ class Checkpoints:
         there = {p.name for p in (self.directory / str(step)).iterdir() if p.is_dir()} - {"metrics", "meta"}
         wanted = _items(abstract)
         if absent := sorted(wanted.keys() - there):
-            # A torn item raises from orbax; a whole role that was never saved is another recipe's.
+            # Orbax raises for a torn item. If a whole role was never saved, the checkpoint is of another recipe.
             if not any(name.startswith(absent[0].partition("_")[0]) for name in there):
                 raise UserError(f"{self.directory}: the checkpoint of step {step} has no {', '.join(absent)}")
         items: dict[str, Any] = {name: ocp.args.StandardRestore(x) for name, x in wanted.items()}
@@ -200,7 +201,7 @@ class Checkpoints:
         return {role: _rebuild(role, x, got) for role, x in abstract.items()}, got["meta"]
 
     def restore_params(self, abstract_params: Any, step: int | None = None, role: str = "policy") -> Any:
-        """Only the weights of a role; of an older format, those of its one network."""
+        """Only the weights of a role. An older format has one network, whose weights these are."""
         step = _existing(self._manager, step)
         name = f"{role}_params"
         if (self.directory / str(step) / _OLD_PARAMS).is_dir():
@@ -209,7 +210,7 @@ class Checkpoints:
         return _with_values(abstract_params, self._manager.restore(step, args=args)[name])
 
     def close(self) -> None:
-        """Waits for the save in flight, and lets go."""
+        """Waits for the save in flight, and releases the directory."""
         try:
             self._manager.close()
         except Exception as e:
@@ -217,13 +218,14 @@ class Checkpoints:
 
 
 def _manager_of(directory: epath.Path, keeping: Keeping | None) -> ocp.CheckpointManager:
-    """Orbax's, for a run's checkpoints; with None it changes nothing."""
+    """Orbax's manager for a run's checkpoints; with None it changes nothing."""
     if keeping is None:
         return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(read_only=True))
     options = ocp.CheckpointManagerOptions(
         preservation_policy=_Staying(keeping),
         cleanup_tmp_directories=True,
-        # A directory that cannot be made must raise in the save; in orbax's threads it would leave others waiting.
+        # If the directory cannot be made, the save must raise. An error in orbax's threads would leave other processes
+        # waiting.
         async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
     )
     return ocp.CheckpointManager(directory, options=options)
@@ -231,7 +233,7 @@ def _manager_of(directory: epath.Path, keeping: Keeping | None) -> ocp.Checkpoin
 
 @dataclasses.dataclass(frozen=True)
 class _Staying(ocp.checkpoint_managers.PreservationPolicy):
-    """`Keeping.staying`, as orbax asks for it."""
+    """`Keeping.staying` behind orbax's interface."""
 
     keeping: Keeping
 
@@ -241,7 +243,7 @@ class _Staying(ocp.checkpoint_managers.PreservationPolicy):
 
 
 def _existing(manager: ocp.CheckpointManager, step: int | None) -> int:
-    """The step of a checkpoint that is there: the newest if None."""
+    """The step of an existing checkpoint: the newest one if None."""
     found = manager.latest_step() if step is None else step
     if found is None or found not in manager.all_steps():
         raise UserError(f"{manager.directory}: no checkpoint{'' if step is None else f' of step {step}'}")
@@ -249,8 +251,7 @@ def _existing(manager: ocp.CheckpointManager, step: int | None) -> int:
 
 
 def _items(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Item name to a plain tree. Step and optimiser state are a flat dict: optax's own containers are no part of the
-    format."""
+    """Plain trees by item name. Step and optimiser state are a flat dict, so optax's containers are not stored."""
     items = {}
     for role, x in state.items():
         learns = isinstance(x, TrainState)

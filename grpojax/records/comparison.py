@@ -1,7 +1,7 @@
 """Statistics over few seeds: t intervals, paired tests of a difference and of equivalence, and verdicts.
 
-All of it is for one value a seed, such as a run's accuracy on the test set. ``docs/statistics.md`` says how often the
-intervals hold and how often the verdicts are false.
+Each seed has one value, such as a run's accuracy on the test set. ``docs/statistics.md`` says how often the intervals
+hold and how often the verdicts are false.
 """
 
 import dataclasses
@@ -23,14 +23,15 @@ class Verdict:
 
     Attributes:
       difference: the mean.
-      low, high: its 95 % interval (`t_interval`), not corrected; None where there is none.
-      p: of "the mean difference is 0" (`p_difference`); None with fewer than two seeds.
-      p_equivalent: of "it is the margin or more" (`p_equivalent`); None without a margin, too.
-      p_corrected, p_equivalent_corrected: the same, corrected over all comparisons (`holm`).
+      low, high: the 95 % interval of the mean (`t_interval`), not corrected; None if there is none.
+      p: p-value of "the mean difference is 0" (`p_difference`); None with fewer than two seeds.
+      p_equivalent: p-value of "the mean difference is the margin or more" (`p_equivalent`); None also without a margin.
+      p_corrected, p_equivalent_corrected: the same p-values, corrected over all comparisons (`holm`).
       shown: the smallest mean difference that would have been significant with this spread and this number of
-        comparisons. A true difference of that size is missed about every second time. None without a spread.
+        comparisons. About half of the time, a true difference of that size is missed. None without a spread.
       verdict: `BETTER`, `WORSE`, `EQUIVALENT` or `OPEN`. A difference that is significant and smaller than the margin
-        is `EQUIVALENT`, since the margin says from where on a difference counts. `DESCRIBED` outside of the family.
+        is `EQUIVALENT`, since only a difference of at least the margin counts. `DESCRIBED` if the comparison is outside
+        of the family.
     """
 
     difference: float
@@ -48,12 +49,12 @@ def t_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[np.ndarray,
     """Student's interval of the mean of a few values: ``mean ± t(n - 1) sd / √n`` (Student 1908).
 
     Args:
-      values: ``[..., n]``; of a comparison, the differences of two methods seed by seed.
-      confidence: the share of such intervals that have the true mean inside, for values that are normal.
+      values: ``[..., n]``; in a comparison, these are the differences of two methods seed by seed.
+      confidence: the share of such intervals that contain the true mean, if the values are normal.
 
     Returns:
-      Lower and upper bounds, ``[...]``. NaN with fewer than two values, and where all are the same: these say nothing
-      about how far a next one lies.
+      Lower and upper bounds, ``[...]``. NaN with fewer than two values, and if all values are the same: these say
+      nothing about the spread.
 
     Example:
       >>> low, high = t_interval([0.40, 0.44, 0.42])
@@ -70,7 +71,7 @@ def p_difference(differences: ArrayLike) -> float:
     """Two-sided p-value of "the mean of these paired differences is 0", by the paired t test.
 
     Args:
-      differences: ``[n]``, such as one method less another, a seed each; at least two.
+      differences: ``[n]``, such as one method minus another for each seed; at least two.
 
     Example:
       >>> round(p_difference([0.1, 0.2, 0.3]), 4)
@@ -83,11 +84,11 @@ def p_equivalent(differences: ArrayLike, margin: float) -> float:
     """p-value of "the mean difference is the margin or more, in either direction".
 
     Two one-sided t tests (TOST; Schuirmann 1987): the larger p-value of "it is at most -margin" and "it is at least
-    margin". A small one shows that two methods are the same up to the margin. A large one shows nothing.
+    margin". A small p-value shows that two methods are the same up to the margin. A large one shows nothing.
 
     Args:
       differences: ``[n]``, at least two.
-      margin: over 0.
+      margin: the margin, over 0.
 
     Example:
       >>> round(p_equivalent([0.01, -0.01, 0.0], 0.05), 4)
@@ -102,8 +103,8 @@ def p_equivalent(differences: ArrayLike, margin: float) -> float:
 def _p_over(differences: ArrayLike, bound: float) -> float:
     """One-sided p-value of "the mean is at most the bound".
 
-    The t test divides by the spread. Where all n differences are the same it has none, and p is that of the sign test
-    instead: ``2^-n`` if they lie over the bound. Without that, two equal differences would prove anything.
+    The t test divides by the spread. If all n differences are the same, the spread is 0, and p is that of the sign test
+    instead: ``2^-n`` if they lie over the bound. Otherwise two equal differences would prove anything.
     """
     d = np.asarray(differences, np.float64)
     if d.ndim != 1 or len(d) < 2 or not np.isfinite(d).all():
@@ -115,7 +116,7 @@ def _p_over(differences: ArrayLike, bound: float) -> float:
 
 
 def _standard_error(x: np.ndarray) -> np.ndarray:
-    """Standard error of the mean over the last axis; 0 where all values are equal up to rounding, NaN of one value."""
+    """Standard error of the mean over the last axis; 0 if all values are equal up to rounding, NaN for one value."""
     n = x.shape[-1]
     if n < 2:
         return np.full(x.shape[:-1], np.nan)
@@ -124,14 +125,15 @@ def _standard_error(x: np.ndarray) -> np.ndarray:
 
 
 def holm(ps: Sequence[float], most_true: int | None = None) -> list[float]:
-    """p-values corrected for their number (Holm 1979): the chance of any false one among them stays under the level.
+    """p-values corrected for their number (Holm 1979): the chance that any of them is falsely significant stays under
+    the level.
 
-    The i-th smallest of m is multiplied by ``m - i + 1``, and none is less than the one before it.
+    The i-th smallest of m p-values is multiplied by ``m - i + 1``, and no result is less than the one before it.
 
     Args:
-      ps: p-values.
-      most_true: how many of the m hypotheses can be true at once, where that is fewer than m. No factor is larger than
-        that then (Shaffer 1986).
+      ps: the p-values.
+      most_true: how many of the m hypotheses can be true at once, if that is fewer than m. Then no factor is larger
+        than this number (Shaffer 1986).
 
     Example:
       >>> [round(p, 3) for p in holm([0.04, 0.01, 0.03])]
@@ -151,11 +153,11 @@ def verdicts(
     """The verdicts of a report, corrected over all its comparisons, or over a family of them.
 
     The chance that any of them is false is at most `LEVEL`. A comparison has two hypotheses, "no difference" and "the
-    margin or more", of which one at most is true: they are corrected together, by the number of comparisons.
+    margin or more". At most one of them is true, so they are corrected together, by the number of comparisons.
 
     Args:
-      differences: of each comparison ``[n]``, the method less the other one, a seed each; n is at least one and may
-        differ from comparison to comparison.
+      differences: ``[n]`` for each comparison: the method minus the other one, for each seed. n is at least one and may
+        differ between comparisons.
       margin: differences within it count as none. Without one nothing is called equivalent.
       family: which comparisons were chosen for a test before the runs; None for all. The others have a difference and
         an interval, but no p-value and no verdict, and so do not count in the correction.

@@ -27,7 +27,7 @@ def draw_curve(lines: Sequence[Mapping[str, Any]], path: epath.PathLike) -> bool
         return False
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     window = len(train) // 20
-    if train and window < 2:  # points, since a line needs two of them
+    if train and window < 2:  # draws points, since a line needs two of them
         axes.plot(*zip(*train, strict=True), ".-", color="#2171b5", linewidth=1, label="reward of the step")
     elif train:
         axes.plot(*zip(*train, strict=True), color="#9ecae1", linewidth=1, label="reward of the step")

@@ -1,7 +1,7 @@
-"""A run's directory: whose it is, and that what comes back to it is the same run.
+"""A run's directory: which run owns it, and whether a run that resumes there is the same one.
 
-Before a run can begin, nothing is written there. A directory in which no run has come to a step may be taken over by
-any recipe.
+Nothing is written there before a run can begin. Any recipe may take over a directory in which no run has finished a
+step.
 """
 
 import contextlib
@@ -18,26 +18,26 @@ from grpojax.host.console import log
 from grpojax.host.errors import UserError
 from grpojax.records import checkpoint, lines, methods
 
-REPLACED = "replaced"  # the folder for what is left of a run that another one has replaced
-_NOTHING = ("lock", "config.json.tmp", REPLACED)  # what does not make a folder a run's, or anybody else's
+REPLACED = "replaced"  # the folder for the files of a run that another run has replaced
+_NOTHING = ("lock", "config.json.tmp", REPLACED)  # files that do not show that a run, or anyone else, uses the folder
 
 
 class RunDirectory:
     """The directory of one run.
 
-    ``done`` in it, with the number of steps, is there exactly when the run is finished; ``stopped`` when it was
-    stopped and has saved: the step, the notice, and the seconds from the notice to the end of the save; ``failed`` when
-    an error has ended it: the step and the reason.
+    Three files in it say how the run ended. ``done`` exists exactly if the run is finished, and has the number of
+    steps. ``stopped`` exists if it was stopped and has saved: it has the step, the notice, and the seconds from the
+    notice to the end of the save. ``failed`` exists if an error ended it, and has the step and the reason.
 
     Args:
       path: where it is, or will be.
-      resolved: the whole recipe as plain data, and under ``method`` what its variant stands for
-        (`grpojax.run.method.describe`), where it has one.
+      resolved: the whole recipe as plain data. If the recipe has a variant, ``method`` describes it
+        (`grpojax.run.method.describe`).
       may_differ: whether a run may be resumed although the setting with this dotted name differs.
-      read: makes of a stored recipe what ``resolved`` is of it today, so that settings which are new since have their
-        defaults. It raises `UserError` for what is no recipe any more, which is then compared as it stands. It is
-        given the settings only: a stored method is compared with today's by itself, as a default that has changed
-        between versions shows nowhere else.
+      read: resolves a stored recipe with this version, so that newer settings have their defaults. It raises
+        `UserError` if this version cannot read the recipe, which is then compared as it stands. It gets only the
+        settings. The stored method is compared with today's separately, since a default that changed between versions
+        shows only there.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class RunDirectory:
 
     @property
     def started(self) -> bool:
-        """Whether the recipe stands in it."""
+        """Whether the directory has the recipe."""
         return (self.path / "config.json").exists()
 
     @property
     def has_steps(self) -> bool:
-        """Whether a run in it has come to a step, or has a checkpoint."""
+        """Whether a run in it has finished a step or has a checkpoint."""
         saved = any(folder.name.isdigit() for folder in files.listing(self.path / "checkpoints"))
         if saved or files.listing(self.path / "broken"):
             return True
         return any(line["step"] > 0 for line in lines.read(self.path))
 
     def check(self, *, take_over: bool = False) -> None:
-        """Raises `UserError` for a directory that is neither new nor this recipe's run, that cannot be one, or that
-        another process holds. Changes nothing."""
+        """Raises `UserError` if the directory is neither new nor this recipe's run, if it cannot be one, or if another
+        process holds it. Changes nothing."""
         _check_place(self.path)
         with _read(self.path):
             self._check()
         claims.check(self.path, take_over=take_over)
 
     def _check(self) -> list[str]:
-        """The settings by which a run without a step, which may be replaced, is another than this one."""
+        """The settings that differ from this run's in a stored run without a step, which may be replaced."""
         if not self.started:
             if any(file.name not in _NOTHING for file in files.listing(self.path)):
                 raise UserError(f"{self.path} exists and is not a run; give the run another run.dir")
@@ -114,21 +114,21 @@ class RunDirectory:
         return json.loads((self.path / "config.json").read_text())
 
     def changed(self, names: tuple[str, ...]) -> bool:
-        """Whether a setting whose name begins so is another than when the run was last started."""
+        """Whether a setting whose name begins with this has changed since the run was last started."""
         return any(line.startswith(names) for line in self._changes())
 
     def claim(self, held: contextlib.ExitStack, *, take_over: bool = False) -> None:
-        """Takes the directory until ``held`` lets go (`grpojax.host.claims`); from here on it is this run's. What a run
-        of another config without a step has left there is replaced."""
+        """Takes the directory until ``held`` releases it (`grpojax.host.claims`); from here on it is this run's.
+        Replaces the files of a run of another config that has no step."""
         _make(self.path)
         held.enter_context(claims.hold(self.path, take_over=take_over))
         with _read(self.path):
-            differ = self._check()  # again: another process may have been here
+            differ = self._check()  # checked again: another process may have been here
         if differ:
             self._replace("; ".join(differ[:5]))
 
     def _replace(self, change: str) -> None:
-        """Makes room for a run in place of one without a step. Its recipe goes; whatever else is there is moved."""
+        """Makes room for this run in place of one without a step: removes the old recipe and moves all other files."""
         recipe = [self.path / name for name in ("data.json", "config.json")]
         keep = (*_NOTHING, *(file.name for file in recipe))
         found = [x for x in files.listing(self.path) if x.name not in keep]
@@ -139,7 +139,7 @@ class RunDirectory:
             files.make_folder(to)
             for x in [*left, *(file for file in recipe if file.exists())]:
                 files.move(x, to / x.name)
-        # The recipe goes last: a folder with anything else in it and without one is taken for somebody else's.
+        # The recipe goes last: a folder that has other files and no recipe counts as somebody else's.
         for x in recipe:
             x.unlink(missing_ok=True)
         log.info("%s held a run without a step; this one takes its place (%s)%s", self.path, change, place)
@@ -157,7 +157,7 @@ class RunDirectory:
         files.write_json(self.path / "config.json", self._resolved)
 
     def check_data(self, fingerprints: Mapping[str, str | None]) -> None:
-        """Raises `UserError` where the data is not what the run started with; one without a step is replaced."""
+        """Raises `UserError` if the data is not what the run started with. A run without a step is replaced."""
         file = self.path / "data.json"
         before = json.loads(file.read_text()) if file.exists() else fingerprints
         if changed := [name for name in fingerprints if before.get(name) != fingerprints[name]]:
@@ -172,7 +172,7 @@ class RunDirectory:
             files.write_json(file, dict(fingerprints))
 
     def goes_on(self, *, finished: bool) -> None:
-        """Takes back what says how the run ended, but for ``done`` where it still is ``finished``."""
+        """Removes the files that say how the run ended, except ``done`` if the run is still ``finished``."""
         for name in ("stopped", "failed") if finished else ("stopped", "failed", "done"):
             (self.path / name).unlink(missing_ok=True)
 
@@ -191,7 +191,7 @@ class RunDirectory:
 
 
 def _why_not_longer(differ: Iterable[str]) -> str:
-    """Why a run cannot be made longer, where that is among what differs."""
+    """Why a run cannot be made longer, if its length is among the differences."""
     lengths = {"train.steps", "train.tokens", "train.epochs"} & {line.partition(":")[0] for line in differ}
     return f", since optimizer.schedule (or a critic's) depends on {min(lengths)}" if lengths else ""
 
@@ -201,9 +201,9 @@ def _settings(resolved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_place(path: epath.Path) -> None:
-    """Raises `UserError` where no folder can be made; makes none."""
+    """Raises `UserError` if the folder cannot be made; does not make it."""
     if files.in_bucket(path):
-        return _make(path)  # which asks whether there is the bucket
+        return _make(path)  # this asks whether the bucket exists
     above = path
     while not os.path.lexists(above) and above != above.parent:
         above = above.parent
@@ -231,11 +231,11 @@ def _read(path: epath.Path) -> Iterator[None]:
 
 
 def check_base(directory: epath.Path, digest: str, name: str, *, keep: bool = False) -> None:
-    """Raises `UserError` where a run's adapters were learned on other weights: no checkpoint has these.
+    """Raises `UserError` if a run's adapters were learned on other base weights, which no checkpoint has.
 
     Args:
       directory: of the run.
-      digest: of the weights that are there.
+      digest: of the base weights that are loaded.
       name: of their folder, for the message.
       keep: write the digest down; the run has no step yet.
     """

@@ -1,4 +1,4 @@
-"""Evaluations on disk: a line a problem, the folder that a stopped one goes on from, and two of them compared."""
+"""Evaluations on disk: a line for each problem, the folder from which a stopped one resumes, and comparisons."""
 
 import dataclasses
 import errno
@@ -33,7 +33,7 @@ def read(path: epath.PathLike) -> list[Attempt]:
     """The attempts in a per-problem file, or in the folder of an evaluation; a torn last line is left out.
 
     Raises:
-      UserError: no such file, or a line that is none of an evaluation's.
+      UserError: there is no such file, or a line is not from an evaluation.
     """
     file = files.path(path)
     try:
@@ -57,9 +57,10 @@ def read(path: epath.PathLike) -> list[Attempt]:
 
 
 def _of_parts(file: epath.Path) -> bytes:
-    """The file of an evaluation that is not finished, in a bucket: ``problems/N.jsonl`` are the lines from the Nth on.
+    """The file of an unfinished evaluation in a bucket: ``problems/N.jsonl`` has the lines from the Nth on.
 
-    Two that write there at a time draw the same. A part that does not begin where those before it end is left out.
+    Two processes that write there at the same time draw the same samples. A part is left out if it does not begin where
+    the parts before it end.
     """
     parts = [part for part in files.listing(file.parent / "problems") if part.stem.isdecimal()]
     if not parts and not (file.parent / "settings.json").exists():
@@ -74,16 +75,16 @@ def _of_parts(file: epath.Path) -> bytes:
 class Record:
     """The folder of an evaluation: ``settings.json``, ``problems.jsonl`` with a line a problem, ``summary.json``.
 
-    For a ``with`` statement. Opening it again with the same settings goes on after the last whole line. In a bucket
-    ``problems.jsonl`` is there when all is done, and until then an object a batch in its place.
+    For a ``with`` statement. If it is opened again with the same settings, it goes on after the last whole line. In a
+    bucket, each batch is an object of its own until all is done; then ``problems.jsonl`` is written.
 
     Args:
-      directory: new, or of an evaluation with the same settings.
-      given: settings, whatever the results depend on, as plain JSON-able data.
-      problems: all that are to be evaluated, in order.
+      directory: a new one, or that of an evaluation with the same settings.
+      given: all settings that the results depend on, as plain JSON-able data.
+      problems: all problems to evaluate, in order.
 
     Raises:
-      UserError: it holds something else, the settings differ, or another process writes there.
+      UserError: the directory holds something else, the settings differ, or another process writes there.
     """
 
     def __init__(self, directory: epath.PathLike, given: Mapping[str, Any], problems: Sequence[Problem]):
@@ -108,7 +109,7 @@ class Record:
             raise UserError(f"{path}: its lines are not those of the first problems; give another --out")
 
     def _is_fresh(self) -> bool:
-        """An empty folder, or one left by a kill before the settings were there."""
+        """Whether the folder is empty, or was left by a process that was killed before it wrote the settings."""
         folder = self.directory
         return folder.is_dir() and all(file.name == "settings.json.tmp" for file in files.listing(folder))
 
@@ -144,7 +145,7 @@ class Record:
         self.done.extend(batch)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Writes ``summary.json``, and in a bucket ``problems.jsonl``."""
+        """Writes ``summary.json``; in a bucket also ``problems.jsonl``."""
         if self._file is None:
             write(self.directory / "problems.jsonl", self.done)
             files.remove_all(files.listing(self.directory / "problems"))
@@ -160,12 +161,12 @@ class Record:
 
 
 def compare(a: epath.PathLike, b: epath.PathLike) -> str:
-    """Compares two per-problem files of the same problems by a paired test; a small table.
+    """Compares two per-problem files of the same problems by a paired test; returns a small table.
 
-    By the share of samples that are right where both have verdicts, otherwise by mean reward.
+    If both have verdicts, it compares the share of right samples, otherwise the mean reward.
 
     Raises:
-      UserError: they are not of the same problems, or not of the same rewards.
+      UserError: the files do not have the same problems or the same rewards.
     """
     first, second = _matching(a, b)
     uids = sorted(first)
@@ -198,7 +199,7 @@ def compare(a: epath.PathLike, b: epath.PathLike) -> str:
 
 
 def _alike(path: epath.PathLike) -> str | None:
-    """What the method of an evaluated run equals (`grpojax.variants.twin_at_one_update`), where its folder says so."""
+    """The method that an evaluated run's equals (`grpojax.variants.twin_at_one_update`), if its folder says so."""
     folder = files.path(path) if files.path(path).is_dir() else files.path(path).parent
     try:
         return json.loads((folder / "settings.json").read_text())["model"].get("alike")
@@ -235,7 +236,7 @@ def _rewards(
     uids: Sequence[int],
     lines: list[str],
 ) -> list[np.ndarray]:
-    """The mean rewards of the problems that have one in both files; says in ``lines`` why, and what is left out."""
+    """The mean rewards of the problems that have one in both files; adds to ``lines`` what is left out, and why."""
     names = [sorted({name for x in done.values() for s in x.samples for name in s.rewards}) for done in (first, second)]
     if names[0] != names[1]:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Which checkpoints of a run stay, and which of them is the best.
+"""Which checkpoints of a run stay, and which one is the best.
 
-The scores that decide which is best come after it is saved, with an evaluation, and stand in ``scores.json`` next to
-the checkpoints.
+The best one is chosen by scores, which an evaluation gives after a checkpoint is saved. They are kept in
+``scores.json`` next to the checkpoints.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from grpojax.host import files, processes
 
 
 class Keeping:
-    """The known checkpoints of a run, by step; it touches no file.
+    """Decides by step which checkpoints stay; it touches no checkpoint.
 
     Args:
       file: where the scores are kept.
@@ -22,8 +22,9 @@ class Keeping:
       best: name of a metric whose largest value's checkpoint stays as well; None for none.
 
     Attributes:
-      held: a step whose checkpoint stays whatever comes; None for none.
-      awaited: a step that is to be judged yet: while it is the newest, the one to go back to stays. None for none.
+      held: a step whose checkpoint stays in any case; None for none.
+      awaited: a step whose score is still to come. While it is the newest, the checkpoint to go back to stays. None for
+        none.
     """
 
     def __init__(self, file: epath.Path, *, keep: int, best: str | None):
@@ -36,22 +37,22 @@ class Keeping:
             self._scores = {int(step): scores for step, scores in read.items()}
 
     def score(self, step: int, scores: Mapping[str, float], *, there: Collection[int]) -> None:
-        """Keeps the scores of a step, and forgets those of steps that are not ``there``.
+        """Keeps the scores of a step, and forgets the scores of steps that are not ``there``.
 
         Raises:
-          OSError: the first process could not write them, so that only this one knows them.
+          OSError: the first process could not write the scores, so only this one knows them.
         """
         self._scores = {n: x for n, x in self._scores.items() if n in there} | {step: dict(scores)}
         if processes.is_first():
             files.write_json(self._file, self._scores)
 
     def good(self, steps: Sequence[int]) -> int | None:
-        """The best of some steps, or the newest where nothing says which is best; None of none."""
+        """The best of these steps, or the newest if no score says which is best; None if there are none."""
         best = self._best_of(steps)
         return max(steps, default=None) if best is None else best
 
     def staying(self, steps: Sequence[int]) -> set[int]:
-        """Those of all steps that stay."""
+        """The steps, out of all, whose checkpoints stay."""
         newest = max(steps, default=None)
         before = self.good([n for n in steps if n != newest]) if newest == self.awaited else None
         chosen = {*sorted(steps)[-self._keep :], self.held, self._best_of(steps), before}

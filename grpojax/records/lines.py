@@ -1,7 +1,8 @@
-"""The lines of ``metrics.jsonl``: a local file that grows, or in a bucket, where none can, an object a step.
+"""The lines of ``metrics.jsonl``: a local file that grows or, since no object in a bucket can grow, one object for each
+step.
 
-In a bucket ``metrics.jsonl`` has the lines of the steps before the run was last started, and ``metrics/NNNNNN.jsonl``
-those of a step since. A step's own object stands in place of its lines in the file.
+In a bucket, ``metrics.jsonl`` has the lines from before the run was last started, and ``metrics/NNNNNN.jsonl`` has
+those of one step since then. A step's own object replaces its lines in the file.
 """
 
 import json
@@ -16,7 +17,7 @@ Line = dict[str, Any]
 
 
 def read(directory: epath.PathLike) -> list[Line]:
-    """All lines of a run, in the order of their steps; torn ones are left out."""
+    """All lines of a run in the order of their steps; torn lines are left out."""
     file = files.path(directory) / "metrics.jsonl"
     if not files.in_bucket(file):
         return _parsed(file.read_bytes()) if file.exists() else []
@@ -33,11 +34,11 @@ def read(directory: epath.PathLike) -> list[Line]:
 
 
 class Lines:
-    """Writes the lines of a run from a step on; those of later steps are dropped.
+    """Writes the lines of a run from a step on; lines of later steps are dropped.
 
     Args:
       directory: of the run.
-      resume_at: the last step that stays; with 0 none does.
+      resume_at: the last step whose lines stay; 0 for none.
       uploads: writes what goes to a bucket.
     """
 
@@ -53,7 +54,7 @@ class Lines:
         self._last = [line for line in kept if line["step"] == resume_at]
 
     def append(self, line: Line) -> None:
-        """A line of a step, which is written whole and at once."""
+        """Adds a step's line, which is written whole and at once."""
         if self._file is not None:
             self._file.write(_text([line]))
             self._file.flush()

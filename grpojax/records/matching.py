@@ -1,26 +1,26 @@
-"""Differences of two compared methods other than the one that the comparison is about."""
+"""Differences between two compared methods, other than the one that the comparison is about."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# What `describe`'s trees repeat of the advantage and the objective, or what follows from these.
+# Parts of `describe`'s trees that repeat the advantage and the objective, or follow from these.
 _REPEATED = ("variant", "options", "needs")
 _DDOF = re.compile(r"\bddof=(\w+)")
 
 
 def unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Settings of the loss that differ between two methods, in addition to what makes them two methods.
+    """Settings of the loss that differ between two methods, apart from the difference that makes them two methods.
 
-    Looked at are aggregation, KL, ddof, clip and filter. Where a single one of these is all that differs, the methods
-    are about it, and nothing is unmatched. A clip is compared only between surrogates of one name, a ddof only between
-    chains that both divide by a standard deviation: otherwise the method itself is another.
+    It looks at aggregation, KL, ddof, clip and filter. If only one of these differs, and nothing else does, the
+    comparison is about it, and nothing is unmatched. A clip is compared only between surrogates of the same name, and a
+    ddof only between chains that both divide by a standard deviation: otherwise the methods themselves differ.
 
     Args:
       a, b: resolved methods, the trees of `grpojax.run.method.describe`.
 
     Returns:
-      Name of the setting -> its value in a and in b, as text.
+      For each name of a setting its value in a and in b, as text.
     """
     mine, other = _settings(a), _settings(b)
     found = {name: (mine[name], other[name]) for name in mine if name in other and mine[name] != other[name]}

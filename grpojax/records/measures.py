@@ -1,4 +1,4 @@
-"""Measures for the claims of methods, beyond the held-out result: from a run's metrics and samples."""
+"""Measures that test the claims of methods beyond the held-out result, from a run's metrics and samples."""
 
 import math
 from collections import defaultdict
@@ -14,17 +14,17 @@ from grpojax.records.runs import Run
 from grpojax.records.samples import read_samples, sample_steps
 from grpojax.rewards import RewardsConfig
 
-PARTS = 10  # of a run, by steps, that samples are averaged over
+PARTS = 10  # of a run's steps, over which samples are averaged
 
 
 def measure(run: Run) -> dict[str, Any]:
     """The measures of a run, as plain data.
 
     Returns:
-      ``grad_norm``: mean, and variance over the steps, of the gradient's norm before clipping; ``entropy`` and
-      ``critic_bias`` (mean size of a token critic's output): the values of the first and of the last step; ``alarm``:
-      the step of the first alarm and which rang. None where the run has no such numbers. From the samples of training,
-      None without any: `of_samples`.
+      ``grad_norm``: mean, and variance over the steps, of the gradient's norm before clipping. ``entropy`` and
+      ``critic_bias`` (mean size of a token critic's output): the values of the first and of the last step. ``alarm``:
+      the step of the first alarm, and which alarms rang then. ``samples``: the measures of `of_samples` for the
+      training samples. Each is None if the run has no such numbers.
     """
     norms, entropy, bias = (_series(run.lines, name) for name in ("grad_norm", "entropy", "critic/bias_abs"))
     alarms = [(line["step"], name.removeprefix("watch/")) for line in run.lines for name in line if "watch/" in name]
@@ -42,17 +42,17 @@ def of_samples(steps: Iterable[tuple[int, Sequence[Mapping[str, Any]]]], judge: 
     """Measures of the samples that a run has learned from.
 
     Args:
-      steps: number of a step and its samples, as ``samples/`` has them, in order.
-      judge: the reward that says what is right: 1 is right, and anything less is wrong.
+      steps: in order, the number of each step and its samples, as in ``samples/``.
+      judge: the reward that says whether a sample is right: 1 is right, and anything less is wrong.
 
     Returns:
       ``starts_all_fail``: ``prompts`` that had no right sample when they were drawn first, how many of them were drawn
-      ``again``, and how many then had a right one (``solved``). And by tenths of the steps, in ``parts``: the last
-      ``step`` of each, the mean length in tokens of right and of wrong samples, and the mean of every other reward over
-      right and over wrong samples; None where there are none. Of groups without a right sample: ``distinct`` in
-      ``parts``, the share of different texts in a group, and ``all_fail_advantage``, how the mean advantage of a sample
-      goes with its length and with every other reward (Pearson's correlation in a group, averaged over groups); None
-      where there is no group in which both vary. A sample without a reward is in nothing.
+      ``again``, and how many then had a right one (``solved``). ``parts`` has an entry for each tenth of the steps: its
+      last ``step``, the mean length in tokens of right and of wrong samples, and the mean of every other reward over
+      right and over wrong samples; None if there are none. Two measures are over groups without a right sample.
+      ``distinct`` in ``parts`` is the share of different texts in a group. ``all_fail_advantage`` is the correlation of
+      a sample's mean advantage with its length and with every other reward (Pearson's, in a group, averaged over
+      groups); None if both vary in no group. A sample without a reward does not count anywhere.
 
     Example:
       >>> def sample(uid, right, text, advantage=0.0):
@@ -88,7 +88,7 @@ def of_samples(steps: Iterable[tuple[int, Sequence[Mapping[str, Any]]]], judge: 
 
 
 def _failed_groups(samples: Sequence[Mapping[str, Any]], judge: str) -> list[list[Mapping[str, Any]]]:
-    """The groups of a step without a right sample."""
+    """The groups of a step that have no right sample."""
     groups = defaultdict(list)
     for s in samples:
         groups[s["uid"]].append(s)
@@ -139,7 +139,7 @@ def _of_part(part: list[tuple[int, list[Mapping[str, Any]]]], judge: str) -> dic
 
 
 def _of_run(run: Run) -> dict[str, Any] | None:
-    """None where no samples were kept, or no reward says what is right."""
+    """The measures of a run's samples; None if no samples were kept, or no reward says what is right."""
     try:
         rewards = settings.build(RewardsConfig, run.config["rewards"])
         judge = judge_of(rewards, (run.config.get("evaluate") or {}).get("judge"))

@@ -1,7 +1,8 @@
-"""Changes of several processes to the files that they share: on all processes, or on none.
+"""Changes that several processes make to shared files: they succeed on all processes or on none.
 
-orbax meets at barriers within a save and a restore, by default on the devices, behind whatever they have to do. Here
-they go through the coordination service, and who waits at one is let go when another process has failed before it.
+Within a save and a restore, orbax meets at barriers. By default these run on the devices, behind all queued work. Here
+they go through the coordination service, and a process that waits at a barrier is released if another one failed before
+it.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ class PeerError(Exception):
 
 
 class Meeting:
-    """Where the processes of a run meet; all make and use it in the same order."""
+    """The meeting point of a run's processes; all of them must create and use it in the same order."""
 
     def __init__(self) -> None:
         self._alone = jax.process_count() == 1
@@ -37,15 +38,15 @@ class Meeting:
 
     def _begin(self) -> None:
         self._place = f"saves/{next(_numbers)}"
-        self._behind: set[threading.Thread] = set()  # of saves that have failed, which others wait for no more
+        self._behind: set[threading.Thread] = set()  # of failed saves, for which no other process waits any more
         self._barriers: Counter[str] = Counter()
         _current[:] = [self]
 
     def together(self, act: Callable[[], T]) -> T:
-        """What ``act`` returns, if it does so on all processes.
+        """Returns the result of ``act`` if it succeeds on all processes.
 
         Raises:
-          PeerError: it failed on another process; on one where it fails, its own error is raised.
+          PeerError: ``act`` failed on another process. A process on which it fails raises its own error.
         """
         if self._alone:
             return act()
@@ -68,15 +69,15 @@ class Meeting:
         return result
 
     def _blamed(self) -> int | None:
-        """The first process that failed by itself."""
+        """The first process with a failure of its own."""
         return min(map(int, coordination.posted(f"{self._place}/failed")), default=None)
 
     def of_first(self, value: T) -> T:
-        """The first process's ``value``, JSON, on all of them."""
+        """The ``value`` of the first process on all processes; it must be JSON."""
         return json.loads(processes.meet(json.dumps(value))[0])
 
     def anew(self) -> None:
-        """After a failure, on all processes: what some of them have counted and others not is levelled."""
+        """Call on all processes after a failure: evens out counters that only some of them have advanced."""
         if self._alone:
             return
         internals.set_save_count(max(map(int, processes.meet(str(internals.save_count())))))
@@ -95,13 +96,13 @@ class Meeting:
         while len(coordination.posted(place)) < jax.process_count():
             if fallen := coordination.posted(failed):
                 if len(coordination.posted(place)) == jax.process_count():
-                    break  # it came, left and failed between the two questions
+                    break  # it arrived, left and failed between the two queries
                 index, what = min(fallen.items())
                 raise PeerError(f"process {index}: {what}")
             if time.monotonic() > until:
                 raise TimeoutError(f"{key}: not all processes came within {timeout_ms / 1000:g} s")
             time.sleep(pause)
-            pause = min(1.5 * pause, 0.2)  # of hundreds of processes, each asks the first
+            pause = min(1.5 * pause, 0.2)  # with hundreds of processes, each queries the first
 
 
 def _line(error: Exception) -> str:

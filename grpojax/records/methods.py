@@ -1,4 +1,4 @@
-"""How two resolved methods differ: plain trees, as ``config.json`` has one under ``method``."""
+"""How two resolved methods differ. A method is a plain tree, as under ``method`` in ``config.json``."""
 
 import json
 import re
@@ -10,11 +10,11 @@ _SECTIONS = ("critic", "filter", "retire", "sample_allocation")
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
-    """Where two results of `grpojax.run.method.describe` differ: dotted name to the values of both.
+    """Differences between two results of `grpojax.run.method.describe`: dotted name to both values.
 
-    None stands for what a method does not have. Of the advantage chain the steps are compared one by one: an argument
-    of a step that both have is named by step and argument, its values as text, and a step that only one has is there
-    as a whole. An option that is also a field of the objective is there once, as the objective's.
+    None means that a method lacks the entry. The advantage chains are compared step by step. If both have a step, a
+    differing argument is named by step and argument, with its values as text. A step that only one of them has is
+    listed as a whole. An option that is also a field of the objective is listed once, as the objective's.
 
     Example:
       >>> a = {"objective": {"aggregate": "sequence_mean"}, "advantage": "center(by=group) | scale(ddof=1)"}
@@ -37,11 +37,11 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Differences:
 
 
 def without_repeats(found: Differences) -> Differences:
-    """The things that two methods differ in: of `differences` without what only says one of them again.
+    """The independent differences of two methods: `differences` without those that follow from another one.
 
-    Of one variant under two sets of options, the options that differ are the things, and what they change in the chain
-    is left out. Of two variants, it is the steps and terms that differ, and the options that set these are left out. A
-    critic, a filter or a rule for solved prompts is one thing.
+    For the same variant with two sets of options, it keeps the options that differ and leaves out what they change in
+    the chain. For two variants, it keeps the steps and terms that differ and leaves out the options that set these. A
+    critic, a filter or a rule for solved prompts counts as one difference.
 
     Example:
       >>> without_repeats({"options.eta": (1.0, None), "advantage.nthr.eta": ("1.0", "None")})
@@ -72,9 +72,10 @@ def without_repeats(found: Differences) -> Differences:
 
 
 def in_a_line(found: Differences) -> str:
-    """What `without_repeats` keeps of `differences`, "; " between: ``name: of a -> of b``; empty where nothing is kept.
+    """The result of `without_repeats` on `differences`, joined by "; ": ``name: of a -> of b``; empty if nothing is
+    left.
 
-    Of a section that only one of the two methods has, the functions are named without their arguments.
+    If only one of the methods has a section, its functions are named without their arguments.
 
     Example:
       >>> in_a_line({"options.c": (0.0, 1.0), "advantage.fail.c": ("0.0", "1.0")})
@@ -98,7 +99,7 @@ def _without_arguments(text: str) -> str:
 
 
 def _argument(option: str) -> str:
-    """What an option is called in the text of a step or a surrogate."""
+    """The name of an option in the text of a step or a surrogate."""
     return option.removeprefix("options.").removeprefix("clip_").removeprefix("ratio_")
 
 
@@ -109,10 +110,10 @@ def _joined(before: str | None, name: str, value: Any) -> str | None:
 
 
 def changes(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Differences:
-    """Where a method is another now than when it was stored; none where either is unknown.
+    """How a method has changed since it was stored; empty if either version is unknown.
 
-    Anything that the stored method does not mention is new since then. A new option, term or argument changes nothing
-    by default. A new step, filter or network does.
+    Anything that the stored method does not mention is newer than it. A new option, term or argument changes nothing by
+    default; a new step, filter or network does.
 
     Example:
       >>> stored = {"options": {"eps": 1e-4}, "advantage": "scale(eps=0.0001)"}
@@ -131,7 +132,7 @@ def changes(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> 
 
 
 def explain(changed: Differences, now: Mapping[str, Any]) -> tuple[str, str]:
-    """A message on `changes`: the first one with both values, and how to restore the stored method.
+    """A message on `changes`: the first change with both values, and how to restore the stored method.
 
     A changed option can be set to its old value. Other changes need the old version.
 
@@ -150,7 +151,8 @@ def explain(changed: Differences, now: Mapping[str, Any]) -> tuple[str, str]:
             given[f"variant.{option}"] = before, after
         else:
             others[name] = before, after
-    # An option sets arguments in the chain, the surrogate and the critic; a step that is new or gone is no argument.
+    # An option sets arguments in the chain, the surrogate and the critic. A step that is new or gone is not an
+    # argument.
     follows = [n for n in others if n == "objective.surrogate" or n.startswith("critic.") or n.count(".") > 1]
     listed = {name: pair for name, pair in (given | others).items() if not (given and name in follows)}
     lines_changed = [f"{name} was {before}, is {after} now" for name, (before, after) in listed.items()]
@@ -172,7 +174,7 @@ def equal_options(stored: Mapping[str, Any] | None, now: Mapping[str, Any] | Non
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Two levels of names to one. A list is one value."""
+    """Flattens two levels of names into one. A list is one value."""
     flat = {}
     for key, value in tree.items():
         flat |= {f"{key}.{name}": x for name, x in value.items()} if isinstance(value, Mapping) else {key: value}
@@ -180,7 +182,7 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_chains(a: str, b: str) -> Differences:
-    """Steps of one name are compared in the order in which they come."""
+    """Compares chains; steps of the same name are compared in their order."""
     one, other = (_steps(chain) for chain in (a, b))
     found: Differences = {}
     for key in one | other:
@@ -199,7 +201,7 @@ def _of_chains(a: str, b: str) -> Differences:
 
 
 def _steps(chain: str) -> dict[tuple[str, int], tuple[dict[str, str], str]]:
-    """Name of a step, and which of that name it is, to its arguments and its text, in order."""
+    """The steps in order: a step's name, and its number among those of that name, to its arguments and its text."""
     steps: dict[tuple[str, int], tuple[dict[str, str], str]] = {}
     for step in _split(chain, " | "):
         name, arguments, text = _call(step)
@@ -208,7 +210,7 @@ def _steps(chain: str) -> dict[tuple[str, int], tuple[dict[str, str], str]]:
 
 
 def _call(text: str) -> tuple[str, dict[str, str], str]:
-    """Name, arguments and text of a step ``name(a=1, b=2)``; that of the rewards, ``reward=name(...)``, too."""
+    """Name, arguments and text of a step ``name(a=1, b=2)``, or of the step of the rewards, ``reward=name(...)``."""
     name, bracket, inside = text.partition("(")
     if not (bracket and text.endswith(")")) or not name:
         return text, {}, text
@@ -217,7 +219,7 @@ def _call(text: str) -> tuple[str, dict[str, str], str]:
 
 
 def _split(text: str, by: str) -> list[str]:
-    """The parts of a text between separators that stand in no brackets."""
+    """Splits a text at separators that are outside of brackets."""
     parts, depth, start = [], 0, 0
     for i, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")

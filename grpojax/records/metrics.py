@@ -40,11 +40,11 @@ class TrackingConfig:
 
 
 class Metrics:
-    """Everything that a run directory records of its steps.
+    """Everything that a run directory records about its steps.
 
     A line of ``metrics.jsonl`` is written whole and at once. Resuming at step n drops every line of a later step and
-    any torn last line, so the file reads like that of a run that never stopped. In a bucket nothing can be appended to:
-    there a step's lines are an object of their own (`grpojax.records.lines`), written while the run goes on.
+    any torn last line, so the file reads like that of a run that never stopped. Objects in a bucket cannot grow: there
+    each step's lines are an object of their own (`grpojax.records.lines`), written while the run goes on.
     """
 
     def __init__(self, directory: epath.Path, resume_at: int, config: TrackingConfig | None = None):
@@ -55,7 +55,7 @@ class Metrics:
         self._board = Board(self._directory / "tensorboard", resume_at or None, self._uploads)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Records the values of a step; one that is not finite, such as the mean of nothing, is null."""
+        """Records the values of a step. A value that is not finite, such as the mean of nothing, becomes null."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._lines.append({"step": step, **dict.fromkeys(values), **finite})
         self._board.add(lambda board: _add_scalars(board, step, finite))
@@ -82,7 +82,7 @@ class Metrics:
             self._board.add(lambda board: _add_texts(board, step, ranked, samples))
 
     def flush(self) -> None:
-        """Until all lines and samples so far are in their files: before the checkpoint that a resumed run reads."""
+        """Waits until all lines and samples so far are in their files. Call it before a checkpoint."""
         self._uploads.wait()
 
     def close(self) -> None:
@@ -148,12 +148,12 @@ def _start_wandb(project: str, directory: epath.Path):
 
 
 class Table:
-    """A row a step: under column heads on a terminal, as ``name value`` elsewhere; with the time that is left.
+    """One row for each step, with the remaining time: under column heads on a terminal, as ``name value`` elsewhere.
 
     Args:
-      steps: of the whole run; None where it ends by something else, which rows then have the share of.
-      columns: head, metric and format of each; what a step does not have is left out.
-      terminal: whether it is one; None finds out.
+      steps: number of steps of the whole run; None if it ends by something else, and rows then show the share of that.
+      columns: head, metric and format of each; metrics that a step lacks are left out.
+      terminal: whether the output is a terminal; None finds out.
     """
 
     COLUMNS = (
@@ -180,9 +180,9 @@ class Table:
         self._terminal = sys.stdout.isatty() if terminal is None else terminal
 
     def row(self, step: int, values: Mapping[str, float], *, share: float = 0.0) -> None:
-        """Logs a step; ``share`` of the whole run is behind it then."""
+        """Logs a step, after which ``share`` of the whole run is done."""
         seconds = values["time/step_s"]
-        # The first step compiles; after it, a running mean.
+        # The first step compiles. After it, this is a running mean.
         self._pace = seconds if self._rows < 2 else 0.9 * self._pace + 0.1 * seconds
         whole = step / max(share, 1e-9) if self._steps is None else self._steps
         left = _duration(self._pace * max(0.0, whole - step))
@@ -211,5 +211,5 @@ def _duration(seconds: float) -> str:
 
 
 def read_metrics(directory: epath.PathLike) -> list[dict[str, Any]]:
-    """The lines of a run's ``metrics.jsonl``, or in a bucket of the objects that make it up."""
+    """The lines of a run's ``metrics.jsonl``; in a bucket, of the objects that make it up."""
     return lines.read(directory)

@@ -1,4 +1,4 @@
-"""Before a comparison is run: the smallest difference that its seeds can show, from the spread of runs made before."""
+"""The smallest difference that the seeds of a planned comparison can show, from the spread of earlier runs."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from scipy import special
 from grpojax.host.errors import UserError
 from grpojax.records.runs import by_method, read_runs
 
-# What a pilot's runs are measured by: the first of these that all runs with any held-out value have.
+# The metric of a pilot's runs is the first of these that all runs with any held-out value have.
 METRICS = ("test/accuracy", "test/reward", "eval/accuracy", "eval/reward")
 
 
@@ -21,9 +21,10 @@ class Spread:
 
     Attributes:
       sd: standard deviation of a difference, in units of the metric.
-      freedom: degrees of freedom that it is estimated with.
+      freedom: degrees of freedom of that estimate.
       paired: whether it comes from differences of two methods with the same seed. Otherwise it is sqrt(2) times the
-        standard deviation of one method's runs, as if the runs of one seed had nothing in common: an upper estimate.
+        standard deviation of one method's runs, as if runs with the same seed were independent. That is an upper
+        estimate.
     """
 
     sd: float
@@ -34,8 +35,8 @@ class Spread:
 def spread(values: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> Spread:
     """The spread of differences between methods, pooled over the methods.
 
-    With d the differences of a method and the baseline over the seeds that both have, ``sd² = Σ Σ (d - mean d)² / Σ (n
-    - 1)``; without two common seeds the same of the values, times 2.
+    If d are the differences of a method and the baseline over the seeds that both have, ``sd² = Σ Σ (d - mean d)² / Σ
+    (n - 1)``. Without two common seeds, it is 2 times the same expression of the values.
 
     Args:
       values: method -> seed -> last held-out value.
@@ -59,7 +60,7 @@ def spread(values: Mapping[str, Mapping[int, float]], baseline: str | None = Non
 
 
 def _pooled(samples: Iterable[Sequence[float]]) -> tuple[float, int] | None:
-    """Standard deviation over all samples about their own means, and its degrees of freedom; None without any."""
+    """Standard deviation of all samples about their own means, and its degrees of freedom; None without any."""
     several = [np.asarray(x, np.float64) for x in samples if len(x) > 1]
     freedom = sum(len(x) - 1 for x in several)
     return (math.sqrt(sum(float(((x - x.mean()) ** 2).sum()) for x in several) / freedom), freedom) if freedom else None
@@ -76,8 +77,8 @@ def smallest_difference(
 
     Args:
       sd: standard deviation of the paired differences.
-      seeds: pairs.
-      comparisons: how many are corrected for.
+      seeds: number of pairs.
+      comparisons: number of comparisons that the level is corrected for.
 
     Returns:
       The difference in units of ``sd``'s; None with fewer than two seeds.
@@ -99,10 +100,10 @@ class Pilot:
     """The spread of a pilot's runs.
 
     Attributes:
-      metric: what they are measured by.
+      metric: the metric of the runs.
       spread: of differences.
-      runs: how many they are.
-      unfinished: how many of these did not come to their last step; they count with their last value, or 0.
+      runs: number of runs.
+      unfinished: how many of these did not reach their last step. They count with their last value, or 0.
     """
 
     metric: str

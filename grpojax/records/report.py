@@ -1,4 +1,4 @@
-"""Several runs compared: what each method comes to, and how it differs from its control and from the baseline."""
+"""The comparison of several runs: the result of each method, and how it differs from its control and the baseline."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,11 +35,11 @@ class Result:
 
     Attributes:
       method: its name.
-      values: seed -> last value of the metric, of the runs that are finished or failed (`Run.value`).
+      values: seed -> last value of the metric, for runs that are finished or failed (`Run.value`).
       mean: of the values.
-      low, high: its 95 % interval (`comparison.t_interval`); None where there is none.
+      low, high: the mean's 95 % interval (`comparison.t_interval`); None if there is none.
       failed: seed -> why that run failed.
-      unfinished: seeds whose runs are in no result.
+      unfinished: seeds whose runs do not count in the result.
     """
 
     method: str
@@ -53,13 +53,13 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A method less another one, over the seeds that both have.
+    """A method minus another one, over the seeds that both have.
 
     Attributes:
       method, other: their names.
-      roles: what the other is to the method: `CONTROL`, `BASELINE` or both.
-      seeds: that both have.
-      result: of `comparison.verdicts`, corrected over all comparisons that are tested.
+      roles: the role of the other method: `CONTROL`, `BASELINE` or both.
+      seeds: the seeds that both have.
+      result: the result of `comparison.verdicts`, corrected over all comparisons that are tested.
     """
 
     method: str
@@ -71,21 +71,21 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """All that a report says.
+    """The contents of a report.
 
     Attributes:
-      metric: the held-out metric that decides; None where no run has any.
-      margin: differences within it count as none; None where none was stated.
+      metric: the held-out metric that decides; None if no run has one.
+      margin: differences within it count as none; None if none was given.
       baseline: the method that others are compared with; None in a sweep without GRPO.
-      methods: with their runs.
-      results: by method.
+      methods: the methods with their runs.
+      results: the result of each method.
       comparisons: each method with its control and with the baseline.
-      seed_tests: over problems, seed by seed; ``problems_by`` is what they compare: "accuracy" or "reward".
-      column: the column of ``levels``.
-      levels: from easy to hard if they are numbers, by name if not.
-      samples: of one seed.
-      curves: of the metrics.
-      rates: label -> the learning rates that a sweep has tried for it; ``over_rates`` is their curve.
+      seed_tests: tests over problems, for each seed; ``problems_by`` is the value they compare: "accuracy" or "reward".
+      column: the column of the data that ``levels`` come from.
+      levels: sorted from easy to hard if they are numbers, otherwise by name.
+      samples: samples of one seed.
+      curves: the curves of the metrics.
+      rates: label -> the learning rates that a sweep tried for it; ``over_rates`` is their curve.
       changes: method -> other -> how the method differs from it, in lines.
       notes: what a reader must know.
     """
@@ -112,7 +112,7 @@ class Report:
         return title_of(self.metric) if self.metric else "no held-out value"
 
     def compared(self, method: str, role: str) -> Comparison | None:
-        """A method with its control or with the baseline."""
+        """The comparison of a method with its control or with the baseline."""
         return next((c for c in self.comparisons if c.method == method and role in c.roles), None)
 
 
@@ -128,14 +128,14 @@ def build(
     """Reads the runs and compares them.
 
     Args:
-      paths: run directories, or folders of them, or the folder of a sweep, whose ``sweep.json`` says what its methods
-        are and what each is compared with.
-      by: settings that make a method; None takes those of ``sweep.json``, or ``variant`` where there is none.
+      paths: run directories, or folders of them, or the folder of a sweep, whose ``sweep.json`` lists its methods and
+        what each is compared with.
+      by: settings that distinguish methods; None takes those of ``sweep.json``, or ``variant`` if there is none.
       baseline: the method that others are compared with; None takes that of ``sweep.json``, or grpo, or the first.
-      metric: None takes accuracy where every finished run has it, otherwise the reward; of the test set where every
-        finished run has read it, otherwise of the validation set.
+      metric: None takes accuracy if every finished run has it, otherwise the reward. It is that of the test set if
+        every finished run has read it, otherwise that of the validation set.
       margin: differences within it count as none, in units of the metric; None takes that of ``sweep.json``.
-      family: which comparisons are tested: "all", or "controls", those with a method's own control. The others are
+      family: which comparisons are tested: "all", or "controls" for those with a method's own control. The others are
         described, without a verdict.
 
     Raises:
@@ -192,12 +192,12 @@ class _Pair(NamedTuple):
 def _pairs(
     methods: Sequence[Method], base: Method | None, record: sweeps.Record | None
 ) -> tuple[list[_Pair], list[str]]:
-    """Each method with its control and with the baseline, once where they are the same; and notes.
+    """The pairs of each method with its control and with the baseline, one pair if these are the same; and notes.
 
     Args:
       methods: all of them.
-      base: what all others are compared with; None takes what the record says.
-      record: of a sweep; without one, controls are found among the methods (`control_of`).
+      base: the method that all others are compared with; None takes the record's.
+      record: the record of a sweep; without one, controls are looked for among the methods (`control_of`).
     """
     by_name, found, notes = {m.name: m for m in methods}, [], []
     for method in methods:
@@ -224,7 +224,7 @@ def _pairs(
 
 
 def _changes(pairs: Sequence[_Pair], by: Sequence[str]) -> dict[str, dict[str, list[str]]]:
-    """How each method differs from what it is compared with: in the resolved method, and in other settings."""
+    """How each method differs from those it is compared with: in the resolved method, and in other settings."""
     found: dict[str, dict[str, list[str]]] = {}
     for method, other, _ in pairs:
         lines = differences(other.runs[0], method.runs[0])
@@ -248,7 +248,7 @@ def _baseline(methods: Sequence[Method], wanted: str | None, record: sweeps.Reco
 
 
 def _metric(runs: Sequence[Run], wanted: str | None) -> tuple[str | None, list[str]]:
-    """What decides, and notes on it."""
+    """The metric that decides, and notes on it."""
     finished = [run for run in runs if run.finished]
     if wanted is not None:
         if not wanted.startswith(("eval/", "test/")) or all(run.last(wanted) is None for run in finished):
@@ -270,7 +270,7 @@ def _metric(runs: Sequence[Run], wanted: str | None) -> tuple[str | None, list[s
 
 
 def _about(method: Method, metric: str | None) -> list[str]:
-    """What must be known of a method: what it equals, how its runs are not alike, and which of them did not finish."""
+    """Notes on a method: what it equals, how its runs differ in their settings, and which of them did not finish."""
     notes = [f"{method.name}: {twin}"] if (twin := method.twin()) else []
     if unlike := method.differences():
         notes.append(f"{method.name}: its runs differ in more than the seed: {'; '.join(unlike)[:300]}")
@@ -289,7 +289,7 @@ def _about(method: Method, metric: str | None) -> list[str]:
 
 
 def _unequal_cost(methods: Sequence[Method]) -> list[str]:
-    """Says so where one method has drawn over a tenth more tokens than another by its end."""
+    """A note if one method has drawn over a tenth more tokens than another by its end."""
     drawn = {}
     for method in methods:
         if tokens := [x for run in method.runs if run.finished and (x := run.last("sampled_tokens")) is not None]:
@@ -316,7 +316,7 @@ def _result(method: Method, metric: str) -> Result:
 
 
 def _compare(pairs: Sequence[_Pair], metric: str, margin: float | None, family: str) -> list[Comparison]:
-    """All comparisons of methods with a common seed, with the verdicts of those that are tested."""
+    """All comparisons of methods that have a common seed, with the verdicts of those that are tested."""
     each = []
     for pair in pairs:
         mine, theirs = _values(pair.method, metric), _values(pair.other, metric)
@@ -335,7 +335,7 @@ def _values(method: Method, metric: str) -> dict[int, float]:
 
 
 def headlines(report: Report) -> list[str]:
-    """The results and the verdicts, a line each."""
+    """The results and the verdicts, one line each."""
     lines = []
     for r in report.results:
         text = f"{r.method}: {report.title()} " + ("-" if r.mean is None else f"{r.mean:.3f}")
@@ -352,12 +352,12 @@ def headlines(report: Report) -> list[str]:
 
 
 def verdict_text(verdict: Verdict, margin: float | None) -> str:
-    """The verdict with the margin that it is of."""
+    """The verdict, with its margin."""
     return f"equivalent within {margin:g}" if verdict.verdict == comparison.EQUIVALENT else verdict.verdict
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """The numbers of a report as plain data; what is unknown is None."""
+    """The numbers of a report as plain data; unknown ones are None."""
     return {
         "metric": report.metric,
         "margin": report.margin,

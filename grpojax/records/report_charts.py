@@ -1,4 +1,4 @@
-"""Curves as inline SVG: no script and nothing to fetch; colours are the style sheet's, by class."""
+"""Curves as inline SVG, without scripts or anything to fetch. The style sheet sets the colours by class."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from grpojax.records.report_curves import Curve, Line
 
 WIDTH, HEIGHT = 360, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 8, 34
-_DOTTED_UP_TO = 30  # points with a dot of their own, and the numbers behind it
+_DOTTED_UP_TO = 30  # points that get a dot of their own, with the numbers behind it
 COLOURS = 8
 DASHES = ("none", "7 3", "2 3", "9 3 2 3")
 
@@ -44,11 +44,11 @@ def number(x: float) -> str:
 
 
 def look(method: int) -> tuple[int, str]:
-    """Colour and dashes of the method in this place: two methods differ in both where they can."""
+    """Colour and dashes of the method at this index. Two methods differ in both if possible."""
     return method % COLOURS, DASHES[(method + method // COLOURS) % len(DASHES)]
 
 
-# What is written under an axis.
+# The text under an axis.
 LABELS = {
     "steps": "step",
     "tokens": "tokens drawn",
@@ -63,12 +63,12 @@ def chart(curve: Curve, names: Sequence[str], axis: str, ident: str) -> str:
 
     Args:
       curve: what to draw.
-      names: of the methods.
-      axis: of `Line.at`; ``by-AXIS`` is a class of the element.
-      ident: of the element's title, unlike every other on the page.
+      names: names of the methods.
+      axis: an axis of `Line.at`; ``by-AXIS`` is a class of the element.
+      ident: id of the element's title, unique on the page.
 
     Returns:
-      The element; empty where no line has such an axis.
+      The element; empty if no line has such an axis.
     """
     drawn = [(line, line.at[axis]) for line in curve.lines if axis in line.at]
     if not drawn:
@@ -140,7 +140,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _bounds(values: Iterable[float]) -> tuple[float, float]:
-    """Lowest and highest, never the same."""
+    """The lowest and the highest value, which are never the same."""
     known = list(values)
     low, high = min(known), max(known)
     if high > low:

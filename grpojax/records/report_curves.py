@@ -1,4 +1,4 @@
-"""Metrics of several runs of a method as one curve: the mean over seeds, and the lowest and highest of them.
+"""Metrics of a method's runs as one curve: the mean over seeds, and the lowest and the highest value.
 
 A run that failed stays in the held-out curves with its last value, as it does in the results.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from grpojax.records.runs import FAILED, Method, Run
 from grpojax.records.sweeps import Chosen
 
-# What is drawn, in this order: a pattern of names, and what it is called.
+# The metrics that are drawn, in this order: a pattern of names, and the title.
 SHOWN = (
     ("eval/accuracy", "held-out accuracy"),
     ("eval/reward", "held-out reward"),
@@ -28,7 +28,7 @@ SHOWN = (
 )
 MOST_POINTS = 200
 
-# What a curve may be drawn over: its name -> the metric of a step that it is read from, and whether that is summed up.
+# The axes of a curve: name -> the metric of a step that it is read from, and whether that is summed up.
 AXES = {
     "steps": ("step", False),
     "tokens": ("sampled_tokens", False),
@@ -39,15 +39,15 @@ AXES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """A method's curve; all tuples have one entry a point.
+    """A method's curve; all tuples have one entry for each point.
 
     Attributes:
-      method: its place among the methods.
-      at: where the points are, by the axis: steps, tokens drawn, useful FLOPs and minutes of training until then, the
-        last three as means over seeds; without an axis that is not recorded.
-      mean, low, high: over seeds.
-      seeds: how many there are.
-      each: the seeds' own values, where they are drawn, too.
+      method: its index among the methods.
+      at: for each axis the positions of the points: steps, tokens drawn, useful FLOPs and minutes of training until
+        then. The last three are means over seeds. An axis that is not recorded is left out.
+      mean, low, high: the mean, the lowest and the highest value over seeds.
+      seeds: number of seeds.
+      each: the seeds' own values, if these are drawn too.
     """
 
     method: int
@@ -61,13 +61,13 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One metric of all methods; those that do not have it have no line.
+    """One metric of all methods. A method without it has no line.
 
     Attributes:
       metric: its name in ``metrics.jsonl``.
-      title: what it is called.
-      lines: by method.
-      binned: steps whose values a point is the mean of; 1 for none.
+      title: its title.
+      lines: a line for each method.
+      binned: number of steps that a point averages; 1 for no averaging.
     """
 
     metric: str
@@ -77,7 +77,7 @@ class Curve:
 
 
 def title_of(metric: str) -> str:
-    """The name of a metric in a report."""
+    """The title of a metric in a report."""
     for pattern, title in SHOWN:
         if fnmatch.fnmatchcase(metric, pattern):
             return title.format(metric.removeprefix("eval/pass@"))
@@ -108,11 +108,11 @@ def _natural(name: str) -> tuple[str, int]:
 class _Point(NamedTuple):
     step: int
     value: float
-    at: Mapping[str, float]  # by axis; empty for a value that a failed run only keeps
+    at: Mapping[str, float]  # by axis; empty for a last value that is carried on for a failed run
 
 
 def _series(run: Run, name: str) -> list[_Point]:
-    """The points of a run where the metric has a value; a step that stands twice counts once, the later."""
+    """The points of a run at which the metric has a value. If a step is there twice, the later one counts."""
     at = {axis: 0.0 for axis, (metric, _) in AXES.items() if any(metric in line for line in run.lines)}
     found, summed = {}, set()
     for line in run.lines:
@@ -136,7 +136,7 @@ def _line(index: int, method: Method, name: str, width: int) -> Line | None:
             if run.ending[0] == FAILED:
                 last = series[-1] if series else _Point(-1, 0.0, {})
                 series += [_Point(step, last.value, {}) for step in steps if step > last.step]
-    bins: dict[int, list[_Point]] = {}  # one entry a seed
+    bins: dict[int, list[_Point]] = {}  # one entry for each seed
     for series in each:
         for number, group in itertools.groupby(series, key=lambda point: (point.step - 1) // width):
             part = list(group)
@@ -165,8 +165,8 @@ def over_rates(names: Sequence[str], chosen: Mapping[str, Chosen]) -> Curve | No
     """The held-out reward of each learning rate that was tried, by method: the mean and each seed.
 
     Args:
-      names: of the methods, in their order.
-      chosen: of a sweep, by label; others than the methods are left out.
+      names: names of the methods, in their order.
+      chosen: the chosen rates of a sweep, by label; labels of other methods are left out.
     """
     lines = []
     for i, name in enumerate(names):

@@ -68,7 +68,7 @@ def _results(report: Report) -> str:
 
 
 def _compared(report: Report, method: str, role: str, share: bool) -> str:
-    """A cell: difference, interval and verdict, and of a control its name."""
+    """A cell: difference, interval and verdict, and the control's name if it is one."""
     if role == BASELINE and method == report.baseline:
         return "baseline"
     if (c := report.compared(method, role)) is None:
@@ -86,7 +86,7 @@ def _verdict(report: Report, c: Comparison) -> str:
 
 
 def _reading(report: Report) -> str:
-    """What the columns mean, and what the seeds cannot say."""
+    """The meaning of the columns, and what the seeds cannot show."""
     text = "Runs that failed count with their last held-out value, or 0. Intervals are Student's t over seeds."
     tested = [c for c in report.comparisons if c.result.p is not None]
     if tested:
@@ -192,7 +192,7 @@ def _curves(curves: Sequence[Curve], names: Sequence[str]) -> str:
 
 
 def _rates(report: Report) -> str:
-    """Every learning rate that was tried, as a curve and as a table."""
+    """Every learning rate that was tried, as a curve and a table."""
     if report.over_rates is None:
         return ""
     names, rows = [m.name for m in report.methods], []
@@ -269,7 +269,7 @@ def _runs(report: Report) -> str:
 
 
 def _table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = ()) -> str:
-    """A table in a frame that scrolls; a cell may have a second line after a line break."""
+    """A table in a frame that scrolls. A line break in a cell starts its second line."""
 
     def cell(i: int, value: str) -> str:
         first, *small = value.split("\n") if i not in text else [value]
@@ -293,7 +293,7 @@ def _list(lines: Iterable[str], kind: str) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a held-out metric is a share, shown in percent."""
+    """Whether a held-out metric is a share, which is shown in percent."""
     return metric.startswith(
         tuple(f"{part}/{name}" for part in ("eval", "test") for name in ("accuracy", "pass@", "maj@"))
     )

@@ -12,14 +12,14 @@ from grpojax.records.report_charts import look
 
 
 def draw_report(report: Report, path: epath.PathLike) -> None:
-    """Draws every curve by steps: means over seeds, from the lowest to the highest as a band."""
+    """Draws every curve by steps: means over seeds, with a band from the lowest to the highest value."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     style = (resources.files("grpojax") / "assets/report/style.css").read_text("utf-8")
-    colours = re.findall(r"--colour-\d: (#\w+)", style)  # the light ones stand first
+    colours = re.findall(r"--colour-\d: (#\w+)", style)  # the light colours come first
     across = min(3, max(1, len(report.curves)))
     down = max(1, -(-len(report.curves) // across))
     size = 4.4 * across, 3 * down
@@ -27,7 +27,7 @@ def draw_report(report: Report, path: epath.PathLike) -> None:
     for curve, one in zip(report.curves, axes.flat, strict=False):
         for line in curve.lines:
             colour, dashes = look(line.method)
-            name = report.methods[line.method].name.replace("$", r"\$")  # between two stands a formula
+            name = report.methods[line.method].name.replace("$", r"\$")  # two enclose a formula
             kind = "-" if dashes == "none" else (0, tuple(float(x) / 2 for x in dashes.split()))
             steps = line.at["steps"]
             one.plot(steps, line.mean, color=colours[colour], linestyle=kind, label=name)

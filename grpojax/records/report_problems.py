@@ -1,4 +1,4 @@
-"""What methods make of the same held-out problems: tested seed by seed, by difficulty, and side by side."""
+"""Methods compared on the same held-out problems: tests for each seed, rates by difficulty, and samples."""
 
 import dataclasses
 import math
@@ -14,14 +14,14 @@ from grpojax.host.errors import UserError
 from grpojax.records import comparison
 from grpojax.records.runs import Method, Run, setting
 
-# Columns of held-out data that say how hard a problem is; the first that is there counts.
+# Columns of held-out data that say how hard a problem is; the first one that exists counts.
 LEVELS = ("difficulty", "level", "steps", "part")
 SAMPLES = 5  # prompts shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SeedTest:
-    """A method and another on the problems of one seed, by `evaluation.paired_test`; ``p_corrected`` over all rows."""
+    """Two methods on the problems of one seed, by `evaluation.paired_test`; ``p_corrected`` is over all rows."""
 
     method: str
     other: str
@@ -38,7 +38,7 @@ class SeedTest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Level:
-    """How methods fare on the problems of one difficulty: mean over seeds and problems, None without any."""
+    """The rates of methods on the problems of one difficulty: mean over seeds and problems, None without any."""
 
     name: str
     problems: int
@@ -47,7 +47,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shown:
-    """A prompt and, by method, its first sample with what became of it."""
+    """A prompt and, for each method, its first sample and how that was scored."""
 
     prompt: str
     gold: str | None
@@ -55,7 +55,7 @@ class Shown:
 
 
 def attempts(run: Run) -> list[Attempt]:
-    """Those of a finished run at its end (`Run.attempts`); none where they cannot be read."""
+    """The attempts of a finished run at its end (`Run.attempts`); none if they cannot be read."""
     try:
         return run.attempts if run.finished else []
     except UserError:
@@ -69,7 +69,7 @@ def _value(attempt: Attempt, kind: str) -> float:
 def seed_tests(
     methods: Sequence[Method], pairs: Sequence[tuple[Method, Method]]
 ) -> tuple[list[SeedTest], str, list[str]]:
-    """The seeds of each pair of methods on the same problems, what is compared, and what could not be."""
+    """The tests of each pair of methods and seed, the value that they compare, and what could not be compared."""
     everything = [a for m in methods for run in m.runs for a in attempts(run)]
     kind = "accuracy" if everything and all(a.has_verdict for a in everything) else "reward"
     tests, notes = [], []
@@ -96,7 +96,7 @@ def seed_tests(
 
 
 def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level]]:
-    """The rates by difficulty, where the rows of the first run's held-out data tell one and can still be read."""
+    """The rates by difficulty, if the rows of the first run's held-out data have one and can still be read."""
     run = next((r for m in methods for r in m.runs if attempts(r)), None)
     column, level_of = _read_levels(run) if run else (None, {})
     if column is None:
@@ -118,7 +118,7 @@ def levels(methods: Sequence[Method], kind: str) -> tuple[str | None, list[Level
 
 
 def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
-    """The column and, by number and text of the problem, its value. No network: other than local files are left out."""
+    """The column, and its value by number and text of the problem. It uses no network: only local files are read."""
     given = setting(run.config, "data.validation" if run.tested is None else "data.test")
     asked = setting(run.config, "data.prompt")
     found: dict[tuple[int, str], Any] = {}
@@ -143,7 +143,7 @@ def _read_levels(run: Run) -> tuple[str | None, dict[tuple[int, str], Any]]:
 
 
 def samples(methods: Sequence[Method], kind: str) -> list[Shown]:
-    """The prompts on which the methods differ most, of the first seed that most of them have."""
+    """The prompts on which the methods differ most, from the first of the seeds that most methods have."""
     seeds = [run.seed for m in methods for run in m.runs if attempts(run)]
     if not seeds:
         return []

@@ -21,7 +21,7 @@ from grpojax.records.sweeps import Record
 # Settings in which two runs of one method may differ.
 _OWN = ("train.seed", "run.", "tracking.", "compile_cache", "profile.")
 FINISHED, FAILED, UNFINISHED = "finished", "failed", "unfinished"
-STARTED_AGAIN = 75  # exit status of a run that asks for that
+STARTED_AGAIN = 75  # exit status of a run that asks to be started again
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Run:
       path: the directory.
       config: the recipe, as plain data.
       lines: of ``metrics.jsonl``.
-      failure: how its process ended, where the sweep that started it has noted a failure.
+      failure: how its process ended, if the sweep that started it recorded a failure.
     """
 
     path: epath.Path
@@ -52,18 +52,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step of the recipe is recorded, and the held-out sets after it where there are any."""
+        """Whether the last step of the recipe is recorded, and the evaluations after it if there are held-out sets."""
         evaluated = not setting(self.config, "data.validation") or self.evaluated == self.done
         tested = not setting(self.config, "data.test") or self.tested == self.done
         return self.share >= 1 and evaluated and tested
 
     @functools.cached_property
     def ending(self) -> tuple[str, str]:
-        """How it ended, and why: `FINISHED`, `FAILED` or `UNFINISHED`.
+        """How it ended (`FINISHED`, `FAILED` or `UNFINISHED`), and why.
 
-        Unfinished is a run without a step, one whose process still goes on, and one that was stopped and has
-        saved. Any other that is short of its last step has failed, also where its process left no reason, as one does
-        that is killed.
+        A run is unfinished if it has no step, if its process still goes on, or if it was stopped and has saved. Any
+        other run that is short of its last step has failed, even if its process left no reason, as when it is killed.
         """
         if self.finished:
             return FINISHED, ""
@@ -80,7 +79,7 @@ class Run:
         return (FAILED, self._symptom()) if self.done else (UNFINISHED, "no step is recorded")
 
     def _symptom(self) -> str:
-        """What the last step says about why there is no further one."""
+        """The reason why there is no further step, as the last one shows it."""
         last = {name: x for line in self.lines if line["step"] == self.done for name, x in line.items()}
         if last.get("skipped_updates"):
             return "the gradient was not finite"
@@ -90,10 +89,10 @@ class Run:
         return "its process left no reason; it was killed or crashed"
 
     def value(self, metric: str) -> float | None:
-        """Its result: the last value of a held-out metric. None for an unfinished run.
+        """Its result: the last value of a held-out metric, or None for an unfinished run.
 
-        A run that failed counts, too: with the last number that was recorded of the metric, of the validation set where
-        the metric is of the test set, which is read at the end only, or else with 0.
+        A failed run counts with the last recorded value of the metric, or with 0 if there is none. If the metric is of
+        the test set, which is read only at the end, the value of the validation set is taken.
         """
         kind = self.ending[0]
         if kind != FAILED:
@@ -105,14 +104,14 @@ class Run:
 
     @property
     def share(self) -> float:
-        """The recorded share of the whole run, by steps or by sampled tokens; 0 where it is unknown."""
+        """The recorded share of the whole run, by steps or by sampled tokens; 0 if it is unknown."""
         steps, tokens = setting(self.config, "train.steps"), setting(self.config, "train.tokens")
         if steps:
             return self.done / steps
         return (self.last("sampled_tokens") or 0.0) / tokens if tokens else 0.0
 
     def state(self) -> str:
-        """How far it came, and how it ended, in a few words."""
+        """Its progress and how it ended, in a few words."""
         kind, why = self.ending
         if not self.lines:
             return "no step recorded" + (f", failed: {why}" if kind == FAILED else "")
@@ -135,14 +134,14 @@ class Run:
         return max((line["step"] for line in self.lines if "test/reward" in line), default=None)
 
     def last(self, metric: str) -> float | None:
-        """What was last recorded as a metric; None where that is null."""
+        """The last recorded value of a metric; None if that is null."""
         values = [line[metric] for line in self.lines if metric in line]
         return float(values[-1]) if values and _is_number(values[-1]) else None
 
     @functools.cached_property
     def attempts(self) -> list[Attempt]:
-        """On the test set, or else of the last evaluation; empty where there is none. Raises `UserError` for a file
-        that cannot be read."""
+        """The attempts on the test set, or else those of the last evaluation; empty if there are none. Raises
+        `UserError` for a file that cannot be read."""
         name, step = ("eval", self.evaluated) if self.tested is None else ("test", self.tested)
         file = self.path / name / f"step_{step}.jsonl"
         return evaluations.read(file) if step is not None and file.exists() else []
@@ -150,11 +149,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """Runs that differ only in their seed, as far as the report is concerned.
+    """Runs that the report takes to differ only in their seed.
 
     Attributes:
-      name: short, and unlike every other.
-      values: the settings that make it what it is, by dotted name.
+      name: a short name, different from every other.
+      values: the settings that define the method, by dotted name.
       runs: by seed.
     """
 
@@ -164,16 +163,16 @@ class Method:
 
     @property
     def ended(self) -> tuple[Run, ...]:
-        """The runs that results and curves are of: those that are finished or failed."""
+        """The runs that count in results and curves: those that are finished or failed."""
         return tuple(r for r in self.runs if r.ending[0] != UNFINISHED)
 
     @property
     def drawn(self) -> tuple[Run, ...]:
-        """The runs that curves are of: those that `ended`, or all where none has."""
+        """The runs that curves show: those that `ended`, or all if none has."""
         return self.ended or self.runs
 
     def twin(self) -> str | None:
-        """What its variant equals with the one update a rollout that it takes (`variants.twin_at_one_update`)."""
+        """The variant that its own equals at one update a rollout (`variants.twin_at_one_update`), if it takes one."""
         config = self.runs[0].config
         updates = [setting(config, f"train.{name}") or 1 for name in ("ppo_epochs", "minibatches")]
         if math.prod(updates) > 1:
@@ -193,7 +192,7 @@ class Method:
 
 
 def setting(config: Mapping[str, Any], dotted: str) -> Any:
-    """The value of a setting by its dotted name; None where there is none."""
+    """The value of a setting by its dotted name; None if there is none."""
     node: Any = config
     for key in dotted.split("."):
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -208,8 +207,8 @@ def variant_of(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def differences(a: Run, b: Run) -> list[str]:
-    """Settings in which two runs differ, less seed, directory and what is recorded; of two methods, options and what
-    they make of advantage and objective."""
+    """Settings in which two runs differ, except for seed, directory and recording. For two methods, these are the
+    options, and the differences of advantage and objective that follow from them."""
     trees = [dict(x.config) for x in (a, b)]
     resolved = [tree.pop("method", None) for tree in trees]
     lines = [line for line in settings.diff(*trees) if not line.startswith(_OWN)]
@@ -245,7 +244,7 @@ def _json(file: epath.Path) -> dict[str, Any]:
 
 
 def read_sweep(paths: Iterable[epath.PathLike]) -> tuple[Record, epath.Path] | None:
-    """The record of a sweep and its folder, where that is all that was given; None otherwise.
+    """The record of a sweep and its folder, if that is the only path; None otherwise.
 
     Raises:
       UserError: it cannot be read.
@@ -256,15 +255,15 @@ def read_sweep(paths: Iterable[epath.PathLike]) -> tuple[Record, epath.Path] | N
 
 
 def of_sweep(record: Record, folder: epath.Path, runs: Sequence[Run]) -> tuple[list[Method], list[str]]:
-    """The methods of a sweep, by their labels; two of them may have the same runs.
+    """The methods of a sweep by their labels. Two methods may have the same runs.
 
     Args:
-      record: of the sweep.
-      folder: of the sweep.
-      runs: those in it.
+      record: the record of the sweep.
+      folder: the folder of the sweep.
+      runs: the runs in it.
 
     Returns:
-      The methods that have runs, and notes on runs that are not there, and on those that are not the sweep's.
+      The methods that have runs, and notes on runs that are missing or do not belong to the sweep.
     """
     by_name = {run.path.name: run for run in runs if run.path.parent == folder / "runs"}
     by_name = {name: dataclasses.replace(run, failure=record.failed.get(name)) for name, run in by_name.items()}
@@ -284,9 +283,9 @@ def of_sweep(record: Record, folder: epath.Path, runs: Sequence[Run]) -> tuple[l
 
 
 def control_of(method: Method, among: Sequence[Method]) -> Method | None:
-    """The control of a method (`variants.control`) among others: one with that name and with all of its options.
+    """The control of a method (`variants.control`) among other methods: the one with its name and all of its options.
 
-    None where the variant has none, where no such method is there, and for runs whose config.json has no ``method``.
+    None if the variant has no control, if there is no such method, or if the runs' config.json has no ``method``.
     """
     tree = method.runs[0].config.get("method")
     if not isinstance(tree, Mapping) or variants.is_path(str(tree["variant"])):
@@ -308,10 +307,10 @@ def control_of(method: Method, among: Sequence[Method]) -> Method | None:
 
 
 def read_runs(paths: Iterable[epath.PathLike]) -> tuple[list[Run], list[str]]:
-    """Reads run directories, folders of such, and the folders of sweeps, which have them in ``runs``.
+    """Reads run directories, folders of run directories, and folders of sweeps, which have them in ``runs``.
 
     Returns:
-      The runs, and a line for each directory that is none, or a supervised one, and so is left out.
+      The runs, and a line for each directory that is left out because it is no run, or a supervised one.
 
     Raises:
       UserError: a path does not exist, or there is no run at all.
@@ -352,7 +351,7 @@ def _inside(path: epath.Path) -> list[epath.Path]:
 
 
 def by_method(runs: Sequence[Run], by: Sequence[str] = ("variant",)) -> list[Method]:
-    """Sorts runs by the settings that ``by`` names, in the order in which they came.
+    """Groups runs by the settings that ``by`` names, in the order of the runs.
 
     Raises:
       UserError: no run has such a setting, or a method has two runs of one seed.
@@ -388,7 +387,7 @@ def _values(run: Run, by: Sequence[str]) -> dict[str, Any]:
 
 
 def _names(each: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The shortest names that differ between methods: the variant, and the settings in which others of it differ."""
+    """The shortest names that differ between methods: the variant, and settings in which methods with it differ."""
     names = []
     for values in each:
         alike = [other for other in each if other.get("variant") == values.get("variant")]

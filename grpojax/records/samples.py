@@ -1,4 +1,4 @@
-"""The samples of a run's steps: a compressed file each, read by ``grpojax show``."""
+"""The samples of a run's steps, in a compressed file for each step. ``grpojax show`` reads them."""
 
 import gzip
 import json
@@ -14,12 +14,12 @@ from grpojax.host.errors import UserError
 
 
 def samples_path(directory: epath.PathLike, step: int) -> epath.Path:
-    """Where the samples of a step are."""
+    """The path of a step's samples."""
     return files.path(directory) / "samples" / f"step_{step:06d}.jsonl.gz"
 
 
 def sample_steps(directory: epath.PathLike) -> list[int]:
-    """The steps that samples were kept of; raises `UserError` where there are none."""
+    """The steps whose samples were kept; raises `UserError` if there are none."""
     folder = files.path(directory) / "samples"
     names = [re.fullmatch(r"step_([0-9]{6})\.jsonl\.gz", file.name) for file in files.listing(folder)]
     steps = sorted(int(name[1]) for name in names if name)
@@ -29,7 +29,7 @@ def sample_steps(directory: epath.PathLike) -> list[int]:
 
 
 def read_samples(directory: epath.PathLike, step: int | None = None) -> tuple[int, list[dict[str, Any]]]:
-    """The step (the newest if not given) and its samples; raises `UserError` where there are none."""
+    """The step (the newest if not given) and its samples; raises `UserError` if there are none."""
     folder, steps = files.path(directory) / "samples", sample_steps(directory)
     step = steps[-1] if step is None else step
     if step not in steps:
@@ -43,5 +43,5 @@ def read_samples(directory: epath.PathLike, step: int | None = None) -> tuple[in
 
 
 def ranked_samples(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Samples from best to worst; those without a reward last."""
+    """Samples from best to worst; samples without a reward come last."""
     return sorted(samples, key=lambda s: (s["reward"] is None, -(s["reward"] or 0.0)))

@@ -1,4 +1,4 @@
-"""What a sweep says about its runs, in two files of its folder: ``sweep.json`` and ``rates.json``.
+"""The record of a sweep, in two files of its folder: ``sweep.json`` and ``rates.json``.
 
 ``sweep.json``, as `write` makes it and `read` reads it::
 
@@ -12,9 +12,10 @@
      "failed": {FOLDER: {"status": 1, "step": 4, "lines": ["..."]}}}
 
 ``runs`` names the folder of each run inside ``runs/``. Two methods with the same resolved recipe share a folder, which
-has the name of one of them: read the run of a method and a seed by this table, not by the folder's name.
+has the name of one of them. So find the run of a method and a seed in this table, not by the folder's name.
 
-``rates.json``, where the sweep has looked for learning rates, as `write_rates` makes it and `read_rates` reads it::
+If the sweep has searched for learning rates, there is ``rates.json``, as `write_rates` makes it and `read_rates` reads
+it::
 
     {LABEL: {"asked": digest, "rate": 3e-4, "edge": null or "lowest" or "highest",
              "curve": [{"rate": 1e-4, "mean": 0.31, "values": {"1000": 0.30, "1001": 0.32, "1002": 0.0},
@@ -38,12 +39,12 @@ SWEEP, RATES = "sweep.json", "rates.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a run ended that did not come to its last step.
+    """How a run ended that did not reach its last step.
 
     Attributes:
-      status: exit status of its process; negative for the signal that killed it, None where no run was made.
-      step: the last one that it recorded.
-      lines: the last ones that it printed.
+      status: exit status of its process; negative for the signal that killed it, None if no run was made.
+      step: the last step that it recorded.
+      lines: the last lines that it printed.
     """
 
     status: int | None
@@ -57,8 +58,9 @@ class Compared:
 
     Attributes:
       variant: its name, or a mapping with its name and options, as it was given to the sweep.
-      control: label of the same method with its one mechanism off; None where the sweep has none.
-      baseline: label of GRPO; None for GRPO itself, for a control that ``--controls`` added, and without GRPO.
+      control: label of the same method with its one mechanism off; None if the sweep has none.
+      baseline: label of GRPO; None for GRPO itself, for a control that ``--controls`` added, and in a sweep without
+        GRPO.
     """
 
     variant: str | Mapping[str, Any]
@@ -71,12 +73,12 @@ class Record:
     """``sweep.json``.
 
     Attributes:
-      methods: by label.
-      seeds: of the runs.
-      rates: learning rates that were given to choose from; empty for the recipe's own.
-      margin: differences within it count as none, in an equivalence test; None where none was stated.
+      methods: the methods by label.
+      seeds: seeds of the runs.
+      rates: learning rates to choose from; empty for the recipe's own.
+      margin: differences within it count as none in an equivalence test; None if none was given.
       runs: label -> seed -> folder inside ``runs/``.
-      failed: folder -> how its run ended. A run that is started again and comes to its end is not in it.
+      failed: folder -> how its run ended. A run that is started again and finishes is not in it.
     """
 
     methods: Mapping[str, Compared]
@@ -88,7 +90,7 @@ class Record:
 
     @property
     def comparisons(self) -> list[tuple[str, str]]:
-        """Each method with what it is compared with: its control and GRPO, once where they are the same.
+        """The pairs of each method with its control and with GRPO, one pair if these are the same.
 
         Example:
           >>> methods = {"a": Compared(variant="a", control="c", baseline="grpo"), "c": Compared(variant="c")}
@@ -105,8 +107,8 @@ class Rate:
 
     Attributes:
       rate: the learning rate.
-      mean: of ``values``.
-      values: seed -> last held-out reward; of a run that failed the last one it has, or 0.
+      mean: the mean of ``values``.
+      values: seed -> last held-out reward; for a failed run the last one that it recorded, or 0.
       failed: seed -> how that run ended.
     """
 
@@ -118,13 +120,13 @@ class Rate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A method's learning rate, and all that it was chosen from.
+    """A method's learning rate, and the results that it was chosen by.
 
     Attributes:
-      asked: digest of the recipes that were asked for; another one makes a new search.
-      rate: the one that was chosen; None where no run had a held-out reward.
-      edge: the end of the range at which it still is after all extensions; None inside.
-      curve: by rate, from low to high.
+      asked: digest of the recipes of the search; a different digest makes a new search.
+      rate: the chosen rate; None if no run had a held-out reward.
+      edge: the end of the range at which the rate still is after all extensions; None if it is inside.
+      curve: the results by rate, from low to high.
     """
 
     asked: str
@@ -139,7 +141,7 @@ def write(folder: epath.PathLike, record: Record) -> None:
 
 
 def read(folder: epath.PathLike) -> Record | None:
-    """Reads ``sweep.json`` of a sweep's folder; None where there is none. Raises `UserError` for a broken one."""
+    """Reads ``sweep.json`` of a sweep's folder; None if there is none. Raises `UserError` for a broken one."""
     file = files.path(folder) / SWEEP
     return _read(file, _record) if file.exists() else None
 
@@ -151,8 +153,7 @@ def write_rates(folder: epath.PathLike, chosen: Mapping[str, Chosen]) -> None:
 
 
 def read_rates(folder: epath.PathLike) -> dict[str, Chosen]:
-    """Reads ``rates.json`` of a sweep's folder, by label; empty where there is none. Raises `UserError` for a broken
-    one."""
+    """Reads a sweep's ``rates.json``, by label; empty if there is none. Raises `UserError` for a broken one."""
     file = files.path(folder) / RATES
     return _read(file, lambda tree: {label: _chosen(x) for label, x in tree.items()}) if file.exists() else {}
 

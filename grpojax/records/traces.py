@@ -1,4 +1,4 @@
-"""Verified samples of a run as chats to learn from: which are taken, and what is kept with them."""
+"""Verified samples of a run as chats to learn from: which samples are taken, and what is kept with them."""
 
 import dataclasses
 from collections import Counter
@@ -32,12 +32,12 @@ class TraceConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traces:
-    """What was taken of a run, in the order of its steps, and how many samples were left out, by reason.
+    """The samples taken from a run, in the order of its steps, and how many were left out, by reason.
 
     Attributes:
-      samples: with their step, as ``(step, sample)``.
-      left_out: "wrong" or without a verdict, "cut" at the length limit, "duplicate" texts of a prompt, "over" the most
-        of a prompt.
+      samples: pairs ``(step, sample)``.
+      left_out: "wrong" (or without a verdict), "cut" at the length limit, "duplicate" texts of a prompt, "over" the
+        largest number for a prompt.
     """
 
     samples: tuple[tuple[int, Sample], ...]
@@ -47,11 +47,11 @@ class Traces:
 def select_traces(steps: Iterable[tuple[int, Sequence[Sample]]], config: TraceConfig) -> Traces:
     """Takes the samples that are right, whole and new.
 
-    A sample cut at the limit is left out even if it is right: as a text to learn it would end where it does not.
+    A sample that was cut at the limit is left out even if it is right, since a model would learn to end there.
 
     Args:
-      steps: number and samples of each, in order.
-      config: what counts.
+      steps: number and samples of each step, in order.
+      config: which samples count.
 
     Raises:
       UserError: no sample has the deciding reward.
@@ -64,7 +64,7 @@ def select_traces(steps: Iterable[tuple[int, Sequence[Sample]]], config: TraceCo
       (['2', 'it is 2'], 1)
     """
     left_out = Counter(wrong=0, cut=0, duplicate=0, over=0)
-    taken: dict[int, list[tuple[int, int, Sample]]] = {}  # of each prompt: place in the order, step, sample
+    taken: dict[int, list[tuple[int, int, Sample]]] = {}  # for each prompt: index in the order, step, sample
     texts: set[tuple[int, str]] = set()
     place = 0
     for step, samples in steps:
@@ -106,14 +106,14 @@ def _total(sample: Sample) -> float:
 
 
 def trace_row(step: int, sample: Sample, messages: Sequence[Mapping[str, str]], run: str, model: str) -> dict[str, Any]:
-    """A line of the exported file: the chat, and where it comes from.
+    """A line of the exported file: the chat and its origin.
 
     Args:
-      step: of the run.
-      sample: of that step.
-      messages: what was asked; the completion is put after it.
+      step: a step of the run.
+      sample: a sample of that step.
+      messages: the prompt's messages; the completion is added after them.
       run: the run's directory.
-      model: what the policy started from.
+      model: the model that the policy started from.
     """
     answer = {"role": "assistant", "content": sample["completion"]}
     origin = {name: sample[name] for name in ("uid", "sample", "reward", "rewards", "gold")}

@@ -78,13 +78,13 @@ SAID = {
     ),
 }
 
-# Those that mean nothing where groups with equal rewards teach something, too.
+# Alarms that mean nothing if groups with equal rewards also teach something.
 DIFFERENCES = {"groups_never_differ", "groups_all_fail", "groups_all_right"}
 
 REWARD, ENTROPY, BIAS = "reward", "entropy", "critic/bias_abs"
 FAIL, RIGHT, SAME = "groups/all_fail", "groups/all_correct", "groups/zero_variance"
 INVALID = "rewards/invalid"  # share of the samples without a valid reward
-EQUAL = "frac_reward_zero_std"  # of what advantages are made of; SAME is of the reward that decides
+EQUAL = "frac_reward_zero_std"  # of the values that advantages are made of; SAME is of the deciding reward
 LENGTH, CUT = "completions/mean_length", "completions/clipped_ratio"
 REPEATS, RIGHT_LOGP = "completions/repetition", "completions/right_logp"
 ACCURACY = "eval/accuracy"
@@ -150,7 +150,7 @@ class Limits:
 
 
 class Track:
-    """A metric's newest finite values, and what is kept of all before them."""
+    """A metric's newest finite values, and a summary of all earlier ones."""
 
     def __init__(self, limits: Limits):
         self._recent = limits.recent
@@ -175,20 +175,20 @@ class Track:
         return _mean(list(self.values)[-self._recent :])
 
     def before(self) -> float:
-        """The mean at the window's start; NaN as long as the two would overlap."""
+        """The mean at the window's start; NaN as long as it would overlap with `now`."""
         n = self._recent
         return _mean(list(self.values)[:n]) if len(self.values) >= 2 * n else math.nan
 
     def mean(self) -> float:
-        """Over the whole window; NaN before there is one."""
+        """The mean over the whole window; NaN before there is one."""
         return _mean(self.values) if len(self.values) == self.values.maxlen else math.nan
 
     def error(self) -> float:
-        """Standard error of a difference of two such means, by what differs from step to step."""
+        """Standard error of a difference of two such means, from the differences between steps."""
         return math.sqrt(self._squares / max(self.count - 1, 1) / self._recent)
 
     def scatter(self) -> float:
-        """Deviation of a difference of two, by the values before the last; infinite of under six."""
+        """Deviation of a difference of two values, from the values before the last; infinite with fewer than six."""
         return math.sqrt((self._squares - self._last) / (self.count - 2)) if self.count > 6 else math.inf
 
     def change(self) -> str:
@@ -213,12 +213,12 @@ def ringing(
     """The alarms that ring, each with its numbers.
 
     Args:
-      tracks: of all metrics in `READS` and ``rewards``, with ``values`` already in them.
-      limits: when they ring.
-      values: of a step, or of an evaluation.
-      rewards: metrics that should not fall; none where the steps' prompts are not alike, so that nothing follows from
-        whether the reward grows either.
-      problems: held-out ones.
+      tracks: the tracks of all metrics in `READS` and ``rewards``, which already include ``values``.
+      limits: when the alarms ring.
+      values: the metrics of a step or of an evaluation.
+      rewards: metrics that should not fall. Empty if the steps' prompts are not alike; then it also means nothing
+        whether the reward grows.
+      problems: number of held-out problems.
     """
     if any(name in values for name in HELD_OUT):
         return _held_out(tracks, limits, problems)
@@ -228,7 +228,7 @@ def ringing(
 
 
 def _learns(tracks: Tracks) -> bool:
-    """Whether the reward has grown in the window, as far as noise lets one see: a standard error is let pass."""
+    """Whether the reward has grown in the window, with a tolerance of one standard error."""
     reward = tracks[REWARD]
     return reward.now() > reward.before() - reward.error()
 
@@ -259,7 +259,7 @@ def _entropy(tracks: Tracks, limits: Limits, values: Mapping[str, float], *, lea
 
 
 def falls(y: Sequence[float]) -> tuple[float, float]:
-    """Where the least-squares line through ``y`` starts, and how far it falls.
+    """The start of the least-squares line through ``y``, and how far the line falls.
 
     Args:
       y: two values at least.
@@ -316,7 +316,8 @@ def _rewards(tracks: Tracks, limits: Limits, names: Sequence[str]) -> dict[str, 
 
 
 def _held_out(tracks: Tracks, limits: Limits, problems: int) -> dict[str, str]:
-    """The noise of an accuracy follows from the number of problems, that of a reward from its ups and downs."""
+    """Alarms on held-out metrics. The noise of an accuracy follows from the number of problems, that of a reward from
+    its changes."""
     for name in HELD_OUT:
         if y := tracks[name].values:
             now, best, chance = y[-1], tracks[name].most, limits.deviations * tracks[name].scatter()

@@ -16,39 +16,41 @@ _NONE = np.zeros((0, 0), np.float32)
 
 
 class Pending(Protocol):
-    """Rewards that are under way, or what follows from them."""
+    """Rewards that are under way, or values that follow from them."""
 
     def rewarded(self, batch: "RolloutBatch") -> "RolloutBatch":
-        """Waits for them, and gives the batch with them."""
+        """Waits for the rewards, and returns the batch with them."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
-    """Groups of samples on the host. `with_rewards` waits for what the rewards say of them.
+    """Groups of samples on the host. `with_rewards` waits for their rewards.
 
     Attributes:
-      problems: of the P prompts.
-      rollout: ``[P, G, ...]``. A sample that was not drawn, of a prompt that got fewer than others, has length 0 and no
-        reward; so have all samples of a group that is not whole yet.
-      pending: what is to be put in once it is there, one after the other; empty where all is.
-      dropped: ``[P]`` bool, groups that fill up a step's batch and weigh nothing.
-      kept_share: of all groups drawn for the step, those that its filter kept.
-      version: updates behind the weights that the oldest samples were drawn under.
-      waiting: ``[P]`` bool, groups of the last rollout that go on in the next one; None without ``rollout.overlap``.
+      problems: the problems of the P prompts.
+      rollout: the samples, ``[P, G, ...]``. If a prompt got fewer samples than others, the missing ones have length 0
+        and no reward. The same holds for all samples of a group that is not complete yet.
+      pending: rewards and other values that are still to come, in the order in which they are added; empty if all are
+        there.
+      dropped: ``[P]`` bool, groups that only fill up a step's batch and have weight 0.
+      kept_share: the share of all groups drawn for the step that its filter kept.
+      version: number of updates in the weights that drew the oldest samples.
+      waiting: ``[P]`` bool, groups of the last rollout that continue in the next one; None without ``rollout.overlap``.
 
-      total: ``[P, G]`` what advantages are made of, NaN where a sample has none.
-      reward: ``[P, G]`` the weighted sum of the rewards; the same, unless each is normalised in its group first.
-      by_name: each reward by itself, ``[P, G]``.
-      invalid: how many samples have no reward, by reward and reason.
-      signals: what the variant reads besides: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
-      greedy_lengths: ``[P]`` tokens of each prompt's greedy completion, where one was drawn as well.
-      seeded: ``[P]`` bool, where some prompts have solved problems in context; None where none ever has.
-      failed: the samples that ``seeded`` prompts got before, without solved problems in context. All are wrong, and
-        none is learned from.
-      drawn: what was drawn, where ``rollout`` has another text that is learned from in its place; else None.
-      everything: all groups that were drawn for the step, those included that its filter dropped.
-      metrics: of how the step's problems and samples came about.
+      total: ``[P, G]``, the rewards that advantages are made of; NaN if a sample has none.
+      reward: ``[P, G]``, the weighted sum of the rewards. It equals ``total``, unless each reward is normalised in its
+        group first.
+      by_name: each single reward, ``[P, G]``.
+      invalid: number of samples without a reward, by reward and reason.
+      signals: the variant's other inputs: fields of `grpojax.advantages.Signals`, ``[P, ...]`` each.
+      greedy_lengths: ``[P]``, tokens of each prompt's greedy completion, if one was drawn too.
+      seeded: ``[P]`` bool, prompts with solved problems in context; None if no prompt can have any.
+      failed: the earlier samples of ``seeded`` prompts, without solved problems in context. All are wrong, and the
+        policy learns from none of them.
+      drawn: the drawn samples, if ``rollout`` has another text in their place to learn from; otherwise None.
+      everything: all groups that were drawn for the step, including those that its filter dropped.
+      metrics: metrics on the choice of problems and the drawing of samples.
     """
 
     problems: Sequence[data.Problem]
@@ -72,7 +74,8 @@ class RolloutBatch:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def with_rewards(self) -> "RolloutBatch":
-        """The batch with its rewards, once they are there. The source takes note of them: once for a step's batch."""
+        """Waits for the rewards, and returns the batch with them. Call it once for a step's batch, since the source
+        notes them."""
         batch = dataclasses.replace(self, pending=())
         for pending in self.pending:
             batch = pending.rewarded(batch)
@@ -80,20 +83,20 @@ class RolloutBatch:
 
     @property
     def all_lengths(self) -> Samples:
-        """``[P, G]`` or ``[P, G + 1]`` int32: tokens of all that was drawn, greedy completions included."""
+        """``[P, G]`` or ``[P, G + 1]`` int32: tokens of all drawn completions, including greedy ones."""
         if self.greedy_lengths is None:
             return self.rollout.lengths
         return np.concatenate([self.rollout.lengths, self.greedy_lengths[:, None]], 1)
 
 
 def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:
-    """From where on a sample passes: what is given, or 1 of a reward of 0 and 1.
+    """The reward from which on a sample passes: the given one, or 1 if rewards are 0 and 1.
 
     Args:
-      values: ``[P, G]`` of the reward called ``deciding``.
+      values: ``[P, G]``, values of the reward called ``deciding``.
       deciding: the reward that says whether a sample succeeded.
-      given: the setting; None where it is not set, which raises `UserError` if the reward is graded.
-      use, setting: what it is for, and what to set.
+      given: the setting; None if it is not set, which raises `UserError` if the reward is graded.
+      use, setting: the purpose and the setting's name, for the error.
     """
     graded = values[np.isfinite(values) & (values != 0) & (values != 1)]
     if given is None and graded.size:
@@ -105,7 +108,7 @@ def success_of(values: Samples, deciding: str, given: float | None, *, use: str,
 
 
 def take(drawn: Sequence[RolloutBatch], order: np.ndarray) -> RolloutBatch:
-    """Groups of several rollouts as one: those at ``order [P]`` of all."""
+    """Groups of several rollouts as one batch: those at the indices ``order [P]`` of all."""
 
     def pick(*xs: Any) -> np.ndarray:
         return np.concatenate(xs)[order]
@@ -133,14 +136,14 @@ def sample_rows(
     answer: Callable[[str], str | None],
     special: Callable[[Sequence[Sequence[int]]], list[str]] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each sample, for `grpojax.records.samples`: what it was asked, what it said, and what became of it.
+    """A row for each sample, for `grpojax.records.samples`: prompt, completion, rewards and advantage.
 
-    ``learned`` is the text that was learned from in its place, where it was another; ``with_special_tokens`` is what
-    ``special`` makes of a completion without the token that ended it, where that is another text.
+    ``learned`` is the text that was learned from in its place, if that differs. ``with_special_tokens`` is the result
+    of ``special`` for the completion without its last token, if that differs from the text.
     """
     learned, rollout = batch.rollout, batch.drawn or batch.rollout
     mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
-    places = np.argwhere(rollout.lengths > 0).tolist()  # a prompt may have got fewer samples than others
+    places = np.argwhere(rollout.lengths > 0).tolist()  # a prompt may have fewer samples than others
     drawn, taken = ([x.tokens[p, g, : x.lengths[p, g]].tolist() for p, g in places] for x in (rollout, learned))
     rows = []
     for (p, g), ids, text in zip(places, drawn, texts(drawn), strict=True):
@@ -172,7 +175,7 @@ def sample_rows(
 
 
 def annotate(rows: Sequence[dict[str, Any]], rollout: Rollout, columns: Mapping[str, Tokens]) -> None:
-    """Adds columns of numbers to samples (`sample_rows`), one number a token: ``[P, G, T]`` by name."""
+    """Adds columns of numbers to samples (`sample_rows`), one number for each token: ``[P, G, T]`` by name."""
     rounded = {name: np.round(x, 5) for name, x in columns.items()}
     places = [(p, g, n) for p, group in enumerate(rollout.lengths.tolist()) for g, n in enumerate(group) if n]
     for row, (p, g, n) in zip(rows, places, strict=True):

@@ -1,8 +1,8 @@
-"""The programs of a run with what they are called with, and its state: only shapes, without weights and without data.
+"""The programs of a run with their arguments, and its state: only shapes, without weights and data.
 
-To compile a run's programs ahead of it is a loop over this value, and `grpojax plan` is the same loop for devices that
-are not there. Every prompt and completion is at its longest. The shapes that a program takes are made next to the
-code that calls it; here they are put together.
+A loop over this value compiles a run's programs ahead of the run. `grpojax plan` is the same loop for devices that are
+not there. Every prompt and completion is at its longest. The shapes of a program's arguments are made next to the code
+that calls it; this module collects them.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from grpojax.run.parts.part import LearningPart, Longest, Part, read_shape
 from grpojax.run.programs import Programs, learning_of, make_programs, make_supervised_programs
 from grpojax.run.recipe import Config
 
-UPDATES = 1000  # of a supervised run, whose length follows from its data: schedules have no shape of their own
+UPDATES = 1000  # steps of a supervised run, whose length depends on its data: no shape depends on the schedule
 
 
 class RunCalls(NamedTuple):
-    """The programs of a run by name, and its state by role: all that it keeps on the devices, as shapes."""
+    """The programs of a run by name, and its state by role: everything that it keeps on the devices, as shapes."""
 
     calls: dict[str, Call]
     state: dict[str, Any]
@@ -49,7 +49,7 @@ def calls_of(
       config: the recipe.
       policy: the model on its devices.
       read_shape: the shape of another model that the recipe names by its path.
-      programs: those of the run that learn, where they are made already.
+      programs: the run's learning programs, if they exist already.
 
     Raises:
       UserError: sizes that do not divide over the devices.
@@ -87,11 +87,11 @@ def calls_of(
 
 
 def times_a_step(config: Config) -> dict[str, int]:
-    """How often a step runs each program; what is left out runs in some steps, or in none.
+    """How often a step runs each program. A program that only some steps run, or none, is left out.
 
-    As `grpojax.run.learner.Learner` does it: the policy scores every minibatch where it moves before its last update or
-    its log-probs are a signal, the update runs for each minibatch in each pass, and the parts of the variant say how
-    often they run what (`grpojax.run.parts.part.Part.times`).
+    It follows `grpojax.run.learner.Learner`. The policy scores every minibatch if it changes before the last update or
+    if its log-probs are a signal. The update runs for each minibatch in each pass. The parts of the variant say how
+    often they run their programs (`grpojax.run.parts.part.Part.times`).
     """
     method, train = config.method, config.train
     needs, updates = method.variant.needs, train.updates_a_rollout
@@ -112,7 +112,7 @@ def times_a_step(config: Config) -> dict[str, int]:
 
 
 def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Sequence[Part]) -> dict[str, Call]:
-    """The updates of a step, as `grpojax.run.learner.Learner.update` calls them."""
+    """The programs of a step's updates, as `grpojax.run.learner.Learner.update` calls them."""
     programs, state, packed, sizes = longest
     learned, base = state["policy"], policy_state.frozen(state)
     frozen = base | _changing(config)
@@ -133,7 +133,7 @@ def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Seque
 
 
 def _scores(config: Config, policy: PolicyShape, longest: Longest) -> dict[str, Call]:
-    """The programs that score an update's samples before it, but for those of the parts."""
+    """The programs that score an update's samples before it, except those of the parts."""
     programs, packed, method, found = longest.programs, longest.packed, config.method, dict[str, Call]()
     params, objective = policy_state.weights(longest.state), method.variant.objective
     if method.plain_scores(config.train):
@@ -146,20 +146,20 @@ def _scores(config: Config, policy: PolicyShape, longest: Longest) -> dict[str, 
 
 
 def _of_mask(policy: PolicyShape, packed: Packed) -> tuple[Any, ...]:
-    """What the program of the covariance mask is called with: a key, log-probs, the rows, and their tokens' numbers."""
+    """The arguments of the covariance mask's program: a key, log-probs, the rows, and their tokens' numbers."""
     rows = dataclasses.replace(packed, per_token=dataclasses.replace(packed.per_token, covariance_mask=None))
     return calls.random_key(policy.mesh), packed.per_token.advantages, rows, packed.rows.tokens
 
 
 def _changing(config: Config) -> dict[str, Any]:
-    """The numbers that an update reads and that change from step to step (`grpojax.run.learner.Learner.update`)."""
+    """The numbers that an update reads and that change between steps (`grpojax.run.learner.Learner.update`)."""
     adaptive = config.method.variant.objective.entropy_target is not None
     there = {"entropy_coef": adaptive, "share": config.train.tokens is not None}
     return {name: jax.ShapeDtypeStruct((), np.float32) for name, needed in there.items() if needed}
 
 
 def supervised_calls_of(config: SFTConfig | DPOConfig, policy: PolicyShape) -> RunCalls:
-    """As `calls_of`, of a supervised run: every prompt with as many answers as there may be."""
+    """As `calls_of` for a supervised run: every prompt has the most answers that it may have."""
     kind, data = teaching.teaching_of(config), config.data
     part, rows, batch = teaching.longest_batch(config, policy)
     loss = kind.objective(policy.graph, policy.compute)
@@ -176,6 +176,6 @@ def supervised_calls_of(config: SFTConfig | DPOConfig, policy: PolicyShape) -> R
 
 
 def _update_flops(policy: PolicyShape, sizes: tuple[Any, Any]) -> float:
-    """FLOPs of an update of the policy from prompts and samples of so many tokens."""
+    """FLOPs of an update of the policy from prompts and samples with these numbers of tokens."""
     remat, adapted = policy.compute.remat, policy.adapter is not None
     return flops.update_flops(policy.config, *sizes, remat=remat, frozen=adapted)

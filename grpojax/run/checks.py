@@ -1,4 +1,4 @@
-"""Checks of a run: sizes that do not fit, updates without a finite gradient, an end that is past."""
+"""Checks of a run: sizes that do not fit, updates without a finite gradient, an end that has been passed."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,16 @@ from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RolloutConfig
 
-SMALLER = "lower optimizer.learning_rate or optimizer.grad_clip"  # what helps against gradients that are not finite
+SMALLER = "lower optimizer.learning_rate or optimizer.grad_clip"  # the remedy for gradients that are not finite
 
 
 def shapes(config: Config, count: int, sampling: int) -> None:
-    """Raises `UserError` where prompts, minibatches or micro-batches do not divide over the batch shards, or no sample
-    of one can be left to the next rollout.
+    """Raises `UserError` if prompts, minibatches or micro-batches do not divide over the batch shards, or if no sample
+    of a shard can be left to the next rollout.
 
     Args:
       config: the recipe.
-      count, sampling: batch shards of the devices that learn, and of those that sample.
+      count, sampling: number of batch shards of the devices that learn, and of those that sample.
     """
     if config.method.plan is None:
         batch_shards.spread_sizes(config.rollout.prompts, config.rollout.group, sampling)
@@ -32,14 +32,14 @@ def shapes(config: Config, count: int, sampling: int) -> None:
 
 
 def most_left(config: RolloutConfig, shards: int) -> int:
-    """Samples that a rollout leaves unfinished in a batch shard at most: a share of those that it has.
+    """The most samples that a rollout leaves unfinished in a batch shard: a share of the shard's samples.
 
     Args:
-      config: share, prompts and group.
+      config: has the share, prompts and group.
       shards: batch shards of the devices that sample.
 
     Raises:
-      UserError: the prompts do not divide over the shards, or the share is none of their samples.
+      UserError: the prompts do not divide over the shards, or the share is less than one of their samples.
 
     Example:
       >>> most_left(RolloutConfig(overlap=0.1, prompts=16, group=8), 2)
@@ -62,7 +62,8 @@ def most_left(config: RolloutConfig, shards: int) -> int:
 
 
 def variant_source(config: Config) -> None:
-    """Raises `UserError` where a recipe names another source of its variant than there is: it was stored with a run."""
+    """Raises `UserError` if a recipe, as stored with a run, names a source of its variant that differs from the present
+    one."""
     found = variants.source(config.method.variant.name)
     given = config.variant.get("source", found) if isinstance(config.variant, dict) else found
     if found is not None and given != found:
@@ -73,12 +74,12 @@ def variant_source(config: Config) -> None:
 
 
 def cache(config: Config, policy: Policy) -> None:
-    """Raises `UserError` where the devices that sample cannot read such keys and values."""
+    """Raises `UserError` if the devices that sample cannot read such keys and values."""
     kv_cache.dtype_of(config.rollout.cache_dtype, policy.sampling.compute)
 
 
 def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) -> None:
-    """Raises `UserError` where samples would go on beyond the positions that the model was made for."""
+    """Raises `UserError` if samples could become longer than the positions that the model was made for."""
     prompt, most = max(len(p.ids) for p in problems), policy.config.max_positions
     if prompt + longest > most:
         raise UserError(
@@ -88,9 +89,9 @@ def positions(problems: Sequence[data.Problem], longest: int, policy: Policy) ->
 
 
 def passes(config: Config, problems: data.Problems) -> None:
-    """Warns where solved prompts would be left out of later passes over the data, and the run ends within the first.
+    """Warns if solved prompts would be left out of later passes over the data, but the run ends within the first.
 
-    There is no message where it cannot be known: of several sources, and of a run that ends by tokens.
+    There is no warning if that cannot be known: with several sources, and in a run that ends by tokens.
     """
     steps, filtered = config.train.steps, config.method.filter
     if config.method.retire is None or steps is None or len(problems.weights) > 1:
@@ -106,7 +107,7 @@ def passes(config: Config, problems: data.Problems) -> None:
 
 
 def finite(number: int, skipped: float, in_a_row: int, *, most: int, remedy: str) -> None:
-    """Warns of updates that a step has skipped, and stops the run where those ``in_a_row`` are too many."""
+    """Warns of updates that a step has skipped, and stops the run if there are too many ``in_a_row``."""
     if not skipped:
         return
     log.warning("step %d: %d updates skipped, gradient not finite", number, skipped)
@@ -118,7 +119,7 @@ def finite(number: int, skipped: float, in_a_row: int, *, most: int, remedy: str
 
 
 def length(config: Config, state: RunState) -> None:
-    """Raises `UserError` where a run has gone on beyond what is now its end; notes the end in ``state``."""
+    """Raises `UserError` if a run is already beyond its present end; notes the end in ``state``."""
     done, steps, tokens = state.step, config.train.steps, config.train.tokens
     if steps is not None and done > steps:
         raise UserError(f"train.steps={steps}: the run in {config.run.dir} is at step {done} already")

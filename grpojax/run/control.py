@@ -1,10 +1,10 @@
-"""Whether a run goes on, saves, or stops: one decision for all of its processes, and none of it on the devices.
+"""Decides whether a run goes on, saves, or stops: one decision for all of its processes, made without the devices.
 
-The processes of a run do the same things in the same order. Wherever they wait for a rollout they come to a *sync
-point*, and these are counted. At each the first process posts its decision, and the others read the decision of that
-point. So what one decides holds at the same place of the program for all. It posts "stop" as soon as it was asked to,
-and "go" or "save" once its own rollout is there: a process that waits for the decision waits for the rollout. Any
-process can ask, by a post of its own; the first looks for these while it waits.
+The processes of a run do the same things in the same order. Each wait for a rollout is a *sync point*, and sync points
+are counted. At each, the first process posts its decision, and the others read the decision for that point. So the
+decision takes effect at the same place of the program on all processes. The first process posts "stop" as soon as it
+was asked to, and "go" or "save" once its own rollout is there: a process that waits for the decision waits for the
+rollout. Any process can ask for a stop by a post of its own; the first looks for these while it waits.
 """
 
 import itertools
@@ -15,26 +15,26 @@ import jax
 
 from grpojax.host import coordination
 
-_LOOK_S = 0.002  # between two looks at what the devices have finished
-_ASK_S = 0.25  # between two looks at what other processes ask
-_KEPT = 64  # decisions that stay; no process is as far behind
+_LOOK_S = 0.002  # between two checks of the devices' progress
+_ASK_S = 0.25  # between two checks of other processes' requests
+_KEPT = 64  # number of decisions that are kept; no process is as far behind
 _numbers = itertools.count()
 
 
 class Stopped(Exception):
-    """The run is to stop here, on all processes: what is in flight is dropped, and what was learned is saved."""
+    """The run is to stop here, on all processes: work in flight is dropped, and the learned state is saved."""
 
 
 class RunControl:
     """The sync points of one run.
 
     Args:
-      minutes: between two saves, by the clock of the first process; 0 for none.
+      minutes: minutes between two saves, by the clock of the first process; 0 for none.
 
     Attributes:
-      place: where its decisions are posted; no other run of these processes has it.
-      reason: why this process knows that the run is to stop; None while it goes on.
-      since: when it learned that, on the monotonic clock.
+      place: the key under which its decisions are posted; no other run of these processes has it.
+      reason: the reason to stop, once this process knows one; None while the run goes on.
+      since: when this process learned that, on the monotonic clock.
       due: whether the clock asks for a save after this step; the same on all processes.
     """
 
@@ -48,21 +48,21 @@ class RunControl:
         self.due = False
 
     def ask(self, reason: str) -> None:
-        """Wishes that the run stops; may be called by a signal's handler and by any thread."""
+        """Asks for the run to stop; may be called by a signal's handler and by any thread."""
         if self.reason is None:
             self.since, self.reason = time.monotonic(), reason
 
     def saved(self) -> None:
-        """A save was started: the clock counts from here."""
+        """Call it when a save has started: the clock counts from here."""
         self.due, self._saved = False, time.monotonic()
 
     def sync(self, awaited: Any = ()) -> None:
-        """Waits for arrays of the devices, ``awaited``, unless the run is to stop.
+        """Waits for the device arrays ``awaited``, unless the run is to stop.
 
         All processes come to the same sync points.
 
         Raises:
-          Stopped: on all of them or on none.
+          Stopped: on all processes or on none.
         """
         self._points += 1
         decision = self._decide(awaited) if self._me == 0 else self._hear()
@@ -90,7 +90,7 @@ class RunControl:
         return self.reason is not None
 
     def _hear(self) -> str:
-        """The first process's decision on another one. Where the first is gone, jax ends the process."""
+        """Waits for the first process's decision on another process. If the first is gone, jax ends this process."""
         while True:
             if self.reason is not None and not self._asked:
                 coordination.post(f"{self.place}/asked/{self._me}", self.reason)

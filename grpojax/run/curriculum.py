@@ -1,4 +1,4 @@
-"""Which problems a rollout is of: their order, what a run leaves out because it is solved, and levels by solve rate."""
+"""The problems of each rollout: their order, solved problems that a run leaves out, and levels by solve rate."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -17,16 +17,16 @@ from grpojax.run.sections import CurriculumConfig, RetireConfig
 class Curriculum:
     """The problems of each rollout of a run.
 
-    Where solved prompts are retired, a rollout has as many prompts as any other: the passes over the data get shorter,
-    and what they no longer spend goes to the prompts that are left. With fewer left than a rollout takes, these stand
-    in it again. Once all of a source are solved, they are all drawn again.
+    If solved prompts are retired, a rollout still has as many prompts. The passes over the data get shorter, and the
+    remaining prompts are drawn more often. If fewer are left than a rollout takes, they occur in it repeatedly. Once
+    all problems of a source are solved, all of them are drawn again.
 
     Args:
-      problems: all there are.
+      problems: all problems.
       size: prompts of a rollout.
       seed: of their order.
-      retire: when one is solved, and for how long it is left out; None for no such thing.
-      deciding: the reward that says so.
+      retire: when a prompt is solved, and for how long it is left out; None to leave out none.
+      deciding: the reward that says whether a sample passes.
       state: of a run that goes on.
     """
 
@@ -49,13 +49,13 @@ class Curriculum:
         self._solved: dict[int, int] = dict(state.solved or ())
 
     def write(self, state: RunState) -> None:
-        """Puts down what the next problems follow from besides the rollout's number."""
+        """Stores what the next problems depend on besides the rollout's number."""
         if self._retire is not None:
             state.passes = [dataclasses.asdict(p) for p in self._passes]
             state.solved = sorted(self._solved.items())
 
     def draw(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
-        """The problems of that rollout, and the pass over its source that each belongs to."""
+        """The problems of the rollout of that number, and the pass over its source that each belongs to."""
         if self._batches is None:
             problems = self._plain[number]
             return problems, [0] * len(problems)
@@ -82,29 +82,29 @@ class Curriculum:
                 there = batch.rollout.lengths > 0
                 done = np.asarray(allocation.solved(values, share, success=passing, drawn=there))
             if batch.seeded is not None:
-                done = done & ~batch.seeded  # with others' solutions before them
+                done = done & ~batch.seeded  # these had solutions of other problems in context
             for problem, number, over in zip(batch.problems, passes, done, strict=True):
                 if over:
                     self._solved[problem.uid] = max(number, self._solved.get(problem.uid, 0))
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of what the next problems follow from."""
+        """Metrics of the state that the next problems depend on."""
         return {}
 
 
 class LevelCurriculum:
-    """The problems of each rollout of a run, drawn by their levels: more of those that are solved half the time.
+    """The problems of each rollout of a run, drawn by level: more from levels that are solved half the time.
 
     After a rollout, a level's running solve rate moves by ``1 - memory`` towards the share of its samples that passed.
-    What is drawn next follows from these rates (`grpojax.data.shares`) and from what was drawn so far
-    (`grpojax.data.LevelBatches`): only from the run's record, on any number of hosts. Samples with solved problems in
-    context say nothing of a level; the failed ones before them do.
+    The next draws depend on these rates (`grpojax.data.shares`) and on earlier draws (`grpojax.data.LevelBatches`), so
+    only on the run's record, on any number of hosts. Samples with solved problems in context do not count for a level;
+    the failed samples before them do.
 
     Args:
-      problems: all there are, each with a level.
+      problems: all problems, each with a level.
       size: prompts of a rollout.
-      seed: of the orders.
-      config: how rates and shares follow.
+      seed: seed of the orders.
+      config: how rates and shares are computed.
       deciding: the reward that says whether a sample passes.
       state: of a run that goes on.
     """
@@ -125,16 +125,16 @@ class LevelCurriculum:
         self._now = saved or self._batches.begin()
 
     def write(self, state: RunState) -> None:
-        """Puts down what the next problems follow from."""
+        """Stores what the next problems depend on."""
         state.levels = {level: dataclasses.asdict(x) for level, x in self._now.items()}
 
     def draw(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
-        """The next rollout's problems; there are no passes that they could belong to."""
+        """The problems of the next rollout. They belong to no pass over the data."""
         problems, self._now = self._batches.draw(self._shares(), self._now)
         return problems, [0] * len(problems)
 
     def note(self, drawn: Iterable[tuple[RolloutBatch, Sequence[int]]]) -> None:
-        """Moves the solve rates of the levels that the samples are of."""
+        """Updates the solve rates of the samples' levels."""
         for batch, _ in drawn:
             values, levels = batch.by_name[self._deciding], [p.level for p in batch.problems]
             if batch.seeded is not None:
@@ -158,13 +158,13 @@ class LevelCurriculum:
         return dict(zip(levels, data.shares([self._now[x].rate for x in levels], self._config.floor), strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """The running solve rate of each level, and the share of the next prompts that it gets."""
+        """The running solve rate of each level, and its share of the next prompts."""
         rates = {f"levels/{level}/solve_rate": x.rate for level, x in self._now.items()}
         return rates | {f"levels/{level}/share": x for level, x in self._shares().items()}
 
 
 def make(config: Config, problems: data.Problems, state: RunState) -> Curriculum | LevelCurriculum:
-    """The curriculum of a recipe's run, which goes on where ``state`` says."""
+    """The curriculum of a recipe's run, which resumes from ``state``."""
     rollout, method, seed = config.rollout, config.method, config.train.seed
     given, deciding = rollout.curriculum, method.deciding
     if given is not None:

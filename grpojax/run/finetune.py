@@ -1,7 +1,7 @@
 """Supervised runs, ``grpojax sft`` and ``grpojax dpo``: a step takes a batch of the data and learns from it.
 
-Around it is the loop of every run, `grpojax.run.loop.Loop`; what differs between completions and pairs is a
-`grpojax.run.teaching.Teaching`.
+It runs in the loop of every run, `grpojax.run.loop.Loop`. A `grpojax.run.teaching.Teaching` has what differs between
+completions and pairs.
 """
 
 import contextlib
@@ -38,23 +38,23 @@ class FineTune(Task):
     """A supervised run of ``config``, new or resumed from its directory.
 
     Args:
-      config: the recipe; its class says what is taught.
-      devices: what to run on; None takes all there are.
+      config: the recipe; its class says what kind of training it is.
+      devices: devices to run on; None takes all there are.
       take_over: break another process's claim on a run directory in a bucket.
 
     Raises:
       UserError: the directory holds a run of another config, or the data or the sizes do not go with it.
 
     Attributes:
-      weights: of the policy by role (`grpojax.programs.policy_state`).
-      steps: updates of the whole run.
+      weights: the policy's weights by role (`grpojax.programs.policy_state`).
+      steps: number of updates of the whole run.
     """
 
     def __init__(
         self, config: SFTConfig | DPOConfig, devices: Sequence[jax.Device] | None = None, *, take_over: bool = False
     ):
         self.teaching = teaching.teaching_of(config)
-        # A CPU has nothing to gain from an update ahead, and its times would mix.
+        # On a CPU an update ahead gains nothing, and the times of two updates would mix.
         ahead = int(jax.default_backend() != "cpu")
         self.loop = Loop(self, memory=REMEDIES, gradient=checks.SMALLER, take_over=take_over, ahead=ahead)
         with self.loop.opening() as held:
@@ -65,7 +65,7 @@ class FineTune(Task):
     def _prepare(
         self, held: contextlib.ExitStack, config: SFTConfig | DPOConfig, devices: Sequence[jax.Device] | None
     ) -> None:
-        """All that one process does by itself."""
+        """The part of the preparation that each process does by itself."""
         tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
         self.config = config = self.loop.prepare(config, tokenizer)
         train = config.train
@@ -73,7 +73,7 @@ class FineTune(Task):
             raise UserError(f"mesh.rollout={config.mesh.rollout}: nothing is sampled here; leave it out")
         tokenize = data.Tokenize(tokenizer, config.data.questions())
         self.policy = policy = Policy(config.model, config.mesh, devices, tokenizer=tokenizer).load()
-        # Where several tokens end a sample: the one that ends a message of the chat, or else the tokenizer's.
+        # If several tokens end a sample, this is the one that ends a message of the chat, or else the tokenizer's.
         own = (hf.turn_end(tokenizer) if tokenize.chat else None, tokenizer.eos_token_id, *policy.eos_ids)
         end = next((token for token in own if token is not None), None)
         if end is None:
@@ -153,7 +153,7 @@ class FineTune(Task):
             "num_tokens": float(self.state.num_tokens),
             "useful_token_fraction": layout.useful,
         }
-        passes = 3 if self.policy.adapter is None else 2  # what is frozen gets no gradient
+        passes = 3 if self.policy.adapter is None else 2  # frozen weights get no gradient
         work = passes * flops.forward_flops(self.policy.config, batch.prompts.lengths, batch.lengths)
         return Updates(
             number=number, known=known, metrics=[metrics], tokens=tokens, flops=work, share=number / self.steps
@@ -161,13 +161,13 @@ class FineTune(Task):
 
     @property
     def networks(self) -> dict[str, Any]:
-        """What is saved of the weights, by role."""
+        """The weights that are saved, by role."""
         return {"policy": self.weights["policy"]}
 
     # ------------------------------------------------------------------------------------------ held-out data
 
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy on the validation set; its loss tells the best one."""
+        """Metrics of the policy on the validation set; its loss chooses the best checkpoint."""
         values, count = self._score("validation"), len(self.parts["validation"].kept)
         log.info("step %d  held-out loss %.4f of %d prompts", number, values["eval/loss"], count)
         return values, {BEST: -values["eval/loss"]}
@@ -183,7 +183,8 @@ class FineTune(Task):
         return values | {"test/problems": float(count)}
 
     def _score(self, name: str) -> dict[str, float]:
-        """What the policy as it is makes of a part of the data; or `Stopped`, and it is made up for in time."""
+        """The current policy's metrics on a part of the data. It may raise `Stopped`; the evaluation is then done
+        later."""
         logps, lengths = self.scorer.sums(
             self.parts[name].kept, policy_state.weights(self.weights), self.session.control.sync
         )
@@ -191,7 +192,7 @@ class FineTune(Task):
 
 
 def _shapes(config: SFTConfig | DPOConfig, policy: Policy, entries: Sequence[data.Answered]) -> Shapes:
-    """What all batches have in common; raises `UserError` where they do not fit the devices or the model."""
+    """The sizes that all batches share; raises `UserError` if they do not fit the devices or the model."""
     teaching.check_cut(config, policy.shards)
     prompt = max(len(entry.ids) for entry in entries)
     completion = max(len(ids) for entry in entries for ids in entry.completions)

@@ -1,4 +1,4 @@
-"""``grpojax bench``: where the time of a recipe's step goes."""
+"""``grpojax bench``: how a recipe's step spends its time."""
 
 import argparse
 from collections.abc import Callable

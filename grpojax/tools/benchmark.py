@@ -1,4 +1,4 @@
-"""Where the time of a recipe's step goes: tokens a second, useful FLOPs, share of this device's matmul rate."""
+"""How a recipe's step spends its time: tokens a second, useful FLOPs, share of this device's matmul rate."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ from grpojax.run.recipe import Config
 from grpojax.run.trainer import Trainer
 from grpojax.types import Rollout
 
-WARM = 2  # steps before those that are timed: they compile
+WARM = 2  # steps before the timed ones: they compile
 
 PHASES = ("rollout", "score", "late", "update", "step")
 
@@ -35,11 +35,11 @@ def measure(config: Config, *, steps: int, full_length: bool = False) -> dict[st
 
     Returns:
       For each of `PHASES` that the run has, "PHASE_s" (seconds), "PHASE_tokens_per_s" (tokens of completions that it
-      works through), "PHASE_gflop" and "PHASE_of_matmul_rate"; "late" are the signals that need the rewards first; with
-      ``rollout.ahead`` only the step, since the others overlap; and
-      "steps", "tokens_per_step", "matmul_gflops" (a second), "useful_token_fraction", "first_step_s", "compile_s",
-      "reward_s" (in which the host waited for rewards) and "peak_memory_gib". Of several processes the first has
-      them, the others nothing.
+      works through), "PHASE_gflop" and "PHASE_of_matmul_rate". The phase "late" is the signals that need the rewards
+      first. With ``rollout.ahead`` there is only the step, since the other phases overlap. In addition "steps",
+      "tokens_per_step", "matmul_gflops" (a second), "useful_token_fraction", "first_step_s", "compile_s", "reward_s"
+      (in which the host waited for rewards) and "peak_memory_gib". With several processes, only the first returns them,
+      and the others return nothing.
     """
     config = _timed(config, WARM + steps)
     prompts: list[list[int]] = []  # tokens of each prompt, step by step
@@ -87,12 +87,12 @@ def phase_figures(
     """Seconds, tokens a second, GFLOP and share of the matmul rate, by phase.
 
     Args:
-      rows: metrics of the timed steps.
+      rows: the metrics of the timed steps.
       work: their FLOPs by phase (`grpojax.run.work.step_flops`).
-      tokens: of all completions of a step.
+      tokens: tokens of all completions of a step.
       rate: FLOP/s of all devices' matrix products.
       passes: how often a phase works through the tokens, if not once.
-      names: of the phases.
+      names: names of the phases.
     """
     figures = {}
     for name in names:
@@ -116,7 +116,7 @@ def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
         (jax.jit(lambda a, b: a @ b.T), y, w),
         (jax.jit(lambda a, b: a.T @ b), x, y),
     )
-    at_once = 1 if jax.default_backend() == "cpu" else 20  # an accelerator is through sooner than it is called
+    at_once = 1 if jax.default_backend() == "cpu" else 20  # a call may take longer than an accelerator
     seconds = 0.0
     for f_, a, b in products:
         f_(a, b).block_until_ready()
@@ -148,9 +148,9 @@ def format_table(figures: dict[str, float], dtype: str) -> str:
 
 
 def _timed(config: Config, steps: int) -> Config:
-    """The recipe for so many whole steps and nothing else, in a new folder of its own."""
+    """The recipe for this number of whole steps and nothing else, in a new folder of its own."""
     folder = next(f for n in itertools.count(1) if not (f := files.path(config.run.dir) / str(n)).exists())
-    folder = processes.meet(str(folder))[0]  # another process may be quick, and have made it already
+    folder = processes.meet(str(folder))[0]  # another process may have made it already
     return dataclasses.replace(
         config,
         train=dataclasses.replace(config.train, steps=steps, tokens=None, checkpoint_every=0, eval_every=0),

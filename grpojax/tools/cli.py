@@ -2,7 +2,7 @@
 
 To add one, write a file with ``register(command)``, which says its name, its line of help and its arguments, and
 ``run(args)``, which does it and returns the exit status; then list it in `COMMANDS`. Nothing heavy is imported before
-the arguments are known to be right: a command's file imports that in its functions.
+the arguments are known to be right: a command's file imports such modules inside its functions.
 """
 
 import argparse
@@ -56,12 +56,12 @@ COMMANDS = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        """One line, where argparse would print all of the usage first."""
+        """Prints one line; argparse would print the whole usage first."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def _width() -> int:
-    """Columns of help. argparse would ask for every argument, by a module that takes long to import."""
+    """Columns of help. argparse would ask again for every argument, through a module that is slow to import."""
     try:
         return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) - 2
     except (ValueError, OSError):  # no number, no terminal
@@ -86,9 +86,9 @@ def parser() -> argparse.ArgumentParser:
         joins: bool = False,
         about: tuple[str, str] = ("config", "YAML recipe"),
     ) -> argparse.ArgumentParser:
-        """Adds a command that takes, with ``overrides``, what ``about`` names and settings for it.
+        """Adds a command. With ``overrides`` it takes what ``about`` names, and settings for that.
 
-        One that ``joins`` runs on every host of several, and its processes find each other before it begins.
+        A command that ``joins`` runs on every host of several, and its processes find each other before it begins.
         """
         sub = commands.add_parser(name, help=text, description=text, formatter_class=layout)
         sub.set_defaults(run=run, joins=joins)
@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _company(args: argparse.Namespace) -> Iterator[None]:
-    """Inside, a command is joined by its other processes. Where one ends, or gets SIGTERM, all end."""
+    """Inside, a command is joined with its other processes. If one of them ends or gets SIGTERM, all end."""
     if not args.joins:
         yield
         return
@@ -115,8 +115,8 @@ def _company(args: argparse.Namespace) -> Iterator[None]:
         from grpojax.host import peers, processes
 
         processes.join()
-        # Again, as jax takes SIGTERM for itself when it joins; and before the devices are looked for, where one host
-        # may fail and the others wait for it.
+        # Set again, as jax takes over SIGTERM when it joins. Set before the search for devices, as one host may fail in
+        # it while the others wait.
         with preemption.ending(), peers.watched():
             processes.start()
             yield
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-      argv: the arguments; those of the process if left out.
+      argv: the arguments; the process's own if left out.
 
     Returns:
       The exit status: 0 for finished, 75 for a run that was stopped and has saved, 2 for a user's

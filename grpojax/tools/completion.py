@@ -1,4 +1,4 @@
-"""``grpojax completion``: scripts by which a shell completes commands, options, recipes by name, and files."""
+"""``grpojax completion``: shell scripts that complete commands, options, names of recipes, and files."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 _HOW = """bash: eval "$(grpojax completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc, after compinit.
 fish: grpojax completion fish > ~/.config/fish/completions/grpojax.fish. Print it again after an update of grpojax."""
 
-# zsh runs it too, by its own functions for such scripts. Words stand one a line, since names of files may have spaces.
+# zsh runs it too, with its own functions for such scripts. There is one word on each line, since file names may have
+# spaces.
 _BASH = """\
 _grpojax() {
   local IFS=$'\\n' word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" command= words= files=yes i
@@ -69,7 +70,7 @@ def _case(pattern: str, words: Iterable[str], *, files: bool) -> str:
 
 
 def _words(actions: Sequence[argparse.Action], recipes: Sequence[str]) -> tuple[list[str], bool]:
-    """What a command takes beside its options, and whether files are among it."""
+    """The words that a command takes besides its options, and whether it takes files."""
     positional = [a for a in actions if not a.option_strings]
     words = [w for a in positional for w in (recipes if a.dest == "config" else a.choices or ())]
     return words, any(not a.choices for a in positional)

@@ -1,4 +1,4 @@
-"""``grpojax env``: what a bug report needs."""
+"""``grpojax env``: the facts that a bug report needs."""
 
 import argparse
 import os
@@ -41,12 +41,12 @@ def report(recipe: str | None = None, overrides: Sequence[str] = (), *, devices:
     """The report as plain data.
 
     Args:
-      recipe: a file or a name, of which the mesh and the compile cache count; None for neither.
-      overrides: of the recipe's settings.
-      devices: whether to look for them. Without them there is no mesh either.
+      recipe: a file or a name, whose mesh and compile cache are reported; None reports neither.
+      overrides: overrides of the recipe's settings.
+      devices: whether to look for devices. Without them there is no mesh either.
 
     Raises:
-      UserError: the recipe cannot be read, or what it says of the mesh cannot be a mesh.
+      UserError: the recipe cannot be read, or its settings for the mesh are not possible.
     """
     from grpojax.host import settings
     from grpojax.models.sharding import MeshConfig
@@ -78,7 +78,7 @@ def versions() -> dict[str, str | None]:
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what jax or grpojax does; of one that may hold a secret not its value.
+    """The variables that change what jax or grpojax does. The value is left out if it may be a secret.
 
     Example:
       >>> variables({"HOME": "/root", "XLA_FLAGS": "--xla_x=1", "JAX_API_KEY": "abc"})
@@ -97,7 +97,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _devices() -> dict[str, Any]:
-    """Of all processes; the memory is that of a device of this one."""
+    """The devices of all processes; the memory is that of one device of this process."""
     import jax
 
     first = jax.local_devices()[0]
@@ -111,7 +111,7 @@ def _devices() -> dict[str, Any]:
 
 
 def _mesh(config: Any) -> dict[str, Any]:
-    """The sizes of the axes, or why these devices cannot be such a mesh."""
+    """The sizes of the axes, or the reason why these devices cannot form such a mesh."""
     import jax
 
     from grpojax.host.errors import UserError
@@ -125,7 +125,7 @@ def _mesh(config: Any) -> dict[str, Any]:
 
 
 def _cache(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The folder of compiled programs, and its size where it is on this machine."""
+    """The folder of compiled programs, and its size if it is on this machine."""
     from pathlib import Path
 
     from grpojax.host import files
@@ -140,7 +140,7 @@ def _cache(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_report(found: Mapping[str, Any]) -> str:
-    """The report as lines of a name and what there is."""
+    """The report as text, with one name and its value on each line."""
     machine, cache = found["machine"], found["compile_cache"]
     lines = {name: version or "missing" for name, version in found["versions"].items()}
     lines["system"] = machine["system"]

@@ -1,4 +1,4 @@
-"""``grpojax eval``: what a model makes of held-out problems, judged by the run's own rewards."""
+"""``grpojax eval``: a model's results on held-out problems, scored by the run's own rewards."""
 
 import argparse
 import json
@@ -43,7 +43,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluates, or goes on. All processes draw and judge; the first writes the folder and prints the table."""
+    """Evaluates, or resumes an evaluation. All processes draw and score; the first writes and prints."""
     import contextlib
     import dataclasses
     import functools
@@ -178,7 +178,7 @@ def _weights(policy: Any, target: Any) -> Any:
 def _go_on(
     record: Any, policy: Any, params: Any, target: Any, problems: Any, *, config: Any, evaluator: Any, start: int
 ) -> None:
-    """Evaluates the problems from ``start`` on, batch by batch; the first process has the record."""
+    """Evaluates the problems from ``start`` on, batch by batch; only the first process has the record."""
     from grpojax.evaluation import evaluate, headline
     from grpojax.host import processes
     from grpojax.host.console import log

@@ -1,4 +1,4 @@
-"""``grpojax export``: a run's policy as a folder that transformers or peft opens, and its critic in one within it."""
+"""``grpojax export``: a run's policy as a folder that transformers or peft opens, with its critic in a subfolder."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the folder; with several processes all of them read, and the first writes."""
+    """Writes the folder. With several processes, all of them read and the first writes."""
     from flax import nnx
 
     from grpojax import data
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _base(path: str, folder: str) -> str:
-    """How peft finds the base: by the name that the hub has, or a folder's whole path."""
+    """How peft finds the base: by its name on the hub, or by a folder's whole path."""
     from grpojax import data
     from grpojax.host import files
 
@@ -79,7 +79,7 @@ def _base(path: str, folder: str) -> str:
 
 
 def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """What it takes to read the weights, of a recipe that may be an older version's; built, and as plain data."""
+    """The sections that reading the weights needs, built and as plain data. The recipe may be an older version's."""
     import dataclasses
 
     from grpojax.host import files, settings
@@ -103,7 +103,7 @@ def _read(run_dir: str, overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_new(to: str) -> None:
-    """Before anything is read, while the other processes can still learn of it."""
+    """Checks the folder before anything is read, while the other processes can still learn of an error."""
     from grpojax.host import files
 
     folder = files.path(to)

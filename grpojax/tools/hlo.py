@@ -1,5 +1,6 @@
-"""What an optimised HLO module moves: its collectives, who takes part in them and how often they run, and the bytes of
-memory that its instructions read and write."""
+"""The data that an optimised HLO module moves: its collectives, the devices that take part and how often they run, and
+the bytes of memory that its instructions read and write.
+"""
 
 import collections
 import math
@@ -22,7 +23,7 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _BETWEEN = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
-# Instructions that move no bytes of their own, and those that read or write a part of what they are given.
+# Instructions that move no bytes of their own, and those that read or write only a part of their operands.
 _FREE = frozenset((
     "parameter", "tuple", "get-tuple-element", "bitcast", "constant", "while", "call", "conditional", "after-all",
     "partition-id", "replica-id", "iota", "opt-barrier", "send", "recv",
@@ -30,12 +31,12 @@ _FREE = frozenset((
 ))  # fmt: skip
 _CALLS = frozenset(("call", "conditional", "async-start"))
 _SLICES = frozenset(("dynamic-slice", "slice", "gather", "slice-start"))
-_RELABELS = "output_to_operand_aliasing={{}: (0, {})}"  # a fusion inside of a fusion: the same bytes, tiled otherwise
-_PUTS = {"dynamic-update-slice": 1, "scatter": 2}  # opcode -> which operand is written into the first
+_RELABELS = "output_to_operand_aliasing={{}: (0, {})}"  # a fusion inside of a fusion: the same bytes in another tiling
+_PUTS = {"dynamic-update-slice": 1, "scatter": 2}  # opcode -> the operand that is written into the first
 
 
 class Traffic(NamedTuple):
-    """Collectives of one kind: how many run, GiB of all their results on one chip, and GiB of the largest."""
+    """Collectives of one kind: their number, GiB of all their results on one chip, and GiB of the largest."""
 
     count: int = 0
     gib: float = 0.0
@@ -46,12 +47,12 @@ class Collective(NamedTuple):
     """One collective of a program.
 
     Attributes:
-      kind: as HLO calls it.
+      kind: its name in HLO.
       size: bytes of its result on one chip.
       wire: bytes that each chip must receive for it.
-      groups: devices that take part, by their place in the mesh; of a permutation the pairs of source and target. None
-        where it is between slices, which libtpu most_trips into messages of the hosts: then ``wire`` is its size.
-      times: how often it runs: in a run of the program, or where ``unknown`` in an iteration of its loop.
+      groups: devices that take part, by their place in the mesh; for a permutation, the pairs of source and target.
+        None if it is between slices, which libtpu turns into messages of the hosts: then ``wire`` is its size.
+      times: how often it runs in a run of the program or, if ``unknown``, in an iteration of its loop.
       unknown: whether it stands in a loop whose length depends on the data.
     """
 
@@ -65,8 +66,8 @@ class Collective(NamedTuple):
 
 class Module(NamedTuple):
     """Collectives, and bytes of a chip's memory read or written: in all, and in an iteration of loops of unknown
-    length, each conditional by its longest branch; ``optional`` of the latter are not moved where all take their
-    shortest, and loops of known scope do not run."""
+    length. Each conditional takes its longest branch. ``optional`` bytes of an iteration are not moved if all
+    conditionals take their shortest branch and loops of known scope do not run."""
 
     collectives: tuple[Collective, ...]
     once: float
@@ -90,12 +91,12 @@ def analyse(hlo: str, most_trips: Mapping[str, int] | None = None) -> Module:
 
     Args:
       hlo: its text.
-      most_trips: how often at the most a loop whose length depends on the data runs each time, by the scope
-        (`jax.named_scope`) that it stands in.
+      most_trips: the most iterations of a loop whose length depends on the data, by the scope (`jax.named_scope`) that
+        contains it.
 
     Loops of known length are multiplied out. A collective that is spread over several fusions to overlap with them
-    counts once. An instruction reads its operands and writes its result, of a slice or an update in place only that
-    part, and nothing of what lies in a chip's fast memory (``S(1)`` and above).
+    counts once. An instruction reads its operands and writes its result. For a slice or an update in place, only that
+    part counts. Arrays in a chip's fast memory (``S(1)`` and above) do not count.
     """
     computations, entry = _parse(hlo)
     devices = re.search(r"(?:num_partitions|replica_count)=(\d+)", hlo)
@@ -171,7 +172,7 @@ def _called(i: _Instruction) -> Iterator[str]:
 
 
 def _arrays(shape: str, *, slow_only: bool = False) -> list[int]:
-    """Bytes of each array of a shape; with ``slow_only`` 0 for those in fast memory."""
+    """Bytes of each array of a shape; with ``slow_only``, 0 for arrays in fast memory."""
     sizes = []
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = 8 if dtype == "pred" else int(re.sub(r"^[a-z]+(\d+).*", r"\1", dtype))
@@ -185,7 +186,7 @@ def _arrays(shape: str, *, slow_only: bool = False) -> list[int]:
 
 def _collective(i: _Instruction, kind: str, times: int, unknown: bool, everyone: tuple[int, ...]) -> Collective:
     sizes = _arrays(i.shape)
-    if i.opcode.endswith("-start") and kind != "all-reduce":  # its tuple holds the operand as well
+    if i.opcode.endswith("-start") and kind != "all-reduce":  # its tuple also holds the operand
         sizes = [min(s for s in sizes if s > 4) if kind == "reduce-scatter" else max(sizes)]
     size, groups = sum(sizes), _groups(i.rest, everyone)
     n = max(len(g) for g in groups)
@@ -200,7 +201,7 @@ def _collective(i: _Instruction, kind: str, times: int, unknown: bool, everyone:
 
 
 def _groups(rest: str, everyone: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Who takes part, in any of the ways that HLO has to say it: lists, transposed ranges, axes of a mesh."""
+    """The devices that take part, from any of HLO's notations: lists, transposed ranges, axes of a mesh."""
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", rest):
         return tuple(tuple(int(n) for n in g.split(",")) for g in re.findall(r"\{([\d, ]+)\}", listed[1]))
     if ranged := re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest):
@@ -258,7 +259,7 @@ def _moved(computations: _Computations, table: Mapping[str, _Instruction], i: _I
 
 
 def _fusion_moves(computations: _Computations, body: str) -> float:
-    """A fusion: the bytes read of each parameter, and those that its root writes."""
+    """Bytes that a fusion moves: those read from each parameter, and those that its root writes."""
     inside = {i.name: i for i in computations[body]}
     read = sum(_read(computations, body, i.name) for i in computations[body] if i.opcode == "parameter")
     root = next(i for i in computations[body] if i.root)
@@ -266,7 +267,7 @@ def _fusion_moves(computations: _Computations, body: str) -> float:
 
 
 def _read(computations: _Computations, body: str, name: str) -> float:
-    """Bytes read of a parameter of a fusion, or of what is the same bytes."""
+    """Bytes read from a parameter of a fusion, or from an instruction that stands for the same bytes."""
     table = {i.name: i for i in computations[body]}
     whole, part = sum(_arrays(table[name].shape, slow_only=True)), 0.0
     if not whole or table[name].root:
@@ -312,8 +313,8 @@ def _written(computations: _Computations, table: Mapping[str, _Instruction], i: 
 
 
 def _trips(computations: _Computations, loop: _Instruction) -> int:
-    """Iterations of a loop that XLA knows, or whose counter runs from 0 in equal steps below a constant; 0: they depend
-    on data."""
+    """Iterations of a loop, if XLA knows them or the counter runs from 0 in equal steps below a constant; 0 if they
+    depend on data."""
     if known := _KNOWN_TRIPS.search(loop.rest):
         return int(known[1])
     condition, body = _called(loop)

@@ -1,4 +1,4 @@
-"""``grpojax plan``: memory and time that a recipe needs on a machine that you do not have."""
+"""``grpojax plan``: the memory and time that a recipe needs on a machine that you do not have."""
 
 import argparse
 import os
@@ -29,7 +29,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the table of `grpojax.tools.planner`; 1 where a program does not fit."""
+    """Prints the table of `grpojax.tools.planner`; 1 if a program does not fit."""
     os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu compiles, and nothing runs
     from grpojax.run import finetune_recipe, recipe
     from grpojax.tools import plan_chips
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compiled(args: argparse.Namespace, config: Any, target: Any) -> int:
-    """What the compiler says, for a TPU."""
+    """The plan for a TPU, by its compiler."""
     from grpojax.tools import plan_report, plan_run, planner
 
     reports = planner.plan(config, topology=args.topology, slices=args.slices, layers=args.layers)
@@ -68,7 +68,7 @@ def _compiled(args: argparse.Namespace, config: Any, target: Any) -> int:
 
 
 def _estimated(args: argparse.Namespace, config: Any, target: Any) -> int:
-    """An estimate for a GPU, by data sheet and shapes."""
+    """The estimate for a GPU, by data sheet and shapes."""
     from grpojax.tools import plan_estimate, plan_run
 
     estimate = plan_estimate.of_recipe(config, target, layers=args.layers)
@@ -97,7 +97,7 @@ def _tell_layers(args: argparse.Namespace) -> None:
 
 
 def _has_rollout(path: str) -> bool:
-    """Whether a recipe samples; what cannot be read is an error elsewhere."""
+    """Whether a recipe samples; a recipe that cannot be read is an error elsewhere."""
     from grpojax.host import settings
 
     try:

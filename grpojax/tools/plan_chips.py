@@ -1,4 +1,4 @@
-"""What ``--topology`` names: a TPU slice that libtpu knows, or so many GPUs by their data sheet."""
+"""The chips that ``--topology`` names: a TPU slice that libtpu knows, or a number of GPUs by their data sheet."""
 
 import dataclasses
 import math
@@ -26,13 +26,13 @@ _GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Chips that a run is planned for.
+    """The chips that a run is planned for.
 
     Attributes:
-      kind: as jax names them.
+      kind: jax's name for them.
       shape: chips along each axis of a slice.
       slices: how many of them.
-      by_sheet: whether no compiler is at hand for them here.
+      by_sheet: whether there is no compiler for them here.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class Target:
 
     @property
     def chip(self) -> Chip:
-        """What the data sheet says."""
+        """The chip's data sheet."""
         return flops.CHIPS[self.kind]
 
     @property
@@ -59,7 +59,7 @@ def parse(topology: str, slices: int = 1) -> Target:
       slices: how many of them.
 
     Raises:
-      UserError: no such chip, or a shape that is none.
+      UserError: there is no such chip, or the shape is not valid.
 
     Example:
       >>> parse("v5p:2x2x4").chips, parse("h100:8").by_sheet
@@ -78,8 +78,8 @@ def parse(topology: str, slices: int = 1) -> Target:
 
 
 class Chips(NamedTuple):
-    """The mesh of the chips that learn, that of the chips that do nothing but sample, None where none do, and what
-    programs for them are lowered for."""
+    """The mesh of the chips that learn, that of the chips that only sample (None if there are none), and the platform
+    that programs are lowered for."""
 
     mesh: Mesh
     sampling: Mesh | None = None
@@ -87,7 +87,8 @@ class Chips(NamedTuple):
 
 
 def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:
-    """The chips of a slice as a run lays them out, the last ``mesh.rollout`` for sampling (`grpojax.programs.policy`).
+    """The chips of a slice as a run lays them out. The last ``mesh.rollout`` are for sampling
+    (`grpojax.programs.policy`).
 
     Raises:
       UserError: as `topology_mesh`, or chips of several machines with ``mesh.rollout``.
@@ -109,7 +110,7 @@ def topology_meshes(topology: str, mesh: MeshConfig, slices: int = 1) -> Chips:
 
 
 def topology_mesh(topology: str, mesh: MeshConfig, slices: int = 1) -> Mesh:
-    """The mesh of a slice such as "v5e:4x4" or "v5p:2x2x4", or of several of them with the data axis across.
+    """The mesh of a slice such as "v5e:4x4" or "v5p:2x2x4", or of several slices with the data axis across them.
 
     Raises:
       UserError: libtpu does not know the topology, or the mesh does not fit it.
@@ -118,17 +119,18 @@ def topology_mesh(topology: str, mesh: MeshConfig, slices: int = 1) -> Mesh:
 
 
 def topology_devices(topology: str, slices: int = 1) -> list[Any]:
-    """The chips of a slice, or of several; raises `UserError` where libtpu does not know it."""
+    """The chips of one or several slices; raises `UserError` if libtpu does not know the topology."""
     from jax.experimental import topologies
 
-    # No metadata off a TPU VM, no device to share; and without the last two, which it goes by neither of, complaints.
+    # Outside of a TPU VM there is no metadata and no device to share. libtpu uses neither of the last two, but
+    # complains without them.
     variables = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     variables |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
     for name, value in variables.items():
         os.environ.setdefault(name, value)
-    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one device a chip
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if topology.startswith("v4") else {}  # one per chip
     options |= {"num_slices": slices} if slices > 1 else {}
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu", **options).devices)
-    except Exception as e:  # libtpu raises whatever it likes
+    except Exception as e:  # libtpu may raise any type
         raise UserError(f"no TPU topology {topology!r}: {e} (needs libtpu: pip install libtpu)") from e

@@ -1,4 +1,4 @@
-"""One program of a plan, compiled: its memory, what it moves, and the seconds that each resource is busy with it."""
+"""One compiled program of a plan: its memory, the data it moves, and the seconds that each resource is busy with it."""
 
 import math
 import re
@@ -17,20 +17,20 @@ from grpojax.tools import hlo, plan_links
 from grpojax.tools.plan_report import ProgramReport
 
 _GIB = 2**30
-# GiB that the TPU compiler has for a program, as it says where one does not fit (libtpu 0.0.52).
+# GiB that the TPU compiler has for a program, from its message when one does not fit (libtpu 0.0.52).
 _ROOM = {"TPU v4": 30.75, "TPU v5 lite": 15.75, "TPU v5": 95.73, "TPU v5p": 95.73, "TPU v6 lite": 31.24}
-_UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0, "T": 2.0**10}  # in which it does; in GiB
-_KEPT_BACK = 1 / 64  # of a GPU's memory, taken to be as a v5e's
+_UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0, "T": 2.0**10}  # the units in its message, in GiB
+_KEPT_BACK = 1 / 64  # of a GPU's memory, assumed to be as a v5e's
 
 
 def per_chip(tree: Any) -> int:
-    """Bytes of a tree of shapes on one chip; a number that the host gives lies on none before."""
+    """Bytes of a tree of shapes on one chip. A number that the host passes is on no chip beforehand."""
     placed = [x for x in jax.tree.leaves(tree) if x.sharding is not None]
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in placed)
 
 
 def room(device_kind: str) -> float:
-    """GiB of a chip that programs may use; infinite for one that is not known."""
+    """GiB of a chip that programs may use; infinite for an unknown chip."""
     chip = flops.CHIPS.get(device_kind)
     return _ROOM.get(device_kind, math.inf if chip is None else chip.memory * (1 - _KEPT_BACK) / _GIB)
 
@@ -41,14 +41,14 @@ def compile_program(
     """Compiles a program of a run.
 
     Args:
-      name: the program's.
+      name: the name of the program.
       call: the program and its arguments.
-      run: bytes of all that the run keeps on a chip, by what it is.
-      compute_s: seconds that its FLOPs take at the data sheet's rate; None where that is not known.
-      devices: of the mesh, in its order.
+      run: bytes of everything that the run keeps on a chip, by name.
+      compute_s: seconds that its FLOPs take at the data sheet's rate; None if that is not known.
+      devices: the devices of the mesh, in its order.
 
     Raises:
-      JaxRuntimeError: the compiler refuses the program for anything but its memory.
+      JaxRuntimeError: the compiler refuses the program for another reason than its memory.
     """
     kind, own = devices[0].device_kind, per_chip(call.own)
     kept = {what: size / _GIB for what, size in run.items()}
@@ -104,7 +104,7 @@ def _seconds(
     links: tuple[Mapping[str, plan_links.Load], Mapping[str, plan_links.Load]],
     call: Call,
 ) -> dict[str, float]:
-    """How long each resource is busy, with loops of unknown length at their longest."""
+    """The time that each resource is busy, with loops of unknown length at their longest."""
     chip, iterations = flops.CHIPS.get(kind), max(call.iterations, 1)
     if chip is None:
         return {}
@@ -119,7 +119,7 @@ def _seconds(
 
 
 def _of_call(call: Call, own: int, temp: float) -> dict[str, float]:
-    """GiB of a program in addition to the run's own: its arguments, and what it allocates."""
+    """GiB that a program needs besides the run's state: its arguments, and the memory that it allocates."""
     given = (sum(per_chip(x) for x in call.args if x is not None) - own) / _GIB
     cast = per_chip(call.args[0]) / _GIB if call.samples else 0.0
     cache = call.cache / _GIB
@@ -134,7 +134,7 @@ def _of_call(call: Call, own: int, temp: float) -> dict[str, float]:
 
 
 def _with_hlo(lowered: jax.stages.Lowered) -> tuple[Any, str]:
-    """``(compiled, optimised HLO)``; as the compiler dumps it, since ``as_text`` cannot read all that libtpu makes."""
+    """``(compiled, optimised HLO)``. The HLO is the compiler's dump, since ``as_text`` cannot read all of libtpu's."""
     with tempfile.TemporaryDirectory() as folder:
         compiled = lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
         return compiled, next(Path(folder).glob("*.after_optimizations.txt")).read_text(encoding="utf-8")

@@ -1,8 +1,9 @@
-"""A recipe's memory and least time from its shapes and a data sheet: for GPUs, whose compiler is not at hand.
+"""A recipe's memory and least time from its shapes and a data sheet. It is for GPUs, whose compiler is not available.
 
-All of it is estimated. What is kept (weights, moments, reference, cast weights, keys and values, gradients) is counted
-to the byte, of temporaries the arrays of one layer. Time is the larger of FLOPs / peak and bytes / bandwidth; the bytes
-are those that have to be moved: weights, keys and values, moments. Links between chips are not counted.
+All figures are estimates. Arrays that are kept (weights, moments, reference, cast weights, keys and values, gradients)
+are counted to the byte; of the temporaries, only the arrays of one layer are counted. Time is the larger of FLOPs /
+peak and bytes / bandwidth; the bytes are those that have to be moved: weights, keys and values, moments. Links between
+chips are not counted.
 """
 
 import dataclasses
@@ -29,11 +30,12 @@ _BLOCKS = 3 * 2**27  # bytes of a block of logits and of its gradient in 16 bits
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What a run is thought to need.
+    """The estimated needs of a run.
 
     Attributes:
-      programs: reports of those of `PROGRAMS` that a step runs, with sizes in GiB a chip and seconds by resource.
-      run: its step and its whole.
+      programs: reports on the programs of `PROGRAMS` that a step runs, with sizes in GiB a chip and seconds by
+        resource.
+      run: the bounds of a step and of the whole run.
     """
 
     programs: tuple[ProgramReport, ...]
@@ -41,7 +43,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether all programs do."""
+        """Whether all programs fit."""
         return all(p.fits for p in self.programs)
 
 
@@ -51,10 +53,10 @@ def of_recipe(config: Config, target: Target, *, layers: int | None = None) -> E
     Args:
       config: the recipe.
       target: the chips.
-      layers: of the model; None for all.
+      layers: number of layers of the model; None for all.
 
     Raises:
-      UserError: sizes that do not divide over the mesh, or a variant with programs of its own.
+      UserError: sizes do not divide over the mesh, or the variant has programs of its own.
     """
     model = shape_of(config.model.path)
     model = model if layers is None else dataclasses.replace(model, num_layers=layers)
@@ -69,7 +71,7 @@ def of_recipe(config: Config, target: Target, *, layers: int | None = None) -> E
 
 
 def format_estimate(found: Estimate) -> str:
-    """For people; sizes are GiB a chip."""
+    """The estimate as text for people; sizes are GiB a chip."""
     lines = ["estimated from shapes and a data sheet, nothing compiled; GiB a chip"]
     for p in found.programs:
         parts = ", ".join(f"{what} {size:.2f}" for what, size in sorted(p.consumers.items(), key=lambda x: -x[1]))
@@ -82,7 +84,7 @@ def format_estimate(found: Estimate) -> str:
 
 
 def _check_known(config: Config, counts: Mapping[str, int]) -> None:
-    """Raises `UserError` where a recipe has programs, and maybe networks, that no estimate has."""
+    """Raises `UserError` if a recipe has programs, and maybe networks, that are not estimated."""
     if config.rollout.overlap:
         raise UserError(
             f"rollout.overlap={config.rollout.overlap:g} continues unfinished samples, which a plan by data sheet "
@@ -96,7 +98,7 @@ def _check_known(config: Config, counts: Mapping[str, int]) -> None:
 
 
 def _mesh(config: Config, chips: int) -> dict[str, int]:
-    """The mesh's axes on so many chips."""
+    """The mesh's axes on this number of chips."""
     sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
     known = math.prod(s for s in sizes.values() if s != -1)
     return {axis: max(1, chips // known) if s == -1 else s for axis, s in sizes.items()}
@@ -104,7 +106,7 @@ def _mesh(config: Config, chips: int) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Work:
-    """A chip's part of a step; bytes and tokens."""
+    """A chip's part of a step, in bytes and tokens."""
 
     model: DecoderConfig
     config: Config
@@ -122,12 +124,12 @@ class _Work:
 
     @property
     def spread(self) -> DecoderConfig:
-        """The model with as many heads of keys and values as there are on the chips."""
+        """The model with the number of key and value heads that the chips hold."""
         return dataclasses.replace(self.model, num_kv_heads=kv_heads.over(self.model, self.tensor))
 
     @property
     def learned(self) -> float:
-        """Bytes of what learns on a chip, in float32."""
+        """Bytes of the weights that learn on a chip, in float32."""
         if (adapter := self.config.model.adapter) is None:
             return 4 * self.parameters / self.fsdp / self.tensor
         cuts = {"embed": self.fsdp, "heads": self.tensor, "kv_heads": self.tensor, "mlp": self.tensor}
@@ -137,7 +139,7 @@ class _Work:
 
     @property
     def base(self) -> float:
-        """Bytes on a chip of the frozen weights that adapters stand on."""
+        """Bytes on a chip of the frozen base weights of adapters."""
         if (adapter := self.config.model.adapter) is None:
             return 0.0
         size = 2 if self.config.model.dtype == "bfloat16" else 4
@@ -147,8 +149,8 @@ class _Work:
 
     @property
     def mlp(self) -> float:
-        """Numbers of a token between the two products of an MLP; of a mixture of its experts, and what they are given
-        and give."""
+        """Numbers of a token between the two products of an MLP. For a mixture, these are the numbers of its experts,
+        and their inputs and outputs."""
         c, experts = self.model, self.model.experts
         if experts is None:
             return c.intermediate_size / self.tensor
@@ -161,16 +163,16 @@ class _Work:
 
     @property
     def moments(self) -> int:
-        """Numbers that the optimiser keeps of each weight."""
+        """Numbers that the optimiser keeps for each weight."""
         optimizer = self.config.optimizer
         return 2 if optimizer.name == "adamw" else int(optimizer.b1 > 0)
 
     @property
     def state(self) -> dict[str, float]:
-        """GiB that stay on a chip all the time."""
+        """GiB that stay on a chip during the whole run."""
         weights = self.learned / _GIB
         parts = {"weights": weights, "optimiser": self.moments * weights}
-        if self.base:  # the reference, too
+        if self.base:  # also the reference
             return {"base": self.base / _GIB, **parts}
         if self.config.method.variant.objective.needs_reference:
             half = self.config.model.dtype == "bfloat16" and not self.config.train.reference_every
@@ -179,7 +181,7 @@ class _Work:
 
     @property
     def sampled(self) -> tuple[int, int]:
-        """Prompts of a batch shard, and samples of each."""
+        """Number of prompts of a batch shard, and of samples of each."""
         prompts, group = cut.spread_sizes(self.config.rollout.prompts, self.config.rollout.group, self.shards)
         return prompts // self.shards, group
 
@@ -266,9 +268,9 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     consumers = {
         "weights cast for the rollout": w.weight_bytes * w.parameters / w.tensor / _GIB,
         "keys and values": kept / _GIB,
-        "logits": 3 * logits / _GIB,  # by temperature, their log-probs, and what is drawn by
+        "logits": 3 * logits / _GIB,  # scaled by temperature, their log-probs, and the noise that draws
     }
-    if c.experts is not None:  # the TPU compiler lays two of an expert's three matrices out anew for the decode loop
+    if c.experts is not None:  # the decode loop needs another layout of two of an expert's three matrices
         experts = c.num_layers * c.experts.count * 2 * c.hidden_size * c.experts.size
         consumers["experts laid out for decoding"] = w.weight_bytes * experts / w.tensor / _GIB
     sizes = np.full(prompts, length), np.full((prompts, group), rollout.max_tokens)
@@ -305,7 +307,7 @@ def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float
         "activations kept": 2 * c.num_layers * tokens * (c.hidden_size + kept) / _GIB,
         "temporaries": (working + 2 * _BLOCKS) / _GIB,
     }
-    # Weights forward and backward; then weights, moments and gradients, each read and written.
+    # Weights are read forward and backward; then weights, moments and gradients are each read and written.
     moved = micro * 2 * 2 * w.parameters / w.tensor + 2 * (2 + w.moments) * gradients
     computed = flops.update_flops(c, *w.counts, remat=remat, frozen=w.config.model.adapter is not None)
     return consumers, _seconds(target, computed / w.tensor, moved)

@@ -1,4 +1,4 @@
-"""Which links a collective takes, and how long they are busy with it at the data sheet's rates."""
+"""The links that a collective uses, and how long they are busy with it at the data sheet's rates."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +13,10 @@ LINKS = ("ICI", "DCN")
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What a link does in one run of a program, or one iteration of its loop.
+    """The work of a link in one run of a program, or in one iteration of its loop.
 
     Attributes:
-      seconds: that it is busy at least.
+      seconds: the least time that it is busy.
       received: bytes that each chip receives over it, by kind of collective.
     """
 
@@ -25,21 +25,21 @@ class Load:
 
     @property
     def total(self) -> float:
-        """Bytes of all kinds."""
+        """Bytes of all collectives."""
         return sum(self.received.values())
 
 
 def loads(collectives: Iterable[Collective], devices: Sequence[Any], *, unknown: bool = False) -> dict[str, Load]:
-    """The load of each link by the collectives of a run, or with ``unknown`` of an iteration of the unknown loop.
+    """The load of each link from the collectives of a run or, with ``unknown``, of an iteration of the unknown loop.
 
-    Inside a slice a chip receives over the links along which its partners lie, a line being fed from one side and a
-    ring from both. Between slices every slice must receive what the others have, its chips share that, and each has its
-    part of the host's network.
+    Inside a slice, a chip receives over the links along which its partners lie. It is fed from one side on a line and
+    from both sides on a ring. Between slices, every slice must receive the data of the others. Its chips share that,
+    and each has its part of the host's network.
 
     Args:
-      collectives: of `grpojax.tools.hlo.analyse`.
-      devices: of the mesh, in its order.
-      unknown: which of them.
+      collectives: those that `grpojax.tools.hlo.analyse` found.
+      devices: the devices of the mesh, in its order.
+      unknown: whether to take the collectives in loops of unknown length, or the others.
     """
     chip = flops.CHIPS.get(devices[0].device_kind)
     seconds, received = dict.fromkeys(LINKS, 0.0), {link: {} for link in LINKS}
@@ -53,7 +53,7 @@ def loads(collectives: Iterable[Collective], devices: Sequence[Any], *, unknown:
 
 
 def _parts(c: Collective, devices: Sequence[Any], chip: Chip | None) -> Iterable[tuple[str, float, float]]:
-    """``(link, bytes that a chip receives, bytes/s)`` of one collective; 0 bytes/s where no data sheet says it."""
+    """``(link, bytes that a chip receives, bytes/s)`` of one collective; 0 bytes/s if no data sheet has the rate."""
     link, network = (chip.link, chip.network) if chip else (0.0, 0.0)
     if not c.groups:
         share = 1 - 1 / len({_slice(d) for d in devices})
@@ -76,8 +76,8 @@ def _parts(c: Collective, devices: Sequence[Any], chip: Chip | None) -> Iterable
 
 
 def directions(group: Sequence[Any], devices: Sequence[Any]) -> int:
-    """From how many sides the worst placed chip of a group is fed: one for each axis along which its partners lie, two
-    where that axis is closed to a ring.
+    """The number of sides from which the worst placed chip of a group is fed: one for each axis along which its
+    partners lie, or two if that axis closes to a ring.
 
     TPU v4 and v5p close an axis of a slice that is made of whole cubes of 4x4x4, v5e and v6e one of 16 chips.
     """
@@ -89,7 +89,7 @@ def directions(group: Sequence[Any], devices: Sequence[Any]) -> int:
 
 
 def _extent(group: Sequence[Any]) -> list[int]:
-    """Chips of a group along each axis of the interconnect."""
+    """The number of a group's chips along each axis of the interconnect."""
     axes = zip(*(getattr(d, "coords", (0,)) for d in group), strict=True)
     return [len(set(axis)) for axis in axes]
 

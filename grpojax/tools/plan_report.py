@@ -1,4 +1,4 @@
-"""What `grpojax.tools.planner` found out, and the table that `grpojax plan` prints of it."""
+"""The findings of `grpojax.tools.planner`, and the table of them that `grpojax plan` prints."""
 
 import dataclasses
 import math
@@ -8,10 +8,10 @@ from grpojax.tools.hlo import Traffic
 from grpojax.tools.plan_links import Load
 
 PROGRAMS = ("update", "rollout", "reshard")
-CRITIC_PROGRAMS = ("critic", "critic update")  # of a run with a critic: its scores, and its own update
-# Log-probs; programs of held-out problems, with their own weights where a rollout's are others; and what some variants
-# need: a teacher's log-probs, XRPO's later phases, ReMax's baseline, entropies, the tokens of Clip-Cov and KL-Cov,
-# NTHR's scores and true answers' likelihoods of a quarter of the groups, and a refreshed reference.
+CRITIC_PROGRAMS = ("critic", "critic update")  # in a run with a critic: its scores and its own update
+# Log-probs; programs for held-out problems, with their own weights if a rollout's differ; and the programs of some
+# variants: a teacher's log-probs, XRPO's later phases, ReMax's baseline, entropies, the tokens of Clip-Cov and KL-Cov,
+# NTHR's scores and true answers' likelihoods for a quarter of the groups, and a refreshed reference.
 VARIANT_PROGRAMS = (
     "score",
     "evaluation",
@@ -29,33 +29,35 @@ VARIANT_PROGRAMS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramReport:
-    """What one compiled program needs; sizes are GiB on each chip.
+    """The needs of one compiled program; sizes are GiB on each chip.
 
     Attributes:
-      name: one of `PROGRAMS`, `CRITIC_PROGRAMS` or `VARIANT_PROGRAMS`, or of a part of one's own; with "ragged "
-        before it the same program for a batch whose samples are shorter.
+      name: one of `PROGRAMS`, `CRITIC_PROGRAMS` or `VARIANT_PROGRAMS`, or a name from a user's own part. The prefix
+        "ragged " means the same program for a batch with shorter samples.
       compile_s: seconds that tracing and compiling took here.
-      error: why the compiler refused it, such as too little memory; then all that follows is empty or NaN but for
+      error: why the compiler refused it, such as too little memory. Then all later fields are empty or NaN, except
         ``resident``, ``room`` and ``consumers``.
-      argument: its inputs (weights, optimiser state, batch).
-      temp: what it allocates while it runs.
-      output: its results.
-      alias: the part of its results that is written over donated inputs.
-      resident: what else of the run lies on the chip meanwhile (optimiser state, reference, critic).
-      room: what a chip has for programs.
-      consumers: what takes the memory while it runs, by name.
-      seconds: that each of "compute", "HBM", "ICI" and "DCN" is busy with it at the data sheet's rates, every sample
-        at its longest. Bytes and collectives are those of the compiled program, FLOPs those of its shapes. Empty for a
-        chip that is not known.
-      collectives: of one run, by kind; a loop's count as often as it iterates.
-      per_iteration: of one iteration of a loop whose length depends on the data, by kind: in a program that samples,
-        of the decoding of one token; in one of ragged rows, of one forward of prompts with one block of rows.
+      argument: the size of its inputs (weights, optimiser state, batch).
+      temp: the memory that it allocates while it runs.
+      output: the size of its results.
+      alias: the part of its results that overwrites donated inputs.
+      resident: the rest of the run's state that is on the chip meanwhile (optimiser state, reference, critic).
+      room: the memory of a chip that programs can use.
+      consumers: the memory in use while it runs, by name.
+      seconds: the time that each of "compute", "HBM", "ICI" and "DCN" is busy with it at the data sheet's rates, with
+        every sample at its longest. Bytes and collectives come from the compiled program, FLOPs from its shapes. Empty
+        for an unknown chip.
+      collectives: the collectives of one run, by kind; those in a loop count once for each iteration.
+      per_iteration: those of one iteration of a loop whose length depends on the data, by kind. In a program that
+        samples an iteration decodes one token; in one of ragged rows it is one forward of prompts with one block of
+        rows.
       samples: whether it draws tokens.
-      links, links_each: the same by the link they take, in what a chip receives.
-      read, read_each: what is read and written of a chip's memory, in a run outside of such a loop and in an iteration.
-      optional_each: of the latter, what is left out where it can be: blocks of the cache in which no slot has a token.
-      sampling_chips: chips that it runs on, where these do nothing but sample; 0 for those that learn.
-      sent: GiB of weights that each of these is sent before.
+      links, links_each: the same by link, in bytes that a chip receives.
+      read, read_each: the memory of a chip that is read and written, in a run outside of such a loop and in an
+        iteration.
+      optional_each: the part of ``read_each`` that may be left out: blocks of the cache in which no slot has a token.
+      sampling_chips: number of chips that it runs on, if these only sample; 0 for chips that learn.
+      sent: GiB of weights that each of these receives beforehand.
     """
 
     name: str
@@ -87,17 +89,17 @@ class ProgramReport:
 
     @property
     def fits(self) -> bool:
-        """Whether it has room in addition to the run's state."""
+        """Whether it fits next to the run's state."""
         return not self.error and self.total + self.resident <= self.room
 
     @property
     def at_least(self) -> float:
-        """Seconds that no run of it on these chips is below; NaN where nothing is known."""
+        """A lower bound in seconds for a run of it on these chips; NaN if nothing is known."""
         return max(self.seconds.values(), default=math.nan)
 
     @property
     def bound_by(self) -> str:
-        """What it takes them for."""
+        """The resource that takes that time."""
         return max(self.seconds, key=lambda what: self.seconds[what], default="-")
 
 
@@ -105,7 +107,7 @@ _SIZES = ("argument", "temp", "output", "alias", "total", "with the run's state"
 
 
 def format_table(reports: Sequence[ProgramReport]) -> str:
-    """The reports as text for people; sizes in the table are GiB a chip."""
+    """The reports as text for people; sizes in the table are in GiB a chip."""
     head = ("program", "compile s", *_SIZES, "at least s", "for")
     rows: list[tuple[str, ...]] = [head]
     for r in reports:

@@ -1,4 +1,4 @@
-"""A step on paper: how often it runs each program, and what it and a run of such steps take at least."""
+"""A step on paper: how often it runs each program, and the least time of a step and of a run."""
 
 import dataclasses
 import math
@@ -9,23 +9,23 @@ from grpojax.run.calls import times_a_step
 from grpojax.run.recipe import Config
 from grpojax.tools.plan_report import ProgramReport
 
-# What a step does one after the other, and the programs of it; `times_a_step` says which of them run.
+# The phases of a step in their order, and the programs of each; `times_a_step` says which of them run.
 PHASES = {
     "rollout": ("reshard", "rollout", "rollout phase", "greedy"),
-    "scores": (),  # all others: of the policy and of the variant's parts
+    "scores": (),  # all other programs, those of the policy and of the variant's parts
     "update": ("covariance mask", "update"),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunBound:
-    """What a run takes at least.
+    """The least time that a run takes.
 
     Attributes:
-      phases: seconds of each of `PHASES`, and what binds most of them.
-      steps: of the run; those in which the policy is left as it is are left out.
-      chips: that it holds all the time.
-      ahead: whether chips set apart draw the next step's samples while a step is learned from.
+      phases: seconds of each of `PHASES`, and the resource that takes most of them.
+      steps: number of steps of the run, without those in which the policy does not learn.
+      chips: number of chips that it holds all the time.
+      ahead: whether separate chips draw the next step's samples while a step learns.
     """
 
     phases: Mapping[str, tuple[float, str]]
@@ -35,7 +35,7 @@ class RunBound:
 
     @property
     def step(self) -> float:
-        """Seconds of a step, its phases one after the other; with rollouts `ahead`, the longer of rollout and rest."""
+        """Seconds of a step: the sum of its phases or, with rollouts `ahead`, the longer of rollout and rest."""
         seconds = {phase: s for phase, (s, _) in self.phases.items()}
         beside = seconds.pop("rollout", 0.0) if self.ahead else 0.0
         rest = math.fsum(seconds.values())
@@ -43,7 +43,7 @@ class RunBound:
 
     @property
     def hours(self) -> float:
-        """Of all steps."""
+        """Hours of all steps."""
         return self.steps * self.step / 3600
 
 
@@ -52,8 +52,8 @@ def bound(config: Config, reports: Sequence[ProgramReport], chips: int) -> RunBo
 
     Args:
       config: the recipe.
-      reports: of its programs; one that was refused, or of a chip that is not known, makes the sum NaN.
-      chips: of all slices.
+      reports: the reports of its programs. One of a refused program, or of an unknown chip, makes the sum NaN.
+      chips: number of chips of all slices.
     """
     counts, by_name = times_a_step(config), {r.name: r for r in reports}
     phases = {}
@@ -78,7 +78,7 @@ def _phase(name: str) -> str:
 
 
 def format_bound(run: RunBound) -> str:
-    """Two lines for people."""
+    """The bound in two lines for people."""
     text = ", ".join(f"{phase} {seconds:.3g} s ({what})" for phase, (seconds, what) in run.phases.items())
     text += "; the rollout runs at the same time as the rest" if run.ahead else ""
     what = "1 chip" if run.chips == 1 else f"{run.chips} chips"

@@ -36,7 +36,7 @@ _LLAMA_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 
-# As their makers' config.json has them.
+# The values of their makers' config.json.
 SHAPES = {
     "qwen2.5-0.5b": _shape(_QWEN, layers=24, hidden=896, heads=14, kv_heads=2, mlp=4864, vocab=151936, **_TIED),
     "qwen2.5-1.5b": _shape(_QWEN, layers=28, hidden=1536, heads=12, kv_heads=2, mlp=8960, vocab=151936, **_TIED),
@@ -75,14 +75,15 @@ SHAPES = {
 
 
 def shape_of(path: str) -> DecoderConfig:
-    """The model that a recipe's ``model.path`` names: a folder's, or where there is none a published one's.
+    """The shape of the model that a recipe's ``model.path`` names: from its folder or, if there is none, a published
+    one.
 
     Args:
       path: a folder, ``builtin:tiny``, or a path that ends in the name of one of `SHAPES`, with or without
         ``-Instruct``.
 
     Raises:
-      UserError: neither.
+      UserError: the path is neither.
 
     Example:
       >>> shape_of("/nowhere/Qwen2.5-3B-Instruct").num_layers

@@ -1,7 +1,7 @@
-"""Ahead-of-time compiles of a run's programs for a TPU slice that is not there, and what they need of it.
+"""Ahead-of-time compiles of a run's programs for a TPU slice that is not there, and the resources that they need.
 
-The real compiler, the trainer's own programs, their real shapes and shardings (`grpojax.run.calls`): only the arrays
-are missing. It needs libtpu installed, and no TPU.
+The compiler, the trainer's programs, and their shapes and shardings (`grpojax.run.calls`) are the real ones: only the
+arrays are missing. It needs libtpu installed, but no TPU.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from grpojax.tools.plan_shapes import shape_of
 
 
 def shorter(path: str, layers: int | None) -> DecoderConfig:
-    """The shape of a recipe's model, with so many layers; None leaves them."""
+    """The shape of a recipe's model with this number of layers; None keeps its own."""
     shape = shape_of(path)
     return shape if layers is None else dataclasses.replace(shape, num_layers=layers)
 
@@ -42,17 +42,17 @@ def plan(
 
     Args:
       config: the recipe.
-      topology: the slice, as libtpu calls it.
+      topology: libtpu's name of the slice.
       slices: how many of them.
       model: the shape of the policy; None takes that which ``model.path`` names.
-      layers: of policy and teacher where they are named by their paths; None for all.
-      programs: which to compile, of those that `grpojax.run.calls.calls_of` names; None for all that the run has.
+      layers: number of layers of policy and teacher if these are given by their paths; None for all.
+      programs: the programs to compile, out of those that `grpojax.run.calls.calls_of` names; None for all.
 
     Returns:
-      A `ProgramReport` each. A program that the compiler refuses has its ``error`` set.
+      A `ProgramReport` for each program. If the compiler refuses a program, its ``error`` is set.
 
     Raises:
-      UserError: an unknown topology, or sizes that do not divide over the mesh.
+      UserError: the topology is unknown, or sizes do not divide over the mesh.
     """
     chips = topology_meshes(topology, config.mesh, slices)
     calls, state = calls_of(
@@ -66,7 +66,7 @@ def plan(
 def plan_supervised(
     config: SFTConfig | DPOConfig, model: DecoderConfig, *, topology: str = "v5e:4x4", slices: int = 1
 ) -> list[ProgramReport]:
-    """As `plan`, of a supervised run: every prompt with as many answers as there may be, at their longest.
+    """As `plan` for a supervised run: every prompt has the most answers that it may have, at their longest.
 
     Args:
       config: the recipe.
@@ -80,7 +80,7 @@ def plan_supervised(
 
 
 def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> PolicyShape:
-    """A recipe's policy of some shape on chips that are not there."""
+    """A recipe's policy of this shape on chips that are not there."""
     compute = compute_of(config, chips.mesh, platform=chips.platform)
     mesh = chips.mesh if chips.sampling is None else chips.sampling
     sampling = Sampling(mesh, dataclasses.replace(compute, mesh=mesh))
@@ -91,7 +91,7 @@ def policy_shape(config: ModelConfig, model: DecoderConfig, chips: Chips) -> Pol
 def _reports(
     calls: Mapping[str, Call], state: Mapping[str, Any], chips: Chips, programs: Sequence[str] | None = None
 ) -> list[ProgramReport]:
-    """Each program on its own chips; those that only sample hold nothing but what they are sent for it."""
+    """Compiles each program for its own chips. Chips that only sample hold only the weights that they are sent."""
     reports, chip, here = [], flops.CHIPS.get(chips.mesh.devices.flat[0].device_kind), kept(state)
     for name in programs or calls:
         call = calls[name]
@@ -106,8 +106,7 @@ def _reports(
 
 
 def kept(state: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of a run's state on one chip by what it is: what the policy computes with, what its optimiser keeps, and
-    the other networks with theirs."""
+    """Bytes of a run's state on one chip by name: the policy's weights, its optimiser's state, other networks."""
     policy = state["policy"]
     weights = per_chip(policy.params)
     sizes = {"weights": weights, "optimiser": per_chip(policy) - weights}

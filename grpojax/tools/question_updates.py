@@ -1,7 +1,7 @@
-"""One update on one question: what it does to the likelihood of the question's right answers (arXiv 2505.18830).
+"""The effect of one update on one question on the likelihood of that question's right answers (arXiv 2505.18830).
 
-The weights start over for each question, so that Δ(x) is `grpojax.diagnostics.likelihood_displacement` as it is
-defined. All methods learn from the same samples.
+The weights are reset for each question, so that Δ(x) is `grpojax.diagnostics.likelihood_displacement` as it is defined.
+All methods learn from the same samples.
 """
 
 import dataclasses
@@ -36,13 +36,13 @@ SUCCESS = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuestionUpdates:
-    """What was measured of Q questions.
+    """Measurements on Q questions.
 
     Attributes:
-      uids: which they are.
-      right: ``[Q]`` the share of right samples.
-      gwhes: ``[Q]`` the mean of `grpojax.diagnostics.gwhes` over right samples.
-      displacement: of each method, ``[Q]`` Δ(x) in nats.
+      uids: ids of the questions.
+      right: ``[Q]``, the share of right samples.
+      gwhes: ``[Q]``, the mean of `grpojax.diagnostics.gwhes` over right samples.
+      displacement: for each method ``[Q]``, Δ(x) in nats.
     """
 
     uids: Sequence[int]
@@ -52,10 +52,11 @@ class QuestionUpdates:
 
 
 def read_methods(text: str) -> dict[str, str | dict[str, Any]]:
-    """What ``--methods`` says, by label: names, mappings as YAML, or recipe files, of which only the variant counts.
+    """The methods in ``--methods`` by label: names, mappings as YAML, or recipe files, of which only the variant
+    counts.
 
     Raises:
-      UserError: there is none, one is none of these, or two have one label.
+      UserError: there is no method, one has another form, or two have the same label.
 
     Example:
       >>> read_methods("grpo, {name: nthr, eta: 0}")
@@ -84,10 +85,10 @@ def read_methods(text: str) -> dict[str, str | dict[str, Any]]:
 def recipes_of(
     path: str, overrides: Iterable[str], methods: Mapping[str, str | Mapping[str, Any]], *, controls: bool = False
 ) -> dict[str, Config]:
-    """The recipes of `recipe_of` by label, and with ``controls`` those of the methods' controls.
+    """The recipes of `recipe_of` by label; with ``controls`` also those of the methods' controls.
 
-    A control is `grpojax.variants.control` of a method with its options. One that is among the methods already, under
-    whatever label, is not there twice.
+    A control is `grpojax.variants.control` of a method with its options. A control that is already among the methods,
+    under any label, is not added again.
     """
     given = list(overrides)
     recipes = {name: recipe_of(path, given, method) for name, method in methods.items()}
@@ -102,12 +103,12 @@ def recipes_of(
 
 
 def mismatches(path: str, overrides: Iterable[str], methods: Iterable[str], recipes: Mapping[str, Config]) -> list[str]:
-    """A line for each method that differs in several things from the first, and has no control among the recipes.
+    """A line for each method that differs from the first in several things and has no control among the recipes.
 
     Args:
       path, overrides: as in `recipes_of`.
-      methods: the labels that were asked for.
-      recipes: what `recipes_of` made of them.
+      methods: the labels of the given methods.
+      recipes: the result of `recipes_of` for them.
     """
     given = list(overrides)
     first, *others = methods
@@ -141,10 +142,10 @@ def _mapping(variant: str | Mapping[str, Any]) -> dict[str, Any]:
 def recipe_of(path: str, overrides: Iterable[str], method: str | Mapping[str, Any]) -> Config:
     """A recipe for single updates by a method: a name, or a mapping with its options.
 
-    A name has its own options where the recipe names it, else the variant's defaults. Every update is the run's first,
-    at the whole learning rate, and nothing is filtered, evaluated or tracked; the reference of a method that has one is
-    what the run starts from. A section for the recipe's own variant (critic, rollout.sample_allocation, rollout.retire
-    without a share) goes with that variant only.
+    If the recipe has the variant of that name, its options there are used, otherwise the variant's defaults. Every
+    update is the run's first, at the full learning rate, and nothing is filtered, evaluated or tracked. The reference
+    of a method that has one is the model that the run starts from. A section for the recipe's own variant (critic,
+    rollout.sample_allocation, rollout.retire without a share) goes with that variant only.
     """
     given = recipe.load(path, overrides)
     own, variant = _mapping(given.variant), _mapping(method)
@@ -177,16 +178,16 @@ def recipe_of(path: str, overrides: Iterable[str], method: str | Mapping[str, An
 def measure(
     recipes: Mapping[str, Config], *, questions: int, rollouts: int, devices: Sequence[jax.Device] | None = None
 ) -> QuestionUpdates:
-    """Samples questions until there are enough with right and wrong samples, and updates on each by each method.
+    """Samples questions until enough of them have right and wrong samples, and updates on each of these by each method.
 
     Args:
-      recipes: of each method, the same but for the variant (`recipe_of`).
-      questions: how many.
-      rollouts: at most so many are drawn; fewer questions are taken where they do not hold enough.
-      devices: what to run on, batch shards that divide a group; None takes all there are.
+      recipes: the recipe of each method (`recipe_of`); they differ only in the variant.
+      questions: number of questions.
+      rollouts: most rollouts that are drawn; if they do not have enough questions, fewer are taken.
+      devices: devices to run on, whose batch shards divide a group; None takes all there are.
 
     Raises:
-      UserError: there is no question with right and wrong samples.
+      UserError: no question has right and wrong samples.
     """
     chosen: list[RolloutBatch] = []
     gwhes, displacement = np.zeros(0), {}
@@ -215,7 +216,7 @@ def _outcome(trainer: Trainer, batch: RolloutBatch) -> Samples:
 
 
 def _mixed(trainer: Trainer, questions: int, rollouts: int) -> Iterator[RolloutBatch]:
-    """Questions with right and wrong samples, each a batch of its own; a question that comes again is left out."""
+    """Questions with right and wrong samples, each as a batch of its own. A question drawn again is left out."""
     seen: set[int] = set()
     for number in range(1, rollouts + 1):
         batch = trainer.source.next(number).with_rewards()
@@ -244,7 +245,7 @@ def _only(batch: RolloutBatch, i: int) -> RolloutBatch:
 
 
 def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
-    """The mean over right samples, ``[Q]``."""
+    """The mean of `grpojax.diagnostics.gwhes` over right samples, ``[Q]``."""
     longest = trainer.config.data.max_prompt_tokens
     policy = trainer.policy
     program = influence_program(policy.graph, policy.compute, temperature=trainer.config.rollout.temperature)
@@ -271,11 +272,11 @@ def _gwhes(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
 def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
     """Δ(x) of each question, ``[Q]``."""
     learner = trainer.learner
-    fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all that learn
+    fresh = {role: x for role, x in learner.state.items() if isinstance(x, TrainState)}  # all networks that learn
     out = []
     for number, batch in enumerate(each):
-        learner.state |= jax.tree.map(jnp.copy, fresh)  # an update takes them over
-        minis = learner.pack(batch)  # one, of one question
+        learner.state |= jax.tree.map(jnp.copy, fresh)  # an update takes over its input state
+        minis = learner.pack(batch)  # one minibatch, of one question
         signals = learner.score(minis)
         learner.weigh(minis, batch, signals)
 
@@ -290,20 +291,20 @@ def _displacement(trainer: Trainer, each: Sequence[RolloutBatch]) -> PerPrompt:
 
 
 def _logps(trainer: Trainer, mini: PackedBatch) -> Tokens:
-    """``[1, G, T]`` under the policy as it is."""
+    """Log-probs ``[1, G, T]`` under the current policy."""
     params = trainer.learner.weights
     rows = trainer.learner.programs.score(params, mini.packed.rows).logps
     return batch_shards.gather_groups(mini.layout.unpack(processes.fetch(rows)), 1)
 
 
 def format_table(found: QuestionUpdates, *, epsilon: float, top: int | None = None) -> str:
-    """A line for each question, and of each method the share of questions that it displaced.
+    """A line for each question, and for each method the share of questions that it displaced.
 
     Args:
-      found: of `measure`.
+      found: the result of `measure`.
       epsilon: Δ(x) up to which a question counts as displaced.
-      top: questions of the rankings that are compared. More than a fifth of all are reduced to that, which a line
-        says; None takes a fifth.
+      top: number of questions in the compared rankings. More than a fifth of all questions is reduced to a fifth, and a
+        line says so; None takes a fifth.
     """
     methods, count = list(found.displacement), len(found.uids)
     most = max(count // 5, 1)
@@ -327,7 +328,7 @@ def format_table(found: QuestionUpdates, *, epsilon: float, top: int | None = No
 
 
 def to_json(found: QuestionUpdates) -> dict[str, Any]:
-    """What was measured as plain data.
+    """The measurements as plain data.
 
     Example:
       >>> one = np.array([0.5])

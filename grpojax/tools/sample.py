@@ -40,7 +40,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the completions. Of several processes each draws them by itself, and the first prints."""
+    """Prints the completions. If there are several processes, each draws them by itself, and the first prints."""
     import logging
 
     import jax
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if note := hf.ends_note(folder, tokenizer):
         log.info("%s", note)
     prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
-    log.setLevel(logging.WARNING)  # standard output has only completions, not what compiles
+    log.setLevel(logging.WARNING)  # standard output has only completions, and no messages on compiling
     if run is None and model.adapter is None:
         graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
     else:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_policy(model: Any, run: Any, step: int | None, tokenizer: Any) -> tuple[Any, Any]:
-    """``(graph, weights)`` of a run's checkpoint, or of adapters on their base, on one device."""
+    """``(graph, weights)`` on one device, of a run's checkpoint or of adapters on their base."""
     import jax
 
     from grpojax.models.sharding import MeshConfig

@@ -1,4 +1,4 @@
-"""``grpojax show``: what a run's samples say."""
+"""``grpojax show``: the samples of a run."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ def best_and_worst(samples: Sequence[Sample], n: int) -> dict[str, list[Sample]]
 
     Args:
       samples: those of the step.
-      n: how many from each end; with fewer than ``2 n`` prompts, half of the prompts each.
+      n: number of samples from each end; with fewer than ``2 n`` prompts, half of the prompts for each end.
 
     Returns:
       "best": the highest rewards, the highest first. "worst": the lowest, the lowest first; it picks its prompts before
@@ -75,7 +75,7 @@ def best_and_worst(samples: Sequence[Sample], n: int) -> dict[str, list[Sample]]
 
 
 def _ranked(samples: Sequence[Sample]) -> list[Sample]:
-    """From best to worst; those without a reward last."""
+    """Samples from best to worst; those without a reward come last."""
     return sorted(samples, key=lambda s: (s["reward"] is None, -(s["reward"] or 0.0)))
 
 
@@ -92,7 +92,7 @@ def _text(row: Sample) -> str:
 
 
 def _decode(run_dir: str, samples: Sequence[Sample]) -> Callable[[int], str]:
-    """A token's text, by the tokenizer of a run; raises `UserError` where its samples say nothing of a critic."""
+    """A function from token to text, by a run's tokenizer; raises `UserError` if the samples are without a critic."""
     import json
 
     from grpojax import data
@@ -107,11 +107,11 @@ def _decode(run_dir: str, samples: Sequence[Sample]) -> Callable[[int], str]:
 
 
 def _critic(row: Sample, decode: Callable[[int], str]) -> str:
-    """A line a token: the critic's output before the step's update, and the token."""
+    """A line for each token: the critic's output before the step's update, and the token."""
     lines = (f"{value:+10.4f}  {_printable(decode(i))!r}" for i, value in zip(row["ids"], row["critic"], strict=True))
     return "\n".join(("critic:", *lines))
 
 
 def _printable(text: str) -> str:
-    """Without what a terminal would obey."""
+    """The text without control characters for a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

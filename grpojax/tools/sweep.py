@@ -1,4 +1,4 @@
-"""``grpojax sweep``: several methods by several seeds, a run each, in a queue that goes on where it was stopped."""
+"""``grpojax sweep``: a run for each of several methods and seeds, in a queue that resumes where it was stopped."""
 
 import argparse
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Makes the runs; 1 if any failed, 75 if it was stopped."""
+    """Makes the runs; returns 1 if any failed, 75 if it was stopped."""
     import os
     import shlex
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if os.environ.get("JAX_COORDINATOR_ADDRESS"):
         raise UserError("JAX_COORDINATOR_ADDRESS is set: a sweep starts runs of one process; unset it")
     environment = dict(os.environ)
-    jax.config.update("jax_platforms", "cpu")  # reading the recipes must not take an accelerator from the runs
+    jax.config.update("jax_platforms", "cpu")  # reading the recipes must not occupy an accelerator that the runs need
     from grpojax.host import files
     from grpojax.run import rate_search, sweep
     from grpojax.run.jobs import Queue

@@ -1,4 +1,4 @@
-"""What `grpojax eval` evaluates: a run's checkpoint or a model's folder, with the recipe that goes with it."""
+"""The targets of `grpojax eval`: a run's checkpoint or a model's folder, with the recipe that goes with it."""
 
 import dataclasses
 import json
@@ -24,14 +24,14 @@ from grpojax.run.recipe import Config
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is evaluated.
+    """A model to evaluate, and its problems.
 
     Attributes:
-      recipe: its config.
-      sets: what is evaluated, by the name of each set: the recipe's ``validation`` and ``test``, or a file's name.
-      run: run directory, or None for a Hugging Face folder.
-      step: checkpoint of the run.
-      out: where its evaluation goes by default.
+      recipe: the config that goes with it.
+      sets: the sources of problems by the name of each set: the recipe's ``validation`` and ``test``, or a file's name.
+      run: the run directory, or None for a Hugging Face folder.
+      step: the step of the run's checkpoint.
+      out: the default folder of the evaluation.
     """
 
     recipe: Config
@@ -41,7 +41,7 @@ class Target:
     out: epath.Path
 
     def settings(self, config: EvalConfig, evaluator: Evaluator, loaded: data.Problems) -> dict[str, Any]:
-        """All that the results depend on, to within rounding; no paths, so that folders can be moved."""
+        """Everything that the results depend on, up to rounding. There are no paths, so that folders can be moved."""
         recipe = self.recipe
         chosen = loaded[: config.limit or None]
         model: dict[str, Any] = {"weights": weights_digest(data.locate(recipe.model.path)), "dtype": recipe.model.dtype}
@@ -49,7 +49,7 @@ class Target:
         if adapter is not None and adapter.path is not None and self.run is None:
             model["adapter"] = weights_digest(data.locate(adapter.path))
         if self.run is not None:
-            # What a run is known by; what only says how it is executed may change while it goes on.
+            # The settings that identify a run. Settings of its execution may change while it goes on.
             named_by: dict[str, Any] = {
                 "variant": recipe.variant,
                 "optimizer": recipe.optimizer,
@@ -79,7 +79,7 @@ class Target:
         )
 
 
-# What is set where no run says otherwise.
+# The settings of a target without a run.
 _BARE = {
     "data": {"train": "-"},
     "rewards": [{"name": "math_answer"}],
@@ -98,18 +98,18 @@ def read_target(
     step: int | None = None,
     best: bool = False,
 ) -> Target:
-    """Reads what is to be evaluated. Of several processes all must come here.
+    """Reads the target. If there are several processes, all must call it.
 
     Args:
       target: run directory, Hugging Face folder or ``builtin:tiny``.
       overrides: ``a.b=c`` for the sections model, data, rewards, evaluate and mesh.
-      sets: what to evaluate: "validation" or "test" for the recipe's own, files and other sources of problems by their
-        path; ``data.validation`` where there are none.
-      step: checkpoint of a run; the newest if None.
-      best: take the checkpoint with the highest ``eval/reward`` in the metrics; of equals, the newest.
+      sets: the problems: "validation" or "test" for the recipe's own, or paths of files and other sources;
+        ``data.validation`` if there are none.
+      step: step of a run's checkpoint; the newest if None.
+      best: take the checkpoint with the highest ``eval/reward`` in the metrics; the newest of equal ones.
 
     Raises:
-      UserError: it is neither, it has no such checkpoint, or there are no problems.
+      UserError: the target has none of these forms or no such checkpoint, or there are no problems.
     """
     for text in overrides:
         key = text.partition("=")[0].strip()
@@ -145,7 +145,7 @@ def read_target(
         name = folder.name if files.in_bucket(folder) else Path(target.removeprefix(data.BUILTIN)).resolve().name
         out = files.path("evaluations") / "_".join([name, *(named if len(named) > 1 else ())])
         return Target(recipe=recipe, sets=named, run=None, step=None, out=out)
-    # Of several processes the first one's: of a run that is still saving, another may see more.
+    # All processes take the first one's: while the run still saves, another process may see more checkpoints.
     step = int(processes.meet(str(_pick_step(run, step, best)))[0])
     folder = "test" if list(named) == ["test"] else "eval"
     out = run / folder / "_".join([f"step_{step}", *(named if len(named) > 1 else ())])
@@ -153,15 +153,15 @@ def read_target(
 
 
 def model_of(target: str, dtype: str | None = None, base: str | None = None) -> tuple[ModelConfig, epath.Path | None]:
-    """``(model, run)`` of a run directory, a PEFT folder or a Hugging Face folder; of the last two ``run`` is None.
+    """``(model, run)`` of a run directory, a PEFT folder or a Hugging Face folder; ``run`` is None for the last two.
 
     Args:
-      target: where it is.
-      dtype: to run it in; None takes the run's, or float32.
-      base: the folder that adapters stand on; None takes the run's, or that which they name.
+      target: the directory or folder.
+      dtype: dtype to run it in; None takes the run's, or float32.
+      base: the folder of the adapters' base; None takes the run's, or the one that they name.
 
     Raises:
-      UserError: it is none of these.
+      UserError: the target is none of these.
     """
     folder = data.locate(target)
     tree = _adapter_tree(target) if hf.peft.is_adapter(folder) else _tree(folder)
@@ -191,7 +191,7 @@ def _adapter_tree(target: str) -> dict[str, Any]:
 
 
 def _named(recipe: Config, sets: Sequence[str], target: str) -> dict[str, Any]:
-    """What to evaluate by its name, which is that of a folder and of a row in the table."""
+    """The sources of problems by name. The name is used for a folder and for a row of the table."""
     found = dict[str, Any]()
     for given in sets:
         if given in ("validation", "test"):
@@ -199,7 +199,7 @@ def _named(recipe: Config, sets: Sequence[str], target: str) -> dict[str, Any]:
             if not source:
                 raise UserError(f"--data {given}: {target} has no data.{given}; give a file")
         else:
-            dataclasses.replace(recipe.data, validation=given)  # refuses what is wrong with its name
+            dataclasses.replace(recipe.data, validation=given)  # raises if the name is not valid
             name, source = re.sub(r"[^\w-]+", "_", re.sub(r"^.*/|\.[^/]*$", "", given)) or "data", given
         if source in found.values():
             raise UserError(f"--data {given} occurs twice")

@@ -19,7 +19,7 @@ def register(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the file, and says what was left out."""
+    """Writes the file, and reports the samples that were left out."""
     import dataclasses
     import json
 
@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
         )
     asked = recipe.data
     tokenize = data.Tokenize(hf.load_tokenizer(data.locate(recipe.model.path)), asked)
-    if asked.template == "auto":  # without a chat template the model read one text, and no messages
+    if asked.template == "auto":  # without a chat template, the model read one text and no messages
         asked = dataclasses.replace(asked, template="chat" if tokenize.chat else "plain")
-    questions = data.read_questions(asked)  # of a chat the samples have the last message only
+    questions = data.read_questions(asked)  # for a chat, the samples have only the last message
     rows = []
     for step, sample in traces.samples:
         question = questions.get(sample["uid"], "")
