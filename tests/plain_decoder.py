@@ -29,6 +29,7 @@ FAMILIES = {
         BASE, family="granite", embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4,
         logits_divisor=1.7,
     ),
+    "olmo2": dataclasses.replace(BASE, family="olmo2", qkv_bias=False, wide_qk_norm=True, norms_after=True),
     "qwen2_moe": dataclasses.replace(
         BASE, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=14, renormalised=False, shared=22)
     ),
@@ -113,8 +114,10 @@ def plain_states(model, sequences, prompt=None, read=None):
         def linear(h, name, w=w):
             return h @ w[name] + w.get(f"{name}_bias", 0.0)
 
-        h = norm(x, w["attn_norm"])
+        h = x if c.norms_after else norm(x, w["attn_norm"])
         q, k, v = linear(h, "q"), linear(h, "k"), linear(h, "v")
+        if c.wide_qk_norm:
+            q, k = norm(q, w["q_wide_norm"]), norm(k, w["k_wide_norm"])
         heads = []
         for head in range(c.num_heads):
             kv = head // (c.num_heads // c.num_kv_heads)
@@ -132,10 +135,11 @@ def plain_states(model, sequences, prompt=None, read=None):
             if read is not None:
                 late = (np.arange(n) >= np.asarray(prompt)[:, None])[..., None]
                 heads[-1] = jnp.where(late, attend(qh, read(kh), read(vh)), heads[-1])
-        x = x + c.residual_multiplier * linear(jnp.concatenate(heads, -1), "o")
-        h = norm(x, w["mlp_norm"])
+        y = linear(jnp.concatenate(heads, -1), "o")
+        x = x + c.residual_multiplier * (norm(y, w["attn_after_norm"]) if c.norms_after else y)
+        h = x if c.norms_after else norm(x, w["mlp_norm"])
         y = linear(swish(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c)
-        x = x + c.residual_multiplier * y
+        x = x + c.residual_multiplier * (norm(y, w["mlp_after_norm"]) if c.norms_after else y)
     return norm(x, model.norm[...]) / c.logits_divisor
 
 

@@ -72,6 +72,9 @@ MODELS = {
         ),
     ),
     "granite-bias": ("granite", dict(tie_word_embeddings=False, attention_bias=True, mlp_bias=True)),
+    "phi3": ("phi3", dict(tie_word_embeddings=False)),
+    "olmo2": ("olmo2", dict(tie_word_embeddings=False)),
+    "olmo2-bias": ("olmo2", dict(tie_word_embeddings=True, attention_bias=True, rope_parameters=_LINEAR)),
     "qwen2-linear": ("qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR)),
     "qwen3-yarn": ("qwen3", dict(tie_word_embeddings=True, head_dim=10, rope_parameters=_YARN | {"truncate": False})),
     "llama-yarn": (

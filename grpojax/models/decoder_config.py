@@ -96,7 +96,9 @@ class DecoderConfig:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool = False  # of each head
+    wide_qk_norm: bool = False  # of all heads at once
+    norms_after: bool = False  # norms of what attention and MLP give, in place of what they read
     max_positions: int = 32768
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no positions
     embedding_multiplier: float = 1.0  # of embedded tokens
@@ -119,6 +121,11 @@ class DecoderConfig:
     def own_head(self) -> bool:
         """Whether the output projection is a weight of its own, not the embedding."""
         return not self.tie_embeddings
+
+    @property
+    def norms_before(self) -> bool:
+        """Whether attention and MLP read normed states."""
+        return not self.norms_after
 
     @property
     def dense(self) -> bool:

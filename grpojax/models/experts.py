@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Experts
-from grpojax.models.layers import Block, Layer, gated, rms_norm
+from grpojax.models.layers import Block, Layer, gated
 from grpojax.models.sharding import ROLLOUT, spec
 from grpojax.models.weight_table import DECODER
 from grpojax.types import Array, Rows
@@ -198,7 +198,7 @@ class MixtureLayer(Layer):
         self.experts, self.compute = config.experts, compute
 
     def _mlp(self, x: Array) -> Array:
-        h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
+        h = self._read(x, "mlp_norm")
         with jax.named_scope("experts"):
             y, self.routing = self._routed(h)
         if self.experts.shared:
@@ -206,7 +206,7 @@ class MixtureLayer(Layer):
                 gate = jnp.matmul(h.astype(jnp.float32), cast(Array, self.w["shared_router"]), precision="highest")
                 shared = self._linear(gated(*self._linears(h, "shared_gate", "shared_up")), "shared_down")
                 y = y + (jax.nn.sigmoid(gate) * shared.astype(jnp.float32)).astype(x.dtype)
-        return self._add(x, y)
+        return self._add(x, y, "mlp_after_norm")
 
     def _routed(self, h: Array) -> tuple[Array, Routing]:
         """The experts' output for ``h [..., D]``. Each shard sorts its own tokens; no token leaves its shard."""

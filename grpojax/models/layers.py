@@ -19,7 +19,7 @@ from grpojax.types import Array
 
 
 class Block(nnx.Module):
-    """The weights of one layer: attention and MLP, each behind an RMS norm. Kernels are ``[in, out]``."""
+    """The weights of one layer: attention and MLP, each before or behind an RMS norm. Kernels are ``[in, out]``."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         for name, weight in present(DECODER, config).items():
@@ -236,8 +236,11 @@ class Layer:
         """Computes rotated q ``[..., H, d]`` and k, and v ``[..., Hkv, d]``, from ``x [..., D]``."""
         c, w = self.config, self.w
         with jax.named_scope("qkv"):
-            h = rms_norm(x, w["attn_norm"], c.norm_eps)
-            q, k, v = (x.reshape(*h.shape[:-1], -1, c.head_dim) for x in self._linears(h, "q", "k", "v"))
+            made = self._linears(self._read(x, "attn_norm"), "q", "k", "v")
+            if c.wide_qk_norm:
+                made[0] = rms_norm(made[0], w["q_wide_norm"], c.norm_eps)
+                made[1] = rms_norm(made[1], w["k_wide_norm"], c.norm_eps)
+            q, k, v = (y.reshape(*x.shape[:-1], -1, c.head_dim) for y in made)
             if c.qk_norm:
                 q, k = rms_norm(q, w["q_norm"], c.norm_eps), rms_norm(k, w["k_norm"], c.norm_eps)
             return rotate(q, self._query_tables(tables)), rotate(k, tables), v
@@ -250,24 +253,29 @@ class Layer:
         factor = self.config.attention_multiplier * self.config.head_dim**0.5
         return tables[0] * factor, tables[1] * factor
 
-    def _add(self, x: Array, y: Array) -> Array:
+    def _read(self, x: Array, norm: str) -> Array:
+        """The residual stream as attention or the MLP reads it."""
+        return rms_norm(x, self.w[norm], self.config.norm_eps) if self.config.norms_before else x
+
+    def _add(self, x: Array, y: Array, norm: str) -> Array:
         """Adds the output of attention or of the MLP to the residual stream."""
+        if self.config.norms_after:
+            y = rms_norm(y, self.w[norm], self.config.norm_eps)
         scale = self.config.residual_multiplier
         return x + (y if scale == 1 else y * scale)
 
     def finish(self, x: Array, attended: Array) -> Array:
         """Adds the attention's output and the MLP to ``x``."""
         with jax.named_scope("out"):
-            x = self._add(x, self._linear(attended.reshape(*x.shape[:-1], -1), "o"))
+            x = self._add(x, self._linear(attended.reshape(*x.shape[:-1], -1), "o"), "attn_after_norm")
         with jax.named_scope("mlp"):
             if self.lean and x.ndim == 3 and x.shape[1] > _MLP_TOKENS:
                 return self._mlp_in_parts(x)
             return self._mlp(x)
 
     def _mlp(self, x: Array) -> Array:
-        h = rms_norm(x, self.w["mlp_norm"], self.config.norm_eps)
-        h = gated(*self._linears(h, "gate", "up"))
-        return self._add(x, self._linear(h, "down"))
+        h = gated(*self._linears(self._read(x, "mlp_norm"), "gate", "up"))
+        return self._add(x, self._linear(h, "down"), "mlp_after_norm")
 
     def _mlp_in_parts(self, x: Array) -> Array:
         """The MLP of ``x [B, N, D]``, some tokens after the others. A loop instead of this would copy the weights."""

@@ -316,8 +316,7 @@ def _rewards(tracks: Tracks, limits: Limits, names: Sequence[str]) -> dict[str, 
 
 
 def _held_out(tracks: Tracks, limits: Limits, problems: int) -> dict[str, str]:
-    """Alarms on held-out metrics. The noise of an accuracy follows from the number of problems, that of a reward from
-    its changes."""
+    """Alarms on held-out metrics. The number of problems gives the noise of an accuracy, changes give a reward's."""
     for name in HELD_OUT:
         if y := tracks[name].values:
             now, best, chance = y[-1], tracks[name].most, limits.deviations * tracks[name].scatter()

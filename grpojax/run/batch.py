@@ -74,8 +74,7 @@ class RolloutBatch:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def with_rewards(self) -> "RolloutBatch":
-        """Waits for the rewards, and returns the batch with them. Call it once for a step's batch, since the source
-        notes them."""
+        """The batch with its rewards, once they are there. Call it once for a step's batch: the source notes them."""
         batch = dataclasses.replace(self, pending=())
         for pending in self.pending:
             batch = pending.rewarded(batch)

@@ -62,8 +62,7 @@ def most_left(config: RolloutConfig, shards: int) -> int:
 
 
 def variant_source(config: Config) -> None:
-    """Raises `UserError` if a recipe, as stored with a run, names a source of its variant that differs from the present
-    one."""
+    """Raises `UserError` if a stored recipe names a source of its variant that differs from the present one."""
     found = variants.source(config.method.variant.name)
     given = config.variant.get("source", found) if isinstance(config.variant, dict) else found
     if found is not None and given != found:

@@ -183,8 +183,7 @@ class FineTune(Task):
         return values | {"test/problems": float(count)}
 
     def _score(self, name: str) -> dict[str, float]:
-        """The current policy's metrics on a part of the data. It may raise `Stopped`; the evaluation is then done
-        later."""
+        """The current policy's metrics on a part of the data. If it raises `Stopped`, the evaluation is done later."""
         logps, lengths = self.scorer.sums(
             self.parts[name].kept, policy_state.weights(self.weights), self.session.control.sync
         )

@@ -1,6 +1,6 @@
 """The held-out problems of a run, and its evaluations on them by its own rewards.
 
-The validation set is evaluated on the run's schedule: it picks the best checkpoint and rings alarms, and a search picks
+The validation set is evaluated on the run's schedule. It picks the best checkpoint and rings alarms, and a search picks
 rates by it. The test set is evaluated once, with the final weights, and nothing is picked by it.
 """
 
@@ -24,23 +24,23 @@ SETS = ("validation", "test")
 
 
 class HeldOut:
-    """Evaluates on ``data.validation`` and ``data.test``; where one of them is None, it is not evaluated.
+    """Evaluates on ``data.validation`` and ``data.test``; a set that is None is not evaluated.
 
     Args:
       config: the recipe.
-      policy: what samples.
-      rewards: the run's own.
+      policy: the policy that samples.
+      rewards: the run's own rewards.
       tokenize: question to token ids.
-      sync: how a rollout is waited for.
+      sync: waits for a rollout.
 
     Attributes:
-      evaluator: the rewards, and the one of them that says what is right.
-      problems: of validation, ``train.eval_limit`` at most.
+      evaluator: the rewards, and which of them says whether a sample is right.
+      problems: problems of the validation set, ``train.eval_limit`` at most.
       test: all problems of the test set.
-      fingerprints: of all rows read of both sets, by the set's name; None for one that is not given.
-      known: the problems of both sets, also those over the limit.
-      best: the metric that decides which checkpoint is best; None without.
-      attempts: of the last evaluation.
+      fingerprints: fingerprints of all rows of both sets, by the set's name; None for a set that is not given.
+      known: the problems of both sets, including those over the limit.
+      best: the metric that decides which checkpoint is best; None without a validation set.
+      attempts: the attempts of the last evaluation.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class HeldOut:
         """The metrics of the policy on the validation set after ``number`` steps.
 
         Args:
-          number: steps done; the attempts go to ``eval/step_N.jsonl``.
+          number: number of finished steps; the attempts go to ``eval/step_N.jsonl``.
           params: the rollout's weights.
         """
         self.attempts = self._attempts(self.problems, params, "eval", number)
@@ -86,10 +86,10 @@ class HeldOut:
         return values
 
     def read_test(self, number: int, params: Any) -> dict[str, float]:
-        """The metrics of the final policy on the whole test set, and ``test/problems``, how many those are.
+        """The metrics of the final policy on the whole test set, with ``test/problems``, its number of problems.
 
         Args:
-          number: steps of the run; the attempts go to ``test/step_N.jsonl``.
+          number: number of steps of the run; the attempts go to ``test/step_N.jsonl``.
           params: the rollout's weights.
         """
         log.info("evaluating data.test, once and with the final weights: %d problems", len(self.test))
@@ -101,7 +101,7 @@ class HeldOut:
     def _attempts(
         self, problems: Sequence[data.Problem], params: Any, folder: str, number: int
     ) -> list[evaluation.Attempt]:
-        """Tries the problems; the first process writes ``folder/step_N.jsonl``."""
+        """Attempts the problems; the first process writes ``folder/step_N.jsonl``."""
         batches = evaluation.evaluate(
             self.policy,
             params,
@@ -135,9 +135,9 @@ class HeldOut:
 
 
 def load(config: data.DataConfig, rewards: Rewards, tokenize: data.Tokenize) -> dict[str, data.Problems]:
-    """The held-out sets that a recipe names, by ``validation`` and ``test``; says on the console what was left out.
+    """The held-out sets that a recipe names, by ``validation`` and ``test``; logs what was left out.
 
-    A made problem of validation that the test set has too is left out of validation.
+    A generated validation problem that is also in the test set is left out of validation.
     """
     loaded, known = dict[str, data.Problems](), data.Known()
     for name in reversed(SETS):
@@ -153,7 +153,7 @@ def load(config: data.DataConfig, rewards: Rewards, tokenize: data.Tokenize) -> 
 
 
 def announce(loaded: data.Problems, name: str, config: data.DataConfig) -> None:
-    """Says what was found and left out of a part of the data."""
+    """Logs the number of problems found in a part of the data, and those left out."""
     for line in loaded.notes(name, config):
         log.info("%s", line)
     for line in loaded.warnings(name):
@@ -172,13 +172,13 @@ def config_of(config: Config) -> evaluation.EvalConfig:
 
 
 def abstract_evaluation(config: Config, policy: PolicyShape, params: Any, weights: Any) -> dict[str, Call]:
-    """The programs that validation runs on: none of a recipe without held-out problems.
+    """The programs that validation runs; none for a recipe without held-out problems.
 
     Args:
       config: the recipe.
       policy: the model.
       params: its weights.
-      weights: those of a rollout; evaluation is of the policy itself, and may take others.
+      weights: the weights of a rollout. Evaluation uses the policy itself, so its weights may differ.
     """
     if not (config.data.validation or config.data.test):
         return {}

@@ -1,4 +1,4 @@
-"""A queue of runs, each a process of its own: resumable, on one device or several, and stopped as one run would be."""
+"""A queue of runs, each in its own process. It is resumable, uses one or more devices, and stops like one run."""
 
 import contextlib
 import dataclasses
@@ -24,13 +24,13 @@ _LOOK_S = 0.1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to make.
+    """A run to start or resume.
 
     Attributes:
-      name: its directory's name.
+      name: name of its directory.
       directory: ``run.dir``.
-      command: what starts it, or goes on with it.
-      steps, tokens: of the whole run, which ends by one of them.
+      command: the command that starts or resumes it.
+      steps, tokens: the length of the whole run, by one of them.
       config: its resolved recipe; a run that is done counts as done only for this recipe.
     """
 
@@ -42,7 +42,7 @@ class Job:
     config: Mapping[str, Any]
 
     def done(self) -> tuple[int, float]:
-        """Steps that it has recorded, and the share of the whole run that they are."""
+        """Number of steps that it has recorded, and their share of the whole run."""
         lines = read_metrics(self.directory)
         steps = max((line["step"] for line in lines), default=0)
         if self.steps is not None:
@@ -51,13 +51,13 @@ class Job:
         return steps, sampled / self.tokens if self.tokens else 0.0
 
     def in_use(self) -> bool:
-        """Whether another process is at it, such as one that a killed sweep has left."""
+        """Whether another process works on it, such as one that a killed sweep has left behind."""
         try:
             with (self.directory / "lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # there is no such directory yet
+        except OSError:  # the directory does not exist yet
             return False
         return False
 
@@ -67,9 +67,9 @@ class Outcome:
     """The outcome of the jobs.
 
     Attributes:
-      done: those that came to their end, now or before.
-      failed: name -> how it ended.
-      stopped: whether the queue had to stop before it was through.
+      done: jobs that are finished, now or before.
+      failed: name -> how the job ended.
+      stopped: whether the queue had to stop before all jobs were done.
     """
 
     done: list[Job] = dataclasses.field(default_factory=list)
@@ -91,11 +91,11 @@ class Queue:
     """Runs jobs, one at a time or one a device.
 
     Args:
-      folder: of the sweep; ``state/`` in it has each run's output, and which are done.
-      environment: of the processes.
-      devices: a number each: the process on it sees no other; none leaves one process all there are.
+      folder: the folder of the sweep. Its ``state/`` has each run's output and the list of finished ones.
+      environment: environment of the processes.
+      devices: numbers of devices. A process sees only its own device. If empty, one process at a time sees all.
       at_once: runs on each device at a time. They share its memory, and the cores of the processor, evenly.
-      tell_s: seconds between lines of progress.
+      tell_s: seconds between progress lines.
 
     Raises:
       UserError: ``environment`` has no such device.
@@ -119,11 +119,11 @@ class Queue:
                 seen["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / at_once:.3f}"
         self._running: list[_Running] = []
         self._stopping = 0  # the signal that came
-        self._made, self._seconds = 0.0, 0.0  # of the runs that ended: shares of a whole one, and time
+        self._made, self._seconds = 0.0, 0.0  # for the runs that ended: share of a whole run, and time
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
-        """Runs what is not done yet; a run that fails does not stop the others. SIGINT and SIGTERM stop after a step
-        each, and so does a run that was stopped by itself, as by a cloud's notice."""
+        """Runs all jobs that are not done. A run that fails does not stop the others. SIGINT and SIGTERM stop each run
+        after its step. The same happens if one run was stopped itself, as by a cloud's notice."""
         outcome, waiting = Outcome(), []
         (self.folder / "state").mkdir(parents=True, exist_ok=True)
         for job in jobs:
@@ -148,7 +148,7 @@ class Queue:
         return outcome
 
     def is_done(self, job: Job) -> bool:
-        """Whether a run of this very recipe came to its end."""
+        """Whether a run of exactly this recipe is finished."""
         try:
             of_this = json.loads(self._file(job, ".json").read_text(encoding="utf-8")) == _plain(job.config)
             return of_this and job.done()[1] >= 1
@@ -169,7 +169,7 @@ class Queue:
             waiting.remove(job)
             steps, first = job.done()
             output = self._file(job, ".log").open("w", encoding="utf-8")
-            # In a session of its own: Ctrl-C is passed on once, and not sent by the terminal as well.
+            # In a session of its own: Ctrl-C is passed on once, and the terminal does not send it as well.
             process = subprocess.Popen(
                 job.command,
                 env={**self._environment, **self._alone[device]},
@@ -183,7 +183,9 @@ class Queue:
             self._running.append(
                 _Running(job=job, slot=slot, process=process, output=output, started=time.monotonic(), first=first)
             )
-            if self._stopping:  # the signal came while the process was being made: it is not yet among those that run
+            if (
+                self._stopping
+            ):  # the signal came while the process was being made, when it was not yet among the running ones
                 process.send_signal(self._stopping)
 
     def _end(self, ended: _Running, outcome: Outcome, waiting: Sequence[Job], count: int) -> None:
@@ -199,7 +201,7 @@ class Queue:
             log.info("%s: done in %s  (%s, left %s)", job.name, _duration(seconds), through, self._left(waiting))
         elif self._stopping or ended.process.returncode == os.EX_TEMPFAIL:
             log.info("%s: stopped at step %d", job.name, steps)
-            if not self._stopping:  # its machine goes away, from under all of them
+            if not self._stopping:  # its machine goes away, and with it all of them
                 self._stop(signal.SIGTERM)
         else:
             text = self._file(job, ".log").read_text(encoding="utf-8", errors="replace")
@@ -214,7 +216,7 @@ class Queue:
         log.info("%s  %d waiting, left %s", each, len(waiting), self._left(waiting))
 
     def _left(self, waiting: Sequence[Job]) -> str:
-        """The time that is left at the pace so far."""
+        """The remaining time at the pace so far."""
         made, seconds = self._made, self._seconds
         remaining = sum(max(0.0, 1 - job.done()[1]) for job in waiting)
         for r in self._running:
@@ -225,7 +227,7 @@ class Queue:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Inside, a first SIGTERM or SIGINT has every run stop after its step, a second one at once."""
+        """Inside the context, a first SIGTERM or SIGINT stops every run after its step, and a second one at once."""
         handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -246,14 +248,14 @@ class Queue:
 
 
 def visible_device(device: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """What to add to an environment so that a process sees one accelerator only, whichever kind; nothing for None.
+    """Variables to add to an environment so that a process sees only one accelerator, of any kind; empty for None.
 
     Args:
-      device: its number among those that ``environment`` leaves to be seen.
-      environment: what the process has otherwise.
+      device: its number among the devices that ``environment`` makes visible.
+      environment: the other variables of the process.
 
     Raises:
-      UserError: fewer are left to be seen.
+      UserError: fewer devices are visible.
 
     Example:
       >>> visible_device("1", {})["CUDA_VISIBLE_DEVICES"], visible_device(None, {})
@@ -278,7 +280,7 @@ def visible_device(device: str | None, environment: Mapping[str, str]) -> dict[s
 
 
 def _share_cores(pid: int, slot: int, slots: int) -> None:
-    """Gives the process in a slot its part of the processor's cores, where the system can and there are enough."""
+    """Gives the process in a slot its part of the processor's cores, if the system can and there are enough."""
     if slots == 1 or not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))

@@ -46,7 +46,7 @@ class Learner:
         others.
       scores_a_step: forward passes over all samples in a step, besides sampling and updates.
       entropy_coefs: the coefficient of an adaptive entropy bonus, and the one that the next step applies.
-      least: positions of which a block of rows takes no less time for having fewer (`grpojax.programs.blocks.sizes`).
+      least: number of positions below which a smaller block of rows is not faster (`grpojax.programs.blocks.sizes`).
       updates: number of the policy's updates that were dispatched, skipped ones included: the version of its weights.
     """
 
@@ -63,7 +63,7 @@ class Learner:
     ):
         self.policy, self.programs, self.method, self.train = policy, programs, method, train
         self.parts, self._call = parts, run or CompileAhead()
-        # One at most: `grpojax.run.parts.kinds` refuses others.
+        # At most one: `grpojax.run.parts.kinds` refuses more.
         self._second = next((part for part in parts if isinstance(part, LearningPart)), None)
         self._warmup = 0 if self._second is None else self._second.warmup_steps(self._second.config)
         self.max_prompt_tokens = max_prompt_tokens
@@ -100,7 +100,7 @@ class Learner:
         return abstract_state(self._networks(), self.policy.mesh)
 
     def _networks(self) -> dict[str, Network]:
-        """What is saved, by role: what never changes is read from the model again."""
+        """The networks that are saved, by role. Weights that never change are read from the model again."""
         networks = {"policy": policy_state.networks(self.policy.shape, self.programs.optimizer)["policy"]}
         for part in self.parts:
             added = part.networks()
@@ -108,11 +108,11 @@ class Learner:
         return networks
 
     def _learns_alone(self, number: int) -> bool:
-        """Whether the policy is left as it is in a step, and the second network learns."""
+        """Whether only the second network learns in a step, and the policy does not change."""
         return number <= self._warmup
 
     def start(self, restored: Mapping[str, Any] | None) -> None:
-        """Takes the policy's weights over; ``restored`` is what `saved` gave before, None in a new run."""
+        """Takes over the policy's weights; ``restored`` is an earlier result of `saved`, None in a new run."""
         params, self.policy.params = self.policy.params, None
         for part in self.parts:
             self.state |= part.start(params, restored)
@@ -132,7 +132,7 @@ class Learner:
         return policy_state.weights(self.state)
 
     def saved(self) -> dict[str, Any]:
-        """The part of the state that a checkpoint has."""
+        """The part of the state that is saved in a checkpoint."""
         return {role: self.state[role] for role in self._networks()}
 
     def replace(self, batch: RolloutBatch) -> RolloutBatch:
@@ -290,7 +290,7 @@ class Learner:
                 taken.append({f"{second.role}/{name}": value for name, value in measured.items()})
                 ready(self.state)
                 continue
-            if self.objective.needs_covariance_mask:  # by the policy as it is before this update
+            if self.objective.needs_covariance_mask:  # by the policy before this update
                 logps = self._call(self.programs.score, self.weights, mini.packed.rows).logps
                 mini.set(covariance_mask=None)
                 places = place_rows(mini.layout.index, self.policy.mesh)
@@ -300,7 +300,7 @@ class Learner:
                 self.state["policy"], metrics = self._call(
                     self.programs.update, self.state["policy"], given, mini.packed
                 )
-            else:  # each learns by the other as it was
+            else:  # each learns from the other as it was before this update
                 both = {role: self.state[role] for role in ("policy", second.role)}
                 both, metrics = self._call(self.programs.update, both, given, mini.packed)
                 self.state |= both

@@ -165,7 +165,7 @@ class Loop:
         """Weights by role of the newest checkpoint, whose state becomes the run's; None in a new run.
 
         Args:
-          held: lets go of the checkpoints.
+          held: releases the checkpoints.
           abstract: of `Task.networks`: shapes, dtypes and shardings.
           best: the metric whose largest value's checkpoint stays; None without a validation set.
         """
@@ -190,13 +190,13 @@ class Loop:
 
         Args:
           held: closes them.
-          steps: of the whole run; None where it ends by something else.
-          share: of the whole run, what is behind it.
-          columns: of the table on the console.
-          alarms: looks at all metrics, those of the steps before included.
+          steps: number of steps of the whole run; None if it ends by something else.
+          share: share of the whole run that is done.
+          columns: columns of the table on the console.
+          alarms: looks at all metrics, including those of earlier steps.
         """
         self.watch, self.share, self._saved = alarms, share, self.done
-        with processes.AllOrNone():  # the first writes these files anew, once all have read them
+        with processes.AllOrNone():  # the first process rewrites these files once all have read them
             lines = [x for x in metrics.read_metrics(self.session.directory) if x["step"] <= self.done]
             if alarms is not None:
                 watch.replay(alarms, self.session, lines)
@@ -224,7 +224,7 @@ class Loop:
         self._held.close()
 
     def _rescue(self) -> int:
-        """Whatever ends a run must not cost what was learned. The step that is saved."""
+        """Saves the learned state whatever ends the run. Returns the step that is saved."""
         try:
             self.finish()
         finally:
@@ -234,13 +234,13 @@ class Loop:
 
     def _repeat(self) -> None:
         task, session, train = self.task, self.session, self.session.config.train
-        # The evaluation that was due after the last step of a run that was stopped.
+        # The evaluation that was due after the last step of a stopped run.
         if self._validates and (self.done == 0 or (self._evaluates() and self._evaluated < self.done)):
             self._evaluate()
         while self.share < 1:
             session.watchdog.begin(self.done + 1)
             session.profile.begin(self.done + 1, task.networks)
-            if not self._pending:  # what an evaluation or a save took is no part of the step
+            if not self._pending:  # the time of an evaluation or a save does not count for the step
                 self.since = time.perf_counter()
             updates = task.step(self.done + 1)
             self._pending.append(updates)
@@ -252,7 +252,7 @@ class Loop:
             if evaluates or saves:
                 self.finish()
             session.watchdog.end()
-            if saves:  # first, as an evaluation takes long and may fail
+            if saves:  # saved first, as an evaluation takes long and may fail
                 self._save(evaluation_follows=evaluates)
             if evaluates:
                 self._evaluate()
@@ -269,7 +269,7 @@ class Loop:
             while len(self._pending) > ahead:
                 self._record(_over(self._pending.pop(0)))
         except UserError:
-            with contextlib.suppress(UserError):  # the run ends by this one; the steps after it are recorded too
+            with contextlib.suppress(UserError):  # the run ends with this step; the steps after it are recorded too
                 self.finish()
             raise
 
@@ -277,7 +277,7 @@ class Loop:
         """Records a step whose updates are over. The next one may be on the device by now, so that nothing here may ask
         the device for anything else."""
         assert updates.over is not None
-        seconds, self.since = updates.over - self.since, updates.over  # what comes next is queued behind the updates
+        seconds, self.since = updates.over - self.since, updates.over  # the next work is queued behind the updates
         train, state, number = self.session.config.train, self.state, updates.number
         values = updates.known | step_metrics.of_updates(updates.metrics)
         skipped = [step_metrics.skipped(m) for m in updates.metrics]
@@ -320,7 +320,7 @@ class Loop:
         return self._validates and (self.share >= 1 or (every > 0 and self.done % every == 0))
 
     def _evaluate(self) -> None:
-        """Records what the policy as it is makes of the validation set. A run that is stopped in it makes up for it."""
+        """Records the current policy's metrics on the validation set. If it is stopped, the resumed run repeats it."""
         number = self.done
         values, scores = self.task.evaluate(number)
         self._write(number, values)
@@ -328,14 +328,14 @@ class Loop:
         self._heed(number)
 
     def _test(self) -> None:
-        """Records what the final policy makes of the test set. A run that is stopped in it does so when it goes on."""
+        """Records the final policy's metrics on the test set. If it is stopped, the resumed run does it."""
         if (values := self.task.test(self.done)) is not None:
             self.metrics.write(self.done, values)
             self._tested = True
 
 
 def _over(updates: Updates) -> Updates:
-    """The same updates once they are over, with their metrics on the host."""
+    """Waits until the updates are over, and returns them with their metrics on the host."""
     if updates.over is not None:
         return updates
     asked = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a recipe's names stand for: its variant, rewards and filter, resolved once and checked against each other."""
+"""The method of a recipe: its variant, rewards and filter, resolved once and checked against each other."""
 
 import dataclasses
 import inspect
@@ -14,13 +14,15 @@ from grpojax.advantages import Signals, text_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
-from grpojax.records.methods import differences as differences  # next to `describe`, whose results it compares
+from grpojax.records.methods import (
+    differences as differences,
+)  # available next to `describe`, whose results it compares
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, parts
 from grpojax.run.exclusions import Older, Resolved
 from grpojax.run.sections import AllocationConfig, FilterConfig, RetireConfig, RolloutConfig, TrainConfig
 
-# What comes with the samples, their scores or the objective; the rest of `variants.NEEDS` are parts.
+# Needs that samples, their scores or the objective supply; the rest of `variants.NEEDS` are parts.
 WITH_SAMPLES = ("culling", "displacement_weights", "entropy", "greedy", "rollout_plan", "step_rewards")
 
 
@@ -155,19 +157,19 @@ def describe(method: Method) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An option's value as it stands in JSON; as text where it could not."""
+    """An option's value as JSON, or as text if JSON cannot express it."""
     if isinstance(value, list | tuple):
         return [_plain(x) for x in value]
     return value if value is None or isinstance(value, bool | int | float | str) else text_of(value)
 
 
 def _options(variant: str | Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """The variant's name and overrides. From ``rollout.max_tokens`` come, where they are not given, the divisor of
-    ``aggregate: constant``, and DAPO's overlong_limit with a fifth of it as overlong_buffer."""
+    """The variant's name and overrides. If they are not given, ``rollout.max_tokens`` sets the divisor of ``aggregate:
+    constant``, and DAPO's overlong_limit, with a fifth of it as overlong_buffer."""
     given: dict[str, Any] = {"name": variant} if isinstance(variant, str) else dict(variant)
     name = given.get("name")
     if isinstance(name, str) and variants.is_path(name):
-        given.pop("source", None)  # of a stored recipe: not an option, and compared where a run starts
+        given.pop("source", None)  # of a stored recipe: not an option; it is compared when a run starts
     if not isinstance(name, str):
         raise UserError("variant: give a name, as in `variant: grpo` or `variant: {name: grpo, clip_high: 0.28}`")
     try:
@@ -212,8 +214,8 @@ def _variant(options: Mapping[str, Any]) -> variants.Variant:
 
 
 def _corrected(variant: variants.Variant, options: Mapping[str, Any], setting: str, value: float) -> variants.Variant:
-    """The variant for samples of an older policy, which the setting makes. One whose options say nothing of it takes
-    its ratio against the sampler's log-probs; raises `UserError` where nothing would correct for them."""
+    """The variant, if the setting makes samples of an older policy. If its options do not mention that, its ratio is
+    taken against the sampler's log-probs. Raises `UserError` if nothing would correct for the older policy."""
     older = Older(variant=variant, options=options, setting=setting, value=value)
     exclusions.check("older", older)
     if older.corrected:
@@ -222,7 +224,7 @@ def _corrected(variant: variants.Variant, options: Mapping[str, Any], setting: s
 
 
 def _rewards(rewards: tuple[RewardConfig, ...] | RewardsConfig, variant: variants.Variant) -> RewardsConfig:
-    """The rewards; a bare list has the defaults of `RewardsConfig`, and the variant's way to combine them."""
+    """The rewards. A bare list has the defaults of `RewardsConfig` and is combined in the variant's way."""
     if isinstance(rewards, RewardsConfig):
         return rewards
     try:
@@ -284,7 +286,7 @@ def _plan(rollout: RolloutConfig, variant: variants.Variant) -> AllocationConfig
 
 
 def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, train: TrainConfig) -> None:
-    """Raises `UserError` where the variant does not go with the rest of the recipe."""
+    """Raises `UserError` if the variant does not fit the rest of the recipe."""
     resolved = Resolved(
         variant=method.variant,
         options=options,
@@ -299,8 +301,8 @@ def _check(method: Method, options: Mapping[str, Any], rollout: RolloutConfig, t
 
 
 def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
-    """Raises `UserError` where the advantages of such a group cannot be, such as pass@k with k over the group, or are
-    all 0, as in a group of one that is compared with itself."""
+    """Raises `UserError` if the advantages of such a group do not exist, as for pass@k with k over the group size, or
+    are all 0, as in a group of one that is compared with itself."""
     rewards = np.zeros((2, rollout.group), np.float32)
     try:
         made = jax.eval_shape(variant.advantage, rewards, _made_up(variant, rewards.shape))
@@ -320,7 +322,7 @@ def _try(variant: variants.Variant, rollout: RolloutConfig) -> None:
 
 
 def _try_own(objective: L.Objective, advantages: Any, tokens: np.ndarray) -> None:
-    """Raises what a variant that is not of this package would raise in the first update of a run."""
+    """Raises the error that a variant from outside of this package would raise in the first update of a run."""
     if getattr(advantages, "shape", None) != tokens.shape:
         raise ValueError(
             f"its advantages have shape {getattr(advantages, 'shape', None)}, wanted [P, G, T] = {tokens.shape}: end "
@@ -333,8 +335,8 @@ def _try_own(objective: L.Objective, advantages: Any, tokens: np.ndarray) -> Non
 
 @on_host()
 def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> bool:
-    """Whether a variant learns from groups whose rewards are all the same, of which a group of one is a case: whether
-    it gives any of them an advantage.
+    """Whether a variant gives an advantage to samples of groups whose rewards are all the same. A group of one is such
+    a group.
 
     That is so with a baseline other than the group's mean, a teacher, a critic, or rewards that still differ.
 
@@ -349,16 +351,16 @@ def learns_from_equals(variant: variants.Variant, rollout: RolloutConfig) -> boo
       [False, True]
     """
     prompts = min(rollout.prompts, 3)
-    # From failed to passed: a variant may treat either in a way of its own. Means of these are exact.
+    # From failed to passed: a variant may treat either specially. Means of these values are exact.
     rewards = np.repeat(np.array([0.0, 1.0, 0.25], np.float32)[:prompts, None], rollout.group, 1)
     signals = _made_up(variant, rewards.shape)
-    advantage = jax.jit(variant.advantage)  # one program, not one for each of its operations
+    advantage = jax.jit(variant.advantage)  # one program instead of one for each of its operations
     return any(bool(np.any(np.asarray(advantage(x, signals)) != 0)) for x in (rewards, 1 - rewards))
 
 
 def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
-    """Signals of made-up samples, ``shape [P, G]``, of three tokens each: what every variant may read, and what the
-    parts give."""
+    """Signals of made-up samples, ``shape [P, G]``, of three tokens each: those that every variant may read, and those
+    of the parts."""
     rng = np.random.default_rng(0)
 
     def some(*shape: int) -> np.ndarray:
@@ -371,7 +373,7 @@ def _made_up(variant: variants.Variant, shape: tuple[int, int]) -> Signals:
         "lengths": np.full(shape, 3, np.int32),
         "mask": np.ones(tokens, bool),
         "behavior_logps": logps,
-        "ref_logps": logps,  # the policy itself, so that no KL teaches anything
+        "ref_logps": logps,  # as the policy's own, so that no KL gives an advantage
         "max_logps": 0 * logps,
         "entropy": some(*tokens),
         "tokens": rng.integers(0, 9, tokens).astype(np.int32),

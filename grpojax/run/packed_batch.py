@@ -1,4 +1,4 @@
-"""What one update learns from: its share of a step's batch in rows on the devices, and the way back to the host."""
+"""The input of one update: its share of a step's batch in rows on the devices, and the way back to the host."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,11 +23,11 @@ class PackedBatch:
     """One update's share of a step, in rows. Its per-token arrays fill up as they become known.
 
     Attributes:
-      places: of its prompts in the batch, ``[p]``.
+      places: indices of its prompts in the batch, ``[p]``.
       batch: its samples on the host, spread over the shards.
       packed: its rows on the devices.
-      layout: where its tokens ``[p, G, T]`` stand in them.
-      live: whether any token of it weighs anything.
+      layout: the positions of its tokens ``[p, G, T]`` in the rows.
+      live: whether any of its tokens has a weight.
     """
 
     places: np.ndarray
@@ -37,7 +37,7 @@ class PackedBatch:
     live: bool = True
 
     def add(self, policy: Policy, host: Mapping[str, Tokens]) -> None:
-        """Puts arrays ``[p, G, T]`` of the host into the rows."""
+        """Copies arrays ``[p, G, T]`` of the host into the rows."""
         rows = {name: self.layout.pack(np.asarray(x)) for name, x in host.items()}
         self.set(**place_rows(rows, policy.mesh))
 
@@ -46,7 +46,7 @@ class PackedBatch:
         return dataclasses.replace(self.batch, lengths=lengths.reshape(np.shape(self.batch.lengths)))
 
     def set(self, **rows: Any) -> None:
-        """Puts arrays ``[M, B, R, S]`` of the devices into the rows."""
+        """Sets arrays ``[M, B, R, S]`` of the devices in the rows."""
         per_token = dataclasses.replace(self.packed.per_token, **rows)
         self.packed = dataclasses.replace(self.packed, per_token=per_token)
 
@@ -59,9 +59,9 @@ def whole(minis: Sequence[PackedBatch], rows: Sequence[Any]) -> Tokens:
 
 
 def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
-    """What an update learns from, every prompt and completion at its longest, on the host.
+    """The samples of an update on the host, with every prompt and completion at its longest.
 
-    Where a plan gives prompts different numbers of samples, each is taken to have the most: more than there ever are.
+    If a plan gives prompts different numbers of samples, each counts with the most. The real total is never as large.
     """
     train, method, rollout = config.train, config.method, config.rollout
     variant, kinds = method.variant, parts.kinds(method.variant).values()
@@ -94,9 +94,9 @@ def in_rows(config: Config, policy: PolicyShape, batch: TrainBatch) -> Packed:
 
 
 def ragged(config: Config, policy: PolicyShape, batch: TrainBatch, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """The arguments of an update whose samples are shorter: it takes blocks of rows, as many as hold a token.
+    """The arguments of an update whose samples are shorter: it takes only the blocks of rows that hold a token.
 
-    Empty where such blocks would save nothing.
+    Empty if such blocks would save nothing.
     """
     train = config.train
     least = blocks.LEAST.get(policy.compute.platform or jax.default_backend(), blocks.LEAST["tpu"])
@@ -106,8 +106,8 @@ def ragged(config: Config, policy: PolicyShape, batch: TrainBatch, args: tuple[A
 
 
 def work(config: Config, policy: PolicyShape) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of the prompts of an update and of its samples, at their longest. A prompt that stands in several batch
-    shards is computed in each of them."""
+    """Tokens of an update's prompts and of its samples, at their longest. A prompt in several batch shards is computed
+    in each of them."""
     each = config.rollout.prompts // config.train.minibatches
     copies = max(1, policy.shards // each)
     samples = np.full((each * copies, max(1, config.rollout.group // copies)), config.rollout.max_tokens)

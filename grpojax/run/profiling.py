@@ -30,15 +30,15 @@ class ProfileConfig:
             raise UserError(f"steps={list(self.steps)}: give the first and the last step, such as [5, 8]")
 
     def check(self, steps: int | None) -> None:
-        """Raises `UserError` where the run ends before; None is not known."""
+        """Raises `UserError` if the run ends before the trace; None means that its length is not known."""
         if self.steps is not None and steps is not None and self.steps[1] > steps:
             raise UserError(f"profile.steps={list(self.steps)}: the run has {steps} steps")
 
 
 class Profile:
-    """Starts and stops the trace so that it holds its steps whole: at its edges the loop waits for the devices.
+    """Starts and stops the trace so that it has whole steps: at its start and end, the loop waits for the devices.
 
-    A trace that fails costs nothing but itself.
+    A trace that fails does not disturb the run.
 
     Args:
       config: which steps.
@@ -52,7 +52,7 @@ class Profile:
         self._step: Any = None
 
     def begin(self, number: int, state: Any) -> None:
-        """Before anything of a step is dispatched; ``state`` is what the steps before it still work on."""
+        """Call it before any work of a step is dispatched; ``state`` is the state that earlier steps still work on."""
         if self._steps is None:
             return
         first, last = self._steps
@@ -69,7 +69,7 @@ class Profile:
             self._step.__enter__()
 
     def end(self, number: int, state: Any) -> None:
-        """When all of a step is dispatched."""
+        """Call it when all work of a step is dispatched."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
@@ -78,7 +78,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Writes what was traced, also of a run that ends before the last of the steps."""
+        """Writes the trace, even if the run ends before the last traced step."""
         here, self._here = self._here, None
         if here is None:
             return
@@ -90,7 +90,7 @@ class Profile:
                     files.write(self._to / file.relative_to(here).as_posix(), file.read_bytes())
                 shutil.rmtree(here, ignore_errors=True)
             log.info("wrote the trace to %s: tensorboard --logdir %s", self._to, self._to)
-        except Exception as e:  # disk full, storage away, whatever the profiler has
+        except Exception as e:  # disk full, storage away, or any error of the profiler
             log.warning("the trace could not be written: %s", " ".join(str(e).split())[:300])
 
     def _start(self) -> None:

@@ -1,7 +1,7 @@
 """All jitted functions that a run learns by, made in one place.
 
-`make_programs` is pure: what comes out follows only from the `Learning`, without weights and without data. The trainer
-runs the programs, and `grpojax plan` compiles them for devices that are not there.
+`make_programs` is pure: its result depends only on the `Learning`, without weights and data. The trainer runs the
+programs, and `grpojax plan` compiles them for devices that are not there.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ Function = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What the programs of a part follow from, and how they are made; this one makes none.
+    """The inputs from which a part's programs are made, and the function that makes them. This class makes none.
 
-    A subclass is a frozen dataclass whose fields can be hashed: `make_programs` makes the programs of equal ones once,
-    so that whatever a program follows from is a field, or is in the `Learning`.
+    A subclass is a frozen dataclass with hashable fields. `make_programs` makes the programs of equal specs only once,
+    so everything that a program depends on must be a field, or be in the `Learning`.
     """
 
     def make(self, learning: "Learning") -> Mapping[str, Function]:
@@ -43,27 +43,28 @@ class Spec:
         return {}
 
     def learners(self) -> Mapping[str, Learns]:
-        """The network that learns with the policy, by its role; empty where none does. Where both learn, its loss
-        finds the policy's weights in ``frozen["policy"]``, which get no gradient of it. Rows may come in blocks, for
-        which ``read`` must be given; for a network that reads no prompts it returns ``()``."""
+        """The network that learns with the policy, by its role; empty if there is none. If both learn, its loss finds
+        the policy's weights in ``frozen["policy"]``, which get no gradient from it. If rows come in blocks, ``read``
+        must be given; for a network that reads no prompts it returns ``()``."""
         return {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learning:
-    """What the programs of a run follow from.
+    """The inputs from which a run's programs are made.
 
     Attributes:
       graph: the decoder's graph definition.
-      compute: how to run it; its mesh is that of the devices that learn.
+      compute: how to run it. Its mesh is that of the devices that learn.
       objective: the policy's.
       optimizer: the policy's.
-      updates: of the whole run, for schedules; None where that is not known.
-      temperature: the one that samples are drawn at.
+      updates: number of updates of the whole run, for schedules; None if that is not known.
+      temperature: the temperature of the samples.
       entropy: whether the variant reads the entropy of each token before the updates.
-      balance_coef: of a policy that is a mixture of experts (`grpojax.programs.policy_update.policy_objective`).
+      balance_coef: coefficient for a policy that is a mixture of experts
+        (`grpojax.programs.policy_update.policy_objective`).
       parts: of the variant.
-      adapter: what learns in place of the policy's weights.
+      adapter: the adapter that learns in place of the policy's weights.
     """
 
     graph: Any
@@ -80,18 +81,19 @@ class Learning:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-    """The programs of a run, but for those that sample (`grpojax.programs.sampler`). Each compiles when it is called.
+    """The programs of a run, except those that sample (`grpojax.programs.sampler`). Each compiles when it is first
+    called.
 
     Attributes:
       optimizer: the policy's.
-      update: ``(state, frozen, packed) -> (state, metrics)``; where another network learns with the policy, of both
-        states by role.
+      update: ``(state, frozen, packed) -> (state, metrics)``. If another network learns with the policy, it takes and
+        returns both states by role.
       score: ``(params, rows) -> Scores``, log-probs of the samples.
-      score_policy: the same of the policy before its updates, with the entropy where the variant reads it.
+      score_policy: the same for the policy before its updates, with the entropy if the variant reads it.
       covariance_mask: ``(key, logps, packed, places) -> mask``, the tokens that Clip-Cov or KL-Cov picks.
-      update_without_policy: ``(state, frozen, packed) -> (state, metrics)`` by role: that network learns and
-        the policy does not.
-      parts: what the parts add, by name.
+      update_without_policy: by role, ``(state, frozen, packed) -> (state, metrics)``: that network learns and the
+        policy does not.
+      parts: the programs that the parts add, by name.
     """
 
     optimizer: optax.GradientTransformation
@@ -112,7 +114,7 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
       specs: of the variant's parts (`grpojax.run.parts.part.Part.spec`).
 
     Raises:
-      UserError: experts are to be balanced, and the policy has none.
+      UserError: experts are to be balanced, but the policy has none.
     """
     train, variant, mixture = config.train, config.method.variant, policy.config.mixture
     if train.balance_coef and not mixture:
@@ -185,7 +187,7 @@ class SupervisedPrograms:
     """The programs of a supervised run.
 
     Attributes:
-      optimizer: what the policy learns with.
+      optimizer: the optimizer of the policy.
       update: ``(state, frozen, part) -> (state, metrics)``; ``frozen`` is that of `grpojax.programs.policy_state`.
       score: ``(params, rows) -> Scores``.
     """

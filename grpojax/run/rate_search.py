@@ -1,4 +1,4 @@
-"""A sweep's runs: the search for each method's learning rate first, where rates are given, and then the comparison."""
+"""A sweep's runs: first, if rates are given, the search for each method's learning rate, and then the comparison."""
 
 import hashlib
 import json
@@ -11,15 +11,14 @@ from grpojax.records.sweeps import Chosen, Failure, Rate
 from grpojax.run.jobs import Job, Outcome, Queue
 from grpojax.run.sweep import Sweep, identity, introduction, record, shared, unique
 
-MOST_EXTENSIONS = 3  # of a range at whose end the best rate is
+MOST_EXTENSIONS = 3  # extensions of a range at whose end the best rate is
 
 RateJobs = Mapping[tuple[str, float, int], Job]  # by label, rate and seed
-Ended = tuple[float | None, Failure | None]  # the last held-out reward of a run, and how it failed
+Ended = tuple[float | None, Failure | None]  # the last held-out reward of a run, and how the run failed
 
 
 def run(sweep: Sweep, queue: Queue, pilot: str | None = None) -> Outcome:
-    """Says how the methods differ, chooses learning rates where there are some to choose from, and makes the runs that
-    are not made yet.
+    """Prints how the methods differ, chooses learning rates if there are several, and makes the missing runs.
 
     Args:
       sweep: what is to be compared.
@@ -27,9 +26,9 @@ def run(sweep: Sweep, queue: Queue, pilot: str | None = None) -> Outcome:
       pilot: as in `introduction`.
 
     Raises:
-      UserError: a recipe is not right; nothing has been started then.
+      UserError: a recipe is not valid; then nothing has been started.
     """
-    jobs = sweep.jobs()  # all recipes are looked at before anything starts
+    jobs = sweep.jobs()  # all recipes are checked before anything starts
     rates = {name: sorted(sweep.rates) for name in sweep.methods} if sweep.rates else {}
     search = rate_jobs(sweep, rates)
     for line in introduction(sweep, jobs, pilot):
@@ -49,8 +48,8 @@ def run(sweep: Sweep, queue: Queue, pilot: str | None = None) -> Outcome:
 
 
 def rate_jobs(sweep: Sweep, rates: Mapping[str, Sequence[float]]) -> RateJobs:
-    """The runs that rates are chosen by. By seed and rate first, so that where several run at once the first of a
-    method has compiled what the others find in the cache.
+    """The runs by which rates are chosen. They are sorted by seed and rate first. So if several run at once, a method's
+    first run has compiled the programs that its others find in the cache.
 
     Args:
       sweep: what is to be compared.
@@ -70,17 +69,17 @@ def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str
 
     Each rate has a run of the full length for each of `Sweep.rate_seeds`. A run that fails counts with its last
     held-out reward, or 0. Where the best rate is at an end of the range, the range is extended there (`next_rate`), at
-    most `MOST_EXTENSIONS` times. The choice and all that it was made by are kept in ``rates.json``, so that a sweep
-    that is started again goes on with it. A method none of whose runs has a held-out reward is left out, and looked for
-    again at the next start.
+    most `MOST_EXTENSIONS` times. The choice and the results behind it are kept in ``rates.json``, so that a restarted
+    sweep continues with them. If none of a method's runs has a held-out reward, the method is left out, and its rate is
+    searched again at the next start.
 
     Args:
       sweep: what is to be compared.
       queue: what runs it.
-      search: `rate_jobs` of the rates that were given.
+      search: `rate_jobs` of the given rates.
 
     Returns:
-      The rates, and an outcome with the methods that are left out, by label, as failed.
+      The rates, and an outcome in which the methods that are left out are failed, by label.
     """
     kept, outcome = sweeps.read_rates(sweep.folder), Outcome()
     asked = {name: _digest(job for key, job in search.items() if key[0] == name) for name in sweep.methods}
@@ -121,12 +120,12 @@ def choose_rates(sweep: Sweep, queue: Queue, search: RateJobs) -> tuple[dict[str
 
 
 def _digest(jobs: Iterable[Job]) -> str:
-    """A digest of the runs that a method's learning rate is chosen by."""
+    """A digest of the runs by which a method's learning rate is chosen."""
     return hashlib.sha256(json.dumps([identity(job.config) for job in jobs]).encode()).hexdigest()[:32]
 
 
 def _choose(asked: str, results: Mapping[float, Mapping[int, Ended]]) -> Chosen:
-    """The choice that the results of a method make, by rate and seed."""
+    """The choice that follows from a method's results by rate and seed."""
     curve = []
     for rate, by_seed in sorted(results.items()):
         values = {seed: reward or 0.0 for seed, (reward, _) in by_seed.items()}
@@ -149,18 +148,18 @@ def _summary(chosen: Chosen, seeds: int) -> str:
 
 
 def last_reward(job: Job) -> float | None:
-    """The last held-out reward that a run recorded; None where it recorded none."""
+    """The last held-out reward that a run recorded; None if it recorded none."""
     rewards = [x for line in read_metrics(job.directory) if (x := line.get("eval/reward")) is not None]
     return rewards[-1] if rewards else None
 
 
 def best(curve: Sequence[Rate]) -> tuple[float, str | None]:
-    """The rate of the highest mean, and the end of the range that it is at, "lowest" or "highest"; None inside.
+    """The rate with the highest mean, and the end of the range at which it is: "lowest", "highest", or None if inside.
 
-    Of equal ones the smallest inside of the range, or else the smallest.
+    If several are equal, it takes the smallest inside of the range, or else the smallest.
 
     Args:
-      curve: from low to high, at least three.
+      curve: results from the lowest to the highest rate, at least three.
     """
     top = max(x.mean for x in curve)
     if inside := [x.rate for x in curve[1:-1] if x.mean == top]:
@@ -169,7 +168,7 @@ def best(curve: Sequence[Rate]) -> tuple[float, str | None]:
 
 
 def next_rate(rates: Sequence[float], edge: str) -> float:
-    """The rate beyond an end of the range, as far from it as the one before is, in ratio; to three digits.
+    """The rate beyond an end of the range, at the same ratio to it as its neighbour inside; rounded to three digits.
 
     Args:
       rates: from low to high.

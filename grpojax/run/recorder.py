@@ -1,4 +1,4 @@
-"""What only the first process of a run does: it warns where that fails, and the run goes on."""
+"""Records that only the first process of a run writes. If that fails, it warns, and the run goes on."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from grpojax.records import metrics
 
 @contextlib.contextmanager
 def optional(what: str) -> Iterator[None]:
-    """Inside, a failure is a warning and nothing else; a `UserError` is one all the same.
+    """Inside the context, a failure is only a warning; a `UserError` is still raised.
 
     Args:
       what: it is of, for the warning.
@@ -29,7 +29,7 @@ def optional(what: str) -> Iterator[None]:
 
 
 class Recorder:
-    """A run's `grpojax.records.metrics.Metrics`, in the process that has them; a write that fails is counted.
+    """A run's `grpojax.records.metrics.Metrics`, in the process that writes them. Failed writes are counted.
 
     Args:
       directory: of the run.
@@ -51,7 +51,7 @@ class Recorder:
             self._metrics.write(step, values)
 
     def write_samples(self, step: int, samples: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """Records the samples of a step: a thread asks for them and writes them, once those before are written."""
+        """Records the samples of a step: a thread computes and writes them, once the earlier ones are written."""
         self._join()
         self._writing = self._thread.submit(self._write_samples, step, samples)
 
@@ -65,13 +65,13 @@ class Recorder:
             self._writing = None
 
     def flush(self) -> None:
-        """Until what was written is in its files."""
+        """Waits until all records are in their files."""
         self._join()
         with optional("the files of metrics"):
             self._metrics.flush()
 
     def close(self) -> None:
-        """Ends the files, and says what they lack."""
+        """Closes the files, and reports the records that are missing."""
         self._thread.shutdown()
         with optional("the files of metrics"):
             self._metrics.close()

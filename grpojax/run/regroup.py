@@ -1,4 +1,4 @@
-"""Some groups of a batch on the devices once more, in rows of their own: for what is computed for them only."""
+"""Lays out some groups of a batch on the devices again, in rows of their own, for computations on only these groups."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,15 @@ from grpojax.types import Array, PerToken, Prompts, Rows, Samples, Tokens, Train
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regrouped:
-    """``n`` groups, filled up with empty ones to a size that a program is compiled for.
+    """``n`` groups, padded with empty groups to a size that a program is compiled for.
 
     Attributes:
-      places: which of all groups they are.
-      rows: on the devices, ``[M, B, ...]``.
-      layout: where their tokens stand in them.
-      filled: groups with those that fill up.
-      copies: shards that a group is split over.
-      policy: whose shards and devices they are.
+      places: their indices among all groups.
+      rows: the rows on the devices, ``[M, B, ...]``.
+      layout: the positions of their tokens in the rows.
+      filled: number of groups including the padding.
+      copies: number of shards that a group is split over.
+      policy: the policy that has these shards and devices.
     """
 
     places: slice
@@ -39,14 +39,15 @@ class Regrouped:
     policy: Policy
 
     def place(self, x: Tokens, fill: float = 0) -> Any:
-        """Of all groups ``[..., G, T]`` on the host those that are here, in rows on the devices."""
+        """Selects these groups from all groups ``[..., G, T]`` on the host, and puts them in rows on the devices."""
         x = np.asarray(x)[self.places]
         whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
         whole[: len(x)] = x
         return place_rows(self.layout.pack(whole.reshape(self.layout.batch_shape), fill), self.policy.mesh)
 
     def place_groups(self, x: np.ndarray, fill: float = 0) -> Any:
-        """Of ``[..., W]`` on the host, one row a group, those that are here, to ``[prompts of a shard, B, W]``."""
+        """Selects these groups from ``[..., W]`` on the host, with one row a group, and lays them out as ``[prompts of
+        a shard, B, W]``."""
         x = x[self.places]
         whole = np.full((self.filled, *x.shape[1:]), fill, x.dtype)
         whole[: len(x)] = x
@@ -74,16 +75,16 @@ def regroup(
     tokens_at_once: int,
     one_prompt: bool = False,
 ) -> Iterator[Regrouped]:
-    """Lays groups out in rows, a quarter of a batch at a time, so that whatever is asked for has one of three shapes.
+    """Lays groups out in rows, a quarter of a batch at a time, so that any number of groups has one of three shapes.
 
     Args:
       policy: its shards and compute.
-      problems: of the n groups, at least one.
+      problems: problems of the n groups, at least one.
       tokens, lengths: ``[n, G, T]`` and ``[n, G]``.
       most: groups of a whole batch.
       longest_prompt: most tokens of a prompt in the run.
       tokens_at_once: about what a shard's micro-batch may hold.
-      one_prompt: no more than one prompt of a shard in a micro-batch.
+      one_prompt: whether a micro-batch has at most one prompt of a shard.
     """
     n, group, size = tokens.shape
     filled, microbatches = part_sizes(most, group, size, policy.shards, tokens_at_once, one_prompt=one_prompt)
@@ -110,9 +111,10 @@ def regroup(
 
 
 def room(most: int, longest: int = 0) -> int:
-    """T of spliced samples of up to ``longest`` tokens, of drawn ones of ``most``: 16 more, or twice that, and so on.
+    """T for spliced samples of up to ``longest`` tokens and drawn ones of ``most``: 16 more than drawn, or twice that,
+    and so on.
 
-    Follows from the step's own samples only, so that a run that goes on has the shapes that it would have had.
+    It depends only on the step's own samples, so that a resumed run has the same shapes.
 
     Example:
       >>> room(8), room(8, 24), room(8, 25)
@@ -125,7 +127,7 @@ def room(most: int, longest: int = 0) -> int:
 
 
 def tokens_at_once(tokens: int, train: TrainConfig, shards: int) -> int:
-    """Tokens of a shard in an update's micro-batch; ``tokens`` are all that a batch has room for."""
+    """Tokens of a shard in an update's micro-batch; ``tokens`` is the number that a batch has room for."""
     return max(1, tokens // (train.minibatches * train.microbatches * shards))
 
 
@@ -160,7 +162,7 @@ class Longest(NamedTuple):
 def longest(
     config: Config, policy: PolicyShape, *, tokens: int, at_once: int | None = None, one_prompt: bool = False
 ) -> Longest:
-    """What `regroup` gives of a recipe's groups that are as long as any.
+    """The result of `regroup` for a recipe's groups at their longest.
 
     Args:
       config: the recipe.
@@ -186,7 +188,7 @@ def longest(
 def part_sizes(
     most: int, group: int, tokens: int, parts: int, tokens_at_once: int, *, one_prompt: bool = False
 ) -> tuple[int, int]:
-    """How many groups `regroup` takes at a time, and in how many micro-batches.
+    """The number of groups that `regroup` takes at a time, and of micro-batches.
 
     Args:
       most: groups of a whole batch.
@@ -206,7 +208,8 @@ def part_sizes(
 
 
 def _cut(prompts: int, samples: int, row: int, tokens: int, one_prompt: bool) -> tuple[int, int]:
-    """``(prompts, splits)``: prompts of a shard in a micro-batch, or in how many a group is cut, by its tokens.
+    """``(prompts, splits)``, by tokens: prompts of a shard in a micro-batch, or the number of parts that a group is cut
+    into.
 
     Example:
       >>> _cut(6, 8, 16, 512, False), _cut(6, 8, 16, 64, False), _cut(6, 8, 16, 1, False)

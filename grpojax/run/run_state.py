@@ -7,23 +7,23 @@ from typing import Any
 
 @dataclasses.dataclass(kw_only=True)
 class RunState:
-    """The record that is kept with a run's weights. What it has as lists and dictionaries is JSON.
+    """The record that is kept with a run's weights. Its lists and dictionaries are JSON.
 
     Attributes:
-      step: steps behind the run.
-      rollouts: that were dispatched, those included that a filter asked for.
-      updates: of the policy, those included that were skipped: the version of its weights.
-      num_tokens: of prompts and samples; a prompt counts once for each sample.
-      sampled_tokens: of samples only.
-      skipped: updates in a row that changed nothing since their gradient was not finite.
-      flops: useful ones of all steps.
+      step: number of finished steps.
+      rollouts: number of dispatched rollouts, including those that a filter asked for.
+      updates: number of updates of the policy, including skipped ones: the version of its weights.
+      num_tokens: tokens of prompts and samples. A prompt counts once for each sample.
+      sampled_tokens: tokens of samples only.
+      skipped: number of updates in a row that changed nothing because their gradient was not finite.
+      flops: useful FLOPs of all steps.
       budget: ``train.tokens`` of the run that saved it.
-      entropy: of an adaptive entropy bonus, its coefficients.
+      entropy: coefficients of an adaptive entropy bonus.
       alarm: the newest alarm and the checkpoint that is kept for it (`grpojax.run.watch.heed`).
-      passes, solved: where solved prompts are left out, of `grpojax.run.curriculum.Curriculum`.
-      levels: of `grpojax.run.curriculum.LevelCurriculum`.
+      passes, solved: state of `grpojax.run.curriculum.Curriculum`, if solved prompts are left out.
+      levels: state of `grpojax.run.curriculum.LevelCurriculum`.
       exemplars: solved problems that can be shown before others (`grpojax.data.Exemplars`).
-      partial: groups whose samples go on in the next rollout (`grpojax.run.sources.partial.Places`).
+      partial: groups whose samples continue in the next rollout (`grpojax.run.sources.partial.Places`).
       in_flight: the rollout that is drawn ahead (`grpojax.run.sources.source.InFlight.record`).
     """
 
@@ -45,12 +45,12 @@ class RunState:
     in_flight: dict[str, Any] | None = None
 
     def record(self) -> dict[str, Any]:
-        """It as JSON, without what it does not have."""
+        """The state as JSON, without empty entries."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "RunState":
-        """What `record` was made of."""
+        """The state that `record` was made from."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in record.items() if name in names})

@@ -22,8 +22,8 @@ class Scorer:
     """Scores answers in batches of one shape.
 
     Args:
-      policy: what scores.
-      program: that does it.
+      policy: the policy that scores.
+      program: the program that scores.
       shapes: of the batches.
       size: prompts in a batch.
     """
@@ -39,7 +39,7 @@ class Scorer:
         Args:
           entries: the answers.
           params: the weights.
-          check: called before each batch; what it raises ends the scoring.
+          check: called before each batch. An error that it raises ends the scoring.
         """
         group = self._shapes.group
         sums, lengths = [np.zeros((0, group), np.float32)], [np.zeros((0, group), np.int32)]
@@ -55,9 +55,9 @@ class Scorer:
         return np.concatenate(sums), np.concatenate(lengths)
 
     def reference(self, kept: Mapping[str, Sequence[data.Answered]], file: epath.Path) -> dict[str, Samples]:
-        """The `sums` by name under the policy's own weights, of before the run; scored once and kept in a file.
+        """The `sums` by name under the policy's weights from before the run. They are scored once and kept in a file.
 
-        Where there are several processes, all must come here.
+        If there are several processes, all must call it.
         """
         if not processes.any_of(not file.exists()):
             with np.load(io.BytesIO(files.read(file))) as saved:

@@ -25,6 +25,7 @@ from grpojax.types import PerToken, TrainBatch
         pytest.param("llama", marks=pytest.mark.slow),
         "smollm3",
         "granite",
+        "olmo2",
     ],
 )
 def test_value_and_gradient_equal_the_plain_forward(family):

@@ -33,7 +33,7 @@ def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute(), block=No
     return jax.tree.map(np.asarray, rollout)
 
 
-BLOCKS = ["smollm3", "granite"]  # families whose layers differ from those of Qwen and Llama
+BLOCKS = ["smollm3", "granite", "olmo2"]  # families whose layers differ from those of Qwen and Llama
 CONFIG = SamplerConfig(group=5, max_tokens=11)
 
 
@@ -181,7 +181,7 @@ def test_greedy_ignores_the_key(decoder):
     np.testing.assert_array_equal(out.tokens[:, 1], out.tokens[:, 0])
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral-tied", "smollm3", "granite"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-tied", "smollm3", "granite", "phi3", "olmo2"])
 def test_greedy_equals_transformers(tmp_path, name):
     from with_torch import torch
 

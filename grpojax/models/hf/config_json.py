@@ -30,16 +30,29 @@ ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite",
+    "Phi3ForCausalLM": "phi3",
+    "Olmo2ForCausalLM": "olmo2",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 _MIXTURES = ("qwen2_moe", "qwen3_moe")
+_WINDOWED = ("mistral", "phi3")  # every layer has a window, unless sliding_window is null; none has a bias
 _MLP_BIAS = ("llama", "smollm3", "granite")  # whose config.json has a field for it
 
 # What transformers takes where a field is missing; of key-value heads None stands for as many as there are heads.
-_KV_HEADS = {"llama": None, "granite": None, "mistral": 8, "smollm3": 4, "qwen2_moe": 16, "qwen3_moe": 4}
+_KV_HEADS = {
+    "llama": None,
+    "granite": None,
+    "olmo2": None,
+    "phi3": None,
+    "mistral": 8,
+    "smollm3": 4,
+    "qwen2_moe": 16,
+    "qwen3_moe": 4,
+}
 _THETA = {"smollm3": 2e6}
-_POSITIONS = {"llama": 2048, "granite": 2048, "mistral": 131072}
+_EPS = {"olmo2": 1e-5, "phi3": 1e-5}
+_POSITIONS = {"llama": 2048, "granite": 2048, "olmo2": 2048, "phi3": 4096, "mistral": 131072}
 
 # Granite's multipliers: a field of ours -> theirs, each 1 where it is missing.
 _MULTIPLIERS = {
@@ -127,10 +140,10 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
-    theta, scaling = _rope(fields, positions, _THETA.get(family, 1e4))
+    theta, scaling = _rope(fields, positions, family)
     if family.startswith("qwen2"):  # Qwen 2 has no field for it, its mixtures one of their own
         attention_bias, qkv_bias = False, family == "qwen2" or "qkv_bias" not in raw or fields.flag("qkv_bias")
-    elif family == "mistral":
+    elif family in _WINDOWED:
         attention_bias = qkv_bias = False
     else:
         attention_bias = qkv_bias = fields.flag("attention_bias")
@@ -145,12 +158,14 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         head_dim=head_dim,
         rope_theta=theta,
         rope_scaling=scaling,
-        norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=1e-6),
+        norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=_EPS.get(family, 1e-6)),
         tie_embeddings=fields.flag("tie_word_embeddings") or (family == "smollm3" and "tie_word_embeddings" not in raw),
         qkv_bias=qkv_bias,
         out_bias=attention_bias,
         mlp_bias=family in _MLP_BIAS and fields.flag("mlp_bias"),
         qk_norm=family.startswith("qwen3"),
+        wide_qk_norm=family == "olmo2",
+        norms_after=family == "olmo2",
         max_positions=positions,
         **_multipliers(fields, family),
         unrotated_layers=_unrotated(fields, layers) if family == "smollm3" else (),
@@ -295,10 +310,11 @@ def _check_attention(fields: _Fields, family: str, layers: int, positions: int) 
     if types is not None:
         if types != ["full_attention"] * layers:
             fields.refuse("layer_types", f"not supported; supported: 'full_attention' in each of the {layers} layers")
-        if family not in ("qwen3_moe", "mistral"):  # which ignore them
+        if family not in ("qwen3_moe", *_WINDOWED):  # which ignore them
             return
-    if family == "mistral":  # has no other field for it
-        if (window := fields.whole("sliding_window", missing=4096, null=positions)) < positions:
+    if family in _WINDOWED:
+        usual = 4096 if family == "mistral" else positions
+        if (window := fields.whole("sliding_window", missing=usual, null=positions)) < positions:
             raise UserError(
                 f"{fields.where}: sliding_window={window}: a window under max_position_embeddings={positions} is not "
                 f"supported;\nset it to null where no text is longer than {window} tokens, which gives the same"
@@ -315,19 +331,19 @@ def _check_attention(fields: _Fields, family: str, layers: int, positions: int) 
         )
 
 
-def _rope(fields: _Fields, positions: int, usual_theta: float) -> tuple[float, RopeScaling | None]:
+def _rope(fields: _Fields, positions: int, family: str) -> tuple[float, RopeScaling | None]:
     """Base and stretching of the rotary positions."""
     if fields.flag("use_mrope"):
         fields.refuse("use_mrope", "positions of images are not supported; supported: false")
     both = [key for key in ("rope_scaling", "rope_parameters") if fields.raw.get(key) not in (None, {})]
-    found = [_one_rope(fields, key, positions, usual_theta) for key in both or ["rope_parameters"]]
+    found = [_one_rope(fields, key, positions, family) for key in both or ["rope_parameters"]]
     if any(other != found[0] for other in found):
         other = _shown(fields.raw["rope_parameters"])
         fields.refuse("rope_scaling", f"rope_parameters={other} says something else; correct one")
     return found[0]
 
 
-def _one_rope(fields: _Fields, key: str, positions: int, usual_theta: float) -> tuple[float, RopeScaling | None]:
+def _one_rope(fields: _Fields, key: str, positions: int, family: str) -> tuple[float, RopeScaling | None]:
     """As one of the two fields has it."""
     given = fields.raw.get(key)
     if given is not None and not isinstance(given, dict):
@@ -335,8 +351,9 @@ def _one_rope(fields: _Fields, key: str, positions: int, usual_theta: float) -> 
     above = {name: fields.raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in fields.raw}
     rope = _Fields({**above, **(given or {})}, f"{fields.where}: {key}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if not isinstance(kind, str) or kind not in _SCALINGS:
-        supported = ", ".join(map(repr, _SCALINGS))
+    kinds = ["default"] if family == "phi3" else list(_SCALINGS)
+    if kind not in kinds:
+        supported = ", ".join(map(repr, kinds))
         raise UserError(f"{rope.where}: rope_type {_shown(kind)} is not supported; supported: {supported}")
     if rope.raw.get("type") not in (None, kind):
         rope.refuse("type", f"rope_type is {kind!r}; correct one")
@@ -344,7 +361,7 @@ def _one_rope(fields: _Fields, key: str, positions: int, usual_theta: float) -> 
         rope.refuse("partial_rotary_factor", "not supported; supported: 1.0")
     if rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False:
         rope.refuse("mrope_section", "positions of images are not supported; use_mrope: false says that there are none")
-    theta = rope.number("rope_theta", "(0, inf)", missing=usual_theta)
+    theta = rope.number("rope_theta", "(0, inf)", missing=_THETA.get(family, 1e4))
     needed, possible = _SCALINGS[kind]
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", *needed, *possible}
     if strange := [name for name, value in rope.raw.items() if value is not None and name not in known]:
@@ -472,7 +489,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         raw["layer_types"] = ["full_attention"] * config.num_layers
     if config.family == "qwen2_moe":
         raw["qkv_bias"] = config.qkv_bias
-    elif config.family == "mistral":
+    elif config.family in _WINDOWED:
         raw["sliding_window"] = None
     elif config.family != "qwen2":
         raw["attention_bias"] = config.qkv_bias

@@ -27,6 +27,7 @@ from grpojax.models.hf.weights import (
     file_dtype,
     names_of,
     open_file,
+    parts_on_disk,
     resolve_head,
     tensors_of,
     weights_on_disk,
@@ -64,7 +65,9 @@ def load(
     graph, abstract = decoder.abstract(config)
     found = weights_on_disk(path)
     resolve_head(path, config, found)
-    check_weights(path, config, tensors_of(abstract), found)
+    wanted = tensors_of(abstract)
+    check_weights(path, config, wanted, found)
+    found = parts_on_disk(config.family, wanted, found)
     dtype = file_dtype(dtype or jnp.float32)
 
     def read(tree_path, leaf):
@@ -89,7 +92,8 @@ def _read(
     with contextlib.ExitStack() as stack:
         opened = functools.cache(lambda file: stack.enter_context(open_file(file)))
         for at, name in names.items():
-            _fill(parts, at, opened(found[name].file).get_slice(found[name].name), weight)
+            there = found[name]
+            _fill(parts, at, opened(there.file).get_slice(there.name), there.first, weight)
         if sharding is None:
             array = jax.device_put(parts[bounds[0]])
         else:
@@ -104,12 +108,13 @@ def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
     return tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
 
 
-def _fill(parts: Mapping[Bounds, np.ndarray], at: tuple[int, ...], tensor: Any, weight: Weight) -> None:
+def _fill(parts: Mapping[Bounds, np.ndarray], at: tuple[int, ...], tensor: Any, first_row: int, weight: Weight) -> None:
     """The parts of one layer, each from start to stop of each of our axes, out of its tensor on disk."""
     for bounds, part in parts.items():
         lead, within = bounds[: weight.lead], bounds[weight.lead :]
         if not all(first <= i < last for i, (first, last) in zip(at, lead, strict=True)):
             continue
-        values = tensor[tuple(slice(*b) for b in (reversed(within) if weight.transposed else within))]
+        (start, stop), *rest = reversed(within) if weight.transposed else within
+        values = tensor[(slice(first_row + start, first_row + stop), *(slice(*b) for b in rest))]
         place = tuple(i - first for i, (first, _) in zip(at, lead, strict=True))
         part[place][...] = values.T if weight.transposed else values

@@ -33,12 +33,13 @@ _NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|t
 
 
 class OnDisk(NamedTuple):
-    """Where a tensor is and what its file calls it, from the header of the file."""
+    """Where a tensor is and what its file calls it, from the header of the file; ``first`` is its first row there."""
 
     file: epath.Path
     name: str
     shape: tuple[int, ...]
     dtype: str
+    first: int = 0
 
 
 class Tensor(NamedTuple):
@@ -92,6 +93,46 @@ def names_of(ours: str, shape: tuple[int, ...]) -> dict[tuple[int, ...], str]:
     weight = DECODER[ours]
     assert weight.name is not None  # every weight of a decoder has one
     return {at: weight.name.format(*at) for at in np.ndindex(shape[: weight.lead])}
+
+
+# Family -> what in a tensor's name stands for which in the name of the tensor that has its rows below those of others.
+_JOINED = {
+    "phi3": {r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.", r"\.mlp\.(gate|up)_proj\.": ".mlp.gate_up_proj."}
+}
+
+
+def joined(family: str, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """The tensors of a family's folder: of each the names of ours whose rows it holds, one below the other.
+
+    Example:
+      >>> tensors = {f"model.layers.0.self_attn.{x}_proj.weight": Tensor(x, (0,), (2, 3)) for x in "qkvo"}
+      >>> [(name, len(parts)) for name, parts in joined("phi3", tensors).items()]
+      [('model.layers.0.self_attn.qkv_proj.weight', 3), ('model.layers.0.self_attn.o_proj.weight', 1)]
+    """
+    found: dict[str, list[str]] = {}
+    for name in tensors:
+        whole = name
+        for pattern, into in _JOINED.get(family, {}).items():
+            whole = re.sub(pattern, into, whole)
+        found.setdefault(whole, []).append(name)
+    return found
+
+
+def joined_shape(parts: Sequence[str], tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """The shape of a tensor that has the rows of these."""
+    shapes = [tensors[name].shape for name in parts]
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def parts_on_disk(family: str, wanted: Mapping[str, Tensor], found: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
+    """Where each tensor of ours is, out of those of a folder that `check_weights` has passed."""
+    out = {}
+    for whole, parts in joined(family, wanted).items():
+        first = 0
+        for name in parts:
+            out[name] = found[whole]._replace(first=first, shape=wanted[name].shape)
+            first += wanted[name].shape[0]
+    return out
 
 
 @contextlib.contextmanager
@@ -209,22 +250,23 @@ _ROWS = 4096  # of an embedding, compared at once
 
 def check_weights(path: epath.Path, config: DecoderConfig, wanted: dict[str, Tensor], found: dict[str, OnDisk]) -> None:
     """Raises `UserError` unless the tensors on disk are those, of those shapes, that the config calls for."""
-    both = [(name, found[name], wanted[name]) for name in wanted if name in found]
+    shapes = {name: joined_shape(parts, wanted) for name, parts in joined(config.family, wanted).items()}
+    both = [(name, found[name], shapes[name]) for name in shapes if name in found]
     problems = {
-        "missing weights": [n for n in wanted if n not in found],
-        "unknown weights": [found[n].name for n in found if n not in wanted and not n.endswith("rotary_emb.inv_freq")],
+        "missing weights": [n for n in shapes if n not in found],
+        "unknown weights": [found[n].name for n in found if n not in shapes and not n.endswith("rotary_emb.inv_freq")],
         "weights of another shape": [
-            f"{n} {list(have.shape)} (config: {list(want.shape)})" for n, have, want in both if have.shape != want.shape
+            f"{n} {list(have.shape)} (config: {list(want)})" for n, have, want in both if have.shape != want
         ],
         f"weights other than {', '.join(DTYPES.values())}": [
             f"{n} {have.dtype}" for n, have, _ in both if have.dtype not in DTYPES.values()
         ],
     }
     if text := "; ".join(f"{what}: {_some(which)}" for what, which in problems.items() if which):
-        raise UserError(f"{path} does not fit its config.json ({config.family}): {text}\n{_remedy(wanted, found)}")
+        raise UserError(f"{path} does not fit its config.json ({config.family}): {text}\n{_remedy(shapes, found)}")
 
 
-def _remedy(wanted: Mapping[str, Tensor], found: Mapping[str, OnDisk]) -> str:
+def _remedy(wanted: Mapping[str, Any], found: Mapping[str, OnDisk]) -> str:
     """What to do about a folder whose weights are not those that its config calls for."""
     strange = [name for name in found if name not in wanted]
     if any(re.search(r"\.(lora_|base_layer\.|modules_to_save\.)", name) for name in strange):

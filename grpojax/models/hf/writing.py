@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
@@ -25,7 +26,7 @@ from grpojax.host.errors import UserError
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import model_folder, read_json, to_hf, write_json
-from grpojax.models.hf.weights import DTYPES, INDEX, Tensor, by_name, file_dtype, tensors_of
+from grpojax.models.hf.weights import DTYPES, INDEX, Tensor, by_name, file_dtype, joined, joined_shape, tensors_of
 from grpojax.models.weight_table import DECODER
 
 _TOKENIZER_FILES = (
@@ -71,9 +72,14 @@ def save(
     path = files.path(path)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     leaves, tensors = by_name(params), tensors_of(params)
-    dtypes = {name: file_dtype(dtype or leaves[t.ours].dtype) for name, t in tensors.items()}
+    parts = joined(model.config.family, tensors)
+    shapes = {name: joined_shape(of, tensors) for name, of in parts.items()}
+    dtypes = {
+        name: file_dtype(dtype or jnp.result_type(*(leaves[tensors[part].ours].dtype for part in of)))
+        for name, of in parts.items()
+    }
     shards = split_state_dict_into_shards_factory(
-        {name: math.prod(t.shape) * dtypes[name].itemsize for name, t in tensors.items()},
+        {name: math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()},
         get_storage_size=lambda size: size,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_bytes,
@@ -86,9 +92,10 @@ def save(
         for file, names in shards.filename_to_tensors.items():
             with (large / file if lead else large).open("wb") as f:
                 names = sorted(names, key=lambda n: -dtypes[n].itemsize)  # keeps every tensor aligned
-                f.write(_header({n: (dtypes[n], tensors[n].shape) for n in names}))
-                for name in names:
-                    f.write(_fetch(leaves[tensors[name].ours], tensors[name], dtypes[name]).data)
+                f.write(_header({n: (dtypes[n], shapes[n]) for n in names}))
+                for whole in names:
+                    for tensor in (tensors[part] for part in parts[whole]):
+                        f.write(_fetch(leaves[tensor.ours], tensor, dtypes[whole]).data)
         if lead and shards.is_sharded:
             write_json(folder / INDEX, {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename})
     if jax.process_count() > 1:

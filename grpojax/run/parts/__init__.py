@@ -1,6 +1,6 @@
-"""What a variant needs beyond samples, rewards and log-probs: each in a file of its own, behind `part.Part`.
+"""The needs of variants beyond samples, rewards and log-probs, each in a file of its own, behind `part.Part`.
 
-A part is named by what the variant needs, or by what its objective does. It is imported when it is asked for.
+A part is named by the variant's need, or by what its objective does. It is imported only if it is used.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from grpojax.advantages import Signals
 from grpojax.host.errors import UserError
 from grpojax.variants import Variant, is_path
 
-# Keys of `grpojax.variants.NEEDS`, and where the part is that supplies it.
+# Keys of `grpojax.variants.NEEDS`, and the part that supplies each.
 BY_NEED = {
     "critic": "critic:Critic",
     "ground_truth": "true_answers:TrueAnswers",
@@ -22,10 +22,10 @@ BY_NEED = {
 
 
 def kinds(variant: Variant) -> dict[str, Any]:
-    """The classes of the parts of a variant by what they are for, each a `grpojax.run.parts.part.Part`.
+    """The classes of a variant's parts by need, each a `grpojax.run.parts.part.Part`.
 
-    A need that is no key of `BY_NEED` may be the import path ``package.module:class`` of a part of one's own; raises
-    `UserError` where there is none.
+    A need that is no key of `BY_NEED` may be the import path ``package.module:class`` of a user's own part; raises
+    `UserError` if there is no such class.
 
     Example:
       >>> from grpojax import variants
@@ -50,13 +50,13 @@ def kinds(variant: Variant) -> dict[str, Any]:
 
 
 def warmup_steps(config: Any) -> int:
-    """The first steps of a `grpojax.run.recipe.Config`'s run, in which the policy is left as it is."""
+    """The number of first steps in which the policy does not learn, in a run of a `grpojax.run.recipe.Config`."""
     learning = (kind for kind in kinds(config.method.variant).values() if hasattr(kind, "role"))
     return sum(kind.warmup_steps(config) for kind in learning)
 
 
 def signals_of(given: Mapping[str, Any]) -> Signals:
-    """Signals of arrays by name; those that are no field stand in ``extra``.
+    """Signals from arrays by name; names that are not fields go to ``extra``.
 
     Example:
       >>> signals_of({"lengths": [[2]], "luck": 7}).extra

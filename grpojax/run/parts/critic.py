@@ -1,4 +1,4 @@
-"""The critic: where its weights come from, what it says of a batch, and what it learns from."""
+"""The critic: the origin of its weights, its values for a batch, and its update."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ from grpojax.types import Array, Tokens
 
 
 def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Critic | None = None) -> CriticModel:
-    """The critic of a recipe without its weights; without the variant's ``critic``, one that does not learn."""
+    """The critic of a recipe without its weights. If the variant has no ``critic``, it does not learn."""
     read = policy.config if config.path is None else hf.read_config(data.locate(config.path))
     model = CriticModel(
         config=models.trunk_config(read, config.layers),
@@ -51,7 +51,7 @@ def critic_model(config: CriticConfig, policy: PolicyShape, critic: variants.Cri
 
 @dataclasses.dataclass(frozen=True)
 class _Programs(Spec):
-    """They are of this critic, which learns with this optimizer, its schedule stretched over so many updates."""
+    """The programs of this critic. Its optimizer's schedule is stretched over this number of updates."""
 
     model: CriticModel
     optimizer: OptimizerConfig
@@ -67,7 +67,7 @@ class _Programs(Spec):
 
 
 class Critic(LearningPart):
-    """A network that learns with the policy, and gives a signal of every token.
+    """A network that learns with the policy and gives a signal for every token.
 
     Raises:
       UserError: its trunk has another tokenizer, or too few positions.
@@ -135,7 +135,7 @@ class Critic(LearningPart):
         self._read = None if section.path is None else _read(policy, section)
 
     def saved(self) -> tuple[str, ...]:
-        """A frozen trunk is read, or copied from the policy as it started, again."""
+        """The saved roles. A frozen trunk is not saved: it is read again, or copied again from the policy's start."""
         return (ROLE,)
 
     def start(self, params: Any, restored: State | None) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Critic(LearningPart):
         return frozen | {ROLE: init_state(learned, self._optimizer, mesh, models.CRITIC)}
 
     def _factors(self, base: Any) -> dict[str, Any]:
-        """What learns on the policy's base."""
+        """The adapter factors that learn on the policy's base."""
         model, mesh = self.model, self.policy.mesh
         assert model.adapter is not None
         head = np.zeros(model.config.hidden_size, np.float32)
@@ -161,15 +161,15 @@ class Critic(LearningPart):
         return {**factors, "token_head": processes.place(head, sharding.named(mesh, ("hidden",)))}
 
     def frozen(self, state: State) -> dict[str, Any]:
-        """The trunk, where it is frozen, or what it stands on."""
+        """The frozen weights: the base of its adapters, or else its trunk if that is frozen."""
         if self.model.adapter is not None:
             return policy_state.frozen(state)
         return {TRUNK: state[TRUNK]} if TRUNK in state else {}
 
     @property
     def _passes(self) -> int:
-        """Forward passes that an update counts as: a frozen trunk has no backward pass, and of frozen weights it has
-        no gradients."""
+        """Number of forward passes that an update counts as: a frozen trunk has no backward pass, and frozen weights
+        have no gradients."""
         return 1 if self.model.frozen else 3 if self.model.adapter is None else 2
 
     def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:
@@ -196,7 +196,7 @@ class Critic(LearningPart):
         return rows, {"critic/explained_variance": explained_variance(values, targets[learned].astype(np.float64))}
 
     def columns(self, signals: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """Its output for every token before the updates, as the advantages read it."""
+        """The critic's output for every token before the updates, as the advantages read it."""
         return {ROLE: np.asarray(self.rule.loss.prediction(signals[self.rule.signal]), np.float64)}
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
@@ -210,7 +210,7 @@ class Critic(LearningPart):
 
 
 def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
-    """``1 - Var(R - V) / Var(R)``: 1 for perfect values, 0 for constant ones; NaN where returns are all equal.
+    """``1 - Var(R - V) / Var(R)``: 1 for perfect values, 0 for constant ones; NaN if all returns are equal.
 
     Example:
       >>> explained_variance(np.array([0.0, 0.5]), np.array([0.0, 1.0]))
@@ -222,7 +222,7 @@ def explained_variance(values: np.ndarray, returns: np.ndarray) -> float:
 
 
 def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[Any, np.ndarray]:
-    """Trunk and head ``[D]`` that a run starts from; ``params`` are the policy's at its start."""
+    """Trunk and head ``[D]`` that a run starts from; ``params`` are the policy's weights at the start."""
     if config.path is not None:
         return _read(policy, config)
     trunk = models.trunk_config(policy.config, config.layers)
@@ -233,7 +233,7 @@ def first_weights(policy: Policy, config: CriticConfig, params: Any) -> tuple[An
 
 
 def load_critic(policy: Policy, config: CriticConfig, run_dir: epath.PathLike, step: int) -> tuple[Any, Any]:
-    """Trunk (a `grpojax.models.Decoder`) and head of a run's checkpoint of a step."""
+    """Trunk (a `grpojax.models.Decoder`) and head from a run's checkpoint of a step."""
     model = critic_model(config, policy.shape)
     abstract = abstract_state({ROLE: model.networks(None)[ROLE]}, policy.mesh)[ROLE]
     checkpoints = Checkpoints(files.path(run_dir) / "checkpoints", read_only=True)
@@ -257,7 +257,7 @@ def _read(policy: Policy, config: CriticConfig) -> tuple[Any, np.ndarray]:
 
 
 def _check_tokenizer(policy: Policy, path: str) -> None:
-    """Raises `UserError` where a critic would read the policy's tokens as others."""
+    """Raises `UserError` if a critic's tokenizer would read the policy's tokens as other tokens."""
     folder = data.locate(path)
     tokenizer = hf.load_tokenizer(str(folder))
     if tokenizer.get_vocab() != policy.tokenizer.get_vocab():

@@ -1,4 +1,4 @@
-"""The weights of LLDS's term, which holds on to the likelihood of samples that are right."""
+"""The weights of LLDS's term, which preserves the likelihood of right samples."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from grpojax.variants import Variant
 
 
 class Displacement(Part):
-    """Puts them into the rows; the tokens of the answer count by the variant's option ``answer_weight``."""
+    """Puts the weights into the rows; tokens of the answer have the variant's option ``answer_weight``."""
 
     @classmethod
     def rows(cls, variant: Variant) -> tuple[str, ...]:

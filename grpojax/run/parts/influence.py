@@ -26,7 +26,7 @@ from grpojax.run.regroup import longest as regrouped
 from grpojax.run.regroup import regroup, tokens_at_once
 from grpojax.types import Array, Samples, Tokens
 
-TOKENS = 4096  # of a shard that the decoder runs on at once, at most: its activations are the larger part
+TOKENS = 4096  # most tokens of a shard that the decoder runs on at once: its activations take most of the memory
 
 PROGRAM = "influence"
 
@@ -38,11 +38,11 @@ def influence_program(graph: Any, compute: Compute, *, temperature: float) -> Ca
 
 
 class Influences:
-    """Computes it in groups of a batch on the host.
+    """Computes the influence in groups of a batch on the host.
 
     Args:
-      policy: its weights may change from call to call.
-      program: that does it (`grpojax.programs.influence.make_influence`).
+      policy: the policy, whose weights may change between calls.
+      program: the program of `grpojax.programs.influence.make_influence`.
       longest_prompt: most tokens of a prompt in the run.
     """
 
@@ -71,11 +71,11 @@ class Influences:
 
         Args:
           params: the policy's weights.
-          problems, tokens, lengths: of the n groups, ``[n, G, T]`` and ``[n, G]``.
+          problems, tokens, lengths: those of the n groups; ``[n, G, T]`` tokens and ``[n, G]`` lengths.
           weights: ``[n, G, T]``, as in `grpojax.credit.influence`.
-          most: groups of a whole batch.
-          tokens_at_once: about how many of a shard the decoder may run on.
-          own: the sum of each sample's scores over only its own tokens, too.
+          most: number of groups of a whole batch.
+          tokens_at_once: about how many tokens of a shard the decoder may run on.
+          own: whether to return also the sum of each sample's scores over only its own tokens.
         """
         policy = self.policy
         entries = influence.vocabulary(tokens, lengths, policy.config.vocab_size)
@@ -114,7 +114,7 @@ class _Programs(Spec):
 
 
 class TokenInfluence(Part):
-    """NTHR's scores, 0 in groups that are not mixed, which ask for none."""
+    """NTHR's scores. They are 0 in groups that are not mixed, for which they are not computed."""
 
     options = ("self_term", "select")
 
@@ -124,13 +124,13 @@ class TokenInfluence(Part):
 
     @classmethod
     def times(cls, config: Config) -> dict[str, int]:
-        return {PROGRAM: 4}  # it is of a quarter of the groups
+        return {PROGRAM: 4}  # it runs on a quarter of the groups
 
     def spec(self) -> Spec:
         return _Programs()
 
     def calls(self, longest: Longest) -> dict[str, Call]:
-        """The program of `Influences`, of a quarter of the groups."""
+        """The program of `Influences`, for a quarter of the groups."""
         shape, params = self.shape, policy_state.weights(longest.state)
         part = regrouped(self.config, shape, tokens=self.config.rollout.max_tokens, at_once=TOKENS, one_prompt=True)
         spread, group, tokens = part.layout.batch_shape
@@ -176,7 +176,7 @@ class TokenInfluence(Part):
             means[chosen] = total / np.maximum(rollout.lengths[chosen], 1)
         made = {"influence": scores, "influence_means": means}
         if options["select"] == "random":
-            # Of the samples themselves, so that a resumed run draws the same.
+            # It depends only on the samples, so that a resumed run draws the same.
             seed = zlib.crc32(np.ascontiguousarray(rollout.tokens).tobytes())
             made["draws"] = np.random.default_rng(seed).random(rollout.tokens.shape, np.float32)
         return made, {"nthr/mixed_groups": float(len(chosen))}

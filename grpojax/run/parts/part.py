@@ -104,7 +104,7 @@ class Part:
     reads_gold: ClassVar[bool] = False
     passes = 0
 
-    # Of a recipe, before there is a model.
+    # From a recipe, before there is a model.
 
     @classmethod
     def compares(cls, variant: Variant) -> bool:
@@ -133,7 +133,7 @@ class Part:
         """
         return {}
 
-    # Of shapes, without weights and without data.
+    # From shapes, without weights and data.
 
     def __init__(self, config: Config, shape: PolicyShape, read_shape: Callable[[str], DecoderConfig] = read_shape):
         self.config, self.shape, self.read_shape = config, shape, read_shape
@@ -257,5 +257,5 @@ class LearningPart(Part):
 
 
 def mean(values: np.ndarray) -> float:
-    """In float64; NaN of none."""
+    """The mean in float64; NaN if there are no values."""
     return float(values.astype(np.float64).mean()) if values.size else float("nan")

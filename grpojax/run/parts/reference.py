@@ -23,11 +23,11 @@ from grpojax.types import Tokens
 from grpojax.variants import Variant
 
 ROLE = "reference"
-OWN_SCORE = "reference score"  # where the policy is scored too, with weights of another dtype or with adapters
+OWN_SCORE = "reference score"  # if the policy is scored too, with weights of another dtype or with adapters
 
 
 def _score_of(config: Config) -> str:
-    """The name of the program that scores, which is the policy's where both have weights of one kind."""
+    """The name of the program that scores. It is the policy's if both have weights of the same kind."""
     alike = config.model.adapter is None and (config.train.reference_every > 0 or config.model.dtype == "float32")
     return "score" if alike or not config.method.plain_scores(config.train) else OWN_SCORE
 
@@ -40,18 +40,18 @@ class _Refresh(Spec):
 
 
 class Reference(Part):
-    """Plain weights that score every batch. A checkpoint has them only where they are refreshed. Of a policy with
-    adapters they are its base, which is there already.
+    """Plain weights that score every batch. A checkpoint has them only if they are refreshed. If the policy has
+    adapters, they are its base, which is on the devices already.
 
     Attributes:
-      role: of the weights.
+      role: role of the weights.
     """
 
     passes = 1
 
     @classmethod
     def compares(cls, variant: Variant) -> bool:
-        """A KL in the rewards compares by the trainer's own numerics, not the sampler's."""
+        """A KL in the rewards compares log-probs of the trainer's own numerics, not the sampler's."""
         return variant.objective.kl_in != "loss"
 
     @classmethod
@@ -68,7 +68,7 @@ class Reference(Part):
 
     @property
     def every(self) -> int:
-        """Steps from one refresh to the next; 0 for none."""
+        """Number of steps between refreshes; 0 for none."""
         return self.config.train.reference_every
 
     def spec(self) -> Spec:

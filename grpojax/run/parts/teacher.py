@@ -1,4 +1,4 @@
-"""The teacher of a run: a frozen model whose log-probs of the policy's own tokens are learned from."""
+"""The teacher of a run: a frozen model. The policy learns from its log-probs of the policy's own tokens."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ ROLE = "teacher"
 
 @dataclasses.dataclass(frozen=True)
 class _Score(Spec):
-    """It is of a teacher with this graph definition."""
+    """The scoring program of a teacher with this graph definition."""
 
     graph: Any
 
@@ -37,12 +37,12 @@ class _Score(Spec):
 
 
 class Teacher(Part):
-    """A model that scores the policy's samples. It runs as the policy does, and no checkpoint has its weights.
+    """A model that scores the policy's samples. It runs as the policy does, and checkpoints do not have its weights.
 
     Its folder is the variant's option ``teacher``.
 
     Raises:
-      UserError: it has another tokenizer, or too few tokens or positions.
+      UserError: the teacher has another tokenizer, or too few tokens or positions.
 
     Attributes:
       model: its shape.
@@ -59,7 +59,7 @@ class Teacher(Part):
 
     @classmethod
     def made_up(cls, some: Callable[[str], Array]) -> dict[str, Array]:
-        """It is another model than the policy, so that its log-probs are others."""
+        """Made-up signals. The teacher is another model than the policy, so its log-probs differ."""
         return {"ref_logps": -some("P G T")}
 
     @classmethod

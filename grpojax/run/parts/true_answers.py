@@ -1,4 +1,4 @@
-"""The true answer in place of the one that a sample gave: which tokens to score, and what their scores come to."""
+"""Puts the true answer in place of a sample's own: the tokens to score, and the results of the scores."""
 
 import dataclasses
 import time
@@ -27,9 +27,9 @@ PROGRAM = "true answers"
 
 @dataclasses.dataclass(frozen=True)
 class Marker:
-    """Where a text has its last marker: ``[start, end)`` in characters, and how many there are in all.
+    """The position of a text's last marker: ``[start, end)`` in characters, and the number of all markers.
 
-    Without any, both are the text's length.
+    Without a marker, both are the text's length.
     """
 
     start: int
@@ -55,7 +55,7 @@ def find_marker(text: str, marker: str | None) -> Marker:
         found += [m.span() for m in extract.BOX.finditer(text)]
     for literal in extract.MARKERS if marker is None else () if marker.startswith(r"\boxed") else (marker,):
         place = text.rfind(literal)
-        # Only the last one's place matters, so that overlapping ones need not be separated.
+        # Only the last one's position matters, so overlapping ones need not be separated.
         found += [(place, place + len(literal))] * text.count(literal)
     return Marker(*max(found), len(found)) if found else Marker(len(text), len(text), 0)
 
@@ -63,7 +63,7 @@ def find_marker(text: str, marker: str | None) -> Marker:
 def answer_tokens(rollout: Rollout, tokenizer: Any, marker: str | None) -> Tokens:
     r"""``[P, G, T]`` bool: the tokens of the answers that samples give.
 
-    They begin with the first token that has a character behind the last marker, and end with the line, or with the
+    They begin with the first token that has a character after the last marker. They end with the line, or with the
     brace that closes the box. A sample without a marker has none.
 
     Args:
@@ -98,9 +98,9 @@ class Spliced:
 
     Attributes:
       ids: the tokens, up to the answer's last.
-      scored: how many of the last ones count.
-      markers: how many the sample had.
-      closing: what closes the marker after the answer: the brace of a box, or nothing.
+      scored: number of the last tokens that count.
+      markers: number of markers that the sample had.
+      closing: text that closes the marker after the answer: the brace of a box, or nothing.
     """
 
     ids: tuple[int, ...]
@@ -120,8 +120,8 @@ def splice(
     """Puts the true answer where a sample gives its own.
 
     The sampled ids stay as they are up to the token in which the last marker begins. Marker and answer are tokenised
-    apart from them and from each other, the answer with the blanks that the sample has before its own. After a sample
-    without a marker, one is put on a line of its own.
+    separately from them and from each other; the answer has the blanks that the sample has before its own. If a sample
+    has no marker, one is added on a new line.
 
     Args:
       ids: sampled tokens, without the one that ends the sample.
@@ -156,23 +156,23 @@ def splice(
 
 
 def _tokens_within(ids: list[int], text: str, end: int, decode: Any) -> int:
-    """The most tokens whose text is the beginning of ``text`` up to ``end`` at the latest."""
+    """The largest number of tokens whose text is the beginning of ``text`` and ends at ``end`` or before."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if len(decode(ids[:middle])) <= end else (low, middle - 1)
-    while low and not text.startswith(decode(ids[:low])):  # a character of several tokens
+    while low and not text.startswith(decode(ids[:low])):  # one character takes several tokens
         low -= 1
     return low
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers:
-    """True answers after the reasoning of some groups.
+    """True answers, placed after the reasoning of some groups' samples.
 
     Attributes:
       tokens: ``[n, G, T]`` int32. After the answer a box is closed, and the token that ends a sample follows.
-      lengths: ``[n, G]`` int32; 0 where nothing is to be scored.
+      lengths: ``[n, G]`` int32; 0 if nothing is scored.
       mask: ``[n, G, T]`` bool, the tokens that count.
       markers: ``[n, G]`` how many markers each sample had.
       stopped: ``[n, G]`` bool, whether the text has the token that ends a sample.
@@ -195,10 +195,11 @@ def splice_groups(
     missing: str,
     eos: int | None = None,
 ) -> Answers:
-    """`splice` of every sample of a rollout ``[n, G, ...]``; with ``missing="zero"`` not of those without a marker.
+    """`splice` for every sample of a rollout ``[n, G, ...]``. With ``missing="zero"``, samples without a marker are
+    left out.
 
-    A sample that stopped ends with its own last token, one that was cut with ``eos``; without one it has no end.
-    T is `room` over the rollout's, so that few programs are compiled.
+    A sample that stopped ends with its own last token, and one that was cut ends with ``eos``. Without an ``eos`` it
+    has no end. T is that of `room`, so that few programs are compiled.
     """
     n, group, most = rollout.tokens.shape
     made: dict[tuple[int, int], Spliced] = {}
@@ -222,16 +223,16 @@ def splice_groups(
 
 
 def replace(rollout: Rollout, chosen: PerPrompt, answers: Answers | None) -> Rollout:
-    """A rollout with spliced samples in place of those that were drawn.
+    """A rollout with spliced samples in place of the drawn ones.
 
     Args:
       rollout: ``[P, G, T]``.
       chosen: ``[n]`` the groups that have answers.
-      answers: theirs; a sample of length 0 stays as it was drawn. None where no group has any.
+      answers: the answers of these groups. A sample of length 0 stays as it was drawn. None if no group has any.
 
     Returns:
-      ``[P, G, T']`` with T' of `room`. A spliced sample is ``stopped`` where it has the token that ends one; ``logps``
-      of what was not drawn are NaN.
+      ``[P, G, T']`` with T' of `room`. A spliced sample is ``stopped`` if it has the token that ends a sample.
+      ``logps`` of tokens that were not drawn are NaN.
     """
     most = rollout.tokens.shape[2]
     wider = ((0, 0), (0, 0), (0, (room(most) if answers is None else answers.tokens.shape[2]) - most))
@@ -247,10 +248,10 @@ def replace(rollout: Rollout, chosen: PerPrompt, answers: Answers | None) -> Rol
 
 
 def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = False) -> Samples:
-    """``exp mean`` ("per_token") or ``exp sum`` ("joint") of the log-probs where ``mask``, ``[n, G]``; 0 of none.
+    """``exp mean`` ("per_token") or ``exp sum`` ("joint") of the log-probs where ``mask``, ``[n, G]``; 0 without any.
 
-    With ``relative`` divided by the group's largest, in log space: the product over a long answer is under the least
-    float32 otherwise.
+    With ``relative``, the results are divided by the group's largest, in log space: otherwise the product over a long
+    answer underflows in float32.
 
     Example:
       >>> logps, mask = np.log([[[0.5, 0.2, 0.8]]]), np.ones((1, 1, 3), bool)
@@ -267,7 +268,7 @@ def likelihoods(logps: Tokens, mask: Tokens, kind: str, *, relative: bool = Fals
 
 
 class _Found(NamedTuple):
-    """Likelihoods ``[P, G]``, the groups that have them, what was spliced of these, and their metrics."""
+    """Likelihoods ``[P, G]``, the groups that have them, the spliced samples of these groups, and their metrics."""
 
     likelihood: Samples
     chosen: PerPrompt
@@ -276,8 +277,8 @@ class _Found(NamedTuple):
 
 
 class TrueAnswers(Part):
-    """The likelihood of the true answer after each sample's reasoning; with ``train_on=spliced`` that text is learned
-    from in place of what was drawn."""
+    """The likelihood of the true answer after each sample's reasoning. With ``train_on=spliced``, the policy learns
+    from that text in place of the drawn one."""
 
     options = ("groups", "likelihood", "marker", "include_marker", "missing", "fail_reward")
     reads_gold = True
@@ -289,19 +290,19 @@ class TrueAnswers(Part):
 
     @classmethod
     def times(cls, config: Config) -> dict[str, int]:
-        return {PROGRAM: 4}  # it is of a quarter of the groups
+        return {PROGRAM: 4}  # it runs on a quarter of the groups
 
     def calls(self, longest: Longest) -> dict[str, Call]:
-        """The run's scores, of a quarter of the groups."""
+        """The run's scores, for a quarter of the groups."""
         params = policy_state.weights(longest.state)
         spliced = regrouped(self.config, self.shape, tokens=room(self.config.rollout.max_tokens))
         return {PROGRAM: Call(longest.programs.score, (params, spliced.rows), params, flops=spliced.flops)}
 
     def replace(self, state: State, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with the true answers spliced into the samples whose likelihood they are judged by. It waits for
-        the rewards, which are still those of what was drawn.
+        """The batch with the true answers spliced into the samples that are scored by their likelihood. It waits for
+        the rewards, which stay those of the drawn samples.
 
-        Spliced text ends as a sample does, so that those which weigh nothing because they were cut stay as drawn.
+        Spliced text ends like a sample. So samples that have weight 0 because they were cut stay as drawn.
         """
         if not self.method.replaces_samples:
             return batch
@@ -331,13 +332,13 @@ class TrueAnswers(Part):
                 f"variant {self.variant.name!r} with train_on=spliced learns from other text than was drawn, "
                 "and here samples are learned from as they are: set variant.train_on=sampled"
             )
-        return {}, {}  # `replace` has been there
+        return {}, {}  # `replace` has run before
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
         return {"late": self.work}
 
     def _splice(self, params: Any, batch: RolloutBatch, counted: Samples) -> _Found:
-        """The true answer's likelihood after each sample's reasoning, NaN in groups that do not ask for it."""
+        """The true answer's likelihood after each sample's reasoning; NaN in groups that do not need it."""
         options = self.variant.options
         likelihood = np.full(counted.shape, np.nan, np.float32)
         outcome = batch.by_name[self.method.deciding]
@@ -394,7 +395,7 @@ class TrueAnswers(Part):
         )
         logps = [part.fetch(self.programs.score(params, part.rows).logps) for part in parts]
         kind = options["likelihood"]
-        # Of those that fit: one that is too long would be the unit of the others' rewards.
+        # Only of those that fit: one that is too long would set the unit of the others' rewards.
         values = likelihoods(np.concatenate(logps), answers.mask & ~long[..., None], kind, relative=kind == "joint")
-        # Where likelihoods are all there is, a reward of 0 and 1 among them would be in another unit.
+        # If all rewards are likelihoods, a reward of 0 and 1 among them would be in another unit.
         return np.where(long, 0.0 if options["groups"] == "all" else np.nan, values), answers, counts

@@ -72,6 +72,14 @@ CONFIGS = {
         mlp_bias=False, embedding_multiplier=12.0, attention_multiplier=0.015625, residual_multiplier=0.22,
         logits_scaling=8, rope_scaling=None,
     ),
+    "phi3": dict(
+        SIZES, architectures=["Phi3ForCausalLM"], model_type="phi3", original_max_position_embeddings=640,
+        rope_theta=250000, rope_scaling=None, partial_rotary_factor=1.0, sliding_window=None, resid_pdrop=0.0,
+    ),
+    "olmo2": dict(
+        SIZES, architectures=["Olmo2ForCausalLM"], model_type="olmo2", rope_theta=500000, attention_bias=False,
+        rope_scaling=None, torch_dtype="float32",
+    ),
     "qwen3_moe": dict(
         SIZES, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=10, attention_bias=False,
         rope_theta=3e5, use_sliding_window=False, sliding_window=None, max_window_layers=3, decoder_sparse_step=1,
@@ -90,6 +98,8 @@ CLASSES = {
     "qwen3": transformers.Qwen3Config,
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
+    "olmo2": transformers.Olmo2Config,
+    "phi3": transformers.Phi3Config,
     "granite": transformers.GraniteConfig,
     "smollm3": transformers.SmolLM3Config,
     "qwen2_moe": transformers.Qwen2MoeConfig,
@@ -135,11 +145,11 @@ def their_config(raw: dict) -> DecoderConfig:
     assert rope.get("partial_rotary_factor") in (None, 1)
     if family == "qwen3_moe":
         assert c.sliding_window is None
-    elif family == "mistral":
+    elif family in ("mistral", "phi3"):
         assert c.sliding_window is None or c.sliding_window >= c.max_position_embeddings
     else:
-        assert family in ("llama", "granite") or set(c.layer_types) == {"full_attention"}
-    biased = family not in ("qwen2", "qwen2_moe", "mistral") and c.attention_bias
+        assert family in ("llama", "granite", "olmo2") or set(c.layer_types) == {"full_attention"}
+    biased = family not in ("qwen2", "qwen2_moe", "mistral", "phi3") and c.attention_bias
     experts = None
     if family.endswith("_moe"):
         assert c.decoder_sparse_step == 1 and not c.mlp_only_layers
@@ -175,6 +185,8 @@ def their_config(raw: dict) -> DecoderConfig:
         out_bias=biased,
         mlp_bias=family in ("llama", "smollm3", "granite") and c.mlp_bias,
         qk_norm=family.startswith("qwen3"),
+        wide_qk_norm=family == "olmo2",
+        norms_after=family == "olmo2",
         max_positions=c.max_position_embeddings,
         unrotated_layers=[i for i in range(c.num_hidden_layers) if family == "smollm3" and not c.no_rope_layers[i]],
         experts=experts,
@@ -245,6 +257,12 @@ READ = {
     "biases, smollm3": ("smollm3", dict(attention_bias=True, mlp_bias=True)),
     "multipliers missing": ("granite", dict(embedding_multiplier=GONE, attention_multiplier=GONE, logits_scaling=GONE)),
     "positions missing, granite": ("granite", dict(max_position_embeddings=GONE, num_key_value_heads=GONE)),
+    "eps missing, phi3": ("phi3", dict(rms_norm_eps=GONE, max_position_embeddings=GONE)),
+    "key-value heads missing, phi3": ("phi3", dict(num_key_value_heads=GONE, sliding_window=GONE)),
+    "eps and others missing, olmo2": (
+        "olmo2",
+        dict(rms_norm_eps=GONE, max_position_embeddings=GONE, num_key_value_heads=GONE, attention_bias=True),
+    ),
     "llama3 in qwen2": ("qwen2", dict(rope_scaling={"type": "llama3", **LLAMA3})),
     "both spellings": ("qwen2", dict(rope_scaling={"type": "default"}, rope_parameters={"rope_theta": 3e5})),
     "no rotation left out": ("llama", dict(partial_rotary_factor=1.0)),
@@ -394,6 +412,14 @@ REFUSED = {
     "rotary by a text": ("smollm3", dict(no_rope_layers="110"), "no_rope_layers='110': must be a list"),
     "logits by nothing": ("granite", dict(logits_scaling=0), "logits_scaling=0: must be over 0"),
     "multiplier a text": ("granite", dict(residual_multiplier="0.2"), "residual_multiplier='0.2': must be a number"),
+    "window, phi3": ("phi3", dict(sliding_window=96), "sliding_window=96: .*null where no text is longer than 96"),
+    "half rotated, phi3": ("phi3", dict(partial_rotary_factor=0.75), "partial_rotary_factor=0.75: not supported"),
+    "longrope, phi3": (
+        "phi3",
+        dict(rope_scaling={"type": "longrope", "long_factor": [1.0] * 4, "short_factor": [1.0] * 4}),
+        "rope_type 'longrope' is not supported; supported: 'default'",
+    ),
+    "yarn, phi3": ("phi3", dict(rope_scaling={"type": "yarn", **YARN}), "rope_type 'yarn' is not supported"),
     "window, mistral": (
         "mistral",
         dict(sliding_window=96),
@@ -528,14 +554,16 @@ def test_a_config_with_anything_in_it_is_read_as_transformers_does_or_refused():
             assert str(e).count("\n") <= 1 and len(str(e)) < 1000, named
             continue
         counts["read"] += 1
-        assert ours == their_config(without_what_only_they_refuse(raw) | {"model_type": ours.family}), (named, raw)
+        assert ours == their_config(without_what_only_they_refuse(raw | {"model_type": ours.family})), (named, raw)
     assert min(counts.values()) > 150, counts
 
 
 def without_what_only_they_refuse(raw: dict) -> dict:
     """Without null flags and without values of fields that have no effect, which transformers 5 refuses."""
-    void = {"dtype", "torch_dtype", "pretraining_tp"}
+    void = {"dtype", "torch_dtype", "pretraining_tp", "resid_pdrop"}
     if not raw.get("use_sliding_window") or raw.get("layer_types") is not None:
         void |= {"sliding_window", "max_window_layers"}
+    if raw["model_type"] == "phi3":
+        void |= {"original_max_position_embeddings"}
     off = {flag: False for flag in NULL_FLAGS if flag in raw and raw[flag] is None}
     return {key: value for key, value in (raw | off).items() if key not in void}

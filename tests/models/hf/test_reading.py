@@ -26,7 +26,7 @@ def mesh():
     return make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama-attention-bias", "qwen2-tied", "qwen2-moe"])
+@pytest.mark.parametrize("name", ["qwen3", "llama-attention-bias", "qwen2-tied", "qwen2-moe", "phi3", "olmo2"])
 def test_a_mesh_cuts_weights_by_the_rules_and_changes_no_value(tmp_path, mesh, name):
     tiny_hf.save(tmp_path / "in", name, max_shard_size="20KB")
     whole, cut = models.load(tmp_path / "in"), models.load(tmp_path / "in", mesh=mesh)
@@ -50,9 +50,9 @@ def test_devices_that_hold_a_part_together_read_it_once(tmp_path, mesh, monkeypa
     tiny_hf.save(tmp_path / "in")
     read, fill = [], reading._fill
 
-    def note(parts, at, tensor, weight):
+    def note(parts, at, tensor, first_row, weight):
         read.append((weight.name, at, list(parts)))
-        fill(parts, at, tensor, weight)
+        fill(parts, at, tensor, first_row, weight)
 
     monkeypatch.setattr(reading, "_fill", note)
     models.load(tmp_path / "in", mesh=mesh)
