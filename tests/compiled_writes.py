@@ -1,4 +1,4 @@
-"""What a compiled program writes for each token: of a sampler no copy of weights or caches."""
+"""The arrays that a compiled program writes for each token. A sampler must not copy weights or caches."""
 
 from grpojax.tools import hlo
 

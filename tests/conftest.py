@@ -65,7 +65,7 @@ def recipe(tmp_path_factory):
 
 @pytest.fixture
 def fakes():
-    """Runs that the test opens have plain functions for programs (`fake_programs`)."""
+    """Runs that the test opens have plain functions in place of programs (`fake_programs`)."""
     import fake_programs
 
     with fake_programs.in_place():
@@ -121,7 +121,7 @@ def resident() -> int:
 
 
 def give_back() -> None:
-    """Has the allocator return what is free to the system, where it can be asked."""
+    """Makes the allocator return free memory to the system, if it supports that."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,8 +1,8 @@
 """Plain functions in place of a run's programs, for tests of what surrounds them: nothing is compiled.
 
 A fake is called as the real program is. The real one is traced with the same arguments: that refuses what it does not
-take, and says what comes back and whose memory is taken over. What comes back is numbers that follow from every number
-that went in: a run that forgets some of them, weights or moments, goes on otherwise than one that was never stopped.
+take, and says what comes back and whose memory is taken over. Its results depend on every number of its arguments. So a
+run that forgets some of them, such as weights or moments, continues differently from one that was never stopped.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Fake:
 
 
 def fakes_of(value: Any) -> Any:
-    """The same value with a `Fake` in place of each program, however deep it lies."""
+    """The same value with a `Fake` in place of each program, at any depth."""
     if dataclasses.is_dataclass(value):
         fields = {f.name: fakes_of(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
@@ -51,7 +51,7 @@ def fakes_of(value: Any) -> Any:
 
 @contextlib.contextmanager
 def in_place():
-    """Inside, a run that is opened has fakes for its programs, and samples that no model has drawn."""
+    """Inside the context, a run that is opened has fakes for its programs, and samples that no model has drawn."""
     with pytest.MonkeyPatch.context() as patch:
         for user, name in ((trainer, "make_programs"), (finetune, "make_supervised_programs")):
             make = getattr(programs, name)

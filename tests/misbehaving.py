@@ -1,4 +1,4 @@
-"""Reward functions that take more than they are given."""
+"""Reward functions that take more resources than they are given."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def one_for_all(prompts, completions, tokens, **columns):
 
 
 def takes_what_it_gets(prompts, completions, tokens, *, tags, **columns):
-    """Empties all that it is given, after it has counted."""
+    """Empties all of its arguments, after it has counted."""
     n = [float(len(ids)) + len(of_sample) for ids, of_sample in zip(tokens, tags, strict=True)]
     for of_sample in (*tokens, *tags):
         of_sample.clear()

@@ -41,7 +41,7 @@ def write_run(
     method: dict | None = None,
     **train,
 ) -> Path:
-    """A run whose model solves the share ``skill`` of the problems at the end, or of each the share it has.
+    """Writes a run whose model solves the share ``skill`` of the problems at the end, or the given share of each.
 
     Args:
       data: its held-out rows; None for a run without.

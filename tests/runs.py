@@ -55,7 +55,7 @@ def environment(devices: int = 1) -> dict[str, str]:
 
 
 def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> str:
-    """Trains to the end in another process; what it said."""
+    """Trains to the end in another process; returns its output."""
     process = start(recipe, directory, *overrides, devices=devices)
     said, _ = process.communicate(timeout=1800)
     assert process.returncode == 0, said
@@ -63,18 +63,18 @@ def train(recipe: Path, directory: Path, *overrides: str, devices: int = 1) -> s
 
 
 def Trainer(recipe, devices=1, eos_ids=None):
-    """On one device as a rule: eight share the cores of a small machine."""
+    """A trainer, by default on one device: eight devices share the cores of a small machine."""
     return trainer.Trainer(recipe, jax.devices()[:devices], eos_ids=eos_ids)
 
 
 def add_step(directory: Path) -> None:
-    """Has a run directory hold a step, so that no other recipe may take its place."""
+    """Adds a step to a run directory, so that no other recipe may replace it."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
 
 
 def numbers(directory: Path | str) -> list[dict[str, float]]:
-    """The metrics of a run without its times."""
+    """The metrics of a run without times."""
     lines = tracking.read_metrics(directory)
     timed = ("time/", "tokens_per_s", "utilisation")
     return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]

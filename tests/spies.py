@@ -1,4 +1,4 @@
-"""Programs of a run under watch."""
+"""Watches the programs of a run."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from grpojax.run import trainer
 
 
 class Spy:
-    """A program, with ``around(program, *args, **static)`` called in its place."""
+    """Stands in for a program and calls ``around(program, *args, **static)`` instead."""
 
     def __init__(self, program, around):
         self.program, self.around = program, around
@@ -31,13 +31,13 @@ def watched(made, around):
 
 
 def watch(monkeypatch, around):
-    """Has the next trainers run their programs by ``around``."""
+    """Makes the next trainers run their programs through ``around``."""
     make = trainer.make_programs  # or fakes, where a test has put them there
     monkeypatch.setattr(trainer, "make_programs", lambda learning: watched(make(learning), around))
 
 
 def record(monkeypatch):
-    """Names and arguments of all programs that the next trainers run: a list that grows."""
+    """A growing list of the names and arguments of all programs that the next trainers run."""
     seen = []
 
     def around(program, *args, **static):
@@ -49,7 +49,7 @@ def record(monkeypatch):
 
 
 def update_by(trainer, function):
-    """Has ``function(state, frozen, packed)`` stand in the place of a trainer's update; the update that it had."""
+    """Replaces a trainer's update by ``function(state, frozen, packed)``; returns the previous update."""
     made = trainer.learner.programs
     trainer.learner.programs = dataclasses.replace(made, update=Spy(made.update, lambda _, *args: function(*args)))
     return made.update

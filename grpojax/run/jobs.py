@@ -183,9 +183,7 @@ class Queue:
             self._running.append(
                 _Running(job=job, slot=slot, process=process, output=output, started=time.monotonic(), first=first)
             )
-            if (
-                self._stopping
-            ):  # the signal came while the process was being made, when it was not yet among the running ones
+            if self._stopping:  # the signal came while the process was being made: it was not in the list yet
                 process.send_signal(self._stopping)
 
     def _end(self, ended: _Running, outcome: Outcome, waiting: Sequence[Job], count: int) -> None:

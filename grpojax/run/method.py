@@ -14,9 +14,7 @@ from grpojax.advantages import Signals, text_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
 from grpojax.host.on_host import on_host
-from grpojax.records.methods import (
-    differences as differences,
-)  # available next to `describe`, whose results it compares
+from grpojax.records.methods import differences as differences  # next to `describe`, whose results it compares
 from grpojax.rewards import RewardConfig, RewardsConfig
 from grpojax.run import exclusions, parts
 from grpojax.run.exclusions import Older, Resolved

@@ -18,7 +18,7 @@ def optional(what: str) -> Iterator[None]:
     """Inside the context, a failure is only a warning; a `UserError` is still raised.
 
     Args:
-      what: it is of, for the warning.
+      what: name of the work, for the warning.
     """
     try:
         yield

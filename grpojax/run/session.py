@@ -1,4 +1,4 @@
-"""A run as something that lives on a disk and may be stopped: its directory, its saves, and the notices it obeys."""
+"""A run's life on disk: its directory, its saves, and the notices that stop it."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from grpojax.run.profiling import Profile, ProfileConfig
 from grpojax.run.run_state import RunState
 from grpojax.run.sections import RunConfig
 
-RESCUE_S = 20.0  # that a process with an error waits for the others to have one too
+RESCUE_S = 20.0  # time that a process with an error waits for errors of the others
 
 
 class Schedule(Protocol):
@@ -81,20 +81,20 @@ class Recipe(Protocol):
 
 @dataclasses.dataclass
 class Outcome:
-    """Whether a loop came to its end, or was stopped."""
+    """Whether a loop finished or was stopped."""
 
     finished: bool = True
 
 
 class Session:
-    """The directory of a run with its checkpoints, and what its process keeps of what it compiles.
+    """The directory of a run with its checkpoints, and its process's cache of compiled programs.
 
     Args:
       config: the recipe.
       take_over: break another process's claim on a directory in a bucket.
 
     Raises:
-      UserError: the directory holds something else than this run.
+      UserError: the directory holds something other than this run.
 
     Attributes:
       control: whether the run goes on.
@@ -103,7 +103,7 @@ class Session:
     """
 
     def __init__(self, config: Recipe, *, take_over: bool = False):
-        # First: its words are posted by how many there were before it, the same number on all processes.
+        # First: its keys have the number of earlier ones in them, which must be the same on all processes.
         self.control = RunControl(config.train.checkpoint_minutes)
         self.config, self.directory, self._take_over = config, files.path(config.run.dir), take_over
         self.record = RunDirectory(
@@ -119,16 +119,16 @@ class Session:
         self.watchdog = watchdog.Watchdog(functools.partial(_hang, config.train.hang_policy), compiling)
         self.save_s = 0.0
         self._problem: str | None = None
-        self._together = jax.process_count() == 1  # whether all processes are known to be at the same place
+        self._together = jax.process_count() == 1  # whether all processes are known to be at the same point
 
     def claim(self, held: contextlib.ExitStack, fingerprints: Mapping[str, str | None]) -> None:
-        """Makes the directory this run's until ``held`` lets go; checks that the data is what it was."""
+        """Claims the directory for this run until ``held`` releases it; checks that the data has not changed."""
         facts = model_facts(given := self.config.resolved())
         agreement.agree(config=given, data=dict(fingerprints), **facts)
         if processes.is_first():
             self.record.claim(held, take_over=self._take_over)
             if not self.record.started:
-                self.record.write()  # first: by it a later start knows the folder for a run
+                self.record.write()  # first: it shows a later start that the folder is a run's
             self.record.check_data(fingerprints)
             if given["model"]["adapter"] is not None:
                 name = given["model"]["path"]
@@ -136,7 +136,7 @@ class Session:
         agreement.prove_shared(self.directory)
 
     def settle(self, finished: bool) -> None:
-        """Once nothing can be refused any more: says with which other settings the run goes on, and keeps them."""
+        """Logs and stores the changed settings of a resumed run. Call it once nothing can be refused any more."""
         if processes.is_first():
             self.record.write()
             self.record.goes_on(finished=finished)
@@ -147,7 +147,7 @@ class Session:
         held.callback(self._close)
 
     def restore(self, abstract: Mapping[str, Any]) -> tuple[dict[str, Any], RunState] | None:
-        """Weights by role and the rest of the state, of the newest checkpoint that all processes can read.
+        """Weights by role and the rest of the state, from the newest checkpoint that all processes can read.
 
         None in a new run.
         """
@@ -164,15 +164,15 @@ class Session:
     # ---------------------------------------------------------------------------------------------- saves
 
     def save(self, weights: Mapping[str, Any], state: RunState, *, evaluation_follows: bool = False) -> None:
-        """Starts a save. One that fails costs nothing but itself: the run goes on, and the next one tries again.
+        """Starts a save. If it fails, the run goes on, and the next save tries again.
 
         Args:
           weights: by role.
           state: the rest of what is saved.
-          evaluation_follows: whether an evaluation of it follows, which may say that it is no good.
+          evaluation_follows: whether an evaluation of this state follows, which may show that it is bad.
         """
         started = time.perf_counter()
-        self.wait()  # for the one before: where that fails, it is not this one that did
+        self.wait()  # for the previous save: if that fails, it must not look like a failure of this one
         try:
             self.checkpoints.save(state.step, weights, state.record(), evaluation_follows=evaluation_follows)
             self._problem = None
@@ -182,14 +182,14 @@ class Session:
         self.save_s += time.perf_counter() - started
 
     def score(self, step: int, scores: Mapping[str, float]) -> None:
-        """Keeps the score of the checkpoint of that step, by which the best is chosen."""
+        """Stores the score of that step's checkpoint, by which the best one is chosen."""
         try:
             self.checkpoints.score(step, {name: x for name, x in scores.items() if math.isfinite(x)})
         except OSError as e:
             log.warning("the scores of step %d are not kept: %s", step, e)
 
     def wait(self) -> None:
-        """Until what was saved last is on disk."""
+        """Waits until the last save is on disk."""
         try:
             self.checkpoints.wait()
         except SaveError as e:
@@ -202,7 +202,7 @@ class Session:
     def _close(self) -> None:
         self.profile.close()
         if not self._together:
-            return  # it would wait for the others
+            return  # closing would wait for the others
         try:
             self.checkpoints.close()
         except SaveError as e:
@@ -212,16 +212,16 @@ class Session:
 
     @contextlib.contextmanager
     def conduct(self, rescue: Callable[[], int]) -> Iterator["Outcome"]:
-        """Inside, a loop runs to its end, or until the run is to stop; the state is saved either way.
+        """Inside the context, a loop runs to its end or until the run is to stop. The state is saved either way.
 
         Args:
-          rescue: saves what was learned, where that is not done; the step.
+          rescue: saves the learned state, if that is not done yet; returns the step.
 
         Returns:
-          A context that says, once it is left, whether the loop came to its end.
+          A context that says, after it is left, whether the loop finished.
 
         Raises:
-          UserError: of the loop.
+          UserError: raised by the loop.
           PassingError: the last save failed.
         """
         outcome = Outcome()
@@ -254,14 +254,14 @@ class Session:
             self.record.stopped(step, notice=self.control.reason, seconds=time.monotonic() - self.control.since)
 
     def _gather(self, error: str) -> None:
-        """Finds out whether all processes have an error: one process by itself cannot save."""
+        """Finds out whether all processes have an error, since one process by itself cannot save."""
         with contextlib.suppress(TimeoutError):
             coordination.exchange(f"{self.control.place}/rescue", error[:300], seconds=RESCUE_S)
             self._together = True
 
 
 def _hang(option: str, message: str) -> None:
-    """Where a step takes far too long."""
+    """Called if a step takes far too long."""
     if option == "stop":
         peers.end(f"{message}; train.hang_policy=stop ends the run, which goes on from its last save")
     log.warning("%s", message)
@@ -269,7 +269,7 @@ def _hang(option: str, message: str) -> None:
 
 @contextlib.contextmanager
 def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
-    """Inside, memory that runs out is a `UserError` with the ``remedies``; ``done`` steps are behind the run."""
+    """Inside the context, memory that runs out is a `UserError` with the ``remedies``; ``done`` steps are finished."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, MemoryError) as e:
@@ -279,8 +279,8 @@ def enough_memory(done: Callable[[], int], remedies: str) -> Iterator[None]:
 
 
 def newest_step(run_dir: epath.PathLike) -> int:
-    """The step of a run's newest checkpoint; of several processes, which all must come here, the one that the first
-    sees: while the run goes on, another may see a later one.
+    """The step of a run's newest checkpoint. If there are several processes, all must call it, and all get the step
+    that the first sees: while the run goes on, another process may see a later one.
 
     Raises:
       UserError: there is none.
@@ -297,11 +297,11 @@ def newest_step(run_dir: epath.PathLike) -> int:
 
 
 def load_policy_params(policy: Policy, run_dir: epath.PathLike, step: int) -> Any:
-    """The policy's weights in a run's checkpoint of a step, laid out as ``policy`` is. Those that it has loaded are
-    taken over, as the base of adapters, or else dropped.
+    """The policy's weights from a run's checkpoint of a step, laid out like ``policy``. Weights that ``policy`` has
+    loaded become the base of adapters, or else are dropped.
 
     Raises:
-      UserError: there is no such checkpoint, or its adapters are of another base than that which was loaded.
+      UserError: there is no such checkpoint, or its adapters have another base than the loaded one.
     """
     if policy.adapter is not None:
         check_base(files.path(run_dir), weights_digest(policy.folder), policy.folder)

@@ -1,4 +1,4 @@
-"""The numbers that a step is logged by, from arrays on the host. Pure functions: the one place that names them."""
+"""The logged numbers of a step, from arrays on the host. All functions are pure. Metrics are named only here."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
 from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
 
-# What the update calls a mean over tokens, and the name that it is logged by.
+# The update's names of means over tokens, and the names that they are logged under.
 MEANS = {
     "kl": "kl",
     "entropy": "entropy",
@@ -28,7 +28,7 @@ MEANS = {
     "kl_cov": "covariance/penalised_mean",
     "router_entropy": "router/entropy",
 }
-# Between the sampler and the policy before the first update of a step: later ones have moved it.
+# Between the sampler and the policy before the first update of a step: later updates change the policy.
 FIRST = {
     "logp_difference": "sampling/logp_difference_mean",
     "logp_difference_max": "sampling/logp_difference_max",
@@ -36,18 +36,18 @@ FIRST = {
     "sampler_ratio": "sampling/ratio_mean",
     "sampler_ratio_square": "sampling/effective_sample_size",
 }
-# For each network that an update changes: 1 where its gradient was not finite, and it stayed as it was.
+# For each network that an update changes: 1 if its gradient was not finite, so that it did not change.
 SKIPPED = ("skipped", "critic/skipped")
 BOUNDS = ("clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/dual_mean")
 
 
 @on_host()
 def of_rollouts(batch: RolloutBatch, method: Method) -> dict[str, float]:
-    """What the host can tell of a step's samples: of all that were drawn, and by itself of what a filter kept.
+    """Metrics of a step's samples that need only the host: over all drawn samples, and over those that a filter kept.
 
     Args:
-      batch: of the step, with its rewards.
-      method: its deciding reward, and whether there is a filter.
+      batch: the batch of the step, with its rewards.
+      method: has the deciding reward and the filter.
     """
     drawn = batch.everything
     values = {**of_drawn(drawn, method.deciding), **batch.metrics}
@@ -64,8 +64,8 @@ def of_version(version: int, updates: int) -> dict[str, float]:
     """Metrics of samples that are older than the policy: the version that drew them, and how many updates it is behind.
 
     Args:
-      version: updates that were behind the weights they were drawn under, of tokens of several versions the oldest.
-      updates: those behind the weights that learn from them.
+      version: number of updates in the weights that drew them; the oldest one if tokens have several versions.
+      updates: number of updates in the weights that learn from them.
 
     Example:
       >>> of_version(6, 8)
@@ -75,7 +75,7 @@ def of_version(version: int, updates: int) -> dict[str, float]:
 
 
 def of_drawn(drawn: Sequence[RolloutBatch], deciding: str) -> dict[str, float]:
-    """Metrics of every group that was drawn for a step, those that the filter dropped included.
+    """Metrics of every group that was drawn for a step, including those that the filter dropped.
 
     Args:
       drawn: the rollouts of the step.
@@ -113,10 +113,10 @@ def of_drawn(drawn: Sequence[RolloutBatch], deciding: str) -> dict[str, float]:
 
 
 def of_samples(drawn: Sequence[RolloutBatch], decides: Samples, *, success: float = 1.0) -> dict[str, float]:
-    """How repetitive the samples are, and how likely the right ones were when they were drawn.
+    """The repetitiveness of the samples, and the likelihood of the right ones when they were drawn.
 
     Args:
-      drawn: the rollouts of a step, P prompts in all.
+      drawn: the rollouts of a step, with P prompts in all.
       decides: ``[P, G]`` the deciding reward.
       success: the reward from which on a sample is right.
 
@@ -157,7 +157,7 @@ def of_seeded(drawn: Sequence[RolloutBatch], deciding: str, success: float) -> d
     Args:
       drawn: the rollouts of the step.
       deciding: the reward that says whether a sample succeeded.
-      success: from where on it does.
+      success: the reward from which on a sample passes.
     """
     seeded = np.concatenate([(d.rollout.lengths > 0) & np.reshape(_seeded(d), (-1, 1)) for d in drawn])
     decides = np.concatenate([d.by_name[deciding] for d in drawn])[seeded]
@@ -172,14 +172,14 @@ def _seeded(drawn: RolloutBatch) -> PerPrompt:
 
 
 def _taught(drawn: RolloutBatch) -> Samples:
-    """What advantages are made of: the total and, where there are any, the rewards of steps."""
+    """The rewards that advantages are made of: the total and, if there are any, the rewards of steps."""
     steps = drawn.signals.get("step_rewards")
     return drawn.total if steps is None else drawn.total + np.nansum(steps, -1)
 
 
 def _of_rewards(reward: Samples, total: Samples, drawn: PerPrompt) -> dict[str, float]:
-    """Metrics of the rewards as they are; whether a group teaches anything depends on what the advantages are made of.
-    ``drawn [P]`` bool are the groups that have samples."""
+    """Metrics of the plain rewards. Whether a group teaches anything depends on the rewards that the advantages are
+    made of. ``drawn [P]`` bool are the groups that have samples."""
     finite = np.isfinite(reward)
     count = np.maximum(finite.sum(1), 1)
     mean = np.where(finite, reward, 0.0).sum(1) / count
@@ -203,16 +203,16 @@ def _mean(x: np.ndarray) -> float:
 
 
 def tokens(drawn: Sequence[RolloutBatch]) -> tuple[int, int]:
-    """``(prompt, completion)`` tokens of all samples drawn; a prompt counts once for each."""
+    """``(prompt, completion)`` tokens of all drawn samples; a prompt counts once for each of its samples."""
     prompt = sum(int(np.dot([len(p.ids) for p in d.problems], (d.all_lengths > 0).sum(1))) for d in drawn)
     return prompt, sum(int(d.all_lengths.sum()) for d in drawn)
 
 
 def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The metrics of a step's updates as logged numbers: terms of the loss as means over updates, the rest over tokens.
+    """The logged metrics of a step's updates: terms of the loss as means over updates, all others as means over tokens.
 
     Args:
-      updates: of each update what `grpojax.programs.update` gave, on the host; empty if none was taken.
+      updates: for each update the result of `grpojax.programs.update`, on the host; empty if there was no update.
 
     Example:
       >>> of_updates([{"loss": 1.0, "kl": Mean(total=1.0, count=4.0)}, {"loss": 3.0, "kl": Mean(total=2.0, count=2.0)}])
@@ -238,7 +238,7 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def busiest_share(counts: np.ndarray) -> float:
-    """The share of its layer's tokens that the busiest expert gets of all that they are sent to, as a mean over layers.
+    """The share of a layer's assignments of tokens to experts that its busiest expert gets, as a mean over layers.
 
     Args:
       counts: ``[layers, E]``, how many tokens each expert got.
@@ -251,7 +251,7 @@ def busiest_share(counts: np.ndarray) -> float:
 
 
 def skipped(update: Mapping[str, Any]) -> float:
-    """1 for an update that left a network as it was, since its gradient was not finite; 0 for others.
+    """1 for an update that did not change a network because its gradient was not finite; 0 for others.
 
     Example:
       >>> skipped({"skipped": 0.0, "critic/skipped": 1.0})

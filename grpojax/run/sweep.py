@@ -1,8 +1,8 @@
-"""Several methods by several seeds: which runs that makes, and what each method is compared with.
+"""The runs of several methods with several seeds, and the comparisons of each method.
 
-Where the recipe has ``train.tokens``, all runs draw as many tokens, whatever a method drops, probes or compares with,
-and its schedules follow the share of them. Where it has ``train.steps``, each method updates as often, and one that
-draws more a step (a filter) costs more: the report says so.
+If the recipe has ``train.tokens``, all runs draw the same number of tokens, whatever a method drops, probes or compares
+with, and schedules follow the share of these tokens. If it has ``train.steps``, all methods make the same number of
+updates. Then a method that draws more a step (a filter) costs more, and the report says so.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from grpojax.records.sweeps import Compared, Record
 from grpojax.run import recipe
 from grpojax.run.jobs import Job, Outcome
 
-LONGEST_LABEL = 120  # characters of a method in the name of a directory, which may have 255
+LONGEST_LABEL = 120  # characters of a method in a directory's name, which may have 255
 LEAST = 3  # rates to choose from, and seeds to choose by
-_FIRST_RATE_SEED = 1000  # far from the seeds of a comparison, so that more of those leave the choice as it is
+_FIRST_RATE_SEED = 1000  # far from the seeds of a comparison, so that more of those do not change the choice
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,11 +38,11 @@ class Method:
 
     Attributes:
       given: a name, or a mapping with a name and options, as ``variant`` of a recipe.
-      spec: the whole mapping: the recipe's and the command line's options are in it where the method has them.
-      lacks: options of the recipe's or the command line's variant that it does not have.
+      spec: the whole mapping, including options of the recipe and the command line that the method has.
+      lacks: options of the recipe's or the command line's variant that the method does not have.
       config: its resolved recipe, with the highest seed of the runs, and the recipe's learning rate.
-      overrides: what makes that recipe of the sweep's, less seed and directory.
-      control, baseline: labels of what it is compared with (`grpojax.records.sweeps.Compared`).
+      overrides: overrides that turn the sweep's recipe into that one, except for seed and directory.
+      control, baseline: labels of the methods it is compared with (`grpojax.records.sweeps.Compared`).
       has_control: whether its variant has a control, in the sweep or not.
     """
 
@@ -64,12 +64,12 @@ class Sweep:
       config: path of the recipe. The options of its variant go to every method that has them.
       overrides: settings that replace its own in every run; ``variant.x=y`` in every method that has the option x.
       variants: names, or mappings with a name and options, as ``variant`` of a recipe.
-      seeds: of the runs.
-      folder: where everything goes: ``sweep.json``, ``rates.json``, ``runs/METHOD_SEED``, ``rates/METHOD_RATE_SEED``,
+      seeds: seeds of the runs.
+      folder: the folder of all files: ``sweep.json``, ``rates.json``, ``runs/METHOD_SEED``, ``rates/METHOD_RATE_SEED``,
         ``state/`` and ``cache/``.
       controls: whether the control of each method (`grpojax.variants.control`) is run too.
-      rates: learning rates to choose from, for each method by itself; none takes the recipe's.
-      rate_count: seeds of the runs that the choice is made by; None for `LEAST`.
+      rates: learning rates to choose from, for each method separately; if empty, the recipe's rate is taken.
+      rate_count: number of seeds of the runs that decide the choice; None for `LEAST`.
       margin: kept in ``sweep.json`` for the report: differences within it count as none.
     """
 
@@ -115,14 +115,14 @@ class Sweep:
 
     @functools.cached_property
     def rate_seeds(self) -> tuple[int, ...]:
-        """Seeds of the runs that learning rates are chosen by: none is a seed of the comparison."""
+        """Seeds of the runs by which learning rates are chosen. None is a seed of the comparison."""
         count = self.rate_count or LEAST
         free = (x for x in range(_FIRST_RATE_SEED, _FIRST_RATE_SEED + count + len(self.seeds)) if x not in self.seeds)
         return tuple(free)[:count]
 
     @functools.cached_property
     def _options(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The options of the recipe's variant, the command line's among them, and the names of the latter."""
+        """The options of the recipe's variant, including the command line's, and the names of the latter."""
         texts = [text for text in self.overrides if text.strip().startswith("variant.")]
         variant = settings.read(self.config).get("variant", "grpo")
         tree, _ = settings.override({"variant": variant}, texts)
@@ -132,10 +132,10 @@ class Sweep:
 
     @functools.cached_property
     def methods(self) -> dict[str, Method]:
-        """Every method by its label, controls among them where they are asked for.
+        """Every method by its label, including controls if they are asked for.
 
         Raises:
-          UserError: a method occurs twice, one is not right, or no method has an option of the command line.
+          UserError: a method occurs twice, one is not valid, or no method has an option of the command line.
         """
         found: dict[str, Method] = {}
         for given in self.variants:
@@ -158,7 +158,7 @@ class Sweep:
         return found
 
     def _spec(self, given: str | Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """A variant with the recipe's and the command line's options, and those of them that it does not have."""
+        """A variant with the recipe's and the command line's options, and the options that it does not have."""
         own = {"name": given} if isinstance(given, str) else dict(given)
         options = self._options[0]
         try:
@@ -174,17 +174,17 @@ class Sweep:
         overrides = (*rest, f"variant={json.dumps(spec)}", "critic=null")
         highest = f"train.seed={max(*self.seeds, *self.rate_seeds)}", f"run.dir={json.dumps(str(self.folder))}"
         config = recipe.load(self.config, (*overrides, *highest))
-        if config.method.variant.critic is not None:  # a section for those of the methods that have one
+        if config.method.variant.critic is not None:  # a section that only some of the methods have
             overrides = overrides[:-1]
             config = recipe.load(self.config, (*overrides, *highest))
         return Method(given=given, spec=spec, lacks=lacks, config=config.resolved(), overrides=overrides)
 
     def _control_of(self, of: str, method: Method) -> Method | None:
-        """The control of a method; None for one that has none, or whose mechanism is off already."""
+        """The control of a method; None if it has none, or if its mechanism is off already."""
         if (made := variants.control(method.spec["name"], **_typed(method.spec))) is None:
             return None
         name, options = made
-        # Less the options that it has here anyway, so that its label is short, or that of a method given.
+        # Without the options that it has here anyway, so that its label is short, or equals that of a given method.
         own = dict(variants.parameters(name)) | _typed(self._spec(name)[0])
         options = {k: x for k, x in options.items() if own.get(k) != x}
         try:
@@ -195,7 +195,7 @@ class Sweep:
             return None
 
     def _find(self, control: Method, found: dict[str, Method]) -> str | None:
-        """The label of a control among the methods; it is added where it is asked for, and None where it is not."""
+        """The label of a control among the methods. A missing one is added if controls are asked for, else None."""
         name = next((name for name, method in found.items() if _same(method, control)), None)
         if name is None and self.controls:
             name = label(control.given)
@@ -213,9 +213,9 @@ class Sweep:
         return Job(name=name, directory=directory, command=command, **length, config=config)
 
     def jobs(self, rates: Mapping[str, float] | None = None) -> dict[tuple[str, int], Job]:
-        """By label and seed, all runs; two methods with the same resolved recipe have the same job.
+        """All runs, by label and seed. Two methods with the same resolved recipe have the same job.
 
-        Seed by seed, so that a sweep cut short has some seeds of every method.
+        They are sorted by seed, so that a sweep cut short has some seeds of every method.
 
         Args:
           rates: the learning rate of each method; those without one are left out. None takes the recipe's for all.
@@ -232,7 +232,7 @@ class Sweep:
         return shared(made)
 
     def rate_job(self, name: str, rate: float, seed: int) -> Job:
-        """A run that a method's learning rate is chosen by, of the full length."""
+        """A run of the full length by which a method's learning rate is chosen."""
         if not self.methods[name].config["data"]["validation"]:
             raise UserError("--rates chooses by held-out reward: give the recipe data.validation")
         values = {
@@ -245,12 +245,12 @@ class Sweep:
 
 
 def record(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], outcome: Outcome | None = None) -> Record:
-    """What ``sweep.json`` says, with what an earlier command put there for the same folder.
+    """The content of ``sweep.json``, including the entries of earlier commands for the same folder.
 
     Args:
       sweep: the sweep.
       jobs: of `Sweep.jobs`.
-      outcome: what became of these; None before they are started.
+      outcome: the outcome of the jobs; None before they are started.
     """
     methods = {
         name: Compared(variant=m.given, control=m.control, baseline=m.baseline) for name, m in sweep.methods.items()
@@ -275,8 +275,8 @@ def record(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], outcome: Outcome |
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """A text that two resolved recipes share if they compute the same: directory and settings of execution are not in
-    it, and the variant is there as it was resolved, not as it was written."""
+    """A text that two resolved recipes share if they compute the same. Directory and settings of execution are left
+    out, and the variant is in its resolved form."""
     rest = {k: x for k, x in config.items() if k != "variant"}
     return json.dumps([_computed(rest), config["variant"].get("source")], sort_keys=True)
 
@@ -292,7 +292,7 @@ def _computed(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 
 
 def shared(jobs: Mapping[K, Job]) -> dict[K, Job]:
-    """The same with one job for all that compute the same: the one whose directory is there, or else the first."""
+    """The same jobs, with one for all that compute the same: the one whose directory exists, or else the first."""
     first: dict[str, Job] = {}
     keys = {k: identity(job.config) for k, job in jobs.items()}
     for k, job in jobs.items():
@@ -308,12 +308,12 @@ def unique(jobs: Mapping[Any, Job]) -> dict[str, Job]:
 
 
 def introduction(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], pilot: str | None = None) -> list[str]:
-    """What is to be known of a sweep before it starts, in lines: how the methods differ, and what its seeds can show.
+    """Notes on a sweep before it starts, in lines: how the methods differ, and what its seeds can show.
 
     Args:
       sweep: the sweep.
       jobs: of `Sweep.jobs`.
-      pilot: folder of runs whose spread is taken for that of the sweep's; None for none.
+      pilot: folder of runs whose spread stands for that of the sweep's runs; None for none.
     """
     lines, seed = [], sweep.seeds[0]
     for name, method in sweep.methods.items():
@@ -327,7 +327,7 @@ def introduction(sweep: Sweep, jobs: Mapping[tuple[str, int], Job], pilot: str |
 
 
 def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
-    """How a method differs from what it is compared with, and a warning where that is more than what it is about."""
+    """How a method differs from the one that it is compared with, and a warning if that is more than its mechanism."""
     a, b = against.config["method"], method.config["method"]
     if not (line := in_a_line(differences(a, b))):
         return [f"warning: {name} and {other} are the same under this recipe, whose settings give both the mechanism"]
@@ -342,7 +342,7 @@ def _pair(name: str, method: Method, other: str, against: Method) -> list[str]:
 
 
 def _seeds(record: Record, pilot: str | None) -> list[str]:
-    """What the seeds of a sweep can show."""
+    """The differences that the seeds of a sweep can show."""
     count, seeds = max(len(record.comparisons), 1), len(record.seeds)
     least = power.smallest_difference(1.0, seeds, comparisons=count)
     if least is None:
@@ -366,7 +366,7 @@ def _seeds(record: Record, pilot: str | None) -> list[str]:
 
 
 def _typed(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a variant as its function takes them: `1e-4`, a text in YAML, is a number then."""
+    """The options of a variant as its function takes them: `1e-4`, which is a text in YAML, becomes a number."""
     fields = [field[:2] for field in variants.annotations(spec["name"]) if field[0] in spec]
     section = dataclasses.make_dataclass("Options", fields, frozen=True)
     built = settings.build(section, {name: spec[name] for name, _ in fields})
@@ -388,7 +388,7 @@ def read_variants(text: str) -> tuple[str | dict[str, Any], ...]:
 
 
 def read_seeds(text: str) -> tuple[int, ...]:
-    """The seeds in ``--seeds``: how many, from 0 on, or the first and the last.
+    """The seeds in ``--seeds``, which has their number (from 0 on), or the first and the last.
 
     Example:
       >>> read_seeds("3"), read_seeds("6-8")

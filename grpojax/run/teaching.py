@@ -1,4 +1,4 @@
-"""What supervised training teaches by: how a batch is weighed, what its loss is, and what it says held out."""
+"""The kinds of supervised training: the weights of a batch, the loss, and the held-out metrics."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Shapes:
     Attributes:
       group: completions of a prompt.
       prompt, completion: most tokens of each in the data.
-      shards, microbatches: how a batch is cut.
+      shards, microbatches: the cut of a batch.
       gather: `grpojax.models.compute.Compute.needs_gather`.
     """
 
@@ -45,7 +45,7 @@ class Shapes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completions:
-    """Completions that are learned as they stand, by cross-entropy (`grpojax.run.finetune_recipe.SFTTrainConfig`)."""
+    """Completions, learned by cross-entropy (`grpojax.run.finetune_recipe.SFTTrainConfig`)."""
 
     group: int
     aggregate: Literal["token_mean", "sequence_mean"]
@@ -70,7 +70,7 @@ class Completions:
         return pack(batch, shapes)
 
     def held_out(self, logps: Samples, lengths: Samples, reference: Samples) -> dict[str, float]:
-        """Metrics from sums of log-probs ``[N, G]``; ``lengths`` are 0 where a prompt has no more completions."""
+        """Metrics from sums of log-probs ``[N, G]``; ``lengths`` are 0 for completions that do not exist."""
         there, total = lengths > 0, np.asarray(logps, np.float64)
         nll = -total.sum() / lengths.sum()
         each = -(total[there] / lengths[there]).mean()
@@ -131,7 +131,7 @@ def teaching_of(config: SFTConfig | DPOConfig) -> Teaching:
 
 
 def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
-    """Entries as padded arrays, without anything per token; completions that are not there have length 0."""
+    """Entries as padded arrays, without any per-token array. Missing completions have length 0."""
     tokens = np.zeros((len(entries), shapes.group, shapes.completion), np.int32)
     lengths = np.zeros(tokens.shape[:2], np.int32)
     for p, entry in enumerate(entries):
@@ -145,12 +145,12 @@ def to_batch(entries: Sequence[data.Answered], shapes: Shapes) -> TrainBatch:
 
 
 def pack(batch: TrainBatch, shapes: Shapes) -> tuple[packing.Packed, Layout]:
-    """A batch in rows, as the run cuts it."""
+    """A batch in rows, cut like the run's batches."""
     return packing.pack(batch, shards=shapes.shards, microbatches=shapes.microbatches, gather=shapes.gather)
 
 
 def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:
-    """Raises `UserError` where a batch does not divide over so many batch shards and its micro-batches."""
+    """Raises `UserError` if a batch does not divide over this number of batch shards and its micro-batches."""
     size, parts = config.train.batch_size, config.train.microbatches
     if size % (shards * parts):
         raise UserError(
@@ -160,8 +160,8 @@ def check_cut(config: SFTConfig | DPOConfig, shards: int) -> None:
 
 
 def longest_batch(config: SFTConfig | DPOConfig, policy: PolicyShape) -> tuple[Any, Any, TrainBatch]:
-    """What an update reads and what is scored, as shapes on the devices, and the batch on the host: every prompt with
-    as many answers as there may be, at their longest.
+    """The inputs of an update and of scoring as shapes on the devices, and the batch on the host. Every prompt has the
+    most answers that it may have, at their longest.
 
     Raises:
       UserError: the batch does not divide over the devices.

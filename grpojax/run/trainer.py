@@ -1,6 +1,6 @@
-"""Reinforcement: a step draws samples, has them judged, weighs them, and learns from them. It reads from top to bottom.
+"""Reinforcement: a step draws samples, gets their rewards, weighs them, and learns from them. Read it from the top.
 
-Around it is `grpojax.run.loop.Loop`, which reads the metrics of the updates before while the next rollout is drawn.
+It runs in `grpojax.run.loop.Loop`, which reads the metrics of the last updates while the next rollout is drawn.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Clock:
         self.seconds, self._since = Counter[str](), time.perf_counter()
 
     def lap(self, name: str | None) -> None:
-        """Ends a phase of the step; None ends a time that belongs to no phase."""
+        """Ends a phase of the step; None ends a time span that belongs to no phase."""
         now = time.perf_counter()
         if name is not None:
             self.seconds[name] += now - self._since  # pyrefly: ignore
@@ -60,17 +60,17 @@ class Clock:
 class Trainer(Task):
     """A run of ``config``, new or resumed from its directory.
 
-    Raises `UserError` where the directory holds a run of another config.
+    Raises `UserError` if the directory holds a run of another config.
 
     Args:
       config: the recipe.
-      devices: what to run on; None takes all there are.
-      eos_ids: tokens that end a sample in place of the model's; none at all lets every sample run to the end.
+      devices: devices to run on; None takes all there are.
+      eos_ids: tokens that end a sample in place of the model's; if empty, every sample has the full length.
       on_step: called once a step with the problems and the samples that it learns from.
       take_over: break another process's claim on a run directory in a bucket.
 
     Attributes:
-      state: what a checkpoint has of the run besides the weights.
+      state: the run's state in a checkpoint besides the weights.
       work: useful FLOPs of the last step, by phase (`grpojax.run.work.step_flops`).
     """
 
@@ -98,7 +98,7 @@ class Trainer(Task):
         devices: Sequence[jax.Device] | None,
         eos_ids: tuple[int, ...] | None,
     ) -> None:
-        """All that one process does by itself."""
+        """The part of the preparation that each process does by itself."""
         checks.variant_source(config)
         tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
         self.config = config = self.loop.prepare(config, tokenizer)
@@ -158,7 +158,7 @@ class Trainer(Task):
         config, shape, longest = self.config, self.policy.shape, _longest_prompt(self.config, self.problems)
         specs = [part.spec() for part in self.parts]
         programs = make_programs(learning_of(config, shape, specs))
-        # Not before: nothing is refused any more, and a process that ends would wait for what compiles.
+        # Not earlier: from here on nothing is refused, and a process that ends would wait for a compilation.
         compiles = CompileAhead(_called_first(config, shape, programs, longest))
         held.callback(compiles.close)
         self.learner = Learner(
@@ -212,7 +212,7 @@ class Trainer(Task):
     def step(self, number: int) -> Updates:
         """Waits for a batch of samples, and learns from it."""
         learner, state, method = self.learner, self.state, self.config.method
-        batch = self.source.next(number)  # or `Stopped`, and a save keeps what is in flight
+        batch = self.source.next(number)  # it may raise `Stopped`; then a save keeps the rollout in flight
         clock = Clock()
         batch = learner.replace(batch)
         clock.lap("rollout")
@@ -245,7 +245,7 @@ class Trainer(Task):
         return self._under_way(number, known, metrics, clock, batch)
 
     def _count(self, batch: RolloutBatch) -> tuple[float, float] | None:
-        """Counts the tokens of a batch; the shares of the run before it and after it, of a run that ends by tokens."""
+        """Counts the tokens of a batch. Returns the run's shares before and after it, if the run ends by tokens."""
         state, train, before = self.state, self.config.train, self.loop.share
         prompt_tokens, sampled_tokens = step_metrics.tokens(batch.everything)
         state.num_tokens += prompt_tokens + sampled_tokens
@@ -256,7 +256,7 @@ class Trainer(Task):
     def _rows(
         self, number: int, batch: RolloutBatch, advantages: Tokens, signals: Mapping[str, Tokens]
     ) -> Callable[[], list[dict[str, Any]]] | None:
-        """What makes the rows of a step's samples as they are kept; None where those of this step are not."""
+        """A function that makes the rows of a step's samples to store; None if those of this step are not stored."""
         if not self.loop.metrics.wants_samples(number):
             return None
         texts, answer = self.policy.texts, self.held_out.evaluator.answer
@@ -274,7 +274,7 @@ class Trainer(Task):
     def _under_way(
         self, number: int, known: dict[str, float], metrics: list[dict[str, Any]], clock: Clock, batch: RolloutBatch
     ) -> Updates:
-        """The updates that a step has dispatched, with what the host knows of the step by now."""
+        """The updates that a step has dispatched, with the metrics that the host has by now."""
         state, seconds, train = self.state, clock.seconds + self.source.seconds, self.config.train
         self.source.seconds.clear()
         known |= {
@@ -299,7 +299,7 @@ class Trainer(Task):
         )
 
     def _adapt(self, values: Mapping[str, float]) -> None:
-        """Moves an adaptive entropy bonus by the metrics of a step."""
+        """Adapts an adaptive entropy bonus to the metrics of a step."""
         self.learner.adapt(values.get("entropy", float("nan")))
         self.state.entropy = self.learner.entropy_coefs
 
@@ -307,7 +307,7 @@ class Trainer(Task):
 
     @property
     def networks(self) -> Mapping[str, Any]:
-        """What is saved of the weights, by role."""
+        """The weights that are saved, by role."""
         return self.learner.saved()
 
     def record(self) -> RunState:
@@ -315,7 +315,7 @@ class Trainer(Task):
         return dataclasses.replace(self.state, in_flight=self.source.record())
 
     def evaluate(self, number: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of the policy on the validation set; they pick the best one."""
+        """Metrics of the policy on the validation set; they pick the best checkpoint."""
         values = self.held_out.evaluate(number, self._for_rollouts())
         return values, values
 
@@ -324,7 +324,7 @@ class Trainer(Task):
         return self.held_out.read_test(number, self._for_rollouts()) if self.held_out.test else None
 
     def _for_rollouts(self) -> Any:
-        """The policy's weights as it samples by them."""
+        """The policy's weights in the form that it samples with."""
         return self.policy.reshard(self.learner.weights)
 
     def check_learned(self) -> None:
@@ -348,7 +348,7 @@ class Trainer(Task):
 
 
 def _longest_prompt(config: Config, problems: data.Problems) -> int:
-    """Room for any prompt of the run: what the data needs, but where a plan puts solved problems before them."""
+    """Most tokens of a prompt in the run: those of the data, or more if a plan puts solved problems before prompts."""
     most = config.data.max_prompt_tokens
     if config.method.plan is not None:
         return most

@@ -57,17 +57,17 @@ class Watch:
 
     @property
     def all_invalid(self) -> bool:
-        """Whether there were steps, and no sample of them had a valid reward."""
+        """Whether there were steps, but none of their samples had a valid reward."""
         return self._tracks[INVALID].count > 0 and self._tracks[INVALID].least >= 1
 
     def replay(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Takes in the metrics of the steps before, so that a run that goes on rings as one that never stopped."""
+        """Takes in the metrics of earlier steps, so that a resumed run rings like one that never stopped."""
         for line in lines:
             self._add(line)
             self._rung |= {name.removeprefix(KEY) for name in line if name.startswith(KEY)}
 
     def note(self, number: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Takes a step's metrics in, or those of an evaluation; the alarms that ring now, as metrics.
+        """Takes in the metrics of a step or of an evaluation. Returns the alarms that ring now, as metrics.
 
         Args:
           number: the step.
@@ -83,7 +83,7 @@ class Watch:
         )
         fresh = {name: figures for name, figures in found.items() if name not in self._rung}
         if alarms.DIFFERENCES & fresh.keys() and self._uniform():
-            self._rung |= alarms.DIFFERENCES  # they say nothing of such a run
+            self._rung |= alarms.DIFFERENCES  # they mean nothing in such a run
             fresh = {name: figures for name, figures in fresh.items() if name not in self._rung}
         self.rings = {name: f"{SAID[name][0]}: {x}; {SAID[name][1]}" for name, x in fresh.items()}
         self._rung |= fresh.keys()
@@ -94,29 +94,29 @@ class Watch:
     def _add(self, values: Mapping[str, Any]) -> None:
         for name, track in self._tracks.items():
             x = values.get(name)
-            if x is not None and name in (FAIL, RIGHT):  # a group whose rewards differ teaches something all the same
+            if x is not None and name in (FAIL, RIGHT):  # a group whose rewards differ still teaches something
                 x = min(x, values.get(SAME) or 0.0)
             if x is not None and math.isfinite(x):
                 track.add(float(x))
 
 
 def replay(watch: Watch, session: Session, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Has the watch take in what was recorded of the steps that are done; evaluations only where they are as before."""
+    """Passes the recorded metrics of finished steps to the watch; evaluations only with unchanged settings."""
     asked = bool(lines) and session.record.changed(("train.eval_", "evaluate", "rewards"))
     watch.replay(x for x in lines if not (asked and "eval/reward" in x))
 
 
 def heed(watch: Watch, number: int, session: Session, state: RunState, *, ends: bool) -> None:
-    """What follows an alarm: the best or else the newest checkpoint from before it stays, and by option the run stops.
+    """Acts on an alarm: keeps the best, or else the newest, checkpoint from before it, and by option stops the run.
 
-    Alarms within a window of the one before are of one collapse, and share the first one's checkpoint.
+    Alarms within a window of the previous one belong to the same collapse, and share the first one's checkpoint.
 
     Args:
-      watch: that has just noted something.
+      watch: the watch that has just noted metrics.
       number: the step.
       session: of the run.
       state: of the run; its ``alarm`` says what rang.
-      ends: whether that was the last step, after which there is nothing to stop.
+      ends: whether this was the last step, after which there is nothing to stop.
 
     Raises:
       UserError: an alarm rang, and the run is to stop.
@@ -136,15 +136,15 @@ def heed(watch: Watch, number: int, session: Session, state: RunState, *, ends: 
 
 
 def resume(session: Session, state: RunState, train: TrainConfig) -> None:
-    """Holds on to what `heed` did, in a run that goes on.
+    """Restores the effects of `heed` in a resumed run.
 
     Args:
       session: of the run.
-      state: of the newest checkpoint.
-      train: what an alarm does.
+      state: the state in the newest checkpoint.
+      train: says what an alarm does.
 
     Raises:
-      UserError: an alarm has stopped it, and would again.
+      UserError: an alarm has stopped the run, and would stop it again.
     """
     if (alarm := state.alarm) is None:
         return

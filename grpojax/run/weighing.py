@@ -14,8 +14,8 @@ from grpojax.types import Samples, Tokens
 
 
 def counted(batch: RolloutBatch, truncated: str) -> tuple[Samples, Samples]:
-    """``(rewards, cut)``, ``[P, G]``: the rewards, NaN where a sample is in no statistic, and which samples were cut at
-    the limit and weigh nothing."""
+    """``(rewards, cut)``, ``[P, G]``: the rewards, NaN for samples that are in no statistic, and the samples that were
+    cut at the limit and have weight 0."""
     rewards = np.where(batch.dropped[:, None], np.nan, batch.total)
     cut = ~batch.rollout.stopped & (truncated != "train")
     return np.where(cut, np.nan, rewards) if truncated == "drop" else rewards, cut
@@ -29,10 +29,11 @@ def advantages(
     signals: Mapping[str, Tokens],
     rule: Transform | None = None,
 ) -> Tokens:
-    """``[P, G, T]`` of rewards ``[P, G]`` that are NaN where a sample does not count, by the variant or ``rule``.
+    """Advantages ``[P, G, T]`` by the variant or ``rule``. Rewards ``[P, G]`` are NaN for samples that do not count.
 
     Raises:
-      UserError: the variant refuses the rewards or the signals, or the advantage of a sample that counts is not finite.
+      UserError: the variant refuses the rewards or the signals, or a sample that counts has an advantage that is not
+        finite.
     """
     rule = rule or method.variant.advantage
     known = {
@@ -71,11 +72,12 @@ def rows(
 
 
 def lengths_that_teach(rows: Mapping[str, Tokens], lengths: Samples) -> Samples:
-    """``[p, G]``: 0 for samples that have no gradient, as each token's advantage or weight is 0; if all are, as given.
+    """Lengths ``[p, G]``, 0 for samples without a gradient, whose tokens all have advantage or weight 0. If none has
+    one, as given.
 
     Args:
       rows: "advantages" and "weights" of a minibatch, ``[p, G, T]``.
-      lengths: of its samples.
+      lengths: lengths of its samples.
 
     Example:
       >>> rows = {"advantages": np.array([[[0, 1], [0, 0]]]), "weights": np.ones((1, 2, 2))}
@@ -87,11 +89,11 @@ def lengths_that_teach(rows: Mapping[str, Tokens], lengths: Samples) -> Samples:
 
 
 def _weights(objective: L.Objective, counts: Tokens, dropped: np.ndarray) -> np.ndarray:
-    """Loss weights of one minibatch ``[p, G, T]``: it is an update of its own."""
+    """Loss weights ``[p, G, T]`` of one minibatch, which is an update of its own."""
     weights = L.loss_weights(
         counts, objective.aggregate, constant=objective.constant, count_empty=objective.count_empty
     )
     if objective.count_empty and objective.aggregate != "token_mean":
-        # Means over samples or prompts are over those that were not dropped.
+        # Means over samples or prompts leave out dropped ones.
         weights = weights / max(1.0 - dropped.mean(), 1.0 / len(dropped))
     return np.asarray(weights)

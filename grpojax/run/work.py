@@ -1,4 +1,4 @@
-"""The useful work of a step, counted from its samples: what ``utilisation`` and ``grpojax bench`` are made of."""
+"""The useful work of a step, counted from its samples. ``utilisation`` and ``grpojax bench`` are based on it."""
 
 from collections.abc import Iterable, Mapping
 
@@ -25,16 +25,16 @@ def step_flops(
 
     Args:
       model: the policy.
-      batch: what is learned from, and all that was drawn for it; a greedy completion has a program of its own, in which
-        its prompt runs once more.
-      scores: how often the policy scores that before the update.
-      iterations: passes over it.
-      learned: ``[P, G]``, lengths of its samples as the updates take them; None takes all. A prompt without any is left
-        out.
-      picks: the policy scores it once more before each pass, to pick tokens by their covariance.
-      policy_learns: whether it is updated at all.
-      frozen: its weights get no gradient, only adapters do; a backward pass then counts as one forward pass.
-      parts: FLOPs of each of the variant's parts, by phase.
+      batch: the samples to learn from, and all that were drawn for them. A greedy completion has a program of its own,
+        in which its prompt runs once more.
+      scores: how often the policy scores the samples before the update.
+      iterations: number of passes over the samples.
+      learned: ``[P, G]``, lengths of the samples in the updates; None takes all. A prompt without samples is left out.
+      picks: whether the policy scores the samples once more before each pass, to pick tokens by their covariance.
+      policy_learns: whether the policy is updated at all.
+      frozen: whether only adapters get a gradient, and not the policy's weights. Then a backward pass counts as one
+        forward pass.
+      parts: FLOPs of each part of the variant, by phase.
 
     Returns:
       "rollout", "score", "late" and "update".
@@ -67,6 +67,6 @@ def forward_flops(model: DecoderConfig, batch: RolloutBatch) -> float:
 
 
 def prompts(batch: RolloutBatch) -> list[int]:
-    """Tokens of each prompt, 0 where nothing was drawn of it."""
-    drawn = batch.rollout.lengths.any(1)  # a group that is not whole yet stands in the batch without samples
+    """Tokens of each prompt, 0 if it has no samples."""
+    drawn = batch.rollout.lengths.any(1)  # a group that is not complete yet is in the batch without samples
     return [len(p.ids) if there else 0 for p, there in zip(batch.problems, drawn, strict=True)]

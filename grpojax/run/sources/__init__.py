@@ -1,6 +1,6 @@
-"""The ways to draw, each in a file of its own behind `source.Source`, and which of them a recipe takes.
+"""The ways to draw samples, each in a file of its own behind `source.Source`, and the choice for a recipe.
 
-What few recipes take is imported when it is asked for.
+Sources that few recipes use are imported only when needed.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from grpojax.run.loop import Loop
 from grpojax.run.recipe import Config
 from grpojax.run.sources.source import Plain, Source
 
-# Keys of `grpojax.variants.NEEDS` that a source supplies: the argument of `source.Plain`, and where it is.
+# Keys of `grpojax.variants.NEEDS` that a source supplies: the argument of `source.Plain`, and its import path.
 BY_NEED = {
     "greedy": ("companion", "greedy:Greedy"),
     "step_rewards": ("read_steps", "step_rewards:read"),
@@ -53,7 +53,7 @@ def _kind(config: Config) -> Any:
 
 
 def _supplied(config: Config) -> dict[str, Any]:
-    """What the variant needs of a source, by the argument of `source.Plain`."""
+    """The objects that the variant needs from a source, by the argument of `source.Plain`."""
     named = [BY_NEED[need] for need in config.method.variant.needs if need in BY_NEED]
     return {argument: _load(path) for argument, path in named}
 

@@ -1,10 +1,10 @@
 """Rollouts that are drawn ahead (``rollout.ahead``): while a step learns, the samples of the next one are drawn.
 
-The rollout of step n+1 is started once the samples of step n are on the host, before they are judged and learned from:
-its samples are drawn under the weights after step n-1 and learned from by those after step n. So a sample is at most
-one step's updates old (``rollout/staleness``). What a filter draws in addition is drawn when it asks for it, under the
-weights of that moment. The problems of rollout n+1 are chosen before the rewards of rollout n are known: what is
-solved, or how often a level is solved, is heeded one rollout later.
+The rollout of step n+1 starts once the samples of step n are on the host, before these are scored and learned from. Its
+samples are drawn with the weights after step n-1 and learned from by the weights after step n. So a sample is at most
+one step's updates old (``rollout/staleness``). Additional rollouts of a filter are drawn when it asks for them, with
+the weights of that moment. The problems of rollout n+1 are chosen before the rewards of rollout n are known. So solved
+problems, and solve rates of levels, take effect one rollout later.
 """
 
 import time
@@ -21,17 +21,17 @@ class Ahead:
 
     Args:
       source: draws the rollouts.
-      train: when the run ends: behind its last rollout none is started.
-      state: of a run that goes on; the rollout that it has in flight is taken over.
+      train: says when the run ends: after its last rollout none is started.
+      state: the state of a resumed run, whose rollout in flight is taken over.
 
     Attributes:
-      in_flight: the rollout of the next step; a save has it until that step is over.
+      in_flight: the rollout of the next step, which saves contain until that step is over.
     """
 
     def __init__(self, source: Plain, train: TrainConfig, state: RunState):
         self.source, self.seconds, self._train = source, source.seconds, train
         self.in_flight: InFlight | None = None
-        self._following: InFlight | None = None  # that of the step after, while a step is under way
+        self._following: InFlight | None = None  # the rollout of the next step, while a step is under way
         if state.in_flight is not None:
             self.in_flight, state.in_flight = source.resumed(state.in_flight), None
 
@@ -50,14 +50,14 @@ class Ahead:
     def _start(self) -> InFlight:
         in_flight, policy = self.source.start(), self.source.policy
         if not policy.disaggregated:
-            policy.wait_on_cpu(in_flight.dispatched[0].rollout)  # the step before it is yet to be learned from
+            policy.wait_on_cpu(in_flight.dispatched[0].rollout)  # the step before it has not been learned from yet
         return in_flight
 
     def write(self, state: RunState) -> None:
-        """Puts down what the next draws follow from: the rollout that was started in this step is the next one's."""
+        """Stores the state that the next draws depend on. The rollout started in this step is the next step's."""
         self.source.write(state)
         self.in_flight, self._following = self._following, None
 
     def record(self) -> dict[str, Any] | None:
-        """What a save has of the rollout in flight."""
+        """The rollout in flight, as a save stores it."""
         return None if self.in_flight is None else self.in_flight.record(self.source.policy)

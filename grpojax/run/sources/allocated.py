@@ -1,4 +1,4 @@
-"""Rollouts whose samples go where they tell most: XRPO's plan (arXiv 2510.06672)."""
+"""Rollouts whose samples go to the prompts where they tell most: XRPO's plan (arXiv 2510.06672)."""
 
 import dataclasses
 from collections import Counter
@@ -26,19 +26,20 @@ _allocate = program("allocate", allocation.xrpo_allocate, static=("budget", "bon
 
 
 class Allocated(Plain):
-    """`Plain`, of as many samples in all, of which each prompt gets its own number.
+    """As `Plain` with the same total number of samples, but each prompt gets its own number of them.
 
-    Every prompt is probed; then, phase by phase, the next samples go to where a prompt's mean reward is least known
-    (`grpojax.allocation.xrpo_allocate`). A phase samples as many rows of one sample whatever the plan, so that it
-    compiles once; sample n of a prompt is the same draw in whatever phase it is drawn. What comes out is
-    ``[P, most, ...]``, with length 0 and no reward where a prompt got fewer.
+    Every prompt is probed. Then, phase by phase, the next samples go to the prompts whose mean reward is least known
+    (`grpojax.allocation.xrpo_allocate`). A phase always samples the same number of rows of one sample, so that it
+    compiles once. Sample n of a prompt is the same draw in any phase. The result is ``[P, most, ...]``, with length 0
+    and no reward where a prompt got fewer samples.
 
-    With ``exemplars`` in the plan, a prompt whose probe fails as a whole is seeded: solved problems like it are put
-    before it (`grpojax.data.Exemplars`), and it is planned anew as a prompt without any sample yet. It is learned under
-    the prompt that its samples were drawn under, exemplars included: a source that confirms what the paper does was not
-    to be had, and so the sampler and the policy have one context, the ratio is 1 before the first update, and nothing
-    is to be corrected. The failed probe, drawn without exemplars, is in no group (`RolloutBatch.failed`); by itself it
-    would have no advantage. Where nothing fits, or no sample is left for it, the prompt goes on as any other.
+    With ``exemplars`` in the plan, a prompt is seeded if all samples of its probe fail: solved problems like it are put
+    before it (`grpojax.data.Exemplars`), and it is planned again as a prompt without any sample. The policy learns from
+    its samples under the prompt that they were drawn with, including exemplars. No source that confirms what the paper
+    does was available. This way, the sampler and the policy have the same context, the ratio is 1 before the first
+    update, and nothing needs a correction. The failed probe, drawn without exemplars, is in no group
+    (`RolloutBatch.failed`); by itself it would have no advantage. If no exemplars fit, or no sample is left for it, the
+    prompt continues as any other.
 
     Args:
       given, options: as of `Plain`.
@@ -60,7 +61,7 @@ class Allocated(Plain):
 
     @staticmethod
     def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The programs that it runs, a probe's and each phase's; as of `Plain.calls`."""
+        """The programs that it runs, for the probe and for each phase; as `Plain.calls`."""
         plan, rollout, longest = config.method.plan, config.rollout, config.data.max_prompt_tokens
         assert plan is not None
         sizes = {
@@ -74,13 +75,13 @@ class Allocated(Plain):
         return found
 
     def write(self, state: RunState) -> None:
-        """Puts down what the next draws follow from, the solved problems that can be shown among it."""
+        """Stores the state that the next draws depend on, including the solved problems that can be shown."""
         super().write(state)
         if self._exemplars is not None:
             state.exemplars = self._exemplars.state()
 
     def note(self, drawn: Sequence[RolloutBatch], passes: Sequence[Sequence[int]]) -> None:
-        """As of `Plain`; adds each prompt's first sample that passes and has an end to what can be shown."""
+        """As `Plain`; also adds each prompt's first sample that passes and has an end to the exemplars."""
         super().note(drawn, passes)
         if self._exemplars is None:
             return
@@ -100,7 +101,7 @@ class Allocated(Plain):
         return Probed(number=number, problems=problems, dispatched=[dispatched], params=params, each=each)
 
     def collect(self, in_flight: InFlight) -> RolloutBatch:
-        """Waits for the probe and its rewards, then for each phase; the rewards of the last one are under way."""
+        """Waits for the probe and its rewards, then for each phase; rewards of the last one are still under way."""
         assert isinstance(in_flight, Probed), "drawn here"
         plan, problems, params, key = self.plan, in_flight.problems, in_flight.params, self.key(in_flight.number)
         of_phase = _rows_of_a_phase(len(problems), self.config.group, plan)
@@ -134,7 +135,7 @@ class Allocated(Plain):
         return values >= success  # NaN is no success
 
     def _seeded(self, probed: RolloutBatch) -> tuple[RolloutBatch, list[data.Problem | None]]:
-        """The probe, and for each prompt itself with exemplars before it, or None where it stays as it is."""
+        """The probe, and each prompt with exemplars before it, or None if the prompt stays as it is."""
         if self._exemplars is None:
             return probed, [None] * len(probed.problems)
         batch = probed.with_rewards()
@@ -153,7 +154,7 @@ class Allocated(Plain):
         asked: Sequence[data.Problem],
         seeded: PerPrompt,
     ) -> RolloutBatch:
-        """The phases as one; a seeded prompt that got no sample goes back to its probe."""
+        """The phases as one batch. A seeded prompt that got no sample goes back to its probe."""
         probe, *later = phases
         seeded = seeded & np.isin(np.arange(len(problems)), np.concatenate([p.rows for p in later]))
         phases = [probe.less(seeded), *later]
@@ -166,11 +167,12 @@ class Allocated(Plain):
 
 @dataclasses.dataclass(kw_only=True)
 class Probed(InFlight):
-    """A rollout of several phases, of which the probe was dispatched.
+    """A rollout of several phases, whose probe has been dispatched.
 
     Attributes:
-      params: the weights that all phases are drawn under.
-      each: samples of a problem at most; what goes on where it stands in the rollout again.
+      params: the weights that draw all phases.
+      each: the most samples of a problem. If the problem occurs again in the rollout, sample numbers continue from
+        there.
     """
 
     params: Any
@@ -178,7 +180,7 @@ class Probed(InFlight):
 
 
 class Phase(NamedTuple):
-    """What one phase drew, and where it goes: ``[n]`` prompts, numbers of their samples, and whether they count."""
+    """The samples of one phase and their places: ``[n]`` prompts, numbers of their samples, and whether they count."""
 
     drawn: RolloutBatch
     rows: np.ndarray
@@ -186,11 +188,11 @@ class Phase(NamedTuple):
     counts: Any = slice(None)
 
     def less(self, prompts: PerPrompt) -> "Phase":
-        """Without the samples of some prompts, ``[P]`` bool."""
+        """The phase without the samples of some prompts, ``[P]`` bool."""
         return self._replace(counts=~prompts[self.rows])
 
     def rewarded(self) -> "Phase":
-        """With its rewards."""
+        """The phase with its rewards."""
         return self._replace(drawn=self.drawn.with_rewards())
 
 
@@ -200,7 +202,7 @@ class Joined:
 
     Attributes:
       phases: the probe, and those after it.
-      seeded: ``[P]`` bool, the prompts with solved problems before them; None where none ever has.
+      seeded: ``[P]`` bool, the prompts with solved problems before them; None if no prompt can have any.
     """
 
     phases: Sequence[Phase]
@@ -235,7 +237,7 @@ def _next(more: PerPrompt, counts: PerPrompt) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _deviations(phases: Sequence[Phase], prompts: int) -> PerPrompt:
-    """``[P]`` float32 standard deviation (ddof 1) of the rewards so far; 0 of less than two."""
+    """``[P]`` float32: standard deviation (ddof 1) of the rewards so far; 0 with fewer than two."""
     rows = np.concatenate([p.rows[p.counts] for p in phases])
     rewards = np.concatenate([p.drawn.total.reshape(-1)[p.counts] for p in phases])
     known = [rewards[(rows == p) & np.isfinite(rewards)] for p in range(prompts)]
@@ -243,7 +245,7 @@ def _deviations(phases: Sequence[Phase], prompts: int) -> PerPrompt:
 
 
 def _lay(phases: Sequence[Phase], xs: Sequence[Array], shape: tuple[int, int], fill: float) -> np.ndarray:
-    """``[P', G', ...]`` of every phase at their places in ``[P, most, ...]``."""
+    """Puts ``[P', G', ...]`` of every phase at their places in ``[P, most, ...]``."""
     tail = xs[0].shape[2:]
     out = np.full((*shape, *tail), fill, xs[0].dtype)
     for phase, x in zip(phases, xs, strict=True):
@@ -252,7 +254,7 @@ def _lay(phases: Sequence[Phase], xs: Sequence[Array], shape: tuple[int, int], f
 
 
 def _failed(probe: RolloutBatch, seeded: PerPrompt, most: int) -> RolloutBatch:
-    """The probes of seeded prompts, ``[S, most, ...]``; what is invalid of them counts with the whole."""
+    """The probes of seeded prompts, ``[S, most, ...]``. Their invalid samples count with those of the whole batch."""
 
     def wide(x: Array, fill: float = np.nan) -> np.ndarray:
         more = np.full((int(seeded.sum()), most - x.shape[1], *x.shape[2:]), fill, x.dtype)

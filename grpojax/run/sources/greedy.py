@@ -19,26 +19,26 @@ from grpojax.types import Array, PerPrompt, Rollout
 
 
 def sampler_of(config: SamplerConfig) -> SamplerConfig:
-    """How a greedy completion is drawn: the policy's own, as far as its weights are."""
+    """The settings that draw a greedy completion. It is the policy's own as far as the weights are."""
     cache_dtype = quantised.exact(config.cache_dtype)
     return SamplerConfig(group=1, temperature=0.0, max_tokens=config.max_tokens, cache_dtype=cache_dtype)
 
 
 class Greedy:
-    """Draws and judges them with the samples of ``source``: a `grpojax.run.sources.source.Companion`."""
+    """Draws and scores greedy completions with the samples of ``source``: a `grpojax.run.sources.source.Companion`."""
 
     def __init__(self, source: Plain):
         self._source, self._sampler = source, sampler_of(source.config)
 
     @staticmethod
     def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The program that it runs; as of `grpojax.run.sources.source.Plain.calls`."""
+        """The program that it runs; as `grpojax.run.sources.source.Plain.calls`."""
         count = batch_shards.filled(config.rollout.prompts, policy.sampling.shards)
         prompts = calls.longest_prompts(count, config.data.max_prompt_tokens)
         return {"greedy": calls.rollout(policy, weights, prompts, sampler_of(config.rollout))}
 
     def draw(self, params: Any, problems: Sequence[data.Problem], key: Array, *, after: Rollout) -> Dispatched:
-        """Dispatches them behind the samples, ``after``."""
+        """Dispatches them after the samples ``after``."""
         source = self._source
         source.policy.wait_on_cpu(after)
         return source.dispatch_any(params, source.prompts(problems), key, self._sampler)
@@ -52,7 +52,7 @@ class Greedy:
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """Rewards of greedy completions, which ``wait`` waits for, and their lengths ``[P]``."""
+    """Rewards of greedy completions, for which ``wait`` waits, and their lengths ``[P]``."""
 
     wait: Callable[[], Scores]
     lengths: PerPrompt

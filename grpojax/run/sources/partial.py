@@ -1,11 +1,11 @@
 """Partial rollouts (``rollout.overlap``): groups with unfinished samples go on in the next rollout.
 
-A rollout has P places. A group with unfinished samples stays in its place, and so on its devices; its finished samples
-wait with it, and nothing is drawn again. The other places go to the next problems. Problems are drawn a batch at a
-time, as without overlap, and stand in a queue until there is a place for them.
+A rollout has P places. A group with unfinished samples stays in its place, and so on its devices. Its finished samples
+wait with it, and nothing is drawn again. The other places go to the next problems. Problems are drawn one batch at a
+time, as without overlap, and wait in a queue for a free place.
 
-In the batch of its step a group that goes on has no samples and no rewards, and is dropped as a filter drops groups: it
-is judged, counted and learned from in the step in which it becomes whole.
+In the batch of its step, an unfinished group has no samples and no rewards, and is dropped like a group that a filter
+drops. It is scored, counted and learned from in the step in which it becomes complete.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ Draw = Callable[[int], tuple[Sequence[data.Problem], Sequence[int]]]
 
 
 class Partial(Plain):
-    """`Plain`, of rollouts that leave groups behind which are not whole.
+    """As `Plain`, with rollouts that leave incomplete groups for the next one.
 
     Args:
       given, options: as of `Plain`.
@@ -50,19 +50,19 @@ class Partial(Plain):
 
     @staticmethod
     def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
-        """The programs that it runs; as of `Plain.calls`."""
+        """The programs that it runs; as `Plain.calls`."""
         rollout = config.rollout
         prompts = calls.longest_prompts(rollout.prompts, config.data.max_prompt_tokens)
         left = checks.most_left(rollout, policy.sampling.shards)
         return {"rollout": calls.rollout(policy, weights, prompts, rollout, left=left)}
 
     def write(self, state: RunState) -> None:
-        """Puts down what the next draws follow from."""
+        """Stores the state that the next draws depend on."""
         super().write(state)
         self.places.write(state)
 
     def start(self) -> "Continued":
-        """Dispatches the next rollout, in which some groups go on."""
+        """Dispatches the next rollout, in which some groups continue."""
         number = self.drawn
         self.drawn += 1
         version, config = self.weights()[1], self.config
@@ -79,12 +79,12 @@ class Partial(Plain):
         )
 
     def resumed(self, record: Mapping[str, Any]) -> "Continued":
-        """A rollout that the run had drawn before it was stopped, of `Continued.record`."""
+        """A rollout that the run had drawn before it was stopped, from `Continued.record`."""
         plain = super().resumed(record)
         return Continued(**vars(plain), versions=from_text(record["versions"]))
 
     def collect(self, in_flight: InFlight) -> RolloutBatch:
-        """Submits the groups of which no sample wants another token; the others are kept for the next rollout."""
+        """Submits the groups whose samples are all finished; keeps the others for the next rollout."""
         assert isinstance(in_flight, Continued), "started or resumed here"
         problems, (rollout,) = in_flight.problems, in_flight.on_host(self.policy, self.sync)
         whole = ~unfinished(rollout).any(1)
@@ -94,14 +94,14 @@ class Partial(Plain):
         return RolloutBatch(problems=problems, rollout=only(rollout, whole), pending=[Among(submitted, whole)])
 
     def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
-        """As of `Plain`, with the groups that go on."""
+        """As `Plain`, with the groups that continue."""
         made = super().batch(number, first, since=since)
         return dataclasses.replace(made, waiting=self.places.carried.waiting)
 
     def version(
         self, started: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None
     ) -> int:
-        """Updates behind the weights of the oldest token that is learned from; as of `Plain`."""
+        """Number of updates in the weights that drew the oldest token to learn from; as `Plain`."""
         known = np.concatenate(
             [f.oldest(d.rollout) for f, d in zip(started, drawn, strict=True) if isinstance(f, Continued)]
         )
@@ -111,32 +111,32 @@ class Partial(Plain):
 
 @dataclasses.dataclass(kw_only=True)
 class Continued(InFlight):
-    """A rollout in which groups go on.
+    """A rollout in which groups continue.
 
     Attributes:
-      versions: ``[P, G, T]`` int32, updates behind the weights that each token is drawn under.
+      versions: ``[P, G, T]`` int32, number of updates in the weights that draw each token.
     """
 
     versions: Tokens
 
     def record(self, policy: Policy) -> dict[str, Any]:
-        """As of `InFlight`, with the versions."""
+        """As `InFlight`, with the versions."""
         return {"versions": to_text(self.versions), **super().record(policy)}
 
     def oldest(self, samples: Rollout) -> PerPrompt:
-        """``[P]`` int: updates behind the weights that the oldest token of each group was drawn under; of a group
-        without ``samples`` those behind the newest."""
+        """``[P]`` int: number of updates in the weights that drew the oldest token of each group; for a group without
+        ``samples``, that of the newest weights."""
         there = np.arange(samples.tokens.shape[-1]) < samples.lengths[..., None]
         return np.where(there, self.versions, self.version).min((1, 2))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Carried:
-    """Groups that go on in the next rollout, each in its place.
+    """Groups that continue in the next rollout, each in its place.
 
     Attributes:
-      samples: ``[P, G, ...]``; of length 0 in places that a new problem gets.
-      versions: ``[P, G, T]`` int32, updates behind the weights that each token was drawn under.
+      samples: ``[P, G, ...]``; length 0 in places that a new problem gets.
+      versions: ``[P, G, T]`` int32, number of updates in the weights that drew each token.
     """
 
     samples: Rollout
@@ -148,7 +148,7 @@ class Carried:
         return self.samples.lengths.any(1)
 
     def continued(self, version: int) -> Tokens:
-        """The versions where all further tokens are drawn under this one."""
+        """The versions if all further tokens are drawn with this one."""
         drawn = np.arange(self.versions.shape[-1]) < self.samples.lengths[..., None]
         return np.where(drawn, self.versions, np.int32(version))
 
@@ -158,13 +158,13 @@ class Places:
 
     Args:
       shape: P, G and T of a rollout.
-      problems: all that may be asked.
+      problems: all problems.
       state: of a run that goes on.
     """
 
     def __init__(self, shape: tuple[int, int, int], problems: Sequence[data.Problem], state: RunState):
         self._shape = shape
-        self._placed: list[tuple[data.Problem, int]] = []  # of the rollout before, each with its pass
+        self._placed: list[tuple[data.Problem, int]] = []  # problems of the previous rollout, each with its pass
         self.carried, self._queue, self._batches = self._nothing(), deque[tuple[data.Problem, int]](), 0
         if (record := state.partial) is None:
             return
@@ -182,7 +182,7 @@ class Places:
         return self.carried.versions if name == "versions" else getattr(self.carried.samples, name)
 
     def write(self, state: RunState) -> None:
-        """Puts down what the next rollouts follow from, but for groups of a rollout in flight."""
+        """Stores the state that the next rollouts depend on, except for groups of a rollout in flight."""
         waiting = np.flatnonzero(self.carried.waiting)
         names = ("versions", *(f.name for f in dataclasses.fields(Rollout)))
         state.partial = {
@@ -206,7 +206,7 @@ class Places:
         return list(problems), list(passes), carried
 
     def keep(self, in_flight: Continued, rest: Rollout) -> None:
-        """Has the groups of a rollout that are not whole stay: ``rest`` is what there is of them."""
+        """Keeps the incomplete groups of a rollout in their places; ``rest`` has their samples so far."""
         self._placed = list(zip(in_flight.problems, in_flight.passes, strict=True))
         there = np.arange(self._shape[2]) < rest.lengths[..., None]
         self.carried = Carried(samples=rest, versions=np.where(there, in_flight.versions, np.int32(0)))
@@ -214,11 +214,11 @@ class Places:
 
 @dataclasses.dataclass(frozen=True)
 class Among:
-    """The rewards of some groups, which go to their places in a batch; the others have none.
+    """The rewards of some groups, put at their places in a batch; other groups have none.
 
     Attributes:
-      groups: those, by themselves.
-      which: ``[P]`` bool, where they stand.
+      groups: only these groups.
+      which: ``[P]`` bool, their places.
     """
 
     groups: RolloutBatch
@@ -244,5 +244,5 @@ class Among:
 
 
 def only(rollout: Rollout, which: PerPrompt) -> Rollout:
-    """Some groups, ``which [P]`` bool; the others have samples of length 0."""
+    """Only the groups ``which [P]`` bool; the others get samples of length 0."""
     return jax.tree.map(lambda x: np.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, np.zeros((), x.dtype)), rollout)

@@ -1,11 +1,11 @@
-"""The way to draw what a step learns from: its protocol, and the plain source, which draws when a step asks for it.
+"""The source of a step's samples: its protocol, and the plain source, which draws when a step asks for it.
 
 A step asks a source for its `RolloutBatch`: `Plain.start` chooses problems and dispatches a rollout, `Plain.collect`
-waits for its samples and submits them to the rewards, and `Plain.batch` makes a step's batch of that. A filter waits
-for the rewards there, and draws more where it asks for it; else they are waited for by `RolloutBatch.with_rewards`.
+waits for its samples and submits them to the rewards, and `Plain.batch` makes a step's batch of them. A filter waits
+for the rewards there and draws more if needed. Otherwise `RolloutBatch.with_rewards` waits for them.
 
-Other sources have files of their own: rollouts that are drawn ahead (`ahead`), groups that go on in the next rollout
-(`partial`), and samples that are given to the prompts where they teach most (`allocated`).
+Other sources have files of their own: rollouts that are drawn ahead (`ahead`), groups that continue in the next rollout
+(`partial`), and samples for the prompts where they teach most (`allocated`).
 """
 
 import base64
@@ -37,12 +37,12 @@ from grpojax.run.recipe import Config
 from grpojax.run.run_state import RunState
 from grpojax.types import Array, PerPrompt, Prompts, Rollout
 
-# Waits for arrays of the devices; in a run, all processes agree there whether it goes on.
+# Waits for device arrays. In a run, all processes then agree whether it goes on.
 Sync = Callable[[Any], object]
 
 
 class Source(Protocol):
-    """A way to draw.
+    """A way to draw samples.
 
     Attributes:
       seconds: spent on "data", the choice of problems, and on "rollout", waiting for samples, since it was cleared.
@@ -51,7 +51,7 @@ class Source(Protocol):
     seconds: Counter[str]
 
     def next(self, number: int) -> RolloutBatch:
-        """The batch of the step of that number. Its samples are there, its rewards may be under way.
+        """The batch of the step with that number. Its samples are there; its rewards may be under way.
 
         Raises:
           grpojax.run.control.Stopped: the run is to stop; `record` has what is in flight.
@@ -59,22 +59,22 @@ class Source(Protocol):
         ...
 
     def write(self, state: RunState) -> None:
-        """Puts down what the next draws follow from, once a step has learned from its batch."""
+        """Stores the state that the next draws depend on, once a step has learned from its batch."""
         ...
 
     def record(self) -> dict[str, Any] | None:
-        """What a save has of a rollout in flight, as JSON; None without one."""
+        """A rollout in flight as a save stores it, as JSON; None without one."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dispatched:
-    """Samples that the devices draw.
+    """Samples that the devices are drawing.
 
     Attributes:
-      rollout: on the devices.
-      rows: prompts that it is of; the last ones may only fill up the shards.
-      prompts: how many of them were asked for.
+      rollout: the samples on the devices.
+      rows: number of its prompts; the last ones may only fill up the shards.
+      prompts: number of prompts that were asked for.
     """
 
     rollout: Rollout
@@ -89,15 +89,15 @@ class Dispatched:
 
 @dataclasses.dataclass(kw_only=True)
 class InFlight:
-    """A rollout that was dispatched.
+    """A dispatched rollout.
 
     Attributes:
-      number: of the rollout in the run.
-      problems: of its P prompts.
-      dispatched: the samples, and what is drawn with them (`Companion`).
-      samples: these on the host; None until they are there.
-      version: of the weights that it is drawn under: the policy's updates behind them.
-      passes: over the data that each problem belongs to.
+      number: number of the rollout in the run.
+      problems: problems of its P prompts.
+      dispatched: the samples, and those of a `Companion`.
+      samples: the same on the host; None until they are there.
+      version: version of the weights that draw it: the number of the policy's updates in them.
+      passes: pass over the data that each problem belongs to.
     """
 
     number: int
@@ -116,8 +116,8 @@ class InFlight:
         return self.samples
 
     def record(self, policy: Policy) -> dict[str, Any]:
-        """What a run that goes on makes it of again: JSON. It has the samples, since the weights that they are of are
-        left behind. Waits for them, and is the same on all processes."""
+        """The rollout as JSON, from which a resumed run restores it. It has the samples, since the weights that drew
+        them are gone then. Waits for the samples, and is the same on all processes."""
         samples = self.on_host(policy, jax.block_until_ready)
         return {
             "number": self.number,
@@ -129,19 +129,19 @@ class InFlight:
 
 
 class Companion(Protocol):
-    """What a variant has drawn with the samples of each prompt, such as `grpojax.run.sources.greedy.Greedy`."""
+    """Completions that a variant draws with the samples of each prompt, such as `grpojax.run.sources.greedy.Greedy`."""
 
     def draw(self, params: Any, problems: Sequence[data.Problem], key: Array, *, after: Rollout) -> Dispatched:
-        """Dispatches it behind the samples, ``after``; ``params`` are the weights as the policy samples by them."""
+        """Dispatches it after the samples ``after``; ``params`` are the weights that the policy samples with."""
         ...
 
     def submit(self, problems: Sequence[data.Problem], drawn: Rollout) -> Pending:
-        """Submits it to the rewards: what the batch gets of it once they are there."""
+        """Submits it to the rewards. Returns what is added to the batch once they are there."""
         ...
 
 
 def refuse_steps(scores: Scores, variant: str, longest: int) -> dict[str, Array]:
-    """Raises `UserError` where rewards are given to steps of samples, which most variants do not read.
+    """Raises `UserError` if there are rewards for steps of samples, which most variants do not read.
 
     Args:
       scores: of ``N`` samples.
@@ -160,18 +160,18 @@ def refuse_steps(scores: Scores, variant: str, longest: int) -> dict[str, Array]
 
 
 class Plain:
-    """Draws a step's groups when the step begins, from the policy as it is.
+    """Draws a step's groups when the step begins, from the current policy.
 
     Args:
       config: the recipe.
-      policy: what samples.
-      rewards: judges.
-      problems: what is asked.
-      weights: gives the policy's current weights, and how many updates are behind them.
+      policy: the policy that samples.
+      rewards: the rewards.
+      problems: the problems.
+      weights: returns the policy's current weights, and the number of updates in them.
       longest_prompt: most tokens of a prompt in the run.
-      loop: has the state of a run that goes on; it waits for updates and records them while a rollout is drawn.
-      companion: makes what is drawn with the samples, of this source; None for nothing.
-      read_steps: makes a signal of the rewards of steps; `refuse_steps` refuses them.
+      loop: has the state of a resumed run. It waits for updates and records them while a rollout is drawn.
+      companion: makes the companion of this source; None for none.
+      read_steps: makes a signal from the rewards of steps; `refuse_steps` refuses them.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Plain:
         Args:
           config: the recipe.
           policy: the model.
-          weights: that it samples with (`grpojax.programs.calls.reshard`).
+          weights: the weights that it samples with (`grpojax.programs.calls.reshard`).
         """
         prompts = calls.longest_prompts(config.rollout.prompts, config.data.max_prompt_tokens)
         return {"rollout": calls.rollout(policy, weights, prompts, config.rollout)}
@@ -215,7 +215,7 @@ class Plain:
         return self.batch(number, first, since=self.loop.since)
 
     def batch(self, number: int, first: InFlight, *, since: float) -> RolloutBatch:
-        """The batch of a step, once the samples of its first rollout are there; they were waited for from ``since`` on,
+        """The batch of a step, once the samples of its first rollout are there. The wait for them began at ``since``,
         by `time.perf_counter`."""
         made = self._unfiltered(first) if self.method.filter is None else self._filtered(number, first)
         self.seconds["rollout"] += time.perf_counter() - since  # pyrefly: ignore
@@ -232,7 +232,7 @@ class Plain:
         )
 
     def _filtered(self, number: int, first: InFlight) -> RolloutBatch:
-        """Waits for the rewards, and draws more until as many groups are kept as a rollout has."""
+        """Waits for the rewards, and draws more until the number of kept groups is that of a rollout."""
         chosen, size = self.method.filter, self.config.prompts
         assert chosen is not None and chosen.max_rollouts is not None, "of a method it is filled in"
         started, drawn = [first], [self.collect(first).with_rewards()]
@@ -265,7 +265,7 @@ class Plain:
     def keeps(self, batch: RolloutBatch) -> PerPrompt:
         """``[P]`` bool: the groups that dynamic sampling keeps."""
         variant, chosen, by_name = self.method.variant, self.method.filter, batch.by_name
-        if self._truncated != "train":  # what was cut at the limit teaches nothing
+        if self._truncated != "train":  # samples cut at the limit teach nothing
             by_name = {name: np.where(batch.rollout.stopped, x, np.nan) for name, x in by_name.items()}
         keep = allocation.keep_prompts if variant.keep is None else variant.keep
         success = {} if chosen is None or chosen.success is None else {"success": chosen.success}
@@ -277,20 +277,21 @@ class Plain:
     def version(
         self, started: Sequence[InFlight], drawn: Sequence[RolloutBatch], learned: PerPrompt | None = None
     ) -> int:
-        """Updates behind the weights that the oldest samples of a step were drawn under: those of its first rollout.
+        """Number of updates in the weights that drew the oldest samples of a step, which are those of its first
+        rollout.
 
         Args:
           started, drawn: its rollouts.
-          learned: which groups of all are learned from; None for all that have samples.
+          learned: the groups to learn from, out of all; None for all that have samples.
         """
         return started[0].version
 
     def note(self, drawn: Sequence[RolloutBatch], passes: Sequence[Sequence[int]]) -> None:
-        """Takes from a step's rollouts, with their rewards, what later draws follow from.
+        """Notes the facts that later draws depend on, from a step's rollouts with their rewards.
 
         Args:
           drawn: the rollouts.
-          passes: over the data that the problems of each belong to.
+          passes: pass over the data that the problems of each belong to.
         """
         self.curriculum.note(zip(drawn, passes, strict=True))
 
@@ -300,13 +301,13 @@ class Plain:
         self.curriculum.write(state)
 
     def record(self) -> dict[str, Any] | None:
-        """Nothing: between two steps no rollout is in flight."""
+        """None: between two steps no rollout is in flight."""
         return None
 
     # ------------------------------------------------------------------------------------------------ a rollout
 
     def start(self) -> InFlight:
-        """Dispatches the next rollout; its problems and its draws follow from its number in the run."""
+        """Dispatches the next rollout. Its problems and its draws depend on its number in the run."""
         number = self.drawn
         self.drawn += 1
         version = self.weights()[1]
@@ -314,7 +315,7 @@ class Plain:
         return dataclasses.replace(self.draw(problems, number), version=version, passes=passes)
 
     def choose(self, number: int) -> tuple[Sequence[data.Problem], Sequence[int]]:
-        """The problems of that rollout, and the pass over the data that each belongs to."""
+        """The problems of the rollout with that number, and the pass over the data that each belongs to."""
         started = time.perf_counter()
         chosen = self.curriculum.draw(number)
         self.seconds["data"] += time.perf_counter() - started  # pyrefly: ignore
@@ -335,7 +336,7 @@ class Plain:
         return InFlight(number=number, problems=problems, dispatched=dispatched)
 
     def resumed(self, record: Mapping[str, Any]) -> InFlight:
-        """A rollout that the run had drawn before it was stopped, of `InFlight.record`."""
+        """A rollout that the run had drawn before it was stopped, from `InFlight.record`."""
         problems = {p.uid: p for p in self.problems}
         return InFlight(
             number=record["number"],
@@ -346,11 +347,11 @@ class Plain:
         )
 
     def collect(self, in_flight: InFlight) -> RolloutBatch:
-        """Waits for the samples of a rollout, where the run may stop, and submits them to the rewards."""
+        """Waits for the samples of a rollout, during which the run may stop, and submits them to the rewards."""
         return self.submit(in_flight.problems, *in_flight.on_host(self.policy, self.sync))
 
     def submit(self, problems: Sequence[data.Problem], rollout: Rollout, more: Rollout | None = None) -> RolloutBatch:
-        """Submits samples to the rewards, and ``more`` of the companion: each process its own rows."""
+        """Submits samples, and ``more`` from the companion, to the rewards: each process its own rows."""
         wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
         pending: list[Pending] = [Scored(self, wait)]
         if self.companion is not None and more is not None:
@@ -358,7 +359,7 @@ class Plain:
         return RolloutBatch(problems=problems, rollout=rollout, pending=pending)
 
     def rewarded(self, batch: RolloutBatch, scores: Scores) -> RolloutBatch:
-        """A batch with what its rewards say, ``[P * G]`` each."""
+        """A batch with its rewards, ``[P * G]`` each."""
         shape, tokens = batch.rollout.lengths.shape, batch.rollout.tokens.shape
         signals = self.read_steps(scores, self.method.variant.name, self.config.max_tokens)
         return dataclasses.replace(
@@ -373,11 +374,11 @@ class Plain:
     # ---------------------------------------------------------------------------------- what rollouts are drawn by
 
     def params(self) -> Any:
-        """The policy's weights as it samples by them."""
+        """The policy's weights in the form that it samples with."""
         return self.policy.reshard(self.weights()[0], self.config.weights)
 
     def key(self, number: int) -> Array:
-        """Of all draws of that rollout."""
+        """The random key of all draws of that rollout."""
         return jax.random.fold_in(jax.random.key(self._seed), number)
 
     def prompts(self, problems: Sequence[data.Problem], group: int = 0) -> Prompts:
@@ -386,7 +387,7 @@ class Plain:
         return data.to_prompts(problems, longest, group)
 
     def dispatch_any(self, params: Any, prompts: Prompts, key: Array, config: SamplerConfig) -> Dispatched:
-        """Dispatches samples of any number of prompts: the last shards get prompts again where they do not divide."""
+        """Dispatches samples of any number of prompts. To fill the shards, the last ones get some prompts again."""
         n = len(prompts.lengths)
         rows = batch_shards.filled(n, self.policy.sampling.shards)
         rollout = self.policy.sample(params, jax.tree.map(lambda x: x[np.arange(rows) % n], prompts), key, config)
@@ -394,10 +395,10 @@ class Plain:
 
 
 def begin(loop: Loop, start: Callable[[], InFlight]) -> InFlight:
-    """Dispatches a step's rollout; the device has that to do while the step before is waited for and recorded."""
+    """Dispatches a step's rollout. The device works on it while the previous step is waited for and recorded."""
     if jax.default_backend() == "gpu":
-        # There the host drives a program's loops: the call of a rollout returns at its end, and what the updates
-        # before it took would be counted as the rollout's.
+        # There the host drives a program's loops: the call of a rollout returns at its end, and the time of the updates
+        # before it would count as the rollout's.
         loop.wait()
     in_flight = start()
     loop.finish()
@@ -406,7 +407,7 @@ def begin(loop: Loop, start: Callable[[], InFlight]) -> InFlight:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The rewards of a rollout, which ``wait`` waits for."""
+    """The rewards of a rollout, for which ``wait`` waits."""
 
     source: Plain
     wait: Callable[[], Scores]
@@ -418,12 +419,12 @@ class Scored:
 
 @dataclasses.dataclass(frozen=True)
 class Noted:
-    """What a source takes from a step's rewards.
+    """The facts that a source notes from a step's rewards.
 
     Attributes:
       source: of the step.
       passes: over the data that the problems of each rollout belong to.
-      drawn: the rollouts, with their rewards; None where the batch is all of one.
+      drawn: the rollouts with their rewards; None if the batch is all of one.
     """
 
     source: Plain
@@ -431,7 +432,7 @@ class Noted:
     drawn: Sequence[RolloutBatch] | None = None
 
     def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
-        """The batch with all that was drawn for it. What is drawn from here on follows from its rewards."""
+        """The batch with everything that was drawn for it. From here on, draws depend on its rewards."""
         drawn = [batch] if self.drawn is None else self.drawn
         self.source.note(drawn, self.passes)
         everything = [*drawn, *(d.failed for d in drawn if d.failed is not None)]
