@@ -1,5 +1,6 @@
 """Tiny random models and tokenizers in Hugging Face form, made by transformers and tokenizers themselves."""
 
+import copy
 import json
 
 import tokenizers
@@ -94,7 +95,8 @@ MODELS = {
 def config(name: str, **changes):
     """The transformers config of one of `MODELS`."""
     kind, options = MODELS[name]
-    return transformers.AutoConfig.for_model(kind, **{"rope_parameters": _ROPE, **_SIZES, **options, **changes})
+    given = copy.deepcopy({"rope_parameters": _ROPE, **_SIZES, **options, **changes})  # some write into what they get
+    return transformers.AutoConfig.for_model(kind, **given)
 
 
 def model(config, *, dtype: str = "float32", seed: int = 0):

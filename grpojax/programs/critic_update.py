@@ -48,6 +48,11 @@ class CriticModel:
     at: models.Place = "before"
     loss: variants.BiasLoss | variants.ValueLoss | None = None
 
+    @property
+    def passes(self) -> int:
+        """Forward passes that an update counts as: a frozen trunk has no backward pass, frozen weights no gradients."""
+        return 1 if self.frozen else 3 if self.adapter is None else 2
+
     def networks(self, optimizer: optax.GradientTransformation | None) -> dict[str, Network]:
         """The critic's networks by role; raises `UserError` if a weight does not divide over the mesh."""
         check_mesh(self.config, self.compute.mesh)

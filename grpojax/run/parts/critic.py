@@ -166,14 +166,8 @@ class Critic(LearningPart):
             return policy_state.frozen(state)
         return {TRUNK: state[TRUNK]} if TRUNK in state else {}
 
-    @property
-    def _passes(self) -> int:
-        """Number of forward passes that an update counts as: a frozen trunk has no backward pass, and frozen weights
-        have no gradients."""
-        return 1 if self.model.frozen else 3 if self.model.adapter is None else 2
-
     def update_flops(self, sizes: tuple[np.ndarray, np.ndarray]) -> float:
-        return models.forward_flops(self.model.config, *sizes) * self._passes
+        return models.forward_flops(self.model.config, *sizes) * self.model.passes
 
     def before(self, state: State, minis: Sequence[PackedBatch]) -> dict[str, Tokens]:
         params, trunk = state[ROLE].params, self.frozen(state)
@@ -201,7 +195,7 @@ class Critic(LearningPart):
 
     def flops(self, batch: RolloutBatch) -> dict[str, float]:
         forward = models.forward_flops(self.model.config, prompts(batch), batch.rollout.lengths)
-        return {"score": forward, "update": forward * self._passes * self.config.train.ppo_epochs}
+        return {"score": forward, "update": forward * self.model.passes * self.config.train.ppo_epochs}
 
     def warning(self, done: int) -> str | None:
         if done > self.section.warmup_steps:
