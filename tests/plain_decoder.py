@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from grpojax import losses, masked
 from grpojax.models import Decoder, DecoderConfig
 from grpojax.models.decoder_config import Experts, Llama3Scaling
 from grpojax.types import PerToken, Prompts, TrainBatch
@@ -193,6 +194,15 @@ def whole_sequences(batch):
 def with_tokens(batch, **fields):
     """The batch with other per-token arrays."""
     return dataclasses.replace(batch, per_token=dataclasses.replace(batch.per_token, **fields))
+
+
+def learning_batch(seed=0):
+    """A `ragged_batch` of 8 groups of 4 with the advantages and weights of an update."""
+    rng = np.random.default_rng(seed)
+    batch = ragged_batch(rng, p=8, g=4, vocab=56)
+    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
+    advantages = np.where(mask, rng.normal(size=(8, 4, 1)), 0).astype(np.float32)
+    return with_tokens(batch, advantages=advantages, weights=np.asarray(losses.loss_weights(mask, "token_mean")))
 
 
 def some_prompts(p=3, length=7, seed=0):

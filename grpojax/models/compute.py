@@ -76,8 +76,8 @@ class Compute:
         """Whether the layers are compiled one by one instead of as a loop.
 
         On a GPU a loop copies what each layer keeps for the backward pass into one array of all layers. Without the
-        loop an update takes 14 % less time. On a mesh there is a loop, so that a layer's weights are gathered only when
-        the layer runs.
+        loop an update took 13 % less time on an H100. On a mesh there is a loop, so that a layer's weights are gathered
+        only when the layer runs.
         """
         return self.on_gpu and self.mesh is None
 

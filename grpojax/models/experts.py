@@ -184,18 +184,10 @@ class MixtureLayer(Layer):
 
     routing: Routing | None = None
 
-    def __init__(
-        self,
-        block: Block,
-        config: DecoderConfig,
-        compute: Compute,
-        one: Array | None = None,
-        *,
-        separately: bool = False,
-    ):
-        super().__init__(block, config, compute, one, separately=separately)
-        assert config.experts is not None
-        self.experts, self.compute = config.experts, compute
+    @property
+    def experts(self) -> Experts:
+        """The config's experts, which a mixture has."""
+        return cast(Experts, self.config.experts)
 
     def _mlp(self, x: Array) -> Array:
         h = self._read(x, "mlp_norm")

@@ -197,7 +197,7 @@ class Layer:
         *,
         separately: bool = False,
     ):
-        self.config, self.separately = config, separately
+        self.config, self.compute, self.separately = config, compute, separately
         self.mesh, self.lean = compute.mesh, compute.lean
         dtype = jnp.dtype(compute.dtype)
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
+from plain_decoder import BASE, learning_batch, random_decoder
 
-from grpojax import losses, masked
+from grpojax import losses
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, adapters, score, sharding
 from grpojax.models.adapters import AdapterConfig
@@ -32,14 +32,6 @@ KINDS = {
 }
 
 
-def batch(seed=0):
-    rng = np.random.default_rng(seed)
-    batch = ragged_batch(rng, p=8, g=4, vocab=56)
-    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
-    advantages = np.where(mask, rng.normal(size=(8, 4, 1)), 0).astype(np.float32)
-    return with_tokens(batch, advantages=advantages, weights=np.asarray(losses.loss_weights(mask, "token_mean")))
-
-
 def mesh_of(sizes):
     if sizes is None:
         return None
@@ -47,7 +39,7 @@ def mesh_of(sizes):
 
 
 def packed_on(mesh, seed=0):
-    packed, _ = packing.pack(batch(seed), shards=sharding.shards(mesh))
+    packed, _ = packing.pack(learning_batch(seed), shards=sharding.shards(mesh))
     return state.place_rows(packed, mesh)
 
 

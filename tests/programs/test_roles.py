@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from plain_decoder import BASE, ragged_batch, random_decoder, with_tokens
+from plain_decoder import BASE, learning_batch, random_decoder
 from runs import environment
 
-from grpojax import losses, masked
+from grpojax import losses
 from grpojax.host.errors import UserError
 from grpojax.models import Compute, score, sharding
 from grpojax.models.weight_table import Weight, shardings, zeros
@@ -29,14 +29,6 @@ CONFIG = dataclasses.replace(BASE, vocab_size=56, hidden_size=16, intermediate_s
 TABLE = {"head": Weight(("embed",), zeros)}
 EXTRAS = {"norm": Weight(("hidden",), zeros)}
 POLICY, HEAD = optax.sgd(0.5, momentum=0.5), optax.adam(0.1)
-
-
-def batch(seed=0):
-    rng = np.random.default_rng(seed)
-    batch = ragged_batch(rng, p=8, g=4, vocab=56)
-    mask = np.asarray(masked.from_lengths(batch.lengths, batch.tokens.shape[2]))
-    advantages = np.where(mask, rng.normal(size=(8, 4, 1)), 0).astype(np.float32)
-    return with_tokens(batch, advantages=advantages, weights=np.asarray(losses.loss_weights(mask, "token_mean")))
 
 
 def networks(mesh):
@@ -85,7 +77,7 @@ def train(sizes, updates, start=None, microbatches=1):
     )
     states, metrics = start, {}
     for i in range(updates):
-        packed, _ = packing.pack(batch(i), shards=sharding.shards(mesh), microbatches=microbatches)
+        packed, _ = packing.pack(learning_batch(i), shards=sharding.shards(mesh), microbatches=microbatches)
         states, metrics = step(states, {}, place_rows(packed, mesh))
     return states, metrics, abstract_state(described, mesh)
 
@@ -111,7 +103,7 @@ def test_each_network_reads_the_other_as_it_was():
     """Had the head seen the policy after its update, its gradient would be another one."""
     graph, params = random_decoder(CONFIG)
     head = {"head": jnp.linspace(-1.0, 1.0, 16)}
-    packed, _ = packing.pack(batch())
+    packed, _ = packing.pack(learning_batch())
     update = jax.jit(make_update(value_loss(graph, Compute()), HEAD, table=TABLE), donate_argnums=0)
     want, _ = update(init_state(head, HEAD, table=TABLE), {"policy": params}, packed)
     got = train(None, 1)[0]["head"]
@@ -168,7 +160,7 @@ def test_a_frozen_base_is_left_alone_by_its_extras():
 
     update = jax.jit(make_update(loss, optax.sgd(1.0), table=EXTRAS), donate_argnums=0)
     state = init_state({"norm": jnp.zeros(16)}, optax.sgd(1.0), table=EXTRAS)
-    packed, _ = packing.pack(batch(), microbatches=2)
+    packed, _ = packing.pack(learning_batch(), microbatches=2)
     state, metrics = update(state, {"base": base}, packed)
     assert np.abs(np.asarray(state.params["norm"])).max() > 1e-4 and float(metrics["grad_norm"]) > 0
     jax.tree.map(np.testing.assert_array_equal, base, before)
@@ -196,7 +188,7 @@ def test_a_frozen_copy_scores_the_same_to_the_bit_at_half_the_size():
     kept = frozen_copy(params, compute)
     assert sum(x.nbytes for x in jax.tree.leaves(kept)) == sum(x.nbytes for x in jax.tree.leaves(params)) / 2 + 2 * 16
     scores = jax.jit(policy_update.make_score(graph, compute))
-    want, got = (scores(x, packing.pack(batch())[0].rows).logps for x in (params, kept))
+    want, got = (scores(x, packing.pack(learning_batch())[0].rows).logps for x in (params, kept))
     np.testing.assert_array_equal(got, want)
     for copy in (frozen_copy(params, compute, averaged=True), frozen_copy(params, Compute())):
         jax.tree.map(np.testing.assert_array_equal, copy, params)
