@@ -30,9 +30,19 @@ _BACKEND = _COMPILES + "backend_compile_duration"
 
 
 class _Here(threading.local):
-    """Whether what this thread compiles was found in the compile cache."""
+    """What the log needs to know of this thread's compile.
+
+    Attributes:
+      found: whether the compile cache had the program.
+      over: set once the run that asked for the program is over; None in threads that compile for no run.
+    """
 
     found = False
+    over: threading.Event | None = None
+
+    def reports(self, name: str) -> bool:
+        """Whether the log says that ``name`` compiles here."""
+        return name in _programs and not (self.over and self.over.is_set())
 
 
 _programs: set[str] = set()  # names of all that `program` has made
@@ -118,7 +128,10 @@ class CompileAhead:
     def __init__(self, calls: Iterable[tuple[Any, tuple[Any, ...]]] = ()):
         # The compiler releases Python's lock, so that each thread has a core.
         self._pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="compile")
-        self._left = {_shapes(program, args): self._pool.submit(_compile, program, args) for program, args in calls}
+        self._closed = threading.Event()
+        self._left = {
+            _shapes(program, args): self._pool.submit(self._compile, program, args) for program, args in calls
+        }
 
     def __call__(self, program: Any, *args: Any) -> Any:
         """``program(*args)``, once it is compiled for these shapes. A failed compile raises here."""
@@ -129,13 +142,14 @@ class CompileAhead:
         return program(*args)
 
     def close(self) -> None:
-        """Starts no further compile. Running compiles end by themselves."""
+        """Starts no further compile. Running compiles end by themselves, and the log no longer reports them."""
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-
-def _compile(program: Any, args: tuple[Any, ...]) -> Any:
-    lowered = program.lower(*args)
-    return lowered, lowered.compile()
+    def _compile(self, program: Any, args: tuple[Any, ...]) -> Any:
+        _here.over = self._closed
+        lowered = program.lower(*args)
+        return lowered, None if self._closed.is_set() else lowered.compile()
 
 
 def _shapes(program: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -153,7 +167,7 @@ def _started(event: str, value: float, *, fun_name: str = "", **_: Any) -> None:
     if event.startswith(_COMPILES):
         with _lock:
             _under_way += 1
-    if event == _BACKEND and (name := _name(fun_name)) in _programs:
+    if event == _BACKEND and _here.reports(name := _name(fun_name)):
         _here.found = False
         log.info("compiling %s", name)
 
@@ -163,7 +177,7 @@ def _ended(event: str, duration_secs: float, *, fun_name: str = "", **_: Any) ->
     if event.startswith(_COMPILES):
         with _lock:
             _under_way = max(0, _under_way - 1)
-    if event == _BACKEND and (name := _name(fun_name)) in _programs:
+    if event == _BACKEND and _here.reports(name := _name(fun_name)):
         what = f"read {name} from the compile cache" if _here.found else f"compiled {name}"
         log.info("%s in %.1f s", what, duration_secs)
 

@@ -193,6 +193,24 @@ def test_what_fails_to_compile_ahead_raises_in_its_call():
     run.close()
 
 
+def test_a_run_that_is_over_compiles_nothing_more_and_logs_nothing(compiles, capsys):
+    """A program was being traced when the run ended with an error; its thread ends on its own."""
+    traced, go = threading.Event(), threading.Event()
+
+    def slow(x):
+        traced.set()
+        assert go.wait(60)
+        return x + 1
+
+    run = CompileAhead([(program("late", slow), (shape(2),))])
+    assert traced.wait(60)
+    run.close()
+    go.set()
+    for thread in [t for t in threading.enumerate() if t.name.startswith("compile")]:
+        thread.join(60)
+    assert "jit(late)" not in compiles and "late" not in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_ragged_run_compiles_nothing_after_its_third_step(recipe, tmp_path, compiles, monkeypatch):
     """Its samples are 1 to 24 tokens long; of rows and prompts in sizes it met new ones for a dozen steps."""
