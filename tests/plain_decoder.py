@@ -30,7 +30,15 @@ FAMILIES = {
         BASE, family="granite", embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4,
         logits_divisor=1.7,
     ),
-    "olmo2": dataclasses.replace(BASE, family="olmo2", qkv_bias=False, wide_qk_norm=True, norms_after=True),
+    "olmo2": dataclasses.replace(
+        BASE, family="olmo2", qkv_bias=False, wide_qk_norm=True, norms_before=False, norms_after=True
+    ),
+    "windows": dataclasses.replace(BASE, num_layers=3, window=5, windowed_layers=(0, 2)),
+    "gemma3_text": dataclasses.replace(
+        BASE, family="gemma3_text", num_layers=3, qkv_bias=False, qk_norm=True, head_dim=10, norms_after=True,
+        norms_add_one=True, activation="gelu_tanh", attention_multiplier=0.4, embedding_multiplier=24**0.5, window=3,
+        windowed_layers=(0, 1), window_theta=300.0,
+    ),
     "qwen2_moe": dataclasses.replace(
         BASE, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=14, renormalised=False, shared=22)
     ),
@@ -84,24 +92,15 @@ def plain_states(model, sequences, prompt=None, read=None):
     n = sequences.shape[1]
     x = model.embed[...][sequences] * c.embedding_multiplier
     scale = c.attention_multiplier or c.head_dim**-0.5
-    freq = []
-    for j in range(c.head_dim // 2):
-        f = c.rope_theta ** (-2 * j / c.head_dim)
-        if (r := c.rope_scaling) is not None:
-            turns = r.original_positions * f / (2 * np.pi)
-            if turns < r.low_freq_factor:
-                f = f / r.factor
-            elif turns < r.high_freq_factor:
-                share = (turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)
-                f = (1 - share) * f / r.factor + share * f
-        freq.append(f)
-    angle = np.arange(n)[:, None] * np.array(freq)
-    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    usual = _angles(c, n, c.rope_theta, c.rope_scaling)
+    windowed = usual if c.window_theta is None else _angles(c, n, c.window_theta, None)
 
     def norm(x, w):
+        w = 1 + w if c.norms_add_one else w
         return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + c.norm_eps) * w
 
-    def turn(x):
+    def turn(x, angle):
+        cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         a, b = x[..., : c.head_dim // 2], x[..., c.head_dim // 2 :]
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -115,7 +114,7 @@ def plain_states(model, sequences, prompt=None, read=None):
         def linear(h, name, w=w):
             return h @ w[name] + w.get(f"{name}_bias", 0.0)
 
-        h = x if c.norms_after else norm(x, w["attn_norm"])
+        h = norm(x, w["attn_norm"]) if c.norms_before else x
         q, k, v = linear(h, "q"), linear(h, "k"), linear(h, "v")
         if c.wide_qk_norm:
             q, k = norm(q, w["q_wide_norm"]), norm(k, w["k_wide_norm"])
@@ -126,22 +125,47 @@ def plain_states(model, sequences, prompt=None, read=None):
             if c.qk_norm:
                 qh, kh = norm(qh, w["q_norm"]), norm(kh, w["k_norm"])
 
-            def attend(qh, kh, vh):
+            def attend(qh, kh, vh, i=i):
                 s = qh @ kh.swapaxes(1, 2) / np.float32(1 / scale)
-                return jax.nn.softmax(jnp.where(np.tri(n, dtype=bool), s, -jnp.inf), -1) @ vh
+                seen = np.tri(n, dtype=bool)
+                if i in c.windowed_layers:
+                    seen &= ~np.tri(n, k=-c.window, dtype=bool)
+                return jax.nn.softmax(jnp.where(seen, s, -jnp.inf), -1) @ vh
 
             if i not in c.unrotated_layers:
-                qh, kh = turn(qh), turn(kh)
+                angle = windowed if i in c.windowed_layers else usual
+                qh, kh = turn(qh, angle), turn(kh, angle)
             heads.append(attend(qh, kh, vh))
             if read is not None:
                 late = (np.arange(n) >= np.asarray(prompt)[:, None])[..., None]
                 heads[-1] = jnp.where(late, attend(qh, read(kh), read(vh)), heads[-1])
         y = linear(jnp.concatenate(heads, -1), "o")
         x = x + c.residual_multiplier * (norm(y, w["attn_after_norm"]) if c.norms_after else y)
-        h = x if c.norms_after else norm(x, w["mlp_norm"])
-        y = linear(swish(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c)
+        h = norm(x, w.get("mlp_norm", w.get("mlp_before_norm"))) if c.norms_before else x
+        gate = swish if c.activation == "silu" else gelu
+        y = linear(gate(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c)
         x = x + c.residual_multiplier * (norm(y, w["mlp_after_norm"]) if c.norms_after else y)
     return norm(x, model.norm[...]) / c.logits_divisor
+
+
+def _angles(c, n, theta, r):
+    """Rotary angles of n positions, ``[n, head_dim / 2]``."""
+    freq = []
+    for j in range(c.head_dim // 2):
+        f = theta ** (-2 * j / c.head_dim)
+        if r is not None:
+            turns = r.original_positions * f / (2 * np.pi)
+            if turns < r.low_freq_factor:
+                f = f / r.factor
+            elif turns < r.high_freq_factor:
+                share = (turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)
+                f = (1 - share) * f / r.factor + share * f
+        freq.append(f)
+    return np.arange(n)[:, None] * np.array(freq)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + jnp.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * x**3)))
 
 
 def swish(x):

@@ -76,6 +76,45 @@ MODELS = {
     "phi3": ("phi3", dict(tie_word_embeddings=False)),
     "olmo2": ("olmo2", dict(tie_word_embeddings=False)),
     "olmo2-bias": ("olmo2", dict(tie_word_embeddings=True, attention_bias=True, rope_parameters=_LINEAR)),
+    "gemma3": (
+        "gemma3_text",
+        dict(
+            tie_word_embeddings=True,
+            head_dim=10,
+            query_pre_attn_scalar=14,
+            sliding_window=7,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={"full_attention": _LINEAR, "sliding_attention": _ROPE | {"rope_theta": 300.0}},
+        ),
+    ),
+    "gemma3-bias": (
+        "gemma3_text",
+        dict(
+            tie_word_embeddings=False,
+            head_dim=6,
+            query_pre_attn_scalar=6,
+            sliding_window=5,
+            attention_bias=True,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+            rope_parameters=None,
+        ),
+    ),
+    "mistral-window": ("mistral", dict(tie_word_embeddings=False, sliding_window=5)),
+    "phi3-window": ("phi3", dict(tie_word_embeddings=False, sliding_window=6)),
+    "qwen2-window": (
+        "qwen2",
+        dict(tie_word_embeddings=True, use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    ),
+    "qwen3-window": (
+        "qwen3",
+        dict(
+            tie_word_embeddings=True,
+            head_dim=10,
+            use_sliding_window=True,
+            sliding_window=3,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
     "qwen2-linear": ("qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR)),
     "qwen3-yarn": ("qwen3", dict(tie_word_embeddings=True, head_dim=10, rope_parameters=_YARN | {"truncate": False})),
     "llama-yarn": (

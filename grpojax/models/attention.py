@@ -1,11 +1,12 @@
 """Attention of rows over their prompt and themselves, behind one signature.
 
-An implementation is a function ``(q, k, v, segments, prefix) -> out``:
+An implementation is a function ``(q, k, v, segments, prefix, window) -> out``:
 
   q: ``[B, R, S, H, d]``, k and v: ``[B, R, S, Hkv, d]``, segments: ``[B, R, S]``, 0 on padding.
   prefix: None or a `Prefix`: the keys and values of the prompts that the rows continue.
+  window: None or a `Window`: how far back the queries see. A window reaches from a completion into its prompt.
 
-A query attends to the keys of its own segment up to itself, and to the whole prompt of its row.
+A query attends to the keys of its own segment up to itself, and to the whole prompt of its row, within the window.
 """
 
 import functools
@@ -38,6 +39,28 @@ class Prefix(NamedTuple):
     row_prompt: Array
 
 
+class Window(NamedTuple):
+    """How far back the queries of a layer see, in a decoder in which some layers have a window.
+
+    Attributes:
+      size: the newest tokens, itself included, that a query sees if the layer has a window.
+      here: [] bool, whether this layer has one.
+      offsets: ``[B, R, S]`` int32, the place of each query in its completion; None if there are no prompts before.
+    """
+
+    size: int
+    here: Array
+    offsets: Any = None
+
+    @property
+    def reach(self) -> Array:
+        """[] int32, how many tokens a query of this layer sees."""
+        return jnp.where(self.here, self.size, FAR).astype(jnp.int32)
+
+
+FAR = 2**30  # tokens; more than any text has
+
+
 def of_rows(x: Array, row_prompt: Array) -> Array:
     """Picks each row's prompt from ``x [B, K, ...]``: ``[B, R, ...]``, or ``[B, 1, ...]`` if there is one prompt."""
     if x.shape[1] == 1:
@@ -45,11 +68,21 @@ def of_rows(x: Array, row_prompt: Array) -> Array:
     return jax.vmap(lambda a, i: a[i])(x, row_prompt)
 
 
-def _visible(segments):
-    """``[B, R, S, S]`` bool: query s attends to key t of its own segment, t <= s."""
+def _visible(segments, window: Window | None = None):
+    """``[B, R, S, S]`` bool: query s attends to key t of its own segment, t <= s, within the window."""
     s = segments.shape[-1]
     same = segments[..., :, None] == segments[..., None, :]
-    return same & jnp.tri(s, dtype=bool)
+    if window is None:
+        return same & jnp.tri(s, dtype=bool)
+    age = jnp.arange(s)[:, None] - jnp.arange(s)
+    return same & (age >= 0) & (age < window.reach)
+
+
+def _recent(lengths: Array, size: int, window: Window) -> Array:
+    """``[B, R, S, size]`` bool: which positions of its prompt a query has in its window; ``lengths`` are the prompts'
+    tokens, ``[B, R]`` or ``[B, 1]`` and axes of 1."""
+    at = lengths.reshape(*lengths.shape[:2], 1, 1) + window.offsets[..., None]
+    return at - jnp.arange(size) < window.reach
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -66,13 +99,15 @@ def _scores_backward(formula, saved, g):
 _scores.defvjp(lambda formula, q, k: (_scores(formula, q, k), (q, k)), _scores_backward)
 
 
-def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
+def xla(
+    q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None, window: Window | None = None
+) -> Array:
     """Plain jax. The scores of the prompt and of the row are two parts of one float32 softmax, never concatenated."""
     b, r, s, h, d = q.shape
     kv = k.shape[-2]
     q = (q * d**-0.5).reshape(b, r, s, kv, h // kv, d)
     own = _scores("brskgd,brtkd->brkgst", q, k)
-    own = jnp.where(_visible(segments)[:, :, None, None], own, _MASKED)
+    own = jnp.where(_visible(segments, window)[:, :, None, None], own, _MASKED)
     if prefix is None:
         out = jnp.einsum("brkgst,brtkd->brskgd", jax.nn.softmax(own, -1).astype(v.dtype), v)
         return out.reshape(b, r, s, h, d)
@@ -82,7 +117,10 @@ def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = N
         one, pk, pv = "blkd", pk[:, 0], pv[:, 0]
     length = of_rows(prefix.lengths, prefix.row_prompt)[:, :, None, None, None, None]
     pre = _scores(f"brskgd,{one}->brkgsl", q, pk)
-    pre = jnp.where(jnp.arange(pre.shape[-1]) < length, pre, _MASKED)
+    here = jnp.arange(pre.shape[-1]) < length
+    if window is not None:
+        here &= _recent(length, pre.shape[-1], window)[:, :, None, None]
+    pre = jnp.where(here, pre, _MASKED)
     top = jax.lax.stop_gradient(jnp.maximum(own.max(-1, keepdims=True), pre.max(-1, keepdims=True)))
     own, pre = jnp.exp(own - top), jnp.exp(pre - top)
     total = own.sum(-1, keepdims=True) + pre.sum(-1, keepdims=True)
@@ -91,8 +129,9 @@ def xla(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = N
     return out.reshape(b, r, s, h, d)
 
 
-def _joined(q, k, v, segments, prefix: Prefix | None):
-    """Rows with their prompt before them, flattened to ``[B * R, ...]``; the segments of keys are 1 if visible."""
+def _joined(q, k, v, segments, prefix: Prefix | None, *, adjacent: bool = False):
+    """Rows with their prompt before them, flattened to ``[B * R, ...]``; the segments of keys are 1 if visible. With
+    ``adjacent`` the padding of prompts is before them, so that a row's first token follows its prompt's last one."""
     b, r, s, h, d = q.shape
     kv_segments = segments
     if prefix is not None:
@@ -102,10 +141,19 @@ def _joined(q, k, v, segments, prefix: Prefix | None):
             return jnp.broadcast_to(x, (b, r, *x.shape[2:])) if n == 1 else _spread(n, x, prefix.row_prompt)
 
         pk, pv, length = spread(prefix.k), spread(prefix.v), spread(prefix.lengths)
+        size = pk.shape[2]
+        if adjacent:
+            pk, pv = _shifted(pk, size - length), _shifted(pv, size - length)
         k, v = jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 2)
-        here = jnp.arange(pk.shape[2]) < length[..., None]
+        at = jnp.arange(size)
+        here = at >= size - length[..., None] if adjacent else at < length[..., None]
         kv_segments = jnp.concatenate([here.astype(segments.dtype), segments], 2)
     return tuple(x.reshape(b * r, *x.shape[2:]) for x in (q, k, v, segments, kv_segments))
+
+
+def _shifted(x: Array, by: Array) -> Array:
+    """``x [B, R, L, ...]`` with a row's positions moved by ``by [B, R]`` to the right, the last ones to the front."""
+    return jax.vmap(jax.vmap(lambda x, n: jnp.roll(x, n, 0)))(x, by)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -134,6 +182,7 @@ def splash(
     v: Array,
     segments: Array,
     prefix: Prefix | None = None,
+    window: Window | None = None,
     *,
     mesh: Mesh | None = None,
     interpret: bool = False,
@@ -142,11 +191,15 @@ def splash(
 
     A row with a second segment gives NaN, because the kernel's segment mask cannot make a prompt visible to several
     segments. `by_completion` splits rows for this kernel.
+
+    The kernel measures windows between places of queries and keys. So where layers have windows, the padding of prompts
+    stands before them. A program holds two kernels, with and without a window, and each layer runs one of them.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as sa
 
     shape, packed = q.shape, (segments > 1).any(-1)
-    q, k, v, q_seg, kv_seg = _joined(q * q.shape[-1] ** -0.5, k, v, segments, prefix)
+    q = q * q.shape[-1] ** -0.5
+    q, k, v, q_seg, kv_seg = _joined(q, k, v, segments, prefix, adjacent=window is not None)
     s, t = q.shape[1], k.shape[1]
     block_q, block_kv = _block(s), _block(t)
     q, q_seg = (_widen(x, block_q) for x in (q, q_seg))
@@ -154,10 +207,11 @@ def splash(
     forward = {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": block_kv}
     backward = {"block_q_dkv": block_q, "block_kv_dkv": block_kv, "block_kv_dkv_compute": block_kv}
     sizes = sa.BlockSizes(**forward, **backward, use_fused_bwd_kernel=True)
-    causal = sa.CausalMask((q.shape[1], k.shape[1]), offset=t - s)
+    places = q.shape[1], k.shape[1]
+    causal = sa.CausalMask(places, offset=t - s)
 
-    def run(q, k, v, q_seg, kv_seg):
-        mask = sa.MultiHeadMask([causal] * q.shape[2])
+    def masked(mask, q, k, v, q_seg, kv_seg):
+        mask = sa.MultiHeadMask([mask] * q.shape[2])
         kernel = sa.make_splash_mha(mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret)
 
         def one(q, k, v, a, b):
@@ -167,12 +221,21 @@ def splash(
         out: Any = jax.vmap(one)(*heads_first, q_seg, kv_seg)  # pyrefly: ignore
         return out.swapaxes(1, 2)
 
+    def run(*args):
+        if window is None:
+            return masked(causal, *args)
+        *args, here = args
+        local = sa.LocalMask(places, window_size=(window.size - 1, 0), offset=t - s)
+        return jax.lax.cond(here, functools.partial(masked, local), functools.partial(masked, causal), *args)
+
+    given = [q, k, v, q_seg, kv_seg]
+    if window is not None:
+        given.append(window.here)
     if mesh is not None:
         rows, heads = jax.P(("data", "fsdp")), jax.P(("data", "fsdp"), None, "tensor")
-        run = jax.shard_map(
-            run, mesh=mesh, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False
-        )
-    out = run(q, k, v, q_seg, kv_seg)[:, :s].reshape(shape)
+        takes = (heads, heads, heads, rows, rows, jax.P())[: len(given)]
+        run = jax.shard_map(run, mesh=mesh, in_specs=takes, out_specs=heads, check_vma=False)
+    out = run(*given)[:, :s].reshape(shape)
     return jnp.where(packed[:, :, None, None, None], jnp.nan, out)
 
 
@@ -181,13 +244,18 @@ def _block(n: int) -> int:
     return min((512, 384, 256, 128), key=lambda b: -(-n // b) * (b + 64))
 
 
-def cudnn(q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None) -> Array:
+def cudnn(
+    q: Array, k: Array, v: Array, segments: Array, prefix: Prefix | None = None, window: Window | None = None
+) -> Array:
     """cuDNN's fused kernel (bfloat16 or float16, NVIDIA). It takes the mask as a bias of one head."""
     shape, s = q.shape, q.shape[2]
-    mask = _visible(segments).reshape(-1, s, s)
+    mask = _visible(segments, window).reshape(-1, s, s)
     q, k, v, _, kv_seg = _joined(q, k, v, segments, prefix)
     if prefix is not None:
         before = kv_seg[:, None, : k.shape[1] - s] > 0
+        if window is not None:
+            recent = _recent(of_rows(prefix.lengths, prefix.row_prompt), before.shape[2], window)
+            before = before & recent.reshape(len(q), s, -1)
         mask = jnp.concatenate([jnp.broadcast_to(before, (*mask.shape[:2], before.shape[2])), mask], -1)
     # With a bias the backward pass takes only even lengths.
     q, k, v = (_widen(x, 2) for x in (q, k, v))
@@ -250,11 +318,14 @@ def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
     own = (gather >= 0).astype(jnp.int32)
     prompt = jnp.take_along_axis(token_prompt.reshape(b, r * s), jnp.maximum(gather[..., 0], 0), axis=1)
 
-    def run(q, k, v, segments, prefix: Prefix):
+    def run(q, k, v, segments, prefix: Prefix, window: Window | None = None):
         def per_completion(x):
             return _move(x.reshape(b, r * s, *x.shape[3:]), there, back).reshape(b, c, t, *x.shape[3:])
 
-        out = attend(per_completion(q), per_completion(k), per_completion(v), own, prefix._replace(row_prompt=prompt))
+        rows = per_completion(q), per_completion(k), per_completion(v), own, prefix._replace(row_prompt=prompt)
+        if window is not None:
+            window = window._replace(offsets=jnp.broadcast_to(jnp.arange(t), own.shape))
+        out = attend(*rows, window)
         return _move(out.reshape(b, c * t, *out.shape[3:]), back, there).reshape(q.shape)
 
     return run

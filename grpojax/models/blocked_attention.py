@@ -47,8 +47,8 @@ class _Block(NamedTuple):
 class _Rows:
     """Rows with their prompts, and the place of each block in them."""
 
-    def __init__(self, q: Array, k: Array, v: Array, segments: Array, prefix: Any):
-        self.q, self.k, self.v, self.segments, self.prefix = q, k, v, segments, prefix
+    def __init__(self, q: Array, k: Array, v: Array, segments: Array, prefix: Any, window: Any):
+        self.q, self.k, self.v, self.segments, self.prefix, self.window = q, k, v, segments, prefix, window
         self.b, self.r, self.s, self.h, self.d = q.shape
         self.kv = k.shape[3]
         self.l = 0 if prefix is None else prefix.k.shape[2]
@@ -82,12 +82,20 @@ class _Rows:
 
         k, v, segments = rows(self.k), rows(self.v), rows(self.segments)
         mine = jax.lax.dynamic_slice(self.widen(self.segments), (0, row, at), (self.b, m, n))
-        visible = (mine[..., None] == segments[:, :, None]) & (jnp.arange(self.s) <= at + jnp.arange(n)[:, None])
+        same = mine[..., None] == segments[:, :, None]
+        key, place = jnp.arange(self.s), at + jnp.arange(n)[:, None]
+        visible = same & (key <= place)
+        if self.window is not None:
+            visible &= place - key < self.window[0]
         if self.prefix is not None:
             prompt = rows(self.prefix.row_prompt)
             pk, pv, length = (_take(x, prompt) for x in (self.prefix.k, self.prefix.v, self.prefix.lengths))
             k, v = jnp.concatenate([pk, k], 2), jnp.concatenate([pv, v], 2)
             here = jnp.arange(self.l) < length[..., None, None]
+            if self.window is not None:
+                reach, offsets = self.window
+                offsets = jax.lax.dynamic_slice(self.widen(offsets), (0, row, at), (self.b, m, n))
+                here &= (length[..., None] + offsets)[..., None] - jnp.arange(self.l) < reach
             visible = jnp.concatenate([jnp.broadcast_to(here, (*visible.shape[:3], self.l)), visible], -1)
         k, v = k.swapaxes(2, 3), v.swapaxes(2, 3)
         return _Block(self.of_queries(self.q, i), k, v, visible[:, :, None, None])
@@ -119,8 +127,7 @@ def _take(x: Array, prompt: Array) -> Array:
     return jax.vmap(lambda a, i: a[i])(x, prompt)
 
 
-@jax.custom_vjp
-def blocked(q: Array, k: Array, v: Array, segments: Array, prefix: Any = None) -> Array:
+def blocked(q: Array, k: Array, v: Array, segments: Array, prefix: Any = None, window: Any = None) -> Array:
     """Attention as `grpojax.models.attention` describes it.
 
     Example:
@@ -129,12 +136,17 @@ def blocked(q: Array, k: Array, v: Array, segments: Array, prefix: Any = None) -
       >>> blocked(q, q, v, jnp.ones((1, 1, 2), jnp.int32))[0, 0, :, 0, 0].tolist()  # itself; the mean of both
       [1.0, 2.0]
     """
-    return _forward(q, k, v, segments, prefix)[0]
+    return _blocked(q, k, v, segments, prefix, None if window is None else (window.reach, window.offsets))
 
 
-def _forward(q, k, v, segments, prefix):
+@jax.custom_vjp
+def _blocked(q, k, v, segments, prefix, window):
+    return _forward(q, k, v, segments, prefix, window)[0]
+
+
+def _forward(q, k, v, segments, prefix, window):
     scale = q.shape[-1] ** -0.5
-    rows = _Rows(q, k, v, segments, prefix)
+    rows = _Rows(q, k, v, segments, prefix, window)
     rows.q = rows.widen(q * scale)
 
     def one(i):
@@ -149,13 +161,13 @@ def _forward(q, k, v, segments, prefix):
 
     out, lse = jax.lax.map(one, jnp.arange(rows.count))
     out, lse = checkpoint_name(rows.whole(out), SAVED), checkpoint_name(lse, SAVED)
-    return out, (q, k, v, segments, prefix, out, lse)
+    return out, (q, k, v, segments, prefix, window, out, lse)
 
 
 def _backward(saved, g):
-    q, k, v, segments, prefix, out, lse = saved
+    q, k, v, segments, prefix, window, out, lse = saved
     scale, f32 = q.shape[-1] ** -0.5, jnp.float32
-    rows = _Rows(q, k, v, segments, prefix)
+    rows = _Rows(q, k, v, segments, prefix, window)
     rows.q, g, out = (rows.widen(x) for x in (q * scale, g, out))
 
     def one(carry, i_lse):
@@ -176,7 +188,7 @@ def _backward(saved, g):
     sums, dq = jax.lax.scan(one, nothing, (jnp.arange(rows.count), lse))
     dk, dv, *of_prefix = (x.astype(k.dtype) for x in sums)
     d_prefix = None if prefix is None else type(prefix)(*of_prefix, lengths=None, row_prompt=None)
-    return rows.whole(dq) * scale, dk, dv, None, d_prefix
+    return rows.whole(dq) * scale, dk, dv, None, d_prefix, None
 
 
 def _add(sums, rows: _Rows, i, grads):
@@ -194,4 +206,4 @@ def _add(sums, rows: _Rows, i, grads):
     return tuple(done)
 
 
-blocked.defvjp(_forward, _backward)
+_blocked.defvjp(_forward, _backward)

@@ -17,7 +17,7 @@ from grpojax.models import blocked_attention, quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.experts import Observe, layer
-from grpojax.models.layers import Block, final_norm, rope_tables, rotated_layers, tables_of_layer
+from grpojax.models.layers import Block, final_norm, kinds_of_layers, rope_tables, tables_of_layer
 from grpojax.models.logprobs import mask_unused, token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
@@ -214,7 +214,7 @@ def _run_layers(
     model: Decoder,
     x: Array,
     positions: Array,
-    attend: Callable[[Array, Array, Array, Any], tuple[Array, Any]],
+    attend: Callable[[Array, Array, Array, Any, att.Window | None], tuple[Array, Any]],
     compute: Compute,
     *,
     remat: Remat,
@@ -229,7 +229,7 @@ def _run_layers(
       model: the decoder.
       x: ``[B, ..., D]``, embedded tokens.
       positions: positions of the tokens; the axes of ``x`` before D, or those of them that positions vary over.
-      attend: one layer's attention ``(q, k, v, read) -> (attended, kept)``.
+      attend: one layer's attention ``(q, k, v, read, window) -> (attended, kept)``.
       compute, remat: how to run the layers.
       one: see `Layer`.
       read: ``[layers, ...]``, passed to ``attend`` layer by layer.
@@ -242,14 +242,15 @@ def _run_layers(
     tables = rope_tables(model.config, positions)
 
     def body(x, block_read):
-        block, (read, rotated) = block_read
+        block, (read, kind) = block_read
         block = layer(block, model.config, compute, one)
-        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, rotated)), read)
+        window = None if kind.windowed is None else att.Window(model.config.window, kind.windowed)
+        attended, kept = attend(*block.qkv(x, tables_of_layer(tables, kind)), read, window)
         x = block.finish(x, attended)
         observed = None if observe is None else observe(block.routing)
         return constrain(x, compute.mesh, "shard", None, None) if pinned else x, (kept, observed)
 
-    xs = read, rotated_layers(model.config)
+    xs = read, kinds_of_layers(model.config)
     x, (kept, observed) = scan_layers(model, body, x, xs, remat=remat, unroll=compute.unrolls)
     return x, kept, observed
 
@@ -259,8 +260,8 @@ def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, rema
     size, (attend_prompts, _) = x.shape[2], _attends(None, compute)
     here = (jnp.arange(size) < lengths[..., None]).astype(jnp.int32)
 
-    def attend(q, k, v, _):
-        return attend_prompts(q, k, v, here), (k, v)
+    def attend(q, k, v, _, window):
+        return attend_prompts(q, k, v, here, None, window), (k, v)
 
     one = None if remat == "none" else _one(lengths)
     x, kv, _ = _run_layers(model, x, jnp.arange(size), attend, compute, remat=remat, one=one, pinned=False)
@@ -306,6 +307,11 @@ def _attends(rows: Rows | None, compute: Compute) -> tuple[att.Attend, att.Atten
     return attend, att.by_completion(attend, rows.gather, rows.token_prompt)
 
 
+def _of_rows(window: att.Window | None, rows: Rows) -> att.Window | None:
+    """The window of the rows' tokens."""
+    return None if window is None else window._replace(offsets=rows.offsets)
+
+
 def _own_prompt(rows: Rows) -> Array:
     """``[B, R, S, K]`` bool: which of the prompts a token's completion continues."""
     return rows.token_prompt[..., None] == jnp.arange(rows.prompt_lengths.shape[1], dtype=jnp.int32)
@@ -323,11 +329,11 @@ def _after_prompts(
     each token of the rows, and what ``observe`` makes of the routing of these tokens."""
     _, attend_rows = _attends(rows, compute)
 
-    def attend(q, k, v, prompt):
+    def attend(q, k, v, prompt, window):
         pk, pv = prompt
         with jax.named_scope("row_attention"):
             prefix = att.Prefix(pk, pv, rows.prompt_lengths, rows.token_prompt[..., 0])
-            return attend_rows(q, k, v, rows.segments, prefix), None
+            return attend_rows(q, k, v, rows.segments, prefix, _of_rows(window, rows)), None
 
     x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
     how = {"remat": compute.remat, "one": one, "read": rows.read.kv, "observe": observe}
@@ -352,12 +358,13 @@ def _with_prompts(
     def part(x):
         return x[:, : k * l].reshape(b, k, l, *x.shape[2:]), x[:, k * l :].reshape(b, r, s, *x.shape[2:])
 
-    def attend(q, k, v, _):
+    def attend(q, k, v, _, window):
         (qp, qc), (kp, kc), (vp, vc) = part(q), part(k), part(v)
         with jax.named_scope("prompt_attention"):
-            op = attend_prompts(qp, kp, vp, here)
+            op = attend_prompts(qp, kp, vp, here, None, window)
         with jax.named_scope("row_attention"):
-            oc = attend_rows(qc, kc, vc, rows.segments, att.Prefix(kp, vp, length, rows.token_prompt[..., 0]))
+            prefix = att.Prefix(kp, vp, length, rows.token_prompt[..., 0])
+            oc = attend_rows(qc, kc, vc, rows.segments, prefix, _of_rows(window, rows))
         return join(op, oc), None
 
     positions = join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), _positions(rows))

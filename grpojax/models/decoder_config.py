@@ -1,6 +1,7 @@
 """What distinguishes one decoder family from another."""
 
 import dataclasses
+from typing import Literal
 
 from grpojax.host.errors import UserError
 
@@ -73,7 +74,7 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """Shape and options of a decoder-only transformer with rotary positions, RMS norms and SwiGLU MLPs.
+    """Shape and options of a decoder-only transformer with rotary positions, RMS norms and gated MLPs.
 
     ``vocab_size`` counts the rows of the embedding. Makers often round it up, so that some rows belong to no token:
     ``unused_rows`` has these, as half-open ranges ``(first, last + 1)`` in rising order. Their probability is 0
@@ -98,9 +99,15 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False  # of each head
     wide_qk_norm: bool = False  # of all heads at once
-    norms_after: bool = False  # norms of what attention and MLP give, in place of what they read
+    norms_before: bool = True  # norms of what attention and MLP read
+    norms_after: bool = False  # norms of what they give
+    norms_add_one: bool = False  # a norm multiplies by 1 plus its weight
+    activation: Literal["silu", "gelu_tanh"] = "silu"  # of an MLP's gate
     max_positions: int = 32768
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no positions
+    window: int = 0  # the newest tokens, itself included, that a query of a windowed layer attends to
+    windowed_layers: tuple[int, ...] = ()  # all others attend to all tokens before
+    window_theta: float | None = None  # rotary base of windowed layers, without scaling; None: as all other layers
     embedding_multiplier: float = 1.0  # of embedded tokens
     attention_multiplier: float | None = None  # of a query's products with keys; None is one over sqrt(head_dim)
     residual_multiplier: float = 1.0  # of what attention and MLP add
@@ -111,11 +118,14 @@ class DecoderConfig:
     def __post_init__(self):
         # Lists, as JSON has them, have no hash, which a static argument of a program needs.
         object.__setattr__(self, "unrotated_layers", tuple(self.unrotated_layers))
+        object.__setattr__(self, "windowed_layers", tuple(self.windowed_layers))
         object.__setattr__(self, "unused_rows", tuple((start, stop) for start, stop in self.unused_rows))
         if self.num_heads % self.num_kv_heads:
             raise UserError(
                 f"num_key_value_heads {self.num_kv_heads} does not divide num_attention_heads {self.num_heads}"
             )
+        if self.windowed_layers and self.window < 1:
+            raise UserError(f"window {self.window}: layers {list(self.windowed_layers)} need one of at least 1 token")
 
     @property
     def own_head(self) -> bool:
@@ -123,9 +133,14 @@ class DecoderConfig:
         return not self.tie_embeddings
 
     @property
-    def norms_before(self) -> bool:
-        """Whether attention and MLP read normed states."""
-        return not self.norms_after
+    def norms_around(self) -> bool:
+        """Whether what attention and MLP read is normed, and also what they give."""
+        return self.norms_before and self.norms_after
+
+    @property
+    def mlp_norm_first(self) -> bool:
+        """Whether the MLP's norm is the only one between attention and MLP."""
+        return self.norms_before and not self.norms_after
 
     @property
     def dense(self) -> bool:

@@ -84,11 +84,24 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     """
     prompt_lengths, lengths = np.asarray(prompt_lengths, np.float64), np.asarray(lengths, np.float64)
     tokens = prompt_lengths.sum() + lengths.sum()
-    # Causal attention: a prompt's token sees the prompt up to itself. A completion's also sees the whole prompt.
-    seen = (prompt_lengths * (prompt_lengths + 1) / 2).sum()
-    seen += (lengths * (lengths + 1) / 2 + lengths * prompt_lengths[:, None]).sum()
-    attention = 2 * seen * c.num_heads * c.head_dim * c.num_layers
+    windowed = len(c.windowed_layers)
+    seen = (c.num_layers - windowed) * _seen(prompt_lengths, lengths, np.inf)
+    if windowed:
+        seen += windowed * _seen(prompt_lengths, lengths, c.window)
+    attention = 2 * seen * c.num_heads * c.head_dim
     return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
+
+
+def _seen(prompt_lengths: np.ndarray, lengths: np.ndarray, window: float) -> float:
+    """Keys that all tokens see in one layer. Attention is causal: a prompt's token sees the prompt up to itself, and a
+    completion's token also the whole prompt; each sees at most ``window`` tokens, itself included."""
+
+    def of_text(n: np.ndarray) -> np.ndarray:
+        short = np.minimum(n, window)
+        return short * (short + 1) / 2 + (n - short) * short
+
+    before = of_text(prompt_lengths)
+    return float(before.sum() + (of_text(prompt_lengths[:, None] + lengths) - before[:, None]).sum())
 
 
 def update_flops(
@@ -137,7 +150,7 @@ def decode_bytes(
 
     A step reads the weights once (all experts of a mixture, since many tokens choose among them). It reads a prompt's
     keys and values once for all slots of its row. For every slot it reads the blocks of the cache in which any slot has
-    a token.
+    a token that the layer sees.
 
     Args:
       c: the decoder.
@@ -148,9 +161,14 @@ def decode_bytes(
       block: positions that are read together (`grpojax.programs.kv_cache.ring`).
       cache_dtype: dtype of keys and values.
     """
-    per_token = kv_bytes(c, cache_dtype)
+    per_token, windowed = kv_bytes(c, cache_dtype) / c.num_layers, len(c.windowed_layers)
     weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size
-    return 2 * weights + prompts * (prompt_tokens + slots * -(-tokens // block) * block) * per_token
+
+    def blocks(tokens: float) -> float:
+        return -(-tokens // block) * block
+
+    own = (c.num_layers - windowed) * blocks(tokens) + windowed * blocks(min(tokens, c.window))
+    return 2 * weights + prompts * (c.num_layers * prompt_tokens + slots * own) * per_token
 
 
 def kv_numbers(c: DecoderConfig) -> int:

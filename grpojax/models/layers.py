@@ -36,9 +36,20 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     return (_normed(x, eps)[0] * scale.astype(jnp.float32)).astype(x.dtype)
 
 
-def final_norm(x: Array, scale: Array, config: DecoderConfig) -> Array:
+def norm(x: Array, weight: Array, config: DecoderConfig) -> Array:
+    """`rms_norm` with a weight as the config's family has it."""
+    return rms_norm(x, _norm_scale(weight, config), config.norm_eps)
+
+
+def final_norm(x: Array, weight: Array, config: DecoderConfig) -> Array:
     """Applies the last norm, and divides by the config's divisor of logits. Logits are computed from the result."""
+    scale = _norm_scale(weight, config)
     return rms_norm(x, scale if config.logits_divisor == 1 else scale / config.logits_divisor, config.norm_eps)
+
+
+def _norm_scale(weight: Array, config: DecoderConfig) -> Array:
+    """What a norm with this weight multiplies by."""
+    return 1 + weight.astype(jnp.float32) if config.norms_add_one else weight
 
 
 def _normed(x, eps):
@@ -92,30 +103,74 @@ def _kept_by_yarn(head_dim: int, theta: float, scaling: YarnScaling) -> Array:
     return 1 - jnp.clip(ramp, 0.0, 1.0)
 
 
-def rope_tables(config: DecoderConfig, positions: Array) -> tuple[Array, Array]:
-    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``, multiplied by YaRN's attention factor."""
-    freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+class RopeTables(NamedTuple):
+    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``, multiplied by YaRN's attention factor.
+
+    Attributes:
+      usual: for all layers, or for those without a window.
+      windowed: for layers with a window; None if they use the same.
+    """
+
+    usual: tuple[Array, Array]
+    windowed: tuple[Array, Array] | None = None
+
+
+def rope_tables(config: DecoderConfig, positions: Array) -> RopeTables:
+    """The `RopeTables` of positions ``[...]``."""
+    usual = _rope_table(config.head_dim, config.rope_theta, config.rope_scaling, positions)
+    if config.window_theta is None:
+        return RopeTables(usual)
+    return RopeTables(usual, _rope_table(config.head_dim, config.window_theta, None, positions))
+
+
+def _rope_table(head_dim: int, theta: float, scaling: RopeScaling | None, positions: Array) -> tuple[Array, Array]:
+    freq = rope_frequencies(head_dim, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * freq
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    if isinstance(config.rope_scaling, YarnScaling):
-        factor = config.rope_scaling.attention_factor
-        return cos * factor, sin * factor
+    if isinstance(scaling, YarnScaling):
+        return cos * scaling.attention_factor, sin * scaling.attention_factor
     return cos, sin
 
 
-def rotated_layers(config: DecoderConfig) -> np.ndarray | None:
-    """``[layers]`` bool: which layers rotate queries and keys; None if all do."""
-    if not config.unrotated_layers:
-        return None
-    return ~np.isin(np.arange(config.num_layers), config.unrotated_layers)
+class LayerKind(NamedTuple):
+    """In what a layer differs from the others, or ``[layers]`` of that; None where all layers are alike.
+
+    Attributes:
+      rotated: bool, whether queries and keys are rotated; None if all are.
+      windowed: bool, whether the layer has a window; None if none has.
+    """
+
+    rotated: Any = None
+    windowed: Any = None
 
 
-def tables_of_layer(tables: tuple[Array, Array], rotated: Array | None) -> tuple[Array, Array]:
-    """The `rope_tables` that a layer uses: those of angle 0 if it does not rotate."""
-    if rotated is None:
-        return tables
-    cos, sin = tables
-    return jnp.where(rotated, cos, 1.0), jnp.where(rotated, sin, 0.0)
+def kinds_of_layers(config: DecoderConfig) -> LayerKind:
+    """The kinds of all layers, in numpy arrays.
+
+    Example:
+      >>> config = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=5, intermediate_size=3, num_layers=3,
+      ...                        num_heads=1, num_kv_heads=1, head_dim=4, rope_theta=1e4, window=2, windowed_layers=[1])
+      >>> kinds_of_layers(config)
+      LayerKind(rotated=None, windowed=array([False,  True, False]))
+    """
+
+    def among(which: tuple[int, ...]) -> np.ndarray:
+        return np.isin(np.arange(config.num_layers), which)
+
+    return LayerKind(
+        rotated=~among(config.unrotated_layers) if config.unrotated_layers else None,
+        windowed=among(config.windowed_layers) if config.windowed_layers else None,
+    )
+
+
+def tables_of_layer(tables: RopeTables, kind: LayerKind) -> tuple[Array, Array]:
+    """The cosine and sine that a layer uses: those of angle 0 if it does not rotate."""
+    cos, sin = tables.usual
+    if kind.windowed is not None and tables.windowed is not None:
+        cos, sin = (jnp.where(kind.windowed, *both) for both in zip(tables.windowed, tables.usual, strict=True))
+    if kind.rotated is None:
+        return cos, sin
+    return jnp.where(kind.rotated, cos, 1.0), jnp.where(kind.rotated, sin, 0.0)
 
 
 @jax.custom_vjp
@@ -150,6 +205,11 @@ def _gated_backward(saved, g):
 gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
 
 
+def gelu_gated(gate: Array, up: Array) -> Array:
+    """``gelu(gate) * up``, with the approximation of gelu by a tanh."""
+    return jax.nn.gelu(gate, approximate=True) * up
+
+
 class TransposedKernel(NamedTuple):
     """A kernel stored as ``[out, in]`` that is the first factor of its products. A CPU multiplies it with a few rows in
     place; it would copy a kernel ``[in, out]`` to another layout for each product. It replaces the kernel in a tree of
@@ -172,6 +232,7 @@ class TransposedKernel(NamedTuple):
         return jax.lax.optimization_barrier(y).T  # without it the compiler makes the kernel the second factor again
 
 
+_GATES = {"silu": gated, "gelu_tanh": gelu_gated}
 _MLP_TOKENS = 1024  # tokens of a shard that the MLP takes at once if memory is short (`Compute.lean`)
 
 
@@ -216,6 +277,7 @@ class Layer:
             return w
 
         self.w = {name: gather(name, w) for name, w in nnx.to_pure_dict(nnx.state(block)).items()}
+        self.mlp_norm = "mlp_before_norm" if config.norms_around else "mlp_norm"
 
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient sums over one axis. Over several, XLA:CPU copies transposes.
@@ -238,11 +300,10 @@ class Layer:
         with jax.named_scope("qkv"):
             made = self._linears(self._read(x, "attn_norm"), "q", "k", "v")
             if c.wide_qk_norm:
-                made[0] = rms_norm(made[0], w["q_wide_norm"], c.norm_eps)
-                made[1] = rms_norm(made[1], w["k_wide_norm"], c.norm_eps)
+                made[0], made[1] = norm(made[0], w["q_wide_norm"], c), norm(made[1], w["k_wide_norm"], c)
             q, k, v = (y.reshape(*x.shape[:-1], -1, c.head_dim) for y in made)
             if c.qk_norm:
-                q, k = rms_norm(q, w["q_norm"], c.norm_eps), rms_norm(k, w["k_norm"], c.norm_eps)
+                q, k = norm(q, w["q_norm"], c), norm(k, w["k_norm"], c)
             return rotate(q, self._query_tables(tables)), rotate(k, tables), v
 
     def _query_tables(self, tables: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -253,14 +314,14 @@ class Layer:
         factor = self.config.attention_multiplier * self.config.head_dim**0.5
         return tables[0] * factor, tables[1] * factor
 
-    def _read(self, x: Array, norm: str) -> Array:
-        """The residual stream as attention or the MLP reads it."""
-        return rms_norm(x, self.w[norm], self.config.norm_eps) if self.config.norms_before else x
+    def _read(self, x: Array, name: str) -> Array:
+        """The residual stream as attention or the MLP reads it; ``name`` is that of the norm before it."""
+        return norm(x, self.w[name], self.config) if self.config.norms_before else x
 
-    def _add(self, x: Array, y: Array, norm: str) -> Array:
-        """Adds the output of attention or of the MLP to the residual stream."""
+    def _add(self, x: Array, y: Array, name: str) -> Array:
+        """Adds the output of attention or of the MLP to the residual stream; ``name`` is that of the norm after it."""
         if self.config.norms_after:
-            y = rms_norm(y, self.w[norm], self.config.norm_eps)
+            y = norm(y, self.w[name], self.config)
         scale = self.config.residual_multiplier
         return x + (y if scale == 1 else y * scale)
 
@@ -274,7 +335,7 @@ class Layer:
             return self._mlp(x)
 
     def _mlp(self, x: Array) -> Array:
-        h = gated(*self._linears(self._read(x, "mlp_norm"), "gate", "up"))
+        h = _GATES[self.config.activation](*self._linears(self._read(x, self.mlp_norm), "gate", "up"))
         return self._add(x, self._linear(h, "down"), "mlp_after_norm")
 
     def _mlp_in_parts(self, x: Array) -> Array:

@@ -118,7 +118,8 @@ DECODER: WeightTable = {
     "o": _kernel("heads", "embed", "self_attn.o_proj", residual=True),
     "o_bias": _bias("hidden", "self_attn.o_proj", "out_bias"),
     "attn_after_norm": _norm("hidden", "post_attention_layernorm", "norms_after"),
-    "mlp_norm": _norm("hidden", "post_attention_layernorm", "norms_before"),
+    "mlp_norm": _norm("hidden", "post_attention_layernorm", "mlp_norm_first"),
+    "mlp_before_norm": _norm("hidden", "pre_feedforward_layernorm", "norms_around"),
     "gate": _kernel("embed", "mlp", "mlp.gate_proj", when="dense"),
     "gate_bias": _bias("mlp", "mlp.gate_proj", "mlp_bias"),
     "up": _kernel("embed", "mlp", "mlp.up_proj", when="dense"),
@@ -174,7 +175,8 @@ def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
       [(4, 5), (5,)]
     """
     of_axis = sizes(config)
-    return weight.init(rngs, tuple(of_axis[a] for a in weight.axes[weight.stacked :]), of_axis)
+    init = zeros if weight.init is ones and config.norms_add_one else weight.init
+    return init(rngs, tuple(of_axis[a] for a in weight.axes[weight.stacked :]), of_axis)
 
 
 def axes_of(path: tuple[Any, ...], leaf: Any, table: WeightTable = DECODER) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from grpojax.models.sharding import TRAIN, spec
 from grpojax.types import Array, Scalar
 
 SHORTEST = 16  # the fewest rows and columns that a tensor core multiplies
+_NEVER = 2**30  # a position behind all tokens
 _LOWEST = -1e30  # the highest score among no tokens; not -inf, since -inf - -inf is NaN
 _TILE = 16384  # bytes of keys read at a time, and as many of values; both are buffered twice: 64 KiB of shared memory
 _dot = functools.partial(plgpu.dot, precision=jax.lax.Precision.HIGHEST)  # matters for float32 only, not for 16 bits
@@ -33,9 +34,10 @@ def _wider(a, b):
 
 
 def _add(so_far, query, k, v, live, trans_b):
-    """Continues a softmax ``(top, total, out)`` over more keys, and rescales it when a larger score turns up."""
+    """Continues a softmax ``(top, total, out)`` over more keys, and rescales it when a larger score turns up. ``live``
+    is ``[1, keys]``, or ``[queries, keys]``."""
     top, total, out = so_far
-    scores = jnp.where(live[None], _dot(query, k.astype(query.dtype), trans_b=trans_b), -jnp.inf)
+    scores = jnp.where(live, _dot(query, k.astype(query.dtype), trans_b=trans_b), -jnp.inf)
     highest = jnp.maximum(top, scores.max(1))
     w, kept = jnp.exp(scores - highest[:, None]), jnp.exp(top - highest)
     return highest, kept * total + w.sum(1), kept[:, None] * out + _dot(w.astype(v.dtype), v)
@@ -60,7 +62,7 @@ def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, s
         live = jax.lax.rem(newest - start - jnp.arange(width) + size, size) < tokens
         at, read = (pl.ds(start, width), slice(None)), inside(live)
         k, v = (plgpu.load(x.at[at], mask=read, other=0.0) for x in (keys, values))
-        return _add(so_far, query, k, v, live, True)
+        return _add(so_far, query, k, v, live[None], True)
 
     of_prompt = (
         plgpu.load(top, mask=mine, other=0.0),
@@ -71,21 +73,27 @@ def _slot_kernel(position, count, q, keys, values, top, total, out, result, *, s
     plgpu.store(result, (out / total[:, None]).astype(result.dtype), mask=inside(mine))
 
 
-def _prompt_kernel(length, q, keys, values, top, total, out, *, width: int, n: int, d: int):
-    """A tile of a prompt's ``n`` queries, ``q [rows, columns]`` with ``d`` columns in use; ``keys [columns, L]``."""
+def _prompt_kernel(length, q, keys, values, *rest, width: int, n: int, d: int):
+    """A tile of a prompt's ``n`` queries, ``q [rows, columns]`` with ``d`` columns in use; ``keys [columns, L]``.
+    ``rest`` are the results, and before them, where layers have windows, the first token that each query sees."""
+    *first, top, total, out = rest
     rows, columns = q.shape
     mine, real = pl.program_id(2) * rows + jnp.arange(rows) < n, jnp.arange(columns) < d
     inside, tokens = mine[:, None] & real[None], length[()]
     query = plgpu.load(q, mask=inside, other=0.0).astype(_wider(q, keys))
 
     def add(i, so_far):
-        at, live = pl.ds(i * width, width), i * width + jnp.arange(width) < tokens
+        at, place = pl.ds(i * width, width), i * width + jnp.arange(width)
+        live = place < tokens
         k = plgpu.load(keys.at[slice(None), at], mask=real[:, None] & live[None], other=0.0)
         v = plgpu.load(values.at[at, slice(None)], mask=live[:, None] & real[None], other=0.0)
-        return _add(so_far, query, k, v, live, False)
+        seen = [live[None] & (place[None] >= since[:, None]) for since in sees] or [live[None]]
+        return _add(so_far, query, k, v, seen[0], False)
 
     nothing = jnp.full(rows, _LOWEST), jnp.zeros(rows), jnp.zeros((rows, columns))
-    found = jax.lax.fori_loop(0, jax.lax.div(tokens + width - 1, width), add, nothing)
+    sees = [plgpu.load(x, mask=mine, other=_NEVER) for x in first]
+    start = [jax.lax.div(jnp.maximum(since.min(), 0), width) for since in sees] or [0]
+    found = jax.lax.fori_loop(start[0], jax.lax.div(tokens + width - 1, width), add, nothing)
     for where, x, mask in zip((top, total, out), found, (mine, mine, inside), strict=True):
         plgpu.store(where, x, mask=mask)
 
@@ -102,6 +110,7 @@ def of_prompt(
     keys: Array,
     values: Array,
     lengths: Array,
+    first: Array | None = None,
     *,
     mesh: Mesh | None = None,
     width: int = 0,
@@ -115,13 +124,14 @@ def of_prompt(
       q: ``[R, Hkv, n, d]``, all queries of a prompt's slots, scaled.
       keys, values: ``[R, Hkv, d, L]`` and ``[R, Hkv, L, d]``.
       lengths: ``[R]`` int32, tokens of each prompt.
+      first: ``[R, n]`` int32, the first token that each query sees, in a layer with a window; None if queries see all.
       mesh: as in `attend`.
       width: tokens read at a time, a power of two; 0 is 64, or fewer if fast memory has no room for them.
       rows: queries of a program, a power of two.
       num_warps, num_stages: as in `attend`.
 
     Returns:
-      Float32 ``[R, Hkv, n]`` twice, and ``[R, Hkv, n, d]``. For a prompt without tokens, ``top`` is below any score
+      Float32 ``[R, Hkv, n]`` twice, and ``[R, Hkv, n, d]``. For a query that sees no token, ``top`` is below any score
       and both sums are 0.
 
     Example:
@@ -140,24 +150,24 @@ def of_prompt(
     def whole(*shape):
         return pl.BlockSpec((None, None, *shape), lambda i, h, t: (i, h, 0, 0))
 
-    def run(lengths, q, keys, values, interpret=False):
+    def run(lengths, q, keys, values, *first, interpret=False):
         p, k, length = *q.shape[:2], values.shape[2]
+        of_query = [pl.BlockSpec((None, rows), lambda i, h, t: (i, t)) for _ in first]
         return pl.pallas_call(
             functools.partial(_prompt_kernel, **sizes),
             grid=(p, k, tiles),
             in_specs=[pl.BlockSpec((None,), lambda i, h, t: (i,)), tile(columns), whole(columns, length)]
-            + [whole(length, columns)],
+            + [whole(length, columns), *of_query],
             out_specs=[tile(), tile(), tile(columns)],
             out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in [(p, k, n)] * 2 + [(p, k, n, d)]],
             compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
             interpret=interpret,
             name="prompts",
-        )(lengths, q, keys, values)
+        )(lengths, q, keys, values, *first)
 
-    heads = spec(("shard", "kv_heads"), TRAIN)
-    return _on_devices(run, mesh, (spec(("shard",), TRAIN), heads, heads, heads), (heads,) * 3)(
-        lengths, q, keys, values
-    )
+    shards, heads = spec(("shard",), TRAIN), spec(("shard", "kv_heads"), TRAIN)
+    given = (lengths, q, keys, values) if first is None else (lengths, q, keys, values, first)
+    return _on_devices(run, mesh, (shards, heads, heads, heads, shards)[: len(given)], (heads,) * 3)(*given)
 
 
 def _on_devices(run: Callable[..., Any], mesh: Mesh | None, takes: Any, gives: Any) -> Callable[..., Any]:

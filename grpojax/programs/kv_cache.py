@@ -344,6 +344,7 @@ class Seen(NamedTuple):
       counts: ``[R, S]`` int32, number of the slot's tokens, or 0 if the slot is not active. Only a GPU uses it.
       position: [] int32, position of the newest token.
       ring: the ring of these positions.
+      oldest: ``[R, S]`` int32, the first position of its prompt that a slot reads; None if slots read whole prompts.
     """
 
     mask: Array
@@ -351,6 +352,20 @@ class Seen(NamedTuple):
     counts: Array
     position: Scalar
     ring: Ring
+    oldest: Array | None = None
+
+    def within(self, reach: Any, prompt_lengths: Array) -> "Seen":
+        """What is left of it for a layer whose queries see ``reach`` tokens, itself included."""
+        age = (self.position - jnp.arange(self.ring.size)) % self.ring.size
+        return self._replace(
+            mask=self.mask & (age < reach),
+            live=self.live & self.ring.live(self.position, reach),
+            counts=jnp.minimum(self.counts, reach),
+            oldest=prompt_lengths[:, None] + self.counts - reach,
+        )
+
+
+_LOWEST = -1e30  # the score of a prompt's token out of the window; not -inf, since a slot may see none of its prompt
 
 
 def decode_attention(
@@ -368,8 +383,9 @@ def decode_attention(
     if compute.on_gpu:
         from grpojax.programs import decode_attention_gpu  # only here: some builds of jax come without Triton
 
+        first = None if seen.oldest is None else jnp.repeat(seen.oldest, r, 1)
         found = decode_attention_gpu.of_prompt(
-            by_prompt, *prompt, prompt_mask.sum(-1, dtype=jnp.int32), mesh=compute.mesh
+            by_prompt, *prompt, prompt_mask.sum(-1, dtype=jnp.int32), first, mesh=compute.mesh
         )
         (keys,), (values,) = cached.keys, cached.values
         so_far = tuple(x.reshape(p, k, g, r, *x.shape[3:]) for x in found)
@@ -377,6 +393,9 @@ def decode_attention(
         return decode_attention_gpu.attend(*given, block=seen.ring.width, mesh=compute.mesh)
     scores = quantised.scores(by_prompt, prompt[0])
     scores = jnp.where(prompt_mask[:, None, None], scores, -jnp.inf)
+    if seen.oldest is not None:
+        inside = jnp.arange(scores.shape[-1]) >= jnp.repeat(seen.oldest, r, 1)[:, None, :, None]
+        scores = jnp.where(inside, scores, _LOWEST)
     if cached.layer is None:
         return _merged_with_branches(q, cached, scores, prompt[1], seen)
     return _merged_in_a_loop(q, cached, scores, prompt[1], seen, compute.mesh)

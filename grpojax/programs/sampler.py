@@ -27,9 +27,10 @@ from jax.sharding import Mesh
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
 from grpojax.models import quantised
+from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
-from grpojax.models.layers import TransposedKernel, final_norm, rope_tables, rotated_layers, tables_of_layer
+from grpojax.models.layers import LayerKind, TransposedKernel, final_norm, kinds_of_layers, rope_tables, tables_of_layer
 from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs import kv_cache
@@ -338,19 +339,26 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     tables = rope_tables(c, known.lengths[:, None] + slots.count - 1)
     x = dec.embed_tokens(model, slots.token, compute, whole=True)
 
+    def within(kind: LayerKind) -> kv_cache.Seen:
+        """What a layer sees. Where layers are a list, it is known without computing whether one has a window."""
+        if kind.windowed is None or (isinstance(kind.windowed, np.bool_) and not kind.windowed):
+            return seen
+        return seen.within(jnp.where(kind.windowed, c.window, FAR), known.lengths)
+
     def body(x, layer, write):
-        block, prompt, rotated = layer
+        block, prompt, kind = layer
         one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=compute.on_gpu)
-        q, k, v = one.qkv(x, tables_of_layer(tables, rotated))
+        q, k, v = one.qkv(x, tables_of_layer(tables, kind))
         cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
-        o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, seen, compute)
+        o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute)
         return one.finish(x, o.astype(x.dtype))
 
-    layers = constants.blocks, constants.prompt_kv, rotated_layers(c)
+    kinds = kinds_of_layers(c)
+    layers = constants.blocks, constants.prompt_kv, kinds
     if kv_cache.unrolls(compute):
-        blocks, prompt_kv, rotated = layers
-        layers = list(zip(blocks, prompt_kv, [None] * c.num_layers if rotated is None else rotated, strict=True))
+        of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
+        layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
     x, (keys, values) = kv_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
 
     with jax.named_scope("draw"):

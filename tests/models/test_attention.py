@@ -33,18 +33,50 @@ def ragged(*, b=1, k=1, r=2, s=5, l=0, heads=2, kv_heads=1, dim=8, dtype=jnp.flo
     return arrays, segments, prompts, jnp.asarray(np.resize(np.arange(k)[::-1], (b, r)), jnp.int32)
 
 
-def value_and_grads(attend, arrays, segments, lengths, row_prompt):
+def value_and_grads(attend, arrays, segments, lengths, row_prompt, window=None):
     """Outputs where there are tokens, and the gradients of a random weighting of them."""
     there = np.asarray(segments)[..., None, None] > 0
     weight = np.where(there, np.random.default_rng(1).standard_normal(arrays["q"].shape), 0).astype(np.float32)
 
     def run(arrays):
         prefix = att.Prefix(arrays["pk"], arrays["pv"], lengths, row_prompt) if "pk" in arrays else None
-        out = attend(arrays["q"], arrays["k"], arrays["v"], segments, prefix).astype(jnp.float32)
+        out = attend(arrays["q"], arrays["k"], arrays["v"], segments, prefix, window).astype(jnp.float32)
         return (weight * out).sum(), jnp.where(there, out, 0.0)
 
     (_, out), grads = jax.jit(jax.value_and_grad(run, has_aux=True))(arrays)
     return {"out": out} | grads
+
+
+def window_of(segments, size, here=True):
+    """The `Window` of rows: each completion is in one piece."""
+    segments, s = np.asarray(segments), segments.shape[-1]
+    first = (segments[..., :, None] == segments[..., None, :]).argmax(-1)
+    return att.Window(size, jnp.asarray(here), jnp.asarray(np.arange(s) - first, jnp.int32))
+
+
+WINDOWS = [(3, True), (9, True), (3, False)]  # sizes, and whether the layer has one
+
+
+@pytest.mark.parametrize(("size", "here"), WINDOWS)
+@pytest.mark.parametrize("prompt", [0, 5])
+def test_a_window_hides_all_but_the_newest_tokens(size, here, prompt):
+    """Against a loop over queries; completions share rows, and a prompt is shorter than the others."""
+    arrays, segments, lengths, row_prompt = packed(b=2, r=3, s=7, l=prompt, k=2, heads=2, kv_heads=2)
+    window = window_of(segments, size, here)
+    prefix = att.Prefix(arrays["pk"], arrays["pv"], lengths, row_prompt) if prompt else None
+    got = jax.jit(att.xla)(arrays["q"], arrays["k"], arrays["v"], segments, prefix, window)
+    for b, r, s, h in np.ndindex(2, 3, 7, 2):
+        if not segments[b, r, s]:
+            continue
+        own = [t for t in range(s + 1) if segments[b, r, t] == segments[b, r, s]]
+        k, v = ([arrays[name][b, r, t, h] for t in own] for name in "kv")
+        if prompt:
+            at, n = row_prompt[b, r], lengths[b, row_prompt[b, r]]
+            k = [*arrays["pk"][b, at, :n, h], *k]
+            v = [*arrays["pv"][b, at, :n, h], *v]
+        k, v = (np.stack(x[-size:] if here else x) for x in (k, v))
+        w = np.exp(k @ np.asarray(arrays["q"][b, r, s, h]) * 8**-0.5)
+        np.testing.assert_allclose(got[b, r, s, h], w / w.sum() @ v, atol=2e-6)
 
 
 def assert_same(got, want, atol):
@@ -71,11 +103,29 @@ def test_splash_equals_xla(shape):
     assert_same(value_and_grads(splash(), *case), value_and_grads(att.xla, *case), 2e-5)
 
 
+@pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("prompt", [0, 3])
-def test_splash_on_a_mesh_equals_xla(prompt):
+def test_splash_on_a_mesh_equals_xla(prompt, window):
     mesh = sharding.make_mesh(sharding.MeshConfig(data=2, fsdp=2, tensor=2))
     case = ragged(b=4, r=2, s=6, l=prompt, heads=4, kv_heads=2)
+    case = *case, window and window_of(case[1], window)
     assert_same(value_and_grads(splash(mesh=mesh), *case), value_and_grads(att.xla, *case), 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "here"),
+    [
+        (dict(r=4, s=7, heads=4, kv_heads=2), 3, True),
+        (dict(r=4, s=7, l=5, k=2, heads=4, kv_heads=2), 4, True),
+        (dict(r=4, s=7, l=5, k=2, heads=4, kv_heads=2), 4, False),
+        (dict(r=3, s=530, l=300, k=2, heads=2, kv_heads=2), 40, True),
+    ],
+    ids=["no prompt", "prompt", "none here", "more than a block"],
+)
+def test_splash_sees_as_far_as_xla(shape, size, here):
+    case = ragged(**shape)
+    case = *case, window_of(case[1], size, here)
+    assert_same(value_and_grads(splash(), *case), value_and_grads(att.xla, *case), 3e-5)
 
 
 def test_splash_refuses_two_completions_in_a_row():
@@ -85,9 +135,10 @@ def test_splash_refuses_two_completions_in_a_row():
     assert np.isfinite(out[0, 0]).all() and np.isnan(out[0, 1]).all()
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("attend", [splash(), att.xla], ids=["splash", "xla"])
-def test_completions_taken_apart_equal_packed_rows(attend):
-    """Two prompts in a shard; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding."""
+def test_completions_taken_apart_equal_packed_rows(attend, window):
+    """Two prompts in a shard; rows of 3 + 2, 1 + 4 and 5 tokens; a completion without tokens; padding; windows."""
     arrays, _, lengths, _ = ragged(b=2, k=2, r=3, s=6, l=5, heads=4, kv_heads=2)
     row = [[1, 1, 1, 2, 2, 0], [1, 2, 2, 2, 2, 0], [1, 1, 1, 1, 1, 0]]
     segments, row_prompt = np.array([row, row[::-1]], np.int32), np.array([[0, 1, 1], [1, 0, 0]], np.int32)
@@ -97,7 +148,7 @@ def test_completions_taken_apart_equal_packed_rows(attend):
         for c, (r, n) in enumerate(wholes):
             at = np.flatnonzero(segments[b, r] == n)
             gather[b, c, : len(at)] = 6 * r + at
-    case = arrays, segments, lengths, row_prompt
+    case = arrays, segments, lengths, row_prompt, window and window_of(segments, window)
     prompts = np.broadcast_to(row_prompt[..., None], segments.shape)
     expected = value_and_grads(att.xla, *case)
     assert_same(value_and_grads(att.by_completion(attend, [jnp.asarray(gather)], prompts), *case), expected, 2e-5)
@@ -107,9 +158,9 @@ def test_completions_taken_apart_equal_packed_rows(attend):
 
     prompts = np.where(segments == 1, prompts, 1 - prompts)  # the second completion of a row after another prompt
 
-    def of_either(q, k, v, segments, prefix):
+    def of_either(q, k, v, segments, prefix, window):
         zero, one = (
-            att.xla(q, k, v, segments, prefix._replace(row_prompt=np.full_like(row_prompt, n))) for n in (0, 1)
+            att.xla(q, k, v, segments, prefix._replace(row_prompt=np.full_like(row_prompt, n)), window) for n in (0, 1)
         )
         return jnp.where(prompts[..., None, None] == 0, zero, one)
 
@@ -126,6 +177,7 @@ def packed(**kw):
     return arrays, segments, *rest
 
 
+@pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize(
     ("shape", "room", "cut"),
     [
@@ -135,12 +187,13 @@ def packed(**kw):
     ],
     ids=["queries", "all at once", "two rows"],
 )
-def test_blocked_equals_xla(shape, room, cut, monkeypatch):
+def test_blocked_equals_xla(shape, room, cut, window, monkeypatch):
     """Some queries of a row, whole rows, all there are: completions share rows, and rows share prompts."""
     keys = shape["s"] + shape.get("l", 0)
     monkeypatch.setattr(blocked_attention, "_SCORES_BYTES", room * 4 * shape["heads"] * keys)
     assert blocked_attention._cut(shape["r"], shape["s"], shape["heads"], keys) == cut
     case = packed(**shape)
+    case = *case, window and window_of(case[1], window)
     assert_same(value_and_grads(att.blocked, *case), value_and_grads(att.xla, *case), 2e-5)
 
 
@@ -187,14 +240,15 @@ def test_cudnn_lowers_for_cuda(s, prompt, monkeypatch):
     assert "__cudnn$fmhaScaleBiasSoftmax(" in text and "__cudnn$fmhaScaleBiasSoftmaxBackward(" in text
 
 
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("prompt", [0, 5])
-def test_cudnn_is_given_the_mask_of_xla(prompt, monkeypatch):
+def test_cudnn_is_given_the_mask_of_xla(prompt, window, monkeypatch):
     """The same call with the kernel exchanged for plain jax, on rows that hold several completions."""
     plain = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *a, implementation, **kw: plain(*a, **kw))
     arrays, segments, *rest = ragged(r=4, s=7, l=prompt, k=2, heads=4, kv_heads=2)
     segments[0, 0] = [1, 1, 2, 2, 2, 3, 0]
-    case = arrays, segments, *rest
+    case = arrays, segments, *rest, window and window_of(segments, window)
     assert_same(value_and_grads(att.cudnn, *case), value_and_grads(att.xla, *case), 2e-5)
 
 

@@ -26,6 +26,8 @@ from grpojax.types import PerToken, TrainBatch
         "smollm3",
         "granite",
         "olmo2",
+        "windows",
+        "gemma3_text",
     ],
 )
 def test_value_and_gradient_equal_the_plain_forward(family):

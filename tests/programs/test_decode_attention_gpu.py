@@ -10,8 +10,12 @@ from grpojax.models import Compute, sharding
 from grpojax.programs import kv_cache
 from grpojax.programs.kv_cache import Ring, Seen
 
+RING = Ring(4, 16)
 
-def case(*, p=3, g=5, k=2, r=7, d=64, length=11, ring=Ring(4, 16), position=37, counts=None, dtype=jnp.float32, seed=0):  # noqa: B008
+
+def case(
+    *, p=3, g=5, k=2, r=7, d=64, length=11, ring=RING, position=37, counts=None, window=None, dtype=jnp.float32, seed=0
+):
     """Random queries, caches and prompts; slots of ``counts`` tokens, and NaN wherever nothing is to be read."""
     rng = np.random.default_rng(seed)
 
@@ -28,6 +32,8 @@ def case(*, p=3, g=5, k=2, r=7, d=64, length=11, ring=Ring(4, 16), position=37, 
     unread = ~prompt_mask[:, None, None]
     prompt = [jnp.asarray(np.where(x, np.nan, y), dtype) for x, y in zip((unread, unread.mT), prompt, strict=True)]
     seen = Seen(jnp.asarray(mask), jnp.array(True), jnp.asarray(counts, jnp.int32), jnp.int32(position), ring)
+    if window is not None:
+        seen = seen.within(window, jnp.asarray(prompt_mask.sum(1), jnp.int32))
     return jnp.asarray(q, dtype), caches, prompt, jnp.asarray(prompt_mask), seen
 
 
@@ -38,6 +44,8 @@ def by_hand(q, caches, prompt, prompt_mask, seen):
     out = np.zeros(q.shape)
     for i, j, head, of in np.ndindex(q.shape[:4]):
         before, mine = np.asarray(prompt_mask[i]), np.asarray(seen.mask[i, j])
+        if seen.oldest is not None:
+            before = before & (np.arange(len(before)) >= seen.oldest[i, j])
         kk = np.concatenate([prompt_keys[i, head].T[before], keys[i, j, head][mine]])
         vv = np.concatenate([prompt_values[i, head][before], values[i, j, head][mine]])
         s = kk @ q[i, j, head, of] * q.shape[-1] ** -0.5
@@ -64,8 +72,15 @@ def attended(given, mesh=None):
         {"d": 8, "r": 17, "k": 1, "ring": Ring(1, 32), "position": 31},
         {"d": 128, "r": 3, "p": 2, "ring": Ring(2, 128)},  # wider than what is read at a time
         {"length": 150, "g": 11, "d": 24},  # queries of two tiles, prompts of up to three blocks
+        {
+            "window": 20,
+            "position": 5,
+            "counts": [[0, 1, 19, 20, 60]],
+        },  # all of a prompt to none
+        {"window": 30, "length": 150, "g": 11, "d": 24, "counts": 7},  # blocks before the windows are left out
     ],
-    ids=["ragged", "full", "few", "around", "odd head", "many queries", "parts of blocks", "prompts"],
+    ids=["ragged", "full", "few", "around", "odd head", "many queries", "parts of blocks", "prompts"]
+    + ["window", "window of prompts"],
 )
 def test_a_slot_reads_its_prompt_and_its_own_tokens(cells):
     given = case(**cells)

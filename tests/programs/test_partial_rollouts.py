@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from plain_decoder import BASE, random_decoder, some_prompts
+from plain_decoder import BASE, FAMILIES, random_decoder, some_prompts
 from short_blocks import blocks_of
 
 from grpojax.host.errors import UserError
@@ -92,6 +92,12 @@ def test_samples_are_those_of_one_rollout_wherever_it_is_broken_off(decoder, com
     plain count of tokens says."""
     with blocks_of(block):
         check(decoder, some_prompts(), CONFIG, left=left, compute=compute)
+
+
+@pytest.mark.parametrize("compute", [Compute(), TPU], ids=["cpu", "tpu"])
+def test_windows_go_on_where_they_were(compute):
+    with blocks_of(4):
+        check(random_decoder(FAMILIES["windows"], seed=3), some_prompts(), CONFIG, left=10, compute=compute, count=4)
 
 
 def test_log_probs_of_what_went_on_are_the_trainers(decoder):

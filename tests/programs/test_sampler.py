@@ -33,7 +33,7 @@ def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute(), block=No
     return jax.tree.map(np.asarray, rollout)
 
 
-BLOCKS = ["smollm3", "granite", "olmo2"]  # families whose layers differ from those of Qwen and Llama
+BLOCKS = ["smollm3", "granite", "olmo2", "gemma3_text"]  # families whose layers differ from those of Qwen and Llama
 CONFIG = SamplerConfig(group=5, max_tokens=11)
 
 
@@ -88,6 +88,20 @@ def test_a_kernel_draws_the_same(decoder, slots, block):
     np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("of", "slots", "block"),
+    [(Compute(), 2, 4), (TPU, 2, 4), (TPU, 5, None), pytest.param(GPU, 2, None, marks=pytest.mark.slow)],
+    ids=["blocks", "loop over blocks", "loop", "kernel"],
+)
+def test_a_window_slides_from_a_prompt_over_its_samples(of, slots, block):
+    """Windows of 5 tokens, prompts of up to 7 and samples of up to 19; against one block and slots of their own."""
+    windows, long = random_decoder(FAMILIES["windows"]), dataclasses.replace(CONFIG, max_tokens=19)
+    want = run(windows, some_prompts(), long)
+    got = run(windows, some_prompts(), dataclasses.replace(long, decode_slots=slots), compute=of, block=block)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.logps, want.logps, atol=1e-5)
+
+
 def test_draws_do_not_depend_on_prompt_order_and_do_on_step_and_uid(decoder):
     prompts = some_prompts()
     want = run(decoder, prompts, CONFIG)
@@ -116,15 +130,23 @@ def test_a_group_split_over_shards_draws_the_same_samples(decoder):
 @pytest.mark.in_ci("both")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sizes", "of"),
-    [((8, 1, 1), Compute()), ((1, 8, 1), TPU), ((2, 2, 2), Compute()), ((2, 2, 2), GPU)],
-    ids=["shards", "tpu", "both", "gpu"],
+    ("sizes", "of", "family"),
+    [
+        ((8, 1, 1), Compute(), "qwen2"),
+        ((1, 8, 1), TPU, "qwen2"),
+        ((2, 2, 2), Compute(), "qwen2"),
+        ((2, 2, 2), GPU, "qwen2"),
+        ((2, 2, 2), TPU, "windows"),
+        ((2, 2, 2), GPU, "windows"),
+        ((2, 2, 2), Compute(), "gemma3_text"),
+    ],
+    ids=["shards", "tpu", "both", "gpu", "windows", "windows, gpu", "gemma3"],
 )
-def test_draws_do_not_depend_on_the_mesh(sizes, of):
+def test_draws_do_not_depend_on_the_mesh(sizes, of, family):
     """A mesh of the sampler is also in ``test_unused_rows.py``, in fewer seconds."""
     prompts = some_prompts(8)
     mesh = sharding.make_mesh(sharding.MeshConfig(data=sizes[0], fsdp=sizes[1], tensor=sizes[2]))
-    config = dataclasses.replace(BASE, vocab_size=56)  # a vocabulary that divides
+    config = dataclasses.replace(FAMILIES[family], vocab_size=56)  # a vocabulary that divides
     graph, params = random_decoder(config)
     want = run((graph, params), prompts, CONFIG)
     placed = jax.device_put(params, shardings(params, mesh))
@@ -181,7 +203,9 @@ def test_greedy_ignores_the_key(decoder):
     np.testing.assert_array_equal(out.tokens[:, 1], out.tokens[:, 0])
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral-tied", "smollm3", "granite", "phi3", "olmo2"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "mistral-tied", "smollm3", "granite", "phi3", "olmo2", "gemma3", "mistral-window", "qwen3-window"]
+)
 def test_greedy_equals_transformers(tmp_path, name):
     from with_torch import torch
 

@@ -1,5 +1,6 @@
 """The figures of `grpojax bench`."""
 
+import dataclasses
 import json
 import types
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpojax.models import DecoderConfig, hf
-from grpojax.models.flops import forward_flops
+from grpojax.models.flops import decode_bytes, forward_flops, layer_weights
 from grpojax.run import recipe as recipes
 from grpojax.tools import benchmark, cli
 
@@ -22,6 +23,21 @@ def test_flops_are_counted_on_tokens_in_use():
     weights = 2 * (4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8)
     want = 2 * (6 * weights + 2 * 19 * 4 * 2 + 3 * 11 * 4)
     assert forward_flops(c, [3], [[1, 2]]) == want
+    # In one of the layers a token sees two: keys 1 + 2 + 2, 2 and 2 + 2 for the other's 6, 1 + 3 and 3 + 6.
+    windows = dataclasses.replace(c, window=2, windowed_layers=(1,))
+    assert forward_flops(windows, [3], [[1, 2]]) == want - 2 * (19 - 11) * 4 * 2
+
+
+def test_windowed_layers_read_fewer_blocks_of_the_cache():
+    c = DecoderConfig(
+        family="llama", vocab_size=11, hidden_size=4, intermediate_size=8, num_layers=3, num_heads=2, num_kv_heads=1,
+        head_dim=2, rope_theta=1e4, window=6, windowed_layers=(0, 2),
+    )  # fmt: skip
+    weights = 2 * (3 * layer_weights(c) + 11 * 4)
+    token = 2 * 2 * 2  # bytes of a key and a value in a layer
+    # Prompts of 5 tokens; of 17 tokens a slot reads 5 blocks of 4 in one layer, and 2 in the others.
+    want = weights + 7 * (3 * 5 + 3 * (20 + 2 * 8)) * token
+    assert decode_bytes(c, 5, 17, prompts=7, slots=3, block=4) == want
 
 
 class FakeTrainer:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -32,11 +32,15 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "granite",
     "Phi3ForCausalLM": "phi3",
     "Olmo2ForCausalLM": "olmo2",
+    "Gemma3ForCausalLM": "gemma3_text",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 _MIXTURES = ("qwen2_moe", "qwen3_moe")
 _WINDOWED = ("mistral", "phi3")  # every layer has a window, unless sliding_window is null; none has a bias
+_PARTLY_WINDOWED = ("qwen2", "qwen3")  # the last layers may have one
+_ALTERNATING = {"gemma3_text": 6}  # all but each so many-th have one
+_KINDS = ("full_attention", "sliding_attention")  # of layers, in layer_types
 _MLP_BIAS = ("llama", "smollm3", "granite")  # whose config.json has a field for it
 
 # What transformers takes where a field is missing; of key-value heads None stands for as many as there are heads.
@@ -47,12 +51,28 @@ _KV_HEADS = {
     "phi3": None,
     "mistral": 8,
     "smollm3": 4,
+    "gemma3_text": 4,
     "qwen2_moe": 16,
     "qwen3_moe": 4,
 }
-_THETA = {"smollm3": 2e6}
+_THETA = {"smollm3": 2e6, "gemma3_text": 1e6}
+_WINDOW_THETA = {"gemma3_text": 1e4}  # families whose windowed layers have rotary positions of their own
 _EPS = {"olmo2": 1e-5, "phi3": 1e-5}
 _POSITIONS = {"llama": 2048, "granite": 2048, "olmo2": 2048, "phi3": 4096, "mistral": 131072}
+_POSITIONS["gemma3_text"] = 131072
+_TIED = ("smollm3", "gemma3_text")  # where tie_word_embeddings is missing
+_HEAD_DIM = {"qwen3": 128, "gemma3_text": 256}  # where head_dim is missing; elsewhere hidden_size over heads
+
+# Of an MLP's gate: our name -> theirs, and other names for it.
+_ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh",)}
+
+# In what all models of a family differ from Llama.
+_TRAITS: dict[str, dict[str, Any]] = {
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "olmo2": {"wide_qk_norm": True, "norms_before": False, "norms_after": True},
+    "gemma3_text": {"qk_norm": True, "norms_after": True, "norms_add_one": True, "activation": "gelu_tanh"},
+}
 
 # Granite's multipliers: a field of ours -> theirs, each 1 where it is missing.
 _MULTIPLIERS = {
@@ -133,14 +153,16 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
             f"{where}: num_attention_heads={heads} does not divide by num_key_value_heads={kv_heads}{why}; correct it"
         )
     head_dim = _head_dim(fields, family, hidden, heads)
-    if fields.get("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
-        fields.refuse("hidden_act", "not supported; supported: 'silu'")
+    traits = _TRAITS.get(family, {})
+    names = _ACTIVATIONS[traits.get("activation", "silu")]
+    if fields.get(_activation_key(family), names[0]) not in names:
+        fields.refuse(_activation_key(family), f"not supported; supported: {names[0]!r}")
     positions = fields.whole("max_position_embeddings", missing=_POSITIONS.get(family, 32768))
-    _check_attention(fields, family, layers, positions)
+    window, windowed = _windows(fields, family, layers, positions)
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
-    theta, scaling = _rope(fields, positions, family)
+    theta, scaling, window_theta = _ropes(fields, positions, family)
     if family.startswith("qwen2"):  # Qwen 2 has no field for it, its mixtures one of their own
         attention_bias, qkv_bias = False, family == "qwen2" or "qkv_bias" not in raw or fields.flag("qkv_bias")
     elif family in _WINDOWED:
@@ -159,15 +181,16 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=_EPS.get(family, 1e-6)),
-        tie_embeddings=fields.flag("tie_word_embeddings") or (family == "smollm3" and "tie_word_embeddings" not in raw),
+        tie_embeddings=fields.flag("tie_word_embeddings") or (family in _TIED and "tie_word_embeddings" not in raw),
         qkv_bias=qkv_bias,
         out_bias=attention_bias,
         mlp_bias=family in _MLP_BIAS and fields.flag("mlp_bias"),
-        qk_norm=family.startswith("qwen3"),
-        wide_qk_norm=family == "olmo2",
-        norms_after=family == "olmo2",
         max_positions=positions,
-        **_multipliers(fields, family),
+        window=window,
+        windowed_layers=windowed,
+        window_theta=window_theta if windowed else None,
+        **traits,
+        **_multipliers(fields, family, hidden, head_dim),
         unrotated_layers=_unrotated(fields, layers) if family == "smollm3" else (),
         experts=_experts(fields, family) if family in _MIXTURES else None,
     )
@@ -266,7 +289,18 @@ def _experts(fields: _Fields, family: str) -> Experts:
     )
 
 
-def _multipliers(fields: _Fields, family: str) -> dict[str, Any]:
+def _activation_key(family: str) -> str:
+    return "hidden_activation" if family.startswith("gemma") else "hidden_act"
+
+
+def _multipliers(fields: _Fields, family: str, hidden: int, head_dim: int) -> dict[str, Any]:
+    if family == "gemma3_text":
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if fields.raw.get(key) is not None:
+                fields.refuse(key, "not supported; supported: null")
+        scalar = fields.whole("query_pre_attn_scalar", missing=256)
+        attention = None if scalar == head_dim else scalar**-0.5
+        return {"embedding_multiplier": hidden**0.5, "attention_multiplier": attention}
     if family != "granite":
         return {}
     return {ours: fields.number(theirs, "(0, inf)", missing=1.0) for ours, theirs in _MULTIPLIERS.items()}
@@ -287,14 +321,14 @@ def _unrotated(fields: _Fields, layers: int) -> tuple[int, ...]:
 
 
 def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
-    """Given, or by default 128 in Qwen 3 and hidden_size over the number of heads elsewhere."""
+    """Given, or by default of a fixed size in some families and hidden_size over the number of heads elsewhere."""
     given = fields.raw.get("head_dim") is not None
-    if hidden % heads and (family == "llama" or (family == "qwen2" and not given)):
+    if hidden % heads and (family in ("llama", "gemma3_text") or (family == "qwen2" and not given)):
         raise UserError(
             f"{fields.where}: hidden_size={hidden} does not divide by num_attention_heads={heads}; correct it"
         )
-    if family == "qwen3":
-        size = fields.whole("head_dim", missing=128)
+    if family in _HEAD_DIM:
+        size = fields.whole("head_dim", missing=_HEAD_DIM[family])
     else:
         size = fields.whole("head_dim", missing=hidden // heads, null=hidden // heads)
     if size % 2:
@@ -302,33 +336,86 @@ def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
     return size
 
 
-def _check_attention(fields: _Fields, family: str, layers: int, positions: int) -> None:
-    """Raises `UserError` unless every layer attends to all tokens before, each layer as the others."""
+def _windows(fields: _Fields, family: str, layers: int, positions: int) -> tuple[int, tuple[int, ...]]:
+    """The window and the layers that have it, or 0 and none; raises `UserError` for kinds of layers that are not
+    supported. A window over all positions is none, where it makes no other difference."""
     if fields.raw.get("per_layer_config"):
         fields.refuse("per_layer_config", "layers that differ are not supported")
-    windows, types = fields.flag("use_sliding_window"), fields.raw.get("layer_types")
-    if types is not None:
-        if types != ["full_attention"] * layers:
-            fields.refuse("layer_types", f"not supported; supported: 'full_attention' in each of the {layers} layers")
-        if family not in ("qwen3_moe", *_WINDOWED):  # which ignore them
-            return
+    if fields.flag("use_bidirectional_attention"):
+        fields.refuse("use_bidirectional_attention", "not supported; supported: false")
+    types, kinds = fields.raw.get("layer_types"), _KINDS if _may_have_windows(family) else _KINDS[:1]
+    if types is not None and not (
+        isinstance(types, list) and len(types) == layers and all(kind in kinds for kind in types)
+    ):
+        supported = " or ".join(map(repr, kinds))
+        fields.refuse("layer_types", f"not supported; supported: {supported} in each of the {layers} layers")
     if family in _WINDOWED:
+        if types is not None and len(set(types)) > 1:
+            fields.refuse("layer_types", "layers of one kind are supported in this family; correct it")
         usual = 4096 if family == "mistral" else positions
-        if (window := fields.whole("sliding_window", missing=usual, null=positions)) < positions:
-            raise UserError(
-                f"{fields.where}: sliding_window={window}: a window under max_position_embeddings={positions} is not "
-                f"supported;\nset it to null where no text is longer than {window} tokens, which gives the same"
-            )
-        return
-    if not windows or fields.raw.get("sliding_window", 4096) is None:
-        return
+        window, which = fields.whole("sliding_window", missing=usual, null=positions), range(layers)
+    elif family in _ALTERNATING:
+        window, which = fields.whole("sliding_window", missing=4096), _alternating(fields, family, types, layers)
+    else:
+        window, which = _last_windows(fields, family, types, layers)
+    if not which or (window >= positions and family not in _WINDOW_THETA):
+        return 0, ()
+    return window, tuple(which)
+
+
+def _may_have_windows(family: str) -> bool:
+    return family in (*_WINDOWED, *_PARTLY_WINDOWED, *_ALTERNATING)
+
+
+def _of_types(types: list[str]) -> list[int]:
+    """The layers with a window."""
+    return [i for i, kind in enumerate(types) if kind == _KINDS[1]]
+
+
+def _alternating(fields: _Fields, family: str, types: list[str] | None, layers: int) -> list[int]:
+    """The layers with a window in a family where all but each so many-th have one."""
+    if types is not None:
+        return _of_types(types)
+    every = fields.whole("sliding_window_pattern", missing=_ALTERNATING[family])
+    return [i for i in range(layers) if (i + 1) % every]
+
+
+def _last_windows(fields: _Fields, family: str, types: list[str] | None, layers: int) -> tuple[int, Sequence[int]]:
+    """The window and its layers in a family where use_sliding_window says whether the last layers have one."""
+    if not fields.flag("use_sliding_window") or fields.raw.get("sliding_window", 4096) is None:
+        if types is not None and _of_types(types):
+            fields.refuse("layer_types", "layers with a window need use_sliding_window: true and sliding_window")
+        return 0, ()
+    if types is not None and family != "qwen3_moe":  # which ignores them
+        return fields.whole("sliding_window", missing=4096) if _of_types(types) else 0, _of_types(types)
     window, first = fields.whole("sliding_window", missing=4096), fields.get("max_window_layers", 28)
-    if type(first) is not int or first < layers or family in (*_MIXTURES, "smollm3"):  # whose first layers may have one
+    if type(first) is not int:
+        fields.refuse("max_window_layers", "must be a whole number")
+    if family not in _PARTLY_WINDOWED and (first < layers or family in (*_MIXTURES, "smollm3")):
         fields.refuse(
             "use_sliding_window",
-            f"layers with a window (sliding_window={window}, max_window_layers={_shown(first)}) are not supported;"
-            f"\nset it to false where no text is longer than {window} tokens, which gives the same",
+            f"layers with a window (sliding_window={window}, max_window_layers={_shown(first)}) are not supported in "
+            f"this family;\nset it to false where no text is longer than {window} tokens, which gives the same",
         )
+    return window, range(max(first, 0), layers)
+
+
+def _ropes(fields: _Fields, positions: int, family: str) -> tuple[float, RopeScaling | None, float | None]:
+    """Base and stretching of the rotary positions, and the base of windowed layers in families where that differs."""
+    if family not in _WINDOW_THETA:
+        return *_rope(fields, positions, family), None
+    given = fields.raw.get("rope_parameters")
+    given = {} if given is None else given
+    if not isinstance(given, dict) or set(given) - set(_KINDS):
+        fields.refuse("rope_parameters", f"must have {' and '.join(map(repr, _KINDS))}, or be null")
+    full, windowed = (given.get(kind) for kind in _KINDS)
+    theta, scaling = _rope(_Fields({**fields.raw, "rope_parameters": full}, fields.where), positions, family)
+    above = fields.raw.get("rope_local_base_freq", _WINDOW_THETA[family])
+    own = {"rope_theta": above, "rope_scaling": None, "rope_parameters": windowed}
+    window_theta, window_scaling = _rope(_Fields({**fields.raw, **own}, fields.where), positions, family)
+    if window_scaling is not None:
+        fields.refuse("rope_parameters", "a scaling of 'sliding_attention' is not supported; supported: 'default'")
+    return theta, scaling, window_theta
 
 
 def _rope(fields: _Fields, positions: int, family: str) -> tuple[float, RopeScaling | None]:
@@ -475,26 +562,26 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "hidden_act": "silu",
+        _activation_key(config.family): _ACTIVATIONS[config.activation][0],
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": rope if config.rope_scaling else None,
-        "rope_parameters": rope | {"rope_theta": config.rope_theta},
+        "rope_parameters": _rope_parameters(config),
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": dtype,
         "dtype": dtype,
     }
-    if raw.get("layer_types") is not None:  # of the source, which may have more layers
-        raw["layer_types"] = ["full_attention"] * config.num_layers
     if config.family == "qwen2_moe":
         raw["qkv_bias"] = config.qkv_bias
-    elif config.family in _WINDOWED:
-        raw["sliding_window"] = None
-    elif config.family != "qwen2":
+    elif config.family not in ("qwen2", *_WINDOWED):
         raw["attention_bias"] = config.qkv_bias
+    raw |= _windows_to_hf(config, raw)
     if config.family in _MLP_BIAS:
         raw["mlp_bias"] = config.mlp_bias
+    if config.family == "gemma3_text":
+        multiplier = config.attention_multiplier
+        raw["query_pre_attn_scalar"] = config.head_dim if multiplier is None else round(multiplier**-2)
     if config.family == "granite":
         raw |= {theirs: getattr(config, ours) for ours, theirs in _MULTIPLIERS.items()}
     if config.family == "smollm3":
@@ -506,6 +593,31 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         lost = [f for f, value in vars(config).items() if getattr(read, f) != value]
         raise UserError(f"a {config.family} config.json cannot express this model's {', '.join(lost)}")
     return raw
+
+
+def _rope_parameters(config: DecoderConfig) -> dict[str, Any]:
+    full = _rope_to_hf(config.rope_scaling) | {"rope_theta": config.rope_theta}
+    if config.family not in _WINDOW_THETA:
+        return full
+    windowed = {"rope_type": "default", "rope_theta": config.window_theta or _WINDOW_THETA[config.family]}
+    return dict(zip(_KINDS, (full, windowed), strict=True))
+
+
+def _windows_to_hf(config: DecoderConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say which layers have a window, on top of ``raw``."""
+    of_layer = [_KINDS[i in config.windowed_layers] for i in range(config.num_layers)]
+    fields: dict[str, Any] = {}
+    if config.windowed_layers or raw.get("layer_types") is not None:  # of the source, which may have more layers
+        fields["layer_types"] = of_layer
+    if config.family in _WINDOWED:
+        fields["sliding_window"] = config.window or None
+    elif config.family in _ALTERNATING:
+        fields |= {"layer_types": of_layer, "sliding_window": config.window or raw.get("sliding_window", 4096)}
+        fields["rope_local_base_freq"] = config.window_theta or _WINDOW_THETA[config.family]
+    elif config.windowed_layers:
+        fields |= {"use_sliding_window": True, "sliding_window": config.window}
+        fields["max_window_layers"] = min(config.windowed_layers)
+    return fields
 
 
 def _experts_to_hf(family: str, experts: Experts) -> dict[str, Any]:

@@ -85,6 +85,21 @@ CONFIGS = {
         rope_theta=3e5, use_sliding_window=False, sliding_window=None, max_window_layers=3, decoder_sparse_step=1,
         mlp_only_layers=[], num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18, norm_topk_prob=True,
     ),
+    "gemma3_text": dict(
+        SIZES, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", head_dim=10, attention_bias=False,
+        hidden_activation="gelu_pytorch_tanh", attn_logit_softcapping=None, final_logit_softcapping=None,
+        cache_implementation="hybrid", query_pre_attn_scalar=14, sliding_window=96, sliding_window_pattern=2,
+        rope_theta=1000000, rope_local_base_freq=10000, rope_scaling={"rope_type": "linear", "factor": 8.0},
+    ),
+    "gemma3_text 5": dict(
+        SIZES, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", head_dim=10, tie_word_embeddings=True,
+        layer_types=["sliding_attention", "full_attention", "full_attention"], query_pre_attn_scalar=10,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 3e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+        use_bidirectional_attention=False, sliding_window=700, _sliding_window_pattern=6,
+    ),
     "qwen2_moe": dict(
         SIZES, architectures=["Qwen2MoeForCausalLM"], model_type="qwen2_moe", rope_theta=3e5, decoder_sparse_step=1,
         mlp_only_layers=None, num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18, norm_topk_prob=False,
@@ -102,6 +117,7 @@ CLASSES = {
     "phi3": transformers.Phi3Config,
     "granite": transformers.GraniteConfig,
     "smollm3": transformers.SmolLM3Config,
+    "gemma3_text": transformers.Gemma3TextConfig,
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
 }
@@ -112,14 +128,14 @@ def changed(name: str, changes: dict) -> dict:
     return {key: value for key, value in raw.items() if value is not GONE}
 
 
-def their_scaling(c) -> RopeScaling | None:
-    rope = c.rope_parameters
+def their_scaling(c, rope) -> RopeScaling | None:
     if (rope["rope_type"], rope.get("factor", 1)) in [("default", 1), ("linear", 1)]:
         return None
     if rope["rope_type"] == "linear":
         return LinearScaling(factor=rope["factor"])
     if rope["rope_type"] == "yarn":
-        _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](c, "cpu")
+        of_kind = {"layer_type": "full_attention"} if c.model_type == "gemma3_text" else {}
+        _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](c, "cpu", **of_kind)
         return YarnScaling(
             factor=rope["factor"],
             original_positions=rope["original_max_position_embeddings"],
@@ -140,15 +156,23 @@ def their_scaling(c) -> RopeScaling | None:
 def their_config(raw: dict) -> DecoderConfig:
     """The numbers that the forward of transformers takes from a config."""
     c = CLASSES[raw["model_type"]].from_dict(copy.deepcopy(raw))
-    family, rope = c.model_type, c.rope_parameters
-    assert c.hidden_act in ("silu", "swish")
+    family, rope, window_theta = c.model_type, c.rope_parameters, None
+    if gemma := family == "gemma3_text":
+        rope, local = rope["full_attention"], rope["sliding_attention"]
+        assert local["rope_type"] == "default" and c.attn_logit_softcapping is c.final_logit_softcapping is None
+        window_theta = local["rope_theta"]
+    assert c.hidden_activation == "gelu_pytorch_tanh" if gemma else c.hidden_act in ("silu", "swish")
     assert rope.get("partial_rotary_factor") in (None, 1)
+    windowed = []
     if family == "qwen3_moe":
         assert c.sliding_window is None
     elif family in ("mistral", "phi3"):
-        assert c.sliding_window is None or c.sliding_window >= c.max_position_embeddings
-    else:
-        assert family in ("llama", "granite", "olmo2") or set(c.layer_types) == {"full_attention"}
+        windowed = [] if c.sliding_window is None else range(c.num_hidden_layers)
+    elif family not in ("llama", "granite", "olmo2"):
+        windowed = [i for i, kind in enumerate(c.layer_types) if kind == "sliding_attention"]
+        assert family in ("qwen2", "qwen3", "gemma3_text") or not windowed
+    if windowed and not gemma and c.sliding_window >= c.max_position_embeddings:
+        windowed = []
     biased = family not in ("qwen2", "qwen2_moe", "mistral", "phi3") and c.attention_bias
     experts = None
     if family.endswith("_moe"):
@@ -168,6 +192,11 @@ def their_config(raw: dict) -> DecoderConfig:
             residual_multiplier=c.residual_multiplier,
             logits_divisor=c.logits_scaling,
         )
+    if gemma:
+        multipliers = dict(
+            embedding_multiplier=c.hidden_size**0.5,
+            attention_multiplier=None if c.query_pre_attn_scalar == c.head_dim else c.query_pre_attn_scalar**-0.5,
+        )
     return DecoderConfig(
         family=family,
         vocab_size=c.vocab_size,
@@ -178,15 +207,21 @@ def their_config(raw: dict) -> DecoderConfig:
         num_kv_heads=c.num_key_value_heads,
         head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
         rope_theta=rope["rope_theta"],
-        rope_scaling=their_scaling(c),
+        rope_scaling=their_scaling(c, rope),
         norm_eps=c.rms_norm_eps,
         tie_embeddings=c.tie_word_embeddings,
         qkv_bias=family == "qwen2" or biased or (family == "qwen2_moe" and c.qkv_bias),
         out_bias=biased,
         mlp_bias=family in ("llama", "smollm3", "granite") and c.mlp_bias,
-        qk_norm=family.startswith("qwen3"),
+        qk_norm=gemma or family.startswith("qwen3"),
         wide_qk_norm=family == "olmo2",
-        norms_after=family == "olmo2",
+        norms_before=family != "olmo2",
+        norms_after=gemma or family == "olmo2",
+        norms_add_one=gemma,
+        activation="gelu_tanh" if gemma else "silu",
+        window=c.sliding_window if windowed else 0,
+        windowed_layers=windowed,
+        window_theta=window_theta if windowed else None,
         max_positions=c.max_position_embeddings,
         unrotated_layers=[i for i in range(c.num_hidden_layers) if family == "smollm3" and not c.no_rope_layers[i]],
         experts=experts,
@@ -269,6 +304,41 @@ READ = {
     "sections of images off": ("qwen2", dict(rope_scaling={"type": "default", "mrope_section": [2, 1, 1]})),
     "window beyond the layers": ("qwen2", dict(SLIDING, max_window_layers=3)),
     "window after 28 layers": ("qwen2", dict(SLIDING, max_window_layers=GONE)),
+    "window of the last layers": ("qwen2", dict(SLIDING, max_window_layers=1)),
+    "window of all layers": ("qwen2", dict(SLIDING, max_window_layers=-1)),
+    "window by layer_types": (
+        "qwen3",
+        dict(SLIDING, layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    ),
+    "window of all layers, mistral": ("mistral", dict(sliding_window=96)),
+    "window by default, mistral": ("mistral", dict(sliding_window=GONE, max_position_embeddings=8192)),
+    "window of all layers, phi3": ("phi3", dict(sliding_window=96)),
+    "yarn, gemma3": ("gemma3_text", dict(rope_scaling={"rope_type": "yarn", **YARN})),
+    "window of no layer, gemma3": ("gemma3_text", dict(layer_types=["full_attention"] * 3)),
+    "defaults, gemma3": (
+        "gemma3_text",
+        dict(
+            num_hidden_layers=13,
+            sliding_window_pattern=GONE,
+            rope_theta=GONE,
+            rope_local_base_freq=GONE,
+            rope_scaling=None,
+            query_pre_attn_scalar=GONE,
+            head_dim=GONE,
+            max_position_embeddings=GONE,
+            num_key_value_heads=GONE,
+            num_attention_heads=8,
+            tie_word_embeddings=GONE,
+            hidden_activation=GONE,
+            sliding_window=GONE,
+        ),
+    ),
+    "biases, gemma3": ("gemma3_text", dict(attention_bias=True)),
+    "half of the bases, gemma3": (
+        "gemma3_text",
+        dict(rope_scaling=None, rope_parameters={"sliding_attention": {"rope_theta": 3e4}}),
+    ),
+    "window by default": ("qwen2", dict(use_sliding_window=True, sliding_window=GONE, max_position_embeddings=8192)),
     "window null": ("qwen2", dict(use_sliding_window=True, sliding_window=None, max_window_layers=0)),
     "window off by layer_types": ("qwen3", dict(SLIDING, max_window_layers=0)),
     "biases that qwen2 does not have": ("qwen2", dict(attention_bias=True, mlp_bias=True)),
@@ -412,7 +482,31 @@ REFUSED = {
     "rotary by a text": ("smollm3", dict(no_rope_layers="110"), "no_rope_layers='110': must be a list"),
     "logits by nothing": ("granite", dict(logits_scaling=0), "logits_scaling=0: must be over 0"),
     "multiplier a text": ("granite", dict(residual_multiplier="0.2"), "residual_multiplier='0.2': must be a number"),
-    "window, phi3": ("phi3", dict(sliding_window=96), "sliding_window=96: .*null where no text is longer than 96"),
+    "capped logits, gemma3": ("gemma3_text", dict(final_logit_softcapping=30.0), "final_logit_softcapping=30.0: not"),
+    "capped attention, gemma3": ("gemma3_text", dict(attn_logit_softcapping=50.0), "attn_logit_softcapping=50.0: not"),
+    "both ways, gemma3": ("gemma3_text", dict(use_bidirectional_attention=True), "use_bidirectional_attention=True"),
+    "relu, gemma3": ("gemma3_text", dict(hidden_activation="relu"), "hidden_activation='relu': .*'gelu_pytorch_tanh'"),
+    "no window, gemma3": ("gemma3_text", dict(sliding_window=None), "sliding_window=None: must be a whole number"),
+    "one base, gemma3": (
+        "gemma3_text",
+        dict(rope_parameters={"rope_theta": 1e6}),
+        "rope_parameters=.*must have 'full_attention' and 'sliding_attention'",
+    ),
+    "scaled windows, gemma3": (
+        "gemma3_text",
+        dict(rope_parameters={"sliding_attention": {"rope_type": "linear", "factor": 2.0}}),
+        "a scaling of 'sliding_attention' is not supported",
+    ),
+    "window by layer_types, off": (
+        "qwen2",
+        dict(layer_types=["sliding_attention"] * 3),
+        "layer_types=.*need use_sliding_window: true",
+    ),
+    "windows of some layers, mistral": (
+        "mistral",
+        dict(layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+        "layer_types=.*layers of one kind",
+    ),
     "half rotated, phi3": ("phi3", dict(partial_rotary_factor=0.75), "partial_rotary_factor=0.75: not supported"),
     "longrope, phi3": (
         "phi3",
@@ -420,16 +514,6 @@ REFUSED = {
         "rope_type 'longrope' is not supported; supported: 'default'",
     ),
     "yarn, phi3": ("phi3", dict(rope_scaling={"type": "yarn", **YARN}), "rope_type 'yarn' is not supported"),
-    "window, mistral": (
-        "mistral",
-        dict(sliding_window=96),
-        "sliding_window=96: .*max_position_embeddings=640 .*\n.*null where no text is longer than 96",
-    ),
-    "window by default, mistral": (
-        "mistral",
-        dict(sliding_window=GONE, max_position_embeddings=8192),
-        "sliding_window=4096: ",
-    ),
     "longrope": ("qwen3", dict(rope_parameters={"rope_type": "longrope"}), "rope_type 'longrope' is not supported"),
     "mrope": ("qwen2", dict(rope_scaling={"type": "mrope"}), "rope_type 'mrope' is not supported"),
     "rope_type null": ("qwen2", dict(rope_scaling={"rope_type": None}), "rope_type None is not supported"),
@@ -470,12 +554,8 @@ REFUSED = {
     "images on": ("qwen2", dict(use_mrope=True), "use_mrope=True"),
     "half rotated": ("llama", dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5: not supported"),
     "half rotated, 5": ("qwen3", dict(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor=0.5"),
-    "window": (
-        "qwen2",
-        dict(SLIDING),
-        "sliding_window=96, max_window_layers=2.*\n.*false where no text is longer than 96",
-    ),
-    "window by default": ("qwen2", dict(use_sliding_window=True, sliding_window=GONE), "sliding_window=4096"),
+    "window of text": ("qwen2", dict(SLIDING, sliding_window="96"), "sliding_window='96': must be a whole number"),
+    "first window a text": ("qwen2", dict(SLIDING, max_window_layers="1"), "max_window_layers='1': must be a whole"),
     "window, a text": ("qwen2", dict(use_sliding_window="false"), "use_sliding_window='false': must be true or false"),
     "sliding layers": ("qwen3", dict(layer_types=["full_attention", "sliding_attention"] * 2), "layer_types=.*sliding"),
     "one sliding layer": (
@@ -483,7 +563,7 @@ REFUSED = {
         dict(layer_types=["full_attention"] * 2 + ["sliding_attention"]),
         "layer_types=.*sliding",
     ),
-    "too few layers": ("qwen3", dict(layer_types=["full_attention"] * 2), "'full_attention' in each of the 3 layers"),
+    "too few layers": ("qwen3", dict(layer_types=["full_attention"] * 2), "'full_attention' .*in each of the 3 layers"),
     "window, mixture": ("qwen3_moe", dict(SLIDING), "use_sliding_window=True: layers with a window"),
     "window beside layer_types": ("qwen3_moe", dict(SLIDING, layer_types=["full_attention"] * 3), "sliding_window=96"),
     "first layers' window": ("qwen2_moe", dict(SLIDING), "use_sliding_window=True: layers with a window"),
@@ -561,8 +641,10 @@ def test_a_config_with_anything_in_it_is_read_as_transformers_does_or_refused():
 def without_what_only_they_refuse(raw: dict) -> dict:
     """Without null flags and without values of fields that have no effect, which transformers 5 refuses."""
     void = {"dtype", "torch_dtype", "pretraining_tp", "resid_pdrop"}
-    if not raw.get("use_sliding_window") or raw.get("layer_types") is not None:
-        void |= {"sliding_window", "max_window_layers"}
+    if raw["model_type"] not in ("mistral", "phi3", "gemma3_text"):
+        types = raw.get("layer_types")
+        void |= {"max_window_layers"} if types is not None or not raw.get("use_sliding_window") else set()
+        void |= {"sliding_window"} if not raw.get("use_sliding_window") or types == ["full_attention"] * 3 else set()
     if raw["model_type"] == "phi3":
         void |= {"original_max_position_embeddings"}
     off = {flag: False for flag in NULL_FLAGS if flag in raw and raw[flag] is None}

@@ -26,7 +26,9 @@ def mesh():
     return make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama-attention-bias", "qwen2-tied", "qwen2-moe", "phi3", "olmo2"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "llama-attention-bias", "qwen2-tied", "qwen2-moe", "phi3", "olmo2", "gemma3"]
+)
 def test_a_mesh_cuts_weights_by_the_rules_and_changes_no_value(tmp_path, mesh, name):
     tiny_hf.save(tmp_path / "in", name, max_shard_size="20KB")
     whole, cut = models.load(tmp_path / "in"), models.load(tmp_path / "in", mesh=mesh)
@@ -39,8 +41,9 @@ def test_a_mesh_cuts_weights_by_the_rules_and_changes_no_value(tmp_path, mesh, n
     assert_same_torch(their(tmp_path / "in", dtype="auto"), their(tmp_path / "out", dtype="auto"))
 
 
-def test_a_model_on_a_mesh_scores_as_transformers_does(tmp_path, mesh):
-    made = tiny_hf.save(tmp_path / "in", "qwen3")
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_a_model_on_a_mesh_scores_as_transformers_does(tmp_path, mesh, name):
+    made = tiny_hf.save(tmp_path / "in", name)
     cut = models.load(tmp_path / "in", mesh=mesh)
     for ours, theirs in zip(our_logps(cut, mesh=mesh), their_logps(made), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
