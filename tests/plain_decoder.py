@@ -33,6 +33,8 @@ FAMILIES = {
     "olmo2": dataclasses.replace(
         BASE, family="olmo2", qkv_bias=False, wide_qk_norm=True, norms_before=False, norms_after=True
     ),
+    "glm4": dataclasses.replace(BASE, family="glm4", norms_after=True, rotary_dim=4, rotary_neighbours=True),
+    "hunyuan": dataclasses.replace(BASE, family="hunyuan_v1_dense", qkv_bias=False, qk_norm_rotated=True),
     "windows": dataclasses.replace(BASE, num_layers=3, window=5, windowed_layers=(0, 2)),
     "gemma3_text": dataclasses.replace(
         BASE, family="gemma3_text", num_layers=3, qkv_bias=False, qk_norm=True, head_dim=10, norms_after=True,
@@ -100,9 +102,12 @@ def plain_states(model, sequences, prompt=None, read=None):
         return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + c.norm_eps) * w
 
     def turn(x, angle):
-        cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-        a, b = x[..., : c.head_dim // 2], x[..., c.head_dim // 2 :]
-        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+        half, cos, sin = angle.shape[1], np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        for i in range(half):
+            one, two = (2 * i, 2 * i + 1) if c.rotary_neighbours else (i, half + i)
+            a, b = x[..., one], x[..., two]
+            x = x.at[..., one].set(a * cos[:, i] - b * sin[:, i]).at[..., two].set(b * cos[:, i] + a * sin[:, i])
+        return x
 
     def cut(x, head):
         return x[..., head * c.head_dim : (head + 1) * c.head_dim]
@@ -135,13 +140,15 @@ def plain_states(model, sequences, prompt=None, read=None):
             if i not in c.unrotated_layers:
                 angle = windowed if i in c.windowed_layers else usual
                 qh, kh = turn(qh, angle), turn(kh, angle)
+            if c.qk_norm_rotated:
+                qh, kh = norm(qh, w["q_rotated_norm"]), norm(kh, w["k_rotated_norm"])
             heads.append(attend(qh, kh, vh))
             if read is not None:
                 late = (np.arange(n) >= np.asarray(prompt)[:, None])[..., None]
                 heads[-1] = jnp.where(late, attend(qh, read(kh), read(vh)), heads[-1])
         y = linear(jnp.concatenate(heads, -1), "o")
         x = x + c.residual_multiplier * (norm(y, w["attn_after_norm"]) if c.norms_after else y)
-        h = norm(x, w.get("mlp_norm", w.get("mlp_before_norm"))) if c.norms_before else x
+        h = norm(x, w["mlp_norm"]) if c.norms_before else x
         gate = swish if c.activation == "silu" else gelu
         y = linear(gate(linear(h, "gate")) * linear(h, "up"), "down") if c.dense else plain_mixture(h, w, c)
         x = x + c.residual_multiplier * (norm(y, w["mlp_after_norm"]) if c.norms_after else y)
@@ -149,10 +156,10 @@ def plain_states(model, sequences, prompt=None, read=None):
 
 
 def _angles(c, n, theta, r):
-    """Rotary angles of n positions, ``[n, head_dim / 2]``."""
-    freq = []
-    for j in range(c.head_dim // 2):
-        f = theta ** (-2 * j / c.head_dim)
+    """Rotary angles of n positions, ``[n, rotated / 2]``."""
+    freq, rotated = [], c.rotary_dim or c.head_dim
+    for j in range(rotated // 2):
+        f = theta ** (-2 * j / rotated)
         if r is not None:
             turns = r.original_positions * f / (2 * np.pi)
             if turns < r.low_freq_factor:

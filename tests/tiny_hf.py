@@ -31,6 +31,7 @@ _LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 20_000.0, "factor": 2.5}
+_ALPHA = {"rope_type": "dynamic", "rope_theta": 20_000.0, "alpha": 50.0, "factor": 1.0}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 500.0,
@@ -115,6 +116,25 @@ MODELS = {
             layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         ),
     ),
+    "glm": (
+        "glm",
+        dict(tie_word_embeddings=False, head_dim=12, rope_parameters=_ROPE | {"partial_rotary_factor": 2 / 3}),
+    ),
+    "glm4": ("glm4", dict(tie_word_embeddings=True, head_dim=12, attention_bias=False, rope_parameters=_YARN)),
+    "exaone4": (
+        "exaone4",
+        dict(tie_word_embeddings=False, sliding_window=None, layer_types=["full_attention"] * 3, head_dim=10),
+    ),
+    "seed-oss": ("seed_oss", dict(tie_word_embeddings=False, head_dim=10, residual_dropout=0.0)),
+    "seed-oss-bias": (
+        "seed_oss",
+        dict(tie_word_embeddings=True, head_dim=10, residual_dropout=0.0, attention_out_bias=True, mlp_bias=True),
+    ),
+    "hunyuan": ("hunyuan_v1_dense", dict(tie_word_embeddings=True, head_dim=10, rope_parameters=_ALPHA)),
+    "hunyuan-bias": ("hunyuan_v1_dense", dict(tie_word_embeddings=False, head_dim=10, attention_bias=True)),
+    "ernie4_5": ("ernie4_5", dict(tie_word_embeddings=True, head_dim=10)),
+    "ernie4_5-bias": ("ernie4_5", dict(tie_word_embeddings=False, head_dim=10, use_bias=True, rope_parameters=_YARN)),
+    "helium": ("helium", dict(tie_word_embeddings=False, head_dim=6, attention_bias=True, mlp_bias=True)),
     "qwen2-linear": ("qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR)),
     "qwen3-yarn": ("qwen3", dict(tie_word_embeddings=True, head_dim=10, rope_parameters=_YARN | {"truncate": False})),
     "llama-yarn": (

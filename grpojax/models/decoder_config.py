@@ -98,13 +98,16 @@ class DecoderConfig:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # of each head
+    qk_norm_rotated: bool = False  # of each head, after its rotation
     wide_qk_norm: bool = False  # of all heads at once
     norms_before: bool = True  # norms of what attention and MLP read
-    norms_after: bool = False  # norms of what they give
+    norms_after: bool = False  # norms of what attention and MLP give
     norms_add_one: bool = False  # a norm multiplies by 1 plus its weight
     activation: Literal["silu", "gelu_tanh"] = "silu"  # of an MLP's gate
     max_positions: int = 32768
     unrotated_layers: tuple[int, ...] = ()  # whose queries and keys know no positions
+    rotary_dim: int | None = None  # numbers of a head that rotate, the first ones; None is all
+    rotary_neighbours: bool = False  # rotated pairs are neighbours, not one number of each half
     window: int = 0  # the newest tokens, itself included, that a query of a windowed layer attends to
     windowed_layers: tuple[int, ...] = ()  # all others attend to all tokens before
     window_theta: float | None = None  # rotary base of windowed layers, without scaling; None: as all other layers
@@ -126,21 +129,16 @@ class DecoderConfig:
             )
         if self.windowed_layers and self.window < 1:
             raise UserError(f"window {self.window}: layers {list(self.windowed_layers)} need one of at least 1 token")
+        reordered = self.rotary_dim is not None or self.rotary_neighbours or self.attention_multiplier is not None
+        if self.qk_norm_rotated and reordered:
+            raise UserError(
+                "norms of rotated heads exclude a partial rotation, one of neighbours and an attention multiplier"
+            )
 
     @property
     def own_head(self) -> bool:
         """Whether the output projection is a weight of its own, not the embedding."""
         return not self.tie_embeddings
-
-    @property
-    def norms_around(self) -> bool:
-        """Whether what attention and MLP read is normed, and also what they give."""
-        return self.norms_before and self.norms_after
-
-    @property
-    def mlp_norm_first(self) -> bool:
-        """Whether the MLP's norm is the only one between attention and MLP."""
-        return self.norms_before and not self.norms_after
 
     @property
     def dense(self) -> bool:

@@ -190,7 +190,7 @@ class MixtureLayer(Layer):
         return cast(Experts, self.config.experts)
 
     def _mlp(self, x: Array) -> Array:
-        h = self._read(x, self.mlp_norm)
+        h = self._read(x, "mlp_norm")
         with jax.named_scope("experts"):
             y, self.routing = self._routed(h)
         if self.experts.shared:

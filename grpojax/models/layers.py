@@ -104,7 +104,8 @@ def _kept_by_yarn(head_dim: int, theta: float, scaling: YarnScaling) -> Array:
 
 
 class RopeTables(NamedTuple):
-    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``, multiplied by YaRN's attention factor.
+    """Cosine and sine ``[..., 1, head_dim / 2]`` of positions ``[...]``, multiplied by YaRN's attention factor. The
+    pairs that positions do not rotate come last, with 1 and 0.
 
     Attributes:
       usual: for all layers, or for those without a window.
@@ -117,19 +118,24 @@ class RopeTables(NamedTuple):
 
 def rope_tables(config: DecoderConfig, positions: Array) -> RopeTables:
     """The `RopeTables` of positions ``[...]``."""
-    usual = _rope_table(config.head_dim, config.rope_theta, config.rope_scaling, positions)
+    usual = _rope_table(config, config.rope_theta, config.rope_scaling, positions)
     if config.window_theta is None:
         return RopeTables(usual)
-    return RopeTables(usual, _rope_table(config.head_dim, config.window_theta, None, positions))
+    return RopeTables(usual, _rope_table(config, config.window_theta, None, positions))
 
 
-def _rope_table(head_dim: int, theta: float, scaling: RopeScaling | None, positions: Array) -> tuple[Array, Array]:
-    freq = rope_frequencies(head_dim, theta, scaling)
+def _rope_table(
+    config: DecoderConfig, theta: float, scaling: RopeScaling | None, positions: Array
+) -> tuple[Array, Array]:
+    freq = rope_frequencies(config.rotary_dim or config.head_dim, theta, scaling)
     angle = positions[..., None, None].astype(jnp.float32) * freq
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     if isinstance(scaling, YarnScaling):
-        return cos * scaling.attention_factor, sin * scaling.attention_factor
-    return cos, sin
+        cos, sin = cos * scaling.attention_factor, sin * scaling.attention_factor
+    if config.rotary_dim is None:
+        return cos, sin
+    still = ((0, 0),) * (cos.ndim - 1) + ((0, config.head_dim // 2 - freq.size),)
+    return jnp.pad(cos, still, constant_values=1.0), jnp.pad(sin, still)
 
 
 class LayerKind(NamedTuple):
@@ -171,6 +177,19 @@ def tables_of_layer(tables: RopeTables, kind: LayerKind) -> tuple[Array, Array]:
     if kind.rotated is None:
         return cos, sin
     return jnp.where(kind.rotated, cos, 1.0), jnp.where(kind.rotated, sin, 0.0)
+
+
+def pairs_as_halves(x: Array, config: DecoderConfig) -> Array:
+    """Reorders the numbers of a head, ``x [..., head_dim]``, so that its halves form the pairs that `rotate` rotates.
+
+    Queries and keys are reordered in the same way, which leaves their products as they are.
+    """
+    if config.rotary_dim is None and not config.rotary_neighbours:
+        return x
+    size = config.rotary_dim or config.head_dim
+    moving, still = x[..., :size], jnp.split(x[..., size:], 2, -1)
+    one, two = (moving[..., ::2], moving[..., 1::2]) if config.rotary_neighbours else jnp.split(moving, 2, -1)
+    return jnp.concatenate([one, still[0], two, still[1]], -1)
 
 
 @jax.custom_vjp
@@ -277,7 +296,6 @@ class Layer:
             return w
 
         self.w = {name: gather(name, w) for name, w in nnx.to_pure_dict(nnx.state(block)).items()}
-        self.mlp_norm = "mlp_before_norm" if config.norms_around else "mlp_norm"
 
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient sums over one axis. Over several, XLA:CPU copies transposes.
@@ -304,7 +322,11 @@ class Layer:
             q, k, v = (y.reshape(*x.shape[:-1], -1, c.head_dim) for y in made)
             if c.qk_norm:
                 q, k = norm(q, w["q_norm"], c), norm(k, w["k_norm"], c)
-            return rotate(q, self._query_tables(tables)), rotate(k, tables), v
+            q, k = pairs_as_halves(q, c), pairs_as_halves(k, c)
+            q, k = rotate(q, self._query_tables(tables)), rotate(k, tables)
+            if c.qk_norm_rotated:
+                q, k = norm(q, w["q_rotated_norm"], c), norm(k, w["k_rotated_norm"], c)
+            return q, k, v
 
     def _query_tables(self, tables: tuple[Array, Array]) -> tuple[Array, Array]:
         """The tables for queries. Attention divides by the root of head_dim; if the config has another multiplier, the
@@ -335,7 +357,7 @@ class Layer:
             return self._mlp(x)
 
     def _mlp(self, x: Array) -> Array:
-        h = _GATES[self.config.activation](*self._linears(self._read(x, self.mlp_norm), "gate", "up"))
+        h = _GATES[self.config.activation](*self._linears(self._read(x, "mlp_norm"), "gate", "up"))
         return self._add(x, self._linear(h, "down"), "mlp_after_norm")
 
     def _mlp_in_parts(self, x: Array) -> Array:

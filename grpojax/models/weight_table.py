@@ -101,25 +101,27 @@ def _bias(axis: str, name: str, when: str) -> Weight:
     return Weight(("layers", axis), zeros, f"model.layers.{{}}.{name}.bias", when=when)
 
 
-# The families use the same names of weights. Random weights of a layer are drawn in this order.
+# Names are mostly the same in all families (`grpojax.models.hf.weights` has the others). Random weights of a layer are
+# drawn in this order.
 DECODER: WeightTable = {
     "embed": Weight(("vocab", "embed"), normal("embed"), "model.embed_tokens.weight"),
     "attn_norm": _norm("hidden", "input_layernorm", "norms_before"),
     "q": _kernel("embed", "heads", "self_attn.q_proj"),
     "q_bias": _bias("heads", "self_attn.q_proj", "qkv_bias"),
     "q_norm": _norm("head_dim", "self_attn.q_norm", "qk_norm"),
+    "q_rotated_norm": _norm("head_dim", "self_attn.query_layernorm", "qk_norm_rotated"),
     "q_wide_norm": _norm("heads", "self_attn.q_norm", "wide_qk_norm"),
     "k": _kernel("embed", "kv_heads", "self_attn.k_proj"),
     "k_bias": _bias("kv_heads", "self_attn.k_proj", "qkv_bias"),
     "k_norm": _norm("head_dim", "self_attn.k_norm", "qk_norm"),
+    "k_rotated_norm": _norm("head_dim", "self_attn.key_layernorm", "qk_norm_rotated"),
     "k_wide_norm": _norm("kv_heads", "self_attn.k_norm", "wide_qk_norm"),
     "v": _kernel("embed", "kv_heads", "self_attn.v_proj"),
     "v_bias": _bias("kv_heads", "self_attn.v_proj", "qkv_bias"),
     "o": _kernel("heads", "embed", "self_attn.o_proj", residual=True),
     "o_bias": _bias("hidden", "self_attn.o_proj", "out_bias"),
-    "attn_after_norm": _norm("hidden", "post_attention_layernorm", "norms_after"),
-    "mlp_norm": _norm("hidden", "post_attention_layernorm", "mlp_norm_first"),
-    "mlp_before_norm": _norm("hidden", "pre_feedforward_layernorm", "norms_around"),
+    "attn_after_norm": _norm("hidden", "post_self_attn_layernorm", "norms_after"),
+    "mlp_norm": _norm("hidden", "post_attention_layernorm", "norms_before"),
     "gate": _kernel("embed", "mlp", "mlp.gate_proj", when="dense"),
     "gate_bias": _bias("mlp", "mlp.gate_proj", "mlp_bias"),
     "up": _kernel("embed", "mlp", "mlp.up_proj", when="dense"),

@@ -28,6 +28,8 @@ from grpojax.types import PerToken, TrainBatch
         "olmo2",
         "windows",
         "gemma3_text",
+        "glm4",
+        "hunyuan",
     ],
 )
 def test_value_and_gradient_equal_the_plain_forward(family):

@@ -33,7 +33,8 @@ def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute(), block=No
     return jax.tree.map(np.asarray, rollout)
 
 
-BLOCKS = ["smollm3", "granite", "olmo2", "gemma3_text"]  # families whose layers differ from those of Qwen and Llama
+# Families whose layers differ from those of Qwen and Llama.
+BLOCKS = ["smollm3", "granite", "olmo2", "glm4", "hunyuan", "gemma3_text"]
 CONFIG = SamplerConfig(group=5, max_tokens=11)
 
 
@@ -203,8 +204,14 @@ def test_greedy_ignores_the_key(decoder):
     np.testing.assert_array_equal(out.tokens[:, 1], out.tokens[:, 0])
 
 
+@pytest.mark.in_ci()
 @pytest.mark.parametrize(
-    "name", ["qwen3", "mistral-tied", "smollm3", "granite", "phi3", "olmo2", "gemma3", "mistral-window", "qwen3-window"]
+    "name",
+    [
+        *("qwen3", "mistral-tied", "smollm3", "granite", "phi3", "olmo2", "glm4", "hunyuan"),
+        *("gemma3", "mistral-window", "qwen3-window"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm", "exaone4", "seed-oss", "ernie4_5", "helium")),
+    ],
 )
 def test_greedy_equals_transformers(tmp_path, name):
     from with_torch import torch

@@ -21,6 +21,7 @@ from grpojax.models.decoder_config import (
     RopeScaling,
     YarnScaling,
 )
+from grpojax.models.hf.unknown import strange
 
 # Architecture named in config.json -> family, which is also its model_type.
 ARCHITECTURES = {
@@ -33,6 +34,14 @@ ARCHITECTURES = {
     "Phi3ForCausalLM": "phi3",
     "Olmo2ForCausalLM": "olmo2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "GlmForCausalLM": "glm",
+    "Glm4ForCausalLM": "glm4",
+    "Exaone4ForCausalLM": "exaone4",
+    "SeedOssForCausalLM": "seed_oss",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Ernie4_5_ForCausalLM": "ernie4_5",  # as its makers call it
+    "HeliumForCausalLM": "helium",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
@@ -41,7 +50,9 @@ _WINDOWED = ("mistral", "phi3")  # every layer has a window, unless sliding_wind
 _PARTLY_WINDOWED = ("qwen2", "qwen3")  # the last layers may have one
 _ALTERNATING = {"gemma3_text": 6}  # all but each so many-th have one
 _KINDS = ("full_attention", "sliding_attention")  # of layers, in layer_types
-_MLP_BIAS = ("llama", "smollm3", "granite")  # whose config.json has a field for it
+_MLP_BIAS = ("llama", "smollm3", "granite", "seed_oss", "helium")  # whose config.json has a field for it
+_GLM, _HUNYUAN = ("glm", "glm4"), "hunyuan_v1_dense"
+_TIED = ("smollm3", "ernie4_5", "gemma3_text")  # where the field is missing
 
 # What transformers takes where a field is missing; of key-value heads None stands for as many as there are heads.
 _KV_HEADS = {
@@ -49,19 +60,35 @@ _KV_HEADS = {
     "granite": None,
     "olmo2": None,
     "phi3": None,
+    "hunyuan_v1_dense": None,
+    "ernie4_5": 2,
+    "glm": 2,
+    "glm4": 2,
+    "helium": 20,
+    "seed_oss": 8,
     "mistral": 8,
     "smollm3": 4,
     "gemma3_text": 4,
     "qwen2_moe": 16,
     "qwen3_moe": 4,
 }
-_THETA = {"smollm3": 2e6, "gemma3_text": 1e6}
+_NO_NULL_KV_HEADS = (*_MIXTURES, *_GLM, "mistral", "exaone4", "helium")
+_HEAD_DIM = dict.fromkeys(("qwen3", *_GLM, "ernie4_5", "helium", "seed_oss"), 128)  # elsewhere by the number of heads
+_HEAD_DIM["gemma3_text"] = 256
+_NO_NULL_HEAD_DIM = ("qwen3", *_GLM, "helium", "gemma3_text")
+_THETA = {"smollm3": 2e6, "ernie4_5": 5e5, "helium": 1e5, "gemma3_text": 1e6}
 _WINDOW_THETA = {"gemma3_text": 1e4}  # families whose windowed layers have rotary positions of their own
-_EPS = {"olmo2": 1e-5, "phi3": 1e-5}
-_POSITIONS = {"llama": 2048, "granite": 2048, "olmo2": 2048, "phi3": 4096, "mistral": 131072}
-_POSITIONS["gemma3_text"] = 131072
-_TIED = ("smollm3", "gemma3_text")  # where tie_word_embeddings is missing
-_HEAD_DIM = {"qwen3": 128, "gemma3_text": 256}  # where head_dim is missing; elsewhere hidden_size over heads
+_EPS = {
+    **dict.fromkeys(("olmo2", "phi3", "exaone4", "hunyuan_v1_dense", "ernie4_5"), 1e-5),
+    **dict.fromkeys(_GLM, 1.5625e-7),
+    "helium": 1e-8,
+}
+_POSITIONS = {
+    **dict.fromkeys(("llama", "granite", "olmo2", "exaone4", "hunyuan_v1_dense"), 2048),
+    **dict.fromkeys(("mistral", *_GLM, "ernie4_5", "gemma3_text"), 131072),
+    **dict.fromkeys(("phi3", "helium"), 4096),
+    "seed_oss": 524288,
+}
 
 # Of an MLP's gate: our name -> theirs, and other names for it.
 _ACTIVATIONS = {"silu": ("silu", "swish"), "gelu_tanh": ("gelu_pytorch_tanh",)}
@@ -72,6 +99,12 @@ _TRAITS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"qk_norm": True},
     "olmo2": {"wide_qk_norm": True, "norms_before": False, "norms_after": True},
     "gemma3_text": {"qk_norm": True, "norms_after": True, "norms_add_one": True, "activation": "gelu_tanh"},
+    "exaone4": {"qk_norm": True, "norms_before": False, "norms_after": True},
+    "hunyuan_v1_dense": {"qk_norm_rotated": True},
+    "glm": {"rotary_neighbours": True},
+    "glm4": {"rotary_neighbours": True, "norms_after": True},
+    "ernie4_5": {"rotary_neighbours": True},
+    "helium": {"rotary_neighbours": True},
 }
 
 # Granite's multipliers: a field of ours -> theirs, each 1 where it is missing.
@@ -92,6 +125,7 @@ _SCALINGS = {
         ("factor",),
         (_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
+    "dynamic": (("alpha",), ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")),  # Hunyuan's
 }
 
 _LARGEST = 2**31 - 1  # sizes are counted in int32 on devices
@@ -145,7 +179,7 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     vocab, hidden, mlp = (fields.whole(key) for key in ("vocab_size", "hidden_size", "intermediate_size"))
     layers, heads = fields.whole("num_hidden_layers", most=_MOST_LAYERS), fields.whole("num_attention_heads")
     kv_heads = _KV_HEADS.get(family, 32) or heads
-    null = _REQUIRED if family in (*_MIXTURES, "mistral") else heads
+    null = _REQUIRED if family in _NO_NULL_KV_HEADS else heads
     kv_heads = fields.whole("num_key_value_heads", missing=kv_heads, null=null)
     if heads % kv_heads:
         why = "" if "num_key_value_heads" in raw else ", which transformers takes where the field is missing"
@@ -162,13 +196,8 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
-    theta, scaling, window_theta = _ropes(fields, positions, family)
-    if family.startswith("qwen2"):  # Qwen 2 has no field for it, its mixtures one of their own
-        attention_bias, qkv_bias = False, family == "qwen2" or "qkv_bias" not in raw or fields.flag("qkv_bias")
-    elif family in _WINDOWED:
-        attention_bias = qkv_bias = False
-    else:
-        attention_bias = qkv_bias = fields.flag("attention_bias")
+    theta, scaling, rotary_dim, window_theta = _ropes(fields, positions, family, head_dim)
+    qkv_bias, out_bias, mlp_bias = _biases(fields, family)
     return DecoderConfig(
         family=family,
         vocab_size=vocab,
@@ -181,11 +210,12 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=fields.number("rms_norm_eps", "(0, 1)", missing=_EPS.get(family, 1e-6)),
-        tie_embeddings=fields.flag("tie_word_embeddings") or (family in _TIED and "tie_word_embeddings" not in raw),
+        tie_embeddings=fields.flag("tie_word_embeddings", missing=family in _TIED),
         qkv_bias=qkv_bias,
-        out_bias=attention_bias,
-        mlp_bias=family in _MLP_BIAS and fields.flag("mlp_bias"),
+        out_bias=out_bias,
+        mlp_bias=mlp_bias,
         max_positions=positions,
+        rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         window=window,
         windowed_layers=windowed,
         window_theta=window_theta if windowed else None,
@@ -231,9 +261,9 @@ class _Fields:
             raise UserError(f"{self.where}: {e}") from None
         return float(value)
 
-    def flag(self, key: str) -> bool:
-        """True or false; false where there is no such field or it is null."""
-        value = self.raw.get(key)
+    def flag(self, key: str, *, missing: bool = False) -> bool:
+        """True or false; ``missing`` where there is no such field, false where it is null."""
+        value = self.raw.get(key, missing)
         if value is not None and not isinstance(value, bool):
             self.refuse(key, "must be true or false")
         return bool(value)
@@ -255,17 +285,37 @@ def _family(raw: Mapping[str, Any], where: str) -> str:
     if not names:
         if kind in ARCHITECTURES.values():
             return str(kind)
-        what = f"architecture: none is named, and model_type={_shown(kind)}"
+        what, reasons = "architecture: none is named", strange(raw)
     elif isinstance(names, list) and all(name in list(ARCHITECTURES) for name in names):
         families = {ARCHITECTURES[name] for name in names}
         if len(families) == 1 and kind in (None, *families):
             return families.pop()
-        raise UserError(
-            f"{where}: architectures={_shown(names)} and model_type={_shown(kind)} are different families; correct one"
-        )
+        if kind in ARCHITECTURES.values() or len(families) > 1 or not isinstance(kind, str):
+            raise UserError(
+                f"{where}: architectures={_shown(names)} and model_type={_shown(kind)} are different families; "
+                "correct one"
+            )
+        what, reasons = f"family with architectures={_shown(names)}", ["fields and weights may have other names"]
     else:
-        what = f"architecture {_shown(names)}"
-    raise UserError(f"{where}: unknown {what}; known: {', '.join(ARCHITECTURES)}")
+        what, reasons = f"architecture {_shown(names)}", strange(raw) or ["layers of another kind"]
+    why = f": {', '.join(reasons)}" if reasons else ""
+    raise UserError(f"{where}: unknown {what}, model_type={_shown(kind)}{why}\nknown: {', '.join(ARCHITECTURES)}")
+
+
+def _biases(fields: _Fields, family: str) -> tuple[bool, bool, bool]:
+    """Whether there are biases of queries, keys and values, of the attention's output, and of the MLP."""
+    mlp = family in _MLP_BIAS and fields.flag("mlp_bias")
+    if family == "qwen2_moe":
+        return fields.flag("qkv_bias", missing=True), False, mlp
+    if family in ("qwen2", *_WINDOWED, "exaone4"):  # which have no field for it
+        return family == "qwen2", False, mlp
+    if family == "ernie4_5":
+        all_of_them = fields.flag("use_bias")
+        return all_of_them, all_of_them, all_of_them
+    attention = fields.flag("attention_bias", missing=family in (*_GLM, "seed_oss"))
+    if family == "seed_oss":
+        return attention, fields.flag("attention_out_bias"), mlp
+    return attention, attention and family not in (*_GLM, "helium"), mlp
 
 
 def _experts(fields: _Fields, family: str) -> Experts:
@@ -327,10 +377,10 @@ def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
         raise UserError(
             f"{fields.where}: hidden_size={hidden} does not divide by num_attention_heads={heads}; correct it"
         )
-    if family in _HEAD_DIM:
-        size = fields.whole("head_dim", missing=_HEAD_DIM[family])
-    else:
-        size = fields.whole("head_dim", missing=hidden // heads, null=hidden // heads)
+    null = _REQUIRED if family in _NO_NULL_HEAD_DIM else hidden // heads
+    size = fields.whole("head_dim", missing=_HEAD_DIM.get(family, hidden // heads), null=null)
+    if family == "helium" and size * heads != hidden:
+        fields.refuse("head_dim", f"times num_attention_heads={heads} must be hidden_size={hidden}")
     if size % 2:
         raise UserError(f"{fields.where}: head_dim={size}: rotary positions need an even size; correct it")
     return size
@@ -349,6 +399,12 @@ def _windows(fields: _Fields, family: str, layers: int, positions: int) -> tuple
     ):
         supported = " or ".join(map(repr, kinds))
         fields.refuse("layer_types", f"not supported; supported: {supported} in each of the {layers} layers")
+    if family == "exaone4":  # where layers rotate by whether there is a window
+        if types is None:
+            fields.refuse("layer_types", f"must be 'full_attention' in each of the {layers} layers")
+        if fields.get("sliding_window", 4096) is not None:
+            fields.refuse("sliding_window", "layers with a window are not supported; supported: null")
+        return 0, ()
     if family in _WINDOWED:
         if types is not None and len(set(types)) > 1:
             fields.refuse("layer_types", "layers of one kind are supported in this family; correct it")
@@ -400,37 +456,42 @@ def _last_windows(fields: _Fields, family: str, types: list[str] | None, layers:
     return window, range(max(first, 0), layers)
 
 
-def _ropes(fields: _Fields, positions: int, family: str) -> tuple[float, RopeScaling | None, float | None]:
-    """Base and stretching of the rotary positions, and the base of windowed layers in families where that differs."""
+def _ropes(
+    fields: _Fields, positions: int, family: str, head_dim: int
+) -> tuple[float, RopeScaling | None, int, float | None]:
+    """Base and stretching of the rotary positions, how many numbers of a head they rotate, and the base of windowed
+    layers in families where that differs."""
     if family not in _WINDOW_THETA:
-        return *_rope(fields, positions, family), None
+        return *_rope(fields, positions, family, head_dim), None
     given = fields.raw.get("rope_parameters")
     given = {} if given is None else given
     if not isinstance(given, dict) or set(given) - set(_KINDS):
         fields.refuse("rope_parameters", f"must have {' and '.join(map(repr, _KINDS))}, or be null")
     full, windowed = (given.get(kind) for kind in _KINDS)
-    theta, scaling = _rope(_Fields({**fields.raw, "rope_parameters": full}, fields.where), positions, family)
+    usual = _rope(_Fields({**fields.raw, "rope_parameters": full}, fields.where), positions, family, head_dim)
     above = fields.raw.get("rope_local_base_freq", _WINDOW_THETA[family])
     own = {"rope_theta": above, "rope_scaling": None, "rope_parameters": windowed}
-    window_theta, window_scaling = _rope(_Fields({**fields.raw, **own}, fields.where), positions, family)
-    if window_scaling is not None:
+    theta, scaling, _ = _rope(_Fields({**fields.raw, **own}, fields.where), positions, family, head_dim)
+    if scaling is not None:
         fields.refuse("rope_parameters", "a scaling of 'sliding_attention' is not supported; supported: 'default'")
-    return theta, scaling, window_theta
+    return *usual, theta
 
 
-def _rope(fields: _Fields, positions: int, family: str) -> tuple[float, RopeScaling | None]:
-    """Base and stretching of the rotary positions."""
+def _rope(fields: _Fields, positions: int, family: str, head_dim: int) -> tuple[float, RopeScaling | None, int]:
+    """Base and stretching of the rotary positions, and how many numbers of a head they rotate."""
     if fields.flag("use_mrope"):
         fields.refuse("use_mrope", "positions of images are not supported; supported: false")
     both = [key for key in ("rope_scaling", "rope_parameters") if fields.raw.get(key) not in (None, {})]
-    found = [_one_rope(fields, key, positions, family) for key in both or ["rope_parameters"]]
+    found = [_one_rope(fields, key, positions, family, head_dim) for key in both or ["rope_parameters"]]
     if any(other != found[0] for other in found):
         other = _shown(fields.raw["rope_parameters"])
         fields.refuse("rope_scaling", f"rope_parameters={other} says something else; correct one")
     return found[0]
 
 
-def _one_rope(fields: _Fields, key: str, positions: int, family: str) -> tuple[float, RopeScaling | None]:
+def _one_rope(
+    fields: _Fields, key: str, positions: int, family: str, head_dim: int
+) -> tuple[float, RopeScaling | None, int]:
     """As one of the two fields has it."""
     given = fields.raw.get(key)
     if given is not None and not isinstance(given, dict):
@@ -438,14 +499,13 @@ def _one_rope(fields: _Fields, key: str, positions: int, family: str) -> tuple[f
     above = {name: fields.raw[name] for name in ("rope_theta", "partial_rotary_factor") if name in fields.raw}
     rope = _Fields({**above, **(given or {})}, f"{fields.where}: {key}")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    kinds = ["default"] if family == "phi3" else list(_SCALINGS)
+    kinds = ["default"] if family == "phi3" else [k for k in _SCALINGS if k != "dynamic" or family == _HUNYUAN]
     if kind not in kinds:
         supported = ", ".join(map(repr, kinds))
         raise UserError(f"{rope.where}: rope_type {_shown(kind)} is not supported; supported: {supported}")
     if rope.raw.get("type") not in (None, kind):
         rope.refuse("type", f"rope_type is {kind!r}; correct one")
-    if rope.raw.get("partial_rotary_factor") not in (None, 1):
-        rope.refuse("partial_rotary_factor", "not supported; supported: 1.0")
+    rotated = _rotated(rope, family, head_dim)
     if rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False:
         rope.refuse("mrope_section", "positions of images are not supported; use_mrope: false says that there are none")
     theta = rope.number("rope_theta", "(0, inf)", missing=_THETA.get(family, 1e4))
@@ -462,14 +522,30 @@ def _one_rope(fields: _Fields, key: str, positions: int, family: str) -> tuple[f
     factor = rope.number("factor", "[1, inf)", missing=1.0)
     if kind == "default" and factor != 1:
         rope.refuse("factor", "not supported with rope_type 'default'; supported: 1.0")
+    if kind == "dynamic":  # which depends on no length where there is an alpha
+        if head_dim < 4:
+            rope.refuse("alpha", f"not defined with head_dim={head_dim}")
+        return theta * rope.number("alpha", "(0, 1e9]") ** (head_dim / (head_dim - 2)), None, rotated
     if kind == "default" or (kind == "linear" and factor == 1):
-        return theta, None
+        return theta, None, rotated
     if kind == "linear":
-        return theta, LinearScaling(factor=factor)
+        return theta, LinearScaling(factor=factor), rotated
     original = rope.whole(_ORIGINAL, missing=fields.raw.get(_ORIGINAL, positions))
     if fields.raw.get(_ORIGINAL) not in (None, original):
         fields.refuse(_ORIGINAL, f"{key} has {original}; correct one")
-    return theta, (_llama3 if kind == "llama3" else _yarn)(rope, factor, original)
+    return theta, (_llama3 if kind == "llama3" else _yarn)(rope, factor, original), rotated
+
+
+def _rotated(rope: _Fields, family: str, head_dim: int) -> int:
+    """How many numbers of a head rotate."""
+    if family not in _GLM:
+        if rope.raw.get("partial_rotary_factor") not in (None, 1):
+            rope.refuse("partial_rotary_factor", "not supported; supported: 1.0")
+        return head_dim
+    size = int(head_dim * rope.number("partial_rotary_factor", "(0, 1]", missing=0.5))
+    if size < 2 or size % 2:
+        rope.refuse("partial_rotary_factor", f"rotates {size} of head_dim={head_dim}; must be an even number over 0")
+    return size
 
 
 def _llama3(rope: _Fields, factor: float, original: int) -> Llama3Scaling:
@@ -552,6 +628,8 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
       UserError: the family's ``config.json`` cannot express the config.
     """
     rope = _rope_to_hf(config.rope_scaling)
+    if config.family in _GLM:
+        rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     raw = dict(base) | {
         "architectures": [next(name for name, family in ARCHITECTURES.items() if family == config.family)],
         "model_type": config.family,
@@ -567,15 +645,20 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": rope if config.rope_scaling else None,
-        "rope_parameters": _rope_parameters(config),
+        **({"partial_rotary_factor": rope["partial_rotary_factor"]} if config.family in _GLM else {}),
+        "rope_parameters": _rope_parameters(config, rope),
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": dtype,
         "dtype": dtype,
     }
     if config.family == "qwen2_moe":
         raw["qkv_bias"] = config.qkv_bias
-    elif config.family not in ("qwen2", *_WINDOWED):
+    elif config.family == "ernie4_5":
+        raw["use_bias"] = config.qkv_bias
+    elif config.family not in ("qwen2", *_WINDOWED, "exaone4"):
         raw["attention_bias"] = config.qkv_bias
+    if config.family == "seed_oss":
+        raw["attention_out_bias"] = config.out_bias
     raw |= _windows_to_hf(config, raw)
     if config.family in _MLP_BIAS:
         raw["mlp_bias"] = config.mlp_bias
@@ -595,8 +678,8 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
     return raw
 
 
-def _rope_parameters(config: DecoderConfig) -> dict[str, Any]:
-    full = _rope_to_hf(config.rope_scaling) | {"rope_theta": config.rope_theta}
+def _rope_parameters(config: DecoderConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
+    full = {**rope, "rope_theta": config.rope_theta}
     if config.family not in _WINDOW_THETA:
         return full
     windowed = {"rope_type": "default", "rope_theta": config.window_theta or _WINDOW_THETA[config.family]}
@@ -611,6 +694,8 @@ def _windows_to_hf(config: DecoderConfig, raw: Mapping[str, Any]) -> dict[str, A
         fields["layer_types"] = of_layer
     if config.family in _WINDOWED:
         fields["sliding_window"] = config.window or None
+    elif config.family == "exaone4":
+        fields |= {"layer_types": of_layer, "sliding_window": None}
     elif config.family in _ALTERNATING:
         fields |= {"layer_types": of_layer, "sliding_window": config.window or raw.get("sliding_window", 4096)}
         fields["rope_local_base_freq"] = config.window_theta or _WINDOW_THETA[config.family]

@@ -95,9 +95,17 @@ def names_of(ours: str, shape: tuple[int, ...]) -> dict[tuple[int, ...], str]:
     return {at: weight.name.format(*at) for at in np.ndindex(shape[: weight.lead])}
 
 
-# Family -> what in a tensor's name stands for which in the name of the tensor that has its rows below those of others.
-_JOINED = {
-    "phi3": {r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.", r"\.mlp\.(gate|up)_proj\.": ".mlp.gate_up_proj."}
+# Family -> what in a tensor's name stands for which in the names of the family's folders. Where several of ours get one
+# name, that tensor has their rows one below the other.
+_GATE_UP = {r"\.mlp\.(gate|up)_proj\.": ".mlp.gate_up_proj."}
+_OLMO = {"post_self_attn_layernorm": "post_attention_layernorm"}
+_NAMES = {
+    "phi3": {r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.", **_GATE_UP},
+    "glm": _GATE_UP,
+    "glm4": {**_GATE_UP, "post_feedforward_layernorm": "post_mlp_layernorm"},
+    "olmo2": _OLMO,
+    "gemma3_text": {"post_attention_layernorm": "pre_feedforward_layernorm", **_OLMO},
+    "exaone4": _OLMO,
 }
 
 
@@ -112,7 +120,7 @@ def joined(family: str, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in tensors:
         whole = name
-        for pattern, into in _JOINED.get(family, {}).items():
+        for pattern, into in _NAMES.get(family, {}).items():
             whole = re.sub(pattern, into, whole)
         found.setdefault(whole, []).append(name)
     return found

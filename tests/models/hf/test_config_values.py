@@ -80,6 +80,39 @@ CONFIGS = {
         SIZES, architectures=["Olmo2ForCausalLM"], model_type="olmo2", rope_theta=500000, attention_bias=False,
         rope_scaling=None, torch_dtype="float32",
     ),
+    "glm": dict(
+        SIZES, architectures=["GlmForCausalLM"], model_type="glm", head_dim=12, attention_bias=True, rope_theta=2e4,
+        partial_rotary_factor=0.5, attention_dropout=0.0, torch_dtype="bfloat16",
+    ),
+    "glm4": dict(
+        SIZES, architectures=["Glm4ForCausalLM"], model_type="glm4", head_dim=16, attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.25}, dtype="bfloat16",
+    ),
+    "exaone4": dict(
+        SIZES, architectures=["Exaone4ForCausalLM"], model_type="exaone4", head_dim=10, rope_theta=1e6,
+        rope_scaling={"rope_type": "llama3", **LLAMA3}, layer_types=["full_attention"] * 3, sliding_window=None,
+        sliding_window_pattern=None,
+    ),
+    "seed_oss": dict(
+        SIZES, architectures=["SeedOssForCausalLM"], model_type="seed_oss", head_dim=10, attention_bias=True,
+        attention_out_bias=False, mlp_bias=False, rope_theta=1e7, rope_scaling={"rope_type": "default"},
+        attention_dropout=0.1, residual_dropout=0.1,
+    ),
+    "hunyuan": dict(
+        SIZES, architectures=["HunYuanDenseV1ForCausalLM"], model_type="hunyuan_v1_dense", head_dim=10, rope_theta=1e4,
+        rope_scaling={
+            "type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        }, attention_bias=False, use_qk_norm=True, use_cla=False,
+    ),
+    "ernie4_5": dict(
+        SIZES, architectures=["Ernie4_5_ForCausalLM"], model_type="ernie4_5", head_dim=10, use_bias=False,
+        rope_theta=5e5,
+    ),
+    "helium": dict(
+        SIZES, architectures=["HeliumForCausalLM"], model_type="helium", head_dim=8, attention_bias=False,
+        mlp_bias=False, rope_theta=1e5,
+    ),
     "qwen3_moe": dict(
         SIZES, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=10, attention_bias=False,
         rope_theta=3e5, use_sliding_window=False, sliding_window=None, max_window_layers=3, decoder_sparse_step=1,
@@ -118,6 +151,13 @@ CLASSES = {
     "granite": transformers.GraniteConfig,
     "smollm3": transformers.SmolLM3Config,
     "gemma3_text": transformers.Gemma3TextConfig,
+    "glm": transformers.GlmConfig,
+    "glm4": transformers.Glm4Config,
+    "exaone4": transformers.Exaone4Config,
+    "seed_oss": transformers.SeedOssConfig,
+    "hunyuan_v1_dense": transformers.HunYuanDenseV1Config,
+    "ernie4_5": transformers.Ernie4_5Config,
+    "helium": transformers.HeliumConfig,
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
 }
@@ -129,7 +169,7 @@ def changed(name: str, changes: dict) -> dict:
 
 
 def their_scaling(c, rope) -> RopeScaling | None:
-    if (rope["rope_type"], rope.get("factor", 1)) in [("default", 1), ("linear", 1)]:
+    if (rope["rope_type"], rope.get("factor", 1)) in [("default", 1), ("linear", 1)] or rope["rope_type"] == "dynamic":
         return None
     if rope["rope_type"] == "linear":
         return LinearScaling(factor=rope["factor"])
@@ -162,18 +202,30 @@ def their_config(raw: dict) -> DecoderConfig:
         assert local["rope_type"] == "default" and c.attn_logit_softcapping is c.final_logit_softcapping is None
         window_theta = local["rope_theta"]
     assert c.hidden_activation == "gelu_pytorch_tanh" if gemma else c.hidden_act in ("silu", "swish")
-    assert rope.get("partial_rotary_factor") in (None, 1)
+    glm = family in ("glm", "glm4")
+    assert glm or rope.get("partial_rotary_factor") in (None, 1)
+    head_dim, theta = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads, rope["rope_theta"]
+    if rope["rope_type"] == "dynamic":
+        assert family == "hunyuan_v1_dense"
+        theta *= rope["alpha"] ** (head_dim / (head_dim - 2))
+    rotated = int(head_dim * rope.get("partial_rotary_factor", 1.0)) if glm else head_dim
     windowed = []
     if family == "qwen3_moe":
         assert c.sliding_window is None
     elif family in ("mistral", "phi3"):
         windowed = [] if c.sliding_window is None else range(c.num_hidden_layers)
-    elif family not in ("llama", "granite", "olmo2"):
+    elif family == "exaone4":
+        assert c.sliding_window is None and set(c.layer_types) == {"full_attention"}
+    elif hasattr(CLASSES[family](), "layer_types"):
         windowed = [i for i, kind in enumerate(c.layer_types) if kind == "sliding_attention"]
         assert family in ("qwen2", "qwen3", "gemma3_text") or not windowed
     if windowed and not gemma and c.sliding_window >= c.max_position_embeddings:
         windowed = []
-    biased = family not in ("qwen2", "qwen2_moe", "mistral", "phi3") and c.attention_bias
+    if family == "ernie4_5":
+        biased = c.use_bias
+    else:
+        biased = family not in ("qwen2", "qwen2_moe", "mistral", "phi3", "exaone4") and c.attention_bias
+    out_biased = c.attention_out_bias if family == "seed_oss" else biased and not glm and family != "helium"
     experts = None
     if family.endswith("_moe"):
         assert c.decoder_sparse_step == 1 and not c.mlp_only_layers
@@ -205,20 +257,25 @@ def their_config(raw: dict) -> DecoderConfig:
         num_layers=c.num_hidden_layers,
         num_heads=c.num_attention_heads,
         num_kv_heads=c.num_key_value_heads,
-        head_dim=getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads,
-        rope_theta=rope["rope_theta"],
+        head_dim=head_dim,
+        rope_theta=theta,
         rope_scaling=their_scaling(c, rope),
         norm_eps=c.rms_norm_eps,
         tie_embeddings=c.tie_word_embeddings,
         qkv_bias=family == "qwen2" or biased or (family == "qwen2_moe" and c.qkv_bias),
-        out_bias=biased,
-        mlp_bias=family in ("llama", "smollm3", "granite") and c.mlp_bias,
-        qk_norm=gemma or family.startswith("qwen3"),
+        out_bias=out_biased,
+        mlp_bias=biased
+        if family == "ernie4_5"
+        else getattr(CLASSES[family](), "mlp_bias", None) is not None and c.mlp_bias,
+        qk_norm=gemma or family.startswith("qwen3") or family == "exaone4",
+        qk_norm_rotated=family == "hunyuan_v1_dense",
         wide_qk_norm=family == "olmo2",
-        norms_before=family != "olmo2",
-        norms_after=gemma or family == "olmo2",
+        norms_before=family not in ("olmo2", "exaone4"),
+        norms_after=gemma or family in ("olmo2", "exaone4", "glm4"),
         norms_add_one=gemma,
         activation="gelu_tanh" if gemma else "silu",
+        rotary_dim=None if rotated == head_dim else rotated,
+        rotary_neighbours=glm or family in ("ernie4_5", "helium"),
         window=c.sliding_window if windowed else 0,
         windowed_layers=windowed,
         window_theta=window_theta if windowed else None,
@@ -230,6 +287,10 @@ def their_config(raw: dict) -> DecoderConfig:
 
 
 SLIDING = dict(use_sliding_window=True, sliding_window=96)
+
+MISSING = dict(
+    num_key_value_heads=GONE, head_dim=GONE, rms_norm_eps=GONE, max_position_embeddings=GONE, num_attention_heads=8
+)  # fmt: skip
 
 # config, changes of it
 READ = {
@@ -297,6 +358,23 @@ READ = {
     "eps and others missing, olmo2": (
         "olmo2",
         dict(rms_norm_eps=GONE, max_position_embeddings=GONE, num_key_value_heads=GONE, attention_bias=True),
+    ),
+    "all fields missing, glm": ("glm", dict(MISSING, attention_bias=GONE, partial_rotary_factor=GONE, rope_theta=GONE)),
+    "rotated as a whole, glm": ("glm", dict(partial_rotary_factor=1.0)),
+    "rotated, in both places": (
+        "glm4",
+        dict(partial_rotary_factor=0.5, rope_parameters={"rope_type": "yarn", "partial_rotary_factor": 0.75, **YARN}),
+    ),
+    "all fields missing, exaone4": ("exaone4", dict(MISSING, head_dim=GONE, num_attention_heads=32, hidden_size=128)),
+    "all fields missing, seed_oss": ("seed_oss", dict(MISSING, attention_bias=GONE, attention_out_bias=True)),
+    "biases, seed_oss": ("seed_oss", dict(attention_out_bias=True, attention_bias=False, mlp_bias=True)),
+    "nulls, seed_oss": ("seed_oss", dict(num_key_value_heads=None, head_dim=None)),
+    "all fields missing, hunyuan": ("hunyuan", dict(MISSING, rope_scaling=GONE, attention_bias=True)),
+    "all fields missing, ernie4_5": ("ernie4_5", dict(MISSING, rope_theta=GONE, tie_word_embeddings=GONE)),
+    "biases, ernie4_5": ("ernie4_5", dict(use_bias=True, head_dim=None, num_key_value_heads=None)),
+    "all fields missing, helium": (
+        "helium",
+        dict(MISSING, num_attention_heads=20, hidden_size=2560, rope_theta=GONE, attention_bias=True, mlp_bias=True),
     ),
     "llama3 in qwen2": ("qwen2", dict(rope_scaling={"type": "llama3", **LLAMA3})),
     "both spellings": ("qwen2", dict(rope_scaling={"type": "default"}, rope_parameters={"rope_theta": 3e5})),
@@ -370,7 +448,16 @@ def test_a_config_is_read_as_transformers_reads_it(case):
     assert from_hf(raw) == their_config(raw)
 
 
-NULL_FLAGS = ["tie_word_embeddings", "use_sliding_window", "attention_bias", "mlp_bias", "norm_topk_prob", "qkv_bias"]
+NULL_FLAGS = [
+    "tie_word_embeddings",
+    "use_sliding_window",
+    "attention_bias",
+    "mlp_bias",
+    "norm_topk_prob",
+    "qkv_bias",
+    "use_bias",
+    "attention_out_bias",
+]
 
 
 @pytest.mark.parametrize("flag", NULL_FLAGS)
@@ -400,7 +487,7 @@ REFUSED = {
         dict(architectures=GONE, model_type="gpt2"),
         "model_type='gpt2'.*known",
     ),
-    "neither": ("llama", dict(architectures=GONE, model_type=GONE), "none is named, and model_type=None"),
+    "neither": ("llama", dict(architectures=GONE, model_type=GONE), "none is named, model_type=None"),
     "two families": ("llama", dict(architectures=["LlamaForCausalLM", "Qwen2ForCausalLM"]), "different families"),
     "another model_type": ("llama", dict(model_type="qwen2"), "LlamaForCausalLM.* model_type='qwen2' are different"),
     "architectures a number": ("llama", dict(architectures=5), "unknown architecture 5"),
@@ -514,6 +601,20 @@ REFUSED = {
         "rope_type 'longrope' is not supported; supported: 'default'",
     ),
     "yarn, phi3": ("phi3", dict(rope_scaling={"type": "yarn", **YARN}), "rope_type 'yarn' is not supported"),
+    "window, exaone4": ("exaone4", dict(sliding_window=1024), "sliding_window=1024: layers with a window"),
+    "window by default, exaone4": ("exaone4", dict(sliding_window=GONE), "sliding_window=None: layers with a window"),
+    "layers missing, exaone4": ("exaone4", dict(layer_types=GONE), "layer_types=None: must be 'full_attention'"),
+    "rotated by an odd number": (
+        "glm",
+        dict(partial_rotary_factor=0.25),
+        "partial_rotary_factor=0.25: rotates 3 of head_dim=12",
+    ),
+    "dynamic, hunyuan": (
+        "hunyuan",
+        dict(rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "rope scaling 'dynamic' lacks alpha",
+    ),
+    "heads, helium": ("helium", dict(head_dim=10), "head_dim=10: times num_attention_heads=6 must be hidden_size=48"),
     "longrope": ("qwen3", dict(rope_parameters={"rope_type": "longrope"}), "rope_type 'longrope' is not supported"),
     "mrope": ("qwen2", dict(rope_scaling={"type": "mrope"}), "rope_type 'mrope' is not supported"),
     "rope_type null": ("qwen2", dict(rope_scaling={"rope_type": None}), "rope_type None is not supported"),
@@ -640,11 +741,13 @@ def test_a_config_with_anything_in_it_is_read_as_transformers_does_or_refused():
 
 def without_what_only_they_refuse(raw: dict) -> dict:
     """Without null flags and without values of fields that have no effect, which transformers 5 refuses."""
-    void = {"dtype", "torch_dtype", "pretraining_tp", "resid_pdrop"}
-    if raw["model_type"] not in ("mistral", "phi3", "gemma3_text"):
+    void = {"dtype", "torch_dtype", "pretraining_tp", "resid_pdrop", "attention_dropout", "residual_dropout"}
+    if raw["model_type"] not in ("mistral", "phi3", "exaone4", "gemma3_text"):
         types = raw.get("layer_types")
         void |= {"max_window_layers"} if types is not None or not raw.get("use_sliding_window") else set()
         void |= {"sliding_window"} if not raw.get("use_sliding_window") or types == ["full_attention"] * 3 else set()
+    if raw["model_type"] == "exaone4":  # whose layer_types are always given here
+        void |= {"sliding_window_pattern"}
     if raw["model_type"] == "phi3":
         void |= {"original_max_position_embeddings"}
     off = {flag: False for flag in NULL_FLAGS if flag in raw and raw[flag] is None}
