@@ -10,7 +10,8 @@ from flax import nnx
 
 from grpojax import losses, masked
 from grpojax.models import Decoder, DecoderConfig
-from grpojax.models.decoder_config import Experts, Llama3Scaling
+from grpojax.models.decoder_config import DeltaNet, Experts, Llama3Scaling
+from grpojax.models.weight_table import DECODER
 from grpojax.types import PerToken, Prompts, TrainBatch
 
 BASE = DecoderConfig(
@@ -40,6 +41,11 @@ FAMILIES = {
         BASE, family="gemma3_text", num_layers=3, qkv_bias=False, qk_norm=True, head_dim=10, norms_after=True,
         norms_add_one=True, activation="gelu_tanh", attention_multiplier=0.4, embedding_multiplier=24**0.5, window=3,
         windowed_layers=(0, 1), window_theta=300.0,
+    ),
+    "qwen3_5": dataclasses.replace(
+        BASE, family="qwen3_5_text", qkv_bias=False, qk_norm=True, head_dim=12, rotary_dim=6, output_gate=True,
+        norms_add_one=True, num_layers=4, norm_eps=1e-2,  # norms of what a delta net gives, which may be near 0
+        delta=DeltaNet(key_heads=2, value_heads=6, key_size=5, value_size=7, taps=3, attention_layers=(1, 3)),
     ),
     "qwen2_moe": dataclasses.replace(
         BASE, family="qwen2_moe", experts=Experts(count=5, chosen=2, size=14, renormalised=False, shared=22)
@@ -109,24 +115,30 @@ def plain_states(model, sequences, prompt=None, read=None):
             x = x.at[..., one].set(a * cos[:, i] - b * sin[:, i]).at[..., two].set(b * cos[:, i] + a * sin[:, i])
         return x
 
-    def cut(x, head):
-        return x[..., head * c.head_dim : (head + 1) * c.head_dim]
+    def cut(x, heads):
+        return jnp.concatenate([x[..., head * c.head_dim : (head + 1) * c.head_dim] for head in heads], -1)
 
     weights = nnx.to_pure_dict(nnx.state(model.layers))
     for i in range(c.num_layers):
-        w = {k: v[i] for k, v in weights.items()}
+        w = {k: v[c.layers_of(DECODER[k].kind).index(i)] for k, v in weights.items() if has(c, k, i)}
 
         def linear(h, name, w=w):
             return h @ w[name] + w.get(f"{name}_bias", 0.0)
 
+        if c.kinds[i] == "delta":
+            x = x + plain_delta_net(norm(x, w["attn_norm"]), w, c)
+            x = x + linear(swish(linear(h := norm(x, w["mlp_norm"]), "gate")) * linear(h, "up"), "down")
+            continue
         h = norm(x, w["attn_norm"]) if c.norms_before else x
-        q, k, v = linear(h, "q"), linear(h, "k"), linear(h, "v")
+        q, k, v = linear(h, "q_gated" if c.output_gate else "q"), linear(h, "k"), linear(h, "v")
+        if c.output_gate:
+            q, gate = (cut(q, range(first, 2 * c.num_heads, 2)) for first in (0, 1))
         if c.wide_qk_norm:
             q, k = norm(q, w["q_wide_norm"]), norm(k, w["k_wide_norm"])
         heads = []
         for head in range(c.num_heads):
             kv = head // (c.num_heads // c.num_kv_heads)
-            qh, kh, vh = cut(q, head), cut(k, kv), cut(v, kv)
+            qh, kh, vh = cut(q, [head]), cut(k, [kv]), cut(v, [kv])
             if c.qk_norm:
                 qh, kh = norm(qh, w["q_norm"]), norm(kh, w["k_norm"])
 
@@ -146,7 +158,8 @@ def plain_states(model, sequences, prompt=None, read=None):
             if read is not None:
                 late = (np.arange(n) >= np.asarray(prompt)[:, None])[..., None]
                 heads[-1] = jnp.where(late, attend(qh, read(kh), read(vh)), heads[-1])
-        y = linear(jnp.concatenate(heads, -1), "o")
+        y = jnp.concatenate(heads, -1)
+        y = linear(y / (1 + jnp.exp(-gate)) if c.output_gate else y, "o")
         x = x + c.residual_multiplier * (norm(y, w["attn_after_norm"]) if c.norms_after else y)
         h = norm(x, w["mlp_norm"]) if c.norms_before else x
         gate = swish if c.activation == "silu" else gelu
@@ -173,6 +186,50 @@ def _angles(c, n, theta, r):
 
 def gelu(x):
     return 0.5 * x * (1 + jnp.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + 0.044715 * x**3)))
+
+
+def has(c, name, i):
+    """Whether layer ``i`` has the weight."""
+    return i in c.layers_of(DECODER[name].kind)
+
+
+def plain_delta_net(h, w, c):
+    """A loop over tokens and heads of ``h [n, N, D]``."""
+    d, size = c.delta, h.shape[1]
+    inputs = []
+    for name in "qkv":
+        x, y = h @ w[f"delta_{name}"], 0.0
+        for back in range(d.taps):
+            y = y + jnp.pad(x, ((0, 0), (back, 0), (0, 0)))[:, :size] * w[f"delta_{name}_taps"][:, 0, -1 - back]
+        inputs.append(swish(y))
+    rate = 1 / (1 + jnp.exp(-h @ w["delta_rate"]))
+    decay = jnp.exp(-jnp.exp(w["delta_decay_log"]) * jnp.log1p(jnp.exp(h @ w["delta_decay"] + w["delta_decay_start"])))
+    out = []
+    for head in range(d.value_heads):
+        at = head // (d.value_heads // d.key_heads) * d.key_size
+        q, k = (x[..., at : at + d.key_size] for x in inputs[:2])
+        q, k = (x / jnp.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+        v = inputs[2][..., head * d.value_size : (head + 1) * d.value_size]
+        out.append(plain_rule(q * d.key_size**-0.5, k, v, decay[..., head], rate[..., head]))
+        z = (h @ w["delta_gate"])[..., head * d.value_size : (head + 1) * d.value_size]
+        mean = (out[-1] * out[-1]).mean(-1, keepdims=True)
+        out[-1] = out[-1] / jnp.sqrt(mean + c.norm_eps) * w["delta_norm"] * swish(z)
+    return jnp.concatenate(out, -1) @ w["delta_out"]
+
+
+def plain_rule(q, k, v, decay, rate, state=None):
+    """The gated delta rule of one head, token by token: q and k ``[n, N, dk]``, v ``[n, N, dv]``, others ``[n, N]``."""
+    n, size, dk = q.shape
+    state = jnp.zeros((n, dk, v.shape[-1])) if state is None else state
+
+    def one(state, x):
+        q, k, v, decay, rate = x
+        state = state * decay[:, None, None]
+        wrong = v - (state * k[:, :, None]).sum(1)
+        state = state + k[:, :, None] * (rate[:, None] * wrong)[:, None]
+        return state, (state * q[:, :, None]).sum(1)
+
+    return jax.lax.scan(one, state, [x.swapaxes(0, 1) for x in (q, k, v, decay, rate)])[1].swapaxes(0, 1)
 
 
 def swish(x):

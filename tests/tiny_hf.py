@@ -44,6 +44,19 @@ _YARN = {
 # torch multiplies by groups where rows are whole multiples of 16 bytes.
 _EXPERTS = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=20, tie_word_embeddings=False)
 
+_HYBRID = dict(
+    num_hidden_layers=4,
+    head_dim=12,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=5,
+    linear_value_head_dim=7,
+    linear_conv_kernel_dim=3,
+    rope_parameters=_ROPE | {"partial_rotary_factor": 0.5},
+    layer_types=["linear_attention", "full_attention"] * 2,
+    tie_word_embeddings=False,
+)
+
 # name -> (model_type, options beyond the sizes)
 MODELS = {
     "qwen2-tied": ("qwen2", dict(tie_word_embeddings=True)),
@@ -135,6 +148,18 @@ MODELS = {
     "ernie4_5": ("ernie4_5", dict(tie_word_embeddings=True, head_dim=10)),
     "ernie4_5-bias": ("ernie4_5", dict(tie_word_embeddings=False, head_dim=10, use_bias=True, rope_parameters=_YARN)),
     "helium": ("helium", dict(tie_word_embeddings=False, head_dim=6, attention_bias=True, mlp_bias=True)),
+    "qwen3_5": ("qwen3_5_text", _HYBRID),
+    "qwen3_5-odd": (  # kinds of layers without a period, and one head of keys for each of values
+        "qwen3_5_text",
+        _HYBRID
+        | dict(
+            num_hidden_layers=5,
+            layer_types=[*["linear_attention"] * 3, "full_attention", "linear_attention"],
+            linear_num_key_heads=4,
+            linear_num_value_heads=4,
+            tie_word_embeddings=True,
+        ),
+    ),
     "qwen2-linear": ("qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR)),
     "qwen3-yarn": ("qwen3", dict(tie_word_embeddings=True, head_dim=10, rope_parameters=_YARN | {"truncate": False})),
     "llama-yarn": (
@@ -169,7 +194,8 @@ def model(config, *, dtype: str = "float32", seed: int = 0):
     with torch.no_grad():
         for name, p in made.named_parameters():
             if name.endswith("norm.weight"):
-                p.uniform_(0.5, 1.5)
+                adds_one = config.model_type.startswith("qwen3_5") and not name.endswith("linear_attn.norm.weight")
+                p.uniform_(-0.5, 0.5) if adds_one else p.uniform_(0.5, 1.5)
             else:
                 p.normal_(std=0.3 if name.endswith("bias") else p.shape[-1] ** -0.5)
     return made

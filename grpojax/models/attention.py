@@ -308,27 +308,52 @@ def by_completion(attend: Attend, gather: Sequence[Array], token_prompt: Array) 
 
 def _of_class(attend: Attend, gather: Array, token_prompt: Array) -> Attend:
     """`by_completion` for the completions in ``gather [B, C, T]``; 0 at the tokens of all other completions."""
-    (b, r, s), (c, t) = token_prompt.shape, gather.shape[1:]
-    there = gather.reshape(b, c * t)
-
-    def put(x, at):
-        return x.at[jnp.where(at < 0, r * s, at)].set(jnp.arange(c * t), mode="drop")
-
-    back = jax.vmap(put)(jnp.full((b, r * s), -1), there)
-    own = (gather >= 0).astype(jnp.int32)
-    prompt = jnp.take_along_axis(token_prompt.reshape(b, r * s), jnp.maximum(gather[..., 0], 0), axis=1)
+    apart = Completions(gather, token_prompt)
 
     def run(q, k, v, segments, prefix: Prefix, window: Window | None = None):
-        def per_completion(x):
-            return _move(x.reshape(b, r * s, *x.shape[3:]), there, back).reshape(b, c, t, *x.shape[3:])
-
-        rows = per_completion(q), per_completion(k), per_completion(v), own, prefix._replace(row_prompt=prompt)
+        prefix = prefix._replace(row_prompt=apart.prompt)
         if window is not None:
-            window = window._replace(offsets=jnp.broadcast_to(jnp.arange(t), own.shape))
-        out = attend(*rows, window)
-        return _move(out.reshape(b, c * t, *out.shape[3:]), back, there).reshape(q.shape)
+            offsets = jnp.arange(apart.segments.shape[-1])
+            window = window._replace(offsets=jnp.broadcast_to(offsets, apart.segments.shape))
+        out = attend(apart.take(q), apart.take(k), apart.take(v), apart.segments, prefix, window)
+        return apart.put(out)
 
     return run
+
+
+class Completions:
+    """Moves tokens of packed rows to one row for each completion of a class, and back.
+
+    Args:
+      gather: ``[B, C, T]`` indices of the class, see `grpojax.types.Rows`.
+      token_prompt: ``[B, R, S]`` of the packed rows.
+
+    Attributes:
+      segments: ``[B, C, T]`` int32, 1 where a completion has a token, 0 on padding.
+      prompt: ``[B, C]`` int32, the prompt that each completion continues.
+    """
+
+    def __init__(self, gather: Array, token_prompt: Array):
+        self._packed, self._apart = token_prompt.shape, gather.shape
+        (b, r, s), (c, t) = self._packed, self._apart[1:]
+        self._there = gather.reshape(b, c * t)
+
+        def put(x, at):
+            return x.at[jnp.where(at < 0, r * s, at)].set(jnp.arange(c * t), mode="drop")
+
+        self._back = jax.vmap(put)(jnp.full((b, r * s), -1), self._there)
+        self.segments = (gather >= 0).astype(jnp.int32)
+        self.prompt = jnp.take_along_axis(token_prompt.reshape(b, r * s), jnp.maximum(gather[..., 0], 0), axis=1)
+
+    def take(self, x: Array) -> Array:
+        """Tokens ``[B, R, S, ...]`` as ``[B, C, T, ...]``, 0 on padding."""
+        (b, r, s), (c, t) = self._packed, self._apart[1:]
+        return _move(x.reshape(b, r * s, *x.shape[3:]), self._there, self._back).reshape(b, c, t, *x.shape[3:])
+
+    def put(self, x: Array) -> Array:
+        """Undoes `take`; 0 at the tokens of all other completions."""
+        (b, r, s), (c, t) = self._packed, self._apart[1:]
+        return _move(x.reshape(b, c * t, *x.shape[3:]), self._back, self._there).reshape(b, r, s, *x.shape[3:])
 
 
 @jax.custom_vjp

@@ -5,7 +5,7 @@ their own. Weights are stacked over layers and scanned.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,9 +15,10 @@ from flax import nnx
 from grpojax.models import attention as att
 from grpojax.models import blocked_attention, quantised
 from grpojax.models.compute import Compute
-from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.decoder_config import DecoderConfig, Kind
+from grpojax.models.delta_net import DeltaLayer, Projected, States, by_layer
 from grpojax.models.experts import Observe, layer
-from grpojax.models.layers import Block, final_norm, kinds_of_layers, rope_tables, tables_of_layer
+from grpojax.models.layers import Block, HybridBlocks, Layer, final_norm, kinds_of_layers, rope_tables, tables_of_layer
 from grpojax.models.logprobs import mask_unused, token_scores
 from grpojax.models.sharding import ROLLOUT, TRAIN, constrain, gather_weight, spec
 from grpojax.models.weight_table import DECODER, initial
@@ -44,11 +45,13 @@ class PromptStates(NamedTuple):
 
     Attributes:
       last: ``[B, K, D]``, normed hidden states after each prompt's last token.
-      kv: keys and values of all layers ``[layers, B, K, L, Hkv, d]``, already rotated.
+      kv: keys and values of all layers that attend ``[layers, B, K, L, Hkv, d]``, already rotated.
+      delta: states of all delta nets ``[layers, B, K, ...]``; None if there are none.
     """
 
     last: Array
     kv: tuple[Array, Array]
+    delta: States | None = None
 
 
 class Decoder(nnx.Module):
@@ -73,7 +76,7 @@ class Decoder(nnx.Module):
         def stack(rngs):
             return Block(config, rngs=rngs)
 
-        self.layers = stack(rngs)
+        self.layers = HybridBlocks(config, rngs=rngs) if config.hybrid else stack(rngs)
         self.norm = nnx.Param(initial(DECODER["norm"], config, rngs))
         if config.own_head:
             self.head = nnx.Param(initial(DECODER["head"], config, rngs))
@@ -146,7 +149,7 @@ def _keeps(primitive: Any, *args: Any, **params: Any) -> Any:
 
 def scan_layers(
     model: Decoder,
-    body: Callable[[Any, tuple[Block, Any]], tuple[Any, Any]],
+    body: Callable[[Any, tuple[Any, Any]], tuple[Any, Any]],
     carry: Any,
     xs: Any = None,
     *,
@@ -163,10 +166,53 @@ def scan_layers(
         state, x = state_x
         return body(carry, (nnx.merge(graph, state), x))
 
-    if remat != "none":
-        # Without a loop XLA would merge the recomputed layer with that of the forward pass, and keep its activations.
-        step = jax.checkpoint(step, prevent_cse=unroll, policy=_keeps if remat == "matmuls" else None)
+    step = _checkpointed(step, remat, unroll)
     return _one_by_one(step, carry, (state, xs)) if unroll else jax.lax.scan(step, carry, (state, xs))
+
+
+def _checkpointed(step: Callable[..., Any], remat: Remat, unroll: bool) -> Callable[..., Any]:
+    if remat == "none":
+        return step
+    # Without a loop XLA would merge the recomputed layer with that of the forward pass, and keep its activations.
+    return jax.checkpoint(step, prevent_cse=unroll, policy=_keeps if remat == "matmuls" else None)
+
+
+def scan_periods(
+    model: Decoder,
+    bodies: Mapping[Kind, Callable[[Any, tuple[dict[str, Any], Any]], tuple[Any, Any]]],
+    carry: Any,
+    xs: Mapping[Kind, Any],
+    *,
+    remat: Remat = "none",
+    unroll: bool = False,
+) -> tuple[Any, dict[Kind, Any]]:
+    """`scan_layers` for layers of two kinds. A step of the scan runs one `DecoderConfig.period`.
+
+    Args:
+      model, carry, remat, unroll: as in `scan_layers`.
+      bodies: ``body(carry, (weights, x)) -> (carry, y)`` of each kind of layer.
+      xs: for each kind a tree ``[layers of that kind, ...]``, or None. Results ``y`` have the same form.
+    """
+    period = model.config.period
+    count = model.config.num_layers // len(period)
+    steps = {kind: _checkpointed(body, remat, unroll) for kind, body in bodies.items()}
+
+    def in_periods(tree: Any) -> Any:
+        return jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), tree)
+
+    def step(carry: Any, weights_xs: Any) -> Any:
+        weights, xs = weights_xs
+        ys: dict[Kind, list[Any]] = {kind: [] for kind in bodies}
+        each = {kind: iter(_unstacked(x) or [None] * len(period)) for kind, x in xs.items()}
+        listed = {name: _unstacked(w) for name, w in weights.items()}
+        for kind, mine in zip(period, by_layer(listed, period), strict=True):
+            carry, y = steps[kind](carry, (mine, next(each[kind])))
+            ys[kind].append(y)
+        return carry, {kind: _stacked(of_kind) for kind, of_kind in ys.items() if of_kind}
+
+    given = in_periods((nnx.to_pure_dict(nnx.state(model.layers)), dict(xs)))
+    carry, ys = _one_by_one(step, carry, given) if unroll else jax.lax.scan(step, carry, given)
+    return carry, jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), ys)
 
 
 def _one_by_one(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
@@ -197,9 +243,8 @@ def _slices(x: Array) -> list[Array]:
 _slices.defvjp(lambda x: (_slices(x), None), lambda _, grads: (jnp.stack(grads),))
 
 
-def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> tuple[Array, tuple[Array, Array]]:
-    """Prefill of ``prompts [B, K, L]``. Returns the hidden states after each prompt's last token ``[B, K, D]``, and the
-    keys and values of all layers ``[layers, B, K, L, Hkv, d]``, already rotated."""
+def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> PromptStates:
+    """Prefill of ``prompts [B, K, L]``."""
     x = embed_tokens(model, prompts, compute, whole=True)
     return _prompts(model, x, lengths, compute, remat="none")
 
@@ -207,7 +252,7 @@ def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute
 def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> PromptStates:
     """Runs the prompts of ``rows`` for `grpojax.types.Rows.read`, which `token_states` uses; has a gradient."""
     x = embed_tokens(model, rows.prompts, compute)
-    return PromptStates(*_prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat))
+    return _prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat)
 
 
 def _run_layers(
@@ -215,11 +260,12 @@ def _run_layers(
     x: Array,
     positions: Array,
     attend: Callable[[Array, Array, Array, Any, att.Window | None], tuple[Array, Any]],
+    recur: Callable[[DeltaLayer, Projected, Any], tuple[Array, Any]],
     compute: Compute,
     *,
     remat: Remat,
     one: Array | None = None,
-    read: Any = None,
+    read: PromptStates | None = None,
     pinned: bool = True,
     observe: Observe | None = None,
 ) -> tuple[Array, Any, Any]:
@@ -230,32 +276,52 @@ def _run_layers(
       x: ``[B, ..., D]``, embedded tokens.
       positions: positions of the tokens; the axes of ``x`` before D, or those of them that positions vary over.
       attend: one layer's attention ``(q, k, v, read, window) -> (attended, kept)``.
+      recur: the same for one layer's delta net, ``(layer, projected, read) -> (output, kept)``.
       compute, remat: how to run the layers.
       one: see `Layer`.
-      read: ``[layers, ...]``, passed to ``attend`` layer by layer.
+      read: the prompts as they were read before. Keys and values are passed to ``attend`` layer by layer, states to
+        ``recur``.
       pinned: keep each layer's output whole on every device of a data-parallel shard.
       observe: function of each layer's routing.
 
     Returns:
-      ``(x, kept, observed)``: hidden states that are not normed yet, and two trees of ``[layers, ...]``.
+      ``(x, kept, observed)``: hidden states that are not normed yet, what each kind of layer kept, ``[layers of that
+      kind, ...]``, and a tree of ``[layers, ...]``.
     """
-    tables = rope_tables(model.config, positions)
+    tables, kv = rope_tables(model.config, positions), None if read is None else read.kv
+    how = {"remat": remat, "unroll": compute.unrolls}
+
+    def finished(block: Layer, x: Array, mixed: Array) -> Array:
+        x = block.finish(x, mixed)
+        return constrain(x, compute.mesh, "shard", None, None) if pinned else x
 
     def body(x, block_read):
         block, (read, kind) = block_read
         block = layer(block, model.config, compute, one)
         window = None if kind.windowed is None else att.Window(model.config.window, kind.windowed)
         attended, kept = attend(*block.qkv(x, tables_of_layer(tables, kind)), read, window)
-        x = block.finish(x, attended)
-        observed = None if observe is None else observe(block.routing)
-        return constrain(x, compute.mesh, "shard", None, None) if pinned else x, (kept, observed)
+        x = finished(block, x, attended)
+        return x, (kept, None if observe is None else observe(block.routing))
 
-    xs = read, kinds_of_layers(model.config)
-    x, (kept, observed) = scan_layers(model, body, x, xs, remat=remat, unroll=compute.unrolls)
-    return x, kept, observed
+    def attention_layer(x, weights_read):
+        block = Layer(weights_read[0], model.config, compute, one)
+        attended, kept = attend(*block.qkv(x, tables.usual), weights_read[1], None)
+        return finished(block, x, attended), kept
+
+    def delta_layer(x, weights_read):
+        block = DeltaLayer(weights_read[0], model.config, compute, one)
+        mixed, kept = recur(block, block.project(x), weights_read[1])
+        return finished(block, x, mixed), kept
+
+    if model.config.hybrid:
+        bodies: dict[Kind, Any] = {"attention": attention_layer, "delta": delta_layer}
+        xs: dict[Kind, Any] = {"attention": kv, "delta": None if read is None else read.delta}
+        return *scan_periods(model, bodies, x, xs, **how), None
+    x, (kept, observed) = scan_layers(model, body, x, (kv, kinds_of_layers(model.config)), **how)
+    return x, {"attention": kept, "delta": None}, observed
 
 
-def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat):
+def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat) -> PromptStates:
     """`run_prompts` for embedded prompts ``[B, K, L, D]``."""
     size, (attend_prompts, _) = x.shape[2], _attends(None, compute)
     here = (jnp.arange(size) < lengths[..., None]).astype(jnp.int32)
@@ -263,9 +329,12 @@ def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, rema
     def attend(q, k, v, _, window):
         return attend_prompts(q, k, v, here, None, window), (k, v)
 
+    def recur(layer, x, _):
+        return layer.of_prompts(x, lengths)
+
     one = None if remat == "none" else _one(lengths)
-    x, kv, _ = _run_layers(model, x, jnp.arange(size), attend, compute, remat=remat, one=one, pinned=False)
-    return _after_last(model, x, lengths), kv
+    x, kept, _ = _run_layers(model, x, jnp.arange(size), attend, recur, compute, remat=remat, one=one, pinned=False)
+    return PromptStates(_after_last(model, x, lengths), kept["attention"], kept["delta"])
 
 
 def _after_last(model: Decoder, x: Array, lengths: Array) -> Array:
@@ -335,9 +404,12 @@ def _after_prompts(
             prefix = att.Prefix(pk, pv, rows.prompt_lengths, rows.token_prompt[..., 0])
             return attend_rows(q, k, v, rows.segments, prefix, _of_rows(window, rows)), None
 
+    def recur(layer, x, prompts):
+        return layer.of_rows(x, rows, prompts), None
+
     x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
-    how = {"remat": compute.remat, "one": one, "read": rows.read.kv, "observe": observe}
-    x, _, observed = _run_layers(model, x, _positions(rows), attend, compute, **how)
+    how = {"remat": compute.remat, "one": one, "read": rows.read, "observe": observe}
+    x, _, observed = _run_layers(model, x, _positions(rows), attend, recur, compute, **how)
     return rows.read.last, final_norm(x, model.norm[...], model.config), observed
 
 
@@ -367,11 +439,16 @@ def _with_prompts(
             oc = attend_rows(qc, kc, vc, rows.segments, prefix, _of_rows(window, rows))
         return join(op, oc), None
 
+    def recur(layer, x, _):
+        of_prompts, of_rows = (jax.tree.map(lambda x, i=i: part(x)[i], x) for i in range(2))
+        out, prompts = layer.of_prompts(of_prompts, length)
+        return join(out, layer.of_rows(of_rows, rows, prompts)), None
+
     positions = join(jnp.broadcast_to(jnp.arange(l), (b, k, l)), _positions(rows))
     x, one = embed_tokens(model, join(rows.prompts, rows.tokens), compute), _one(length)
     of_rows = None if observe is None else lambda routing: observe(jax.tree.map(lambda x: part(x)[1], routing))
     how = {"remat": compute.remat, "one": one, "observe": of_rows}
-    x, _, observed = _run_layers(model, x, positions, attend, compute, **how)
+    x, _, observed = _run_layers(model, x, positions, attend, recur, compute, **how)
     xp, xc = part(x)
     return _after_last(model, xp, length), final_norm(xc, model.norm[...], model.config), observed
 

@@ -72,6 +72,44 @@ class Experts:
             raise UserError(f"num_experts_per_tok {self.chosen}: must be from 1 to num_experts {self.count}")
 
 
+Kind = Literal["attention", "delta"]  # what a layer mixes its tokens by
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeltaNet:
+    """Gated delta nets (`grpojax.models.delta_net`), which most layers have in place of attention.
+
+    Attributes:
+      key_heads: heads of queries and keys; each serves as many heads of values as the next.
+      value_heads: heads of values, each with a state ``[key_size, value_size]``.
+      key_size: numbers of a query or a key.
+      value_size: numbers of a value.
+      taps: how many tokens the convolution reads, the newest included.
+      attention_layers: the layers that attend.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+    attention_layers: tuple[int, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "attention_layers", tuple(self.attention_layers))
+        if self.value_heads % self.key_heads:
+            raise UserError(
+                f"linear_num_key_heads {self.key_heads} does not divide linear_num_value_heads {self.value_heads}"
+            )
+        if self.taps < 2:
+            raise UserError(f"linear_conv_kernel_dim {self.taps}: must be at least 2")
+
+    @property
+    def shared(self) -> int:
+        """Heads of values that one head of keys serves."""
+        return self.value_heads // self.key_heads
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """Shape and options of a decoder-only transformer with rotary positions, RMS norms and gated MLPs.
@@ -117,6 +155,8 @@ class DecoderConfig:
     logits_divisor: float = 1.0
     unused_rows: tuple[tuple[int, int], ...] = ()
     experts: Experts | None = None  # in every layer, in place of an MLP of intermediate_size
+    output_gate: bool = False  # attention's output is multiplied by the sigmoid of a gate, which "q_gated" gives too
+    delta: DeltaNet | None = None  # in some layers, in place of attention
 
     def __post_init__(self):
         # Lists, as JSON has them, have no hash, which a static argument of a program needs.
@@ -134,6 +174,43 @@ class DecoderConfig:
             raise UserError(
                 "norms of rotated heads exclude a partial rotation, one of neighbours and an attention multiplier"
             )
+        if self.delta is not None and len(set(self.kinds)) < 2:
+            raise UserError(
+                f"all {self.num_layers} layers are of one kind, with attention in {list(self.delta.attention_layers)}; "
+                "a model with delta nets needs both kinds"
+            )
+        unlike = self.experts is not None or self.unrotated_layers or self.windowed_layers
+        if self.delta is not None and unlike:
+            raise UserError(
+                f"family {self.family!r}: delta nets beside experts, windows or unrotated layers are not supported"
+            )
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kind of each layer."""
+        if self.delta is None:
+            return ("attention",) * self.num_layers
+        there = self.delta.attention_layers
+        return tuple("attention" if i in there else "delta" for i in range(self.num_layers))
+
+    def layers_of(self, kind: Kind | None) -> tuple[int, ...]:
+        """The layers of one kind; None is all layers.
+
+        Example:
+          >>> delta = DeltaNet(key_heads=1, value_heads=2, key_size=4, value_size=4, taps=4, attention_layers=(3, 7))
+          >>> config = DecoderConfig(family="qwen3_5_text", vocab_size=7, hidden_size=8, intermediate_size=3,
+          ...                        num_layers=8, num_heads=1, num_kv_heads=1, head_dim=8, rope_theta=1e4, delta=delta)
+          >>> config.layers_of("attention"), config.layers_of("delta"), config.period
+          ((3, 7), (0, 1, 2, 4, 5, 6), ('delta', 'delta', 'delta', 'attention'))
+        """
+        return tuple(i for i, mine in enumerate(self.kinds) if kind in (None, mine))
+
+    @property
+    def period(self) -> tuple[Kind, ...]:
+        """The shortest run of kinds that gives those of all layers when it is repeated."""
+        kinds, n = self.kinds, self.num_layers
+        size = next(size for size in range(1, n + 1) if n % size == 0 and kinds == kinds[:size] * (n // size))
+        return kinds[:size]
 
     @property
     def own_head(self) -> bool:
@@ -154,3 +231,13 @@ class DecoderConfig:
     def shared_expert(self) -> bool:
         """Whether a layer has an expert that every token goes to."""
         return self.experts is not None and self.experts.shared > 0
+
+    @property
+    def plain_queries(self) -> bool:
+        """Whether a product makes queries and no gates."""
+        return not self.output_gate
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether some layers have a delta net in place of attention."""
+        return self.delta is not None

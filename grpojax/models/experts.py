@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from grpojax.models import quantised
 from grpojax.models.compute import Compute
@@ -235,4 +236,4 @@ def layer(
 ) -> Layer:
     """The block's weights, gathered and cast: a `Layer`, or a `MixtureLayer` for a mixture of experts."""
     kind = Layer if config.experts is None else MixtureLayer
-    return kind(block, config, compute, one, separately=separately)
+    return kind(nnx.to_pure_dict(nnx.state(block)), config, compute, one, separately=separately)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.decoder_config import DecoderConfig, Kind
 from grpojax.types import PerPrompt, Samples
 
 
@@ -57,21 +57,48 @@ PEAK_FLOPS = {kind: chip.flops for kind, chip in CHIPS.items()}
 def matmul_weights(c: DecoderConfig) -> int:
     """Weights that a token is multiplied by in the layers, without the vocabulary. A mixture counts the token's experts
     only."""
-    return c.num_layers * _layer_weights(c, c.experts.chosen if c.experts else 0)
+    return sum(_layer_weights(c, kind, c.experts.chosen if c.experts else 0) for kind in c.kinds)
 
 
 def layer_weights(c: DecoderConfig) -> int:
-    """Weights of the matrices of one layer, including all experts of a mixture."""
-    return _layer_weights(c, c.experts.count if c.experts else 0)
+    """Weights of the matrices of one layer, including all experts of a mixture; of the largest, if layers differ."""
+    return max(_layer_weights(c, kind, c.experts.count if c.experts else 0) for kind in c.kinds)
 
 
-def _layer_weights(c: DecoderConfig, experts: int) -> int:
+def all_layers_weights(c: DecoderConfig) -> int:
+    """Weights of the matrices of all layers, including all experts of a mixture."""
+    return sum(_layer_weights(c, kind, c.experts.count if c.experts else 0) for kind in c.kinds)
+
+
+def _layer_weights(c: DecoderConfig, kind: Kind, experts: int) -> int:
     """Weights of the matrices of one layer with ``experts`` of its experts."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     width, router = c.intermediate_size, 0
     if c.experts is not None:
         width, router = experts * c.experts.size + c.experts.shared, c.experts.count + c.shared_expert
-    return c.hidden_size * (2 * q + 2 * kv + 3 * width + router)
+    mixer = (2 + c.output_gate) * q + 2 * kv
+    if kind == "delta" and (d := c.delta) is not None:
+        mixer = 2 * d.key_heads * d.key_size + 3 * d.value_heads * d.value_size + 2 * d.value_heads
+    return c.hidden_size * (mixer + 3 * width + router)
+
+
+def _delta_products(c: DecoderConfig) -> int:
+    """Multiply-adds of a token in all delta nets that multiply no weight of a matrix: its key and its query with the
+    state, what is added to the state, and the convolution."""
+    if (d := c.delta) is None:
+        return 0
+    channels = 2 * d.key_heads * d.key_size + d.value_heads * d.value_size
+    return len(c.layers_of("delta")) * (3 * _state_numbers(c) + channels * d.taps)
+
+
+def _state_numbers(c: DecoderConfig) -> int:
+    """Numbers of the state of one delta net."""
+    return 0 if c.delta is None else c.delta.value_heads * c.delta.key_size * c.delta.value_size
+
+
+def state_bytes(c: DecoderConfig) -> int:
+    """Bytes of the float32 states of all delta nets for one sample. The inputs of convolutions are ignored."""
+    return 4 * len(c.layers_of("delta")) * _state_numbers(c)
 
 
 def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples) -> float:
@@ -85,11 +112,12 @@ def forward_flops(c: DecoderConfig, prompt_lengths: PerPrompt, lengths: Samples)
     prompt_lengths, lengths = np.asarray(prompt_lengths, np.float64), np.asarray(lengths, np.float64)
     tokens = prompt_lengths.sum() + lengths.sum()
     windowed = len(c.windowed_layers)
-    seen = (c.num_layers - windowed) * _seen(prompt_lengths, lengths, np.inf)
+    seen = (len(c.layers_of("attention")) - windowed) * _seen(prompt_lengths, lengths, np.inf)
     if windowed:
         seen += windowed * _seen(prompt_lengths, lengths, c.window)
     attention = 2 * seen * c.num_heads * c.head_dim
-    return 2 * (tokens * matmul_weights(c) + attention + lengths.sum() * c.vocab_size * c.hidden_size)
+    of_layers = tokens * (matmul_weights(c) + _delta_products(c)) + attention
+    return 2 * (of_layers + lengths.sum() * c.vocab_size * c.hidden_size)
 
 
 def _seen(prompt_lengths: np.ndarray, lengths: np.ndarray, window: float) -> float:
@@ -146,11 +174,11 @@ def decode_bytes(
     block: int = 1,
     cache_dtype: DTypeLike = "bfloat16",
 ) -> float:
-    """Bytes of memory that the sampler reads for one decode step, with weights in bfloat16, on one device.
+    """Bytes of memory that the sampler moves for one decode step, with weights in bfloat16, on one device.
 
     A step reads the weights once (all experts of a mixture, since many tokens choose among them). It reads a prompt's
     keys and values once for all slots of its row. For every slot it reads the blocks of the cache in which any slot has
-    a token that the layer sees.
+    a token that the layer sees. It reads and writes the states of delta nets.
 
     Args:
       c: the decoder.
@@ -161,19 +189,21 @@ def decode_bytes(
       block: positions that are read together (`grpojax.programs.kv_cache.ring`).
       cache_dtype: dtype of keys and values.
     """
-    per_token, windowed = kv_bytes(c, cache_dtype) / c.num_layers, len(c.windowed_layers)
-    weights = c.num_layers * layer_weights(c) + c.vocab_size * c.hidden_size
+    attending, windowed = len(c.layers_of("attention")), len(c.windowed_layers)
+    per_token = kv_bytes(c, cache_dtype) / attending
+    weights = all_layers_weights(c) + c.vocab_size * c.hidden_size
+    states = 2 * prompts * slots * state_bytes(c)
 
     def blocks(tokens: float) -> float:
         return -(-tokens // block) * block
 
-    own = (c.num_layers - windowed) * blocks(tokens) + windowed * blocks(min(tokens, c.window))
-    return 2 * weights + prompts * (c.num_layers * prompt_tokens + slots * own) * per_token
+    own = (attending - windowed) * blocks(tokens) + windowed * blocks(min(tokens, c.window))
+    return 2 * weights + prompts * (attending * prompt_tokens + slots * own) * per_token + states
 
 
 def kv_numbers(c: DecoderConfig) -> int:
-    """How many numbers the keys and values of one token have in all layers."""
-    return 2 * c.num_layers * c.num_kv_heads * c.head_dim
+    """How many numbers the keys and values of one token have in all layers that attend."""
+    return 2 * len(c.layers_of("attention")) * c.num_kv_heads * c.head_dim
 
 
 def kv_bytes(c: DecoderConfig, cache_dtype: DTypeLike) -> int:
@@ -185,4 +215,4 @@ def kv_bytes(c: DecoderConfig, cache_dtype: DTypeLike) -> int:
 
 def parameters(c: DecoderConfig) -> int:
     """Weights of all matrices: layers, embedding and, if it is not tied to the embedding, the output projection."""
-    return c.num_layers * layer_weights(c) + (2 if c.own_head else 1) * c.vocab_size * c.hidden_size
+    return all_layers_weights(c) + (2 if c.own_head else 1) * c.vocab_size * c.hidden_size

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from grpojax.models.adapters import Adapted
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, LinearScaling, RopeScaling, YarnScaling
 from grpojax.models.sharding import ROLLOUT, constrain, gather_weight
-from grpojax.models.weight_table import DECODER, initial, present
+from grpojax.models.weight_table import DECODER, initial, layers_with, present
 from grpojax.types import Array
 
 
@@ -25,6 +26,16 @@ class Block(nnx.Module):
         for name, weight in present(DECODER, config).items():
             if weight.stacked:
                 setattr(self, name, nnx.Param(initial(weight, config, rngs)))
+
+
+class HybridBlocks(nnx.Module):
+    """The weights of all layers of a decoder with layers of two kinds: each is stacked over the layers that have it."""
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        for name, weight in present(DECODER, config).items():
+            if weight.stacked:
+                of_layers = [initial(weight, config, rngs) for _ in layers_with(weight, config)]
+                setattr(self, name, nnx.Param(jnp.stack(of_layers)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -259,18 +270,20 @@ class Layer:
     """A block's weights in the compute dtype, gathered once and applied to any number of token streams.
 
     Args:
-      block, config, compute: the layer, and how to run it.
+      weights: the layer's weights by name.
+      config, compute: how to run the layer.
       one: the number 1, hidden from the compiler. Weights are multiplied by it, so that XLA casts the weights of a
         layer when it runs that layer, instead of all before the first layer. None if there is nothing to cast.
       separately: multiply with one weight after the other. XLA:GPU joins two products that share a factor, and copies
         both weights into one array for that. In a decode step the copy moves more bytes than the products.
     """
 
+    gate: Array | None = None  # of the output of attention, made with the last queries
     routing: Any = None  # `grpojax.models.experts.Routing` of a mixture of experts
 
     def __init__(
         self,
-        block: Block,
+        weights: Mapping[str, Any],
         config: DecoderConfig,
         compute: Compute,
         one: Array | None = None,
@@ -295,7 +308,7 @@ class Layer:
                 w = constrain(kv_heads.repeated(w, config, compute.mesh), compute.mesh, *axes, rules=ROLLOUT)
             return w
 
-        self.w = {name: gather(name, w) for name, w in nnx.to_pure_dict(nnx.state(block)).items()}
+        self.w = {name: gather(name, w) for name, w in weights.items()}
 
     def _linear(self, x: Array, name: str) -> Array:
         # Two-dimensional, so that the weight's gradient sums over one axis. Over several, XLA:CPU copies transposes.
@@ -316,7 +329,10 @@ class Layer:
         """Computes rotated q ``[..., H, d]`` and k, and v ``[..., Hkv, d]``, from ``x [..., D]``."""
         c, w = self.config, self.w
         with jax.named_scope("qkv"):
-            made = self._linears(self._read(x, "attn_norm"), "q", "k", "v")
+            made = self._linears(self._read(x, "attn_norm"), "q_gated" if c.output_gate else "q", "k", "v")
+            if c.output_gate:
+                by_head = made[0].reshape(*x.shape[:-1], -1, 2, c.head_dim)
+                made[0], self.gate = (by_head[..., i, :].reshape(*x.shape[:-1], -1) for i in range(2))
             if c.wide_qk_norm:
                 made[0], made[1] = norm(made[0], w["q_wide_norm"], c), norm(made[1], w["k_wide_norm"], c)
             q, k, v = (y.reshape(*x.shape[:-1], -1, c.head_dim) for y in made)
@@ -350,11 +366,17 @@ class Layer:
     def finish(self, x: Array, attended: Array) -> Array:
         """Adds the attention's output and the MLP to ``x``."""
         with jax.named_scope("out"):
-            x = self._add(x, self._linear(attended.reshape(*x.shape[:-1], -1), "o"), "attn_after_norm")
+            x = self._add(x, self._output(attended.reshape(*x.shape[:-1], -1)), "attn_after_norm")
         with jax.named_scope("mlp"):
             if self.lean and x.ndim == 3 and x.shape[1] > _MLP_TOKENS:
                 return self._mlp_in_parts(x)
             return self._mlp(x)
+
+    def _output(self, attended: Array) -> Array:
+        """The product with attention's output ``[..., H * d]``, ``[..., D]``."""
+        if self.gate is not None:
+            attended = attended * jax.nn.sigmoid(self.gate)
+        return self._linear(attended, "o")
 
     def _mlp(self, x: Array) -> Array:
         h = _GATES[self.config.activation](*self._linears(self._read(x, "mlp_norm"), "gate", "up"))

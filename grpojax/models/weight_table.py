@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from grpojax.models import quantised
-from grpojax.models.decoder_config import DecoderConfig, Experts
+from grpojax.models.decoder_config import DecoderConfig, DeltaNet, Experts, Kind
 from grpojax.models.sharding import TRAIN, Rules, check_divides, named
 from grpojax.types import Array
 
@@ -27,7 +27,7 @@ class Weight(NamedTuple):
 
     Attributes:
       axes: logical axes. Their `sizes` are the shape, and the sharding rules say how each axis is cut. The first axis
-        of a stacked weight is "layers".
+        of a stacked weight is "layers", and has the layers that `layers_with` names.
       init: makes its first values.
       name: name in a checkpoint, with ``{}`` for the layer and another ``{}`` for the expert. None if no checkpoint
         has the weight.
@@ -47,6 +47,12 @@ class Weight(NamedTuple):
     def stacked(self) -> bool:
         """Whether one array has all layers, along its first axis."""
         return self.axes[0] == "layers"
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind of layers that have the weight; None if all have it."""
+        parts: dict[str, Kind] = {".self_attn.": "attention", ".linear_attn.": "delta"}
+        return next((kind for part, kind in parts.items() if part in (self.name or "")), None)
 
     @property
     def lead(self) -> int:
@@ -72,6 +78,16 @@ def zeros(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> A
     return jnp.zeros(shape)
 
 
+def unit_norm(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    """Weights of a norm that leave normed values as they are: ones, or zeros if the norms add one (`initial`)."""
+    return jnp.ones(shape)
+
+
+def _rates(rngs: nnx.Rngs, shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    """Logarithms of rates of decay, which are uniform up to 16."""
+    return jnp.log(jax.random.uniform(rngs.params(), shape, minval=0.01, maxval=16.0))
+
+
 def normal(fan_in: str, *, residual: bool = False) -> Initialiser:
     """Normal with variance 1 / size of the axis ``fan_in``. ``residual``, for outputs of blocks, also divides the
     variance by twice the number of layers."""
@@ -84,7 +100,7 @@ def normal(fan_in: str, *, residual: bool = False) -> Initialiser:
 
 
 def _norm(axis: str, name: str, when: str | None = None) -> Weight:
-    return Weight(("layers", axis), ones, f"model.layers.{{}}.{name}.weight", when=when)
+    return Weight(("layers", axis), unit_norm, f"model.layers.{{}}.{name}.weight", when=when)
 
 
 def _kernel(rows: str, columns: str, name: str, *, residual: bool = False, **more: Any) -> Weight:
@@ -97,6 +113,21 @@ def _expert(rows: str, columns: str, name: str, *, residual: bool = False) -> We
     return Weight(("layers", "experts", rows, columns), init, name, transposed=True, when="mixture")
 
 
+def _delta(rows: str, columns: str, name: str, **more: Any) -> Weight:
+    return _kernel(rows, columns, f"linear_attn.{name}", when="hybrid", **more)
+
+
+def _taps(channels: str, name: str) -> Weight:
+    """The weights of a convolution, each channel by itself."""
+    axes = ("layers", channels, "one", "taps")
+    return Weight(axes, normal("taps"), f"model.layers.{{}}.linear_attn.{name}.weight", when="hybrid", exact=True)
+
+
+def _per_head(init: Initialiser, name: str) -> Weight:
+    name = f"model.layers.{{}}.linear_attn.{name}"
+    return Weight(("layers", "delta_heads"), init, name, when="hybrid", exact=True)
+
+
 def _bias(axis: str, name: str, when: str) -> Weight:
     return Weight(("layers", axis), zeros, f"model.layers.{{}}.{name}.bias", when=when)
 
@@ -106,7 +137,8 @@ def _bias(axis: str, name: str, when: str) -> Weight:
 DECODER: WeightTable = {
     "embed": Weight(("vocab", "embed"), normal("embed"), "model.embed_tokens.weight"),
     "attn_norm": _norm("hidden", "input_layernorm", "norms_before"),
-    "q": _kernel("embed", "heads", "self_attn.q_proj"),
+    "q": _kernel("embed", "heads", "self_attn.q_proj", when="plain_queries"),
+    "q_gated": _kernel("embed", "gated_heads", "self_attn.q_proj", when="output_gate"),
     "q_bias": _bias("heads", "self_attn.q_proj", "qkv_bias"),
     "q_norm": _norm("head_dim", "self_attn.q_norm", "qk_norm"),
     "q_rotated_norm": _norm("head_dim", "self_attn.query_layernorm", "qk_norm_rotated"),
@@ -121,6 +153,20 @@ DECODER: WeightTable = {
     "o": _kernel("heads", "embed", "self_attn.o_proj", residual=True),
     "o_bias": _bias("hidden", "self_attn.o_proj", "out_bias"),
     "attn_after_norm": _norm("hidden", "post_self_attn_layernorm", "norms_after"),
+    # A delta net's queries, keys and values are one product and one convolution in a checkpoint.
+    "delta_q": _delta("embed", "delta_keys", "in_proj_q"),
+    "delta_k": _delta("embed", "delta_keys", "in_proj_k"),
+    "delta_v": _delta("embed", "delta_values", "in_proj_v"),
+    "delta_gate": _delta("embed", "delta_values", "in_proj_z"),
+    "delta_rate": _delta("embed", "delta_heads", "in_proj_b", exact=True),
+    "delta_decay": _delta("embed", "delta_heads", "in_proj_a", exact=True),
+    "delta_decay_start": _per_head(ones, "dt_bias"),
+    "delta_decay_log": _per_head(_rates, "A_log"),
+    "delta_q_taps": _taps("delta_keys", "conv1d_q"),
+    "delta_k_taps": _taps("delta_keys", "conv1d_k"),
+    "delta_v_taps": _taps("delta_values", "conv1d_v"),
+    "delta_norm": Weight(("layers", "value_size"), ones, "model.layers.{}.linear_attn.norm.weight", when="hybrid"),
+    "delta_out": _delta("delta_values", "embed", "out_proj", residual=True),
     "mlp_norm": _norm("hidden", "post_attention_layernorm", "norms_before"),
     "gate": _kernel("embed", "mlp", "mlp.gate_proj", when="dense"),
     "gate_bias": _bias("mlp", "mlp.gate_proj", "mlp_bias"),
@@ -137,7 +183,7 @@ DECODER: WeightTable = {
     "shared_up": _kernel("embed", "shared_mlp", "mlp.shared_expert.up_proj", when="shared_expert"),
     "shared_down": _kernel("shared_mlp", "embed", "mlp.shared_expert.down_proj", residual=True, when="shared_expert"),
     "shared_router": _kernel("embed", "one", "mlp.shared_expert_gate", when="shared_expert", exact=True),
-    "norm": Weight(("hidden",), ones, "model.norm.weight"),
+    "norm": Weight(("hidden",), unit_norm, "model.norm.weight"),
     "head": Weight(("vocab", "embed"), normal("embed"), "lm_head.weight", when="own_head"),
 }
 
@@ -145,12 +191,14 @@ DECODER: WeightTable = {
 def sizes(config: DecoderConfig) -> dict[str, int]:
     """The size of every logical axis."""
     experts = config.experts or Experts(count=1, chosen=1, size=1)
+    delta = config.delta or DeltaNet(key_heads=1, value_heads=1, key_size=1, value_size=1, taps=2, attention_layers=())
     return {
         "layers": config.num_layers,
         "vocab": config.vocab_size,
         "embed": config.hidden_size,
         "hidden": config.hidden_size,
         "heads": config.num_heads * config.head_dim,
+        "gated_heads": 2 * config.num_heads * config.head_dim,
         "kv_heads": config.num_kv_heads * config.head_dim,
         "head_dim": config.head_dim,
         "mlp": config.intermediate_size,
@@ -159,12 +207,22 @@ def sizes(config: DecoderConfig) -> dict[str, int]:
         "expert_mlp": experts.size,
         "shared_mlp": experts.shared,
         "one": 1,
+        "delta_keys": delta.key_heads * delta.key_size,
+        "delta_values": delta.value_heads * delta.value_size,
+        "delta_heads": delta.value_heads,
+        "value_size": delta.value_size,
+        "taps": delta.taps,
     }
 
 
 def present(table: WeightTable, config: DecoderConfig) -> dict[str, Weight]:
     """The weights of a table that a network with this config has."""
     return {name: weight for name, weight in table.items() if weight.when is None or getattr(config, weight.when)}
+
+
+def layers_with(weight: Weight, config: DecoderConfig) -> tuple[int, ...]:
+    """The layers that a stacked weight has, in their order along its first axis."""
+    return config.layers_of(weight.kind)
 
 
 def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
@@ -177,7 +235,7 @@ def initial(weight: Weight, config: DecoderConfig, rngs: nnx.Rngs) -> Array:
       [(4, 5), (5,)]
     """
     of_axis = sizes(config)
-    init = zeros if weight.init is ones and config.norms_add_one else weight.init
+    init = zeros if weight.init is unit_norm and config.norms_add_one else weight.init
     return init(rngs, tuple(of_axis[a] for a in weight.axes[weight.stacked :]), of_axis)
 
 
@@ -234,6 +292,8 @@ def check_mesh(config: DecoderConfig, mesh: Mesh | None) -> None:
     if config.experts is not None:
         mlps = [("moe_intermediate_size", config.experts.size, "expert_mlp")]
         mlps += [("shared_expert_intermediate_size", config.experts.shared, "shared_mlp")]
+    if config.delta is not None:
+        mlps += [("linear_num_key_heads", config.delta.key_heads, "delta_keys")]
     for what, size, axis in (
         ("num_attention_heads", config.num_heads, "heads"),
         ("num_key_value_heads x head_dim", config.num_kv_heads * config.head_dim, "kv_heads"),

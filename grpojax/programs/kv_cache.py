@@ -20,6 +20,7 @@ when they are written, and the matmul reads the rounded numbers.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -142,7 +143,7 @@ def empty(c: DecoderConfig, rows: int, slots: int, ring: Ring, dtype: Any, compu
     shape, axes = ((slots, heads), (None, "kv_heads")) if unrolled else ((heads * slots,), ("kv_heads",))
 
     def zeros(*last, dtype=dtype):
-        x = jnp.zeros((c.num_layers, blocks, rows, *shape, *last), dtype)
+        x = jnp.zeros((len(c.layers_of("attention")), blocks, rows, *shape, *last), dtype)
         return constrain(x, compute.mesh, None, None, "shard", *axes, *(None,) * len(last))
 
     def all_of(*last):
@@ -240,22 +241,17 @@ def insert(
 def over_layers(
     body: Callable[..., Array], x: Array, layers: Any, caches: Sequence[Any], position: Scalar, compute: Compute
 ) -> tuple[Array, Sequence[Any]]:
-    """Runs ``body(x, layer, write) -> x`` layer by layer.
+    """Runs ``body(x, layer, write) -> x`` layer by layer, in a loop unless ``layers`` is a list.
 
     ``write(k, v)`` puts a token's keys and values into the layer's caches at ``position``, and returns what
-    `decode_attention` reads. Reads come after the write, so that caches are updated in place. Returns
-    ``(x, caches)``.
+    `decode_attention` reads. Reads come after the write, so that caches are updated in place. In a list there may be
+    layers that have no cache and do not write. Returns ``(x, caches)``.
     """
-    if unrolls(compute):
-        updated, axes = [], (-2 if compute.on_gpu else -1, -2)
-        for layer, *own in zip(layers, *caches, strict=True):
-
-            def write(k, v, own=own):
-                updated.append(_put(own, (k, v), axes, position))
-                return Cached(*updated[-1])
-
-            x = body(x, layer, write)
-        return x, [list(column) for column in zip(*updated, strict=True)]
+    if isinstance(layers, list):
+        write_next, updated = _writer(caches, position, compute)
+        for layer in layers:
+            x = body(x, layer, write_next)
+        return x, updated()
 
     def step(carry, i_layer):
         (x, caches), (i, layer) = carry, i_layer
@@ -270,6 +266,28 @@ def over_layers(
 
     n = jax.tree.leaves(caches)[0].shape[0]
     return jax.lax.scan(step, (x, list(caches)), (jnp.arange(n), layers))[0]
+
+
+def _writer(
+    caches: Sequence[Any], position: Scalar, compute: Compute
+) -> tuple[Callable[[Any, Any], "Cached"], Callable[[], Sequence[Any]]]:
+    """``write(k, v)``, which each layer with a cache calls in its turn, and what returns the caches after that."""
+    if unrolls(compute):
+        own, updated, axes = zip(*caches, strict=True), [], (-2 if compute.on_gpu else -1, -2)
+
+        def write(k, v):
+            updated.append(_put(next(own), (k, v), axes, position))
+            return Cached(*updated[-1])
+
+        return write, lambda: [list(column) for column in zip(*updated, strict=True)]
+    stacked, numbers = [list(caches)], itertools.count()
+
+    def write_stacked(k, v):
+        i = next(numbers)
+        stacked[0] = _put_stacked(stacked[0], k, v, position, jnp.int32(i))
+        return Cached(stacked[0][0], stacked[0][1], i)
+
+    return write_stacked, lambda: stacked[0]
 
 
 def _axes(new: quantised.Matrix, axis: int) -> Any:

@@ -26,11 +26,21 @@ from jax.sharding import Mesh
 
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
-from grpojax.models import quantised
+from grpojax.models import delta_net, quantised
 from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
-from grpojax.models.layers import LayerKind, TransposedKernel, final_norm, kinds_of_layers, rope_tables, tables_of_layer
+from grpojax.models.decoder_config import DecoderConfig
+from grpojax.models.delta_net import DeltaLayer, States
+from grpojax.models.layers import (
+    Layer,
+    LayerKind,
+    TransposedKernel,
+    final_norm,
+    kinds_of_layers,
+    rope_tables,
+    tables_of_layer,
+)
 from grpojax.models.sharding import TRAIN, constrain, spec
 from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs import kv_cache
@@ -171,10 +181,12 @@ class DecodeConstants:
       ring: layout of the slots' caches.
       model: the decoder, used for its embeddings and its last norm.
       graph: structure of one of the decoder's blocks.
-      blocks: weights of the decoder's blocks, stacked or as a list (`kv_cache.unrolls`); transposed on a CPU.
+      blocks: weights of the decoder's blocks, stacked or as a list (`kv_cache.unrolls`); transposed on a CPU. If the
+        decoder has delta nets, it is a list with each layer's weights by name.
       eos: ``[n]`` int32, tokens that end a sample.
-      prompt_kv: keys and values of the prompts. Each layer has ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``; the layers
-        are stacked or a list.
+      prompt_kv: keys and values of the prompts. Each layer that attends has ``[P, Hkv, d, L]`` and ``[P, Hkv, L, d]``;
+        the layers are stacked or a list.
+      prompt_delta: states of the prompts for each delta net, ``[P, ...]``.
       known: what prefill knows about the samples.
       left: samples of a shard that may stay unfinished, if the rollout continues an earlier one; otherwise None.
     """
@@ -187,6 +199,7 @@ class DecodeConstants:
     blocks: Any
     eos: Array
     prompt_kv: tuple[Any, Any]
+    prompt_delta: list[States]
     known: SampleQueue
     left: int | None = None
 
@@ -200,14 +213,15 @@ def _prefill(
     model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
 ) -> tuple[DecodeConstants, Rollout]:
     """Runs each prompt once and draws the first token of each of its samples. The returned rollout has these tokens."""
-    n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute)
+    n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute) or model.config.hybrid
     dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
 
     def stored(x, axes):
         return quantised.stored(x[:, :, 0].transpose(axes), dtype, axes.index(4))
 
     with jax.named_scope("prefill"):
-        hidden, kv = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
+        read = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
+        hidden, kv = read.last, read.kv
         prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
         keys = keys_of_samples(key, prompts, config.group)
         zero = jnp.zeros((n_prompts, config.group), jnp.int32)
@@ -231,9 +245,10 @@ def _prefill(
         ring=kv_cache.ring(config.max_tokens, compute),
         model=model,
         graph=graph,
-        blocks=_blocks(blocks, compute),
+        blocks=_blocks(blocks, model.config, compute),
         eos=eos,
         prompt_kv=kv_cache.per_layer(prompt_kv, unroll),
+        prompt_delta=_of_delta_nets(read.delta),
         known=SampleQueue(keys=keys, first=first, ended=ended, lengths=prompts.lengths),
     )
     return constants, out
@@ -243,8 +258,17 @@ def _ends(token: Array, eos: Array) -> Array:
     return (token[..., None] == eos).any(-1)
 
 
-def _blocks(stacked: Any, compute: Compute) -> Any:
-    layers = kv_cache.per_layer(stacked, kv_cache.unrolls(compute))
+def _of_delta_nets(read: States | None) -> list[States]:
+    """States ``[layers, P, 1, ...]`` of prompts that were read one by one, for each delta net ``[P, ...]``."""
+    return [] if read is None else kv_cache.per_layer(jax.tree.map(lambda x: x[:, :, 0], read), True)
+
+
+def _blocks(stacked: Any, config: DecoderConfig, compute: Compute) -> Any:
+    if config.hybrid:
+        listed = {name: kv_cache.per_layer(w, True) for name, w in nnx.to_pure_dict(stacked).items()}
+        layers = delta_net.by_layer(listed, config.kinds)
+    else:
+        layers = kv_cache.per_layer(stacked, kv_cache.unrolls(compute))
     if kv_cache.platform(compute) != "cpu" or compute.mesh is not None:
         return layers
 
@@ -290,6 +314,7 @@ class DecodeState:
         waits for a slot, and 0 when nothing is left to draw.
       slots: one row for each prompt; data-parallel shards divide the rows.
       keys, values: the slots' caches (`kv_cache.empty`).
+      delta: the slots' states for each delta net, ``[P, S, ...]``.
       out: the rollout so far.
     """
 
@@ -298,6 +323,7 @@ class DecodeState:
     slots: Slots
     keys: Any
     values: Any
+    delta: list[States]
     out: Any
 
 
@@ -316,8 +342,8 @@ def _all_waiting(constants: DecodeConstants, out: Rollout) -> DecodeState:
     )
     cache = constants.model.config, n_prompts, slots, constants.ring, constants.cache_dtype, constants.compute
     keys, values = kv_cache.empty(*cache)
-    longest = _longest(constants, free)
-    return DecodeState(step=jnp.int32(0), longest=longest, slots=free, keys=keys, values=values, out=out)
+    longest, delta = _longest(constants, free), delta_net.in_slots(constants.prompt_delta, slots, constants.compute)
+    return DecodeState(step=jnp.int32(0), longest=longest, slots=free, keys=keys, values=values, delta=delta, out=out)
 
 
 def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
@@ -345,20 +371,38 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
             return seen
         return seen.within(jnp.where(kind.windowed, c.window, FAR), known.lengths)
 
-    def body(x, layer, write):
-        block, prompt, kind = layer
-        one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=compute.on_gpu)
+    def attends(one, x, prompt, kind, write):
         q, k, v = one.qkv(x, tables_of_layer(tables, kind))
         cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
         o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute)
         return one.finish(x, o.astype(x.dtype))
 
-    kinds = kinds_of_layers(c)
-    layers = constants.blocks, constants.prompt_kv, kinds
-    if kv_cache.unrolls(compute):
-        of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
-        layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
+    def body(x, layer, write):
+        block, prompt, kind = layer
+        one = dec.layer(nnx.merge(constants.graph, block), c, compute, separately=compute.on_gpu)
+        return attends(one, x, prompt, kind, write)
+
+    prompts, states, delta = iter(constants.prompt_kv), iter(zip(s.delta, constants.prompt_delta, strict=True)), []
+
+    def hybrid(x, layer, write):
+        kind, weights = layer
+        if kind == "attention":
+            one = Layer(weights, c, compute, separately=compute.on_gpu)
+            return attends(one, x, next(prompts), LayerKind(), write)
+        one = DeltaLayer(weights, c, compute, separately=compute.on_gpu)
+        x, new = one.advance(x, delta_net.started(*next(states), slots.count == 1))
+        delta.append(new)
+        return x
+
+    if c.hybrid:
+        body, layers = hybrid, list(zip(c.kinds, constants.blocks, strict=True))
+    else:
+        kinds = kinds_of_layers(c)
+        layers = constants.blocks, constants.prompt_kv, kinds
+        if kv_cache.unrolls(compute):
+            of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
+            layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
     x, (keys, values) = kv_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
 
     with jax.named_scope("draw"):
@@ -370,7 +414,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     active = slots.active & ~stop & (slots.count + 1 < config.max_tokens)
     slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
     longest = _longest(constants, slots)
-    return DecodeState(step=s.step + 1, longest=longest, slots=slots, keys=keys, values=values, out=out)
+    return DecodeState(step=s.step + 1, longest=longest, slots=slots, keys=keys, values=values, delta=delta, out=out)
 
 
 def _refill(known: SampleQueue, s: Slots) -> Slots:
@@ -446,18 +490,21 @@ def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, ou
     out = jax.tree.map(older, partial, out)
     rows, slots = out.lengths.shape
     caches = kv_cache.empty(constants.model.config, rows, slots, ring, dtype, compute)
-    read = _read_partial(constants.model, prompts, partial, constants.left or 0, compute)
+    read, states = _read_partial(constants.model, prompts, partial, constants.left or 0, compute)
     keys, values = kv_cache.insert(read, caches, slots, ring, dtype, compute)
+    delta = delta_net.in_slots(constants.prompt_delta, slots, compute)
+    delta = delta_net.inserted(delta, states, read.slots, read.used, compute)
     own = _per_shard(_own_slots, compute.mesh)(constants.known, out)
     return DecodeState(
-        step=jnp.int32(0), longest=_longest(constants, own), slots=own, keys=keys, values=values, out=out
+        step=jnp.int32(0), longest=_longest(constants, own), slots=own, keys=keys, values=values, delta=delta, out=out
     )
 
 
 def _read_partial(
     model: Decoder, prompts: Prompts, partial: Rollout, most: int, compute: Compute
-) -> kv_cache.ReadSamples:
-    """Runs the prompts and tokens of the unfinished samples of each shard; there are at most ``most`` in a shard."""
+) -> tuple[kv_cache.ReadSamples, list[States]]:
+    """Runs the prompts and tokens of the unfinished samples of each shard; there are at most ``most`` in a shard. Also
+    returns the states after them for each delta net."""
     longest = partial.tokens.shape[-1]
 
     def of_shard(prompts: Prompts, partial: Rollout):
@@ -475,8 +522,9 @@ def _read_partial(
 
     with jax.named_scope("read_partial"):
         tokens, lengths, *where = _per_shard(of_shard, compute.mesh)(prompts, partial)
-        _, kv = dec.run_prompts(model, tokens[:, None], lengths[:, None], compute)
-    return kv_cache.ReadSamples((kv[0][:, :, 0], kv[1][:, :, 0]), *where)
+        read = dec.run_prompts(model, tokens[:, None], lengths[:, None], compute)
+    keys, values = read.kv
+    return kv_cache.ReadSamples((keys[:, :, 0], values[:, :, 0]), *where), _of_delta_nets(read.delta)
 
 
 def _own_slots(known: SampleQueue, out: Rollout) -> Slots:

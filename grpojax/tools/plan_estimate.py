@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, DecoderConfig, adapters, flops, kv_heads
+from grpojax.models import Compute, DecoderConfig, adapters, delta_net, flops, kv_heads
 from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing
 from grpojax.run.calls import times_a_step
@@ -157,6 +157,15 @@ class _Work:
         return (experts.chosen * experts.size + experts.shared) / self.tensor + experts.chosen * c.hidden_size / 2
 
     @property
+    def chunks(self) -> float:
+        """Bytes that a token takes while a delta net computes its chunk in float32: its products, its rows of matrices
+        of token by token, and its share of a state."""
+        if (d := self.model.delta) is None:
+            return 0.0
+        numbers = 8 * d.value_heads * d.value_size + 4 * delta_net.CHUNK * d.value_heads
+        return 4 * (numbers + d.value_heads * d.key_size * d.value_size / delta_net.CHUNK) / self.tensor
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of one weight in a rollout."""
         return 1 if self.config.rollout.weights == "int8" else 2
@@ -210,6 +219,8 @@ def _check_divides(w: _Work, chips: int) -> None:
     widths = {"intermediate_size": w.model.intermediate_size}
     if w.model.experts is not None:
         widths = {"moe_intermediate_size": w.model.experts.size, "shared_expert": w.model.experts.shared}
+    if w.model.delta is not None:
+        widths["linear_num_key_heads"] = w.model.delta.key_heads
     sizes = {"num_heads": w.model.num_heads, **widths, "vocab_size": w.model.vocab_size}
     bad = next((f"{name}={size}" for name, size in sizes.items() if size % w.tensor), "")
     bad = f"hidden_size={w.model.hidden_size}" if not bad and w.model.hidden_size % w.fsdp else bad
@@ -262,7 +273,7 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     rounds = -(-group // slots)
     live = ring.mean_live(rollout.max_tokens, rounds) * ring.size
     read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor
-    read -= (2 - w.weight_bytes) * (c.num_layers * flops.layer_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
+    read -= (2 - w.weight_bytes) * (flops.all_layers_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
     logits = 4 * prompts * slots * c.vocab_size
     kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
     consumers = {
@@ -270,6 +281,8 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
         "keys and values": kept / _GIB,
         "logits": 3 * logits / _GIB,  # scaled by temperature, their log-probs, and the noise that draws
     }
+    if c.delta is not None:
+        consumers["states of delta nets"] = prompts * (slots + 1) * flops.state_bytes(c) / w.tensor / _GIB
     if c.experts is not None:  # the decode loop needs another layout of two of an expert's three matrices
         experts = c.num_layers * c.experts.count * 2 * c.hidden_size * c.experts.size
         consumers["experts laid out for decoding"] = w.weight_bytes * experts / w.tensor / _GIB
@@ -287,7 +300,7 @@ def _reshard(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
 def _score(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
     c, tokens = w.spread, sum(w.rows)
     layer = 2 * flops.layer_weights(c) / w.tensor
-    activations = 2 * tokens * (4 * w.mlp + 12 * c.hidden_size)
+    activations = tokens * (2 * (4 * w.mlp + 12 * c.hidden_size) + w.chunks)
     consumers = {"temporaries": (2 * layer + activations + _BLOCKS) / _GIB}
     weights = w.config.train.microbatches * 2 * w.parameters / w.tensor
     return consumers, _seconds(target, flops.forward_flops(c, *w.counts) / w.tensor, weights)
@@ -300,7 +313,7 @@ def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float
     outputs = inner + c.hidden_size + 2 * w.mlp
     kept = {"layer": 0.0, "matmuls": outputs, "none": 2 * outputs + 4 * c.hidden_size}[remat]
     layer = 2 * flops.layer_weights(c) / w.tensor
-    working = 2 * tokens * (4 * w.mlp + 4 * inner + 8 * c.hidden_size) + 3 * layer
+    working = tokens * (2 * (4 * w.mlp + 4 * inner + 8 * c.hidden_size) + 2 * w.chunks) + 3 * layer
     gradients = w.learned
     consumers = {
         "gradients": gradients * (2 if micro > 1 else 1) / _GIB,

@@ -59,6 +59,17 @@ SHAPES = {
         moe_intermediate_size=768,
         norm_topk_prob=True,
     ),
+    "qwen3.5-9b": _shape(
+        "Qwen3_5ForCausalLM",
+        layers=32,
+        hidden=4096,
+        heads=16,
+        kv_heads=4,
+        mlp=12288,
+        vocab=248320,
+        head_dim=256,
+        rope_theta=1e7,
+    ),
     "llama-3.1-8b": _shape(
         "LlamaForCausalLM",
         layers=32,

@@ -30,6 +30,7 @@ from grpojax.types import PerToken, TrainBatch
         "gemma3_text",
         "glm4",
         "hunyuan",
+        "qwen3_5",
     ],
 )
 def test_value_and_gradient_equal_the_plain_forward(family):

@@ -100,6 +100,12 @@ def test_windows_go_on_where_they_were(compute):
         check(random_decoder(FAMILIES["windows"], seed=3), some_prompts(), CONFIG, left=10, compute=compute, count=4)
 
 
+def test_delta_nets_go_on_from_the_state_that_they_had(compute):
+    decoder = random_decoder(FAMILIES["qwen3_5"], seed=5)
+    with blocks_of(8):
+        check(decoder, some_prompts(), CONFIG, left=10, compute=compute, count=4)
+
+
 def test_log_probs_of_what_went_on_are_the_trainers(decoder):
     prompts = some_prompts()
     *_, (before, out) = rollouts(decoder, prompts, CONFIG, 4, 10)

@@ -34,7 +34,7 @@ def run(decoder, prompts, config, *, key=0, eos=EOS, compute=Compute(), block=No
 
 
 # Families whose layers differ from those of Qwen and Llama.
-BLOCKS = ["smollm3", "granite", "olmo2", "glm4", "hunyuan", "gemma3_text"]
+BLOCKS = ["smollm3", "granite", "olmo2", "glm4", "hunyuan", "gemma3_text", "qwen3_5"]
 CONFIG = SamplerConfig(group=5, max_tokens=11)
 
 
@@ -209,7 +209,7 @@ def test_greedy_ignores_the_key(decoder):
     "name",
     [
         *("qwen3", "mistral-tied", "smollm3", "granite", "phi3", "olmo2", "glm4", "hunyuan"),
-        *("gemma3", "mistral-window", "qwen3-window"),
+        *("gemma3", "mistral-window", "qwen3-window", "qwen3_5"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm", "exaone4", "seed-oss", "ernie4_5", "helium")),
     ],
 )

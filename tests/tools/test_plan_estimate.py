@@ -109,7 +109,7 @@ def test_shapes_are_those_of_the_published_models():
     """By their numbers of weights, as their makers give them (in billions, norms and biases aside)."""
     billions = {
         "qwen2.5-0.5b": 0.49, "qwen2.5-1.5b": 1.54, "qwen2.5-3b": 3.09, "qwen2.5-7b": 7.61, "qwen3-8b": 8.19,
-        "qwen3-30b-a3b": 30.5, "llama-3.1-8b": 8.03,
+        "qwen3-30b-a3b": 30.5, "llama-3.1-8b": 8.03, "qwen3.5-9b": 8.95,
     }  # fmt: skip
     found = {name: flops.parameters(shape) / 1e9 for name, shape in SHAPES.items()}
     assert found == pytest.approx(billions, rel=0.01)

@@ -15,6 +15,7 @@ from grpojax.host import files
 from grpojax.host.errors import UserError, require
 from grpojax.models.decoder_config import (
     DecoderConfig,
+    DeltaNet,
     Experts,
     LinearScaling,
     Llama3Scaling,
@@ -44,7 +45,13 @@ ARCHITECTURES = {
     "HeliumForCausalLM": "helium",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
 }
+# Architecture with images, whose model_type lacks "_text" -> family of its text part, which "text_config" describes.
+_WITH_IMAGES = {"Qwen3_5ForConditionalGeneration": "qwen3_5_text"}
+_TEXT = "text_config"
+_IMAGES = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", _TEXT)
+_HYBRID = "qwen3_5_text"
 _MIXTURES = ("qwen2_moe", "qwen3_moe")
 _WINDOWED = ("mistral", "phi3")  # every layer has a window, unless sliding_window is null; none has a bias
 _PARTLY_WINDOWED = ("qwen2", "qwen3")  # the last layers may have one
@@ -71,11 +78,13 @@ _KV_HEADS = {
     "gemma3_text": 4,
     "qwen2_moe": 16,
     "qwen3_moe": 4,
+    _HYBRID: 4,
 }
-_NO_NULL_KV_HEADS = (*_MIXTURES, *_GLM, "mistral", "exaone4", "helium")
+_NO_NULL_KV_HEADS = (*_MIXTURES, *_GLM, "mistral", "exaone4", "helium", _HYBRID)
 _HEAD_DIM = dict.fromkeys(("qwen3", *_GLM, "ernie4_5", "helium", "seed_oss"), 128)  # elsewhere by the number of heads
-_HEAD_DIM["gemma3_text"] = 256
-_NO_NULL_HEAD_DIM = ("qwen3", *_GLM, "helium", "gemma3_text")
+_HEAD_DIM |= dict.fromkeys(("gemma3_text", _HYBRID), 256)
+_NO_NULL_HEAD_DIM = ("qwen3", *_GLM, "helium", "gemma3_text", _HYBRID)
+_PARTLY_ROTATED = {**dict.fromkeys(_GLM, 0.5), _HYBRID: 0.25}  # the share of a head that rotates where it is missing
 _THETA = {"smollm3": 2e6, "ernie4_5": 5e5, "helium": 1e5, "gemma3_text": 1e6}
 _WINDOW_THETA = {"gemma3_text": 1e4}  # families whose windowed layers have rotary positions of their own
 _EPS = {
@@ -105,6 +114,7 @@ _TRAITS: dict[str, dict[str, Any]] = {
     "glm4": {"rotary_neighbours": True, "norms_after": True},
     "ernie4_5": {"rotary_neighbours": True},
     "helium": {"rotary_neighbours": True},
+    _HYBRID: {"qk_norm": True, "output_gate": True, "norms_add_one": True},
 }
 
 # Granite's multipliers: a field of ours -> theirs, each 1 where it is missing.
@@ -174,6 +184,7 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
       Traceback (most recent call last):
       grpojax.host.errors.UserError: config.json: hidden_size='16': must be a whole number from 1 to 2147483647
     """
+    raw = text_part(raw, where)
     family = _family(raw, where)
     fields = _Fields(raw, where)
     vocab, hidden, mlp = (fields.whole(key) for key in ("vocab_size", "hidden_size", "intermediate_size"))
@@ -192,7 +203,11 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     if fields.get(_activation_key(family), names[0]) not in names:
         fields.refuse(_activation_key(family), f"not supported; supported: {names[0]!r}")
     positions = fields.whole("max_position_embeddings", missing=_POSITIONS.get(family, 32768))
-    window, windowed = _windows(fields, family, layers, positions)
+    if raw.get("per_layer_config"):
+        fields.refuse("per_layer_config", "layers that differ are not supported")
+    if family == _HYBRID and fields.flag("attention_bias"):
+        fields.refuse("attention_bias", "not supported in this family; supported: false")
+    window, windowed = (0, ()) if family == _HYBRID else _windows(fields, family, layers, positions)
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
@@ -214,6 +229,7 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         mlp_bias=mlp_bias,
+        delta=_delta(fields, layers) if family == _HYBRID else None,
         max_positions=positions,
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         window=window,
@@ -278,6 +294,27 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
 
 
+def text_part(raw: Mapping[str, Any], where: str = "config.json") -> Mapping[str, Any]:
+    """The config of the text part of a model that also reads images, as that of a model of its own; any other config
+    as it is. What the text part does not say of tokens and tied embeddings, the whole says."""
+    names, kind = raw.get("architectures"), raw.get("model_type")
+    named = [family for name, family in _WITH_IMAGES.items() if names in (name, [name]) or kind == _whole(family)]
+    family = next(iter(named), None)
+    if family is None or _TEXT not in raw:
+        return raw
+    text = raw[_TEXT]
+    if not isinstance(text, dict):
+        _Fields(raw, where).refuse(_TEXT, "must be a mapping")
+    architecture = next(name for name, mine in ARCHITECTURES.items() if mine == family)
+    above = {key: value for key, value in raw.items() if key not in _IMAGES}
+    return above | text | {"architectures": [architecture], "model_type": family}
+
+
+def _whole(family: str) -> str:
+    """The model_type of the model that has this text part."""
+    return family.removesuffix("_text")
+
+
 def _family(raw: Mapping[str, Any], where: str) -> str:
     """By ``architectures``, or where that is missing by ``model_type``."""
     names, kind = raw.get("architectures"), raw.get("model_type")
@@ -339,6 +376,34 @@ def _experts(fields: _Fields, family: str) -> Experts:
     )
 
 
+def _delta(fields: _Fields, layers: int) -> DeltaNet | None:
+    """The delta nets, and which layers have one; None if no layer has."""
+    kinds, interval = fields.raw.get("layer_types"), fields.whole("full_attention_interval", missing=4)
+    names = ("linear_attention", "full_attention")
+    if kinds is None:
+        kinds = [names[(i + 1) % interval == 0] for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in names for kind in kinds):
+        fields.refuse("layer_types", f"must be a list with one of {', '.join(names)} for each of the {layers} layers")
+    if names[1] not in kinds:
+        fields.refuse("layer_types", "models without a layer that attends are not supported")
+    if names[0] not in kinds:
+        return None
+    key_heads = fields.whole("linear_num_key_heads", missing=16)
+    value_heads = fields.whole("linear_num_value_heads", missing=32)
+    if value_heads % key_heads:
+        fields.refuse("linear_num_value_heads", f"must be a multiple of linear_num_key_heads={key_heads}")
+    if (taps := fields.whole("linear_conv_kernel_dim", missing=4)) < 2:
+        fields.refuse("linear_conv_kernel_dim", "must be at least 2")
+    return DeltaNet(
+        key_heads=key_heads,
+        value_heads=value_heads,
+        key_size=fields.whole("linear_key_head_dim", missing=128),
+        value_size=fields.whole("linear_value_head_dim", missing=128),
+        taps=taps,
+        attention_layers=tuple(i for i, kind in enumerate(kinds) if kind == names[1]),
+    )
+
+
 def _activation_key(family: str) -> str:
     return "hidden_activation" if family.startswith("gemma") else "hidden_act"
 
@@ -389,8 +454,6 @@ def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
 def _windows(fields: _Fields, family: str, layers: int, positions: int) -> tuple[int, tuple[int, ...]]:
     """The window and the layers that have it, or 0 and none; raises `UserError` for kinds of layers that are not
     supported. A window over all positions is none, where it makes no other difference."""
-    if fields.raw.get("per_layer_config"):
-        fields.refuse("per_layer_config", "layers that differ are not supported")
     if fields.flag("use_bidirectional_attention"):
         fields.refuse("use_bidirectional_attention", "not supported; supported: false")
     types, kinds = fields.raw.get("layer_types"), _KINDS if _may_have_windows(family) else _KINDS[:1]
@@ -506,11 +569,13 @@ def _one_rope(
     if rope.raw.get("type") not in (None, kind):
         rope.refuse("type", f"rope_type is {kind!r}; correct one")
     rotated = _rotated(rope, family, head_dim)
-    if rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False:
+    # Of a token of text all three positions are the same, so that the sections of Qwen 3.5 change nothing.
+    if family != _HYBRID and rope.raw.get("mrope_section") is not None and fields.raw.get("use_mrope") is not False:
         rope.refuse("mrope_section", "positions of images are not supported; use_mrope: false says that there are none")
     theta = rope.number("rope_theta", "(0, inf)", missing=_THETA.get(family, 1e4))
     needed, possible = _SCALINGS[kind]
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "mrope_section", *needed, *possible}
+    known |= {"mrope_interleaved"} if family == _HYBRID else set()
     if strange := [name for name, value in rope.raw.items() if value is not None and name not in known]:
         raise UserError(
             f"{rope.where}: rope_type {kind!r} has no {_shown(strange[0])}; correct rope_type, or delete it"
@@ -538,11 +603,11 @@ def _one_rope(
 
 def _rotated(rope: _Fields, family: str, head_dim: int) -> int:
     """How many numbers of a head rotate."""
-    if family not in _GLM:
+    if family not in _PARTLY_ROTATED:
         if rope.raw.get("partial_rotary_factor") not in (None, 1):
             rope.refuse("partial_rotary_factor", "not supported; supported: 1.0")
         return head_dim
-    size = int(head_dim * rope.number("partial_rotary_factor", "(0, 1]", missing=0.5))
+    size = int(head_dim * rope.number("partial_rotary_factor", "(0, 1]", missing=_PARTLY_ROTATED[family]))
     if size < 2 or size % 2:
         rope.refuse("partial_rotary_factor", f"rotates {size} of head_dim={head_dim}; must be an even number over 0")
     return size
@@ -627,8 +692,8 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
     Raises:
       UserError: the family's ``config.json`` cannot express the config.
     """
-    rope = _rope_to_hf(config.rope_scaling)
-    if config.family in _GLM:
+    rope, base = _rope_to_hf(config.rope_scaling), text_part(base)
+    if config.family in _PARTLY_ROTATED:
         rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     raw = dict(base) | {
         "architectures": [next(name for name, family in ARCHITECTURES.items() if family == config.family)],
@@ -645,7 +710,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
         "rope_scaling": rope if config.rope_scaling else None,
-        **({"partial_rotary_factor": rope["partial_rotary_factor"]} if config.family in _GLM else {}),
+        **({"partial_rotary_factor": rope["partial_rotary_factor"]} if config.family in _PARTLY_ROTATED else {}),
         "rope_parameters": _rope_parameters(config, rope),
         "tie_word_embeddings": config.tie_embeddings,
         "torch_dtype": dtype,
@@ -659,7 +724,7 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         raw["attention_bias"] = config.qkv_bias
     if config.family == "seed_oss":
         raw["attention_out_bias"] = config.out_bias
-    raw |= _windows_to_hf(config, raw)
+    raw |= _hybrid_to_hf(config, base) if config.family == _HYBRID else _windows_to_hf(config, raw)
     if config.family in _MLP_BIAS:
         raw["mlp_bias"] = config.mlp_bias
     if config.family == "gemma3_text":
@@ -703,6 +768,28 @@ def _windows_to_hf(config: DecoderConfig, raw: Mapping[str, Any]) -> dict[str, A
         fields |= {"use_sliding_window": True, "sliding_window": config.window}
         fields["max_window_layers"] = min(config.windowed_layers)
     return fields
+
+
+def _hybrid_to_hf(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"attention": "full_attention", "delta": "linear_attention"}
+    share = 1.0 if config.rotary_dim is None else config.rotary_dim / config.head_dim
+    rope = {"rope_theta": config.rope_theta, "partial_rotary_factor": share}
+    given = base.get("rope_parameters") or base.get("rope_scaling") or {}
+    sections = {key: given[key] for key in ("mrope_section", "mrope_interleaved") if key in given}
+    raw: dict[str, Any] = {
+        "layer_types": [names[kind] for kind in config.kinds],
+        "partial_rotary_factor": share,
+        "rope_parameters": sections | _rope_to_hf(config.rope_scaling) | rope,
+    }
+    if (delta := config.delta) is None:
+        return raw
+    return raw | {
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_key_head_dim": delta.key_size,
+        "linear_value_head_dim": delta.value_size,
+        "linear_conv_kernel_dim": delta.taps,
+    }
 
 
 def _experts_to_hf(family: str, experts: Experts) -> dict[str, Any]:

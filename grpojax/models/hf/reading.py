@@ -26,6 +26,7 @@ from grpojax.models.hf.weights import (
     check_weights,
     file_dtype,
     names_of,
+    of_text,
     open_file,
     parts_on_disk,
     resolve_head,
@@ -63,26 +64,32 @@ def load(
         config = fit_tokenizer(config, tokenizer, path)
     check_mesh(config, mesh)
     graph, abstract = decoder.abstract(config)
-    found = weights_on_disk(path)
+    found = of_text(config.family, weights_on_disk(path))
     resolve_head(path, config, found)
-    wanted = tensors_of(abstract)
+    wanted = tensors_of(abstract, config)
     check_weights(path, config, wanted, found)
     found = parts_on_disk(config.family, wanted, found)
     dtype = file_dtype(dtype or jnp.float32)
 
     def read(tree_path, leaf):
         sharding = named(mesh, axes_of(tree_path, leaf))
-        return _read(found, leaf_name(tree_path), leaf.shape, dtype, sharding)
+        ours = leaf_name(tree_path)
+        return _read(found, ours, names_of(ours, leaf.shape, config), leaf.shape, dtype, sharding)
 
     params = jax.tree_util.tree_map_with_path(read, abstract)
     return nnx.merge(graph, params)
 
 
 def _read(
-    found: dict[str, OnDisk], ours: str, shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding | None
+    found: dict[str, OnDisk],
+    ours: str,
+    names: Mapping[tuple[int, ...], str],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    sharding: NamedSharding | None,
 ) -> jax.Array:
-    """One weight of ours, all its layers."""
-    weight, names = DECODER[ours], names_of(ours, shape)
+    """One weight of ours, all its layers. ``names`` are those of `names_of`."""
+    weight = DECODER[ours]
     indices = [None] if sharding is None else sharding.addressable_devices_indices_map(shape).values()
     rows = -1 if weight.transposed else weight.lead  # the axis of ours that a file's rows are
     # Devices that hold the same part share its buffer. In the order of a file's rows, each of them is fetched once.

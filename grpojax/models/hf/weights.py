@@ -17,7 +17,7 @@ from grpojax.host.errors import UserError
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.hf.config_json import MERGE, damaged, read_json
 from grpojax.models.hf.in_bucket import TensorFile
-from grpojax.models.weight_table import DECODER, axes_of, leaf_name
+from grpojax.models.weight_table import DECODER, axes_of, layers_with, leaf_name
 
 # What a safetensors header calls the dtypes that weights may have.
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -67,7 +67,7 @@ def file_dtype(dtype: DTypeLike) -> np.dtype:
     return dtype
 
 
-def tensors_of(params: Any) -> dict[str, Tensor]:
+def tensors_of(params: Any, config: DecoderConfig) -> dict[str, Tensor]:
     """Every tensor of the checkpoint that belongs to a tree of decoder weights, by name."""
     leaves = by_name(params)
     tensors = {}
@@ -75,24 +75,26 @@ def tensors_of(params: Any) -> dict[str, Tensor]:
         if ours not in leaves:
             continue
         shape = leaves[ours].shape[weight.lead :]
-        for at, name in names_of(ours, leaves[ours].shape).items():
+        for at, name in names_of(ours, leaves[ours].shape, config).items():
             tensors[name] = Tensor(ours, at, shape[::-1] if weight.transposed else shape)
     return tensors
 
 
-def names_of(ours: str, shape: tuple[int, ...]) -> dict[tuple[int, ...], str]:
+def names_of(ours: str, shape: tuple[int, ...], config: DecoderConfig) -> dict[tuple[int, ...], str]:
     """The tensors that hold a weight of ours with this shape, by their place in it: one, one a layer, or one a layer
     and expert.
 
     Example:
-      >>> names_of("norm", (7,)), names_of("q_bias", (2, 7))[1,]
+      >>> config = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=8, intermediate_size=3, num_layers=2,
+      ...                        num_heads=1, num_kv_heads=1, head_dim=4, rope_theta=1e4)
+      >>> names_of("norm", (7,), config), names_of("q_bias", (2, 7), config)[1,]
       ({(): 'model.norm.weight'}, 'model.layers.1.self_attn.q_proj.bias')
-      >>> names_of("expert_up", (2, 3, 5, 7))[1, 2]
+      >>> names_of("expert_up", (2, 3, 5, 7), config)[1, 2]
       'model.layers.1.mlp.experts.2.up_proj.weight'
     """
-    weight = DECODER[ours]
-    assert weight.name is not None  # every weight of a decoder has one
-    return {at: weight.name.format(*at) for at in np.ndindex(shape[: weight.lead])}
+    weight, layers = DECODER[ours], layers_with(DECODER[ours], config)
+    name = weight.name or ""  # every weight of a decoder has one
+    return {at: name.format(*(layers[i] for i in at[:1]), *at[1:]) for at in np.ndindex(shape[: weight.lead])}
 
 
 # Family -> what in a tensor's name stands for which in the names of the family's folders. Where several of ours get one
@@ -106,7 +108,13 @@ _NAMES = {
     "olmo2": _OLMO,
     "gemma3_text": {"post_attention_layernorm": "pre_feedforward_layernorm", **_OLMO},
     "exaone4": _OLMO,
+    "qwen3_5_text": {
+        r"\.linear_attn\.in_proj_[qkv]\.": ".linear_attn.in_proj_qkv.",
+        r"\.linear_attn\.conv1d_[qkv]\.": ".linear_attn.conv1d.",
+    },
 }
+# Family -> tensors of its folders that are no part of the decoder: those that predict further tokens or read images.
+_EXTRA = {"qwen3_5_text": r"(model\.)?(mtp|visual)\."}
 
 
 def joined(family: str, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -221,6 +229,19 @@ def _weight_files(path: epath.Path) -> list[epath.Path]:
     if gguf := [name for name in names if name.endswith(".gguf")]:
         raise UserError(f"{none}; convert the GGUF file: grpojax convert {path / gguf[0]} --to NEW_FOLDER")
     raise UserError(f"{none}; download the weights too (it has {_some(names) or 'no files'})")
+
+
+def of_text(family: str, found: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
+    """The tensors of the text part, under the names that they have in a model of text only.
+
+    Example:
+      >>> list(of_text("qwen3_5_text", dict.fromkeys(["model.language_model.norm.weight", "mtp.norm.weight"])))
+      ['model.norm.weight']
+    """
+    if family not in _EXTRA:
+        return dict(found)
+    kept = {name: there for name, there in found.items() if not re.match(_EXTRA[family], name)}
+    return {re.sub(r"^(model\.)?language_model\.", "model.", name): there for name, there in kept.items()}
 
 
 def resolve_head(path: epath.Path, config: DecoderConfig, found: dict[str, OnDisk]) -> None:

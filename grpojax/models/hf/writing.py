@@ -71,7 +71,7 @@ def save(
     """
     path = files.path(path)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    leaves, tensors = by_name(params), tensors_of(params)
+    leaves, tensors = by_name(params), tensors_of(params, model.config)
     parts = joined(model.config.family, tensors)
     shapes = {name: joined_shape(of, tensors) for name, of in parts.items()}
     dtypes = {

@@ -257,7 +257,7 @@ def damage_bytes(rng: random.Random, name: str, whole: bytes) -> bytes:
 
 @functools.cache
 def wanted(config):
-    return weights.tensors_of(decoder.abstract(config)[1])
+    return weights.tensors_of(decoder.abstract(config)[1], config)
 
 
 def read_all(folder):
