@@ -113,6 +113,15 @@ MODELS = {
             rope_parameters=None,
         ),
     ),
+    "olmo3": (
+        "olmo3",
+        dict(
+            tie_word_embeddings=False,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={"full_attention": _YARN, "sliding_attention": _ROPE | {"rope_theta": 500.0}},
+        ),
+    ),
     "mistral-window": ("mistral", dict(tie_word_embeddings=False, sliding_window=5)),
     "phi3-window": ("phi3", dict(tie_word_embeddings=False, sliding_window=6)),
     "qwen2-window": (
@@ -160,6 +169,20 @@ MODELS = {
             tie_word_embeddings=True,
         ),
     ),
+    "hyperclovax": (
+        "hyperclovax",
+        dict(
+            tie_word_embeddings=False,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.3,
+            residual_multiplier=0.4,
+            logits_scaling=0.49,
+        ),
+    ),
+    "hyperclovax-plain": (
+        "hyperclovax",
+        dict(tie_word_embeddings=True, use_post_norm=False, attention_bias=True, mlp_bias=True, logits_scaling=49.0),
+    ),
     "qwen2-linear": ("qwen2", dict(tie_word_embeddings=True, rope_parameters=_LINEAR)),
     "qwen3-yarn": ("qwen3", dict(tie_word_embeddings=True, head_dim=10, rope_parameters=_YARN | {"truncate": False})),
     "llama-yarn": (
@@ -183,14 +206,12 @@ def config(name: str, **changes):
     return transformers.AutoConfig.for_model(kind, **given)
 
 
-def model(config, *, dtype: str = "float32", seed: int = 0):
+def model(config, *, dtype: str = "float32", seed: int = 0, auto=transformers.AutoModelForCausalLM):
     """A transformers model in which every weight matters: random norms and biases too."""
     from with_torch import torch
 
     torch.manual_seed(seed)
-    made = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager", dtype=getattr(torch, dtype)
-    ).eval()
+    made = auto.from_config(config, attn_implementation="eager", dtype=getattr(torch, dtype)).eval()
     with torch.no_grad():
         for name, p in made.named_parameters():
             if name.endswith("norm.weight"):

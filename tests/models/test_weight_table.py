@@ -42,9 +42,12 @@ def test_a_decoder_has_the_weights_of_the_table(family):
     config = FAMILIES[family]
     _, params = decoder.abstract(config)
     of_axis, table = sizes(config), present(DECODER, config)
-    assert {n: x.shape for n, x in names(params).items()} == {
-        n: tuple(of_axis[a] for a in w.axes) for n, w in table.items()
-    }
+
+    def shape(weight):
+        layers = {"layers": len(config.layers_of(weight.kind))}
+        return tuple((of_axis | layers)[axis] for axis in weight.axes)
+
+    assert {n: x.shape for n, x in names(params).items()} == {n: shape(w) for n, w in table.items()}
     assert {n for n, w in table.items() if w.stacked} == set(params["layers"])
 
 

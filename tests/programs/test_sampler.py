@@ -209,7 +209,7 @@ def test_greedy_ignores_the_key(decoder):
     "name",
     [
         *("qwen3", "mistral-tied", "smollm3", "granite", "phi3", "olmo2", "glm4", "hunyuan"),
-        *("gemma3", "mistral-window", "qwen3-window", "qwen3_5"),
+        *("gemma3", "olmo3", "mistral-window", "qwen3-window", "qwen3_5"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm", "exaone4", "seed-oss", "ernie4_5", "helium")),
     ],
 )

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": "granite",
     "Phi3ForCausalLM": "phi3",
     "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo3",
     "Gemma3ForCausalLM": "gemma3_text",
     "GlmForCausalLM": "glm",
     "Glm4ForCausalLM": "glm4",
@@ -43,21 +44,26 @@ ARCHITECTURES = {
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Ernie4_5_ForCausalLM": "ernie4_5",  # as its makers call it
     "HeliumForCausalLM": "helium",
+    "HyperCLOVAXForCausalLM": "hyperclovax",
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
 }
 # Architecture with images, whose model_type lacks "_text" -> family of its text part, which "text_config" describes.
-_WITH_IMAGES = {"Qwen3_5ForConditionalGeneration": "qwen3_5_text"}
+_WITH_IMAGES = {"Gemma3ForConditionalGeneration": "gemma3_text", "Qwen3_5ForConditionalGeneration": "qwen3_5_text"}
 _TEXT = "text_config"
-_IMAGES = ("vision_config", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", _TEXT)
+# Fields that a model with a text part has once, for all of it.
+_OF_WHOLE = (
+    *("tie_word_embeddings", "quantization_config", "compression_config"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+)
 _HYBRID = "qwen3_5_text"
 _MIXTURES = ("qwen2_moe", "qwen3_moe")
 _WINDOWED = ("mistral", "phi3")  # every layer has a window, unless sliding_window is null; none has a bias
 _PARTLY_WINDOWED = ("qwen2", "qwen3")  # the last layers may have one
-_ALTERNATING = {"gemma3_text": 6}  # all but each so many-th have one
+_ALTERNATING = {"gemma3_text": 6, "olmo3": 4}  # all but each so many-th have one
 _KINDS = ("full_attention", "sliding_attention")  # of layers, in layer_types
-_MLP_BIAS = ("llama", "smollm3", "granite", "seed_oss", "helium")  # whose config.json has a field for it
+_MLP_BIAS = ("llama", "smollm3", "granite", "hyperclovax", "seed_oss", "helium")  # whose config.json has a field for it
 _GLM, _HUNYUAN = ("glm", "glm4"), "hunyuan_v1_dense"
 _TIED = ("smollm3", "ernie4_5", "gemma3_text")  # where the field is missing
 
@@ -65,7 +71,9 @@ _TIED = ("smollm3", "ernie4_5", "gemma3_text")  # where the field is missing
 _KV_HEADS = {
     "llama": None,
     "granite": None,
+    "hyperclovax": None,
     "olmo2": None,
+    "olmo3": None,
     "phi3": None,
     "hunyuan_v1_dense": None,
     "ernie4_5": 2,
@@ -85,15 +93,15 @@ _HEAD_DIM = dict.fromkeys(("qwen3", *_GLM, "ernie4_5", "helium", "seed_oss"), 12
 _HEAD_DIM |= dict.fromkeys(("gemma3_text", _HYBRID), 256)
 _NO_NULL_HEAD_DIM = ("qwen3", *_GLM, "helium", "gemma3_text", _HYBRID)
 _PARTLY_ROTATED = {**dict.fromkeys(_GLM, 0.5), _HYBRID: 0.25}  # the share of a head that rotates where it is missing
-_THETA = {"smollm3": 2e6, "ernie4_5": 5e5, "helium": 1e5, "gemma3_text": 1e6}
-_WINDOW_THETA = {"gemma3_text": 1e4}  # families whose windowed layers have rotary positions of their own
+_THETA = {"smollm3": 2e6, "ernie4_5": 5e5, "helium": 1e5, "gemma3_text": 1e6, "olmo3": 5e5}
+_WINDOW_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}  # families whose windowed layers have rotary positions of their own
 _EPS = {
-    **dict.fromkeys(("olmo2", "phi3", "exaone4", "hunyuan_v1_dense", "ernie4_5"), 1e-5),
+    **dict.fromkeys(("olmo2", "olmo3", "phi3", "exaone4", "hunyuan_v1_dense", "ernie4_5"), 1e-5),
     **dict.fromkeys(_GLM, 1.5625e-7),
     "helium": 1e-8,
 }
 _POSITIONS = {
-    **dict.fromkeys(("llama", "granite", "olmo2", "exaone4", "hunyuan_v1_dense"), 2048),
+    **dict.fromkeys(("llama", "granite", "hyperclovax", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense"), 2048),
     **dict.fromkeys(("mistral", *_GLM, "ernie4_5", "gemma3_text"), 131072),
     **dict.fromkeys(("phi3", "helium"), 4096),
     "seed_oss": 524288,
@@ -107,6 +115,7 @@ _TRAITS: dict[str, dict[str, Any]] = {
     "qwen3": {"qk_norm": True},
     "qwen3_moe": {"qk_norm": True},
     "olmo2": {"wide_qk_norm": True, "norms_before": False, "norms_after": True},
+    "olmo3": {"wide_qk_norm": True, "norms_before": False, "norms_after": True},
     "gemma3_text": {"qk_norm": True, "norms_after": True, "norms_add_one": True, "activation": "gelu_tanh"},
     "exaone4": {"qk_norm": True, "norms_before": False, "norms_after": True},
     "hunyuan_v1_dense": {"qk_norm_rotated": True},
@@ -117,7 +126,7 @@ _TRAITS: dict[str, dict[str, Any]] = {
     _HYBRID: {"qk_norm": True, "output_gate": True, "norms_add_one": True},
 }
 
-# Granite's multipliers: a field of ours -> theirs, each 1 where it is missing.
+# Multipliers of Granite and HyperCLOVA X: a field of ours -> theirs, each 1 where it is missing.
 _MULTIPLIERS = {
     "embedding_multiplier": "embedding_multiplier",
     "attention_multiplier": "attention_multiplier",
@@ -135,7 +144,7 @@ _SCALINGS = {
         ("factor",),
         (_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     ),
-    "dynamic": (("alpha",), ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")),  # Hunyuan's
+    "dynamic": (("factor", "alpha"), ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")),  # Hunyuan's
 }
 
 _LARGEST = 2**31 - 1  # sizes are counted in int32 on devices
@@ -296,7 +305,12 @@ def _shown(value: Any) -> str:
 
 def text_part(raw: Mapping[str, Any], where: str = "config.json") -> Mapping[str, Any]:
     """The config of the text part of a model that also reads images, as that of a model of its own; any other config
-    as it is. What the text part does not say of tokens and tied embeddings, the whole says."""
+    as it is.
+
+    Example:
+      >>> text_part({"model_type": "gemma3", "text_config": {"hidden_size": 2560}})["model_type"]
+      'gemma3_text'
+    """
     names, kind = raw.get("architectures"), raw.get("model_type")
     named = [family for name, family in _WITH_IMAGES.items() if names in (name, [name]) or kind == _whole(family)]
     family = next(iter(named), None)
@@ -305,9 +319,11 @@ def text_part(raw: Mapping[str, Any], where: str = "config.json") -> Mapping[str
     text = raw[_TEXT]
     if not isinstance(text, dict):
         _Fields(raw, where).refuse(_TEXT, "must be a mapping")
+    above = {key: raw[key] for key in _OF_WHOLE if key in raw}
+    # Gemma 3 ties its embeddings as the whole says, Qwen 3.5 as the text part does if it says so.
+    both = above | text if family == _HYBRID else {"vocab_size": 262208, "num_attention_heads": 8} | text | above
     architecture = next(name for name, mine in ARCHITECTURES.items() if mine == family)
-    above = {key: value for key, value in raw.items() if key not in _IMAGES}
-    return above | text | {"architectures": [architecture], "model_type": family}
+    return both | {"architectures": [architecture], "model_type": family}
 
 
 def _whole(family: str) -> str:
@@ -416,9 +432,26 @@ def _multipliers(fields: _Fields, family: str, hidden: int, head_dim: int) -> di
         scalar = fields.whole("query_pre_attn_scalar", missing=256)
         attention = None if scalar == head_dim else scalar**-0.5
         return {"embedding_multiplier": hidden**0.5, "attention_multiplier": attention}
-    if family != "granite":
+    if family == "granite":
+        return {ours: fields.number(theirs, "(0, inf)", missing=1.0) for ours, theirs in _MULTIPLIERS.items()}
+    if family != "hyperclovax":
         return {}
-    return {ours: fields.number(theirs, "(0, inf)", missing=1.0) for ours, theirs in _MULTIPLIERS.items()}
+    usual = head_dim**-0.5  # also in place of null
+    given = fields if fields.raw.get("attention_multiplier") is not None else _Fields({}, fields.where)
+    attention = given.number("attention_multiplier", "(0, inf)", missing=usual)
+    return {
+        "embedding_multiplier": fields.number("embedding_multiplier", "(0, inf)", missing=1.0),
+        "attention_multiplier": None if attention == usual else attention,
+        "residual_multiplier": fields.number("residual_multiplier", "(0, inf)", missing=1.0),
+        "logits_divisor": 1 / fields.number("logits_scaling", "(1e-9, 1e9)", missing=1.0),  # which multiplies them
+        "norms_after": fields.flag("use_post_norm", missing=True),
+    }
+
+
+def _inverse(x: float) -> float:
+    """The number whose inverse is ``x``; it exists where ``x`` is an inverse."""
+    near = 1 / x
+    return next((y for y in (near, math.nextafter(near, 0), math.nextafter(near, math.inf)) if 1 / y == x), near)
 
 
 def _unrotated(fields: _Fields, layers: int) -> tuple[int, ...]:
@@ -438,7 +471,7 @@ def _unrotated(fields: _Fields, layers: int) -> tuple[int, ...]:
 def _head_dim(fields: _Fields, family: str, hidden: int, heads: int) -> int:
     """Given, or by default of a fixed size in some families and hidden_size over the number of heads elsewhere."""
     given = fields.raw.get("head_dim") is not None
-    if hidden % heads and (family in ("llama", "gemma3_text") or (family == "qwen2" and not given)):
+    if hidden % heads and (family in ("llama", "hyperclovax", "gemma3_text") or (family == "qwen2" and not given)):
         raise UserError(
             f"{fields.where}: hidden_size={hidden} does not divide by num_attention_heads={heads}; correct it"
         )
@@ -495,7 +528,9 @@ def _alternating(fields: _Fields, family: str, types: list[str] | None, layers: 
     """The layers with a window in a family where all but each so many-th have one."""
     if types is not None:
         return _of_types(types)
-    every = fields.whole("sliding_window_pattern", missing=_ALTERNATING[family])
+    every = _ALTERNATING[family]
+    if family == "gemma3_text":
+        every = fields.whole("sliding_window_pattern", missing=every)
     return [i for i in range(layers) if (i + 1) % every]
 
 
@@ -532,7 +567,9 @@ def _ropes(
         fields.refuse("rope_parameters", f"must have {' and '.join(map(repr, _KINDS))}, or be null")
     full, windowed = (given.get(kind) for kind in _KINDS)
     usual = _rope(_Fields({**fields.raw, "rope_parameters": full}, fields.where), positions, family, head_dim)
-    above = fields.raw.get("rope_local_base_freq", _WINDOW_THETA[family])
+    above = _WINDOW_THETA[family]
+    if family == "gemma3_text":
+        above = fields.raw.get("rope_local_base_freq", above)
     own = {"rope_theta": above, "rope_scaling": None, "rope_parameters": windowed}
     theta, scaling, _ = _rope(_Fields({**fields.raw, **own}, fields.where), positions, family, head_dim)
     if scaling is not None:
@@ -732,6 +769,9 @@ def to_hf(config: DecoderConfig, dtype: str, base: Mapping[str, Any]) -> dict[st
         raw["query_pre_attn_scalar"] = config.head_dim if multiplier is None else round(multiplier**-2)
     if config.family == "granite":
         raw |= {theirs: getattr(config, ours) for ours, theirs in _MULTIPLIERS.items()}
+    if config.family == "hyperclovax":
+        raw |= {theirs: getattr(config, ours) for ours, theirs in _MULTIPLIERS.items()}
+        raw |= {"logits_scaling": _inverse(config.logits_divisor), "use_post_norm": config.norms_after}
     if config.family == "smollm3":
         raw["no_rope_layers"] = [int(i not in config.unrotated_layers) for i in range(config.num_layers)]
     if config.experts is not None:
@@ -763,7 +803,8 @@ def _windows_to_hf(config: DecoderConfig, raw: Mapping[str, Any]) -> dict[str, A
         fields |= {"layer_types": of_layer, "sliding_window": None}
     elif config.family in _ALTERNATING:
         fields |= {"layer_types": of_layer, "sliding_window": config.window or raw.get("sliding_window", 4096)}
-        fields["rope_local_base_freq"] = config.window_theta or _WINDOW_THETA[config.family]
+        if config.family == "gemma3_text":
+            fields["rope_local_base_freq"] = config.window_theta or _WINDOW_THETA[config.family]
     elif config.windowed_layers:
         fields |= {"use_sliding_window": True, "sliding_window": config.window}
         fields["max_window_layers"] = min(config.windowed_layers)

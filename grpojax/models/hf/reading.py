@@ -45,7 +45,8 @@ def load(
     """Reads a Hugging Face folder (`ARCHITECTURES` of `grpojax.models.hf.config_json`; bf16, f16 or f32 safetensors).
 
     Weights may have the names that ``torch.compile``, DDP, FSDP or peft give them, or lack the ``model.`` in front.
-    With tied embeddings, ``lm_head.weight`` may be there if it equals them. ``rotary_emb.inv_freq`` is ignored.
+    With tied embeddings, ``lm_head.weight`` may be there if it equals them. ``rotary_emb.inv_freq`` is ignored, and so
+    are the weights for images of a model whose text part is read.
 
     Args:
       path: a folder, local or in a bucket, with ``config.json`` and ``model.safetensors``, or shards and their index.

@@ -105,7 +105,9 @@ _NAMES = {
     "phi3": {r"\.self_attn\.[qkv]_proj\.": ".self_attn.qkv_proj.", **_GATE_UP},
     "glm": _GATE_UP,
     "glm4": {**_GATE_UP, "post_feedforward_layernorm": "post_mlp_layernorm"},
+    "hyperclovax": {r"\.post_self_attn_layernorm": ".post_norm1", r"\.post_feedforward_layernorm": ".post_norm2"},
     "olmo2": _OLMO,
+    "olmo3": _OLMO,
     "gemma3_text": {"post_attention_layernorm": "pre_feedforward_layernorm", **_OLMO},
     "exaone4": _OLMO,
     "qwen3_5_text": {
@@ -114,7 +116,10 @@ _NAMES = {
     },
 }
 # Family -> tensors of its folders that are no part of the decoder: those that predict further tokens or read images.
-_EXTRA = {"qwen3_5_text": r"(model\.)?(mtp|visual)\."}
+_EXTRA = {
+    "qwen3_5_text": r"(model\.)?(mtp|visual)\.",
+    "gemma3_text": r"(model\.)?(vision_tower|multi_modal_projector)\.",
+}
 
 
 def joined(family: str, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -241,7 +246,12 @@ def of_text(family: str, found: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
     if family not in _EXTRA:
         return dict(found)
     kept = {name: there for name, there in found.items() if not re.match(_EXTRA[family], name)}
-    return {re.sub(r"^(model\.)?language_model\.", "model.", name): there for name, there in kept.items()}
+    return {_of_text(name): there for name, there in kept.items()}
+
+
+def _of_text(name: str) -> str:
+    name = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", name)
+    return name.removeprefix("model.") if name.startswith("model.lm_head.") else name
 
 
 def resolve_head(path: epath.Path, config: DecoderConfig, found: dict[str, OnDisk]) -> None:

@@ -25,7 +25,7 @@ from grpojax.host import files
 from grpojax.host.errors import UserError
 from grpojax.models.decoder import Decoder
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import model_folder, read_json, to_hf, write_json
+from grpojax.models.hf.config_json import model_folder, read_json, text_part, to_hf, write_json
 from grpojax.models.hf.weights import DTYPES, INDEX, Tensor, by_name, file_dtype, joined, joined_shape, tensors_of
 from grpojax.models.weight_table import DECODER
 
@@ -184,7 +184,7 @@ def _header(tensors: dict[str, tuple[np.dtype, tuple[int, ...]]]) -> bytes:
 def _config_json(config: DecoderConfig, dtype: str, source: str | os.PathLike | None, tokenizer: Any) -> dict[str, Any]:
     """The ``config.json`` to write, on top of the source's."""
     if source is not None:
-        base = read_json(model_folder(source) / "config.json")
+        base = text_part(read_json(model_folder(source) / "config.json"))
     else:
         base = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return to_hf(config, dtype, base)

@@ -114,10 +114,20 @@ CONFIGS = {
         SIZES, architectures=["HeliumForCausalLM"], model_type="helium", head_dim=8, attention_bias=False,
         mlp_bias=False, rope_theta=1e5,
     ),
+    "hyperclovax": dict(
+        SIZES, architectures=["HyperCLOVAXForCausalLM"], model_type="hyperclovax", head_dim=8, attention_bias=False,
+        mlp_bias=False, rope_theta=1e8, embedding_multiplier=10.0, attention_multiplier=0.0078125,
+        residual_multiplier=0.5, logits_scaling=0.125, use_post_norm=True,
+    ),
     "qwen3_moe": dict(
         SIZES, architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", head_dim=10, attention_bias=False,
         rope_theta=3e5, use_sliding_window=False, sliding_window=None, max_window_layers=3, decoder_sparse_step=1,
         mlp_only_layers=[], num_experts=7, num_experts_per_tok=3, moe_intermediate_size=18, norm_topk_prob=True,
+    ),
+    "olmo3": dict(
+        SIZES, architectures=["Olmo3ForCausalLM"], model_type="olmo3", rope_theta=500000, attention_bias=False,
+        sliding_window=96, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_scaling={"rope_type": "yarn", "attention_factor": 1.2, **YARN}, torch_dtype="bfloat16",
     ),
     "gemma3_text": dict(
         SIZES, architectures=["Gemma3ForCausalLM"], model_type="gemma3_text", head_dim=10, attention_bias=False,
@@ -165,6 +175,7 @@ CLASSES = {
     "phi3": transformers.Phi3Config,
     "granite": transformers.GraniteConfig,
     "smollm3": transformers.SmolLM3Config,
+    "olmo3": transformers.Olmo3Config,
     "gemma3_text": transformers.Gemma3TextConfig,
     "glm": transformers.GlmConfig,
     "glm4": transformers.Glm4Config,
@@ -173,6 +184,7 @@ CLASSES = {
     "hunyuan_v1_dense": transformers.HunYuanDenseV1Config,
     "ernie4_5": transformers.Ernie4_5Config,
     "helium": transformers.HeliumConfig,
+    "hyperclovax": transformers.HyperCLOVAXConfig,
     "qwen2_moe": transformers.Qwen2MoeConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "qwen3_5_text": transformers.Qwen3_5TextConfig,
@@ -185,13 +197,16 @@ def changed(name: str, changes: dict) -> dict:
     return {key: value for key, value in raw.items() if value is not GONE}
 
 
+TWO_ROPES = ("gemma3_text", "olmo3")
+
+
 def their_scaling(c, rope) -> RopeScaling | None:
     if (rope["rope_type"], rope.get("factor", 1)) in [("default", 1), ("linear", 1)] or rope["rope_type"] == "dynamic":
         return None
     if rope["rope_type"] == "linear":
         return LinearScaling(factor=rope["factor"])
     if rope["rope_type"] == "yarn":
-        of_kind = {"layer_type": "full_attention"} if c.model_type == "gemma3_text" else {}
+        of_kind = {"layer_type": "full_attention"} if c.model_type in TWO_ROPES else {}
         _, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](c, "cpu", **of_kind)
         return YarnScaling(
             factor=rope["factor"],
@@ -215,10 +230,13 @@ def their_config(raw: dict) -> DecoderConfig:
     c = CLASSES[raw["model_type"]].from_dict(copy.deepcopy(raw))
     c = c.text_config if c.model_type == "qwen3_5" else c
     family, rope, window_theta = c.model_type, c.rope_parameters, None
-    if gemma := family == "gemma3_text":
+    gemma, olmo = family == "gemma3_text", family in ("olmo2", "olmo3")
+    if family in TWO_ROPES:
         rope, local = rope["full_attention"], rope["sliding_attention"]
-        assert local["rope_type"] == "default" and c.attn_logit_softcapping is c.final_logit_softcapping is None
+        assert local["rope_type"] == "default" and local.get("partial_rotary_factor") in (None, 1)
         window_theta = local["rope_theta"]
+    if gemma:
+        assert c.attn_logit_softcapping is c.final_logit_softcapping is None
     assert c.hidden_activation == "gelu_pytorch_tanh" if gemma else c.hidden_act in ("silu", "swish")
     glm, hybrid = family in ("glm", "glm4"), family == "qwen3_5_text"
     assert glm or hybrid or rope.get("partial_rotary_factor") in (None, 1)
@@ -248,8 +266,8 @@ def their_config(raw: dict) -> DecoderConfig:
         assert c.sliding_window is None and set(c.layer_types) == {"full_attention"}
     elif not hybrid and hasattr(CLASSES[family](), "layer_types"):
         windowed = [i for i, kind in enumerate(c.layer_types) if kind == "sliding_attention"]
-        assert family in ("qwen2", "qwen3", "gemma3_text") or not windowed
-    if windowed and not gemma and c.sliding_window >= c.max_position_embeddings:
+        assert family in ("qwen2", "qwen3", *TWO_ROPES) or not windowed
+    if windowed and family not in TWO_ROPES and c.sliding_window >= c.max_position_embeddings:
         windowed = []
     if family == "ernie4_5":
         biased = c.use_bias
@@ -267,6 +285,13 @@ def their_config(raw: dict) -> DecoderConfig:
             shared=c.shared_expert_intermediate_size if family == "qwen2_moe" else 0,
         )
     multipliers = {}
+    if family == "hyperclovax":
+        multipliers = dict(
+            embedding_multiplier=c.embedding_multiplier,
+            attention_multiplier=None if c.attention_multiplier == head_dim**-0.5 else c.attention_multiplier,
+            residual_multiplier=c.residual_multiplier,
+            logits_divisor=1 / c.logits_scaling,
+        )
     if family == "granite":
         multipliers = dict(
             embedding_multiplier=c.embedding_multiplier,
@@ -299,9 +324,9 @@ def their_config(raw: dict) -> DecoderConfig:
         else getattr(CLASSES[family](), "mlp_bias", None) is not None and c.mlp_bias,
         qk_norm=gemma or family.startswith("qwen3") or family == "exaone4",
         qk_norm_rotated=family == "hunyuan_v1_dense",
-        wide_qk_norm=family == "olmo2",
-        norms_before=family not in ("olmo2", "exaone4"),
-        norms_after=gemma or family in ("olmo2", "exaone4", "glm4"),
+        wide_qk_norm=olmo,
+        norms_before=not olmo and family != "exaone4",
+        norms_after=gemma or olmo or family in ("exaone4", "glm4") or (family == "hyperclovax" and c.use_post_norm),
         norms_add_one=gemma or hybrid,
         output_gate=hybrid,
         delta=delta,
@@ -404,6 +429,20 @@ READ = {
     "all fields missing, hunyuan": ("hunyuan", dict(MISSING, rope_scaling=GONE, attention_bias=True)),
     "all fields missing, ernie4_5": ("ernie4_5", dict(MISSING, rope_theta=GONE, tie_word_embeddings=GONE)),
     "biases, ernie4_5": ("ernie4_5", dict(use_bias=True, head_dim=None, num_key_value_heads=None)),
+    "all fields missing, hyperclovax": (
+        "hyperclovax",
+        dict(
+            MISSING,
+            embedding_multiplier=GONE,
+            attention_multiplier=GONE,
+            residual_multiplier=GONE,
+            logits_scaling=GONE,
+            use_post_norm=GONE,
+            attention_bias=True,
+            mlp_bias=True,
+        ),  # fmt: skip
+    ),
+    "null and others, hyperclovax": ("hyperclovax", dict(attention_multiplier=None, use_post_norm=False)),
     "all fields missing, helium": (
         "helium",
         dict(MISSING, num_attention_heads=20, hidden_size=2560, rope_theta=GONE, attention_bias=True, mlp_bias=True),
@@ -443,6 +482,20 @@ READ = {
             sliding_window=GONE,
         ),
     ),
+    "defaults, olmo3": (
+        "olmo3",
+        dict(
+            num_hidden_layers=9,
+            layer_types=GONE,
+            sliding_window=GONE,
+            rope_scaling=GONE,
+            rope_theta=GONE,
+            rms_norm_eps=GONE,
+            max_position_embeddings=GONE,
+            num_key_value_heads=GONE,
+        ),
+    ),
+    "one base for all layers, olmo3": ("olmo3", dict(rope_theta=3e5, rope_scaling=None)),
     "biases, gemma3": ("gemma3_text", dict(attention_bias=True)),
     "half of the bases, gemma3": (
         "gemma3_text",
@@ -510,6 +563,7 @@ NULL_FLAGS = [
     "qkv_bias",
     "use_bias",
     "attention_out_bias",
+    "use_post_norm",
 ]
 
 
@@ -807,13 +861,15 @@ def test_a_config_with_anything_in_it_is_read_as_transformers_does_or_refused():
 def without_what_only_they_refuse(raw: dict) -> dict:
     """Without null flags and without values of fields that have no effect, which transformers 5 refuses."""
     void = {"dtype", "torch_dtype", "pretraining_tp", "resid_pdrop", "attention_dropout", "residual_dropout"}
-    if raw["model_type"] not in ("mistral", "phi3", "exaone4", "gemma3_text"):
+    if raw["model_type"] not in ("mistral", "phi3", "exaone4", *TWO_ROPES):
         types = raw.get("layer_types")
         void |= {"max_window_layers"} if types is not None or not raw.get("use_sliding_window") else set()
         void |= {"sliding_window"} if not raw.get("use_sliding_window") or types == ["full_attention"] * 3 else set()
-    if raw["model_type"] == "exaone4":  # whose layer_types are always given here
+    if raw["model_type"] != "gemma3_text":
         void |= {"sliding_window_pattern"}
     if raw["model_type"] == "phi3":
         void |= {"original_max_position_embeddings"}
     off = {flag: False for flag in NULL_FLAGS if flag in raw and raw[flag] is None}
+    if type(raw.get("attention_multiplier")) is int:
+        off["attention_multiplier"] = float(raw["attention_multiplier"])
     return {key: value for key, value in (raw | off).items() if key not in void}

@@ -3,13 +3,15 @@
 import functools
 import json
 import random
+import re
 import shutil
 
 import numpy as np
 import pytest
 import safetensors.numpy
 import tiny_hf
-from hf_compare import assert_same_weights, our_logps, their_logps
+import transformers
+from hf_compare import LENGTHS, assert_same_weights, our_logps, sequences, their, their_logps
 
 from grpojax import models
 from grpojax.host.errors import UserError
@@ -71,6 +73,31 @@ RENAMED = {
 def test_names_that_wrappers_give_to_weights_are_read(loaded, folder, how):
     rename(folder, RENAMED[how])
     assert_same_weights(loaded, models.load(folder))
+
+
+@pytest.mark.parametrize("place", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_that_takes_images(tmp_path, place):
+    """In the names of the hub and in those of transformers 5. It is exported as a text model."""
+    images = dict(
+        hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+    )
+    text = tiny_hf.config("gemma3").to_dict()
+    whole = transformers.Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=4, eos_token_id=1)
+    made = tiny_hf.model(whole, auto=transformers.AutoModelForImageTextToText)
+    made.save_pretrained(tmp_path / "in")
+
+    def named(name):
+        return re.sub(r"^(language_model\.model|model\.language_model)\.", place, name)
+
+    rename(tmp_path / "in", named)
+    model = models.load(tmp_path / "in")
+    tokens = sequences(94)
+    for ours, n, ids in zip(our_logps(model), LENGTHS, tokens, strict=True):
+        np.testing.assert_allclose(ours, tiny_hf.logps(made, ids)[n[0] - 1 :], atol=1e-4, rtol=0)
+    models.save(tmp_path / "out", model, source=tmp_path / "in")
+    back = their(tmp_path / "out")
+    assert type(back).__name__ == "Gemma3ForCausalLM"
+    np.testing.assert_array_equal(tiny_hf.logps(back, tokens[3]), tiny_hf.logps(made, tokens[3]))
 
 
 def test_a_config_of_few_fields_scores_as_in_transformers(tmp_path):
