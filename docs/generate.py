@@ -26,9 +26,11 @@ import yaml
 
 from grpojax import variants
 from grpojax.run import alarms, exclusions
+from grpojax.run import recipe as recipes
 from grpojax.run.finetune_recipe import DPOConfig, SFTConfig
 from grpojax.run.recipe import Config
-from grpojax.tools import cli
+from grpojax.tools import cli, plan_search, plan_table
+from grpojax.tools.plan_shapes import SHAPES
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -48,6 +50,7 @@ def pages() -> dict[str, str]:
     made |= {
         "reference/recipe.md": recipe_page(),
         "reference/commands.md": commands_page(),
+        "scale/what_fits.md": what_fits_page(),
         "variants/index.md": variants_page(),
         "assets/layers.svg": layers_figure(),
         "assets/experiments.svg": experiments_figure(),
@@ -280,6 +283,42 @@ def commands_page() -> str:
     ]
     for name in known:
         lines += ["", f"## {name}", "", "```text", help_of(name), "```"]
+    return "\n".join(lines) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------ variants
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+RECIPE = "configs/gsm8k_qwen2.5_0.5b.yaml"
+DEVICES = ("rtx4090", "a100", "h100", "h100:8", "v5e-8", "v6e-8", "v5p-8", "v5p-64")
+
+
+def what_fits_page() -> str:
+    """The published models on some devices, by shapes."""
+    config = recipes.load(ROOT / RECIPE)
+    sizes = config.rollout
+    lines = [
+        "# What fits what",
+        "",
+        "```",
+        f"grpojax plan {RECIPE} --models all --devices {','.join(DEVICES)}",
+        "```",
+        "",
+        f"The recipe is GSM8K with {sizes.prompts} prompts of up to {config.data.max_prompt_tokens} tokens and "
+        f"{sizes.group} samples each of up to {sizes.max_tokens}, and a KL to a reference. A cell has the GiB that a "
+        "chip needs, of those in the head, and the least seconds of a step; or what every chip lacks. The command also "
+        "prints the mesh and the micro-batches with which it fits, and what binds a step; `--json` has everything.",
+        "",
+        "All of it is estimated from shapes and data sheets ([how far to trust it](planning.md#how-far-to-trust-it)), "
+        f"and nearly nothing of it has been run. Micro-batches have at least {plan_search.LEAST} positions where these "
+        f"fit. LoRA is of rank {plan_table.RANK} on all linear layers. A rollout samples with weights of 16 bits, also "
+        "on a base of eight; `rollout.weights=int8` in the command halves them. What lacks little fits with fewer "
+        "`rollout.prompts`, a smaller `rollout.decode_slots`, or a shorter `rollout.max_tokens`.",
+        "",
+        plan_table.markdown(plan_table.cells(config, list(SHAPES), DEVICES)),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -21,7 +21,7 @@ from grpojax.host import other_trainers
 from grpojax.host.settings import build
 from grpojax.run import alarms, finetune_recipe, step_metrics
 from grpojax.run import recipe as config
-from grpojax.tools import cli
+from grpojax.tools import cli, plan_shapes
 from grpojax.variants import registry
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +59,7 @@ SHORT = {
     "eval": "--limit 8 --max-tokens 8",
     "sample": "--max-tokens 8",
     "bench": "--steps 1 rollout.prompts=8 rollout.group=2 rollout.max_tokens=8",
+    "plan configs/gsm8k_qwen2.5_0.5b.yaml --models": "--json",
     "plan": "rollout.prompts=16 rollout.group=4 rollout.max_tokens=128 data.max_prompt_tokens=128 --topology v5e:2x2",
 }
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -265,4 +266,5 @@ def test_generated_pages_are_whole():
         name for name, page in pages.items() if name.startswith("variants/") and re.search(r"\|\s+\|$", page, re.M)
     ]
     assert "| `rollout.decode_slots` | whole number | `0` |" in pages["reference/recipe.md"]
+    assert all(pages["scale/what_fits.md"].count(f"| {name} |") == 3 for name in plan_shapes.SHAPES)
     assert all(f"usage: grpojax {name} " in pages["reference/commands.md"] for name in made.commands())

@@ -108,8 +108,9 @@ def phase_figures(
 
 
 def matmul_rate(c: DecoderConfig, tokens: int, dtype: str) -> float:
-    """FLOP/s of this device at the model's own largest shapes: the MLP forward and its two backward products."""
-    d, f = c.hidden_size, c.intermediate_size
+    """FLOP/s of this device at the model's own largest shapes: the MLP forward and its two backward products. A mixture
+    has the MLPs of its experts only."""
+    d, f = c.hidden_size, c.intermediate_size if c.experts is None else max(c.experts.size, c.experts.shared)
     x, w, y = jnp.ones((tokens, d), dtype), jnp.ones((d, f), dtype), jnp.ones((tokens, f), dtype)
     products = (
         (jax.jit(lambda a, b: a @ b), x, w),

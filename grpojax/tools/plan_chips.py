@@ -1,6 +1,7 @@
-"""The chips that ``--topology`` names: a TPU slice that libtpu knows, or a number of GPUs by their data sheet."""
+"""The chips that ``--topology`` and ``--devices`` name: a TPU slice, or a number of GPUs by their data sheet."""
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -14,6 +15,10 @@ from grpojax.models.flops import Chip
 from grpojax.models.sharding import MeshConfig
 
 _TPUS = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5p", "v6e": "TPU v6 lite"}
+# Shapes of slices by their number of chips, as Google's names of slices have them.
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
+_CORES = {"v4": 2, "v5p": 2}  # of a chip, which their names count
 _GPUS = {
     "h100": "NVIDIA H100 80GB HBM3",
     "h200": "NVIDIA H200",
@@ -25,16 +30,31 @@ _GPUS = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    """A chip that is not there, with what a mesh is laid out by (`grpojax.models.sharding.make_mesh`)."""
+
+    id: int
+    platform: str
+    device_kind: str
+    coords: tuple[int, int, int]
+    slice_index: int = 0
+    core_on_chip: int = 0
+    process_index: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Target:
     """The chips that a run is planned for.
 
     Attributes:
+      name: our name for them, such as "v5e".
       kind: jax's name for them.
       shape: chips along each axis of a slice.
       slices: how many of them.
       by_sheet: whether there is no compiler for them here.
     """
 
+    name: str
     kind: str
     shape: tuple[int, ...]
     slices: int = 1
@@ -50,31 +70,61 @@ class Target:
         """Chips of all slices."""
         return self.slices * math.prod(self.shape)
 
+    @property
+    def topology(self) -> str:
+        """A slice as libtpu writes it, such as "v5e:4x4"; "h100:8" for GPUs."""
+        return f"{self.name}:{'x'.join(map(str, self.shape))}"
+
+    @property
+    def places(self) -> list[Place]:
+        """The chips of all slices, without libtpu."""
+        platform, (x, y, z) = "gpu" if self.by_sheet else "tpu", (*self.shape, 1, 1)[:3]
+        grid = itertools.product(range(self.slices), range(z), range(y), range(x))
+        return [Place(i, platform, self.kind, (a, b, c), s) for i, (s, c, b, a) in enumerate(grid)]
+
 
 def parse(topology: str, slices: int = 1) -> Target:
     """Reads a topology.
 
     Args:
-      topology: such as "v5e:4x4", or "h100:8".
+      topology: such as "v5e:4x4" or, by Google's name of that slice, "v5e-16"; "h100:8" for eight GPUs, "h100" for one.
       slices: how many of them.
 
     Raises:
-      UserError: there is no such chip, or the shape is not valid.
+      UserError: there is no such chip or slice, or the shape is not valid.
 
     Example:
-      >>> parse("v5p:2x2x4").chips, parse("h100:8").by_sheet
-      (16, True)
+      >>> parse("v5p:2x2x4").chips, parse("v5p-32").shape, parse("h100:8").by_sheet
+      (16, (2, 2, 4), True)
     """
-    name, _, shape = topology.partition(":")
-    if name not in _TPUS and name not in _GPUS:
-        raise UserError(f"no topology {topology!r}: known are {', '.join((*_TPUS, *_GPUS))}; write v5e:4x4, or h100:8")
+    name, colon, shape = topology.partition(":")
     gpu = name in _GPUS
+    if not colon:
+        name, shape = (name, "1") if gpu else _slice(topology)
+    if name not in _TPUS and not gpu:
+        known = ", ".join((*_TPUS, *_GPUS))
+        raise UserError(f"no topology {topology!r}: known are {known}; write v5e:4x4 or v5e-16, h100:8 or h100")
     if not re.fullmatch(r"[1-9]\d*" if gpu else r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
         how = f"{name}:8 for eight of them" if gpu else f"{name}:4x4" if "e" in name else f"{name}:2x2x4"
         raise UserError(f"no topology {topology!r}: write {how}")
     if gpu and slices > 1:
         raise UserError(f"--slices {slices}: is for TPUs; a GPU's plan is of one machine")
-    return Target((_GPUS if gpu else _TPUS)[name], tuple(int(n) for n in shape.split("x")), slices, gpu)
+    return Target(name, (_GPUS if gpu else _TPUS)[name], tuple(int(n) for n in shape.split("x")), slices, gpu)
+
+
+def _slice(text: str) -> tuple[str, str]:
+    """``(name, shape)`` of a slice by its name, such as "v5e-16"; v4 and v5p count cores, of which a chip has two.
+
+    Raises:
+      UserError: it is the name of a TPU with another number.
+    """
+    name, _, number = text.partition("-")
+    shapes = _CUBES if name in _CORES else _FLAT
+    known = {math.prod(map(int, s.split("x"))) * _CORES.get(name, 1): s for s in shapes}
+    if name in _TPUS and (not number.isdecimal() or int(number) not in known):
+        names = ", ".join(f"{name}-{n}" for n in known)
+        raise UserError(f"no slice {text!r}: write one of {names}, or {name}:{shapes[3]}")
+    return name, known.get(int(number), "") if number.isdecimal() else ""
 
 
 class Chips(NamedTuple):

@@ -1,14 +1,18 @@
-"""A recipe's memory and least time from its shapes and a data sheet. It is for GPUs, whose compiler is not available.
+"""A recipe's memory and least time from its shapes and a data sheet: for GPUs, whose compiler is not available, and
+where many plans are compared.
 
 All figures are estimates. Arrays that are kept (weights, moments, reference, cast weights, keys and values, gradients)
-are counted to the byte; of the temporaries, only the arrays of one layer are counted. Time is the larger of FLOPs /
-peak and bytes / bandwidth; the bytes are those that have to be moved: weights, keys and values, moments. Links between
-chips are not counted.
+are counted to the byte; of the temporaries, only the arrays of one layer are counted. Time is the longest of FLOPs /
+peak, bytes / bandwidth, and bytes between chips / the rate of their links. Bytes are those that have to be moved:
+weights, keys and values, moments; between chips the weights that are gathered, their gradients, and the activations
+that are summed over ``tensor``.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,9 +22,10 @@ from grpojax.programs import batch_shards as cut
 from grpojax.programs import kv_cache, packing
 from grpojax.run.calls import times_a_step
 from grpojax.run.recipe import Config
-from grpojax.tools import plan_run
+from grpojax.tools import plan_links, plan_run
 from grpojax.tools.plan_chips import Target
 from grpojax.tools.plan_compile import room
+from grpojax.tools.plan_links import Split
 from grpojax.tools.plan_report import ProgramReport
 from grpojax.tools.plan_shapes import shape_of
 
@@ -33,7 +38,7 @@ class Estimate:
     """The estimated needs of a run.
 
     Attributes:
-      programs: reports on the programs of `PROGRAMS` that a step runs, with sizes in GiB a chip and seconds by
+      programs: reports on the programs of `PROGRAMS` that a step runs, with sizes in GiB per chip and seconds by
         resource.
       run: the bounds of a step and of the whole run.
     """
@@ -47,32 +52,45 @@ class Estimate:
         return all(p.fits for p in self.programs)
 
 
-def of_recipe(config: Config, target: Target, *, layers: int | None = None) -> Estimate:
+def of_recipe(
+    config: Config,
+    target: Target,
+    *,
+    model: DecoderConfig | None = None,
+    split: Split | None = None,
+    tokens: int | None = None,
+) -> Estimate:
     """Estimates a recipe; its memory lies within 25 % of the TPU compiler's (`tests/tools/test_plan_estimate.py`).
 
     Args:
       config: the recipe.
       target: the chips.
-      layers: number of layers of the model; None for all.
+      model: the shape of the policy; None takes that which ``model.path`` names.
+      split: how the work is split, in place of the recipe's mesh and ``train.microbatches``.
+      tokens: tokens of a completion, in place of ``rollout.max_tokens``.
 
     Raises:
-      UserError: sizes do not divide over the mesh, or the variant has programs of its own.
+      UserError: sizes do not divide over the mesh, or the recipe has programs that are not estimated.
     """
-    model = shape_of(config.model.path)
-    model = model if layers is None else dataclasses.replace(model, num_layers=layers)
     counts = times_a_step(config)
     _check_known(config, counts)
-    work = _Work(model=model, config=config, **_mesh(config, target.chips))
+    work = _Work(
+        model=shape_of(config.model.path) if model is None else model,
+        config=config,
+        split=split_of(config, target.chips) if split is None else split,
+        tokens=config.rollout.max_tokens if tokens is None else tokens,
+    )
     _check_divides(work, target.chips)
+    rates = plan_links.rates(target, work.split)
     programs = tuple(
-        _report(name, work, target, *make(work, target)) for name, make in PROGRAMS.items() if counts.get(name)
+        _report(name, work, target, rates, make(work, target)) for name, make in PROGRAMS.items() if counts.get(name)
     )
     return Estimate(programs=programs, run=plan_run.bound(config, programs, target.chips))
 
 
 def format_estimate(found: Estimate) -> str:
-    """The estimate as text for people; sizes are GiB a chip."""
-    lines = ["estimated from shapes and a data sheet, nothing compiled; GiB a chip"]
+    """The estimate as text for people; sizes are GiB per chip."""
+    lines = ["estimated from shapes and a data sheet, nothing compiled; GiB per chip"]
     for p in found.programs:
         parts = ", ".join(f"{what} {size:.2f}" for what, size in sorted(p.consumers.items(), key=lambda x: -x[1]))
         busy = ", ".join(f"{what} {s:.3g} s" for what, s in p.seconds.items())
@@ -85,6 +103,11 @@ def format_estimate(found: Estimate) -> str:
 
 def _check_known(config: Config, counts: Mapping[str, int]) -> None:
     """Raises `UserError` if a recipe has programs, and maybe networks, that are not estimated."""
+    if config.mesh.rollout:
+        raise UserError(
+            f"mesh.rollout={config.mesh.rollout} has chips that only sample, which a plan by data sheet does not "
+            "cover: plan it for a TPU, such as --topology v5e:2x4, or with mesh.rollout=0"
+        )
     if config.rollout.overlap:
         raise UserError(
             f"rollout.overlap={config.rollout.overlap:g} continues unfinished samples, which a plan by data sheet "
@@ -97,11 +120,12 @@ def _check_known(config: Config, counts: Mapping[str, int]) -> None:
         )
 
 
-def _mesh(config: Config, chips: int) -> dict[str, int]:
-    """The mesh's axes on this number of chips."""
-    sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
-    known = math.prod(s for s in sizes.values() if s != -1)
-    return {axis: max(1, chips // known) if s == -1 else s for axis, s in sizes.items()}
+def split_of(config: Config, chips: int) -> Split:
+    """A recipe's own split on this number of chips."""
+    sizes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    known = math.prod(s for s in sizes if s != -1)
+    data, fsdp, tensor = (max(1, chips // known) if s == -1 else s for s in sizes)
+    return Split(data=data, fsdp=fsdp, tensor=tensor, microbatches=config.train.microbatches)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,15 +134,26 @@ class _Work:
 
     model: DecoderConfig
     config: Config
-    data: int
-    fsdp: int
-    tensor: int
+    split: Split
+    tokens: int
+
+    @property
+    def fsdp(self) -> int:
+        return self.split.fsdp
+
+    @property
+    def tensor(self) -> int:
+        return self.split.tensor
+
+    @property
+    def microbatches(self) -> int:
+        return self.split.microbatches
 
     @property
     def shards(self) -> int:
-        return self.data * self.fsdp
+        return self.split.data * self.fsdp
 
-    @property
+    @functools.cached_property
     def parameters(self) -> int:
         return flops.parameters(self.model)
 
@@ -127,7 +162,7 @@ class _Work:
         """The model with the number of key and value heads that the chips hold."""
         return dataclasses.replace(self.model, num_kv_heads=kv_heads.over(self.model, self.tensor))
 
-    @property
+    @functools.cached_property
     def learned(self) -> float:
         """Bytes of the weights that learn on a chip, in float32."""
         if (adapter := self.config.model.adapter) is None:
@@ -200,8 +235,8 @@ class _Work:
         prompts, group = self.sampled
         train = self.config.train
         prompts = prompts / train.minibatches
-        held = max(1.0, prompts / train.microbatches)
-        completions = prompts * group * self.config.rollout.max_tokens / train.microbatches
+        held = max(1.0, prompts / self.microbatches)
+        completions = prompts * group * self.tokens / self.microbatches
         return held * self.config.data.max_prompt_tokens, completions
 
     @property
@@ -209,13 +244,29 @@ class _Work:
         """Prompts and completions of an update on a batch shard, in tokens."""
         prompts, group = self.sampled
         each = max(1, prompts // self.config.train.minibatches)
-        longest = self.config.data.max_prompt_tokens, self.config.rollout.max_tokens
-        return np.full(each, longest[0]), np.full((each, group), longest[1])
+        return np.full(each, self.config.data.max_prompt_tokens), np.full((each, group), self.tokens)
+
+    @property
+    def gathered(self) -> tuple[float, float]:
+        """Bytes that a chip receives when the weights of all layers are gathered over ``fsdp``, and when the output
+        projection is."""
+        adapter, others = self.config.model.adapter, (self.fsdp - 1) / self.fsdp / self.tensor
+        each = 2 if adapter is None or adapter.base == "compute" else 1
+        head = self.model.vocab_size * self.model.hidden_size
+        layers = self.parameters - (2 if self.model.own_head else 1) * head
+        return each * layers * others, 2 * head * others
+
+    def summed(self, tokens: float) -> float:
+        """Bytes that a chip receives when the layers' outputs for these tokens, those of attention and of the MLP, are
+        summed over ``tensor``: each is scattered in sums, and gathered."""
+        each = 2 * 2 * self.model.num_layers * self.model.hidden_size
+        return tokens * each * 2 * (self.tensor - 1) / self.tensor
 
 
 def _check_divides(w: _Work, chips: int) -> None:
-    if w.data * w.fsdp * w.tensor != chips:
-        raise UserError(f"mesh data={w.data} x fsdp={w.fsdp} x tensor={w.tensor} does not make {chips} chips")
+    if w.shards * w.tensor != chips:
+        axes = f"data={w.split.data} x fsdp={w.fsdp} x tensor={w.tensor}"
+        raise UserError(f"mesh {axes} does not make {chips} chips")
     widths = {"intermediate_size": w.model.intermediate_size}
     if w.model.experts is not None:
         widths = {"moe_intermediate_size": w.model.experts.size, "shared_expert": w.model.experts.shared}
@@ -232,46 +283,62 @@ def _check_divides(w: _Work, chips: int) -> None:
         )
     rollout, train = w.config.rollout, w.config.train
     prompts, group = cut.spread_sizes(rollout.prompts // train.minibatches, rollout.group, w.shards)
-    packing.check_cut(prompts // w.shards, group, train.microbatches)
+    packing.check_cut(prompts // w.shards, group, w.microbatches)
 
 
-def _report(
-    name: str, work: _Work, target: Target, consumers: Mapping[str, float], seconds: Mapping[str, float]
-) -> ProgramReport:
-    state = work.state
+class _Needs(NamedTuple):
+    """The needs of a program on a chip.
+
+    Attributes:
+      consumers: GiB by name.
+      computed: FLOPs.
+      moved: bytes of memory that are read or written.
+      fsdp: bytes that the chip receives from others along that axis.
+      tensor: the same along this axis.
+    """
+
+    consumers: dict[str, float]
+    computed: float
+    moved: float
+    fsdp: float
+    tensor: float = 0.0
+
+
+def _report(name: str, work: _Work, target: Target, rates: Mapping[str, float], needs: _Needs) -> ProgramReport:
+    state, chip = work.state, target.chip
+    received = {"fsdp": needs.fsdp, "tensor": needs.tensor}
+    seconds = {
+        "compute": float(needs.computed) / chip.flops,
+        "HBM": needs.moved / chip.bandwidth,
+        "NVLink or PCIe" if target.by_sheet else "ICI": sum(x / rates[a] for a, x in received.items() if rates[a]),
+    }
     return ProgramReport(
         name=name,
         compile_s=0.0,
         argument=0.0,
-        temp=math.fsum(consumers.values()),
+        temp=math.fsum(needs.consumers.values()),
         output=0.0,
         alias=0.0,
         resident=math.fsum(state.values()),
         room=room(target.kind),
-        consumers={**state, **consumers},
-        seconds=dict(seconds),
+        consumers={**state, **needs.consumers},
+        seconds={what: s for what, s in seconds.items() if s},
     )
 
 
-# ---------------------------------------------------------------------------------- GiB and seconds of each program
+# ----------------------------------------------------------------------------------------- the needs of each program
 
 
-def _seconds(target: Target, computed: float, moved: float) -> dict[str, float]:
-    """Seconds for FLOPs and for bytes of memory, at the data sheet's rates."""
-    busy = {"compute": computed / target.chip.flops, "HBM": moved / target.chip.bandwidth}
-    return {what: s for what, s in busy.items() if s}
-
-
-def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
+def _rollout(w: _Work, target: Target) -> _Needs:
     c, (prompts, group) = w.spread, w.sampled
     rollout, length = w.config.rollout, w.config.data.max_prompt_tokens
     slots = min(rollout.decode_slots or group, group)
     platform = "gpu" if target.by_sheet else "tpu"
     compute = Compute(dtype="bfloat16", platform=platform)
-    ring = kv_cache.ring(rollout.max_tokens, compute)
+    ring = kv_cache.ring(w.tokens, compute)
     dtype = kv_cache.dtype_of(rollout.cache_dtype, compute)
     rounds = -(-group // slots)
-    live = ring.mean_live(rollout.max_tokens, rounds) * ring.size
+    live = ring.mean_live(w.tokens, rounds) * ring.size
     read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor
     read -= (2 - w.weight_bytes) * (flops.all_layers_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
     logits = 4 * prompts * slots * c.vocab_size
@@ -286,29 +353,31 @@ def _rollout(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, floa
     if c.experts is not None:  # the decode loop needs another layout of two of an expert's three matrices
         experts = c.num_layers * c.experts.count * 2 * c.hidden_size * c.experts.size
         consumers["experts laid out for decoding"] = w.weight_bytes * experts / w.tensor / _GIB
-    sizes = np.full(prompts, length), np.full((prompts, group), rollout.max_tokens)
-    computed = flops.forward_flops(c, *sizes) / w.tensor
-    return consumers, _seconds(target, computed, rounds * (rollout.max_tokens - 1) * read)
+    sizes = np.full(prompts, length), np.full((prompts, group), w.tokens)
+    computed, steps = flops.forward_flops(c, *sizes) / w.tensor, rounds * (w.tokens - 1)
+    sums = w.summed(prompts * length + steps * prompts * slots)
+    return _Needs(consumers, computed, steps * read, fsdp=0.0, tensor=sums)
 
 
-def _reshard(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
+def _reshard(w: _Work, target: Target) -> _Needs:
     cast = w.weight_bytes * w.parameters / w.tensor
     consumers = {"weights cast for the rollout": cast / _GIB}
-    return consumers, _seconds(target, 0.0, cast + w.base + w.learned)
+    return _Needs(consumers, 0.0, cast + w.base + w.learned, fsdp=cast * (w.fsdp - 1) / w.fsdp)
 
 
-def _score(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
+def _score(w: _Work, target: Target) -> _Needs:
     c, tokens = w.spread, sum(w.rows)
     layer = 2 * flops.layer_weights(c) / w.tensor
     activations = tokens * (2 * (4 * w.mlp + 12 * c.hidden_size) + w.chunks)
     consumers = {"temporaries": (2 * layer + activations + _BLOCKS) / _GIB}
-    weights = w.config.train.microbatches * 2 * w.parameters / w.tensor
-    return consumers, _seconds(target, flops.forward_flops(c, *w.counts) / w.tensor, weights)
+    moved, (layers, head) = w.microbatches * 2 * w.parameters / w.tensor, w.gathered
+    computed, received = flops.forward_flops(c, *w.counts) / w.tensor, w.microbatches * (layers + head)
+    return _Needs(consumers, computed, moved, fsdp=received, tensor=w.summed(w.microbatches * tokens))
 
 
-def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float]]:
+def _update(w: _Work, target: Target) -> _Needs:
     c, tokens = w.spread, sum(w.rows)
-    remat, micro = w.config.model.remat, w.config.train.microbatches
+    remat, micro, frozen = w.config.model.remat, w.microbatches, w.config.model.adapter is not None
     inner = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim / w.tensor
     outputs = inner + c.hidden_size + 2 * w.mlp
     kept = {"layer": 0.0, "matmuls": outputs, "none": 2 * outputs + 4 * c.hidden_size}[remat]
@@ -322,8 +391,13 @@ def _update(w: _Work, target: Target) -> tuple[dict[str, float], dict[str, float
     }
     # Weights are read forward and backward; then weights, moments and gradients are each read and written.
     moved = micro * 2 * 2 * w.parameters / w.tensor + 2 * (2 + w.moments) * gradients
-    computed = flops.update_flops(c, *w.counts, remat=remat, frozen=w.config.model.adapter is not None)
-    return consumers, _seconds(target, computed / w.tensor, moved)
+    computed = flops.update_flops(c, *w.counts, remat=remat, frozen=frozen)
+    # Each micro-batch gathers the weights forward and backward, and scatters their gradients: of layers in 16 bits, of
+    # the output projection in 32. Those of factors are nothing beside them.
+    layers, head = w.gathered
+    received = micro * (2 * (layers + head) + (0.0 if frozen else layers + 2 * head))
+    sums = (3 if remat == "layer" else 2) * w.summed(micro * tokens)
+    return _Needs(consumers, computed / w.tensor, moved, fsdp=received, tensor=sums)
 
 
 PROGRAMS = {

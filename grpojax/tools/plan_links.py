@@ -1,12 +1,15 @@
 """The links that a collective uses, and how long they are busy with it at the data sheet's rates."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grpojax.models import flops
+from grpojax.models import flops, sharding
 from grpojax.models.flops import Chip
+from grpojax.models.sharding import MeshConfig
 from grpojax.tools.hlo import Collective
+from grpojax.tools.plan_chips import Target
 
 LINKS = ("ICI", "DCN")
 
@@ -27,6 +30,41 @@ class Load:
     def total(self) -> float:
         """Bytes of all collectives."""
         return sum(self.received.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """How the work of a run is split over chips, and on each over time. What the run learns does not depend on it.
+
+    Attributes:
+      data: copies of the weights, each with its own share of the batch.
+      fsdp: chips over which weights and batch are sharded.
+      tensor: chips over which each matrix product is sharded.
+      microbatches: parts that an update takes one after the other (``train.microbatches``).
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    microbatches: int = 1
+
+
+@functools.lru_cache(maxsize=1024)
+def rates(target: Target, split: Split) -> dict[str, float]:
+    """Bytes/s that a chip receives from the others along ``fsdp``, and along ``tensor``; 0 if no data sheet has it.
+
+    A slice is laid out as `grpojax.models.sharding.make_mesh` does it.
+
+    Raises:
+      UserError: the wiring of the chips does not allow this mesh.
+    """
+    mesh = MeshConfig(data=split.data, fsdp=split.fsdp, tensor=split.tensor)
+    places = sharding.make_mesh(mesh, target.places).devices
+    sides = dict.fromkeys(("fsdp", "tensor"), 1)  # a GPU's figure is of all its links
+    if not target.by_sheet:
+        every = list(places.flat)
+        sides = {"fsdp": directions([*places[0, :, 0]], every), "tensor": directions([*places[0, 0]], every)}
+    return {axis: n * target.chip.link for axis, n in sides.items()}
 
 
 def loads(collectives: Iterable[Collective], devices: Sequence[Any], *, unknown: bool = False) -> dict[str, Load]:

@@ -45,8 +45,8 @@ class ProgramReport:
       room: the memory of a chip that programs can use.
       consumers: the memory in use while it runs, by name.
       seconds: the time that each of "compute", "HBM", "ICI" and "DCN" is busy with it at the data sheet's rates, with
-        every sample at its longest. Bytes and collectives come from the compiled program, FLOPs from its shapes. Empty
-        for an unknown chip.
+        every sample at its longest; of a ragged program, with one iteration of its loops and without FLOPs. Bytes and
+        collectives come from the compiled program, FLOPs from its shapes. Empty for an unknown chip.
       collectives: the collectives of one run, by kind; those in a loop count once for each iteration.
       per_iteration: those of one iteration of a loop whose length depends on the data, by kind. In a program that
         samples an iteration decodes one token; in one of ragged rows it is one forward of prompts with one block of
@@ -141,8 +141,19 @@ def format_table(reports: Sequence[ProgramReport]) -> str:
                 not math.isnan(r.read_each)
             )
         if len(r.seconds) > 1:
-            lines.append(f"{r.name} is busy: " + ", ".join(f"{what} {s:.3g} s" for what, s in r.seconds.items()))
+            busy = "is busy with one iteration of its loops" if _ragged(r) else "is busy"
+            lines.append(f"{r.name} {busy}: " + ", ".join(f"{what} {s:.3g} s" for what, s in r.seconds.items()))
+    if any(_ragged(r) for r in reports):
+        lines.append(
+            "at least s of ragged programs is of one iteration of their loops, without compute; a batch takes as many "
+            "as its tokens fill, or the program without that prefix where that is faster"
+        )
     return "\n".join(lines)
+
+
+def _ragged(r: ProgramReport) -> bool:
+    """Whether it is the program for a batch with shorter samples, whose number of iterations depends on the batch."""
+    return r.name.startswith("ragged ")
 
 
 def _misfit(r: ProgramReport) -> list[str]:

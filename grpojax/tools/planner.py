@@ -23,12 +23,6 @@ from grpojax.tools.plan_report import ProgramReport
 from grpojax.tools.plan_shapes import shape_of
 
 
-def shorter(path: str, layers: int | None) -> DecoderConfig:
-    """The shape of a recipe's model with this number of layers; None keeps its own."""
-    shape = shape_of(path)
-    return shape if layers is None else dataclasses.replace(shape, num_layers=layers)
-
-
 def plan(
     config: Config,
     *,
@@ -57,8 +51,8 @@ def plan(
     chips = topology_meshes(topology, config.mesh, slices)
     calls, state = calls_of(
         config,
-        policy_shape(config.model, shorter(config.model.path, layers) if model is None else model, chips),
-        read_shape=lambda path: shorter(path, layers),
+        policy_shape(config.model, shape_of(config.model.path, layers) if model is None else model, chips),
+        read_shape=lambda path: shape_of(path, layers),
     )
     return _reports(calls, state, chips, programs)
 

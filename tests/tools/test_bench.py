@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from grpojax.models import DecoderConfig, hf
+from grpojax.models.decoder_config import Experts
 from grpojax.models.flops import decode_bytes, forward_flops, layer_weights
 from grpojax.run import recipe as recipes
-from grpojax.tools import benchmark, cli
+from grpojax.tools import benchmark, cli, plan_shapes
 
 
 def test_flops_are_counted_on_tokens_in_use():
@@ -72,6 +73,18 @@ def trainers(monkeypatch):
     monkeypatch.setattr(benchmark, "matmul_rate", lambda *args: 1e9)
     monkeypatch.setattr(FakeTrainer, "made", [])
     return FakeTrainer.made
+
+
+def test_the_rate_is_of_products_that_the_model_has(monkeypatch):
+    """A mixture has no MLP of its intermediate_size."""
+    made, ones = [], benchmark.jnp.ones
+    monkeypatch.setattr(benchmark.jnp, "ones", lambda shape, *args: made.append(shape) or ones(shape, *args))
+    dense = plan_shapes.SHAPES["qwen3-0.6b"]
+    small = Experts(count=4, chosen=2, size=6)
+    for experts, width in ((None, 3072), (small, 6), (dataclasses.replace(small, shared=10), 10)):
+        made.clear()
+        assert benchmark.matmul_rate(dataclasses.replace(dense, experts=experts), 5, "float32") > 0
+        assert made == [(5, 1024), (1024, width), (5, width)]
 
 
 def test_figures_are_medians_after_the_warm_up(recipe, trainers, tmp_path):

@@ -1,12 +1,14 @@
 """What ``--topology`` names, and what ``grpojax plan`` refuses."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from grpojax.host.errors import UserError
 from grpojax.run import recipe as recipes
-from grpojax.tools import cli, plan_chips, plan_estimate
+from grpojax.tools import cli, plan_chips, plan_estimate, planner
+from grpojax.tools.plan_report import ProgramReport
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GSM8K = CONFIGS / "gsm8k_qwen2.5_0.5b.yaml"
@@ -25,6 +27,9 @@ def load(*overrides):
         ("v6e:2x4", "TPU v6 lite", 8),
         ("a100:4", "NVIDIA A100-SXM4-80GB", 4),
         ("rtx4090:1", "NVIDIA GeForce RTX 4090", 1),
+        ("v5e-8", "TPU v5 lite", 8),
+        ("v5p-64", "TPU v5p", 32),
+        ("a100-40gb", "NVIDIA A100-SXM4-40GB", 1),
     ],
 )
 def test_a_topology_names_chips(topology, kind, chips):
@@ -37,7 +42,8 @@ def test_a_topology_names_chips(topology, kind, chips):
     ("topology", "slices", "said"),
     [
         ("v9:2x2", 1, "known are v4, v5e"),
-        ("v5e", 1, "write v5e:4x4"),
+        ("v5e", 1, "v5e-8, .* or v5e:4x4"),
+        ("v5p-24", 1, "no slice 'v5p-24': write one of v5p-8, v5p-16"),
         ("h100:2x2", 1, "write h100:8"),
         ("h100:8", 2, "--slices 2: is for TPUs"),
     ],
@@ -52,6 +58,7 @@ def test_a_gpu_is_planned_by_its_sheet(capsys):
     assert cli.main(command) == 0
     out = capsys.readouterr().out
     assert "estimated from shapes" in out and "a step takes at least" in out
+    assert re.search(r"longest completion that fits, by shapes: \d{4} tokens \(memory of rollout\)", out)
     assert cli.main([*command, "--layers", "3"]) == 0
     assert "all numbers are for a model with 3 layers" in capsys.readouterr().out
 
@@ -60,7 +67,32 @@ def test_what_does_not_fit_exits_with_1_and_names_the_largest(capsys):
     assert cli.main(["plan", str(GSM8K), "model.path=Qwen2.5-3B-Instruct", "--topology", "rtx4090:1"]) == 1
     out = capsys.readouterr().out
     assert "update: does not fit" in out and "a step takes" not in out
+    assert "none of 128 tokens or more (memory of" in out
     assert "optimiser 22.99" in out  # two float32 moments of 3.09 billion weights
+
+
+def test_what_does_not_fit_names_a_mesh_that_does(capsys):
+    eight = ["model.path=Qwen3-8B", "model.adapter.rank=32", "--topology", "l4:4"]
+    assert cli.main(["plan", str(GSM8K), *eight]) == 1
+    out = capsys.readouterr().out
+    settings = re.search(r"by shapes it fits with (mesh.data=1 mesh.fsdp=1 mesh.tensor=4 train.microbatches=\d+) ", out)
+    assert cli.main(["plan", str(GSM8K), *eight, *settings[1].split()]) == 0
+
+
+def test_what_a_compiler_refuses_gets_a_split_that_needs_less_by_shapes(monkeypatch, capsys):
+    """By shapes the recipe's own mesh would fit."""
+    asked = []
+
+    def refuse(config, *, topology, **how):
+        asked.append(topology)
+        return [ProgramReport(name="update", compile_s=1.0, error="used 22.69G of 15.75G")]
+
+    monkeypatch.setattr(planner, "plan", refuse)
+    seven = ["model.path=Qwen2.5-7B-Instruct", "model.adapter.rank=32", "mesh.tensor=2", "train.microbatches=8"]
+    assert cli.main(["plan", str(GSM8K), *seven, "--topology", "v5e-8"]) == 1
+    out = capsys.readouterr().out
+    assert asked == ["v5e:2x4"] and "by shapes it fits with mesh.data=1 mesh.fsdp=2 mesh.tensor=4" in out
+    assert "a step takes" not in out and "longest completion that fits, by shapes" in out
 
 
 def test_a_shape_that_nobody_published_is_told(capsys):

@@ -431,8 +431,10 @@ def test_table_tells_sizes_and_traffic():
         "rollout is busy: compute 0.5 s, HBM 1.23 s",
     ]
     learns = dataclasses.replace(report, name="ragged update", samples=False)
-    rows = "ragged update moves for each iteration of its loops: 1 all-reduce (4 B)"
-    assert rows in plan_report.format_table([learns]).splitlines()
+    lines = plan_report.format_table([learns]).splitlines()
+    assert "ragged update moves for each iteration of its loops: 1 all-reduce (4 B)" in lines
+    assert "ragged update is busy with one iteration of its loops: compute 0.5 s, HBM 1.23 s" in lines
+    assert lines[-1].startswith("at least s of ragged programs is of one iteration")
 
 
 def test_the_batch_is_the_trainers():
