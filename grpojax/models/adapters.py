@@ -62,6 +62,8 @@ class AdapterConfig:
       dora: learn a norm for each column of the sum of base and product (DoRA, arXiv:2402.09353).
       base: format of the frozen weights. "compute" keeps them in ``model.dtype``. "int8" keeps the linear layers in
         eight bits, with a scale for each column.
+      merged: merge the factors into the weights that a rollout samples with. False samples with base and factors in two
+        products, as an update computes them, and needs no second copy of the weights. It needs ``mesh.fsdp`` 1.
       path: a PEFT folder whose factors the run starts from; it must have been made with these settings. With None, A is
         random and B is 0, so that the run starts from the base.
     """
@@ -72,12 +74,15 @@ class AdapterConfig:
     rslora: bool = False
     dora: bool = False
     base: Literal["compute", "int8"] = "compute"
+    merged: bool = True
     path: str | None = None
 
     def __post_init__(self) -> None:
         require(self, rank="[1, inf)", alpha="(0, inf)")
         if not self.target or len(set(self.target)) < len(self.target):
             raise UserError(f"target={list(self.target)}: name at least one linear layer, and none twice")
+        if self.dora and not self.merged:
+            raise UserError("merged=false, dora=true: norms would need all weights for each token; set merged to true")
 
     @property
     def scale(self) -> float:
@@ -274,11 +279,33 @@ def factors_of(params: Any) -> dict[str, Array]:
     return found
 
 
+def without_factors(params: Any) -> Any:
+    """A tree from `joined` with the base only."""
+    return jax.tree.map(
+        lambda x: dataclasses.replace(x, factors=None) if is_adapted(x) else x, params, is_leaf=is_adapted
+    )
+
+
+def unmerged(config: AdapterConfig | None) -> bool:
+    """Whether rollouts sample with base and factors in two products."""
+    return config is not None and not config.merged
+
+
+def check_base_is_whole(fsdp: int) -> None:
+    """Raises `UserError` if a base that a rollout samples with is cut over ``fsdp`` devices. Decoding would gather it
+    for each token."""
+    if fsdp > 1:
+        raise UserError(
+            f"model.adapter.merged=false with mesh.fsdp={fsdp} would gather the base for each token; set mesh.fsdp=1, "
+            "with the devices in mesh.tensor or mesh.data"
+        )
+
+
 def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of the factors, by the names in `FACTORS`.
 
     Raises:
-      UserError: the decoder has a linear layer that cannot have factors.
+      UserError: the decoder has not all of the layers that are to have factors, or experts that are to be in int8.
 
     Example:
       >>> decoder = DecoderConfig(family="qwen2", vocab_size=7, hidden_size=5, intermediate_size=3, num_layers=2,
@@ -288,12 +315,14 @@ def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.Sha
       {'q_a': (2, 5, 6), 'q_b': (2, 6, 4), 'q_magnitude': (2, 4)}
     """
     there = present(DECODER, decoder)
-    others = [name for name, w in there.items() if w.stacked and len(w.axes) > 2 and name not in LINEAR]
-    if others or LINEAR.keys() - there.keys():
+    if missing := [LINEAR[name] for name in config.names if name not in there]:
+        possible = ",".join(LINEAR[name] for name in LINEAR if name in there)
         raise UserError(
-            f"model.adapter: a model of family {decoder.family!r} has linear layers that cannot have factors "
-            f"({', '.join(others) or 'none of the usual ones'}); leave model.adapter out"
+            f"model.adapter: {', '.join(missing)} of a {decoder.family} model cannot have factors\n"
+            f"set model.adapter.target=[{possible}]"
         )
+    if config.base == "int8" and decoder.experts is not None:
+        raise UserError("model.adapter.base='int8': experts are not kept in eight bits; set it to compute")
     of_axis = {**sizes(decoder), "rank": config.rank}
     kinds = ("a", "b", "magnitude") if config.dora else ("a", "b")
     names = [f"{name}_{kind}" for name in config.names for kind in kinds]

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from grpojax.models import flops, kv_heads, sharding
+from grpojax.models import adapters, flops, kv_heads, sharding
 from grpojax.models.weight_table import shardings
 from grpojax.programs import kv_cache, sampler
 from grpojax.programs.compiling import program
 from grpojax.programs.policy import PolicyShape, on_shards
 from grpojax.programs.sampler import SamplerConfig, no_samples
-from grpojax.programs.state import make_reshard
+from grpojax.programs.state import make_cast_of_factors, make_reshard
 from grpojax.types import Prompts, Rollout
 
 
@@ -111,6 +111,10 @@ def reshard(policy: PolicyShape, params: Any, weights: Literal["compute", "int8"
     Returns:
       ``({"reshard": call}, weights)``. The dict is empty if there is nothing to do.
     """
+    if adapters.unmerged(policy.adapter):
+        cast, factors = make_cast_of_factors(policy.compute), adapters.factors_of(params)
+        made = {name: abstract(x, factors[name].sharding) for name, x in jax.eval_shape(cast, params).items()}
+        return {"reshard": Call(cast, (params,), factors)}, adapters.joined(params, made)
     made = make_reshard(policy.config, policy.compute, weights, adapted=policy.adapter is not None)
     whole = jax.eval_shape(made, params)
     whole = jax.tree.map(abstract, whole, shardings(whole, policy.sampling.mesh, sharding.ROLLOUT))
@@ -143,7 +147,7 @@ def rollout(policy: PolicyShape, weights: Any, prompts: Prompts, sampling: Sampl
     return Call(
         program("rollout", functools.partial(_sample, policy.graph, **how)),
         args,
-        (),
+        adapters.without_factors(weights) if adapters.unmerged(policy.adapter) else (),
         flops=forward_flops(policy, rows, longest, config.group, tokens),
         iterations=rounds * (tokens - 1),
         cache=cells * flops.kv_bytes(cached, kv_cache.dtype_of(config.cache_dtype, compute)),

@@ -151,11 +151,16 @@ class Policy:
         return self
 
     def reshard(self, params: Any, weights: Literal["compute", "int8"] = "compute") -> Any:
-        """Turns training weights into those that `sample` takes (`state.make_reshard`)."""
+        """Turns training weights into those that `sample` takes: `state.make_reshard`, or `state.make_cast_of_factors`
+        with the base as it is."""
         if weights not in self._reshards:
-            made = state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
+            if adapters.unmerged(self.adapter):
+                made = state.make_cast_of_factors(self.compute)
+            else:
+                made = state.make_reshard(self.config, self.compute, weights, adapted=self.adapter is not None)
             self._reshards[weights] = _sender(made, self.sampling.mesh, self._others) if self._others else made
-        return self._reshards[weights](params)
+        made = self._reshards[weights](params)
+        return adapters.joined(params, made) if adapters.unmerged(self.adapter) else made
 
     def sample(
         self,

@@ -12,7 +12,7 @@ import jax
 import optax
 
 from grpojax.models import adapters, hf
-from grpojax.models.weight_table import DECODER, WeightTable
+from grpojax.models.weight_table import DECODER, WeightTable, leaf_name
 from grpojax.programs.policy import Policy, PolicyShape
 from grpojax.programs.state import Network, decoder_network, init_state
 from grpojax.programs.update import Learns, Metrics
@@ -36,7 +36,11 @@ def networks(shape: PolicyShape, optimizer: optax.GradientTransformation | None)
     _, whole = decoder_network(config, optimizer, shape.mesh)
     if adapter is None:
         return {POLICY: whole}
-    kept = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, shape.compute.dtype), whole.params)
+
+    def frozen(path: Any, x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype if DECODER[leaf_name(path)].exact else shape.compute.dtype)
+
+    kept = jax.tree_util.tree_map_with_path(frozen, whole.params)
     return {
         POLICY: Network(params=adapters.abstract(adapter, config), optimizer=optimizer, table=table_of(adapter)),
         BASE: Network(params=jax.eval_shape(lambda w: adapters.on_base(w, adapter), kept)),

@@ -27,6 +27,7 @@ from jax.sharding import Mesh
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
 from grpojax.models import delta_net, quantised
+from grpojax.models.adapters import Adapted
 from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
 from grpojax.models.decoder import Decoder
@@ -277,7 +278,9 @@ def _blocks(stacked: Any, config: DecoderConfig, compute: Compute) -> Any:
             return w
         return TransposedKernel.of(w.astype(compute.dtype))
 
-    return jax.tree_util.tree_map_with_path(transposed, layers, is_leaf=lambda w: isinstance(w, quantised.Int8))
+    return jax.tree_util.tree_map_with_path(
+        transposed, layers, is_leaf=lambda w: isinstance(w, quantised.Int8 | Adapted)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- the loop

@@ -21,7 +21,7 @@ from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig
 from grpojax.models.weight_table import DECODER, WeightTable, axes_of, check_mesh, is_matrix, leaf_name, shardings
 from grpojax.programs.compiling import program
-from grpojax.types import TrainState
+from grpojax.types import Array, TrainState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,6 +159,22 @@ def make_reshard(
         return jax.tree_util.tree_map_with_path(place, params, is_leaf=adapters.is_adapted)
 
     return program("reshard", reshard)
+
+
+def make_cast_of_factors(compute: Compute) -> Callable[[Any], dict[str, Array]]:
+    """Makes the factors that a rollout samples with if they are not merged: ``params -> factors`` in the compute dtype.
+    The base is sampled with as it is.
+
+    Raises:
+      UserError: the base is cut over ``fsdp``.
+    """
+    dtype, mesh = jnp.dtype(compute.dtype), compute.mesh
+    adapters.check_base_is_whole(1 if mesh is None else mesh.shape["fsdp"])
+
+    def cast(params: Any) -> dict[str, Array]:
+        return {name: x.astype(dtype) for name, x in adapters.factors_of(params).items()}
+
+    return program("reshard", cast)
 
 
 def frozen_copy(params: Any, compute: Compute, *, averaged: bool = False) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from grpojax import variants
 from grpojax.host.errors import UserError
+from grpojax.models.adapters import unmerged
 from grpojax.rewards import RewardsConfig
 
 
@@ -476,6 +477,24 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             message=lambda c: (
                 f"train.reference_every={c.train.reference_every}: with model.adapter the reference is the base, which "
                 "does not change; set it to 0"
+            ),
+        ),
+        Exclusion(
+            settings="`model.adapter.merged: false` and `rollout.weights: int8`",
+            why="a rollout then samples with the base as it is, whose format `model.adapter.base` sets",
+            when=lambda c: unmerged(c.model.adapter) and c.rollout.weights != "compute",
+            message=lambda c: (
+                f"rollout.weights={c.rollout.weights}: model.adapter.merged=false samples with the base as it is\n"
+                "set rollout.weights=compute, and model.adapter.base=int8 for eight bits"
+            ),
+        ),
+        Exclusion(
+            settings="`model.adapter.merged: false` and `mesh.rollout`",
+            why="devices that only sample have no base",
+            when=lambda c: unmerged(c.model.adapter) and c.mesh.rollout,
+            message=lambda c: (
+                f"mesh.rollout={c.mesh.rollout}: devices that only sample have no base; set it to 0, or "
+                "model.adapter.merged=true"
             ),
         ),
     ),

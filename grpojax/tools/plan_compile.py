@@ -121,7 +121,7 @@ def _seconds(
 def _of_call(call: Call, own: int, temp: float) -> dict[str, float]:
     """GiB that a program needs besides the run's state: its arguments, and the memory that it allocates."""
     given = (sum(per_chip(x) for x in call.args if x is not None) - own) / _GIB
-    cast = per_chip(call.args[0]) / _GIB if call.samples else 0.0
+    cast = (per_chip(call.args[0]) - own) / _GIB if call.samples else 0.0
     cache = call.cache / _GIB
     allocated = 0.0 if temp < cache else cache
     parts = {

@@ -206,6 +206,21 @@ class _Work:
         return 1 if self.config.rollout.weights == "int8" else 2
 
     @property
+    def linear_bytes(self) -> int:
+        """Bytes of one weight of a linear layer in a rollout."""
+        adapter = self.config.model.adapter
+        if adapter is None or adapter.merged:
+            return self.weight_bytes
+        return 1 if adapter.base == "int8" else 2
+
+    @property
+    def cast(self) -> float:
+        """Bytes on a chip that are made for a rollout: weights, or only factors in 16 bits if they are not merged."""
+        if adapters.unmerged(self.config.model.adapter):
+            return self.learned / 2
+        return self.weight_bytes * self.parameters / self.tensor
+
+    @property
     def moments(self) -> int:
         """Numbers that the optimiser keeps for each weight."""
         optimizer = self.config.optimizer
@@ -267,6 +282,8 @@ def _check_divides(w: _Work, chips: int) -> None:
     if w.shards * w.tensor != chips:
         axes = f"data={w.split.data} x fsdp={w.fsdp} x tensor={w.tensor}"
         raise UserError(f"mesh {axes} does not make {chips} chips")
+    if adapters.unmerged(w.config.model.adapter):
+        adapters.check_base_is_whole(w.fsdp)
     widths = {"intermediate_size": w.model.intermediate_size}
     if w.model.experts is not None:
         widths = {"moe_intermediate_size": w.model.experts.size, "shared_expert": w.model.experts.shared}
@@ -340,11 +357,12 @@ def _rollout(w: _Work, target: Target) -> _Needs:
     rounds = -(-group // slots)
     live = ring.mean_live(w.tokens, rounds) * ring.size
     read = flops.decode_bytes(c, length, live, prompts=prompts, slots=slots, cache_dtype=dtype) / w.tensor
-    read -= (2 - w.weight_bytes) * (flops.all_layers_weights(c) + c.vocab_size * c.hidden_size) / w.tensor
+    read -= (2 - w.linear_bytes) * flops.all_layers_weights(c) / w.tensor
+    read -= (2 - w.weight_bytes) * c.vocab_size * c.hidden_size / w.tensor
     logits = 4 * prompts * slots * c.vocab_size
     kept = (prompts * length + prompts * slots * ring.size) * flops.kv_bytes(c, dtype) / w.tensor
     consumers = {
-        "weights cast for the rollout": w.weight_bytes * w.parameters / w.tensor / _GIB,
+        "weights cast for the rollout": w.cast / _GIB,
         "keys and values": kept / _GIB,
         "logits": 3 * logits / _GIB,  # scaled by temperature, their log-probs, and the noise that draws
     }
@@ -360,9 +378,9 @@ def _rollout(w: _Work, target: Target) -> _Needs:
 
 
 def _reshard(w: _Work, target: Target) -> _Needs:
-    cast = w.weight_bytes * w.parameters / w.tensor
-    consumers = {"weights cast for the rollout": cast / _GIB}
-    return _Needs(consumers, 0.0, cast + w.base + w.learned, fsdp=cast * (w.fsdp - 1) / w.fsdp)
+    consumers = {"weights cast for the rollout": w.cast / _GIB}
+    read = w.learned + (0.0 if adapters.unmerged(w.config.model.adapter) else w.base)
+    return _Needs(consumers, 0.0, w.cast + read, fsdp=w.cast * (w.fsdp - 1) / w.fsdp)
 
 
 def _score(w: _Work, target: Target) -> _Needs:

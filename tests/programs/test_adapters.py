@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from plain_decoder import BASE, learning_batch, random_decoder
+from plain_decoder import BASE, MIXTURE, learning_batch, random_decoder, some_prompts
 
 from grpojax import losses
 from grpojax.host.errors import UserError
@@ -17,7 +17,9 @@ from grpojax.models.adapters import AdapterConfig
 from grpojax.models.weight_table import DECODER, shardings
 from grpojax.programs import packing, policy_state, policy_update, state
 from grpojax.programs.optimizer import decayed
+from grpojax.programs.sampler import SamplerConfig, sample_groups
 from grpojax.programs.update import Learns, make_update
+from grpojax.types import PerToken, TrainBatch
 
 CONFIG = dataclasses.replace(
     BASE, vocab_size=56, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=8, num_kv_heads=4
@@ -171,19 +173,49 @@ def test_an_update_makes_no_gradient_of_a_dense_weight():
     assert not made(learns.loss, factors, {"base": base}, learns.table) & either
 
 
-def learned(config, sizes, updates=2):
+def learned(config, sizes, updates=2, decoder=CONFIG):
     mesh = mesh_of(sizes)
     compute = Compute(mesh=mesh)
-    graph, base = base_of(config, mesh)
-    factors = adapters.first(config, CONFIG, base, 5, mesh)
+    graph, base = base_of(config, mesh, decoder)
+    factors = adapters.first(config, decoder, base, 5, mesh)
     optimizer = optax.adam(0.02)
     learns = policy_state.on_base(Learns(loss=loss_of(graph, compute), optimizer=optimizer))
     update = jax.jit(make_update(learns.loss, optimizer, mesh, table=learns.table), donate_argnums=0)
     made, metrics = state.init_state(factors, optimizer, mesh, learns.table), {}
     for i in range(updates):
         made, metrics = update(made, {"base": base}, packed_on(mesh, i))
-    reshard = state.make_reshard(CONFIG, compute, adapted=True)
+    reshard = state.make_reshard(decoder, compute, adapted=True)
     return made.params, metrics, reshard(adapters.joined(base, made.params))
+
+
+@pytest.mark.parametrize("sizes", [None, (2, 1, 4)])
+@pytest.mark.parametrize("kind", ["lora", "int8"])
+def test_base_and_factors_draw_what_an_update_scores(kind, sizes):
+    mesh = mesh_of(sizes)
+    graph, base = base_of(KINDS[kind], mesh)
+    factors, compute = random_factors(KINDS[kind], base, mesh), Compute(mesh=mesh)
+    cast = state.make_cast_of_factors(compute)(adapters.joined(base, factors))
+    config = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
+    prompts = some_prompts(8)
+    out = jax.tree.map(
+        np.asarray,
+        sample_groups(
+            graph, adapters.joined(base, cast), prompts, jax.random.key(0), config, eos_ids=(0, 1), compute=compute
+        ),
+    )
+    zeros = np.zeros(out.logps.shape, np.float32)
+    per_token = PerToken(advantages=zeros, weights=zeros)
+    batch = TrainBatch(prompts=prompts, tokens=out.tokens, lengths=out.lengths, per_token=per_token)
+    packed, layout = packing.pack(batch)
+    whole = adapters.joined(*(jax.device_get(x) for x in (base, factors)))
+    logps = score(graph, whole, jax.tree.map(lambda x: x[0], packed.rows), Compute()).logps
+    drawn = np.arange(9) < out.lengths[..., None]
+    assert np.abs(layout.unpack(np.asarray(logps)[None]) - out.logps)[drawn].max() < 1e-4
+
+
+def test_a_base_that_is_cut_over_fsdp_must_be_merged():
+    with pytest.raises(UserError, match="merged=false with mesh.fsdp=2 .*set mesh.fsdp=1"):
+        state.make_cast_of_factors(Compute(mesh=mesh_of((4, 2, 1))))
 
 
 @pytest.mark.in_ci("int8 dora-sizes3")
@@ -198,6 +230,34 @@ def test_adapters_learn_alike_on_any_mesh(kind, sizes):
     assert float(got[1]["grad_norm"]) == pytest.approx(float(want[1]["grad_norm"]), rel=1e-4)
     if sizes[2] < 8:  # there heads of keys and values are repeated
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got[2], want[2])
+
+
+def test_attention_of_a_mixture_learns_and_its_experts_stay():
+    config = KINDS["attention"]
+    graph, base = base_of(config, decoder=MIXTURE)
+    factors = random_factors(config, base, decoder=MIXTURE)
+    assert {name[0] for name in factors} == {"q", "v"}
+    params = adapters.joined(base, factors)
+    got = score(graph, params, rows(), Compute()).logps
+    reshard = state.make_reshard(MIXTURE, Compute(), adapted=True)
+    for merged in (reshard(params), adapters.merged(params, "float32")):
+        np.testing.assert_allclose(score(graph, merged, rows(), Compute()).logps, got, atol=2e-5)
+    want, cut = (learned(config, sizes, decoder=MIXTURE) for sizes in (None, (2, 2, 2)))
+    for name, x in cut[0].items():
+        assert name.endswith("_a") or jnp.abs(x).max() > 1e-3
+        np.testing.assert_allclose(x, want[0][name], atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (LORA, "gate_proj, up_proj, down_proj .*\nset .*target=.q_proj,k_proj,v_proj,o_proj.$"),
+        (dataclasses.replace(KINDS["attention"], base="int8"), "base='int8': .*set it to compute"),
+    ],
+)
+def test_experts_have_no_factors_and_no_eight_bits(config, said):
+    with pytest.raises(UserError, match=said):
+        adapters.abstract(config, MIXTURE)
 
 
 def test_a_mesh_starts_with_the_same_factors():

@@ -11,6 +11,7 @@ import pytest
 import runs
 from runs import numbers
 from safetensors.numpy import load_file, save_file
+from several import together
 
 from grpojax.host.errors import UserError
 from grpojax.models import adapters, hf
@@ -77,6 +78,44 @@ def test_it_goes_on_bit_for_bit_after_kill_nine(recipe, unbroken, tmp_path):
     assert [x for x in numbers(tmp_path) if "reward" in x] == [x for x in numbers(unbroken[0]) if "reward" in x]
 
 
+@pytest.mark.exhaustive("run/test_trainer.py::test_several_processes_train_as_one_stop_as_one_and_go_on")
+def test_two_processes_learn_go_on_after_kill_nine_and_export_as_one(recipe, tmp_path):
+    """To rounding, since sums over devices are added in another order; with a large eps, since Adam makes of a gradient
+    of nothing but rounding a full step."""
+    given = [*SHORT, "model.adapter.dora=true", "optimizer.eps=1e-3", "mesh.fsdp=2"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert runs.Trainer(config.load(recipe, [*given, f"run.dir={one}"]), devices=2).run()
+    pair = runs.start_together(recipe, two, *given, processes=2, devices=1)
+    while "step 3/4" not in (line := pair[0].stdout.readline()):
+        assert line, "it ended"
+    for process in pair:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    said = [p.communicate(timeout=600)[0] for p in runs.start_together(recipe, two, *given, processes=2, devices=1)]
+    assert "step 4/4" in said[0] and "step 1/4" not in said[0], said
+    got, want = ([x for x in numbers(directory) if "reward" in x] for directory in (two, one))
+    assert len(got) == len(want) == 4 and want[-1]["kl"] > 1e-4
+    for mine, other in zip(got, want, strict=True):
+        assert mine == pytest.approx(other, rel=1e-6, abs=1e-6)
+
+    folder, whole, start = tmp_path / "peft", tmp_path / "whole", tmp_path / "start"
+    made = together(
+        ["export", two, "--to", folder / "two"],
+        ["export", two, "--to", whole / "two", "--merged"],
+        ["train", recipe, f"run.dir={start}", *given, "train.steps=1", f"model.adapter.path={folder / 'two'}"],
+        devices=1,
+    )
+    assert all(lines[-1] == "status 0" for of_one in made for lines in of_one), made
+    assert next(line["kl"] for line in numbers(start) if "reward" in line) > 1e-4  # the base is the reference
+    for place, options in ((folder, []), (whole, ["--merged"])):
+        assert cli.main(["export", str(two), "--to", str(place / "one"), "mesh.data=4", *options]) == 0
+        names = [sorted(p.name for p in (place / n).iterdir()) for n in ("one", "two")]
+        assert names[0] == names[1]
+        for name in (n for n in names[0] if n.endswith(".safetensors")):
+            files = [load_file(place / n / name) for n in ("one", "two")]
+            jax.tree.map(np.testing.assert_array_equal, *files)
+
+
 def test_another_base_is_refused(recipe, unbroken, tmp_path):
     run, model = tmp_path / "run", tmp_path / "model"
     shutil.copytree(unbroken[0], run)
@@ -127,6 +166,9 @@ def test_a_peft_folder_is_a_start_and_can_be_sampled_and_evaluated(recipe, unbro
     [
         (["train.reference_every=2"], "train.reference_every=2: with model.adapter.*set it to 0"),
         (["model.adapter.rank=0"], "rank=0"),
+        (["model.adapter.merged=false", "model.adapter.dora=true"], "merged=false, dora=true: .*set merged"),
+        (["model.adapter.merged=false", "mesh.rollout=1"], "mesh.rollout=1: .*set it to 0"),
+        (["model.adapter.merged=false", "rollout.weights=int8", "variant.importance=truncate"], "set rollout.weights="),
         (["model.adapter.dropout=0.1"], "model.adapter.dropout.*unknown key"),
         (["model.adapter.target=[lm_head]"], "lm_head"),
     ],
@@ -161,6 +203,7 @@ VARIANTS = {
         "rollout.weights=int8",
         "variant.importance=truncate",
     ],
+    "not merged": ["model.adapter.base=int8", "model.adapter.merged=false"],
     "ahead": ["rollout.ahead=1", "model.dtype=bfloat16"],
 }
 
@@ -175,6 +218,9 @@ def test_what_reads_the_policys_weights_reads_both(recipe, tmp_path, name):
     assert lines[-1]["grad_norm"] > 0 and all(line["skipped_updates"] == 0 for line in lines)
     most = 0.3 if name in ("int8", "ahead") else 1e-4
     assert lines[-1]["sampling/logp_difference_max"] < most
+    sampled = jax.tree.leaves(run.policy.reshard(run.learner.weights))
+    shared = [x for x in jax.tree.leaves(run.learner.state["base"]) if any(x is y for y in sampled)]
+    assert bool(shared) == (name == "not merged") and (not shared or len(sampled) - len(shared) == 14)
 
 
 @pytest.mark.slow

@@ -38,6 +38,8 @@ CASES = {
     "gtpo": ["variant=gtpo"],
     "remax": ["variant=remax"],
     "xrpo": ["variant=xrpo", "rollout.sample_allocation={probe: 2, phases: 2, most: 4}"],
+    "adapters": ["model.adapter={rank: 2}", "variant={name: grpo, kl_coef: 0.1}"],
+    "adapters that are not merged": ["model.adapter={rank: 2, merged: false}", "mesh.data=2", "mesh.fsdp=1"],
     "overlap": ["variant={name: grpo, importance: truncate}", "rollout.overlap=0.5"],
 }
 
@@ -76,13 +78,16 @@ def test_a_runs_programs_are_called_with_what_is_said_of_them(recipe, tmp_path, 
 
     spies.watch(monkeypatch, around)
     monkeypatch.setattr(sampler, "_sample", spies.Spy(sampler._sample, sample))
-    make = policy.state.make_reshard
 
-    def watched(*given, **how):
-        made = make(*given, **how)
-        return spies.Spy(made, around) if hasattr(made, "lower") else made  # or there is nothing to do
+    def watched(make):
+        def watched(*given, **how):
+            made = make(*given, **how)
+            return spies.Spy(made, around) if hasattr(made, "lower") else made  # or there is nothing to do
 
-    monkeypatch.setattr(policy.state, "make_reshard", watched)
+        return watched
+
+    for make in (policy.state.make_reshard, policy.state.make_cast_of_factors):
+        monkeypatch.setattr(policy.state, make.__name__, watched(make))
     case = [text.replace("FOLDER", str(recipe.parent)) for text in CASES[name]]
     config = recipes.load(recipe, [*RUN, f"run.dir={tmp_path}", *case])
     trainer = Trainer(config, 1 if name == "nthr" else 2, eos_ids=())

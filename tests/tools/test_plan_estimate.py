@@ -103,6 +103,22 @@ def test_of_adapters_the_base_is_kept_once_and_only_factors_have_moments():
     assert c.num_layers == 24
 
 
+def test_what_is_not_merged_is_not_held_twice():
+    """A rollout reads the base, and in eight bits that is half of what it reads in sixteen."""
+    more = ["model.adapter.rank=16", "model.adapter.merged=false"]
+    config, target = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml", more), plan_chips.parse("v5e:1x1")
+    whole = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml", more[:1])
+    eight = recipes.load(PODS / "v5e-1_qwen2.5-0.5b.yaml", [*more, "model.adapter.base=int8"])
+    kept, merged, small = (plan_estimate.of_recipe(c, target).programs[0] for c in (config, whole, eight))
+    assert kept.consumers["weights cast for the rollout"] == pytest.approx(kept.consumers["weights"] / 2)
+    assert merged.consumers["weights cast for the rollout"] == pytest.approx(merged.consumers["base"])
+    linear = 24 * (896 * (2 * 896 + 2 * 128) + 3 * 896 * 4864)
+    saved = (kept.seconds["HBM"] - small.seconds["HBM"]) * target.chip.bandwidth
+    assert saved == pytest.approx(511 * linear) and kept.seconds["HBM"] == merged.seconds["HBM"]
+    with pytest.raises(UserError, match="merged=false with mesh.fsdp=8"):
+        plan_estimate.of_recipe(config, plan_chips.parse("v5e:2x4"))
+
+
 def test_keys_and_values_of_eight_bits_take_a_byte_and_a_scale_a_head():
     """And a GPU, whose kernels read floats, is refused."""
     eight = ["rollout.cache_dtype=int8", "variant.importance=truncate"]

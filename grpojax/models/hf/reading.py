@@ -53,7 +53,7 @@ def load(
       tokenizer: the model's tokenizer (`load_tokenizer`). Embedding rows that are none of its ids are never drawn. None
         treats every row as a token.
       mesh: shard the weights over it by `grpojax.models.sharding.TRAIN`; None puts them on the default device.
-      dtype: type of the weights, by default float32 (master weights).
+      dtype: type of the weights, by default float32 (master weights). Weights that are `exact` are always float32.
 
     Raises:
       UserError: the folder, its config or a file is missing or damaged, weights and config disagree, the
@@ -73,9 +73,9 @@ def load(
     dtype = file_dtype(dtype or jnp.float32)
 
     def read(tree_path, leaf):
-        sharding = named(mesh, axes_of(tree_path, leaf))
-        ours = leaf_name(tree_path)
-        return _read(found, ours, names_of(ours, leaf.shape, config), leaf.shape, dtype, sharding)
+        ours, sharding = leaf_name(tree_path), named(mesh, axes_of(tree_path, leaf))
+        kept = np.dtype(np.float32) if DECODER[ours].exact else dtype
+        return _read(found, ours, names_of(ours, leaf.shape, config), leaf.shape, kept, sharding)
 
     params = jax.tree_util.tree_map_with_path(read, abstract)
     return nnx.merge(graph, params)

@@ -46,6 +46,14 @@ def test_half_precision_files(tmp_path, dtype):
         assert_same_torch(their(tmp_path / folder, dtype="auto"), their(tmp_path / "in", dtype="auto"))
 
 
+def test_a_router_is_read_in_float32_whatever_the_others_are(tmp_path):
+    """Another rounding of its weights could choose another expert."""
+    tiny_hf.save(tmp_path, "qwen2-moe")
+    found = leaves(models.load(tmp_path, dtype="bfloat16"))
+    exact = {str(name) for name, x in found.items() if x.dtype == jnp.float32}
+    assert len(exact) == 2 and all("router" in name for name in exact) and len(found) > 10
+
+
 def test_weights_of_several_dtypes_are_written_as_they_are(tmp_path):
     tiny_hf.save(tmp_path / "in")
     model = models.load(tmp_path / "in")
