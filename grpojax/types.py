@@ -67,12 +67,19 @@ class Rollout:
       logps: ``[P, G, T]`` float32, log-probability of each token under the distribution it was drawn from.
       lengths: ``[P, G]`` int32, the end-of-sequence token included.
       stopped: ``[P, G]`` bool, whether an end-of-sequence token ended the sample (else it was cut at ``T``).
+      choices: ``[P, G, T, C]`` uint8 or uint16, the experts that the routers chose for each token (`router_replay` of
+        `grpojax.programs.sampler.SamplerConfig`); C are the k choices of the first layer, then those of the next.
+        The dtype's largest number stands where nothing was chosen, as for a sample's last token. None if not kept.
+      prompt_choices: ``[P, 1, L, C]``, the same for the prompts' tokens; ``[P, n, L, C]`` if each group is split over
+        n shards.
     """
 
     tokens: Array
     logps: Array
     lengths: Array
     stopped: Array
+    choices: Array = None
+    prompt_choices: Array = None
 
 
 @pytree
@@ -94,6 +101,9 @@ class Rows:
       live: None, or of rows in micro-batches ``[M, B]`` int32, 1 where a shard's rows hold a token; those behind the
         last that does are left out (`grpojax.programs.blocks`).
       read: None, or the prompts as they were read before (`grpojax.models.decoder.read_prompts`).
+      choices: None, or ``[B, R, S, C]``, the experts that the sampler chose (`Rollout`), which replace the routers' own
+        choices.
+      prompt_choices: the same for the prompts, ``[B, K, L, C]``.
     """
 
     prompts: Array
@@ -105,6 +115,8 @@ class Rows:
     gather: tuple[Array, ...] | None = None
     live: Array | None = None
     read: Any = None
+    choices: Array | None = None
+    prompt_choices: Array | None = None
 
 
 @pytree
@@ -149,12 +161,15 @@ class TrainBatch:
       tokens: ``[P, G, T]`` int32 completions.
       lengths: ``[P, G]`` int32.
       per_token: the rest, ``[P, G, T]`` each.
+      choices, prompt_choices: as in `Rollout`, but ``prompt_choices`` is ``[P, L, C]``.
     """
 
     prompts: Prompts
     tokens: Array
     lengths: Array
     per_token: PerToken
+    choices: Array | None = None
+    prompt_choices: Array | None = None
 
 
 @pytree

@@ -189,6 +189,11 @@ MODELS = {
         "llama",
         dict(tie_word_embeddings=True, rope_parameters=_YARN | {"mscale": 2.0, "mscale_all_dim": 0.5}),
     ),
+    "olmoe": ("olmoe", dict(num_experts=5, num_experts_per_tok=2, intermediate_size=20, tie_word_embeddings=False)),
+    "olmoe-bias": (
+        "olmoe",
+        dict(num_experts=5, num_experts_per_tok=2, intermediate_size=20, attention_bias=True, norm_topk_prob=True),
+    ),
     "qwen3-moe": ("qwen3_moe", dict(**_EXPERTS, head_dim=10, norm_topk_prob=True)),
     "qwen3-moe-bias": ("qwen3_moe", dict(**_EXPERTS, head_dim=10, attention_bias=True)),
     "qwen2-moe": ("qwen2_moe", dict(**_EXPERTS, shared_expert_intermediate_size=22)),

@@ -69,8 +69,8 @@ def policy_loss(
         (`grpojax.masked.sequence_total`). A sample is never cut in two.
 
     Returns:
-      ``(loss [] float32, metrics)``: `grpojax.types.Mean` over tokens (``ratio``, ``kl``, ``entropy``, ``clip_low``,
-      ``clip_high``, ``dual_clip``, ``cap_hit``, ``clip_cov``, ``kl_cov``, ``importance``,
+      ``(loss [] float32, metrics)``: `grpojax.types.Mean` over tokens (``ratio``, ``log_ratio_square``, ``kl``,
+      ``entropy``, ``clip_low``, ``clip_high``, ``dual_clip``, ``cap_hit``, ``clip_cov``, ``kl_cov``, ``importance``,
       ``importance_clipped``, ``off_policy``), and ``[]`` for the loss and its terms (``loss``, ``policy_loss``,
       ``kl_loss``, ``llds_loss``). Only the metrics of terms in the objective are there.
 
@@ -130,6 +130,7 @@ def policy_loss(
     loss = policy
     terms = {"policy_loss": policy}
     sums["ratio"] = masked.total(jax.lax.stop_gradient(jnp.exp(ratios)), mask)
+    sums["log_ratio_square"] = masked.total(jax.lax.stop_gradient(jnp.square(ratios)), mask)
     # The KL and LLDS are of tokens, whatever the ratio.
     if objective.needs_reference:
         ref = jnp.where(mask, arrays["ref_logps"], 0.0)

@@ -243,16 +243,27 @@ def _slices(x: Array) -> list[Array]:
 _slices.defvjp(lambda x: (_slices(x), None), lambda _, grads: (jnp.stack(grads),))
 
 
-def run_prompts(model: Decoder, prompts: Array, lengths: Array, compute: Compute) -> PromptStates:
-    """Prefill of ``prompts [B, K, L]``."""
+def run_prompts(
+    model: Decoder, prompts: Array, lengths: Array, compute: Compute, observe: Observe | None = None
+) -> tuple[PromptStates, Any]:
+    """Prefill of ``prompts [B, K, L]``. Also returns what ``observe`` makes of each layer's `Routing`,
+    ``[layers, B, K, L, ...]``."""
     x = embed_tokens(model, prompts, compute, whole=True)
-    return _prompts(model, x, lengths, compute, remat="none")
+    return _prompts(model, x, lengths, compute, remat="none", observe=observe)
 
 
 def read_prompts(model: Decoder, rows: Rows, compute: Compute) -> PromptStates:
     """Runs the prompts of ``rows`` for `grpojax.types.Rows.read`, which `token_states` uses; has a gradient."""
     x = embed_tokens(model, rows.prompts, compute)
-    return _prompts(model, x, rows.prompt_lengths, compute, remat=compute.remat)
+    how = {"remat": compute.remat, "kept": _of_layers(rows.prompt_choices, model)}
+    return _prompts(model, x, rows.prompt_lengths, compute, **how)[0]
+
+
+def _of_layers(choices: Array | None, model: Decoder) -> Array | None:
+    """Choices ``[..., C]`` of all layers as ``[layers, ..., k]``."""
+    if choices is None:
+        return None
+    return jnp.moveaxis(choices.reshape(*choices.shape[:-1], model.config.num_layers, -1), -2, 0)
 
 
 def _run_layers(
@@ -268,6 +279,7 @@ def _run_layers(
     read: PromptStates | None = None,
     pinned: bool = True,
     observe: Observe | None = None,
+    kept: Array | None = None,
 ) -> tuple[Array, Any, Any]:
     """Runs tokens through all layers. Prompts, rows, and both as one stream use this same loop.
 
@@ -283,6 +295,7 @@ def _run_layers(
         ``recur``.
       pinned: keep each layer's output whole on every device of a data-parallel shard.
       observe: function of each layer's routing.
+      kept: ``[layers, ..., k]``, the experts to choose (`grpojax.models.experts.MixtureLayer`).
 
     Returns:
       ``(x, kept, observed)``: hidden states that are not normed yet, what each kind of layer kept, ``[layers of that
@@ -296,8 +309,8 @@ def _run_layers(
         return constrain(x, compute.mesh, "shard", None, None) if pinned else x
 
     def body(x, block_read):
-        block, (read, kind) = block_read
-        block = layer(block, model.config, compute, one)
+        block, (read, kind, chosen) = block_read
+        block = layer(block, model.config, compute, one, kept=chosen)
         window = None if kind.windowed is None else att.Window(model.config.window, kind.windowed)
         attended, kept = attend(*block.qkv(x, tables_of_layer(tables, kind)), read, window)
         x = finished(block, x, attended)
@@ -317,12 +330,14 @@ def _run_layers(
         bodies: dict[Kind, Any] = {"attention": attention_layer, "delta": delta_layer}
         xs: dict[Kind, Any] = {"attention": kv, "delta": None if read is None else read.delta}
         return *scan_periods(model, bodies, x, xs, **how), None
-    x, (kept, observed) = scan_layers(model, body, x, (kv, kinds_of_layers(model.config)), **how)
+    x, (kept, observed) = scan_layers(model, body, x, (kv, kinds_of_layers(model.config), kept), **how)
     return x, {"attention": kept, "delta": None}, observed
 
 
-def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat) -> PromptStates:
-    """`run_prompts` for embedded prompts ``[B, K, L, D]``."""
+def _prompts(
+    model: Decoder, x: Array, lengths: Array, compute: Compute, *, remat: Remat, **more: Any
+) -> tuple[PromptStates, Any]:
+    """`run_prompts` for embedded prompts ``[B, K, L, D]``; ``more`` is for `_run_layers`."""
     size, (attend_prompts, _) = x.shape[2], _attends(None, compute)
     here = (jnp.arange(size) < lengths[..., None]).astype(jnp.int32)
 
@@ -333,8 +348,9 @@ def _prompts(model: Decoder, x: Array, lengths: Array, compute: Compute, *, rema
         return layer.of_prompts(x, lengths)
 
     one = None if remat == "none" else _one(lengths)
-    x, kept, _ = _run_layers(model, x, jnp.arange(size), attend, recur, compute, remat=remat, one=one, pinned=False)
-    return PromptStates(_after_last(model, x, lengths), kept["attention"], kept["delta"])
+    how: dict[str, Any] = {"remat": remat, "one": one, "pinned": False, **more}
+    x, kept, observed = _run_layers(model, x, jnp.arange(size), attend, recur, compute, **how)
+    return PromptStates(_after_last(model, x, lengths), kept["attention"], kept["delta"]), observed
 
 
 def _after_last(model: Decoder, x: Array, lengths: Array) -> Array:
@@ -409,6 +425,7 @@ def _after_prompts(
 
     x, one = embed_tokens(model, rows.tokens, compute), _one(rows.prompt_lengths)
     how = {"remat": compute.remat, "one": one, "read": rows.read, "observe": observe}
+    how["kept"] = _of_layers(rows.choices, model)
     x, _, observed = _run_layers(model, x, _positions(rows), attend, recur, compute, **how)
     return rows.read.last, final_norm(x, model.norm[...], model.config), observed
 
@@ -448,6 +465,8 @@ def _with_prompts(
     x, one = embed_tokens(model, join(rows.prompts, rows.tokens), compute), _one(length)
     of_rows = None if observe is None else lambda routing: observe(jax.tree.map(lambda x: part(x)[1], routing))
     how = {"remat": compute.remat, "one": one, "observe": of_rows}
+    if rows.choices is not None:
+        how["kept"] = _of_layers(join(rows.prompt_choices, rows.choices), model)
     x, _, observed = _run_layers(model, x, positions, attend, recur, compute, **how)
     xp, xc = part(x)
     return _after_last(model, xp, length), final_norm(xc, model.norm[...], model.config), observed

@@ -5,18 +5,20 @@ trainer agree, however their batches are cut. The router computes in float32 wha
 rounded probability can choose another expert.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
 from grpojax.models import quantised
 from grpojax.models.compute import Compute
 from grpojax.models.decoder_config import DecoderConfig, Experts
 from grpojax.models.layers import Block, Layer, gated
-from grpojax.models.sharding import ROLLOUT, spec
+from grpojax.models.sharding import ROLLOUT, TRAIN, spec
 from grpojax.models.weight_table import DECODER
 from grpojax.types import Array, Rows
 
@@ -35,8 +37,11 @@ class Routing(NamedTuple):
     probabilities: Array
 
 
-def route(h: Array, router: Array, experts: Experts) -> Routing:
+def route(h: Array, router: Array, experts: Experts, kept: Array | None = None) -> Routing:
     """Sends tokens ``h [n, D]`` to experts; ``router [D, E]`` float32.
+
+    ``kept [n, k]`` are choices of an earlier forward (`kept_choices`). They replace the router's own. The weights are
+    always the router's.
 
     Example:
       >>> routing = route(jnp.ones((1, 1)), jnp.log(jnp.array([[1.0, 6.0, 2.0]])), Experts(count=3, chosen=2, size=7))
@@ -45,9 +50,29 @@ def route(h: Array, router: Array, experts: Experts) -> Routing:
     """
     probabilities = jax.nn.softmax(jnp.matmul(h.astype(jnp.float32), router, precision="highest"))
     weights, chosen = jax.lax.top_k(probabilities, experts.chosen)
+    if kept is not None:
+        kept = kept.astype(chosen.dtype)
+        chosen = jnp.where(kept < experts.count, kept, chosen)
+        weights = jnp.take_along_axis(probabilities, chosen, -1)
     if experts.renormalised:
         weights = weights / weights.sum(-1, keepdims=True)
     return Routing(chosen, weights, probabilities)
+
+
+def kept_choices(routing: Routing) -> Array:
+    """The choices ``[..., k]`` of a forward as a later forward takes them, in few bytes. With it bound it is an
+    `Observe`."""
+    return routing.chosen.astype(choice_dtype(routing.probabilities.shape[-1]))
+
+
+def choice_dtype(count: int) -> Any:
+    """The dtype of choices among ``count`` experts. Its largest number says that no choice was kept.
+
+    Example:
+      >>> [choice_dtype(count).__name__ for count in (128, 255, 256)]
+      ['uint8', 'uint8', 'uint16']
+    """
+    return jnp.uint8 if count < 256 else jnp.uint16
 
 
 Observe = Callable[[Routing], Any]  # of a layer's tokens, to any pytree of arrays
@@ -180,9 +205,11 @@ class MixtureLayer(Layer):
     """A `Layer` whose MLP is a mixture of experts. On a mesh each expert is cut over ``tensor``, like an MLP.
 
     Attributes:
+      kept: ``[..., k]``, choices of an earlier forward of the tokens ``[...]``; None if the router chooses.
       routing: the routing of the last tokens ``[...]`` that it ran, ``[..., k]`` and ``[..., E]``.
     """
 
+    kept: Array | None = None
     routing: Routing | None = None
 
     @property
@@ -204,22 +231,56 @@ class MixtureLayer(Layer):
     def _routed(self, h: Array) -> tuple[Array, Routing]:
         """The experts' output for ``h [..., D]``. Each shard sorts its own tokens; no token leaves its shard."""
 
-        def run(h: Array, router: Array, *weights: quantised.Matrix) -> tuple[Array, Routing]:
+        def run(h: Array, kept: Array | None, router: Array, *weights: quantised.Matrix) -> tuple[Array, Routing]:
             rows = h.reshape(-1, h.shape[-1])
-            routing = route(rows, router, self.experts)
+            routing = route(rows, router, self.experts, None if kept is None else kept.reshape(len(rows), -1))
+            if self.mesh is not None:  # so that the gradient is summed over ``tensor`` by token, not by choice
+                rows = jax.lax.pcast(rows, "tensor", to="varying")
             y = pick(self.compute, len(rows))(rows, routing, *weights).astype(h.dtype)
             return y.reshape(h.shape), jax.tree.map(lambda x: x.reshape(*h.shape[:-1], -1), routing)
 
-        def whole(*args: Any) -> tuple[Array, Routing]:
-            y, routing = run(*args)
+        def whole(h: Array, kept: Array | None, *weights: Any) -> tuple[Array, Routing]:
+            y, routing = run(h, kept, *jax.tree.map(lambda w: w[0], weights))
             return jax.lax.psum(y, "tensor"), routing
 
         weights = [self.w[name] for name in _ROUTED]
         if self.mesh is None:
-            return run(h, *weights)
+            return run(h, self.kept, *weights)
         shards = spec(("shard",), ROLLOUT)
-        cuts = [_cut(name, w) for name, w in zip(_ROUTED, weights, strict=True)]
-        return jax.shard_map(whole, mesh=self.mesh, in_specs=(shards, *cuts), out_specs=shards)(h, *weights)
+        copies = [_copies(w, self.mesh, name) for name, w in zip(_ROUTED, weights, strict=True)]
+        cuts = [_cut_copies(name, w) for name, w in zip(_ROUTED, weights, strict=True)]
+        run_shards = jax.shard_map(whole, mesh=self.mesh, in_specs=(shards, shards, *cuts), out_specs=shards)
+        return run_shards(h, self.kept, *copies)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _copies(w: Any, mesh: Mesh, name: str) -> Any:
+    """A gathered weight as each batch shard has it, ``[shards, ...]``. Nothing moves.
+
+    The gradient of an array that all shards have is summed over the shards, and each shard would get the whole sum. The
+    copies have gradients of their own, so that their sum can be scattered over ``fsdp``.
+    """
+    add_axis = functools.partial(jax.tree.map, lambda x: x[None])
+    return jax.shard_map(add_axis, mesh=mesh, in_specs=(_cut(name, w),), out_specs=_cut_copies(name, w))(w)
+
+
+def _sum_of_copies(mesh: Mesh, name: str, _: None, g: Array) -> tuple[Array]:
+    axes = DECODER[name].axes[1:]
+
+    def own_part(g: Array) -> Array:
+        part = jax.lax.psum_scatter(g[0], "fsdp", scatter_dimension=axes.index("embed"), tiled=True)
+        return jax.lax.psum(part, "data")
+
+    return (jax.shard_map(own_part, mesh=mesh, in_specs=_cut_copies(name, g), out_specs=spec(axes, TRAIN))(g),)
+
+
+_copies.defvjp(lambda w, mesh, name: (_copies(w, mesh, name), None), _sum_of_copies)
+
+
+def _cut_copies(name: str, w: Any) -> Any:
+    """How the `_copies` of a weight are sharded."""
+    shard = spec(("shard",), ROLLOUT)
+    return jax.tree.map(lambda cut: PartitionSpec(*shard, *cut), _cut(name, w))
 
 
 def _cut(name: str, w: Any) -> Any:
@@ -232,8 +293,24 @@ def _cut(name: str, w: Any) -> Any:
 
 
 def layer(
-    block: Block, config: DecoderConfig, compute: Compute, one: Array | None = None, *, separately: bool = False
+    block: Block,
+    config: DecoderConfig,
+    compute: Compute,
+    one: Array | None = None,
+    *,
+    separately: bool = False,
+    kept: Array | None = None,
 ) -> Layer:
-    """The block's weights, gathered and cast: a `Layer`, or a `MixtureLayer` for a mixture of experts."""
-    kind = Layer if config.experts is None else MixtureLayer
-    return kind(nnx.to_pure_dict(nnx.state(block)), config, compute, one, separately=separately)
+    """The block's weights, gathered and cast: a `Layer`, or a `MixtureLayer` for a mixture of experts.
+
+    Raises:
+      ValueError: there are choices of experts (`MixtureLayer.kept`), but no experts.
+    """
+    weights = nnx.to_pure_dict(nnx.state(block))
+    if config.experts is None:
+        if kept is not None:
+            raise ValueError("choices of experts for a decoder without experts")
+        return Layer(weights, config, compute, one, separately=separately)
+    made = MixtureLayer(weights, config, compute, one, separately=separately)
+    made.kept = kept
+    return made

@@ -208,8 +208,8 @@ def reading(tree: Any, c: Any) -> Any:
         return jax.lax.dynamic_slice_in_dim(x, c * n, n)
 
     def of_rows(rows: Rows) -> Rows:
-        rest = jax.tree.map(mine, dataclasses.replace(rows, prompts=None, prompt_lengths=None))
-        return dataclasses.replace(rest, prompts=rows.prompts[c], prompt_lengths=rows.prompt_lengths[c])
+        prompts, rest = _prompts(rows)
+        return dataclasses.replace(jax.tree.map(mine, rest), **jax.tree.map(lambda x: x[c], prompts))
 
     return _map(of_rows, mine, tree)
 
@@ -218,10 +218,18 @@ def block(tree: Any, i: Any, read: Any = None) -> Any:
     """Block ``i`` of one `reading`; ``read`` is the result of its prompts' forward."""
 
     def of_rows(rows: Rows) -> Rows:
-        rest = jax.tree.map(lambda x: x[i], dataclasses.replace(rows, prompts=None, prompt_lengths=None))
-        return dataclasses.replace(rest, prompts=rows.prompts, prompt_lengths=rows.prompt_lengths, read=read)
+        prompts, rest = _prompts(rows)
+        return dataclasses.replace(jax.tree.map(lambda x: x[i], rest), **prompts, read=read)
 
     return _map(of_rows, lambda x: x[i], tree)
+
+
+_OF_PROMPTS = ("prompts", "prompt_lengths", "prompt_choices")
+
+
+def _prompts(rows: Rows) -> tuple[dict[str, Any], Rows]:
+    """What rows say of their prompts, and the rows without it."""
+    return {name: getattr(rows, name) for name in _OF_PROMPTS}, dataclasses.replace(rows, **dict.fromkeys(_OF_PROMPTS))
 
 
 def _map(of_rows: Callable[[Rows], Rows], each: Callable[[Any], Any], tree: Any) -> Any:
@@ -320,11 +328,11 @@ def _with(block: Block, gather: int, x: Any) -> Any:
     if not isinstance(x, Rows):
         return x
     row = x.tokens.shape[3]
-    prompts = {name: getattr(x, name) for name in ("prompts", "prompt_lengths")}
-    new = {name: _shape(y, block.reads, block.prompts, *y.shape[3:]) for name, y in prompts.items()}
-    for name in ("tokens", "segments", "offsets", "token_prompt"):
-        y = getattr(x, name)
-        new[name] = _shape(y, count, block.rows, *y.shape[3:])
+    new = {name: getattr(x, name) for name in _OF_PROMPTS if getattr(x, name) is not None}
+    new = {name: _shape(y, block.reads, block.prompts, *y.shape[3:]) for name, y in new.items()}
+    for name in ("tokens", "segments", "offsets", "token_prompt", "choices"):
+        if (y := getattr(x, name)) is not None:
+            new[name] = _shape(y, count, block.rows, *y.shape[3:])
     sizes = packing.gather_sizes(_gathered(block, gather), block.rows, row) if block.shared and gather else ()
     indices = tuple(_shape(x.tokens, count, *size) for size in sizes) or None
     live = _shape(x.tokens, count) if block.shared else None

@@ -239,19 +239,21 @@ def insert(
 
 
 def over_layers(
-    body: Callable[..., Array], x: Array, layers: Any, caches: Sequence[Any], position: Scalar, compute: Compute
-) -> tuple[Array, Sequence[Any]]:
-    """Runs ``body(x, layer, write) -> x`` layer by layer, in a loop unless ``layers`` is a list.
+    body: Callable[..., Any], x: Array, layers: Any, caches: Sequence[Any], position: Scalar, compute: Compute
+) -> tuple[Array, Sequence[Any], Any]:
+    """Runs ``body(x, layer, write) -> (x, kept)`` layer by layer, in a loop unless ``layers`` is a list.
 
     ``write(k, v)`` puts a token's keys and values into the layer's caches at ``position``, and returns what
     `decode_attention` reads. Reads come after the write, so that caches are updated in place. In a list there may be
-    layers that have no cache and do not write. Returns ``(x, caches)``.
+    layers that have no cache and do not write. Returns ``(x, caches, kept)``, with what each layer kept stacked.
     """
     if isinstance(layers, list):
         write_next, updated = _writer(caches, position, compute)
+        every = []
         for layer in layers:
-            x = body(x, layer, write_next)
-        return x, updated()
+            x, kept = body(x, layer, write_next)
+            every.append(kept)
+        return x, updated(), jax.tree.map(lambda *layers: jnp.stack(layers), *every)
 
     def step(carry, i_layer):
         (x, caches), (i, layer) = carry, i_layer
@@ -261,11 +263,12 @@ def over_layers(
             caches = _put_stacked(caches, k, v, position, i)
             return Cached(caches[0], caches[1], i)
 
-        x = body(x, layer, write)
-        return (x, caches), None
+        x, kept = body(x, layer, write)
+        return (x, caches), kept
 
     n = jax.tree.leaves(caches)[0].shape[0]
-    return jax.lax.scan(step, (x, list(caches)), (jnp.arange(n), layers))[0]
+    (x, caches), kept = jax.lax.scan(step, (x, list(caches)), (jnp.arange(n), layers))
+    return x, caches, kept
 
 
 def _writer(

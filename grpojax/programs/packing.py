@@ -41,9 +41,11 @@ class Layout:
     blocks: int = 0
 
     def pack(self, x: Tokens, fill: float = 0) -> np.ndarray:
-        """``[P, G, T]`` to ``[M, B, R, S]``."""
-        flat = np.asarray(x).reshape(-1)
-        return np.where(self.index >= 0, flat[self.index], np.asarray(fill, flat.dtype))
+        """``[P, G, T, ...]`` to ``[M, B, R, S, ...]``."""
+        x = np.asarray(x)
+        packed = x.reshape(-1, *x.shape[3:])[self.index]
+        packed[self.index < 0] = fill
+        return packed
 
     def unpack(self, x: Array, fill: float = 0) -> np.ndarray:
         """``[M, B, R, S]`` to ``[P, G, T]``."""
@@ -304,4 +306,6 @@ def _fill(
         offsets=offsets,
         token_prompt=token_prompt,
         gather=indices if gather else None,
+        choices=None if batch.choices is None else layout.pack(batch.choices, np.iinfo(batch.choices.dtype).max),
+        prompt_choices=None if batch.prompt_choices is None else np.asarray(batch.prompt_choices)[prompt_index],
     )

@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 
 from grpojax.host.errors import UserError, require
 from grpojax.models import decoder as dec
-from grpojax.models import delta_net, quantised
+from grpojax.models import delta_net, experts, quantised
 from grpojax.models.adapters import Adapted
 from grpojax.models.attention import FAR
 from grpojax.models.compute import Compute
@@ -61,12 +61,15 @@ class SamplerConfig(DrawConfig):
         samples are faster when lengths differ much, because a slot is reused as soon as its sample ends.
       cache_dtype: dtype of the keys and values that decode steps read. "int8" stores a bfloat16 scale for each token
         and head (`grpojax.models.quantised`). Prefill attends to a prompt's keys and values before they are rounded.
+      router_replay: keep the experts that the routers of a mixture choose for each token, so that scores and updates
+        choose the same. This takes layers x experts a token bytes for each token.
     """
 
     group: int = 8
     max_tokens: int = 256
     decode_slots: int = 0
     cache_dtype: Literal["compute", "float32", "bfloat16", "int8"] = "compute"
+    router_replay: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -214,6 +217,8 @@ def _prefill(
     model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
 ) -> tuple[DecodeConstants, Rollout]:
     """Runs each prompt once and draws the first token of each of its samples. The returned rollout has these tokens."""
+    if config.router_replay and not model.config.mixture:
+        raise UserError("router_replay=true: the model has no experts to choose; set it to false")
     n_prompts, unroll = len(prompts.lengths), kv_cache.unrolls(compute) or model.config.hybrid
     dtype, eos = kv_cache.dtype_of(config.cache_dtype, compute), jnp.asarray(eos_ids, jnp.int32)
 
@@ -221,7 +226,9 @@ def _prefill(
         return quantised.stored(x[:, :, 0].transpose(axes), dtype, axes.index(4))
 
     with jax.named_scope("prefill"):
-        read = dec.run_prompts(model, prompts.tokens[:, None], prompts.lengths[:, None], compute)
+        tokens, lengths = prompts.tokens[:, None], prompts.lengths[:, None]
+        observe = experts.kept_choices if config.router_replay else None
+        read, chosen = dec.run_prompts(model, tokens, lengths, compute, observe)
         hidden, kv = read.last, read.kv
         prompt_kv = stored(kv[0], (0, 1, 3, 4, 2)), stored(kv[1], (0, 1, 3, 2, 4))  # [n, P, Hkv, d, L], [.., L, d]
         keys = keys_of_samples(key, prompts, config.group)
@@ -237,6 +244,7 @@ def _prefill(
         logps=start(first_logp, jnp.float32),
         lengths=zero + 1,
         stopped=_ends(first, eos),
+        **({} if chosen is None else _no_choices(chosen, config, compute)),
     )
     ended = out.stopped | (config.max_tokens == 1)
     graph, blocks = nnx.split(model.layers)
@@ -253,6 +261,23 @@ def _prefill(
         known=SampleQueue(keys=keys, first=first, ended=ended, lengths=prompts.lengths),
     )
     return constants, out
+
+
+def _no_choices(of_prompts: Array, config: SamplerConfig, compute: Compute) -> dict[str, Array]:
+    """The choices of a rollout before its first decode step: those for the prompts, ``[layers, P, 1, L, k]``."""
+    prompts = _of_tokens(of_prompts)
+    shape = len(prompts), config.group, config.max_tokens, prompts.shape[-1]
+    nothing = jnp.full(shape, jnp.iinfo(prompts.dtype).max, prompts.dtype)
+    return {
+        "choices": constrain(nothing, compute.mesh, "shard", None, None, None),
+        "prompt_choices": constrain(prompts, compute.mesh, "shard", None, None, None),
+    }
+
+
+def _of_tokens(choices: Array) -> Array:
+    """Choices ``[layers, ..., k]`` as ``[..., C]``."""
+    by_token = jnp.moveaxis(choices, 0, -2)
+    return by_token.reshape(*by_token.shape[:-2], -1)
 
 
 def _ends(token: Array, eos: Array) -> Array:
@@ -379,7 +404,8 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         cached = write(quantised.stored(k, dtype), quantised.stored(v, dtype))
         grouped = q.reshape(*q.shape[:2], k.shape[2], -1, c.head_dim)
         o = kv_cache.decode_attention(grouped, cached, prompt, prompt_mask, within(kind), compute)
-        return one.finish(x, o.astype(x.dtype))
+        x = one.finish(x, o.astype(x.dtype))
+        return x, experts.kept_choices(one.routing) if config.router_replay else None
 
     def body(x, layer, write):
         block, prompt, kind = layer
@@ -396,7 +422,7 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         one = DeltaLayer(weights, c, compute, separately=compute.on_gpu)
         x, new = one.advance(x, delta_net.started(*next(states), slots.count == 1))
         delta.append(new)
-        return x
+        return x, None
 
     if c.hybrid:
         body, layers = hybrid, list(zip(c.kinds, constants.blocks, strict=True))
@@ -406,13 +432,14 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         if kv_cache.unrolls(compute):
             of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
             layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
-    x, (keys, values) = kv_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
+    x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
 
     with jax.named_scope("draw"):
         x = final_norm(x, model.norm[...], c)
         token, logp = draw(dec.logits(model, x, compute), at_position(slots.key, slots.count), config, compute.mesh)
     stop = _ends(token, constants.eos)
-    out = _per_shard(_recorded, compute.mesh)(slots, s.out, token, logp, stop)
+    chosen = None if chosen is None else _of_tokens(chosen)
+    out = _per_shard(_recorded, compute.mesh)(slots, s.out, token, logp, stop, chosen)
 
     active = slots.active & ~stop & (slots.count + 1 < config.max_tokens)
     slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
@@ -437,8 +464,9 @@ def _refill(known: SampleQueue, s: Slots) -> Slots:
     )
 
 
-def _recorded(slots: Slots, out: Rollout, token: Array, logp: Array, stop: Array) -> Rollout:
-    """The rollout, with the new token added to every active sample."""
+def _recorded(slots: Slots, out: Rollout, token: Array, logp: Array, stop: Array, chosen: Array | None) -> Rollout:
+    """The rollout, with the new token added to every active sample, and the choices ``[P, S, C]`` for the token before
+    it."""
     group = out.lengths.shape[1]
     prompt = jnp.broadcast_to(jnp.arange(len(out.lengths))[:, None], token.shape)
     sample = jnp.where(slots.active, slots.sample, group)  # out of range: not written
@@ -446,11 +474,13 @@ def _recorded(slots: Slots, out: Rollout, token: Array, logp: Array, stop: Array
     def put(x: Array, value: Array, *at: Array) -> Array:
         return x.at[(prompt, sample, *at)].set(value, mode="drop")
 
-    return Rollout(
+    return dataclasses.replace(
+        out,
         tokens=put(out.tokens, token, slots.count),
         logps=put(out.logps, logp, slots.count),
         lengths=put(out.lengths, slots.count + 1),
         stopped=put(out.stopped, stop),
+        choices=None if chosen is None else put(out.choices, chosen, slots.count - 1),
     )
 
 
@@ -525,7 +555,7 @@ def _read_partial(
 
     with jax.named_scope("read_partial"):
         tokens, lengths, *where = _per_shard(of_shard, compute.mesh)(prompts, partial)
-        read = dec.run_prompts(model, tokens[:, None], lengths[:, None], compute)
+        read, _ = dec.run_prompts(model, tokens[:, None], lengths[:, None], compute)
     keys, values = read.kv
     return kv_cache.ReadSamples((keys[:, :, 0], values[:, :, 0]), *where), _of_delta_nets(read.delta)
 

@@ -109,6 +109,11 @@ def _all_scored(c: Resolved) -> list[str]:
     return sorted({"critic", "entropy", "teacher"} & {*c.variant.needs})
 
 
+def _reads_others(c: Resolved) -> list[str]:
+    """What of the variant reads samples with another network, or another text than was sampled."""
+    return sorted({"critic", "ground_truth", "hidden_states", "rollout_plan", "teacher"} & {*c.variant.needs})
+
+
 def _of_sampler(c: Resolved) -> str:
     """What of the objective reads the sampler's log-probs."""
     names = ("importance", "off_policy_limit", "ratio_denominator")
@@ -179,6 +184,15 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             message=lambda c: (
                 f"overlap={c.overlap:g} with decode_slots={c.decode_slots}: a sample that goes on in the next "
                 "rollout has a slot of its own; set decode_slots=0, or overlap=0"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.overlap` over 0 and `rollout.router_replay: true`",
+            why="a sample that goes on is read again by newer weights, which choose other experts for its tokens",
+            when=lambda c: c.overlap and c.router_replay,
+            message=lambda c: (
+                f"overlap={c.overlap:g} with router_replay=true: a sample that goes on is read again by newer weights, "
+                "which choose other experts; set overlap=0, or router_replay=false"
             ),
         ),
         Exclusion(
@@ -321,6 +335,16 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
             message=lambda c: (
                 f"rollout.sample_allocation: variant {c.variant.name!r} gives every prompt rollout.group samples; "
                 "leave it out"
+            ),
+        ),
+        Exclusion(
+            settings="`rollout.router_replay: true` and a variant that needs a critic, a teacher, hidden states or "
+            "true answers, or allocates its samples",
+            why="another network or another text is read, for which the sampler chose no experts",
+            when=lambda c: c.rollout.router_replay and bool(_reads_others(c)),
+            message=lambda c: (
+                f"rollout.router_replay=true: variant {c.variant.name!r} needs {', '.join(_reads_others(c))}, which "
+                "the sampler chose no experts for; set it to false"
             ),
         ),
         Exclusion(

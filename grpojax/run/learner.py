@@ -3,6 +3,7 @@
 These four pass on a list of `PackedBatch`, one for each update of a pass.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -157,6 +158,8 @@ class Learner:
             )
             per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
             share = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
+            if rollout.choices is not None:
+                share = _with_choices(share, rollout.choices[places], rollout.prompt_choices[places])
             minis.append(PackedBatch(places, share, *self._rows(share)))
         return minis
 
@@ -321,3 +324,13 @@ class Learner:
             coef, _ = L.adapt_entropy_coef(self.entropy_coefs["coef"], entropy, target, step)
             _, applied = L.adapt_entropy_coef(coef, entropy, target, step)
             self.entropy_coefs = {"coef": float(coef), "applied": float(applied)}
+
+
+def _with_choices(batch: TrainBatch, choices: np.ndarray, of_prompts: np.ndarray) -> TrainBatch:
+    """A spread batch with the choices of a rollout, ``[p, G, T, C]`` and, for prompts, ``[p, parts, L, C]``."""
+    copies = len(batch.prompts.lengths) // len(of_prompts)
+    return dataclasses.replace(
+        batch,
+        choices=choices.reshape(*np.shape(batch.tokens), -1),
+        prompt_choices=np.repeat(of_prompts[:, 0], copies, 0),
+    )

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from grpojax.host import processes
+from grpojax.models.experts import choice_dtype
 from grpojax.programs import batch_shards, blocks, calls, packing
 from grpojax.programs.packing import Layout, Packed
 from grpojax.programs.policy import Policy, PolicyShape
@@ -69,6 +70,12 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
     prompts = calls.longest_prompts(rollout.prompts // train.minibatches, config.data.max_prompt_tokens)
     spread, group = batch_shards.spread(prompts, method.widest(rollout.group), policy.shards)
     full = np.zeros((len(spread.lengths), group, tokens), np.float32)
+    choices = dict[str, np.ndarray]()
+    if rollout.router_replay and policy.config.experts is not None:
+        experts, longest = policy.config.experts, spread.tokens.shape[1]
+        width, dtype = policy.config.num_layers * experts.chosen, choice_dtype(experts.count)
+        choices["choices"] = np.zeros((*full.shape, width), dtype)
+        choices["prompt_choices"] = np.zeros((len(full), longest, width), dtype)
     there = {"sampler_logps": not method.replaces_samples}
     there["old_logps"] = method.scores_old(train.updates_a_rollout)
     there |= {name: True for kind in kinds for name in kind.rows(variant)}
@@ -82,6 +89,7 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
             covariance_mask=full.astype(bool) if variant.objective.needs_covariance_mask else None,
             **{name: full for name, needed in there.items() if needed},
         ),
+        **choices,
     )
 
 

@@ -114,13 +114,15 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
       specs: of the variant's parts (`grpojax.run.parts.part.Part.spec`).
 
     Raises:
-      UserError: experts are to be balanced, but the policy has none.
+      UserError: experts are to be balanced or their choices replayed, but the policy has none.
     """
     train, variant, mixture = config.train, config.method.variant, policy.config.mixture
     if train.balance_coef and not mixture:
         raise UserError(
             f"train.balance_coef={train.balance_coef:g}: {config.model.path} has no experts to balance; set it to 0"
         )
+    if config.rollout.router_replay and not mixture:
+        raise UserError(f"rollout.router_replay=true: {config.model.path} has no experts to choose; set it to false")
     return Learning(
         graph=policy.graph,
         compute=policy.compute,

@@ -224,6 +224,8 @@ def of_updates(updates: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if name == "sampler_ratio_square":
             means = _value([updates[0]["sampler_ratio"]]), _value([first])
             values[FIRST[name]] = diagnostics.effective_sample_size(*means)
+        elif name == "log_ratio_square":
+            values["log_ratio_rms"] = float(np.sqrt(_value(each)))
         elif name == "router_counts":
             values["router/busiest_share"] = busiest_share(np.sum(each, 0))
         elif name in FIRST:

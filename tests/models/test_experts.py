@@ -11,11 +11,12 @@ from flax import nnx
 from plain_decoder import FAMILIES, MIXTURE, plain_mixture, ragged_batch, random_decoder, some_prompts
 
 from grpojax.host.errors import UserError
-from grpojax.models import Compute, experts, hf, quantised, score, sharding
+from grpojax.models import Compute, decoder, experts, hf, quantised, score, sharding
 from grpojax.models.decoder_config import Experts
 from grpojax.models.weight_table import shardings
-from grpojax.programs import packing, state
+from grpojax.programs import blocks, packing, policy_update, state
 from grpojax.programs.sampler import SamplerConfig, sample_groups
+from grpojax.tools import hlo
 from grpojax.types import PerToken, Rows, TrainBatch
 
 SHARED = FAMILIES["qwen2_moe"]
@@ -114,6 +115,126 @@ def test_eight_devices_equal_one_in_either_form(config):
         np.testing.assert_allclose(a, b, atol=2e-5 * scale, rtol=1e-4, err_msg=jax.tree_util.keystr(path))
 
 
+def test_gradients_of_experts_are_scattered_and_those_of_tokens_summed_once_a_token():
+    """No shard gets the whole gradient of its experts. The shards of ``tensor`` add up ``[N, D]``, not ``[N k, D]``."""
+    config = dataclasses.replace(MIXTURE, experts=Experts(count=8, chosen=4, size=32))
+    packed, _ = packing.pack(ragged_batch(np.random.default_rng(3), p=8), shards=4)
+    rows = jax.tree.map(lambda x: x[0], packed.rows)
+    graph, params = random_decoder(config)
+    mesh = sharding.make_mesh(MESH)
+    params = jax.device_put(params, shardings(params, mesh))
+    compute = Compute(mesh=mesh, experts="grouped")
+    loss = jax.jit(jax.grad(lambda params: score(graph, params, rows, compute).logps.sum()))
+    moved = hlo.analyse(loss.lower(params).compile().as_text()).collectives
+    tokens = (rows.prompts[0].size + rows.tokens[0].size) * config.hidden_size * 4
+    part = 8 * config.hidden_size * 32 * 4 // 2  # of one matrix of experts, that a device of ``tensor`` has
+    assert [c.size for c in moved if c.kind == "reduce-scatter"].count(part // 2) == 3
+
+    def summed(over):  # the largest sum of a group that has device 0 and device ``over``
+        return max(c.size for c in moved if c.kind == "all-reduce" and {0, over} <= {*c.groups[0]})
+
+    assert summed(2) < part and summed(1) < 4 * tokens
+
+
+def replayed(config, batch, choices, of_prompts, **how):
+    batch = dataclasses.replace(batch, choices=choices, prompt_choices=of_prompts)
+    packed, layout = packing.pack(batch, **how)
+    return jax.tree.map(lambda x: x[0], packed.rows), layout
+
+
+def own_choices(config, batch):
+    """The trainer's own choices for each token, ``[P, G, T, C]`` and ``[P, L, C]``."""
+    (p, g, most), length = batch.tokens.shape, batch.prompts.tokens.shape[1]
+    model = nnx.merge(*random_decoder(config))
+
+    @jax.jit
+    def chosen(ids, size):
+        return decoder.run_prompts(model, ids[None, None], size[None, None], Compute(), experts.kept_choices)[1]
+
+    width = config.num_layers * config.experts.chosen
+    choices, of_prompts = np.zeros((p, g, most, width), np.uint8), np.zeros((p, length, width), np.uint8)
+    for i in range(p):
+        n = int(batch.prompts.lengths[i])
+        for j in range(g):
+            m = int(batch.lengths[i, j])
+            ids = np.zeros(length + most, np.int32)
+            ids[: n + m] = *batch.prompts.tokens[i, :n], *batch.tokens[i, j, :m]
+            by_token = np.moveaxis(np.asarray(chosen(ids, np.int32(n + m)))[:, 0, 0], 0, 1).reshape(-1, width)
+            of_prompts[i, :n], choices[i, j, :m] = by_token[:n], by_token[n : n + m]
+    return choices, of_prompts
+
+
+@pytest.mark.parametrize("config", [MIXTURE, SHARED], ids=["renormalised", "plain"])
+def test_a_replay_of_the_trainers_own_choices_changes_no_bit(config):
+    batch = ragged_batch(np.random.default_rng(3), p=4)
+    graph, params = random_decoder(config)
+    choices, of_prompts = own_choices(config, batch)
+
+    def out(rows):
+        def loss(params):
+            logps = score(graph, params, rows, Compute()).logps
+            return jnp.where(rows.segments > 0, logps, 0.0).sum(), logps
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    rows, _ = replayed(config, batch, choices, of_prompts)
+    want = out(dataclasses.replace(rows, choices=None, prompt_choices=None))
+    used = rows.segments > 0
+    got = out(rows)
+    np.testing.assert_array_equal(np.asarray(got[0][1])[used], np.asarray(want[0][1])[used])
+    jax.tree.map(np.testing.assert_array_equal, got[1], want[1])
+
+
+def test_each_token_of_a_row_gets_its_own_choices():
+    """Other choices change the scores; a batch in another order of samples gives each sample the same scores, in
+    blocks that follow a reading of prompts too, and on a mesh."""
+    config, rng = MIXTURE, np.random.default_rng(3)
+    batch = ragged_batch(rng, p=8)
+    graph, params = random_decoder(config)
+    width = config.num_layers * config.experts.chosen
+    choices = rng.permuted(np.tile(np.arange(5), (*batch.tokens.shape, config.num_layers, 1)), axis=-1)
+    choices = choices[..., :2].reshape(*batch.tokens.shape, width).astype(np.uint8)
+    of_prompts = rng.permuted(np.tile(np.arange(5), (*batch.prompts.tokens.shape, config.num_layers, 1)), axis=-1)
+    of_prompts = of_prompts[..., :2].reshape(*batch.prompts.tokens.shape, width).astype(np.uint8)
+
+    def scores(batch, compute=Compute(), placed=params, **how):  # noqa: B008
+        packed, layout = how.pop("pack", packing.pack)(batch, **how)
+        found = jax.jit(policy_update.make_score(graph, compute))(placed, packed.rows)
+        return np.where(np.arange(11) < batch.lengths[..., None], layout.unpack(np.asarray(found.logps)), 0)
+
+    batch = dataclasses.replace(batch, choices=choices, prompt_choices=of_prompts)
+    want = scores(batch)
+    assert np.abs(want - scores(dataclasses.replace(batch, choices=None, prompt_choices=None))).max() > 0.01
+    assert np.abs(want - scores(dataclasses.replace(batch, prompt_choices=np.full_like(of_prompts, 255)))).max() > 0.01
+    np.testing.assert_allclose(scores(batch, microbatches=4), want, atol=1e-5)
+    short = np.minimum(batch.lengths, 4)
+    fewer = dataclasses.replace(batch, lengths=short)
+    packed, _ = blocks.pack(fewer, microbatches=2)
+    assert blocks.after_reading(packed.rows) > 1
+    got = scores(fewer, pack=blocks.pack, microbatches=2)
+    np.testing.assert_allclose(got, np.where(np.arange(11) < short[..., None], want, 0), atol=1e-5)
+    order = rng.permuted(np.tile(np.arange(5), (8, 1)), axis=1)
+    other = {name: np.take_along_axis(getattr(batch, name), order[..., None], 1) for name in ("tokens",)}
+    other |= {"lengths": np.take_along_axis(batch.lengths, order, 1)}
+    other |= {"choices": np.take_along_axis(choices, order[..., None, None], 1)}
+    got = scores(dataclasses.replace(batch, **other))
+    np.testing.assert_allclose(got, np.take_along_axis(want, order[..., None], 1), atol=1e-5)
+    mesh = sharding.make_mesh(MESH)
+    on_mesh = jax.device_put(params, shardings(params, mesh))
+    got = scores(batch, Compute(mesh=mesh, experts="grouped"), on_mesh, shards=4)
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_a_decoder_without_experts_has_no_choices():
+    batch = ragged_batch(np.random.default_rng(3))
+    config = FAMILIES["qwen3"]
+    rows, _ = replayed(config, batch, np.zeros((3, 5, 11, 4), np.uint8), np.zeros((3, 7, 4), np.uint8))
+    with pytest.raises(ValueError, match="without experts"):
+        score(*random_decoder(config), rows, Compute())
+    with pytest.raises(UserError, match="router_replay=true.*no experts"):
+        drawn(random_decoder(config), dataclasses.replace(CONFIG, router_replay=True))
+
+
 def test_a_mesh_that_does_not_cut_experts_evenly_is_refused():
     odd = dataclasses.replace(MIXTURE, experts=Experts(count=5, chosen=2, size=15))
     with pytest.raises(UserError, match="moe_intermediate_size 15 does not divide"):
@@ -126,6 +247,25 @@ def drawn(decoder, config, *, compute=Compute()):  # noqa: B008
 
 
 CONFIG = SamplerConfig(group=3, max_tokens=9, decode_slots=2)
+
+
+@pytest.mark.parametrize("mesh", [None, MESH], ids=["one device", "mesh"])
+def test_the_sampler_keeps_the_choices_that_the_trainer_makes(mesh):
+    """In float32 both choose the same. The last token of a sample is never read, and nothing is chosen for it."""
+    graph, params = random_decoder(MIXTURE)
+    compute = Compute(mesh=None if mesh is None else sharding.make_mesh(mesh))
+    placed = params if mesh is None else jax.device_put(params, shardings(params, compute.mesh))
+    weights = state.make_reshard(MIXTURE, compute, "compute")(placed)
+    out = drawn((graph, weights), dataclasses.replace(CONFIG, router_replay=True), compute=compute)
+    zeros = np.zeros(out.logps.shape, np.float32)
+    batch = TrainBatch(prompts=some_prompts(8), tokens=out.tokens, lengths=out.lengths,
+                       per_token=PerToken(advantages=zeros, weights=zeros))  # fmt: skip
+    choices, of_prompts = own_choices(MIXTURE, batch)
+    read = np.arange(9) < out.lengths[..., None] - 1
+    assert read.any() and out.choices.dtype == np.uint8 and (out.choices[~read] == 255).all()
+    np.testing.assert_array_equal(out.choices[read], choices[read])
+    there = np.arange(of_prompts.shape[1]) < batch.prompts.lengths[:, None]
+    np.testing.assert_array_equal(out.prompt_choices[:, 0][there], of_prompts[there])
 
 
 @pytest.mark.parametrize("config", [MIXTURE, SHARED], ids=["plain", "shared"])
@@ -152,7 +292,7 @@ def test_draws_do_not_depend_on_the_mesh(weights):
     np.testing.assert_allclose(got.logps, want.logps, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-moe"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-moe", "olmoe"])
 def test_greedy_text_equals_transformers(tmp_path, name):
     from with_torch import torch
 

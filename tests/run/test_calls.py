@@ -4,6 +4,7 @@ import jax
 import pytest
 import spies
 from runs import Trainer
+from tiny_run import make_mixture
 
 from grpojax.programs import policy, sampler
 from grpojax.run import recipe as recipes
@@ -40,6 +41,7 @@ CASES = {
     "xrpo": ["variant=xrpo", "rollout.sample_allocation={probe: 2, phases: 2, most: 4}"],
     "adapters": ["model.adapter={rank: 2}", "variant={name: grpo, kl_coef: 0.1}"],
     "adapters that are not merged": ["model.adapter={rank: 2, merged: false}", "mesh.data=2", "mesh.fsdp=1"],
+    "router_replay": ["model.path=MIXTURE", "rollout.router_replay=true", "train.ppo_epochs=2"],
     "overlap": ["variant={name: grpo, importance: truncate}", "rollout.overlap=0.5"],
 }
 
@@ -88,7 +90,12 @@ def test_a_runs_programs_are_called_with_what_is_said_of_them(recipe, tmp_path, 
 
     for make in (policy.state.make_reshard, policy.state.make_cast_of_factors):
         monkeypatch.setattr(policy.state, make.__name__, watched(make))
-    case = [text.replace("FOLDER", str(recipe.parent)) for text in CASES[name]]
+    case = [
+        text.replace("FOLDER", str(recipe.parent)).replace("MIXTURE", f"{recipe.parent}/mixture")
+        for text in CASES[name]
+    ]
+    if name == "router_replay":
+        make_mixture(recipe.parent, recipe.parent / "mixture")
     config = recipes.load(recipe, [*RUN, f"run.dir={tmp_path}", *case])
     trainer = Trainer(config, 1 if name == "nthr" else 2, eos_ids=())
     said, _ = calls_of(config, trainer.policy.shape)

@@ -1,24 +1,22 @@
 """A mixture of experts is trained, and leaves as transformers reads it."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 from hf_compare import leaves, our_logps, their, their_logps
 from runs import numbers
-from tiny_run import make_teacher
+from tiny_run import make_mixture
 
 from grpojax import models
+from grpojax.programs.policy import Policy
 from grpojax.tools import cli
-
-SIZES = dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, norm_topk_prob=True)
 
 
 @pytest.fixture(scope="module")
 def folder(recipe, tmp_path_factory):
-    return make_teacher(
-        recipe.parent, tmp_path_factory.mktemp("mixture") / "model", model_type="qwen3_moe",
-        architectures=["Qwen3MoeForCausalLM"], initializer_range=0.3, **SIZES,
-    )  # fmt: skip
+    return make_mixture(recipe.parent, tmp_path_factory.mktemp("mixture") / "model")
 
 
 def test_a_step_trains_every_part_and_the_export_scores_as_transformers_does(recipe, folder, tmp_path):
@@ -45,6 +43,34 @@ def test_a_step_trains_every_part_and_the_export_scores_as_transformers_does(rec
         np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
 
 
-def test_a_policy_without_experts_has_nothing_to_balance(recipe, tmp_path, capsys):
-    assert cli.main(["train", str(recipe), f"run.dir={tmp_path}", "train.balance_coef=0.01"]) == 2
-    assert "train.balance_coef=0.01" in capsys.readouterr().err
+def test_a_run_learns_with_the_experts_that_its_sampler_chose(recipe, folder, tmp_path, monkeypatch):
+    """Groups are split over shards, updates take minibatches, and a rollout is drawn ahead of its step. Every choice is
+    replaced by another between sampler and trainer, so that log-probs differ: the trainer chooses nothing by itself."""
+    given = [f"model.path={folder}", "train.steps=2", "train.eval_every=0", "rollout.router_replay=true"]
+    given += ["mesh.fsdp=2", f"mesh.data={jax.device_count() // 2}", "train.minibatches=2", "rollout.ahead=1"]
+    assert cli.main(["train", str(recipe), f"run.dir={tmp_path / 'run'}", *given]) == 0
+    first, _ = [line["sampling/logp_difference_max"] for line in numbers(tmp_path / "run") if "reward" in line]
+    assert first < 1e-4
+    fetch = Policy.fetch
+
+    def others(self, rollout, n):
+        out = fetch(self, rollout, n)
+        return out if out.choices is None else dataclasses.replace(out, choices=(out.choices + 1) % 5)
+
+    monkeypatch.setattr(Policy, "fetch", others)
+    assert cli.main(["train", str(recipe), f"run.dir={tmp_path / 'other'}", *given, "train.steps=1"]) == 0
+    (other,) = [line["sampling/logp_difference_max"] for line in numbers(tmp_path / "other") if "reward" in line]
+    assert other > 0.01
+
+
+@pytest.mark.parametrize("setting", ["train.balance_coef=0.01", "rollout.router_replay=true"])
+def test_a_policy_without_experts_has_nothing_to_balance_or_replay(recipe, tmp_path, capsys, setting):
+    assert cli.main(["train", str(recipe), f"run.dir={tmp_path}", setting]) == 2
+    assert setting in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["variant=ppo", "variant=xrpo", "rollout.overlap=0.5"])
+def test_what_reads_samples_otherwise_does_not_go_with_a_replay(recipe, folder, tmp_path, capsys, other):
+    given = [f"run.dir={tmp_path}", f"model.path={folder}", "rollout.router_replay=true", other]
+    assert cli.main(["train", str(recipe), *given]) == 2
+    assert "router_replay=true" in capsys.readouterr().err

@@ -109,4 +109,4 @@ def test_every_name_that_an_update_may_give_is_known_or_logged_as_it_is():
     given |= set(policy_update.of_routers(load, SimpleNamespace(segments=ones), 0.1)[1])
     assert {*step_metrics.MEANS, *step_metrics.FIRST} <= given
     as_they_are = {"loss", "policy_loss", "kl_loss", "llds_loss", "balance_loss"}
-    assert given - {*step_metrics.MEANS, *step_metrics.FIRST} == as_they_are | {"router_counts"}
+    assert given - {*step_metrics.MEANS, *step_metrics.FIRST} == as_they_are | {"router_counts", "log_ratio_square"}

@@ -48,6 +48,7 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": "qwen2_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "OlmoeForCausalLM": "olmoe",
 }
 # Architecture with images, whose model_type lacks "_text" -> family of its text part, which "text_config" describes.
 _WITH_IMAGES = {"Gemma3ForConditionalGeneration": "gemma3_text", "Qwen3_5ForConditionalGeneration": "qwen3_5_text"}
@@ -58,7 +59,7 @@ _OF_WHOLE = (
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
 _HYBRID = "qwen3_5_text"
-_MIXTURES = ("qwen2_moe", "qwen3_moe")
+_MIXTURES = ("qwen2_moe", "qwen3_moe", "olmoe")
 _WINDOWED = ("mistral", "phi3")  # every layer has a window, unless sliding_window is null; none has a bias
 _PARTLY_WINDOWED = ("qwen2", "qwen3")  # the last layers may have one
 _ALTERNATING = {"gemma3_text": 6, "olmo3": 4}  # all but each so many-th have one
@@ -74,6 +75,7 @@ _KV_HEADS = {
     "hyperclovax": None,
     "olmo2": None,
     "olmo3": None,
+    "olmoe": None,
     "phi3": None,
     "hunyuan_v1_dense": None,
     "ernie4_5": 2,
@@ -88,7 +90,7 @@ _KV_HEADS = {
     "qwen3_moe": 4,
     _HYBRID: 4,
 }
-_NO_NULL_KV_HEADS = (*_MIXTURES, *_GLM, "mistral", "exaone4", "helium", _HYBRID)
+_NO_NULL_KV_HEADS = ("qwen2_moe", "qwen3_moe", *_GLM, "mistral", "exaone4", "helium", _HYBRID)
 _HEAD_DIM = dict.fromkeys(("qwen3", *_GLM, "ernie4_5", "helium", "seed_oss"), 128)  # elsewhere by the number of heads
 _HEAD_DIM |= dict.fromkeys(("gemma3_text", _HYBRID), 256)
 _NO_NULL_HEAD_DIM = ("qwen3", *_GLM, "helium", "gemma3_text", _HYBRID)
@@ -96,14 +98,14 @@ _PARTLY_ROTATED = {**dict.fromkeys(_GLM, 0.5), _HYBRID: 0.25}  # the share of a 
 _THETA = {"smollm3": 2e6, "ernie4_5": 5e5, "helium": 1e5, "gemma3_text": 1e6, "olmo3": 5e5}
 _WINDOW_THETA = {"gemma3_text": 1e4, "olmo3": 5e5}  # families whose windowed layers have rotary positions of their own
 _EPS = {
-    **dict.fromkeys(("olmo2", "olmo3", "phi3", "exaone4", "hunyuan_v1_dense", "ernie4_5"), 1e-5),
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe", "phi3", "exaone4", "hunyuan_v1_dense", "ernie4_5"), 1e-5),
     **dict.fromkeys(_GLM, 1.5625e-7),
     "helium": 1e-8,
 }
 _POSITIONS = {
     **dict.fromkeys(("llama", "granite", "hyperclovax", "olmo2", "olmo3", "exaone4", "hunyuan_v1_dense"), 2048),
     **dict.fromkeys(("mistral", *_GLM, "ernie4_5", "gemma3_text"), 131072),
-    **dict.fromkeys(("phi3", "helium"), 4096),
+    **dict.fromkeys(("phi3", "helium", "olmoe"), 4096),
     "seed_oss": 524288,
 }
 
@@ -117,6 +119,7 @@ _TRAITS: dict[str, dict[str, Any]] = {
     "olmo2": {"wide_qk_norm": True, "norms_before": False, "norms_after": True},
     "olmo3": {"wide_qk_norm": True, "norms_before": False, "norms_after": True},
     "gemma3_text": {"qk_norm": True, "norms_after": True, "norms_add_one": True, "activation": "gelu_tanh"},
+    "olmoe": {"wide_qk_norm": True},
     "exaone4": {"qk_norm": True, "norms_before": False, "norms_after": True},
     "hunyuan_v1_dense": {"qk_norm_rotated": True},
     "glm": {"rotary_neighbours": True},
@@ -220,6 +223,8 @@ def from_hf(raw: Mapping[str, Any], where: str = "config.json") -> DecoderConfig
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             fields.refuse(key, "quantised weights are not read; delete the entry if the weights are bf16, f16 or f32")
+    if family == "olmoe" and raw.get("clip_qkv") is not None:
+        fields.refuse("clip_qkv", "queries, keys and values that are clipped are not supported; supported: null")
     theta, scaling, rotary_dim, window_theta = _ropes(fields, positions, family, head_dim)
     qkv_bias, out_bias, mlp_bias = _biases(fields, family)
     return DecoderConfig(
@@ -373,6 +378,14 @@ def _biases(fields: _Fields, family: str) -> tuple[bool, bool, bool]:
 
 def _experts(fields: _Fields, family: str) -> Experts:
     """The mixture that every layer has; raises `UserError` where some layer has an MLP of its own kind."""
+    if family == "olmoe":
+        count = fields.whole("num_experts", missing=64)
+        return Experts(
+            count=count,
+            chosen=fields.whole("num_experts_per_tok", missing=8, most=count),
+            size=fields.whole("intermediate_size"),
+            renormalised=fields.flag("norm_topk_prob"),
+        )
     if fields.whole("decoder_sparse_step", missing=1) != 1:
         fields.refuse("decoder_sparse_step", "layers without experts are not supported; supported: 1")
     if fields.get("mlp_only_layers", None) not in (None, []):
@@ -835,13 +848,13 @@ def _hybrid_to_hf(config: DecoderConfig, base: Mapping[str, Any]) -> dict[str, A
 
 def _experts_to_hf(family: str, experts: Experts) -> dict[str, Any]:
     raw = {
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
         "num_experts": experts.count,
         "num_experts_per_tok": experts.chosen,
-        "moe_intermediate_size": experts.size,
         "norm_topk_prob": experts.renormalised,
     }
+    if family == "olmoe":
+        return raw
+    raw |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": experts.size}
     more = {"num_local_experts": experts.count}
     return raw | (more if family == "qwen3_moe" else {"shared_expert_intermediate_size": experts.shared})
 

@@ -124,7 +124,7 @@ class InFlight:
             "version": self.version,
             "uids": [p.uid for p in self.problems],
             "passes": list(self.passes),
-            "samples": [{f.name: to_text(getattr(x, f.name)) for f in dataclasses.fields(x)} for x in samples],
+            "samples": [{name: to_text(y) for name, y in vars(x).items() if y is not None} for x in samples],
         }
 
 

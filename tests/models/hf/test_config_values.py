@@ -159,6 +159,10 @@ CONFIGS = {
             mrope_interleaved=True,
         ),
     ),
+    "olmoe": dict(
+        SIZES, architectures=["OlmoeForCausalLM"], model_type="olmoe", rope_theta=2e4, rope_scaling=None, clip_qkv=None,
+        attention_bias=False, num_experts=7, num_experts_per_tok=3, norm_topk_prob=False, torch_dtype="bfloat16",
+    ),
 }  # fmt: skip
 CONFIGS["qwen3_5"] = dict(
     architectures=["Qwen3_5ForConditionalGeneration"], model_type="qwen3_5", text_config=CONFIGS["qwen3_5_text"],
@@ -172,6 +176,7 @@ CLASSES = {
     "llama": transformers.LlamaConfig,
     "mistral": transformers.MistralConfig,
     "olmo2": transformers.Olmo2Config,
+    "olmoe": transformers.OlmoeConfig,
     "phi3": transformers.Phi3Config,
     "granite": transformers.GraniteConfig,
     "smollm3": transformers.SmolLM3Config,
@@ -275,6 +280,11 @@ def their_config(raw: dict) -> DecoderConfig:
         biased = family not in ("qwen2", "qwen2_moe", "mistral", "phi3", "exaone4") and c.attention_bias
     out_biased = c.attention_out_bias if family == "seed_oss" else biased and not glm and family != "helium"
     experts = None
+    if family == "olmoe":
+        assert c.clip_qkv is None
+        experts = Experts(
+            count=c.num_experts, chosen=c.num_experts_per_tok, size=c.intermediate_size, renormalised=c.norm_topk_prob
+        )
     if family.endswith("_moe"):
         assert c.decoder_sparse_step == 1 and not c.mlp_only_layers
         experts = Experts(
@@ -324,7 +334,7 @@ def their_config(raw: dict) -> DecoderConfig:
         else getattr(CLASSES[family](), "mlp_bias", None) is not None and c.mlp_bias,
         qk_norm=gemma or family.startswith("qwen3") or family == "exaone4",
         qk_norm_rotated=family == "hunyuan_v1_dense",
-        wide_qk_norm=olmo,
+        wide_qk_norm=olmo or family == "olmoe",
         norms_before=not olmo and family != "exaone4",
         norms_after=gemma or olmo or family in ("exaone4", "glm4") or (family == "hyperclovax" and c.use_post_norm),
         norms_add_one=gemma or hybrid,
@@ -446,6 +456,14 @@ READ = {
     "all fields missing, helium": (
         "helium",
         dict(MISSING, num_attention_heads=20, hidden_size=2560, rope_theta=GONE, attention_bias=True, mlp_bias=True),
+    ),
+    "experts and others missing, olmoe": (
+        "olmoe",
+        dict(num_experts=GONE, num_experts_per_tok=GONE, norm_topk_prob=True, num_key_value_heads=None, clip_qkv=GONE),
+    ),
+    "eps and others missing, olmoe": (
+        "olmoe",
+        dict(rms_norm_eps=GONE, max_position_embeddings=GONE, num_key_value_heads=GONE, attention_bias=True),
     ),
     "llama3 in qwen2": ("qwen2", dict(rope_scaling={"type": "llama3", **LLAMA3})),
     "both spellings": ("qwen2", dict(rope_scaling={"type": "default"}, rope_parameters={"rope_theta": 3e5})),
@@ -794,6 +812,7 @@ REFUSED = {
     "experts missing": ("qwen2_moe", dict(num_experts=GONE), "'num_experts' is missing"),
     "more chosen than there are": ("qwen3_moe", dict(num_experts_per_tok=8), "num_experts_per_tok=8: .* 1 to 7"),
     "no width of an expert": ("qwen3_moe", dict(moe_intermediate_size=GONE), "'moe_intermediate_size' is missing"),
+    "clipped": ("olmoe", dict(clip_qkv=8.0), "clip_qkv=8.0: .* not supported"),
     "no shared expert": ("qwen2_moe", dict(shared_expert_intermediate_size=0), "shared_expert_intermediate_size=0"),
     "layers that differ": ("llama", dict(per_layer_config={"0": {"head_dim": 4}}), "per_layer_config="),
 }
