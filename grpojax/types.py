@@ -72,6 +72,8 @@ class Rollout:
         The dtype's largest number stands where nothing was chosen, as for a sample's last token. None if not kept.
       prompt_choices: ``[P, 1, L, C]``, the same for the prompts' tokens; ``[P, n, L, C]`` if each group is split over
         n shards.
+      sampled: ``[P, G, T]`` bool, the tokens that the policy drew. None where these are all tokens of a sample. The
+        other tokens of an episode are what its environment answered: context, with a log-prob of 0.
     """
 
     tokens: Array
@@ -80,6 +82,7 @@ class Rollout:
     stopped: Array
     choices: Array = None
     prompt_choices: Array = None
+    sampled: Array = None
 
 
 @pytree
@@ -135,6 +138,7 @@ class PerToken:
       sampler_logps: float32, log-probs that the sampler reported.
       displacement_weights: float32, `grpojax.losses.displacement_weights`.
       covariance_mask: bool, tokens that Clip-Cov or KL-Cov picked (`grpojax.losses.covariance_mask`).
+      action_starts: bool, the first token of each turn of an episode; None if a sample is one turn. Only LLDS reads it.
       critic_targets: float32, what a critic learns from (`grpojax.variants.Critic`).
       critic_outputs: float32, its outputs before the updates of the rollout.
       critic_weights: float32, the aggregation of its loss; None where that is the policy's.
@@ -147,6 +151,7 @@ class PerToken:
     sampler_logps: Array = None
     displacement_weights: Array = None
     covariance_mask: Array = None
+    action_starts: Array = None
     critic_targets: Array = None
     critic_outputs: Array = None
     critic_weights: Array = None

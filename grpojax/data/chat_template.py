@@ -12,6 +12,10 @@ from grpojax.host.errors import UserError
 
 Messages = Sequence[Mapping[str, str]]
 
+# A question and an answer that no chat has, and the remedy where a template is not for episodes.
+_ASKED, _REPLIED = "question-1", "answer-1"
+_OTHER_TEMPLATE = "give the model's folder a chat template that keeps earlier messages, or set data.template=plain"
+
 # What a template gets without being asked.
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 
@@ -80,6 +84,7 @@ class ChatTemplate:
       tokenizer: of transformers, with a chat template.
       options: values of variables that the template reads.
       day: the day that a template which writes one gets; None is today.
+      tools: JSON schemas of tools, for a template that shows them.
 
     Raises:
       UserError: the template does not read an option, or writes no day and gets one.
@@ -89,9 +94,16 @@ class ChatTemplate:
         ``<think>``. Empty for most templates.
       markers: special tokens that it writes around messages.
       opening: what it writes between a question and its answer, without ``tail``; empty where that cannot be found.
+      shows_tools: whether it reads ``tools``.
     """
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any], day: datetime.date | None):
+    def __init__(
+        self,
+        tokenizer: Any,
+        options: Mapping[str, Any],
+        day: datetime.date | None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ):
         self._tokenizer = tokenizer
         self._more: dict[str, Any] = dict(options)
         text = _text(tokenizer)
@@ -106,12 +118,82 @@ class ChatTemplate:
             self._more |= {"chat_template": _FIXED_DAY + str(text), "grpojax_day": _written(day)}
         elif day is not None:
             raise UserError(f"data.today={day}: the chat template writes no date; leave it out")
+        self.shows_tools = "tools" in reads
+        if tools and self.shows_tools:
+            self._more["tools"] = list(tools)
         self.opening, self.tail = _between(self.render)
         self.markers = self._markers()
 
-    def render(self, messages: Messages) -> str:
-        """The prompt of a chat, ready for the assistant's answer; raises what the template raises."""
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self._more)
+    def render(self, messages: Messages, *, ready: bool = True) -> str:
+        """The text of a chat, with ``ready`` for the assistant's next answer; raises what the template raises."""
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **self._more)
+
+    def after_turn(self, messages: Sequence[Mapping[str, Any]], end: str = "") -> str:
+        """What the template writes after a turn of the assistant: the rest of its end, some messages, and the opening
+        of the next turn.
+
+        It is found on a chat of the template's own, in which the turn is a word. So the turn itself is not rendered
+        again, and its tokens stay as they were drawn.
+
+        Args:
+          messages: those of tools or of the user that follow the turn.
+          end: text of the token that ended the turn; empty if none did.
+
+        Raises:
+          UserError: the template refuses the messages, or writes another text before them than without them.
+        """
+        before, after = self._around_answer([])[1], self._around_answer(messages)[1]
+        if not after.startswith(before):
+            raise UserError(
+                f"the chat template ends a turn with {before!r}, and with {after[: len(before) + 20]!r} if a tool's "
+                f"answer follows: an episode cannot keep its tokens\n{_OTHER_TEMPLATE}"
+            )
+        at = before.find(end) if end else -1
+        return after[at + len(end) :] if at >= 0 else after
+
+    def _around_answer(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        """What stands before the question and what stands after its answer, in a chat that goes on with ``messages``
+        and is ready for the next answer. Without messages the chat is over."""
+        chat = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _REPLIED}]
+        try:
+            text = self.render([*chat, *messages], ready=bool(messages))
+        except Exception as e:  # whatever a template raises
+            why = " ".join(str(e).split())[:200]
+            raise UserError(f"the chat template refuses a tool's answer: {why}\n{_OTHER_TEMPLATE}") from None
+        if _ASKED not in text or _REPLIED not in text:
+            raise UserError(f"the chat template loses a turn that a tool's answer follows\n{_OTHER_TEMPLATE}")
+        before, rest = text.split(_ASKED, 1)
+        return before, rest.split(_REPLIED, 1)[1]
+
+    def check_turns(self) -> None:
+        """Raises `UserError` unless an answer of a tool leaves what stands before it as it is: before the question, at
+        the end of a turn, and in an earlier turn."""
+        answer = [{"role": "tool", "name": "probe", "content": "result-1"}]
+        written = self.after_turn(answer)
+        if "result-1" not in written:
+            raise UserError(f"the chat template does not write a tool's answer\n{_OTHER_TEMPLATE}")
+        without, shown = self._around_answer([])[0], self._around_answer(answer)[0]
+        if without != shown:
+            raise UserError(
+                f"the chat template begins a chat with {without[-60:]!r}, and with {shown[-60:]!r} if a tool's answer "
+                f"follows: an episode cannot keep its tokens\n{_OTHER_TEMPLATE}"
+            )
+        first = [{"role": "user", "content": "question-0"}, {"role": "assistant", "content": "answer-0"}, *answer]
+        again = self._around_turns(first, answer)
+        if again != written:
+            raise UserError(
+                f"the chat template writes {again[:80]!r} after a later turn, and {written[:80]!r} after the first: "
+                f"an episode cannot keep its tokens\n{_OTHER_TEMPLATE}"
+            )
+
+    def _around_turns(self, earlier: Messages, messages: Sequence[Mapping[str, Any]]) -> str:
+        """What stands after the second turn of an episode whose first one was answered too."""
+        try:
+            text = self.render([*earlier, {"role": "assistant", "content": _REPLIED}, *messages])
+        except Exception as e:  # whatever a template raises
+            why = " ".join(str(e).split())[:200]
+            raise UserError(f"the chat template refuses a second answer of a tool: {why}\n{_OTHER_TEMPLATE}") from None
+        return text.split(_REPLIED, 1)[-1]
 
     def _markers(self) -> frozenset[str]:
         written = self.opening

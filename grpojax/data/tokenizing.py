@@ -55,6 +55,7 @@ class Tokenize:
     Args:
       tokenizer: of transformers.
       config: for the instruction, the examples, the system message and the template.
+      tools: JSON schemas of the tools that an episode may call; None where samples are no episodes.
 
     Raises:
       UserError: the tokenizer lacks what the config asks for, or its template loses part of it.
@@ -64,7 +65,7 @@ class Tokenize:
       special: texts of the tokens that decoding leaves out.
     """
 
-    def __init__(self, tokenizer: Any, config: DataConfig):
+    def __init__(self, tokenizer: Any, config: DataConfig, *, tools: Sequence[Mapping[str, Any]] | None = None):
         self.tokenizer, self.config = tokenizer, config
         self.chat = config.template == "chat" or (config.template == "auto" and bool(tokenizer.chat_template))
         self.special = special_texts(tokenizer)
@@ -75,7 +76,13 @@ class Tokenize:
             if not self.chat and getattr(config, name):
                 remedy = "put the text into data.instruction" if name == "system" else "leave it out"
                 raise UserError(f"data.{name} needs a chat template; {remedy} or use data.template=chat")
-        self._template = ChatTemplate(tokenizer, config.template_options, config.today) if self.chat else None
+        self._template = None
+        if self.chat:
+            self._template = ChatTemplate(tokenizer, config.template_options, config.today, tools or ())
+        if tools is not None and self._template is not None:
+            self._template.check_turns()
+            if tools and not self._template.shows_tools:
+                self._note("tools", "the chat template shows no tools to the policy: data.system can name them")
 
     def text(self, question: Question, examples: Sequence[Example] = ()) -> str:
         """The prompt's text; ``examples`` are shown after those of the config."""
@@ -150,6 +157,28 @@ class Tokenize:
     def answer(self, prompt: Sequence[int], text: str) -> str:
         """An answer to learn, without the beginning that its prompt ends with already."""
         return without_opening(text, self.tail(prompt))
+
+    def after_turn(self, messages: Sequence[Mapping[str, Any]], end: int | None, *, most: int) -> list[int]:
+        """The tokens to append to a turn of an episode: an environment's messages as the chat template writes them, and
+        the opening of the next turn. Without a chat template they are the messages' texts as they are, or a newline if
+        these are empty.
+
+        Args:
+          messages: each with a role and a content.
+          end: the token that ended the turn; None if it was cut.
+          most: most tokens of a message; what is longer is cut.
+        """
+        short = [{**m, "content": self._cut(m["content"], most)} for m in messages]
+        if self._template is None:
+            text = "".join(m["content"] for m in short) or "\n"
+        else:
+            ended = "" if end is None else self.tokenizer.decode([end], skip_special_tokens=False)
+            text = self._template.after_turn(short, ended)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _cut(self, text: str, most: int) -> str:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return text if len(ids) <= most else self.tokenizer.decode(ids[:most], skip_special_tokens=False)
 
     def message(self, text_of_message: str) -> str:
         """A completion, special tokens included, as the content of an assistant's message.

@@ -1,5 +1,7 @@
 """The procedural tasks of reasoning-gym (arXiv:2505.24760) as problems, and its scores as the reward.
 
+`Attempts` is an environment in which a wrong answer may be followed by another one.
+
 Runs offline; needs the extra ``reasoning-gym``.
 """
 
@@ -155,6 +157,46 @@ def _marked(completion: str, marker: str | None) -> str | None:
         if tagged or marker:
             return tagged[-1].strip() or None if tagged else None
     return extract_answer(completion, marker)
+
+
+class Attempts:
+    """A problem with several attempts: an environment with one tool, which says whether an answer is right.
+
+    Args:
+      attempts: after so many answers the episode is over.
+      partial: as in `score`: whether an answer that is not wholly right counts in part.
+      discount: factor of the reward for each attempt before the last one.
+    """
+
+    deterministic = True
+
+    def __init__(self, attempts: int = 3, partial: bool = False, discount: float = 1.0):
+        self._most, self._partial, self._discount = attempts, partial, discount
+
+    def reset(self, task: Task) -> None:
+        """Begins a problem, of a row of the source ``reasoning_gym:``."""
+        if not isinstance(task, Task):
+            raise UserError(f"environment reasoning_gym: a row's task is {type(task).__name__}, of another source")
+        self._task, self._made, self._reward = task, 0, 0.0
+        self.done = False
+
+    def submit(self, answer: str) -> str:
+        """Checks an answer.
+
+        Args:
+            answer: the answer alone, without an explanation
+        """
+        if self.done:
+            raise ValueError("there is no attempt left")
+        value = _score(self._task, answer.strip() or None, self._partial)
+        self._reward = value * self._discount**self._made
+        self._made += 1
+        self.done = value >= 1 or self._made >= self._most
+        return "Right." if value >= 1 else "Wrong." if self.done else "Wrong, try again."
+
+    def get_reward(self) -> float:
+        """The score of the last answer; 0 without one."""
+        return self._reward
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,8 +1,9 @@
 """A model's attempts at problems: completions are drawn, rewarded as in training, and judged right or wrong."""
 
 import math
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from grpojax.evaluation.judge import EvaluateConfig, Judge, judge_of, marker_of
 from grpojax.evaluation.rewarded import columns_of, submit, without_end
 from grpojax.evaluation.summary import Attempt, EvalConfig, Sample, means
 from grpojax.programs import batch_shards, packing
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, own_tokens
 from grpojax.rewards import Rewards, Scores, answers
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.types import Prompts, Rollout
@@ -46,6 +47,16 @@ class Policy(Protocol):
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Token ids, sample by sample, to texts."""
         ...
+
+
+class Drawn(NamedTuple):
+    """Samples of some problems on the host, ``[P, n, T]``, and further columns for the rewards, ``[P * n]`` each."""
+
+    rollout: Rollout
+    columns: Mapping[str, Sequence[Any]] = types.MappingProxyType({})
+
+
+Draw = Callable[[Sequence[data.Problem], int], Drawn]
 
 
 class Evaluator:
@@ -83,33 +94,40 @@ class Evaluator:
     def attempts(
         self,
         problems: Sequence[data.Problem],
-        sample: Callable[[Prompts], Rollout],
+        draw: Draw,
         texts: Callable[[Sequence[Sequence[int]]], list[str]],
         *,
         size: int,
         max_prompt_tokens: int,
         start: int = 0,
+        more: Sequence[str] = (),
     ) -> Iterator[list[Attempt]]:
         """Tries the problems; yields the attempts batch by batch. A batch is judged while the next one is drawn.
 
         Args:
           problems: what to try.
-          sample: prompts to a rollout ``[size, n, T]`` on the host.
+          draw: problems, and the tokens that their prompts are padded to, to samples ``[size, n, T]``.
           texts: token ids, sample by sample, to texts.
           size: problems at a time.
           max_prompt_tokens: as in the data's config.
           start: number of problems to leave out at the beginning. The batches do not depend on it, so that rounding
             gives the same draws.
+          more: names of the columns that ``draw`` adds for the rewards.
         """
         longest = packing.bucket(max(len(p.ids) for p in problems), max_prompt_tokens, parts=4)
         columns = columns_of(problems)
-        self.rewards.check_columns(columns)
+        self.rewards.check_columns([*columns, *more])
         first = start // size * size
         judging: Callable[[], list[Attempt]] | None = None
         for number, (batch, real) in enumerate(data.in_order(list(problems[first:]), size)):
-            rollout = sample(data.to_prompts(batch, longest))
+            rollout, added = draw(batch, longest)
             skip = max(0, start - first - number * size)
-            before, judging = judging, self._judging(batch[skip:real], _rows(rollout, skip, real), texts, columns)
+            group = rollout.lengths.shape[1]
+            added = {name: x[skip * group : real * group] for name, x in added.items()}
+            before, judging = (
+                judging,
+                self._judging(batch[skip:real], _rows(rollout, skip, real), texts, columns, added),
+            )
             if before:
                 yield before()
         if judging:
@@ -121,9 +139,11 @@ class Evaluator:
         rollout: Rollout,
         texts: Callable[[Sequence[Sequence[int]]], list[str]],
         columns: Sequence[str],
+        more: Mapping[str, Sequence[Any]],
     ) -> Callable[[], list[Attempt]]:
         """Starts the rewards of a batch; the function waits for them and puts the attempts together."""
-        wait = submit(self.rewards, problems, rollout, texts, columns)
+        rollout = own_tokens(rollout)
+        wait = submit(self.rewards, problems, rollout, texts, columns, more=more)
 
         def attempts() -> list[Attempt]:
             scores, shape = wait(), rollout.lengths.shape
@@ -194,6 +214,8 @@ def evaluate(
     max_prompt_tokens: int,
     start: int = 0,
     sync: Callable[[Any], object] = jax.block_until_ready,
+    play: Callable[[Sequence[data.Problem]], Drawn] | None = None,
+    more: Sequence[str] = (),
 ) -> Iterator[list[Attempt]]:
     """Tries the problems from ``start`` on, batch by batch.
 
@@ -201,16 +223,21 @@ def evaluate(
       policy, problems, config, evaluator, max_prompt_tokens, start: as in `Evaluator.attempts`.
       params: the rollout's weights.
       sync: waits for the samples on the devices.
+      play: plays episodes of several turns; None where samples have one turn.
+      more: names of the columns that ``play`` adds for the rewards.
     """
     size = problems_at_once(config, len(problems), policy.sampling.shards)
 
-    def sample(prompts: Prompts) -> Rollout:
+    def draw(batch: Sequence[data.Problem], longest: int) -> Drawn:
+        if play is not None:
+            return play(batch)
+        prompts = data.to_prompts(batch, longest)
         rollout = policy.sample(params, prompts, jax.random.key(config.seed), config.sampler)
         sync(rollout)
-        return policy.fetch(rollout, size)
+        return Drawn(policy.fetch(rollout, size))
 
     return evaluator.attempts(
-        problems, sample, policy.texts, size=size, max_prompt_tokens=max_prompt_tokens, start=start
+        problems, draw, policy.texts, size=size, max_prompt_tokens=max_prompt_tokens, start=start, more=more
     )
 
 

@@ -1,7 +1,7 @@
 """The rewards of a rollout on all processes: each computes its own rows, and all get the whole."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ def submit(
     rollout: Rollout,
     texts: Callable[[Sequence[Sequence[int]]], list[str]],
     columns: Sequence[str],
+    *,
+    more: Mapping[str, Sequence[Any]] | None = None,
 ) -> Callable[[], Scores]:
     """Starts the rewards of a rollout; workers compute them while the caller does something else.
 
@@ -47,6 +49,7 @@ def submit(
       rollout: ``[P, G, T]`` on the host.
       texts: token ids, sample by sample, to texts.
       columns: columns of the data, as from `columns_of`; ``gold`` is added, and ``pieces`` if a reward asks for it.
+      more: further columns by name, ``[P * G]`` each.
 
     Returns:
       A function that waits for them: `Scores` with arrays ``[P * G]``.
@@ -57,6 +60,7 @@ def submit(
     each = [problems[p] for p in mine for _ in range(group)]
     values = {c: [p.columns.get(c) for p in each] for c in columns}
     values["gold"] = [p.gold for p in each]
+    values |= {c: [x[p * group + g] for p in mine for g in range(group)] for c, x in (more or {}).items()}
     if rewards.needs_pieces:
         if "pieces" in values:
             raise UserError(

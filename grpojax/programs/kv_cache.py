@@ -235,20 +235,61 @@ def insert(
         return of_shard(samples, (caches[0], caches[1]))
 
 
+# ------------------------------------------------------------------------------- caches that more text is added to
+
+
+def by_token(caches: Sequence[Any], slots: int, compute: Compute) -> tuple[Any, Any]:
+    """Keys and values (`empty`) in one layout for all platforms: ``[R, S, Hkv, T, d]`` of each layer, as a list, or
+    stacked on a TPU. `of_token` undoes it."""
+    listed = unrolls(compute)
+
+    def whole(x: Any, across: bool) -> Any:
+        if listed:
+            return [jnp.concatenate([b.swapaxes(-1, -2) if across else b for b in layer], -2) for layer in x]
+        x = x.reshape(*x.shape[:3], -1, slots, *x.shape[4:])
+        x = (x.swapaxes(-1, -2) if across else x).transpose(0, 2, 4, 3, 1, 5, 6)
+        return x.reshape(*x.shape[:4], -1, x.shape[-1])
+
+    return whole(caches[0], not compute.on_gpu), whole(caches[1], False)
+
+
+def of_token(caches: Sequence[Any], ring: Ring, compute: Compute) -> tuple[Any, Any]:
+    """Keys and values in the platform's layout, from that of `by_token`."""
+    blocks, width = (1, ring.size) if compute.on_gpu else ring
+    listed = unrolls(compute)
+
+    def cut(x: Any, across: bool) -> Any:
+        if listed:
+            each = [jnp.split(layer, blocks, -2) for layer in x]
+            return [tuple(b.swapaxes(-1, -2) if across else b for b in layer) for layer in each]
+        x = x.reshape(*x.shape[:4], blocks, width, x.shape[-1]).transpose(0, 4, 1, 3, 2, 5, 6)
+        x = x.swapaxes(-1, -2) if across else x
+        return x.reshape(*x.shape[:3], -1, *x.shape[5:])
+
+    return cut(caches[0], not compute.on_gpu), cut(caches[1], False)
+
+
 # ------------------------------------------------------------------------------------------------------- layers
 
 
 def over_layers(
-    body: Callable[..., Any], x: Array, layers: Any, caches: Sequence[Any], position: Scalar, compute: Compute
+    body: Callable[..., Any],
+    x: Array,
+    layers: Any,
+    caches: Sequence[Any],
+    position: Scalar,
+    compute: Compute,
+    writes: Array | None = None,
 ) -> tuple[Array, Sequence[Any], Any]:
     """Runs ``body(x, layer, write) -> (x, kept)`` layer by layer, in a loop unless ``layers`` is a list.
 
     ``write(k, v)`` puts a token's keys and values into the layer's caches at ``position``, and returns what
     `decode_attention` reads. Reads come after the write, so that caches are updated in place. In a list there may be
-    layers that have no cache and do not write. Returns ``(x, caches, kept)``, with what each layer kept stacked.
+    layers that have no cache and do not write. Only the slots ``writes [R, S]`` bool are written; None writes all.
+    Returns ``(x, caches, kept)``, with what each layer kept stacked.
     """
     if isinstance(layers, list):
-        write_next, updated = _writer(caches, position, compute)
+        write_next, updated = _writer(caches, position, compute, writes)
         every = []
         for layer in layers:
             x, kept = body(x, layer, write_next)
@@ -260,7 +301,7 @@ def over_layers(
 
         def write(k, v):
             nonlocal caches
-            caches = _put_stacked(caches, k, v, position, i)
+            caches = _put_stacked(caches, k, v, position, i, writes)
             return Cached(caches[0], caches[1], i)
 
         x, kept = body(x, layer, write)
@@ -272,14 +313,14 @@ def over_layers(
 
 
 def _writer(
-    caches: Sequence[Any], position: Scalar, compute: Compute
+    caches: Sequence[Any], position: Scalar, compute: Compute, writes: Array | None
 ) -> tuple[Callable[[Any, Any], "Cached"], Callable[[], Sequence[Any]]]:
     """``write(k, v)``, which each layer with a cache calls in its turn, and what returns the caches after that."""
     if unrolls(compute):
         own, updated, axes = zip(*caches, strict=True), [], (-2 if compute.on_gpu else -1, -2)
 
         def write(k, v):
-            updated.append(_put(next(own), (k, v), axes, position))
+            updated.append(_put(next(own), (k, v), axes, position, writes))
             return Cached(*updated[-1])
 
         return write, lambda: [list(column) for column in zip(*updated, strict=True)]
@@ -287,7 +328,7 @@ def _writer(
 
     def write_stacked(k, v):
         i = next(numbers)
-        stacked[0] = _put_stacked(stacked[0], k, v, position, jnp.int32(i))
+        stacked[0] = _put_stacked(stacked[0], k, v, position, jnp.int32(i), writes)
         return Cached(stacked[0][0], stacked[0][1], i)
 
     return write_stacked, lambda: stacked[0]
@@ -298,17 +339,22 @@ def _axes(new: quantised.Matrix, axis: int) -> Any:
     return quantised.Int8(axis, -1) if isinstance(new, quantised.Int8) else axis
 
 
-def _put(caches: Sequence[Any], kv: Sequence[Any], axes: Sequence[int], position: Scalar) -> list[tuple[Any, ...]]:
+def _put(
+    caches: Sequence[Any], kv: Sequence[Any], axes: Sequence[int], position: Scalar, writes: Array | None
+) -> list[tuple[Any, ...]]:
     """Writes a token into the array of keys and of values that has ``position``; ``axes`` are their token axes."""
 
     def put(array, new, axis, start):
         new, at = jnp.expand_dims(new, axis), [0] * array.ndim
+        mine = True if writes is None else writes.reshape(*writes.shape, *(1,) * (new.ndim - 2))
         if start is None:
             at[axis] = position
+            if writes is not None:
+                new = jnp.where(mine, new, jax.lax.dynamic_slice(array, at, new.shape))
             return jax.lax.dynamic_update_slice(array, new, at)
         width = array.shape[axis]
         at[axis] = jnp.clip(position - start, 0, width - 1)
-        here = (start <= position) & (position < start + width)
+        here = (start <= position) & (position < start + width) & mine
         new = jnp.where(here, new, jax.lax.dynamic_slice(array, at, new.shape))
         return jax.lax.dynamic_update_slice(array, new, at)
 
@@ -321,19 +367,30 @@ def _put(caches: Sequence[Any], kv: Sequence[Any], axes: Sequence[int], position
     return out
 
 
-def _put_stacked(caches: Sequence[Any], k: Any, v: Any, position: Scalar, layer: Scalar) -> list[Any]:
+def _put_stacked(
+    caches: Sequence[Any], k: Any, v: Any, position: Scalar, layer: Scalar, writes: Array | None
+) -> list[Any]:
     """`_put` for caches in which all layers and blocks are one array."""
     block, within = jnp.divmod(position, jax.tree.leaves(caches[1])[0].shape[-2])
 
+    def of_column(new, axis):
+        return jnp.expand_dims(new.swapaxes(1, 2).reshape(1, 1, len(new), -1, *new.shape[3:]), axis)
+
     def put(array, new, axis):
         at: list[Any] = [layer, block] + [0] * (array.ndim - 2)
-        new = jnp.expand_dims(new.swapaxes(1, 2).reshape(1, 1, len(new), -1, *new.shape[3:]), axis)
+        mine = None
+        if writes is not None:
+            mine = of_column(jnp.broadcast_to(writes.reshape(*writes.shape, *(1,) * (new.ndim - 2)), new.shape), axis)
+        new = of_column(new, axis)
         if array.ndim == 5:
             # Scales. To write one column the compiler would change the layout of all, and copy them for every layer.
             old = jax.lax.dynamic_slice(array, at, (1, 1, *array.shape[2:]))
-            new = jnp.where(jnp.arange(array.shape[-1]) == within, new, old)
+            here = jnp.arange(array.shape[-1]) == within
+            new = jnp.where(here if mine is None else here & mine, new, old)
         else:
             at[axis] = within
+            if mine is not None:
+                new = jnp.where(mine, new, jax.lax.dynamic_slice(array, at, new.shape))
         return jax.lax.dynamic_update_slice(array, new, at)
 
     return [jax.tree.map(put, c, new, _axes(new, axis)) for c, new, axis in zip(caches, (k, v), (-1, -2), strict=True)]

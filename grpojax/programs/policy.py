@@ -174,20 +174,21 @@ class Policy:
     ) -> Rollout:
         """Dispatches a rollout of prompts that are on the host. ``params`` come from `reshard`. ``partial`` and
         ``left`` are as in `grpojax.programs.sampler.sample_groups`, with ``partial`` on the host."""
-        placed, config = self._laid_out(prompts, config)
+        placed, config = self.laid_out(prompts, config)
         if partial is not None:
             split = jax.tree.map(lambda x: x.reshape(-1, config.group, *x.shape[2:]), partial)
             _check_partial(split, left, self.sampling.shards)
-            partial = self._on_shards(split)
+            partial = self.place(split)
         how = {"eos_ids": self.eos_ids, "compute": self.sampling.compute, "partial": partial, "left": left}
         return sampler.sample_groups(self.graph, params, placed, key, config, **how)
 
-    def _laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
+    def laid_out(self, prompts: Prompts, config: SamplerConfig) -> tuple[Prompts, SamplerConfig]:
         """`on_shards`, with the prompts placed on the devices that sample."""
         spread, config = on_shards(prompts, config, self.sampling.shards)
-        return self._on_shards(spread), config
+        return self.place(spread), config
 
-    def _on_shards(self, tree: Any) -> Any:
+    def place(self, tree: Any) -> Any:
+        """Arrays of the host on the devices that sample; shards cut the first axis."""
         mesh = self.sampling.mesh
         return jax.tree.map(
             lambda x: processes.place(x, sharding.named(mesh, ("shard",) + (None,) * (x.ndim - 1))), tree

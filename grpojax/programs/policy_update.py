@@ -52,6 +52,7 @@ def policy_objective(
         if balance_coef is not None:
             observe = functools.partial(experts.load, rows=micro.rows, weights=tokens.weights if balance_coef else None)
         scores = dec.score(graph, params, micro.rows, compute, temperature=temperature, entropy=wanted, observe=observe)
+        starts = tokens.action_starts
         with jax.named_scope("loss"):
             value, metrics = L.policy_loss(
                 scores.logps,
@@ -62,6 +63,7 @@ def policy_objective(
                 ref_logps=tokens.ref_logps,
                 sampler_logps=tokens.sampler_logps,
                 displacement_weights=tokens.displacement_weights,
+                actions=None if starts is None else jnp.cumsum(starts, -1, dtype=jnp.int32),
                 covariance_mask=tokens.covariance_mask,
                 entropy=scores.entropy,
                 entropy_coef=(frozen or {}).get("entropy_coef"),

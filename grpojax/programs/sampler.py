@@ -47,7 +47,7 @@ from grpojax.models.weight_table import DECODER, leaf_name
 from grpojax.programs import kv_cache
 from grpojax.programs.compiling import program
 from grpojax.programs.token_sampling import DrawConfig, at_position, draw, keys_of_samples
-from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, pytree
+from grpojax.types import Array, PerPrompt, Prompts, Rollout, Samples, Scalar, Tokens, pytree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,15 +141,13 @@ def _rollout(
     partial: Rollout | None = None,
     left: int = 0,
 ) -> Rollout:
-    constants, out = _prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
+    constants, out = prefill(nnx.merge(graph, params), prompts, key, config, eos_ids, compute)
     if partial is None:
         state = _all_waiting(constants, out)
     else:
         constants = dataclasses.replace(constants, left=left)
         state = _going_on(constants, prompts, partial, out)
-    with jax.named_scope("decode"):
-        state = jax.lax.while_loop(lambda s: s.longest > 0, functools.partial(_decode_step, constants), state)
-    return state.out
+    return decode(constants, state).out
 
 
 _sample = program("rollout", _rollout, static=("graph", "config", "eos_ids", "compute", "left"))
@@ -193,6 +191,9 @@ class DecodeConstants:
       prompt_delta: states of the prompts for each delta net, ``[P, ...]``.
       known: what prefill knows about the samples.
       left: samples of a shard that may stay unfinished, if the rollout continues an earlier one; otherwise None.
+      limits: ``[P, G]`` int32, the number of tokens at which each sample pauses, if every sample has its own slot and
+        its cache is read again later (`grpojax.programs.episode_sampler`). Then slots that are not active keep their
+        caches. None draws samples to their ends.
     """
 
     config: SamplerConfig
@@ -206,6 +207,7 @@ class DecodeConstants:
     prompt_delta: list[States]
     known: SampleQueue
     left: int | None = None
+    limits: Samples | None = None
 
     @property
     def cache_dtype(self) -> jnp.dtype:
@@ -213,7 +215,7 @@ class DecodeConstants:
         return kv_cache.dtype_of(self.config.cache_dtype, self.compute)
 
 
-def _prefill(
+def prefill(
     model: Decoder, prompts: Prompts, key: Array, config: SamplerConfig, eos_ids: tuple[int, ...], compute: Compute
 ) -> tuple[DecodeConstants, Rollout]:
     """Runs each prompt once and draws the first token of each of its samples. The returned rollout has these tokens."""
@@ -247,20 +249,34 @@ def _prefill(
         **({} if chosen is None else _no_choices(chosen, config, compute)),
     )
     ended = out.stopped | (config.max_tokens == 1)
+    known = SampleQueue(keys=keys, first=first, ended=ended, lengths=prompts.lengths)
+    prompt_kv, prompt_delta = kv_cache.per_layer(prompt_kv, unroll), _of_delta_nets(read.delta)
+    return constants_of(model, prompt_kv, prompt_delta, known, config, eos_ids, compute), out
+
+
+def constants_of(
+    model: Decoder,
+    prompt_kv: tuple[Any, Any],
+    prompt_delta: list[States],
+    known: SampleQueue,
+    config: SamplerConfig,
+    eos_ids: tuple[int, ...],
+    compute: Compute,
+) -> DecodeConstants:
+    """What decode steps read, after the prefill of the prompts."""
     graph, blocks = nnx.split(model.layers)
-    constants = DecodeConstants(
+    return DecodeConstants(
         config=config,
         compute=compute,
         ring=kv_cache.ring(config.max_tokens, compute),
         model=model,
         graph=graph,
         blocks=_blocks(blocks, model.config, compute),
-        eos=eos,
-        prompt_kv=kv_cache.per_layer(prompt_kv, unroll),
-        prompt_delta=_of_delta_nets(read.delta),
-        known=SampleQueue(keys=keys, first=first, ended=ended, lengths=prompts.lengths),
+        eos=jnp.asarray(eos_ids, jnp.int32),
+        prompt_kv=prompt_kv,
+        prompt_delta=prompt_delta,
+        known=known,
     )
-    return constants, out
 
 
 def _no_choices(of_prompts: Array, config: SamplerConfig, compute: Compute) -> dict[str, Array]:
@@ -374,6 +390,12 @@ def _all_waiting(constants: DecodeConstants, out: Rollout) -> DecodeState:
     return DecodeState(step=jnp.int32(0), longest=longest, slots=free, keys=keys, values=values, delta=delta, out=out)
 
 
+def decode(constants: DecodeConstants, state: DecodeState) -> DecodeState:
+    """Draws until no sample needs another token."""
+    with jax.named_scope("decode"):
+        return jax.lax.while_loop(lambda s: s.longest > 0, functools.partial(_decode_step, constants), state)
+
+
 def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     """Fills the free slots, then draws the next token of every slot."""
     config, compute, model, known = constants.config, constants.compute, constants.model, constants.known
@@ -432,7 +454,9 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
         if kv_cache.unrolls(compute):
             of_layer = [jax.tree.map(lambda x, i=i: x[i], kinds) for i in range(c.num_layers)]
             layers = list(zip(constants.blocks, constants.prompt_kv, of_layer, strict=True))
-    x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, (s.keys, s.values), position, compute)
+    writes = None if constants.limits is None else slots.active
+    caches = s.keys, s.values
+    x, (keys, values), chosen = kv_cache.over_layers(body, x, layers, caches, position, compute, writes)
 
     with jax.named_scope("draw"):
         x = final_norm(x, model.norm[...], c)
@@ -441,7 +465,8 @@ def _decode_step(constants: DecodeConstants, s: DecodeState) -> DecodeState:
     chosen = None if chosen is None else _of_tokens(chosen)
     out = _per_shard(_recorded, compute.mesh)(slots, s.out, token, logp, stop, chosen)
 
-    active = slots.active & ~stop & (slots.count + 1 < config.max_tokens)
+    most = config.max_tokens if constants.limits is None else constants.limits
+    active = slots.active & ~stop & (slots.count + 1 < most)
     slots = dataclasses.replace(slots, count=slots.count + 1, token=token, active=active)
     longest = _longest(constants, slots)
     return DecodeState(step=s.step + 1, longest=longest, slots=slots, keys=keys, values=values, delta=delta, out=out)
@@ -524,13 +549,28 @@ def _going_on(constants: DecodeConstants, prompts: Prompts, partial: Rollout, ou
     rows, slots = out.lengths.shape
     caches = kv_cache.empty(constants.model.config, rows, slots, ring, dtype, compute)
     read, states = _read_partial(constants.model, prompts, partial, constants.left or 0, compute)
-    keys, values = kv_cache.insert(read, caches, slots, ring, dtype, compute)
+    caches = kv_cache.insert(read, caches, slots, ring, dtype, compute)
     delta = delta_net.in_slots(constants.prompt_delta, slots, compute)
     delta = delta_net.inserted(delta, states, read.slots, read.used, compute)
-    own = _per_shard(_own_slots, compute.mesh)(constants.known, out)
-    return DecodeState(
-        step=jnp.int32(0), longest=_longest(constants, own), slots=own, keys=keys, values=values, delta=delta, out=out
-    )
+    return in_own_slots(constants, caches, out, unfinished(out), delta)
+
+
+def in_own_slots(
+    constants: DecodeConstants, caches: tuple[Any, Any], out: Rollout, active: Samples, delta: list[States]
+) -> DecodeState:
+    """The first state of a loop in which every sample has its own slot.
+
+    Args:
+      constants: the loop's.
+      caches: keys and values of all tokens but each sample's newest, from the end of the ring backwards.
+      out: the samples so far, with at least one token each.
+      active: ``[P, G]`` bool, the samples that need another token.
+      delta: states of each delta net for the slots.
+    """
+    slots = _per_shard(_own_slots, constants.compute.mesh)(constants.known, out, active)
+    keys, values = caches
+    longest = _longest(constants, slots)
+    return DecodeState(step=jnp.int32(0), longest=longest, slots=slots, keys=keys, values=values, delta=delta, out=out)
 
 
 def _read_partial(
@@ -560,7 +600,7 @@ def _read_partial(
     return kv_cache.ReadSamples((keys[:, :, 0], values[:, :, 0]), *where), _of_delta_nets(read.delta)
 
 
-def _own_slots(known: SampleQueue, out: Rollout) -> Slots:
+def _own_slots(known: SampleQueue, out: Rollout, active: Samples) -> Slots:
     """Puts every sample into its own slot. The next step reads its last token, so each must have one in ``out``."""
     n_prompts, group = out.lengths.shape
     return Slots(
@@ -569,7 +609,7 @@ def _own_slots(known: SampleQueue, out: Rollout) -> Slots:
         count=out.lengths,
         token=jnp.take_along_axis(out.tokens, (out.lengths - 1)[..., None], 2)[..., 0],
         key=known.keys,
-        active=unfinished(out),
+        active=active,
     )
 
 
@@ -596,6 +636,36 @@ def unfinished(samples: Rollout) -> Samples:
       [[False, True, False, False]]
     """
     return (samples.lengths > 0) & ~samples.stopped & (samples.lengths < samples.tokens.shape[-1])
+
+
+def sampled_tokens(samples: Rollout) -> Tokens:
+    """``[P, G, T]`` bool in numpy: the policy's own tokens, without padding and without what environments answered."""
+    if samples.sampled is not None:
+        return np.asarray(samples.sampled)
+    return np.arange(samples.tokens.shape[-1]) < np.asarray(samples.lengths)[..., None]
+
+
+def own_tokens(samples: Rollout) -> Rollout:
+    """The samples without what environments answered, as numpy arrays: the policy's own tokens, one after the other.
+    Samples without such answers stay as they are.
+
+    Example:
+      >>> given = Rollout(tokens=np.array([[[7, 8, 9, 0]]]), logps=np.array([[[-1.0, 0, -3, 0]]]),
+      ...     lengths=np.array([[3]]), stopped=np.array([[True]]), sampled=np.array([[[True, False, True, False]]]))
+      >>> own = own_tokens(given)
+      >>> own.tokens.tolist(), own.logps.tolist(), own.lengths.tolist()
+      ([[[7, 9, 0, 0]]], [[[-1.0, -3.0, 0.0, 0.0]]], [[2]])
+    """
+    if samples.sampled is None:
+        return samples
+    order = np.argsort(~np.asarray(samples.sampled), -1, kind="stable")
+    lengths = np.asarray(samples.sampled).sum(-1, dtype=np.int32)
+    there = np.arange(order.shape[-1]) < lengths[..., None]
+
+    def own(x: Array) -> np.ndarray:
+        return np.where(there, np.take_along_axis(np.asarray(x), order, -1), np.zeros((), x.dtype))
+
+    return Rollout(tokens=own(samples.tokens), logps=own(samples.logps), lengths=lengths, stopped=samples.stopped)
 
 
 def no_samples(prompts: int, group: int, tokens: int) -> Rollout:

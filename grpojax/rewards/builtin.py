@@ -332,6 +332,28 @@ class Follows(Reward):
         return self.marker
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Environment(Reward):
+    """What ``get_reward()`` of an episode's environment returned; a sample without is invalid.
+
+    >>> Environment()([""] * 2, [""] * 2, [[]] * 2, environment_reward=[0.5, None])
+    [0.5, None]
+    """
+
+    reads_text: ClassVar[bool] = False
+
+    def __call__(
+        self,
+        prompts: Texts,
+        completions: Texts,
+        tokens: Ids,
+        *,
+        environment_reward: Sequence[float | None],
+        **columns: Any,
+    ) -> list[float | None]:
+        return list(environment_reward)
+
+
 REWARDS: dict[str, type[Reward]] = {
     "math_answer": MathAnswer,
     "answer": Answer,
@@ -342,6 +364,7 @@ REWARDS: dict[str, type[Reward]] = {
     "repetition": Repetition,
     "equations": Equations,
     "follows": Follows,
+    "environment": Environment,
 }
 
 

@@ -10,7 +10,12 @@ from grpojax.host.errors import UserError, require
 from grpojax.rewards import builtin
 
 # Reward functions of this package that have a name too.
-NAMED_FUNCTIONS = {"reasoning_gym": "grpojax.environments.reasoning_gym:score"}
+NAMED_FUNCTIONS = {
+    "http": "grpojax.rewards.endpoint:http",
+    "model": "grpojax.rewards.endpoint:model",
+    "reasoning_gym": "grpojax.environments.reasoning_gym:score",
+    "unit_tests": "grpojax.rewards.unit_tests:score",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

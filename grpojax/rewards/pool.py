@@ -55,6 +55,8 @@ class Workers:
       memory_mb: MiB that a process may take on top of its imports; 0 sets no limit.
       functions: import paths of what the processes shall have imported before their first job.
       preload: modules imported once, before the processes part.
+      network: whether the processes have the network. False needs `grpojax.host.isolation.network_can_be_cut`.
+      first: called in each process before it imports the functions.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class Workers:
         memory_mb: int = 2048,
         functions: Sequence[str] = (),
         preload: Sequence[str] = (),
+        network: bool = True,
+        first: Callable[[], object] | None = None,
     ):
         self.timeout_s = timeout_s
-        self.count = count or min(16, _cores())
-        self._arguments = (memory_mb, tuple(functions))
+        self.count = count or min(16, cores())
+        self._arguments = (memory_mb, tuple(functions), network, first)
         multiprocessing.get_context("forkserver").set_forkserver_preload(["grpojax.rewards.worker", *preload])
         self._pool = self._start()
 
@@ -119,7 +123,7 @@ class Workers:
 
     def restart(self) -> None:
         """Starts new processes in place of all."""
-        log.warning("reward workers died; starting new ones")
+        log.warning("workers died; starting new ones")
         self._finalizer()
         self._pool = self._start()
 
@@ -172,7 +176,8 @@ def _nothing() -> None:
     pass
 
 
-def _cores() -> int:
+def cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

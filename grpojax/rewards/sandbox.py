@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from grpojax.host import isolation
+
 _here = {"worker": False}
 
 # Exit status of a worker that ran out of memory: its next sample gets a fresh one.
@@ -23,13 +25,20 @@ def in_worker() -> bool:
     return _here["worker"]
 
 
-def start(memory_mb: int, functions: Sequence[str], started: Any, ready: Any) -> None:
-    """Prepares this process: no jax on an accelerator, no Ctrl-C, the rewards imported, and then the memory limit.
+def start(
+    memory_mb: int,
+    functions: Sequence[str],
+    network: bool,
+    first: Callable[[], object] | None,
+    started: Any,
+    ready: Any,
+) -> None:
+    """Prepares this process: no jax on an accelerator, no Ctrl-C, the functions imported, and then the memory limit.
 
     It leads a process group of its own, so that what it starts can be ended with it.
 
     Args:
-      memory_mb, functions: as in `pool.Workers`.
+      memory_mb, functions, network, first: as in `pool.Workers`.
       started: a queue that gets this process's id.
       ready: a semaphore that it releases in the end.
     """
@@ -39,6 +48,10 @@ def start(memory_mb: int, functions: Sequence[str], started: Any, ready: Any) ->
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here["worker"] = True
     _end_with_parent()
+    if not network:
+        isolation.cut_network()
+    if first is not None:
+        first()
     for path in functions:
         with contextlib.suppress(BaseException):  # `probe` reports it, or the samples do
             imported(path)

@@ -330,6 +330,10 @@ class Rewards:
                     "what the rewards need; a keyword that asks for a column has no default, or None"
                 )
 
+    def asks_for(self, column: str) -> bool:
+        """Whether a function cannot do without a column."""
+        return any(column in probe.columns for probe in self._probes.values())
+
     def count_is_open(self, t: int) -> bool:
         """Whether a function is yet to return the right number of values for several samples."""
         return t in self._open_counts

@@ -1,6 +1,7 @@
 """The samples of a step as they go from the rollout to the learner: groups on the host, and their rewards."""
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import numpy as np
 
 from grpojax import data
 from grpojax.host.errors import UserError
+from grpojax.programs.sampler import own_tokens, sampled_tokens
 from grpojax.types import Array, PerPrompt, Rollout, Samples, Tokens
 
 _NONE = np.zeros((0, 0), np.float32)
@@ -30,7 +32,8 @@ class RolloutBatch:
     Attributes:
       problems: the problems of the P prompts.
       rollout: the samples, ``[P, G, ...]``. If a prompt got fewer samples than others, the missing ones have length 0
-        and no reward. The same holds for all samples of a group that is not complete yet.
+        and no reward. The same holds for all samples of a group that is not complete yet. The tokens of an episode are
+        the policy's own and what its environment answered (`sampled`).
       pending: rewards and other values that are still to come, in the order in which they are added; empty if all are
         there.
       dropped: ``[P]`` bool, groups that only fill up a step's batch and have weight 0.
@@ -51,6 +54,8 @@ class RolloutBatch:
       drawn: the drawn samples, if ``rollout`` has another text in their place to learn from; otherwise None.
       everything: all groups that were drawn for the step, including those that its filter dropped.
       metrics: metrics on the choice of problems and the drawing of samples.
+      episodes: counts of each episode, ``[P, G]`` int by name: "turns", "calls" of tools, and "failures" among these.
+        Empty if samples are no episodes.
     """
 
     problems: Sequence[data.Problem]
@@ -72,6 +77,7 @@ class RolloutBatch:
     drawn: Rollout | None = None
     everything: "Sequence[RolloutBatch]" = ()
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    episodes: Mapping[str, Samples] = dataclasses.field(default_factory=dict)
 
     def with_rewards(self) -> "RolloutBatch":
         """The batch with its rewards, once they are there. Call it once for a step's batch: the source notes them."""
@@ -81,11 +87,21 @@ class RolloutBatch:
         return batch
 
     @property
+    def sampled(self) -> Tokens:
+        """``[P, G, T]`` bool: the policy's own tokens. The loss and all that it reads are of these."""
+        return sampled_tokens(self.rollout)
+
+    @property
+    def own_lengths(self) -> Samples:
+        """``[P, G]`` int32: number of the policy's own tokens."""
+        return own_tokens(self.rollout).lengths
+
+    @property
     def all_lengths(self) -> Samples:
-        """``[P, G]`` or ``[P, G + 1]`` int32: tokens of all drawn completions, including greedy ones."""
+        """``[P, G]`` or ``[P, G + 1]`` int32: the policy's tokens in all drawn completions, including greedy ones."""
         if self.greedy_lengths is None:
-            return self.rollout.lengths
-        return np.concatenate([self.rollout.lengths, self.greedy_lengths[:, None]], 1)
+            return self.own_lengths
+        return np.concatenate([self.own_lengths, self.greedy_lengths[:, None]], 1)
 
 
 def success_of(values: Samples, deciding: str, given: float | None, *, use: str, setting: str) -> float:
@@ -125,6 +141,7 @@ def take(drawn: Sequence[RolloutBatch], order: np.ndarray) -> RolloutBatch:
         signals={name: pick(*(d.signals[name] for d in drawn)) for name in first.signals},
         greedy_lengths=pick(*greedy) if greedy else None,
         seeded=pick(*seeded) if seeded else None,
+        episodes={name: pick(*(d.episodes[name] for d in drawn)) for name in first.episodes},
     )
 
 
@@ -138,9 +155,10 @@ def sample_rows(
     """A row for each sample, for `grpojax.records.samples`: prompt, completion, rewards and advantage.
 
     ``learned`` is the text that was learned from in its place, if that differs. ``with_special_tokens`` is the result
-    of ``special`` for the completion without its last token, if that differs from the text.
+    of ``special`` for the completion without its last token, if that differs from the text. Of an episode, the
+    completion is what the policy wrote; ``turns`` adds what its environment answered (`turns_of`).
     """
-    learned, rollout = batch.rollout, batch.drawn or batch.rollout
+    learned, rollout = own_tokens(batch.rollout), own_tokens(batch.drawn or batch.rollout)
     mean = advantages.sum(-1) / np.maximum(learned.lengths, 1)
     places = np.argwhere(rollout.lengths > 0).tolist()  # a prompt may have fewer samples than others
     drawn, taken = ([x.tokens[p, g, : x.lengths[p, g]].tolist() for p, g in places] for x in (rollout, learned))
@@ -170,7 +188,27 @@ def sample_rows(
     for row, text in zip(rows, special(without_end), strict=True) if special is not None else ():
         if text != row["completion"]:
             row["with_special_tokens"] = text
+    if batch.rollout.sampled is not None:
+        for row, (p, g) in zip(rows, places, strict=True):
+            row |= turns_of(batch.rollout, p, g, special or texts)
+            row |= {name: int(x[p, g]) for name, x in batch.episodes.items() if name != "turns"}
     return rows
+
+
+def turns_of(rollout: Rollout, p: int, g: int, texts: Callable[[Sequence[Sequence[int]]], list[str]]) -> dict[str, Any]:
+    """An episode with what its environment answered: its tokens ``ids``, the number of tokens in each stretch, those of
+    the policy and those of the environment in turn (``sampled``), and the stretches' texts (``turns``).
+
+    Example:
+      >>> rollout = Rollout(tokens=np.array([[[7, 8, 9, 0]]]), logps=np.zeros((1, 1, 4)), lengths=np.array([[3]]),
+      ...     stopped=np.array([[True]]), sampled=np.array([[[True, False, True, False]]]))
+      >>> turns_of(rollout, 0, 0, lambda rows: [str(ids) for ids in rows])
+      {'ids': [7, 8, 9], 'sampled': [1, 1, 1], 'turns': ['[7]', '[8]', '[9]']}
+    """
+    ids, own = rollout.tokens[p, g, : rollout.lengths[p, g]].tolist(), rollout.sampled[p, g, : rollout.lengths[p, g]]
+    ends = [*(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(ids)]
+    stretches = [ids[start:end] for start, end in itertools.pairwise([0, *ends])]
+    return {"ids": ids, "sampled": [len(x) for x in stretches], "turns": texts(stretches)}
 
 
 def annotate(rows: Sequence[dict[str, Any]], rollout: Rollout, columns: Mapping[str, Tokens]) -> None:

@@ -98,6 +98,7 @@ def times_a_step(config: Config) -> dict[str, int]:
     counts = {
         "reshard": 1,
         "rollout": 1,
+        "rollout turns": 0 if config.environment is None else config.environment.max_turns - 1,
         "rollout phase": 0 if method.plan is None else method.plan.phases,
         "greedy": int("greedy" in needs),
         "score": method.plain_scores(train),

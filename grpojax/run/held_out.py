@@ -5,7 +5,7 @@ rates by it. The test set is evaluated once, with the final weights, and nothing
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpojax import data, evaluation
 from grpojax.evaluation.attempts import problems_at_once
@@ -20,6 +20,9 @@ from grpojax.rewards import Rewards
 from grpojax.run import recorder
 from grpojax.run.recipe import Config
 
+if TYPE_CHECKING:
+    from grpojax.run import episodes
+
 SETS = ("validation", "test")
 
 
@@ -32,6 +35,7 @@ class HeldOut:
       rewards: the run's own rewards.
       tokenize: question to token ids.
       sync: waits for a rollout.
+      players: what plays the run's episodes; None where samples have one turn.
 
     Attributes:
       evaluator: the rewards, and which of them says whether a sample is right.
@@ -51,8 +55,9 @@ class HeldOut:
         tokenize: data.Tokenize,
         *,
         sync: Callable[[Any], object],
+        players: "episodes.Players | None" = None,
     ):
-        self.policy, self._sync = policy, sync
+        self.policy, self._sync, self._players = policy, sync, players
         self._folder = files.path(config.run.dir)
         self._max_prompt_tokens = config.data.max_prompt_tokens
         self.evaluator = evaluation.Evaluator(rewards, config.evaluate)
@@ -110,6 +115,7 @@ class HeldOut:
             self.evaluator,
             max_prompt_tokens=self._max_prompt_tokens,
             sync=self._sync,
+            **({} if self._players is None else self._players.in_evaluation(params, self.config, self._sync)),
         )
         done = [attempt for batch in batches for attempt in batch]
         if processes.is_first():
@@ -188,4 +194,10 @@ def abstract_evaluation(config: Config, policy: PolicyShape, params: Any, weight
         found = {f"evaluation {name}": call for name, call in own.items()}
     count = problems_at_once(drawn, drawn.limit or drawn.batch, policy.sampling.shards)
     prompts = calls.longest_prompts(count, config.data.max_prompt_tokens)
+    if config.environment is not None:
+        from grpojax.programs import episode_sampler
+
+        turn_tokens = config.rollout.max_turn_tokens
+        played = episode_sampler.calls_of(policy, weights, prompts, drawn.sampler, turn_tokens=turn_tokens)
+        return found | {name.replace("rollout", "evaluation"): call for name, call in played.items()}
     return found | {"evaluation": calls.rollout(policy, weights, prompts, drawn.sampler)}

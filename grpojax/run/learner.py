@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpojax import data, masked
+from grpojax import data
 from grpojax import losses as L
 from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, blocks, policy_state
@@ -148,15 +148,22 @@ class Learner:
         group = rollout.lengths.shape[1]
         longest = max(self.max_prompt_tokens, *(len(p.ids) for p in problems))
         prompts = data.to_prompts(problems, longest)
+        action_starts = None
+        if rollout.sampled is not None and self.objective.needs_displacement_weights:
+            before = np.pad(rollout.sampled[..., :-1], ((0, 0), (0, 0), (1, 0)))
+            action_starts = rollout.sampled & ~before
         minis = []
         for places in batch_shards.minibatches(batch.dropped, self.train.minibatches):
             mine = jax.tree.map(lambda x, at=places: x[at], prompts)
             mine, samples = batch_shards.spread(mine, group, policy.shards)
-            tokens, lengths, logps = (
-                x[places].reshape(len(mine.lengths), samples, *x.shape[2:])
-                for x in (rollout.tokens, rollout.lengths, rollout.logps)
+            tokens, lengths, logps, starts = (
+                None if x is None else x[places].reshape(len(mine.lengths), samples, *x.shape[2:])
+                for x in (rollout.tokens, rollout.lengths, rollout.logps, action_starts)
             )
-            per_token = PerToken(sampler_logps=None if self.method.replaces_samples else logps)
+            per_token = PerToken(
+                sampler_logps=None if self.method.replaces_samples else logps,
+                action_starts=starts,
+            )
             share = TrainBatch(prompts=mine, tokens=tokens, lengths=lengths, per_token=per_token)
             if rollout.choices is not None:
                 share = _with_choices(share, rollout.choices[places], rollout.prompt_choices[places])
@@ -228,7 +235,7 @@ class Learner:
         late, metrics = self.signals_after_rewards(batch, counted)
         signals = {**signals, **late}
         with on_host():
-            mask = np.asarray(masked.from_lengths(batch.rollout.lengths, batch.rollout.tokens.shape[2]))
+            mask = batch.sampled
             advantages = weighing.advantages(self.method, batch, counted, mask, signals)
             live = mask & (np.isfinite(counted) & ~cut)[..., None]
             rows = [weighing.rows(self.objective, m.places, advantages, live, dropped) for m in minis]

@@ -87,6 +87,9 @@ def longest_batch(config: Config, policy: PolicyShape) -> TrainBatch:
             advantages=full,
             weights=full,
             covariance_mask=full.astype(bool) if variant.objective.needs_covariance_mask else None,
+            action_starts=full.astype(bool)
+            if config.environment and variant.objective.needs_displacement_weights
+            else None,
             **{name: full for name, needed in there.items() if needed},
         ),
         **choices,

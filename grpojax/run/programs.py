@@ -114,7 +114,8 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
       specs: of the variant's parts (`grpojax.run.parts.part.Part.spec`).
 
     Raises:
-      UserError: experts are to be balanced or their choices replayed, but the policy has none.
+      UserError: experts are to be balanced or their choices replayed, but the policy has none; or episodes are to be
+        played by a policy with delta nets.
     """
     train, variant, mixture = config.train, config.method.variant, policy.config.mixture
     if train.balance_coef and not mixture:
@@ -123,6 +124,8 @@ def learning_of(config: Config, policy: PolicyShape, specs: Iterable[Spec] = ())
         )
     if config.rollout.router_replay and not mixture:
         raise UserError(f"rollout.router_replay=true: {config.model.path} has no experts to choose; set it to false")
+    if config.environment is not None and policy.config.hybrid:
+        raise UserError(f"environment: {config.model.path} has delta nets, which cannot go on after an answer")
     return Learning(
         graph=policy.graph,
         compute=policy.compute,

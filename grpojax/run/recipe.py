@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from grpojax import variants
 from grpojax.data import DataConfig, sources
+from grpojax.environments.config import EnvironmentConfig
 from grpojax.evaluation import EvaluateConfig, judge_of
 from grpojax.host import settings
 from grpojax.host.errors import UserError
@@ -43,6 +44,9 @@ EXECUTION = (
     "rewards.workers",
     "rewards.timeout_s",
     "rewards.memory_mb",
+    "environment.workers",
+    "environment.seconds",
+    "environment.memory",
 )
 
 
@@ -61,6 +65,8 @@ class Config:
       filter: which groups learn. "auto" takes the variant's own filter if it has one, "none" uses no filter, and a
         mapping sets one. Not with a variant that learns from groups whose rewards are all the same.
       critic: the second network of a variant that has one. None takes the defaults. Any other variant refuses it.
+      environment: the tools that the policy may call and the environment that it acts in, over several turns. None for
+        samples of one turn.
       evaluate: which reward decides whether a sample is right.
       optimizer: the policy's optimiser and its schedule.
       tracking: what is logged besides the metrics.
@@ -78,6 +84,7 @@ class Config:
     variant: str | dict[str, Any] = "grpo"
     filter: FilterConfig | Literal["auto", "none"] = "auto"
     critic: CriticConfig | None = None
+    environment: EnvironmentConfig | None = None
     evaluate: EvaluateConfig = EvaluateConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     tracking: TrackingConfig = TrackingConfig()

@@ -111,6 +111,8 @@ class RolloutConfig(SamplerConfig):
       ahead: 1 draws the next rollout while this step learns. It uses the weights from before this step's updates, so
         its samples are one step older (`grpojax.run.sources.ahead`), and ``retire`` and ``curriculum`` react one
         rollout later. 0 draws each rollout with the newest weights.
+      max_turn_tokens: most tokens of a turn of an episode; ``max_tokens`` are those of all its turns and answers. 0
+        sets no limit besides that. Only with ``environment``.
       overlap: over 0, a rollout ends as soon as at most this share of each batch shard's samples is unfinished and
         one group is complete. Unfinished groups go on in the next rollout. They are learned from once they are
         complete, with tokens of several versions of the policy (`grpojax.run.sources.partial`). Not with
@@ -126,6 +128,7 @@ class RolloutConfig(SamplerConfig):
     weights: Literal["compute", "int8"] = "compute"
     uncorrected: bool = False
     ahead: int = 0
+    max_turn_tokens: int = 0
     overlap: float = 0.0
     retire: RetireConfig | None = None
     sample_allocation: AllocationConfig | None = None
@@ -134,7 +137,7 @@ class RolloutConfig(SamplerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, prompts="[1, inf)", ahead="[0, 1]", overlap="[0, 1)")
+        require(self, prompts="[1, inf)", ahead="[0, 1]", overlap="[0, 1)", max_turn_tokens="[0, inf)")
         exclusions.check("rollout", self)
         if self.temperature == 0:
             raise UserError(

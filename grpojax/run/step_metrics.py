@@ -8,6 +8,7 @@ import numpy as np
 
 from grpojax import diagnostics, masked
 from grpojax.host.on_host import on_host
+from grpojax.programs.sampler import own_tokens
 from grpojax.run.batch import RolloutBatch
 from grpojax.run.method import Method
 from grpojax.types import Max, Mean, PerPrompt, Rollout, Samples
@@ -84,7 +85,7 @@ def of_drawn(drawn: Sequence[RolloutBatch], deciding: str) -> dict[str, float]:
     total = np.concatenate([d.total for d in drawn])
     taught = np.concatenate([_taught(d) for d in drawn])
     reward = np.concatenate([d.reward for d in drawn])
-    lengths = np.concatenate([d.rollout.lengths for d in drawn])
+    lengths = np.concatenate([d.own_lengths for d in drawn])
     there = lengths > 0
     lengths, stopped = lengths[there], np.concatenate([d.rollout.stopped for d in drawn])[there]
     decides = np.concatenate([d.by_name[deciding] for d in drawn])
@@ -97,6 +98,7 @@ def of_drawn(drawn: Sequence[RolloutBatch], deciding: str) -> dict[str, float]:
         "completions/clipped_ratio": float(1 - stopped.mean()),
         "completions/mean_terminated_length": _mean(lengths[stopped]),
         **of_samples(drawn, decides),
+        **of_episodes(drawn),
     }
     for name in drawn[0].by_name:
         each = np.concatenate([d.by_name[name] for d in drawn])
@@ -124,13 +126,40 @@ def of_samples(drawn: Sequence[RolloutBatch], decides: Samples, *, success: floa
       ``completions/repetition``, the mean of `grpojax.diagnostics.repetition`; ``completions/right_logp``, the mean of
       the right samples' log-probs a token, nats. NaN of nothing.
     """
-    lengths = np.concatenate([d.rollout.lengths for d in drawn])
-    logps = np.concatenate([_totals(d.rollout) for d in drawn])
-    repeated = np.concatenate([diagnostics.repetition(d.rollout.tokens, d.rollout.lengths) for d in drawn])
+    own = [own_tokens(d.rollout) for d in drawn]
+    lengths = np.concatenate([x.lengths for x in own])
+    logps = np.concatenate([_totals(x) for x in own])
+    repeated = np.concatenate([diagnostics.repetition(x.tokens, x.lengths) for x in own])
     right = (lengths > 0) & (decides >= success)  # NaN is no success
     return {
         "completions/repetition": _mean(repeated[np.isfinite(repeated)]),
         "completions/right_logp": _mean(logps[right] / lengths[right]),
+    }
+
+
+def of_episodes(drawn: Sequence[RolloutBatch]) -> dict[str, float]:
+    """Metrics of episodes; none of samples that are no episodes.
+
+    Args:
+      drawn: the rollouts of a step.
+
+    Returns:
+      Means over episodes: ``episode/turns``, ``episode/calls`` of tools, ``episode/answer_tokens`` that environments
+      answered. ``episode/calling``, the share of episodes with a call, and ``episode/failures``, the share of calls
+      that failed.
+    """
+    if not drawn[0].episodes:
+        return {}
+    turns, calls, failures = (
+        np.concatenate([d.episodes[name].reshape(-1) for d in drawn]) for name in ("turns", "calls", "failures")
+    )
+    answered = np.concatenate([(d.rollout.lengths - d.own_lengths).reshape(-1) for d in drawn])
+    return {
+        "episode/turns": _mean(turns),
+        "episode/calls": _mean(calls),
+        "episode/calling": _mean(calls > 0),
+        "episode/failures": float(failures.sum() / calls.sum()) if calls.sum() else math.nan,
+        "episode/answer_tokens": _mean(answered),
     }
 
 
@@ -141,7 +170,7 @@ def of_kept(batch: RolloutBatch) -> dict[str, float]:
       batch: what the step learns from.
     """
     dropped = batch.dropped
-    lengths = batch.rollout.lengths[~dropped]
+    lengths = batch.own_lengths[~dropped]
     known = _of_rewards(batch.reward[~dropped], batch.total[~dropped], lengths.any(1))
     rewards = {f"kept/{name}": value for name, value in known.items()}
     lengths = lengths[lengths > 0]
@@ -203,8 +232,10 @@ def _mean(x: np.ndarray) -> float:
 
 
 def tokens(drawn: Sequence[RolloutBatch]) -> tuple[int, int]:
-    """``(prompt, completion)`` tokens of all drawn samples; a prompt counts once for each of its samples."""
+    """``(prompt, completion)`` tokens of all drawn samples; a prompt counts once for each of its samples. What
+    environments answered counts with the prompts."""
     prompt = sum(int(np.dot([len(p.ids) for p in d.problems], (d.all_lengths > 0).sum(1))) for d in drawn)
+    prompt += sum(int((d.rollout.lengths - d.own_lengths).sum()) for d in drawn)
     return prompt, sum(int(d.all_lengths.sum()) for d in drawn)
 
 

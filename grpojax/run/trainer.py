@@ -102,7 +102,9 @@ class Trainer(Task):
         checks.variant_source(config)
         tokenizer = hf.load_tokenizer(str(data.locate(config.model.path)))
         self.config = config = self.loop.prepare(config, tokenizer)
-        self.tokenize = tokenize = data.Tokenize(tokenizer, config.data)
+        environments = None if config.environment is None else self._environments(held, config.environment, tokenizer)
+        tools = None if environments is None else environments.tools
+        self.tokenize = tokenize = data.Tokenize(tokenizer, config.data, tools=tools)
         self.policy = Policy(config.model, config.mesh, devices, eos_ids=eos_ids, tokenizer=tokenizer)
         if eos_ids is None:
             hf.check_ends(
@@ -114,7 +116,10 @@ class Trainer(Task):
         kinds = parts.kinds(config.method.variant).values()
         reads_gold = any(kind.reads_gold for kind in kinds)
         compared = self.rewards.compares or reads_gold
-        self.held_out = HeldOut(config, self.policy, self.rewards, tokenize, sync=self.session.control.sync)
+        self.players = None if environments is None else self._players(config, environments)
+        self.held_out = HeldOut(
+            config, self.policy, self.rewards, tokenize, sync=self.session.control.sync, players=self.players
+        )
         self.problems = data.load_problems(
             config.data.train,
             tokenize,
@@ -139,7 +144,8 @@ class Trainer(Task):
         if config.rollout.curriculum is not None:
             data.check_levels(self.problems)
         every = [*self.problems, *self.held_out.problems, *self.held_out.test]
-        self.rewards.check_columns(evaluation.columns_of(every))
+        columns = evaluation.columns_of(every)
+        self.rewards.check_columns(columns if self.players is None else self.players.columns_with(columns))
         checks.positions(every, config.rollout.max_tokens, self.policy)
         longest = _longest_prompt(config, self.problems)
         self.parts = [kind(config, self.policy.shape) for kind in kinds]
@@ -152,6 +158,20 @@ class Trainer(Task):
         twin = variants.twin_at_one_update(config.method.variant)
         if twin and config.train.updates_a_rollout == 1 and not config.method.older:
             log.info("%s", twin)
+
+    def _environments(self, held: contextlib.ExitStack, config: Any, tokenizer: Any) -> Any:
+        """The environments of the run's episodes."""
+        from grpojax.run import episodes
+
+        environments = episodes.environments_of(config, tokenizer)
+        held.callback(environments.close)
+        return environments
+
+    def _players(self, config: Config, environments: Any) -> Any:
+        """What plays the run's episodes."""
+        from grpojax.run import episodes
+
+        return episodes.Players.of(config, self.policy, environments, self.tokenize, self.rewards)
 
     def _open(self, held: contextlib.ExitStack) -> None:
         """The run's state, new or restored."""
@@ -185,6 +205,7 @@ class Trainer(Task):
             weights=lambda: (self.learner.weights, self.learner.updates),
             longest_prompt=longest,
             loop=self.loop,
+            players=self.players,
         )
         alarms = watch.Watch(
             self.session.directory,
@@ -348,9 +369,10 @@ class Trainer(Task):
 
 
 def _longest_prompt(config: Config, problems: data.Problems) -> int:
-    """Most tokens of a prompt in the run: those of the data, or more if a plan puts solved problems before prompts."""
+    """Most tokens of a prompt in the run: those of the data, or more if a plan puts solved problems before prompts, or
+    an environment adds to them."""
     most = config.data.max_prompt_tokens
-    if config.method.plan is not None:
+    if config.method.plan is not None or config.environment is not None:
         return most
     return min(most, -(-max(len(p.ids) for p in problems) // 8) * 8)
 

@@ -38,7 +38,7 @@ def advantages(
     rule = rule or method.variant.advantage
     known = {
         "outcome": batch.by_name[method.deciding],
-        "lengths": batch.rollout.lengths,
+        "lengths": batch.own_lengths,
         "mask": mask,
         "behavior_logps": batch.rollout.logps,
         "tokens": batch.rollout.tokens,

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from grpojax.programs.policy import Policy, model_facts
     from grpojax.records.evaluations import Record
     from grpojax.rewards import Rewards
+    from grpojax.run import episodes
     from grpojax.run.today import with_day
     from grpojax.tools import targets
 
@@ -70,11 +71,19 @@ def run(args: argparse.Namespace) -> int:
             target = dataclasses.replace(target, recipe=recipe)
             keep_compiled(recipe.compile_cache, target.run)
             config = _config(args, ks, recipe.rollout.max_tokens, quantised.exact(recipe.rollout.cache_dtype))
-            tokenize = data.Tokenize(tokenizer, recipe.data)
+            environments = None
+            if recipe.environment is not None:
+                environments = episodes.environments_of(recipe.environment, tokenizer)
+                held.callback(environments.close)
+            tools = None if environments is None else environments.tools
+            tokenize = data.Tokenize(tokenizer, recipe.data, tools=tools)
             rewards = held.enter_context(Rewards(recipe.method.rewards, read=tokenize.read))
             evaluator = Evaluator(rewards, recipe.evaluate)
             log.info("%s", evaluator.about())
             policy = Policy(recipe.model, recipe.mesh, tokenizer=tokenizer).load()
+            players = None
+            if environments is not None:
+                players = episodes.Players.of(recipe, policy, environments, tokenize, rewards)
             no_end = args.no_end or recipe.rollout.no_end
             hf.check_ends(recipe.model.path, policy.eos_ids, no_end=no_end, setting="--no-end")
             sets = _load(target, tokenize, rewards)
@@ -106,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
                 place = record.directory if record is not None else out
                 log.info("%s: going on after %d of %d problems", place, start, len(problems))
             if start < len(problems):
-                _go_on(record, policy, weights(), target, problems, config=config, evaluator=evaluator, start=start)
+                how_to = {"config": config, "evaluator": evaluator, "start": start, "players": players}
+                _go_on(record, policy, weights(), target, problems, **how_to)
             if record is not None:
                 metrics = summarize(record.done, config, evaluator.judge)
                 record.finish(metrics)
@@ -176,9 +186,20 @@ def _weights(policy: Any, target: Any) -> Any:
 
 
 def _go_on(
-    record: Any, policy: Any, params: Any, target: Any, problems: Any, *, config: Any, evaluator: Any, start: int
+    record: Any,
+    policy: Any,
+    params: Any,
+    target: Any,
+    problems: Any,
+    *,
+    config: Any,
+    evaluator: Any,
+    start: int,
+    players: Any,
 ) -> None:
     """Evaluates the problems from ``start`` on, batch by batch; only the first process has the record."""
+    import jax
+
     from grpojax.evaluation import evaluate, headline
     from grpojax.host import processes
     from grpojax.host.console import log
@@ -191,6 +212,7 @@ def _go_on(
         evaluator,
         max_prompt_tokens=target.recipe.data.max_prompt_tokens,
         start=start,
+        **({} if players is None else players.in_evaluation(params, config, jax.block_until_ready)),
     )
     for batch in batches:
         with processes.AllOrNone():

@@ -86,9 +86,26 @@ def _text(row: Sample) -> str:
     text = "  ".join(f"{k} {'invalid' if v is None else format(v, '.3g')}" for k, v in numbers.items())
     return (
         f"prompt {row['uid']} sample {row['sample']}  {text}  {row['length']} tokens, ended by {row['stop']}\n"
-        f"{_printable(row['prompt'])}\n>>> {_printable(row['completion'].strip())}\n"
+        f"{_printable(row['prompt'])}\n{_written(row)}\n"
         f"[answer {json.dumps(row['answer'])}, gold {json.dumps(row['gold'])}]"
     )
+
+
+def _written(row: Sample) -> str:
+    """What the policy wrote. Of an episode turn by turn: ``>>>`` is before a turn of the policy, and ``<<<`` before
+    what its environment answered, each with its number of tokens.
+
+    Example:
+      >>> _written({"turns": ["2+3=<call>", "5", "It is 5."], "sampled": [7, 1, 4]}).splitlines()
+      ['>>> (7 tokens) 2+3=<call>', "<<< (1 tokens, not the policy's) 5", '>>> (4 tokens) It is 5.']
+    """
+    if "turns" not in row:
+        return f">>> {_printable(row['completion'].strip())}"
+    lines = []
+    for n, (text, tokens) in enumerate(zip(row["turns"], row["sampled"], strict=True)):
+        about = f"<<< ({tokens} tokens, not the policy's)" if n % 2 else f">>> ({tokens} tokens)"
+        lines.append(f"{about} {_printable(text.strip())}")
+    return "\n".join(lines)
 
 
 def _decode(run_dir: str, samples: Sequence[Sample]) -> Callable[[int], str]:

@@ -291,3 +291,78 @@ def test_a_completion_read_with_all_is_the_end_of_what_the_sampler_saw(template)
     assert [header + text for text in tokenize.read("with_both", [ids] * 3, rows)] == whole
     assert tokenize.read("with_prompt_tail", [ids] * 3, rows)[0] == tokenize.tail(ids) + "so2"
     assert tokenize.message("so</think>2<|end|>") == tokenize.tail(ids) + "so</think>2"
+
+
+ANSWER = [{"role": "tool", "name": "add", "content": "42"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "end", "written"),
+    [
+        ("plain", "<|end|>", "<|tool|>42<|end|><|assistant|>"),
+        ("plain", None, "<|end|><|tool|>42<|end|><|assistant|>"),
+        ("drops", "<|end|>", "<|tool|>42<|end|><|assistant|>"),
+        ("fills", "<|end|>", "<|tool|>42<|end|><|assistant|><think>\n"),
+        ("double", "<|done|>", "<|end|><|tool|>42<|end|><|assistant|>"),
+        ("double", "<|end|>", "<|tool|>42<|end|><|assistant|>"),
+        ("words", "<|stop|>", "TOOL: 42\nASSISTANT:"),
+    ],
+)
+def test_what_follows_a_turn_is_the_rest_of_its_end_the_answer_and_the_next_opening(template, end, written):
+    tokenizer = tokenizer_of(TEMPLATES[template])
+    tokenize = Tokenize(tokenizer, DataConfig(train=""), tools=())
+    ids = tokenize.after_turn(ANSWER, None if end is None else tokenizer.convert_tokens_to_ids(end), most=9)
+    assert tokenizer.decode(ids) == written
+
+
+def test_a_long_answer_is_cut_and_an_empty_one_is_a_newline_without_a_template():
+    tokenizer = tokenizer_of(TEMPLATES["plain"])
+    chat, plain = (Tokenize(tokenizer, DataConfig(train="", template=t), tools=()) for t in ("chat", "plain"))
+    assert tokenizer.decode(chat.after_turn(ANSWER, None, most=1)) == "<|end|><|tool|>4<|end|><|assistant|>"
+    assert tokenizer.decode(plain.after_turn(ANSWER * 2, None, most=9)) == "4242"
+    assert tokenizer.decode(plain.after_turn([{"role": "tool", "content": ""}], None, most=9)) == "\n"
+
+
+CALLS = "{%- if tools is defined -%}{%- for t in tools -%}<{{ t.function.name }}>{%- endfor -%}{%- endif -%}"
+
+
+def test_tools_are_shown_by_a_template_that_reads_them(caplog):
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert (
+        Tokenize(tokenizer_of(CALLS + TEMPLATES["plain"]), DataConfig(train=""), tools=tools)
+        .text("1")
+        .startswith("<add>")
+    )
+    Tokenize(tokenizer_of(TEMPLATES["plain"]), DataConfig(train=""), tools=tools)
+    assert "data.system" in caplog.text
+
+
+LATER = """\
+{%- for m in messages -%}{%- if m.role == 'tool' -%}{{ raise_exception('no tools here') }}{%- endif -%}
+{%- endfor -%}"""
+GROWS = "{{- messages | length -}}"
+SILENT = """\
+{%- for m in messages if m.role != 'tool' -%}<|{{ m.role }}|>{{ m.content }}<|end|>{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+NUMBERS = """\
+{%- for m in messages -%}<|{{ m.role }}|>{{ m.content }}{{ loop.index if m.role == 'tool' }}<|end|>{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        (TEMPLATES["closes"], "ends a turn with '<|end|>\\n<|stop|>'"),
+        (TEMPLATES["returns"], "ends a turn with '<|done|>'"),
+        (LATER + TEMPLATES["plain"], "no tools here"),
+        (GROWS + TEMPLATES["plain"], "begins a chat with"),
+        (SILENT, "does not write a tool's answer"),
+        (NUMBERS, "after a later turn"),
+    ],
+    ids=["closes", "returns", "refuses", "grows", "silent", "numbers"],
+)
+def test_a_template_that_changes_what_stands_before_an_answer_is_refused_at_the_start(template, why):
+    with pytest.raises(UserError) as e:
+        Tokenize(tokenizer_of(template), DataConfig(train=""), tools=())
+    assert why in str(e.value) and "data.template=plain" in str(e.value)
+    Tokenize(tokenizer_of(template), DataConfig(train=""))

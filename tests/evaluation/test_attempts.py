@@ -7,6 +7,7 @@ import pytest
 
 from grpojax.data import Problem
 from grpojax.evaluation import EvalConfig, EvaluateConfig, Evaluator, columns_of, submit, summarize, table
+from grpojax.evaluation.attempts import Drawn
 from grpojax.host.errors import UserError
 from grpojax.programs.sampler import SamplerConfig
 from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
@@ -38,16 +39,18 @@ def spelled(rows):
 def attempts(rewards, problems, lengths, texts=spelled, judge=None):
     """One batch of them."""
     evaluator = Evaluator(rewards, EvaluateConfig(judge=judge))
-    (done,) = evaluator.attempts(problems, lambda _: rollout(lengths), texts, size=len(problems), max_prompt_tokens=8)
+    (done,) = evaluator.attempts(
+        problems, lambda *_: Drawn(rollout(lengths)), texts, size=len(problems), max_prompt_tokens=8
+    )
     return evaluator, done
 
 
 def test_batches_are_the_same_wherever_an_evaluation_goes_on():
     problems, seen = [problem(i) for i in range(10)], []
 
-    def sample(prompts):
-        seen.append(prompts.uids.tolist())
-        return rollout(np.ones((len(prompts.uids), 1), int))
+    def sample(batch, _):
+        seen.append([p.uid for p in batch])
+        return Drawn(rollout(np.ones((len(batch), 1), int)))
 
     with run_of({"name": "answer"}) as rewards:
 
@@ -72,9 +75,9 @@ def test_a_batch_is_judged_while_the_next_is_drawn():
             pending.result = lambda: order.append("wait") or plain()
             return pending
 
-    def sample(prompts):
+    def sample(*_):
         order.append("draw")
-        return rollout([[1], [1]])
+        return Drawn(rollout([[1], [1]]))
 
     with Slow([RewardConfig(name="answer_format")]) as rewards:
         assert len(list(Evaluator(rewards).attempts(problems, sample, spelled, size=2, max_prompt_tokens=8))) == 2

@@ -3,10 +3,12 @@
 import jax
 import pytest
 import spies
+from fake_environments import Fake
 from runs import Trainer
 from tiny_run import make_mixture
 
-from grpojax.programs import policy, sampler
+from grpojax.programs import episode_sampler, policy, sampler
+from grpojax.run import episodes
 from grpojax.run import recipe as recipes
 from grpojax.run.calls import calls_of
 
@@ -42,6 +44,7 @@ CASES = {
     "adapters": ["model.adapter={rank: 2}", "variant={name: grpo, kl_coef: 0.1}"],
     "adapters that are not merged": ["model.adapter={rank: 2, merged: false}", "mesh.data=2", "mesh.fsdp=1"],
     "router_replay": ["model.path=MIXTURE", "rollout.router_replay=true", "train.ppo_epochs=2"],
+    "episodes": ["environment={name: 'a:B', max_turns: 3}", "rollout.max_turn_tokens=5"],
     "overlap": ["variant={name: grpo, importance: truncate}", "rollout.overlap=0.5"],
 }
 
@@ -79,7 +82,15 @@ def test_a_runs_programs_are_called_with_what_is_said_of_them(recipe, tmp_path, 
         return program(graph, weights, prompts, key, *args, partial=partial, **static)
 
     spies.watch(monkeypatch, around)
+
+    def turns(program, graph, *args, how):
+        note(program, args, {})
+        return program(graph, *args, how=how)
+
     monkeypatch.setattr(sampler, "_sample", spies.Spy(sampler._sample, sample))
+    for program in ("_begins", "_goes_on"):
+        monkeypatch.setattr(episode_sampler, program, spies.Spy(getattr(episode_sampler, program), turns))
+    monkeypatch.setattr(episodes, "environments_of", lambda *_: Fake())
 
     def watched(make):
         def watched(*given, **how):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpojax import data, masked
+from grpojax import data
 from grpojax.advantages import Signals
 from grpojax.credit.hidden_states import outcome_signs
 from grpojax.host import processes
@@ -156,8 +156,7 @@ class TokenInfluence(Part):
         scores, means = np.zeros(rollout.tokens.shape, np.float32), np.zeros(counted.shape, np.float32)
         chosen, self.work = np.flatnonzero(mixed), 0.0
         if len(chosen):
-            with on_host():
-                mask = np.asarray(masked.from_lengths(rollout.lengths[chosen], rollout.tokens.shape[2]))
+            mask = batch.sampled[chosen]
             right = mask & (sign[chosen] > 0)[..., None]
             groups = [batch.problems[int(i)] for i in chosen], rollout.tokens[chosen], rollout.lengths[chosen]
             self.work = self.influences.flops(*groups)
@@ -173,7 +172,7 @@ class TokenInfluence(Part):
             total = np.where(mask, found.scores, 0.0).sum(-1)
             if found.own is not None:
                 total = total - found.own
-            means[chosen] = total / np.maximum(rollout.lengths[chosen], 1)
+            means[chosen] = total / np.maximum(batch.own_lengths[chosen], 1)
         made = {"influence": scores, "influence_means": means}
         if options["select"] == "random":
             # It depends only on the samples, so that a resumed run draws the same.

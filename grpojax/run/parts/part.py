@@ -59,7 +59,7 @@ class Weighed:
     Attributes:
       batch: the samples with their rewards.
       counted: ``[P, G]`` the rewards, NaN where a sample does not count.
-      mask: ``[P, G, T]`` bool, the completions' tokens.
+      mask: ``[P, G, T]`` bool, the policy's own tokens.
       live: ``[P, G, T]`` bool, the tokens that an update counts.
       signals: fields of `grpojax.advantages.Signals` from all parts.
       advantages: ``[P, G, T]``.

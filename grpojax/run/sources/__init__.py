@@ -31,9 +31,13 @@ def make(
     weights: Callable[[], tuple[Any, int]],
     longest_prompt: int,
     loop: Loop,
+    players: Any = None,
 ) -> Source:
-    """The source of a recipe's run, with arguments as of `source.Plain`."""
+    """The source of a recipe's run, with arguments as of `source.Plain`. ``players`` play its episodes, if it has any
+    (`grpojax.run.episodes.Players`)."""
     given = {"weights": weights, "longest_prompt": longest_prompt, "loop": loop}
+    if players is not None:
+        given["players"] = players
     source = _kind(config)(config, policy, rewards, problems, **given, **_supplied(config))
     if not config.rollout.ahead:
         return source
@@ -47,6 +51,8 @@ def calls_of(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Cal
 
 
 def _kind(config: Config) -> Any:
+    if config.environment is not None:
+        return _load("episodes:Episodes")
     if config.method.plan is not None:
         return _load("allocated:Allocated")
     return _load("partial:Partial") if config.rollout.overlap else Plain

@@ -184,7 +184,7 @@ class Places:
     def write(self, state: RunState) -> None:
         """Stores the state that the next rollouts depend on, except for groups of a rollout in flight."""
         waiting = np.flatnonzero(self.carried.waiting)
-        names = ("versions", *(f.name for f in dataclasses.fields(Rollout)))
+        names = ("versions", *(name for name, x in vars(self.carried.samples).items() if x is not None))
         state.partial = {
             "batches": self._batches,
             "queue": [(p.uid, number) for p, number in self._queue],

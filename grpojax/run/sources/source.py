@@ -5,7 +5,7 @@ waits for its samples and submits them to the rewards, and `Plain.batch` makes a
 for the rewards there and draws more if needed. Otherwise `RolloutBatch.with_rewards` waits for them.
 
 Other sources have files of their own: rollouts that are drawn ahead (`ahead`), groups that continue in the next rollout
-(`partial`), and samples for the prompts where they teach most (`allocated`).
+(`partial`), samples for the prompts where they teach most (`allocated`), and episodes of several turns (`episodes`).
 """
 
 import base64
@@ -27,7 +27,7 @@ from grpojax.host.on_host import on_host
 from grpojax.programs import batch_shards, calls, packing
 from grpojax.programs.calls import Call
 from grpojax.programs.policy import Policy, PolicyShape
-from grpojax.programs.sampler import SamplerConfig
+from grpojax.programs.sampler import SamplerConfig, own_tokens
 from grpojax.rewards import Rewards, Scores
 from grpojax.rewards.scoring import weighted_sum
 from grpojax.run import curriculum
@@ -352,7 +352,7 @@ class Plain:
 
     def submit(self, problems: Sequence[data.Problem], rollout: Rollout, more: Rollout | None = None) -> RolloutBatch:
         """Submits samples, and ``more`` from the companion, to the rewards: each process its own rows."""
-        wait = submit(self.rewards, problems, rollout, self.policy.texts, self.columns)
+        wait = submit(self.rewards, problems, own_tokens(rollout), self.policy.texts, self.columns)
         pending: list[Pending] = [Scored(self, wait)]
         if self.companion is not None and more is not None:
             pending.append(self.companion.submit(problems, more))

@@ -1,0 +1,211 @@
+"""What keeps code that nobody has read from doing harm: no network, limits, and a process of its own (Linux).
+
+`cut_network` is for a process that already runs. `run_python` runs a program in a fresh one, which also has no other
+processes in view, and may write nowhere but to a folder that is gone with it.
+
+This file is run as a script too, by the program's own process, so it imports nothing but the standard library.
+"""
+
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# Of `unshare`, in <sched.h>.
+NEW_MOUNTS, NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+# Of `mount` and `mount_setattr`, in <sys/mount.h>; the number of the system call is the same on x86-64 and arm64.
+READ_ONLY, NO_SUID, NO_DEVICES, RECURSIVE, PRIVATE = 1, 2, 4, 0x4000, 1 << 18
+MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
+END_WITH_PARENT = 1  # PR_SET_PDEATHSIG, in <sys/prctl.h>
+
+# Exit status of `run_python`'s process where it could not be closed off, so that the program never ran.
+NOT_CLOSED = 97
+# MiB that a program may write in its folder, and into its output.
+DISK_MB = 64
+
+
+class Ran(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+      output: what it wrote to standard output and error, at most the bytes that were asked for.
+      status: its exit status; 128 plus the number of a signal that ended it; None where its time was over.
+    """
+
+    output: str
+    status: int | None
+
+
+def cut_network() -> None:
+    """Leaves this process, and what it starts, without any network, its own machine's included.
+
+    Needs a process of one thread. Raises `OSError` where the system allows no user namespaces.
+    """
+    _unshare(NEW_USER | NEW_NETWORK)
+
+
+@functools.cache
+def network_can_be_cut() -> bool:
+    """Whether `cut_network` works here, tried in another process."""
+    return subprocess.run([sys.executable, "-I", "-S", __file__, "try"], capture_output=True).returncode == 0
+
+
+def run_python(
+    code: str, *, seconds: float, memory_mb: int, output_bytes: int, given: str = "", network: bool = False
+) -> Ran:
+    """Runs a Python program in a process of its own.
+
+    Args:
+      code: the program. It can import what is installed, and read files.
+      seconds: after this time the process and what it started are ended.
+      memory_mb: MiB of address space of each of its processes.
+      output_bytes: how much of its output comes back.
+      given: its standard input.
+      network: whether it may use the network. Then it runs also where the system allows no namespaces, with the files
+        and processes that we see.
+
+    Raises:
+      OSError: without ``network``, and the system allows no user namespaces.
+
+    Example:
+      >>> run_python("print(6 * 7)", seconds=10, memory_mb=512, output_bytes=100).output
+      '42\\n'
+    """
+    with tempfile.TemporaryDirectory(prefix="grpojax-") as folder, tempfile.TemporaryFile() as out:
+        with open(f"{folder}/program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(code)
+        asked = [folder, str(memory_mb), str(int(seconds) + 1), str(int(network))]
+        process = subprocess.Popen(
+            [sys.executable, "-I", __file__, "run", *asked],
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={"PATH": os.defpath, "HOME": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"},
+            start_new_session=True,
+        )
+        try:
+            process.communicate(given.encode(errors="replace"), timeout=seconds)
+            status = process.returncode
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _kill(process)
+        out.seek(0)
+        output = out.read(output_bytes).decode(errors="replace")
+    if status == NOT_CLOSED and not network:
+        raise OSError("the system allows no user namespaces, and so no process without a network")
+    return Ran(output, status)
+
+
+def _kill(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+    process.wait()
+
+
+def _unshare(flags: int) -> None:
+    """Gives this process namespaces of its own, in which its user is who it was."""
+    if sys.platform != "linux":
+        raise OSError("only Linux has user namespaces")
+    user, group = os.getuid(), os.getgid()
+    if _libc().unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _close_files(folder: str) -> None:
+    """Makes all files read-only but those of a new, empty file system at ``folder``, and shows only our processes."""
+    libc = _libc()
+
+    def mount(what: str, where: str, kind: str | None, flags: int, options: str | None = None) -> int:
+        texts = [None if t is None else t.encode() for t in (what, where, kind)]
+        return libc.mount(*texts, flags, None if options is None else options.encode())
+
+    attributes = (ctypes.c_uint64 * 4)(READ_ONLY, 0, 0, 0)  # set, clear, propagation, user namespace
+    if (
+        mount("none", "/", None, RECURSIVE | PRIVATE)
+        or libc.syscall(MOUNT_SETATTR, -1, b"/", AT_RECURSIVE, attributes, ctypes.sizeof(attributes))
+        or mount("tmpfs", folder, "tmpfs", NO_SUID | NO_DEVICES, f"size={DISK_MB}m")
+    ):
+        raise OSError(ctypes.get_errno(), "mount")
+    mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES)  # refused where a container hides parts of it
+    os.chdir("/")
+    os.chdir(folder)
+
+
+def _limit(memory_mb: int, cpu_seconds: int) -> None:
+    import resource
+
+    limits = {
+        resource.RLIMIT_AS: memory_mb * 2**20,
+        resource.RLIMIT_CPU: cpu_seconds,
+        resource.RLIMIT_FSIZE: DISK_MB * 2**20,
+        resource.RLIMIT_CORE: 0,
+    }
+    for which, value in limits.items():
+        try:
+            resource.setrlimit(which, (value, value))
+        except (ValueError, OSError):  # a lower one is in force, or the system has none
+            continue
+
+
+def _main(arguments: Sequence[str]) -> None:
+    if arguments[0] == "try":
+        cut_network()
+        return
+    folder, memory_mb, cpu_seconds, network = arguments[1], *map(int, arguments[2:])
+    with open(f"{folder}/program.py", encoding="utf-8", errors="surrogatepass") as file:
+        code = file.read()
+    try:
+        _unshare(NEW_USER | NEW_MOUNTS | NEW_PROCESSES | (0 if network else NEW_NETWORK))
+        _go_on_as_child()  # the first process of the namespace: when it ends, so does all that was started there
+        _close_files(folder)
+    except OSError:
+        if not network:
+            os._exit(NOT_CLOSED)
+    _go_on_as_child()  # the first process would not get its own signals
+    _limit(memory_mb, cpu_seconds)
+    sys.argv = ["program.py"]
+    try:
+        exec(compile(code, "program.py", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
+    except Exception as error:
+        _show(error, code)
+        sys.exit(1)
+
+
+def _go_on_as_child() -> None:
+    """Forks. Only the child returns; this process waits for it, and ends as it did."""
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os._exit(code if code >= 0 else 128 - code)
+    if sys.platform == "linux":
+        _libc().prctl(END_WITH_PARENT, signal.SIGKILL)
+
+
+def _show(error: Exception, code: str) -> None:
+    """Prints a traceback of the program's own frames, with its lines, which stand in no file."""
+    import linecache
+    import traceback
+
+    sys.stdout.flush()
+    linecache.cache["program.py"] = (len(code), None, code.splitlines(keepends=True), "program.py")
+    traceback.print_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

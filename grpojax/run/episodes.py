@@ -1,0 +1,313 @@
+"""Episodes of several turns: the policy draws a turn, its environment answers, and the policy draws the next one.
+
+The devices draw in rounds (`grpojax.programs.episode_sampler`). A round begins as soon as some answers are there, and
+the other samples wait for theirs; what is drawn is the same whenever they come. What was drawn is never encoded again:
+an answer is appended as the tokens that the chat template writes for it (`grpojax.data.Tokenize.after_turn`).
+
+With several processes each drives the environments of its own prompts. They exchange the answers before each round, so
+that all run the same programs.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpojax import data
+from grpojax.environments.config import EnvironmentConfig
+from grpojax.environments.episodes import Environments, Episode, Reply
+from grpojax.evaluation import EvalConfig
+from grpojax.evaluation.attempts import Drawn
+from grpojax.host import processes
+from grpojax.host.errors import UserError
+from grpojax.programs import packing
+from grpojax.programs.episode_sampler import EpisodeSampler
+from grpojax.programs.policy import Policy
+from grpojax.programs.sampler import SamplerConfig
+from grpojax.rewards import Rewards
+from grpojax.run.recipe import Config
+from grpojax.types import Array, Rollout, Samples
+
+Place = tuple[int, int]  # a sample's indices in [P, G]
+
+# The columns that reward functions get besides the data's: what `get_reward` of the episode's environment returned, the
+# messages of the whole episode, and, where a function asks for them, the environments as they are at the end.
+COLUMNS = ("environment_reward", "episode", "environments")
+
+_LEAST_WAIT = 0.02  # seconds that a round waits for answers at least, as a round costs more than its shortest turn
+
+
+def environments_of(config: EnvironmentConfig, tokenizer: Any) -> Environments:
+    """The environments of a run."""
+    from grpojax.environments.instances import Workers
+
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else None
+    workers: Any = Workers(config, template)
+    return workers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Played:
+    """Episodes that are over, ``[P, G]``.
+
+    Attributes:
+      problems: those of the prompts, with what ``reset`` added to them.
+      rollout: the samples, with `grpojax.types.Rollout.sampled`.
+      columns: `COLUMNS`, ``[P * G]`` each; with several processes only those of this one's prompts are known.
+      counts: as `grpojax.run.batch.RolloutBatch.episodes`.
+      invalid: why an episode does not count, by place.
+    """
+
+    problems: Sequence[data.Problem]
+    rollout: Rollout
+    columns: Mapping[str, Sequence[Any]]
+    counts: Mapping[str, Samples]
+    invalid: Mapping[Place, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Players:
+    """What plays a run's episodes.
+
+    Attributes:
+      policy: the model.
+      environments: its environments.
+      tokenize: messages to tokens.
+      config: the recipe's section: most turns, and most tokens of an answer.
+      turn_tokens: most tokens of a turn; 0 for those of an episode.
+      longest_prompt: most tokens of a prompt.
+      shows: whether a reward asks for the column ``environments``.
+    """
+
+    policy: Policy
+    environments: Environments
+    tokenize: data.Tokenize
+    config: EnvironmentConfig
+    turn_tokens: int
+    longest_prompt: int
+    shows: bool = False
+
+    @classmethod
+    def of(
+        cls, recipe: Config, policy: Policy, environments: Environments, tokenize: data.Tokenize, rewards: Rewards
+    ) -> "Players":
+        """The players of a recipe."""
+        assert recipe.environment is not None
+        return cls(
+            policy=policy,
+            environments=environments,
+            tokenize=tokenize,
+            config=recipe.environment,
+            turn_tokens=recipe.rollout.max_turn_tokens,
+            longest_prompt=recipe.data.max_prompt_tokens,
+            shows=rewards.asks_for("environments"),
+        )
+
+    def in_evaluation(self, params: Any, config: EvalConfig, sync: Callable[[Any], object]) -> dict[str, Any]:
+        """Arguments of `grpojax.evaluation.evaluate` for problems that are played."""
+
+        def play(batch: Sequence[data.Problem]) -> Drawn:
+            played = Playing(self, params, batch, jax.random.key(config.seed), config.sampler).finish(sync)
+            return Drawn(played.rollout, played.columns)
+
+        return {"play": play, "more": COLUMNS}
+
+    def columns_with(self, columns: Iterable[str]) -> list[str]:
+        """The columns that reward functions get in a run of episodes, with those of the data.
+
+        Raises:
+          UserError: the data has one of the same name.
+        """
+        there = [*columns]
+        if twice := sorted({*there} & {*COLUMNS}):
+            raise UserError(
+                f"the data has a column {twice[0]!r}, the name of what rewards get of an episode\nlist the columns "
+                "that they need in data.columns, under other names"
+            )
+        return [*there, *COLUMNS]
+
+
+class Playing:
+    """Episodes that are being played: an environment for each sample is open, and the first turns are dispatched.
+
+    Args:
+      players: what plays them.
+      params, key, config: as of `EpisodeSampler`.
+      problems: ``[P]``; their number must divide over the batch shards, or be a divisor of that.
+
+    Raises:
+      UserError: ``reset`` gives different texts to samples of a prompt, or too long a text.
+    """
+
+    def __init__(
+        self, players: Players, params: Any, problems: Sequence[data.Problem], key: Array, config: SamplerConfig
+    ):
+        self._players, self._environments, self._key = players, players.environments, key
+        group, first = config.group, data.to_prompts(problems, players.longest_prompt, config.group).first_sample
+        every = [(p, g) for p in range(len(problems)) for g in range(group)]
+        self._episodes = {(p, g): (problems[p].uid, int(first[p]) + g) for p, g in every}
+        self._places = {episode: place for place, episode in self._episodes.items()}
+        self._mine = {(p, g) for p in processes.rows(len(problems)).tolist() for g in range(group)}
+        rows = {self._episodes[at]: _row(problems[at[0]]) for at in every if at in self._mine}
+        self._added = self._shared(dict(self._environments.open(rows)))
+        try:
+            self.problems = [self._asked(p, problem, group) for p, problem in enumerate(problems)]
+            prompts = data.to_prompts(self.problems, self._length(), group)
+            self.sampler = EpisodeSampler(players.policy, params, prompts, key, config, turn_tokens=players.turn_tokens)
+        except BaseException:
+            self.close()
+            raise
+        shape = len(problems), group
+        self._counts = {name: np.zeros(shape, np.int32) for name in ("turns", "calls", "failures")}
+        self._chats = {at: [*_messages(self.problems[at[0]])] for at in every}
+        self._begins, self._cut = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        self._drawn, self._waiting = set(every), set[Place]()  # whose turn is drawn, and whose environment works
+        self._invalid: dict[Place, str] = {}
+        self._round_s = _LEAST_WAIT
+
+    def close(self) -> None:
+        """Drops the episodes' environments."""
+        self._environments.close([self._episodes[at] for at in sorted(self._mine)])
+
+    def finish(self, sync: Callable[[Any], object]) -> Played:
+        """Plays all episodes to their ends; ``sync`` waits for the devices, during which the run may stop."""
+        try:
+            while True:
+                since = time.perf_counter()
+                sync(self.sampler.dispatched)
+                out = self.sampler.fetch()
+                self._round_s = max(_LEAST_WAIT, time.perf_counter() - since)
+                self._hand_in(out)
+                answers, counts = self._answers(out)
+                if not counts.any():
+                    return self._played(out)
+                self.sampler.go_on(answers, counts)
+        finally:
+            self.close()
+
+    def _hand_in(self, out: Rollout) -> None:
+        """Gives the turns that were drawn to the environments. An episode is over without it where its turn is its last
+        one, or was cut because the episode is too long."""
+        turns = dict[Place, str]()
+        for at in sorted(self._drawn):
+            self._counts["turns"][at] += 1
+            ids = out.tokens[at][self._begins[at] : out.lengths[at] - int(out.stopped[at])].tolist()
+            (text,) = self._players.tokenize.read("with_special_tokens", (), [ids])
+            self._chats[at].append({"role": "assistant", "content": text})
+            too_long = not out.stopped[at] and out.lengths[at] == out.tokens.shape[-1]
+            if self._counts["turns"][at] < self._players.config.max_turns and not too_long:
+                turns[at] = text
+        self._drawn, self._waiting = set(), self._waiting | set(turns)
+        mine = {self._episodes[at]: text for at, text in turns.items() if at in self._mine}
+        if mine:
+            self._environments.play(mine)
+
+    def _answers(self, out: Rollout) -> tuple[np.ndarray, np.ndarray]:
+        """``(tokens [P, G, T], counts [P, G])`` to append, of the answers that are there. Waits for some; there are
+        none if all episodes are over."""
+        answers, counts = np.zeros(out.tokens.shape, np.int32), np.zeros(out.lengths.shape, np.int32)
+        while self._waiting and not counts.any():
+            for episode, reply in sorted(self._replies().items()):
+                at = self._places[episode]
+                self._waiting.discard(at)
+                ids = self._appended(at, reply, out)
+                answers[at][: len(ids)], counts[at] = ids, len(ids)
+        self._drawn = {(int(p), int(g)) for p, g in np.argwhere(counts)}
+        self._begins = np.where(counts, out.lengths + counts, self._begins)
+        return answers, counts
+
+    def _appended(self, at: Place, reply: Reply, out: Rollout) -> list[int]:
+        """The tokens to append to a sample; empty if its episode is over."""
+        self._counts["calls"][at] += reply.calls
+        self._counts["failures"][at] += reply.failures
+        self._chats[at] += reply.messages
+        if reply.invalid is not None:
+            self._invalid[at] = reply.invalid
+        if reply.invalid is not None or reply.done or not reply.messages:
+            return []
+        end = int(out.tokens[at][out.lengths[at] - 1]) if out.stopped[at] else None
+        ids = self._players.tokenize.after_turn(reply.messages, end, most=self._players.config.max_tool_tokens)
+        if out.lengths[at] + len(ids) < out.tokens.shape[-1]:
+            return ids
+        self._cut[at] = True  # no token of a next turn would have a place
+        return []
+
+    def _replies(self) -> Mapping[Episode, Reply]:
+        """Some of the replies, the same on all processes: those that are there after as long as a round takes."""
+        while True:
+            until, mine = time.perf_counter() + self._round_s, dict[Episode, Reply]()
+            wanted = len(self._waiting & self._mine)
+            while len(mine) < wanted and (left := until - time.perf_counter()) > 0:
+                mine |= self._environments.replies(left)
+            shared = self._shared({episode: dataclasses.asdict(reply) for episode, reply in mine.items()})
+            if shared:
+                return {episode: Reply(**x) for episode, x in shared.items()}
+
+    def _shared(self, mine: Mapping[Episode, Any]) -> dict[Episode, Any]:
+        """What all processes have, by episode."""
+        if len(self._mine) == len(self._episodes):
+            return dict(mine)
+        every = processes.meet(json.dumps([(*episode, value) for episode, value in mine.items()]))
+        return {(uid, sample): value for text in every for uid, sample, value in json.loads(text)}
+
+    def _played(self, out: Rollout) -> Played:
+        mine = sorted(self._mine)
+        episodes = [self._episodes[at] for at in mine]
+        given = zip(mine, self._environments.rewards(episodes), strict=True)
+        known = {at: None if x is None or math.isnan(x) else float(x) for at, x in given}
+        shown = self._environments.snapshots(episodes) if self._players.shows else [None] * len(mine)
+        columns = known, self._chats, dict(zip(mine, shown, strict=True))
+        return Played(
+            problems=self.problems,
+            rollout=dataclasses.replace(out, stopped=out.stopped & ~self._cut),
+            columns={name: [of.get(at) for at in self._episodes] for name, of in zip(COLUMNS, columns, strict=True)},
+            counts=self._counts,
+            invalid=self._invalid,
+        )
+
+    # ------------------------------------------------------------------------------------------------ prompts
+
+    def _asked(self, p: int, problem: data.Problem, group: int) -> data.Problem:
+        """A problem with what ``reset`` added."""
+        first, *others = (self._added[self._episodes[p, g]] or None for g in range(group))
+        if any(other != first for other in others):
+            raise UserError(
+                f"environment: reset gave different texts to samples of problem {problem.uid}, which share a prompt: "
+                f"{str(first)[:60]!r} and others\ndraw what differs from a column of the row, such as a seed"
+            )
+        if first is None:
+            return problem
+        chat = _messages(problem)
+        if isinstance(first, str):
+            chat = [*chat[:-1], {**chat[-1], "content": chat[-1]["content"] + first}]
+        else:
+            chat = [*chat, *first]
+        asked = chat[-1]["content"] if problem.chat is None and len(chat) == 1 else chat
+        ids = self._players.tokenize(asked)
+        if len(ids) > self._players.longest_prompt:
+            raise UserError(
+                f"environment: the prompt of problem {problem.uid} has {len(ids)} tokens with what reset added, over "
+                f"data.max_prompt_tokens={self._players.longest_prompt}: raise that, or shorten the text of reset"
+            )
+        text = chat[-1]["content"]
+        return dataclasses.replace(problem, ids=ids, prompt=text, chat=None if isinstance(asked, str) else chat)
+
+    def _length(self) -> int:
+        return packing.bucket(max(len(p.ids) for p in self.problems), self._players.longest_prompt)
+
+
+def _row(problem: data.Problem) -> dict[str, Any]:
+    """The columns that ``reset`` gets."""
+    return {**problem.columns, "prompt": problem.prompt, "gold": problem.gold}
+
+
+def _messages(problem: data.Problem) -> list[Mapping[str, Any]]:
+    """A problem as a chat."""
+    if problem.chat is None or isinstance(problem.chat, str):
+        return [{"role": "user", "content": problem.prompt}]
+    return [*problem.chat]

@@ -1,0 +1,96 @@
+"""Episodes of several turns (``environment``): the policy's turns, and what its environments answer."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpojax import data
+from grpojax.evaluation import submit
+from grpojax.programs import calls, episode_sampler
+from grpojax.programs.calls import Call
+from grpojax.programs.policy import PolicyShape
+from grpojax.programs.sampler import own_tokens
+from grpojax.run.batch import RolloutBatch
+from grpojax.run.episodes import Place, Players, Playing
+from grpojax.run.recipe import Config
+from grpojax.run.sources.source import InFlight, Plain, Scored
+
+
+class Episodes(Plain):
+    """As `Plain`, with samples that are episodes of several turns.
+
+    Rewards read the policy's own text, all turns in succession, and get `grpojax.run.episodes.COLUMNS`. An episode that
+    its environment made invalid has no reward. Between two steps no episode is open: those of a step that was not
+    finished are drawn again, with the same draws.
+
+    Args:
+      given, options: as of `Plain`.
+      players: what plays the episodes.
+    """
+
+    def __init__(self, *given: Any, players: Players, **options: Any):
+        super().__init__(*given, **options)
+        self._players = players
+
+    @staticmethod
+    def calls(config: Config, policy: PolicyShape, weights: Any) -> dict[str, Call]:
+        """The programs that it runs; as `Plain.calls`."""
+        prompts = calls.longest_prompts(config.rollout.prompts, config.data.max_prompt_tokens)
+        return episode_sampler.calls_of(
+            policy, weights, prompts, config.rollout, turn_tokens=config.rollout.max_turn_tokens
+        )
+
+    def draw(self, problems: Sequence[data.Problem], number: int) -> "Begun":
+        """Opens the environments and dispatches the first turns of a rollout; as `Plain.draw`."""
+        playing = Playing(self._players, self.params(), problems, self.key(number), self.config)
+        return Begun(number=number, problems=playing.problems, playing=playing)
+
+    def collect(self, in_flight: InFlight) -> RolloutBatch:
+        """Plays the episodes to their ends, and submits them to the rewards."""
+        assert isinstance(in_flight, Begun), "drawn here"
+        played = in_flight.playing.finish(self.sync)
+        wait = submit(
+            self.rewards,
+            played.problems,
+            own_tokens(played.rollout),
+            self.policy.texts,
+            self.columns,
+            more=played.columns,
+        )
+        return RolloutBatch(
+            problems=played.problems,
+            rollout=played.rollout,
+            pending=[Scored(self, wait), Without(played.invalid)],
+            episodes=played.counts,
+        )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Begun(InFlight):
+    """A rollout whose first turns are dispatched."""
+
+    playing: Playing
+
+
+@dataclasses.dataclass(frozen=True)
+class Without:
+    """Takes the rewards from episodes that are invalid, each for a reason."""
+
+    invalid: Mapping[Place, str]
+
+    def rewarded(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch without them."""
+        counts = np.ones(batch.total.shape, bool)
+        for at in self.invalid:
+            counts[at] = False
+        reasons = Counter(f"environment/{reason}" for reason in self.invalid.values())
+        return dataclasses.replace(
+            batch,
+            total=np.where(counts, batch.total, np.nan),
+            reward=np.where(counts, batch.reward, np.nan),
+            by_name={name: np.where(counts, x, np.nan) for name, x in batch.by_name.items()},
+            invalid=dict(Counter(batch.invalid) + reasons),
+        )

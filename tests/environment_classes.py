@@ -1,0 +1,180 @@
+"""Environments that work, and some that do what they must not."""
+
+import asyncio
+import ctypes
+import os
+import random
+import sys
+import time
+from typing import Literal
+
+
+class Counter:
+    """Counts."""
+
+    deterministic = True
+
+    def reset(self, start: int = 0, **columns):
+        self.total = start
+        self.done = False
+        return f"at {start}"
+
+    def add(self, a: int) -> int:
+        """Adds to the count.
+
+        Args:
+            a: what to add
+        """
+        self.total += a
+        self.done = self.total >= 100
+        return self.total
+
+    async def later(self, a: int) -> int:
+        """Adds to the count, after a while.
+
+        Args:
+            a: what to add
+        """
+        await asyncio.sleep(0.01)
+        return self.add(a)
+
+    def get_reward(self) -> float:
+        return float(self.total)
+
+
+class Forgetful(Counter):
+    """Does not say that it is deterministic."""
+
+    deterministic = False
+
+
+class Liar(Counter):
+    """Says that it is deterministic, and is not."""
+
+    def add(self, a: int) -> str:
+        """Adds to the count.
+
+        Args:
+            a: what to add
+        """
+        return f"{super().add(a)} {random.random()} {os.getpid()}"
+
+
+class Misbehaves(Counter):
+    """Does whatever it is told to."""
+
+    def do(self, what: Literal["sleep", "exit", "crash", "segfault", "print", "long", "bytes", "none", "raise",
+                               "object", "memory", "fork"]) -> object:  # fmt: skip
+        """Does something.
+
+        Args:
+            what: it does
+        """
+        if what == "sleep":
+            time.sleep(100)
+        elif what == "exit":
+            sys.exit(3)
+        elif what == "crash":
+            os._exit(3)
+        elif what == "segfault":
+            ctypes.string_at(0)
+        elif what == "print":
+            while True:
+                print("x" * 1000)
+        elif what == "long":
+            return "é" * 1_000_000
+        elif what == "bytes":
+            return b"\xff\x00abc"
+        elif what == "raise":
+            raise ValueError("no such thing")
+        elif what == "object":
+            return _Odd()
+        elif what == "memory":
+            return len(bytearray(2**40))
+        elif what == "fork":
+            return os.fork()
+        return None
+
+
+class _Odd:
+    def __str__(self):
+        return 3
+
+
+class Unpicklable(Counter):
+    def reset(self, **columns):
+        self.function = lambda: None
+
+
+class NeedsBoard:
+    def reset(self, board: str):
+        self.board = board
+
+    def look(self) -> str:
+        """Shows the board."""
+        return self.board
+
+
+class FailsAtReset:
+    """Where there is a question."""
+
+    def reset(self, question=None):
+        if question is not None:
+            raise RuntimeError(f"no {question}")
+        return "no question"
+
+
+class NoReset:
+    def look(self) -> str:
+        """Looks."""
+        return ""
+
+
+class Undescribed:
+    def reset(self):
+        pass
+
+    def add(self, a):
+        return a
+
+
+class WithOptions(Counter):
+    def __init__(self, factor: int = 1):
+        self.factor = factor
+
+    def times(self, a: int) -> int:
+        """Multiplies.
+
+        Args:
+            a: by this, and the factor
+        """
+        return a * self.factor
+
+
+def double(x: float) -> float:
+    """Doubles a number.
+
+    Args:
+        x: the number
+    """
+    return 2 * x
+
+
+double.deterministic = True
+
+
+def connects(port: int) -> str:
+    """Connects to a port of this machine.
+
+    Args:
+        port: its number
+    """
+    import socket
+
+    with socket.create_connection(("127.0.0.1", port), timeout=2):
+        return "connected"
+
+
+def totals(prompts, completions, tokens, *, environments, **columns):
+    """What instances of `Counter` have counted."""
+    return [float(instance.total) for instance in environments]

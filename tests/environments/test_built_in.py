@@ -1,0 +1,333 @@
+"""The environments that come with the package, by name."""
+
+import json
+import random
+
+import pytest
+from environment_runs import all_replies, call
+
+from grpojax.data.readers import SourceConfig, open_source
+from grpojax.environments import frozen_lake, worker
+from grpojax.environments.calculator import compute
+from grpojax.environments.programs import Python
+from grpojax.host import isolation
+from grpojax.host.errors import UserError
+
+EXTRA = "an extra is absent: pip install 'grpojax[test-all]'"
+
+
+def said(workers, text, row=None):
+    """The answers of one turn, by environments that are opened for it."""
+    workers.open({(0, 0): row or {"question": "?"}})
+    workers.play({(0, 0): text})
+    return [message["content"] for message in all_replies(workers, 1)[0, 0].messages]
+
+
+def built_in(name, **settings):
+    return {"name": name, "format": "hermes", "workers": 1, **settings}
+
+
+# ------------------------------------------------------------------------------------------------ calculator
+
+
+@pytest.mark.parametrize(("expression", "value"), [
+    ("12 * (3.5 + 4) ** 2 =", "675"), ("0.1 + 0.2", "0.3"), ("1/3", "0.333333333333"), ("2^10 - 7 ÷ 2", "1020.5"),
+    ("2 × 3 − 4", "2"), ("-7 % 3", "2"), ("7 // 2", "3"), ("2**-2", "0.25"), ("sqrt(9/4)", "1.5"), ("9 ** 0.5", "3"),
+    ("round(2.567, 2)", "2.57"), ("round(2.5)", "2"), ("max(1, 2, gcd(12, 18))", "6"), ("floor(-0.5)", "-1"),
+    ("cos(pi)", "-1"), ("123456789 * 987654321", "121932631112635269"),
+])  # fmt: skip
+def test_the_calculator_is_exact(expression, value):
+    assert compute(expression) == value
+
+
+@pytest.mark.parametrize(("expression", "problem"), [
+    ("", "no arithmetic expression"), ("1 +", "no arithmetic expression"), ("(" * 400, "no arithmetic expression"),
+    ("1" * 501, "501 characters"), ("1/0", "division by zero"), ("0 ** -1", "division by zero"),
+    ("2 ** 2000", "at most 1000"), ("(2 ** 1000) ** 1000", "too large"), ("9 ** 999 * 9 ** 999", "too large"),
+    ("exp(1000)", "too large"), ("1e400", "no number"), ("(-8) ** 0.5", "domain"), ("gcd(1.5, 2)", "no whole number"),
+    ("x + 1", "'x' is no number"), ("__import__('os')", "is no number"), ("().__class__", "is no number"),
+    ("[1 for x in y]", "is no number"), ("True + 1", "is no number"), ("'a' * 3", "is no number"),
+    ("sqrt(1, 2)", "does not take 2"), ("min()", "does not take 0"), ("abs(x=1)", "is no number"),
+])  # fmt: skip
+def test_the_calculator_computes_nothing_else(expression, problem):
+    with pytest.raises(ValueError, match=problem):
+        compute(expression)
+
+
+def test_no_expression_raises_anything_but_an_error_of_its_value():
+    rng = random.Random(0)
+    pieces = [*"0123456789.+-*/%^(),= ", "**", "//", "sqrt", "round(", "log(", "e", "1e9", "factorial", "x", "\n", "é"]
+    for _ in range(3000):
+        text = "".join(rng.choice(pieces) for _ in range(rng.randint(0, 15)))
+        try:
+            assert isinstance(compute(text), str)
+        except ValueError:
+            continue
+
+
+def test_the_calculator_by_name(start):
+    workers = start(**built_in("calculator"))
+    assert workers.deterministic and [t["function"]["name"] for t in workers.tools] == ["calculate"]
+    assert said(workers, call("calculate", expression="6*7") + call("calculate", expression="6*")) == [
+        "42", "Error: ValueError: '6*' is no arithmetic expression",
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ programs
+
+
+needs_namespaces = pytest.mark.skipif(not isolation.network_can_be_cut(), reason="the system has no user namespaces")
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("code", "shown"), [
+    ("x = 2\nx + 1", "3"),
+    ("for i in range(2): print(i)", "0\n1"),
+    ("s = 'é'\ns; s * 2  # twice", "'éé'"),
+    ("x = 3", "[no output]"),
+    ("import os; os._exit(4)", "[ended with exit status 4]"),
+    ("import os; os.kill(os.getpid(), 9)", "[ended with exit status 137]"),
+])  # fmt: skip
+def test_a_program_shows_what_it_prints(code, shown):
+    assert Python().python(code) == shown
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("code", "error"), [
+    ("1 /", "SyntaxError"),
+    ("def f():\n    return 1 / 0\nf()", "line 2, in f\n    return 1 / 0\n"),
+    ("bytearray(2 ** 40)", "MemoryError"),
+    ("open('/tmp/grpojax-test', 'w')", "Read-only file system"),
+    ("open('big', 'wb').write(bytes(2 ** 27))", "File too large"),
+    ("import socket; socket.create_connection(('127.0.0.1', 9), 1)", "Network is unreachable"),
+    ("import os; print(os.listdir('.'), os.environ.get('GRPOJAX_SECRET')); 1 / 0", "[] None"),
+])  # fmt: skip
+def test_what_a_program_may_not_do(code, error, monkeypatch):
+    monkeypatch.setenv("GRPOJAX_SECRET", "x")
+    assert error in Python().python(code)
+
+
+@needs_namespaces
+def test_a_program_that_hangs_is_ended_with_what_it_started():
+    code = "import os, time\nprint('before', flush=True)\nif os.fork() == 0: os.setsid()\ntime.sleep(60)"
+    assert Python(seconds=1.0).python(code) == "before\n\n[ended after 1 s]"
+
+
+@needs_namespaces
+def test_programs_by_name(start):
+    workers = start(**built_in("python", options={"seconds": 9.0}, seconds=20))
+    assert said(workers, call("python", code="6*7")) == ["42"]
+
+
+# ------------------------------------------------------------------------------------------------ the lake
+
+
+def test_a_walk_over_the_lake():
+    lake = frozen_lake.FrozenLake()
+    assert lake.reset(board="SFF/FHF/FFG") is None
+    assert lake.move("left") == "PFF\nFHF\nFFG" and lake.move("right") == "SPF\nFHF\nFFG"
+    assert lake.move("down") == "You fell into a hole." and lake.done and lake.get_reward() == 0
+    with pytest.raises(ValueError, match="over"):
+        lake.move("up")
+    lake.reset(board="SFF/FHF/FFG")
+    for move in ("down", "down", "right"):
+        lake.move(move)
+    assert lake.move("right") == "You are at the goal." and lake.done and lake.get_reward() == 1
+
+
+def test_a_walk_ends_after_its_last_move():
+    lake = frozen_lake.FrozenLake(most_moves=2)
+    lake.reset(board="SF/FG")
+    assert lake.move("up") == "PF\nFG" and not lake.done
+    assert lake.move("up") == "Your time is over." and lake.done and lake.get_reward() == 0
+
+
+def walk(lake, board, n=30):
+    lake.reset(board=board)
+    return [lake.move("right") for _ in range(n) if not lake.done]
+
+
+def test_slips_are_the_same_each_time():
+    board = "/".join(["S" + "F" * 7] + ["F" * 8] * 6 + ["F" * 7 + "G"])
+    lake = frozen_lake.FrozenLake(slippery=0.5)
+    assert walk(lake, board) == walk(lake, board) == walk(frozen_lake.FrozenLake(slippery=0.5), board)
+    assert walk(lake, board) != walk(frozen_lake.FrozenLake(slippery=0.5, seed=1), board)
+    assert walk(lake, board) != walk(frozen_lake.FrozenLake(), board)
+
+
+def test_lakes_can_be_crossed_and_are_in_one_part_only():
+    boards = {}
+    for part in ("train", "validation", "test"):
+        source = SourceConfig(path="grid:frozen_lake", options={"size": 60, "part": part, "side": 4})
+        rows = [row for _, row in open_source(source)]
+        boards[part] = {row["board"] for row in rows}
+        assert len(boards[part]) == 60
+        assert all(frozen_lake.shortest(row["board"]) == row["level"] >= 6 for row in rows)
+        assert all(row["question"].endswith(row["board"].replace("/", "\n")) for row in rows)
+    assert not boards["train"] & boards["test"] and not boards["validation"] & boards["test"]
+
+
+@pytest.mark.parametrize(("name", "options", "match"), [
+    ("frozen_sea", {}, "no such grid"),
+    ("frozen_lake", {"side": 1}, "side=1"),
+    ("frozen_lake", {"sides": 4}, "sides"),
+    ("frozen_lake", {"side": 2, "size": 500}, "only . lakes of side=2"),
+])  # fmt: skip
+def test_lakes_that_there_are_not(name, options, match):
+    with pytest.raises(UserError, match=match):
+        frozen_lake.rows(name, options)
+
+
+def test_the_lake_by_name(start):
+    workers = start(**built_in("frozen_lake"))
+    row = frozen_lake.rows("frozen_lake", {"size": 1})[0]
+    assert said(workers, call("move", direction="left") + call("move", direction="north"), row) == [
+        "P" + row["board"].replace("/", "\n")[1:],
+        "Error: direction: 'north' is none of 'left', 'down', 'right', 'up'",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ with extras
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    rows = [
+        {"title": "Paris", "text": "Paris is the capital of France."},
+        {"title": "Rome", "text": "Rome is in Italy, and a capital too."},
+        {"text": "Cats sleep " + "all day " * 400},
+    ]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_search_in_a_corpus(start, corpus):
+    pytest.importorskip("bm25s", reason=EXTRA)
+    workers = start(**built_in("search", options={"corpus": corpus, "top": 2, "most_characters": 20}))
+    queries = ("the capital of France", "cats", "xyzzy", "the", "")
+    assert said(workers, "".join(call("search", query=query) for query in queries)) == [
+        "[1] Paris: Paris is the capital ...\n\n[2] Rome: Rome is in Italy, an ...",
+        "[1] Cats sleep all day a ...",
+        *["Nothing was found."] * 3,
+    ]
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"text": "body"}, "no text in column 'body'; it has title, text"), ({"corpus": "absent.jsonl"}, "absent.jsonl"),
+])  # fmt: skip
+def test_a_corpus_that_cannot_be_searched(start, corpus, options, match):
+    pytest.importorskip("bm25s", reason=EXTRA)
+    with pytest.raises(UserError, match=match):
+        start(**built_in("search", options={"corpus": corpus, **options}))
+
+
+GUESSES = ["[10]", "[15]", "no number", "[7]", "[3]"]
+
+
+def guess(game, moves):
+    return [game.play(move=move) for move in moves if not game.done]
+
+
+def test_a_game_of_textarena(start):
+    pytest.importorskip("textarena", reason=EXTRA)
+    workers = start(**built_in("textarena", options={"game": "GuessTheNumber-v0"}))
+    answers = said(workers, call("play", move="[10]"), {"seed": 3})
+    assert "The target number is" in answers[0] and "[10]" not in answers[0]
+
+
+def test_games_are_the_same_each_time_whatever_runs_besides():
+    pytest.importorskip("textarena", reason=EXTRA)
+    from grpojax.environments.games import TextArena
+
+    one, two = TextArena("2048-v0"), TextArena("2048-v0")
+    opening = one.reset(seed=1)
+    moves = ["[left]", "[up]", "[right]", "[down]"] * 3
+    expected = guess(one, moves)
+    assert one.reset(seed=1) == opening and two.reset(seed=1) == opening
+    mixed = []
+    for move in moves:
+        random.seed(7)
+        two.play(move=move)
+        mixed += guess(one, [move])
+    assert mixed == expected
+
+
+def test_what_is_no_game_for_one_player():
+    pytest.importorskip("textarena", reason=EXTRA)
+    made = worker.Made("grpojax.environments.games:TextArena", {"game": "TicTacToe-v0"}, ())
+    _, played = worker.open_((0, 0), worker.History(made=made, row={}))
+    assert played.invalid == "reset"
+
+
+def test_a_problem_with_several_attempts():
+    pytest.importorskip("reasoning_gym", reason=EXTRA)
+    from grpojax.environments.reasoning_gym import Attempts, rows
+
+    row = rows("chain_sum", {"size": 1})[0]
+    problem = Attempts(attempts=2, discount=0.5)
+    problem.reset(row["task"])
+    assert problem.submit("no idea") == "Wrong, try again." and problem.get_reward() == 0 and not problem.done
+    assert problem.submit(f" {row['answer']}\n") == "Right." and problem.done and problem.get_reward() == 0.5
+    problem.reset(row["task"])
+    assert [problem.submit(""), problem.submit("x")] == ["Wrong, try again.", "Wrong."]
+    assert problem.done and problem.get_reward() == 0
+    with pytest.raises(ValueError, match="no attempt left"):
+        problem.submit(row["answer"])
+    with pytest.raises(UserError, match="another source"):
+        problem.reset("12 + 9")
+
+
+def test_reasoning_gym_by_name(start):
+    pytest.importorskip("reasoning_gym", reason=EXTRA)
+    from grpojax.environments.reasoning_gym import rows
+
+    row = rows("chain_sum", {"size": 1})[0]
+    workers = start(**built_in("reasoning_gym"))
+    assert said(workers, call("submit", answer=row["answer"]), row) == ["Right."]
+    assert workers.rewards([(0, 0)]) == [1.0]
+
+
+# ------------------------------------------------------------------------------------------------ schemas
+
+
+def test_the_schema_of_a_tool():
+    """Golden: what the chat template gets."""
+    probe = worker.probe(
+        worker.Made("grpojax.environments.frozen_lake:FrozenLake", {}, ("environment_classes:double",))
+    )
+    assert probe.schemas == (
+        {
+            "type": "function",
+            "function": {
+                "name": "double",
+                "description": "Doubles a number.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"x": {"type": "number", "description": "the number"}},
+                    "required": ["x"],
+                },
+                "return": {"type": "number"},
+            },
+        },
+        {
+            "type": "function",
+            "function": {
+                "name": "move",
+                "description": "Moves by one field.",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        "direction": {
+                            "type": "string",
+                            "enum": ["left", "down", "right", "up"],
+                            "description": "where to",
+                        }
+                    },
+                    "required": ["direction"],
+                },
+                "return": {"type": "string"},
+            },
+        },
+    )
+    assert probe[2:] == (True, False, True, ("board",))

@@ -1,0 +1,248 @@
+"""Instances in workers: what a turn comes to, and what holds when tools misbehave."""
+
+import logging
+import math
+import socket
+
+import pytest
+from environment_runs import all_replies, call
+
+from grpojax.environments import instances
+from grpojax.environments.config import EnvironmentConfig
+from grpojax.environments.episodes import Reply
+from grpojax.host import isolation
+from grpojax.host.errors import UserError
+from grpojax.rewards import RewardConfig, Rewards
+
+
+def answer(name, content):
+    return {"role": "tool", "name": name, "content": content}
+
+
+def test_an_episode_from_its_reset_to_its_reward(start):
+    workers = start("Counter")
+    assert workers.open({(7, 0): {"start": 3, "question": "?"}, (7, 1): {"question": "?"}}) == {
+        (7, 0): "at 3", (7, 1): "at 0"
+    }  # fmt: skip
+    assert workers.replies() == {}
+    workers.play({(7, 0): call("add", a=4) + call("later", a=1)})
+    assert all_replies(workers, 1) == {(7, 0): Reply(messages=(answer("add", "7"), answer("later", "8")), calls=2)}
+    workers.play({(7, 0): "It is 8.", (7, 1): call("add", a=100)})
+    assert all_replies(workers, 2) == {
+        (7, 0): Reply(messages=()),
+        (7, 1): Reply(messages=(answer("add", "100"),), calls=1, done=True),
+    }
+    assert workers.rewards([(7, 1), (7, 0)]) == [100.0, 8.0]
+    workers.close([(7, 0)])
+    with pytest.raises(ValueError, match="not open"):
+        workers.play({(7, 0): "again"})
+    assert workers.open({(7, 0): {"start": 5}}) == {(7, 0): "at 5"}
+
+
+def test_calls_that_cannot_be_made_are_answered_and_counted(start):
+    workers = start("Counter")
+    workers.open({(1, 0): {}})
+    workers.play({(1, 0): call("add", a="x") + call("ad", a=1) + call("add", a=2) + "<tool_call>{</tool_call>"})
+    reply = all_replies(workers, 1)[1, 0]
+    assert [m["content"][:6] for m in reply.messages] == ["Error:", "Error:", "2", "Error:"]
+    assert (reply.calls, reply.failures, reply.invalid) == (4, 3, None)
+
+
+def test_functions_are_tools_that_keep_nothing(start):
+    workers = start(tools=("environment_classes:double",))
+    assert workers.deterministic
+    workers.open({(1, 0): {"question": "?"}})
+    workers.play({(1, 0): call("double", x=2.5)})
+    assert all_replies(workers, 1)[1, 0].messages[0]["content"] == "5.0"
+    assert workers.rewards([(1, 0)]) == [None]
+
+
+@pytest.mark.parametrize(("what", "content", "failures"), [
+    ("exit", "Error: SystemExit: 3", 1),
+    ("raise", "Error: ValueError: no such thing", 1),
+    ("object", "Error: TypeError: __str__ returned non-string (type int)", 1),
+    ("bytes", "\ufffd\0abc", 0),
+    ("none", "None", 0),
+])  # fmt: skip
+def test_what_a_tool_returns_or_raises_is_a_text(start, what, content, failures):
+    workers = start("Misbehaves")
+    workers.open({(1, 0): {}})
+    workers.play({(1, 0): call("do", what=what)})
+    assert all_replies(workers, 1)[1, 0] == Reply(messages=(answer("do", content),), calls=1, failures=failures)
+
+
+def test_a_long_answer_is_cut_at_a_whole_character(start):
+    workers = start("Misbehaves", max_tool_bytes=101)
+    workers.open({(1, 0): {}})
+    workers.play({(1, 0): call("do", what="long")})
+    content = all_replies(workers, 1)[1, 0].messages[0]["content"]
+    assert len(content.encode()) <= 101 and content.startswith("éé") and content.endswith("longer]")
+
+
+def misbehave(workers, what, neighbours=2):
+    """Replies after one of several instances in a worker did something, and the others were asked once more."""
+    episodes = [(1, i) for i in range(neighbours + 1)]
+    workers.open({e: {"start": e[1]} for e in episodes})
+    workers.play({e: call("add", a=10) for e in episodes[1:]})
+    all_replies(workers, neighbours)
+    workers.play({episodes[0]: call("do", what=what) if what else call("add", a=1)})
+    first = all_replies(workers, 1)
+    workers.play({e: call("add", a=10) for e in episodes[1:]})
+    return first | all_replies(workers, neighbours)
+
+
+@pytest.mark.parametrize(("what", "reason"), [
+    ("sleep", "timeout"), ("crash", "crash"), ("segfault", "crash"), ("memory", "memory"), ("print", "flood"),
+])  # fmt: skip
+def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, reason, caplog):
+    workers = start("Misbehaves", seconds=0.5 if what == "sleep" else 10)
+    with caplog.at_level(logging.WARNING, "grpojax"):
+        replies = misbehave(workers, what)
+    assert replies[1, 0] == Reply(messages=(), calls=1, invalid=reason)
+    assert [replies[1, i].messages[0]["content"] for i in (1, 2)] == ["21", "22"]
+    rewards = workers.rewards([(1, 0), (1, 1), (1, 2)])
+    assert math.isnan(rewards[0]) and rewards[1:] == [21.0, 22.0]
+    assert workers.invalid == {reason: 1} and f"Misbehaves: {reason}" in caplog.text
+    workers.play({(1, 0): call("add", a=1)})
+    assert all_replies(workers, 1)[1, 0].invalid == reason
+
+
+def test_a_neighbour_that_cannot_be_played_again_is_invalid(start, monkeypatch):
+    monkeypatch.setattr(instances, "_kept", lambda probe: "unknown")
+    workers = start("Misbehaves")
+    replies = misbehave(workers, "crash")
+    assert [replies[1, i].invalid for i in range(3)] == ["crash", "neighbour", "neighbour"]
+    assert workers.invalid == {"crash": 1, "neighbour": 2}
+
+
+def test_a_class_states_whether_it_is_deterministic(start):
+    assert start("Counter").deterministic and not start("Forgetful").deterministic
+    assert not start("Counter", tools=("environment_classes:connects",)).deterministic
+
+
+def test_a_class_that_is_not_deterministic_but_says_so_is_found_out(start):
+    workers = start("Liar")
+    workers.open({(1, 0): {}, (1, 1): {}})
+    workers.play({(1, 0): call("add", a=1), (1, 1): call("add", a=1)})
+    all_replies(workers, 2)
+    workers._workers[0].restart()
+    workers.play({(1, 0): call("add", a=1)})
+    assert all_replies(workers, 1)[1, 0].invalid == "replay"
+
+
+def test_a_process_that_forks_stays_one(start):
+    workers = start("Misbehaves")
+    workers.open({(1, 0): {"start": 1}})
+    workers.play({(1, 0): call("do", what="fork")})
+    assert int(all_replies(workers, 1)[1, 0].messages[0]["content"]) > 0
+    assert workers.rewards([(1, 0)]) == [1.0]
+
+
+def test_rewards_get_copies_of_the_instances(start):
+    workers = start("Misbehaves")
+    workers.open({(1, i): {"start": i} for i in range(3)})
+    workers.play({(1, 0): call("do", what="crash"), (1, 1): call("add", a=4)})
+    all_replies(workers, 2)
+    none, *given = workers.snapshots([(1, 0), (1, 1), (1, 2)])
+    assert none is None and [snapshot.__class__.__name__ for snapshot in given] == ["Snapshot"] * 2
+    with Rewards([RewardConfig(name="environment_classes:totals")]) as rewards:
+        scores = rewards([""] * 2, [""] * 2, [[0]] * 2, {"environments": given})
+    assert scores.total.tolist() == [5.0, 2.0]
+
+
+def test_an_instance_that_cannot_be_copied_is_an_error_that_names_it(start):
+    workers = start("Unpicklable")
+    workers.open({(1, 0): {}})
+    with pytest.raises(UserError, match="Unpicklable' cannot be given to rewards"):
+        workers.snapshots([(1, 0)])
+
+
+def connect(workers):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        workers.open({(1, 0): {}})
+        workers.play({(1, 0): call("connects", port=server.getsockname()[1])})
+        return all_replies(workers, 1)[1, 0].messages[0]["content"]
+
+
+@pytest.mark.skipif(not isolation.network_can_be_cut(), reason="the system has no user namespaces")
+def test_tools_have_no_network_unless_they_are_given_it(start):
+    tools = ("environment_classes:connects",)
+    assert "Network is unreachable" in connect(start(tools=tools))
+    assert connect(start(tools=tools, network=True)) == "connected"
+
+
+def test_where_the_network_cannot_be_taken_away_it_must_be_allowed(start, monkeypatch):
+    monkeypatch.setattr(isolation, "network_can_be_cut", lambda: False)
+    with pytest.raises(UserError, match="network=false.*\n.*environment.network: true"):
+        start("Counter")
+    start("Counter", network=True)
+
+
+def test_rows_choose_among_several(start):
+    workers = start(choices={
+        "sums": instances.EnvironmentChoice(name="environment_classes:WithOptions", options={"factor": 3}),
+        "numbers": instances.EnvironmentChoice(tools=("environment_classes:double",)),
+    })  # fmt: skip
+    rows = {(1, 0): {"environment": "sums", "start": 2}, (2, 0): {"environment": "numbers"}}
+    assert [t["function"]["name"] for t in workers.tools] == ["add", "later", "times", "double"]
+    assert [t["function"]["name"] for t in workers.tools_of(rows[2, 0])] == ["double"]
+    assert workers.open(rows) == {(1, 0): "at 2", (2, 0): None}
+    workers.play({(1, 0): call("times", a=5), (2, 0): call("times", a=5)})
+    replies = all_replies(workers, 2)
+    assert replies[1, 0].messages[0]["content"] == "15" and replies[2, 0].failures == 1
+    with pytest.raises(UserError, match="'nothing'.*it has 'sums', 'numbers'"):
+        workers.open({(3, 0): {"environment": "nothing"}})
+
+
+@pytest.mark.parametrize(("settings", "match"), [
+    ({"name": "environment_classes:NoReset"}, "no method reset"),
+    ({"name": "environment_classes:Nothing"}, "cannot be made.*AttributeError"),
+    ({"name": "environment_classes:WithOptions", "options": {"fctor": 2}}, "cannot be made.*fctor"),
+    ({"name": "environment_classes:Undescribed"}, "tool add: "),
+    ({"tools": ("environment_classes:absent",)}, "cannot be imported: AttributeError"),
+    ({"name": "environment_classes:Counter", "tools": ("environment_classes:double", "environment_classes_2:double")},
+     "cannot be imported: ModuleNotFoundError"),
+    ({"name": "environment_classes:Counter", "format": "environment_classes:absent"}, "format=.*cannot be imported"),
+])  # fmt: skip
+def test_an_environment_that_cannot_work_is_refused_at_once(start, settings, match):
+    with pytest.raises(UserError, match=match):
+        start(**settings)
+
+
+def test_rows_have_what_reset_needs(start):
+    workers = start("NeedsBoard")
+    with pytest.raises(UserError, match="asks for column 'board'; the data has question"):
+        workers.open({(1, 0): {"question": "?"}})
+    workers.open({(1, 0): {"question": "?", "board": "x"}})
+    workers.play({(1, 0): call("look")})
+    assert all_replies(workers, 1)[1, 0].messages[0]["content"] == "x"
+
+
+def test_a_reset_that_always_fails_ends_the_run_with_its_last_line(start):
+    with pytest.raises(UserError, match="reset failed for all 2 episodes: RuntimeError: no why"):
+        start("FailsAtReset").open({(1, 0): {"question": "why"}, (1, 1): {"question": "why"}})
+
+
+def test_a_reset_that_fails_at_times_makes_its_episode_invalid(start):
+    workers = start("FailsAtReset")
+    assert workers.open({(1, 0): {}, (1, 1): {"question": "why"}}) == {(1, 0): "no question", (1, 1): None}
+    assert workers.open({(1, 2): {"question": "why"}}) == {(1, 2): None}
+    workers.play({(1, 1): "no call", (1, 2): "no call"})
+    assert {reply.invalid for reply in all_replies(workers, 2).values()} == {"reset"}
+    assert math.isnan(workers.rewards([(1, 2)])[0])
+
+
+@pytest.mark.parametrize(("settings", "match"), [
+    ({}, "name and tools are both missing"),
+    ({"name": "calculater"}, "did you mean 'calculator'"),
+    ({"name": "calculator", "tools": ("search",)}, "'search' is no function"),
+    ({"tools": ("a:b",), "options": {"x": 1}}, "options: they are for the class"),
+    ({"name": "calculator", "choices": {"a": instances.EnvironmentChoice(name="search")}}, "choices: it takes"),
+    ({"name": "calculator", "format": "xml"}, "format='xml'"),
+    ({"name": "calculator", "seconds": 0}, "seconds=0"),
+    ({"name": "calculator", "memory": 3}, "memory=3"),
+    ({"name": "calculator", "max_turns": 0}, "max_turns=0"),
+])  # fmt: skip
+def test_settings_that_cannot_be(settings, match):
+    with pytest.raises(UserError, match=match):
+        EnvironmentConfig(**settings)

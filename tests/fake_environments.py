@@ -1,0 +1,90 @@
+"""Environments for the tests of episodes: what they answer follows from the turn's text only."""
+
+import time
+import zlib
+
+import numpy as np
+
+from grpojax.environments.calls import Call
+from grpojax.environments.episodes import Reply
+
+
+class Fake:
+    """`grpojax.environments.episodes.Environments`. Two turns of three call a tool, and one of nine calls fails.
+
+    Args:
+      late: seed of how long each answer takes: it comes in the first, second or third call of `replies`. None for at
+        once.
+      resets: what ``reset`` returns for a row's columns and the sample's number.
+      invalid: whether an episode becomes invalid, of its uid and its sample's number.
+    """
+
+    tools = ()
+    deterministic = True
+
+    def __init__(self, late=None, resets=lambda row, sample: None, invalid=lambda uid, sample: False):
+        self._late = None if late is None else np.random.default_rng(late)
+        self._resets, self._invalid = resets, invalid
+        self.open_now, self._due, self.most, self.closed = {}, {}, 0, False
+
+    def open(self, rows):
+        self.open_now |= {episode: [] for episode in rows}
+        self.most = max(self.most, len(self.open_now))
+        return {episode: self._resets(row, episode[1]) for episode, row in rows.items()}
+
+    def play(self, turns):
+        for episode, text in turns.items():
+            self.open_now[episode].append(text)
+            number = zlib.crc32(text.encode())
+            waits = 0 if self._late is None else int(self._late.integers(3))
+            if self._invalid(*episode):
+                reply = Reply(messages=(), invalid="timeout")
+            elif number % 3 == 0:
+                reply = Reply(messages=())
+            else:
+                content = str(number)[: 1 + number % 7]
+                reply = Reply(messages=({"role": "tool", "content": content},), calls=1, failures=int(number % 9 == 1))
+            self._due[episode] = waits, reply
+
+    def replies(self, timeout=None):
+        if not any(waits == 0 for waits, _ in self._due.values()):
+            time.sleep(min(timeout or 0.0, 0.005))
+        there = {episode: reply for episode, (waits, reply) in self._due.items() if not waits}
+        self._due = {episode: (waits - 1, reply) for episode, (waits, reply) in self._due.items() if waits}
+        return there
+
+    def rewards(self, episodes):
+        return [float(len(self.open_now[e])) if e in self.open_now else float("nan") for e in episodes]
+
+    def close(self, episodes=None):
+        self.closed |= episodes is None
+        for episode in list(self.open_now) if episodes is None else episodes:
+            del self.open_now[episode]
+
+
+class Echo:
+    """A class for a recipe, which runs in worker processes; `calls_in` reads its calls."""
+
+    deterministic = True
+
+    def reset(self, **columns):
+        self.turns = 0
+
+    def number(self, text: str) -> str:
+        """A number of a text.
+
+        Args:
+            text: any
+        """
+        self.turns += 1
+        number = zlib.crc32(text.encode())
+        time.sleep(number % 5 / 500)
+        return str(number)[: 1 + number % 7]
+
+    def get_reward(self):
+        return float(self.turns)
+
+
+def calls_in(text):
+    """A call for two texts of three."""
+    return [Call("number", {"text": text})] if zlib.crc32(text.encode()) % 3 else []

@@ -1,0 +1,114 @@
+"""Rewards from a server, which here is one on this machine."""
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from grpojax.host.errors import UserError
+from grpojax.rewards import RewardConfig, Rewards, RewardsConfig, endpoint
+
+
+@pytest.fixture
+def server():
+    """Answers by `answers`, a function of a request's body; keeps what it was asked."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, body, self.headers.get("Authorization")))
+            status, answer = served.answers(body)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_):
+            pass
+
+    asked = []
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.asked, served.url = asked, f"http://127.0.0.1:{served.server_port}"
+    served.answers = lambda body: (200, {"rewards": [float(len(c)) for c in body["completions"]]})
+    thread = threading.Thread(target=served.serve_forever)
+    thread.start()
+    yield served
+    served.shutdown(), thread.join(), served.server_close()
+
+
+def http_rewards(server, completions, **options):
+    n = len(completions)
+    return endpoint.http(["?"] * n, completions, [[]] * n, url=server.url, gold=["g"] * n, other=[1] * n, **options)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(endpoint, "sleep", pauses.append)
+    return pauses
+
+
+def test_samples_are_sent_in_batches(server, monkeypatch):
+    monkeypatch.setenv("A_KEY", "secret")
+    assert http_rewards(server, ["a", "bb", "ccc"], batch=2, key_variable="A_KEY") == [1.0, 2.0, 3.0]
+    (_, first, key), (_, second, _) = server.asked
+    assert first == {"prompts": ["?"] * 2, "completions": ["a", "bb"], "gold": ["g"] * 2} and key == "Bearer secret"
+    assert second["completions"] == ["ccc"]
+
+
+def test_a_busy_server_is_asked_again(server, no_pauses):
+    statuses = iter([503, 429, 200])
+    server.answers = lambda body: (next(statuses), [1.0])
+    assert http_rewards(server, ["a"]) == [1.0]
+    assert len(server.asked) == 3 and no_pauses == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(("status", "tries"), [(503, 3), (400, 1)])
+def test_a_server_that_cannot_answer_is_an_error(server, status, tries):
+    server.answers = lambda body: (status, "no")
+    with pytest.raises(OSError, match=f"{status} after {tries} tries"):
+        http_rewards(server, ["a"], retries=2)
+    assert len(server.asked) == tries
+
+
+def test_a_server_that_is_away_is_an_error(server, no_pauses):
+    with pytest.raises(OSError, match="after 2 tries"):
+        endpoint.http([""], ["a"], [[]], url="http://127.0.0.1:9", retries=1)
+
+
+@pytest.mark.parametrize("answer", [[1.0, 2.0], {"scores": [1.0]}, 3])
+def test_an_answer_of_another_form_is_an_error(server, answer):
+    server.answers = lambda body: (200, answer)
+    with pytest.raises(ValueError, match="for 1 samples"):
+        http_rewards(server, ["a"])
+
+
+def test_requests_keep_to_a_rate(server, no_pauses, monkeypatch, tmp_path):
+    monkeypatch.setattr(endpoint.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(endpoint, "time", lambda: 100.0)
+    http_rewards(server, ["a"] * 3, batch=1, per_second=4.0)
+    assert no_pauses == [0.0, 0.25, 0.5]
+
+
+def test_a_model_scores_by_the_chat_api(server):
+    def answers(body):
+        asked = body["messages"][0]["content"]
+        return 200, {"choices": [{"message": {"content": "None" if "bad" in asked else "Score: 2\nScore: 8"}}]}
+
+    server.answers = answers
+    values = endpoint.model(
+        ["1+1?", "2+2?"], ["two", "bad"], [[], []], gold=["2", "4"], url=f"{server.url}/v1/", name="m", most=10,
+        ask="Is {completion} for {prompt} the same as {gold}? {unknown}", key_variable="",
+    )  # fmt: skip
+    assert values == [0.8, None]
+    path, body, _ = server.asked[0]
+    assert path == "/v1/chat/completions" and body["model"] == "m"
+    assert body["messages"][0]["content"] == "Is two for 1+1? the same as 2? {unknown}"
+
+
+def test_as_a_reward_of_a_recipe(server):
+    term = RewardConfig(name="http", options={"url": server.url})
+    with Rewards(RewardsConfig(terms=(term,), workers=1)) as rewards:
+        assert rewards(["?"] * 2, ["a", "bb"], [[1]] * 2, {}).by_name["http"].tolist() == [1.0, 2.0]
+    with Rewards([RewardConfig(name="model")]) as rewards, pytest.raises(UserError, match="'url'"):
+        rewards.check_columns([])

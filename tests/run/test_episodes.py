@@ -1,0 +1,174 @@
+"""Runs whose samples are episodes of several turns, with environments of the test's own."""
+
+import numpy as np
+import pytest
+import spies
+from fake_environments import Fake
+from runs import Trainer, numbers
+
+from grpojax.host.errors import UserError
+from grpojax.records.samples import read_samples
+from grpojax.run import episodes
+from grpojax.run.recipe import load
+
+PLAYED = (
+    "environment={name: 'a:B', max_turns: 4, max_tool_tokens: 4}", "rollout.max_tokens=32", "train.steps=3",
+    "rollout.max_turn_tokens=6", "rewards=[{name: environment}, {name: 'tiny_run:parity'}]", "train.eval_every=3",
+    "data.validation=null", "train.checkpoint_every=1",
+)  # fmt: skip
+
+
+def played(monkeypatch, recipe, directory, *overrides, fake=None, devices=1):
+    fake = fake or Fake()
+    monkeypatch.setattr(episodes, "environments_of", lambda *_: fake)
+    return Trainer(load(recipe, [*PLAYED, f"run.dir={directory}", *overrides]), devices)
+
+
+def test_samples_are_episodes_whose_log_probs_are_the_trainer_s(recipe, tmp_path, monkeypatch):
+    fake = Fake()
+    trainer = played(monkeypatch, recipe, tmp_path / "run", fake=fake)
+    batches = []
+    trainer.on_step = lambda problems, rollout: batches.append(rollout)
+    assert trainer.run()
+    assert fake.closed and not fake.open_now and fake.most == 32
+    lines = numbers(tmp_path / "run")
+    assert max(line["sampling/logp_difference_max"] for line in lines if "reward" in line) < 1e-4
+    _, samples = read_samples(tmp_path / "run", 3)
+    last = batches[-1]
+    assert lines[-1]["episode/turns"] == np.mean([len(s["turns"][::2]) for s in samples]) > 1.5
+    assert lines[-1]["completions/mean_length"] == last.sampled.sum(-1).mean() < last.lengths.mean()
+    assert lines[-1]["episode/answer_tokens"] == (last.lengths - last.sampled.sum(-1)).mean() > 1
+    for s in samples:
+        own, answered = s["turns"][::2], s["turns"][1::2]
+        assert s["length"] == sum(s["sampled"][::2]) and len(s["ids"]) == sum(s["sampled"])
+        assert s["completion"] == "".join(own).replace("<eos>", "").replace("<pad>", "")
+        assert all(a.isdigit() for a in answered)
+        assert s["rewards"]["environment"] == len(own) - (len(own) == 4)  # the last turn is not played
+        assert all(n <= 6 for n in s["sampled"][::2]) and all(n <= 4 for n in s["sampled"][1::2])
+        assert s["calls"] == len(answered) or len(s["ids"]) > 24 or s["calls"] == len(answered) + 1
+
+
+def test_it_makes_no_difference_when_answers_come(recipe, tmp_path, monkeypatch):
+    for name, late in (("at_once", None), ("late", 0)):
+        assert played(monkeypatch, recipe, tmp_path / name, fake=Fake(late=late)).run()
+    assert numbers(tmp_path / "at_once") == numbers(tmp_path / "late")
+    assert read_samples(tmp_path / "at_once", 3) == read_samples(tmp_path / "late", 3)
+
+
+def test_episodes_of_one_turn_are_plain_samples_bit_for_bit(recipe, tmp_path, monkeypatch):
+    plain = "rewards=[{name: 'tiny_run:parity'}]", "rollout.max_turn_tokens=0"
+    one = "environment={name: 'a:B', max_turns: 1}"
+    assert played(monkeypatch, recipe, tmp_path / "one", *plain, one).run()
+    assert played(monkeypatch, recipe, tmp_path / "plain", *plain, "environment=null").run()
+    of_one = [{k: v for k, v in line.items() if not k.startswith("episode/")} for line in numbers(tmp_path / "one")]
+    assert of_one == numbers(tmp_path / "plain")
+
+
+def test_a_resumed_run_draws_the_open_episodes_again(recipe, tmp_path, monkeypatch):
+    assert played(monkeypatch, recipe, tmp_path / "whole").run()
+
+    class Stops(Fake):
+        """Asks the run to stop in the middle of the second step's episodes."""
+
+        def replies(self, timeout=None):
+            found = super().replies(timeout)
+            if first.done == 1 and len(found) < 20:
+                first.session.control.ask("SIGTERM")
+            return found
+
+    fake = Stops()
+    first = played(monkeypatch, recipe, tmp_path / "parts", fake=fake)
+    assert not first.run() and not fake.open_now
+    again = played(monkeypatch, recipe, tmp_path / "parts")
+    assert again.done == 1 and again.run()
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+def test_an_invalid_episode_has_no_reward_and_is_counted(recipe, tmp_path, monkeypatch):
+    fake = Fake(invalid=lambda uid, sample: sample == 2)
+    assert played(monkeypatch, recipe, tmp_path / "run", fake=fake).run()
+    _, samples = read_samples(tmp_path / "run", 3)
+    gone = [s for s in samples if s["sample"] == 2]
+    assert all(s["reward"] is None and set(s["rewards"].values()) == {None} for s in gone)
+    assert numbers(tmp_path / "run")[-1]["rewards/invalid/environment/timeout"] == len(gone) == 8
+
+
+def test_what_reset_returns_is_in_the_prompt(recipe, tmp_path, monkeypatch):
+    fake = Fake(resets=lambda row, sample: f" x{row['gold']}")
+    assert played(monkeypatch, recipe, tmp_path / "run", "data.max_prompt_tokens=16", fake=fake).run()
+    _, samples = read_samples(tmp_path / "run", 3)
+    assert all(s["prompt"].endswith(f"= x{s['gold']}") for s in samples)
+
+
+@pytest.mark.parametrize(
+    ("resets", "overrides", "value", "remedy"),
+    [
+        (lambda row, sample: str(sample), (), "'0'", "seed"),
+        (lambda row, sample: "x" * 30, (), "34 tokens", "data.max_prompt_tokens"),
+    ],
+)
+def test_a_reset_that_does_not_fit_is_refused(recipe, tmp_path, monkeypatch, resets, overrides, value, remedy):
+    fake = Fake(resets=resets)
+    with pytest.raises(UserError, match=value) as e:
+        played(monkeypatch, recipe, tmp_path / "run", *overrides, fake=fake).run()
+    assert remedy in str(e.value) and not fake.open_now
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "grpo",
+        "{name: llds, llds_coef: 0.1}",
+        pytest.param("gspo", marks=pytest.mark.exhaustive),
+        pytest.param("nthr", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_loss_is_of_the_policy_s_own_tokens(recipe, tmp_path, monkeypatch, variant):
+    """Of each sample as many tokens have a weight as the policy drew, and lengths count them."""
+    batches, seen = [], spies.record(monkeypatch)
+    how = f"variant={variant}", "train.ppo_epochs=2", "rewards=[{name: 'tiny_run:length'}]"
+    trainer = played(monkeypatch, recipe, tmp_path / "run", *how)
+    trainer.on_step = lambda problems, rollout: batches.append(rollout)
+    assert trainer.run()
+    *_, packed = [args[-1] for name, args in seen if "update" in name]
+    weights, own = np.asarray(packed.per_token.weights), batches[-1].sampled
+    assert (weights > 0).sum() == own.sum() < batches[-1].lengths.sum() == (np.asarray(packed.rows.segments) > 0).sum()
+    if variant == "grpo":  # the mean over samples of means over their own tokens
+        each = np.repeat(1 / 32 / own.sum(-1).ravel(), own.sum(-1).ravel())
+        np.testing.assert_allclose(np.sort(weights[weights > 0]), np.sort(each), rtol=1e-6)
+    if "llds" in variant:  # its actions are turns
+        starts = own & ~np.pad(own[..., :-1], ((0, 0), (0, 0), (1, 0)))
+        assert np.asarray(packed.per_token.action_starts).sum() == starts.sum() > 40
+    _, samples = read_samples(tmp_path / "run", 3)
+    assert all(s["rewards"]["tiny_run:length"] == s["length"] for s in samples)
+
+
+def test_held_out_problems_are_played_too(recipe, tmp_path, monkeypatch):
+    held_out = f"data.validation={recipe.parent}/sums.jsonl", "train.eval_limit=8", "train.eval_every=2"
+    fake = Fake()
+    assert played(monkeypatch, recipe, tmp_path / "run", *held_out, fake=fake).run()
+    found = [line["eval/rewards/environment"] for line in numbers(tmp_path / "run") if "eval/reward" in line]
+    assert len(found) == 3 and all(x > 0 for x in found) and not fake.open_now
+
+
+@pytest.mark.parametrize(
+    ("overrides", "value"),
+    [
+        (("rollout.ahead=1",), "rollout.ahead=1"),
+        (("rollout.overlap=0.5", "variant.importance=truncate"), "rollout.overlap=0.5"),
+        (("rollout.decode_slots=2",), "rollout.decode_slots=2"),
+        (("rollout.cache_dtype=int8", "rollout.uncorrected=true"), "int8"),
+        (("variant=ppo",), "'ppo'"),
+        (("variant=remax",), "'remax'"),
+        (("variant=xrpo",), "'xrpo'"),
+        (("variant=grpo_process",), "'grpo_process'"),
+        (("variant=gt_likelihood",), "'gt_likelihood'"),
+        (("variant=grpo_lambda_traces",), "variant.ratio=trace"),
+        (("variant={name: llds, answer_weight: 0.5}", "train.ppo_epochs=2"), "variant.answer_weight=0.5"),
+        (("environment=null",), "max_turn_tokens=6"),
+        (("environment=null", "rollout.max_turn_tokens=0"), "'environment'"),
+    ],
+)
+def test_what_episodes_do_not_go_with_is_refused(recipe, overrides, value):
+    with pytest.raises(UserError, match=value):
+        load(recipe, [*PLAYED, *overrides])
