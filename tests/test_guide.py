@@ -19,6 +19,7 @@ from tiny_run import make_run
 from grpojax import rewards, variants
 from grpojax.host import other_trainers
 from grpojax.host.settings import build
+from grpojax.rewards.config import NAMED_FUNCTIONS
 from grpojax.run import alarms, finetune_recipe, step_metrics
 from grpojax.run import recipe as config
 from grpojax.tools import cli, plan_shapes
@@ -220,7 +221,7 @@ def test_every_key_of_a_recipe_is_documented(recipe):
 
 def test_the_built_in_rewards_are_listed():
     table = re.search(r"## Built-in rewards\n(.*?)\n\n[^|\n]", PAGES["docs/start/reward.md"], re.S)
-    assert table and set(re.findall(r"^\| `(\w+)`", table[1], re.M)) == set(rewards.REWARDS)
+    assert table and set(re.findall(r"^\| `(\w+)`", table[1], re.M)) == {*rewards.REWARDS, *NAMED_FUNCTIONS}
 
 
 # ------------------------------------------------------------------------------------------------ pages

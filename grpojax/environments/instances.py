@@ -329,9 +329,8 @@ class Workers:
         if job.kind == "open":
             future = workers.submit(worker.open_, *episode, timeout_s=seconds)
         elif job.kind == "play":
-            future = workers.submit(
-                worker.play, *episode, instance.asked, most, timeout_s=seconds * len(instance.asked)
-            )
+            asked, made = instance.asked, instance.history.made
+            future = workers.submit(worker.play, job.episode, made, asked, most, timeout_s=seconds * len(asked))
         elif job.kind == "reward":
             future = workers.submit(worker.reward, job.episode, timeout_s=seconds)
         elif job.kind == "snapshot":

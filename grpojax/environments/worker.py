@@ -198,11 +198,11 @@ def revive(episode: Episode, history: History, most_bytes: int) -> Played:
     return Played()
 
 
-def play(episode: Episode, history: History, asked: Sequence[Asked], most_bytes: int) -> Played | None:
+def play(episode: Episode, made: Made, asked: Sequence[Asked], most_bytes: int) -> Played | None:
     """Calls tools of an episode's instance; None where this process does not have it.
 
     Args:
-      episode, history: of the instance.
+      episode, made: of the instance.
       asked: the calls, which are made one after the other.
       most_bytes: of an answer; of what tools print, more than this makes the episode invalid.
     """
@@ -210,7 +210,7 @@ def play(episode: Episode, history: History, asked: Sequence[Asked], most_bytes:
     if instance is None:
         return None
     _printed()  # what was printed before is not of this turn
-    answers, done = _turn(history.made, instance, asked, most_bytes)
+    answers, done = _turn(made, instance, asked, most_bytes)
     printed, text = _printed()
     if printed > most_bytes:
         del _instances[episode]

@@ -89,7 +89,7 @@ needs_namespaces = pytest.mark.skipif(not isolation.network_can_be_cut(), reason
     ("import os; os.kill(os.getpid(), 9)", "[ended with exit status 137]"),
 ])  # fmt: skip
 def test_a_program_shows_what_it_prints(code, shown):
-    assert Python().python(code) == shown
+    assert Python(seconds=30.0).python(code) == shown
 
 
 @needs_namespaces
@@ -104,18 +104,18 @@ def test_a_program_shows_what_it_prints(code, shown):
 ])  # fmt: skip
 def test_what_a_program_may_not_do(code, error, monkeypatch):
     monkeypatch.setenv("GRPOJAX_SECRET", "x")
-    assert error in Python().python(code)
+    assert error in Python(seconds=30.0).python(code)
 
 
 @needs_namespaces
 def test_a_program_that_hangs_is_ended_with_what_it_started():
     code = "import os, time\nprint('before', flush=True)\nif os.fork() == 0: os.setsid()\ntime.sleep(60)"
-    assert Python(seconds=1.0).python(code) == "before\n\n[ended after 1 s]"
+    assert Python(seconds=4.0).python(code) == "before\n\n[ended after 4 s]"
 
 
 @needs_namespaces
 def test_programs_by_name(start):
-    workers = start(**built_in("python", options={"seconds": 9.0}, seconds=20))
+    workers = start(**built_in("python", options={"seconds": 30.0}, seconds=60))
     assert said(workers, call("python", code="6*7")) == ["42"]
 
 
@@ -248,7 +248,9 @@ def test_games_are_the_same_each_time_whatever_runs_besides():
     mixed = []
     for move in moves:
         random.seed(7)
+        outside = random.getstate()
         two.play(move=move)
+        assert random.getstate() == outside
         mixed += guess(one, [move])
     assert mixed == expected
 

@@ -149,6 +149,10 @@ def test_arguments_of_wrong_types(name, arguments, error):
     assert said.replace("an integer or a text", "integer or string").startswith(error)
 
 
+def test_a_number_that_is_too_long_to_show():
+    assert "a very long number is not a text" in calls.check(Call("f", {"s": 16**5000}), SCHEMAS).error
+
+
 @pytest.mark.parametrize(("template", "form"), [
     ("{%- if tools %}<tool_call>\n{\"name\": <function-name>}</tool_call>{% endif %}", "hermes"),
     ("<tool_call>\n<function=example>\n<parameter=x>", "qwen_xml"),

@@ -3,16 +3,17 @@
 import logging
 import math
 import socket
+from concurrent.futures import Future
 
 import pytest
 from environment_runs import all_replies, call
 
-from grpojax.environments import instances
+from grpojax.environments import instances, worker
 from grpojax.environments.config import EnvironmentConfig
 from grpojax.environments.episodes import Reply
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
-from grpojax.rewards import RewardConfig, Rewards
+from grpojax.rewards import RewardConfig, Rewards, pool
 
 
 def answer(name, content):
@@ -95,7 +96,7 @@ def misbehave(workers, what, neighbours=2):
     ("sleep", "timeout"), ("crash", "crash"), ("segfault", "crash"), ("memory", "memory"), ("print", "flood"),
 ])  # fmt: skip
 def test_one_that_misbehaves_is_invalid_and_its_neighbours_go_on(start, what, reason, caplog):
-    workers = start("Misbehaves", seconds=0.5 if what == "sleep" else 10)
+    workers = start("Misbehaves", seconds=3 if what == "sleep" else 30)
     with caplog.at_level(logging.WARNING, "grpojax"):
         replies = misbehave(workers, what)
     assert replies[1, 0] == Reply(messages=(), calls=1, invalid=reason)
@@ -128,6 +129,25 @@ def test_a_class_that_is_not_deterministic_but_says_so_is_found_out(start):
     workers._workers[0].restart()
     workers.play({(1, 0): call("add", a=1)})
     assert all_replies(workers, 1)[1, 0].invalid == "replay"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_a_worker_loses_is_done_again_once(start, monkeypatch, times):
+    workers = start("Counter", seconds=20)
+    workers.open({(1, 0): {"start": 3}})
+    monkeypatch.setattr(pool, "GRACE", -19.5)  # seconds after the limit
+    submit, lost = pool.Workers.submit, []
+
+    def losing(self, function, *args, **kwargs):
+        if function is worker.play and len(lost) < times:
+            lost.append(function)
+            return Future()
+        return submit(self, function, *args, **kwargs)
+
+    monkeypatch.setattr(pool.Workers, "submit", losing)
+    workers.play({(1, 0): call("add", a=4)})
+    reply = all_replies(workers, 1)[1, 0]
+    assert (reply.invalid, [m["content"] for m in reply.messages]) == ((None, ["7"]) if times == 1 else ("broken", []))
 
 
 def test_a_process_that_forks_stays_one(start):

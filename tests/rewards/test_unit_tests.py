@@ -4,17 +4,25 @@ import pytest
 
 from grpojax.host import isolation
 from grpojax.host.errors import UserError
-from grpojax.rewards import RewardConfig, Rewards
+from grpojax.rewards import RewardConfig, Rewards, RewardsConfig
 from grpojax.rewards.unit_tests import score
 
 pytestmark = pytest.mark.skipif(not isolation.network_can_be_cut(), reason="the system has no user namespaces")
 
 ADD = "So it is\n```python\ndef add(a, b):\n    return a + b\n```"
 ECHO = "print(int(input()) * 2)"
+GUESSES = """
+import os
+for file in range(3, 20):
+    try:
+        os.write(file, b"0123456789abcdef 0\\n")
+    except OSError:
+        pass
+"""
 
 
 def one(code, tests, **options):
-    return score([""], [code], [[]], tests=[tests], **{"seconds": 10.0, **options})[0]
+    return score([""], [code], [[]], tests=[tests], **{"seconds": 30.0, **options})[0]
 
 
 @pytest.mark.parametrize(("code", "tests", "reward", "partial"), [
@@ -24,7 +32,7 @@ def one(code, tests, **options):
     ("def add(a, b) return", "assert add(1, 2) == 3", 0, 0),
     ("```python\nraise SystemExit\n```", "pass", 0, 0),
     ("import os\nos._exit(0)", "pass", 0, 0),
-    ("print('0' * 40, 0)", ["assert False"], 0, 0),
+    (GUESSES, ["assert False"], 0, 0),
     (ECHO, [{"input": "4\n", "output": "8"}, {"input": "1", "output": "2\n"}], 1, 1),
     (ECHO, [{"input": "4\n", "output": "8"}, {"input": "x", "output": "2"}], 0, 0.5),
     ("print('8 ' * 3000)", [{"input": "", "output": "8"}], 0, 0),
@@ -36,11 +44,12 @@ def test_the_share_of_tests_that_pass(code, tests, reward, partial):
 
 def test_a_program_that_hangs_fails():
     assert one("while True: pass", ["pass"], seconds=0.5) == 0
-    assert one(ADD, ["pass", "while True: pass"], seconds=1.5, partial=True) == 0.5
+    assert one(ADD, ["pass", "while True: pass"], seconds=5.0, partial=True) == 0.5
 
 
 def test_as_a_reward_of_a_recipe():
-    with Rewards([RewardConfig(name="unit_tests", options={"seconds": 9.0})]) as rewards:
+    term = RewardConfig(name="unit_tests", options={"seconds": 30.0})
+    with Rewards(RewardsConfig(terms=(term,), timeout_s=60.0, workers=1)) as rewards:
         columns = {"tests": ["assert add(2, 2) == 4", None]}
         scores = rewards([""] * 2, [ADD] * 2, [[1]] * 2, columns)
     assert scores.by_name["unit_tests"].tolist()[0] == 1.0
