@@ -10,7 +10,7 @@ from typing import Any
 
 from grpojax.host.errors import UserError
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 # A question and an answer that no chat has, and the remedy where a template is not for episodes.
 _ASKED, _REPLIED = "question-1", "answer-1"
@@ -124,9 +124,13 @@ class ChatTemplate:
         self.opening, self.tail = _between(self.render)
         self.markers = self._markers()
 
-    def render(self, messages: Messages, *, ready: bool = True) -> str:
-        """The text of a chat, with ``ready`` for the assistant's next answer; raises what the template raises."""
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **self._more)
+    def render(
+        self, messages: Messages, *, ready: bool = True, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """The text of a chat, with ``ready`` for the assistant's next answer; raises what the template raises.
+        ``tools`` take the place of those among its variables."""
+        more = self._more if tools is None else {**self._more, "tools": list(tools)}
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ready, **more)
 
     def after_turn(self, messages: Sequence[Mapping[str, Any]], end: str = "") -> str:
         """What the template writes after a turn of the assistant: the rest of its end, some messages, and the opening

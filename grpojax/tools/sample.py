@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from grpojax.host.errors import UserError
 
@@ -44,15 +43,13 @@ def run(args: argparse.Namespace) -> int:
     import logging
 
     import jax
-    from flax import nnx
 
     from grpojax import data
     from grpojax.host import processes, settings
     from grpojax.host.console import log
-    from grpojax.models import Compute, hf
     from grpojax.programs.compiling import keep_compiled
-    from grpojax.programs.sampler import SamplerConfig, sample_groups
-    from grpojax.tools.targets import model_of
+    from grpojax.programs.sampler import SamplerConfig
+    from grpojax.tools.engine import Engine
 
     keep_compiled()
     config = SamplerConfig(
@@ -63,53 +60,17 @@ def run(args: argparse.Namespace) -> int:
         top_p=args.top_p,
         min_p=args.min_p,
     )
-    model, run = model_of(args.model, args.dtype, args.base)
-    if args.step is not None and run is None:
-        raise UserError(f"--step is for a run directory, and {args.model} is none")
-    folder = str(data.locate(model.path))
-    tokenizer = hf.load_tokenizer(folder)
+    engine = Engine(args.model, step=args.step, base=args.base, dtype=args.dtype, no_end=args.no_end)
     given, _ = settings.override({}, [f"template_options={args.template_options}"])
     given |= {"train": "-", "system": args.system, "template": args.template, "today": args.today}
     source = settings.build(data.DataConfig, given)
-    ids = data.Tokenize(tokenizer, source)(args.prompt)
+    ids = data.Tokenize(engine.tokenizer, source)(args.prompt)
     if not ids:
         raise UserError("--prompt is empty")
-    eos_ids = hf.eos_ids(folder, tokenizer)
-    hf.check_ends(model.path, eos_ids, no_end=args.no_end, setting="--no-end")
-    if note := hf.ends_note(folder, tokenizer):
-        log.info("%s", note)
     prompts = data.to_prompts([data.Problem(0, ids, args.prompt, None, {})], len(ids))
     log.setLevel(logging.WARNING)  # standard output has only completions, and no messages on compiling
-    if run is None and model.adapter is None:
-        graph, params = nnx.split(hf.load(folder, tokenizer=tokenizer, dtype=args.dtype))
-    else:
-        graph, params = _of_policy(model, run, args.step, tokenizer)
-    rollout = sample_groups(
-        graph,
-        params,
-        prompts,
-        jax.random.key(args.seed),
-        config,
-        eos_ids=eos_ids,
-        compute=Compute(dtype=args.dtype),
-    )
+    rollout = engine.load().draw(prompts, jax.random.key(args.seed), config)
     rows = zip(rollout.tokens[0], rollout.lengths[0], strict=True)
     for tokens, length in rows if processes.is_first() else ():
-        print(tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
+        print(engine.tokenizer.decode(tokens[:length].tolist(), skip_special_tokens=True))
     return 0
-
-
-def _of_policy(model: Any, run: Any, step: int | None, tokenizer: Any) -> tuple[Any, Any]:
-    """``(graph, weights)`` on one device, of a run's checkpoint or of adapters on their base."""
-    import jax
-
-    from grpojax.models.sharding import MeshConfig
-    from grpojax.programs import policy_state
-    from grpojax.programs.policy import Policy
-    from grpojax.run import session
-
-    policy = Policy(model, MeshConfig(), jax.local_devices()[:1], tokenizer=tokenizer).load()
-    if run is None:
-        return policy.graph, policy.reshard(policy_state.at_start(policy))
-    step = session.newest_step(run) if step is None else step
-    return policy.graph, policy.reshard(session.load_policy_params(policy, run, step))

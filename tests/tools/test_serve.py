@@ -1,0 +1,276 @@
+"""``grpojax serve``: batches of requests, OpenAI's JSON, and a server on loopback."""
+
+import concurrent.futures
+import copy
+import http.client
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpojax.models import hf
+from grpojax.tools import openai_api
+from grpojax.tools.batcher import Batcher, Completion, Request, rows_of
+from grpojax.tools.engine import Engine
+from grpojax.tools.openai_api import Api, Refused
+from grpojax.types import Rollout
+
+CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
+TEXT = "3 * 4 = 12"
+
+
+class FakeEngine:
+    """Answers every prompt with the same text; the lengths of the batches that it drew stand in ``drawn``."""
+
+    max_positions = 100
+
+    def __init__(self, tokenizer, text=TEXT):
+        self.tokenizer, self.drawn, self.go = tokenizer, [], None
+        self.ids = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.convert_tokens_to_ids("<|end|>")]
+
+    def draw(self, prompts, key, config):
+        if self.go is not None:
+            self.go.wait(60)
+        self.drawn.append(len(np.unique(prompts.uids)))
+        shape = (len(prompts.lengths), config.group, config.max_tokens)
+        tokens = np.zeros(shape, np.int32)
+        tokens[..., : len(self.ids)] = self.ids[: config.max_tokens]
+        lengths = np.full(shape[:2], min(len(self.ids), config.max_tokens), np.int32)
+        logps = np.broadcast_to(-np.arange(shape[2], dtype=np.float32), shape)
+        return Rollout(tokens=tokens, logps=logps, lengths=lengths, stopped=lengths == len(self.ids))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from grpojax import data
+
+    return hf.load_tokenizer(str(data.locate("builtin:tiny")))
+
+
+@pytest.fixture
+def engine(tokenizer):
+    return FakeEngine(tokenizer)
+
+
+@pytest.fixture
+def api(engine):
+    batcher = Batcher(engine, most=32)
+    yield Api(engine, batcher.submit, name="tiny", max_tokens=64)
+    batcher.close()
+
+
+requests = st.builds(
+    Request,
+    ids=st.sampled_from([(1,), (2, 3), (4,)]),
+    n=st.integers(1, 5),
+    seed=st.none() | st.integers(0, 3),
+)
+
+
+@given(st.lists(requests, min_size=1, max_size=8))
+def test_every_request_gets_its_completions_from_rows_of_its_prompt(batch):
+    rows, group = rows_of(batch, itertools.count(100))
+    owners = [owner for row in rows for owner in row.owners]
+    assert [owners.count(i) for i in range(len(batch))] == [request.n for request in batch]
+    for row in rows:
+        assert len(row.owners) <= group and {batch[i].ids for i in row.owners} == {row.ids}
+        assert {batch[i].seed for i in row.owners} == ({None} if row.number >= 100 else {row.number})
+    samples = [(row.ids, row.number, row.first + j) for row in rows if row.number >= 100 for j in range(group)]
+    assert len(set(samples)) == len(samples)  # no two draws have the same key
+
+
+def test_requests_that_wait_are_drawn_together_and_others_are_not_lost(engine):
+    engine.go = threading.Event()
+    batcher = Batcher(engine, most=6)
+    first = batcher.submit(Request(ids=(1,)))
+    while not batcher._thread.is_alive() or batcher._waiting:
+        time.sleep(0.001)
+    later = [batcher.submit(Request(ids=(i,), max_tokens=t)) for i, t in enumerate([20, 20, 20, 500, 20, 20, 20, 20])]
+    engine.go.set()
+    assert [len(f.result(60)) for f in (first, *later)] == [1] * 9
+    assert engine.drawn == [1, 6, 1, 1]  # the next six, the long one, and the one that was left
+    batcher.close()
+
+
+def test_an_error_is_its_batchs_own_and_closing_cancels_what_waits(engine):
+    batcher = Batcher(engine, most=4)
+    working, engine.draw = engine.draw, lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        batcher.submit(Request(ids=(1,))).result(60)
+    engine.draw, engine.go = working, threading.Event()
+    under_way = batcher.submit(Request(ids=(1,)))
+    while batcher._waiting:
+        time.sleep(0.001)
+    waiting = batcher.submit(Request(ids=(1,), max_tokens=3))
+    threading.Timer(0.05, engine.go.set).start()
+    batcher.close()
+    assert len(under_way.result(60)) == 1 and waiting.cancelled() and batcher.submit(Request(ids=(1,))).cancelled()
+
+
+def test_a_chat_has_texts_token_ids_and_log_probs(api, engine):
+    body = {"messages": CHAT, "n": 2, "logprobs": True, "return_token_ids": True, "model": "tiny"}
+    answer = api.chat(body)
+    assert [c["message"]["content"] for c in answer["choices"]] == [TEXT] * 2
+    (choice, _), size = answer["choices"], len(engine.ids)
+    assert choice["token_ids"] == engine.ids and choice["finish_reason"] == "stop"
+    assert [x["logprob"] for x in choice["logprobs"]["content"]] == [-float(i) for i in range(size)]
+    text = engine.tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert answer["prompt_token_ids"] == engine.tokenizer.encode(text, add_special_tokens=False)
+    prompt = len(answer["prompt_token_ids"])
+    assert answer["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": 2 * size,
+        "total_tokens": prompt + 2 * size,
+    }
+
+
+def test_texts_end_at_stop_texts_and_at_max_tokens(api, engine):
+    (choice,) = api.completions({"prompt": "1", "stop": ["12", " 4"], "logprobs": 1, "return_token_ids": True})[
+        "choices"
+    ]
+    assert choice["text"] == TEXT[: TEXT.index(" 4")] and choice["finish_reason"] == "stop"
+    assert engine.tokenizer.decode(choice["token_ids"]).startswith(choice["text"] + " 4")
+    assert engine.tokenizer.decode(choice["token_ids"][:-1]).find(" 4") < 0
+    assert "".join(choice["logprobs"]["tokens"]) == engine.tokenizer.decode(choice["token_ids"])
+    short = api.completions({"prompt": [[5, 6], [7]], "max_tokens": 2})["choices"]
+    assert [c["finish_reason"] for c in short] == ["length"] * 2 and [c["index"] for c in short] == [0, 1]
+    assert short[0]["text"] == engine.tokenizer.decode(engine.ids[:2])
+
+
+def test_templates_get_tool_calls_with_arguments_as_values_and_contents_as_text():
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    message = openai_api._message({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert message["content"] == "" and message["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert openai_api._message({"role": "user", "content": parts})["content"] == "ab"
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}  # fmt: skip
+HERMES = """{% for t in tools or [] %}{{ t.function.name }} {% endfor %}
+{%- for m in messages %}{{ m.content }}{% endfor %}
+{%- if false %}<tool_call>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "arguments"),
+    [
+        ('Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "Well.", [{"a": 1}]),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' * 2, None, [{"a": 1}] * 2),
+        ('<tool_call>{"name": "add", "arguments": {"a": "x"}}</tool_call>', "as it is", None),
+        ("1 + 2 = 3", "as it is", None),
+    ],
+)
+def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = HERMES
+    engine = FakeEngine(tokenizer, text)
+    engine.max_positions = 400
+    batcher = Batcher(engine, most=1)
+    api = Api(engine, batcher.submit, name="tiny", max_tokens=200)
+    answer = api.chat({"messages": CHAT, "tools": [TOOL], "return_token_ids": True})
+    plain = api.chat({"messages": CHAT, "tools": [TOOL], "tool_choice": "none"})["choices"][0]
+    batcher.close()
+    (choice,) = answer["choices"]
+    calls = choice["message"].get("tool_calls")
+    assert tokenizer.decode(answer["prompt_token_ids"]).startswith("add ")
+    assert choice["message"]["content"] == (text if content == "as it is" else content)
+    assert (calls and [json.loads(call["function"]["arguments"]) for call in calls]) == arguments
+    assert choice["finish_reason"] == ("tool_calls" if arguments else "stop")
+    assert plain["message"] == {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"stream": True}, "stream"),
+        ({"made_up": 1}, "made_up"),
+        ({"model": "other"}, "model"),
+        ({"max_tokens": 65}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"stop": [1]}, "stop"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [{"name": "add"}]}, "tools"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"chat_template_kwargs": {"made_up": 1}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": "1 " * 200}]}, None),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(api, engine, change, param):
+    with pytest.raises(Refused) as refused:
+        api.chat({"messages": CHAT} | change)
+    assert refused.value.param == param and not engine.drawn
+
+
+def post(port, path, body):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", path, body if isinstance(body, str) else json.dumps(body))
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def test_a_server_answers_many_at_once_and_reports_mistakes(api, engine):
+    with openai_api.Server(("127.0.0.1", 0), api) as server:
+        port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            body = {"messages": CHAT, "max_tokens": 20}
+            found = list(pool.map(lambda _: post(port, "/v1/chat/completions", body), range(16)))
+        assert [status for status, _ in found] == [200] * 16
+        assert {answer["choices"][0]["message"]["content"] for _, answer in found} == {TEXT}
+        assert post(port, "/v1/chat/completions", "{")[0] == 400 and post(port, "/v1/embeddings", {})[0] == 404
+        status, answer = post(port, "/v1/chat/completions", {"messages": CHAT, "stream": True})
+        assert status == 400 and answer["error"]["param"] == "stream"
+        engine.draw = lambda *_: 1 / 0
+        assert post(port, "/v1/completions", {"prompt": "1"})[0] == 500
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/v1/models")
+        assert json.loads(connection.getresponse().read())["data"][0]["id"] == "tiny"
+        connection.close()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_completions_do_not_depend_on_the_batch():
+    engine = Engine("builtin:tiny", step=None, base=None, dtype="float32", no_end=False).load()
+    batcher, ids = Batcher(engine, most=32), tuple(engine.tokenizer.encode("Mia has 3 eggs"))
+    seeded = Request(ids=ids, max_tokens=16, seed=5)
+    (single,) = batcher.submit(seeded).result()
+    many = [batcher.submit(r) for r in (Request(ids=ids[:2], max_tokens=9), seeded, Request(ids=ids, max_tokens=16))]
+    (_,), (again,), (other,) = (f.result() for f in many)
+    batcher.close()
+    assert isinstance(again, Completion) and again.tokens == single.tokens != other.tokens
+    np.testing.assert_allclose(again.logps, single.logps, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_it_is_told_to_stop():
+    command = [sys.executable, "-m", "grpojax.tools.cli", "serve", "builtin:tiny", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "serving" in line)
+        port = int(line.split(":")[-1].split("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
