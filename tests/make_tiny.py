@@ -13,7 +13,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,7 +200,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def tokenizer(texts: Iterable[str]) -> Tokenizer:
+def tokenizer(texts: Iterable[str], special: Sequence[str] = SPECIAL) -> Tokenizer:
     """A transformers tokenizer with a token for each word of ``texts``; anything else is spelled in bytes."""
     import tokenizers
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -210,10 +210,10 @@ def tokenizer(texts: Iterable[str]) -> Tokenizer:
     split = pre_tokenizers.Sequence([pre_tokenizers.Split(tokenizers.Regex(PIECES), "isolated"), to_bytes])
     words = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = [*SPECIAL, *letters, *sorted(words - set(letters))]
+    vocab = [*special, *letters, *sorted(words - set(letters))]
     core = tokenizers.Tokenizer(models.BPE({t: i for i, t in enumerate(vocab)}, merges=[], ignore_merges=True))
     core.pre_tokenizer, core.decoder = split, decoders.ByteLevel()
-    core.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in SPECIAL])
+    core.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token="<|end|>",

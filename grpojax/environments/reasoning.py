@@ -1,6 +1,8 @@
-"""Made problems with a dial for their difficulty: sums, stories in the words that ``builtin:tiny`` knows, and tallies.
+"""Made problems with a dial for their difficulty.
 
-No question is in two of the parts train, validation and test, whatever the seeds, nor a sum with its terms in another
+They are sums, products, stories in the words that ``builtin:tiny`` knows, and tallies.
+
+No question is in two of the parts train, validation and test, whatever the seeds, nor a sum or a product in another
 order, nor a tally of the same numbers in other words. The rows have ``question``, ``answer`` and ``level``.
 """
 
@@ -91,6 +93,41 @@ class Sums(Made):
                 found.append({"question": question, "answer": str(sum(terms)), "level": self.terms})
         if self.size is not None and self.size > len(found):
             raise UserError(f"size={self.size}: there are {len(found)} such sums for part={self.part}")
+        random.Random(self.seed).shuffle(found)
+        return found[: self.size]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Products(Made):
+    """``What is 37 * 48?``
+
+    Attributes:
+      least, most: the smallest and the largest factor.
+    """
+
+    least: int = 10
+    most: int = 99
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, least="[0, inf)", most="[1, inf)")
+        if not 0 <= self.most - self.least < 1000:
+            raise UserError(f"most={self.most}: must be between least={self.least} and {self.least + 999}")
+
+    @staticmethod
+    def content(question: str) -> str:
+        """A product's factors in order."""
+        return " * ".join(sorted(re.findall(r"\d+", question), key=int)) or question
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The problems; raises `UserError` where there are fewer than ``size``."""
+        found = []
+        for a, b in itertools.product(range(self.least, self.most + 1), repeat=2):
+            question = f"What is {a} * {b}?"
+            if self.has(question):
+                found.append({"question": question, "answer": str(a * b), "level": len(f"{a}{b}") // 2})
+        if self.size is not None and self.size > len(found):
+            raise UserError(f"size={self.size}: there are {len(found)} such products for part={self.part}")
         random.Random(self.seed).shuffle(found)
         return found[: self.size]
 
@@ -243,7 +280,7 @@ def _work(changes: list[tuple[int, bool]], rng: random.Random | None, misread: f
     return lines, ", ".join(counts)
 
 
-FAMILIES = {"sums": Sums, "stories": Stories, "tallies": Tallies}
+FAMILIES = {"sums": Sums, "products": Products, "stories": Stories, "tallies": Tallies}
 
 
 def without_order(question: str) -> str:
