@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from grpojax import masked
@@ -362,9 +363,7 @@ class TrueAnswers(Part):
         gold = [p.gold for p in problems if p.gold is not None]
         if len(gold) < len(problems):
             raise UserError(f"variant {self.variant.name!r} needs the true answers: set data.answer")
-        rollout = type(batch.rollout)(
-            **{f.name: getattr(batch.rollout, f.name)[chosen] for f in dataclasses.fields(batch.rollout)}
-        )
+        rollout = jax.tree.map(lambda x: x[chosen], batch.rollout)
         answers = splice_groups(
             rollout,
             gold,

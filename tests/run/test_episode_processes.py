@@ -1,0 +1,43 @@
+"""Runs of episodes in processes of their own, whose environments are in workers: killed, and by several processes."""
+
+import signal
+import time
+
+import pytest
+from runs import numbers, start, train
+from several import together
+
+OVERRIDES = (
+    "environment={name: 'fake_environments:Echo', format: 'fake_environments:calls_in', max_turns: 3, "
+    "max_tool_tokens: 4, network: true, workers: 1}",
+    "rewards=[{name: environment}]", "rollout.max_tokens=16", "rollout.max_turn_tokens=5", "rollout.prompts=4",
+    "rollout.group=2", "data.validation=null", "train.eval_every=0", "train.steps=2", "variant.kl_coef=0",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_between_two_steps_goes_on_bit_for_bit(recipe, tmp_path):
+    each_step = *OVERRIDES, "train.checkpoint_every=1"
+    train(recipe, tmp_path / "whole", *each_step)
+    process = start(recipe, tmp_path / "killed", *each_step)
+    saved, until = tmp_path / "killed" / "checkpoints" / "1", time.monotonic() + 900
+    while not saved.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    train(recipe, tmp_path / "killed", *each_step)
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    assert numbers(tmp_path / "whole")[-1]["episode/calls"] > 0
+
+
+@pytest.mark.exhaustive("run/test_episodes.py::test_it_makes_no_difference_when_answers_come")
+def test_two_processes_play_the_episodes_of_one(recipe, tmp_path):
+    """Each drives the environments of its own prompts, and they exchange the answers."""
+    how = *OVERRIDES, "mesh.fsdp=2", "optimizer={learning_rate: 1.0e-3, eps: 1.0e-3}"
+    said = together(["train", recipe, f"run.dir={tmp_path / 'two'}", *how], processes=2, devices=1)
+    assert all(lines[-1] == "status 0" for of_one in said for lines in of_one), said
+    train(recipe, tmp_path / "one", *how, devices=2)
+    two, one = numbers(tmp_path / "two"), numbers(tmp_path / "one")
+    assert len(two) == len(one) >= 2
+    for got, want in zip(two, one, strict=True):
+        assert got == pytest.approx(want, rel=1e-6, abs=1e-6)
