@@ -1,6 +1,7 @@
 """Questions to token ids."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -160,21 +161,28 @@ class Tokenize:
 
     def after_turn(self, messages: Sequence[Mapping[str, Any]], end: int | None, *, most: int) -> list[int]:
         """The tokens to append to a turn of an episode: an environment's messages as the chat template writes them, and
-        the opening of the next turn. Without a chat template they are the messages' texts as they are, or a newline if
-        these are empty.
+        the opening of the next turn. Without a chat template they are the messages' texts, or a newline if these are
+        empty. Special tokens are taken out of the texts: an environment cannot end its message, or open another.
 
         Args:
           messages: each with a role and a content.
           end: the token that ended the turn; None if it was cut.
           most: most tokens of a message; what is longer is cut.
         """
-        short = [{**m, "content": self._cut(m["content"], most)} for m in messages]
+        short = [{**m, "content": self._cut(self._without_special(m["content"]), most)} for m in messages]
         if self._template is None:
             text = "".join(m["content"] for m in short) or "\n"
         else:
             ended = "" if end is None else self.tokenizer.decode([end], skip_special_tokens=False)
             text = self._template.after_turn(short, ended)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _without_special(self, text: str) -> str:
+        """A text without texts of special tokens, also those that appear when others are taken out."""
+        tokens = re.compile("|".join(map(re.escape, sorted(self.special, key=len, reverse=True))) or r"(?!)")
+        while (shorter := tokens.sub("", text)) != text:
+            text = shorter
+        return text
 
     def _cut(self, text: str, most: int) -> str:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
