@@ -5,13 +5,15 @@ Answers have token ids and log-probs if a request asks for them, in the form tha
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import http.server
 import itertools
 import json
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from grpojax.data.chat_template import ChatTemplate
@@ -82,6 +84,7 @@ class Api:
       submit: draws for a request (`grpojax.tools.batcher.Batcher.submit`).
       name: the model's name.
       max_tokens: the most tokens of a completion.
+      most: the most completions of a prompt.
     """
 
     def __init__(
@@ -91,8 +94,9 @@ class Api:
         *,
         name: str,
         max_tokens: int,
+        most: int,
     ):
-        self.engine, self.submit, self.name, self.max_tokens = engine, submit, name, max_tokens
+        self.engine, self.submit, self.name, self.max_tokens, self.most = engine, submit, name, max_tokens, most
         self._started, self._numbers = int(time.time()), itertools.count()
         self._template = functools.lru_cache(maxsize=16)(self._make_template)
 
@@ -165,12 +169,13 @@ class Api:
         if not 1 <= most <= min(self.max_tokens, room):
             raise Refused(f"{name}={most}: here it must be between 1 and {min(self.max_tokens, room)}", name)
         n, seed = _typed(body, "n", (int,), 1), _typed(body, "seed", (int,), None)
-        if n < 1:
-            raise Refused(f"n={n}: must be at least 1", "n")
+        if not 1 <= n <= self.most:
+            raise Refused(f"n={n}: here it must be between 1 and {self.most}", "n")
         shares = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
         values = {key: float(_typed(body, key, (int, float), usual)) for key, usual in shares.items()}
         try:
-            draw = DrawConfig(top_k=max(0, _typed(body, "top_k", (int,), 0)), **values)  # -1 is "all", as in vLLM
+            top_k = max(0, _typed(body, "top_k", (int,), 0))  # -1 is "all", as in vLLM
+            draw = DrawConfig(top_k=0 if top_k >= len(self.engine.tokenizer) else top_k, **values)
         except UserError as e:
             raise Refused(str(e), str(e).partition("=")[0]) from None
         stop = body.get("stop") or []
@@ -254,7 +259,10 @@ class Api:
 
     def _calls(self, answer: _Answer, body: Mapping[str, Any]) -> tuple[str | None, list[dict[str, Any]]]:
         """The content of a message, and its tool calls. A call that cannot be made stays in the content as text."""
-        schemas = {tool["function"]["name"]: tool["function"] for tool in _tools(body)}
+        functions = [tool["function"] for tool in _tools(body)]
+        schemas = {
+            function["name"]: {**function, "parameters": function.get("parameters") or {}} for function in functions
+        }
         if not schemas:
             return answer.text, []
         form = self._form()
@@ -333,6 +341,8 @@ def _message(message: Any) -> dict[str, Any]:
     elif not isinstance(content, str):
         raise Refused(f"messages: content={content!r:.60} is no text", "messages")
     if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], list):
+            raise Refused(f"messages: tool_calls={message['tool_calls']!r:.60} is no list", "messages")
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
     return message
 
@@ -343,8 +353,11 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     if choice not in (None, "auto", "none"):
         raise Refused(f"tool_choice={choice!r:.60} is not supported; take 'auto' or 'none'", "tool_choice")
     for tool in tools:
-        if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict) or "name" not in tool["function"]:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refused(f"tools: {tool!r:.60} is no function with a name", "tools")
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise Refused(f"tools: the parameters of {function['name']!r:.60} are no JSON schema", "tools")
     return [] if choice == "none" else tools
 
 
@@ -380,13 +393,33 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], api: Api):
         self.api = api
+        self._answering, self._changed = 0, threading.Condition()
         super().__init__(address, _Handler)
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Inside, a request is answered."""
+        with self._changed:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering -= 1
+                self._changed.notify_all()
+
+    def wait_for_answers(self, seconds: float) -> None:
+        """Waits until no request is being answered, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._answering, seconds)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     """Reads a request, and writes its answer as JSON."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes; an answer would wait 40 ms between them
+    timeout = 600.0  # seconds for a request's next bytes
 
     @property
     def _api(self) -> Api:
@@ -406,6 +439,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Chats and completions."""
         api, path = self._api, self.path.partition("?")[0].rstrip("/")
         answers = {"/v1/chat/completions": api.chat, "/v1/completions": api.completions}
+        with cast(Server, self.server).answering():
+            self._answer(path, answers)
+
+    def _answer(self, path: str, answers: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]) -> None:
         try:
             body = self._body()
             if path not in answers:
@@ -415,7 +452,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._fail(e)
         except concurrent.futures.CancelledError:
             self._fail(Refused("the server is stopping", status=503))
-        except (BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):  # nobody waits for the answer any more
             self.close_connection = True
         except Exception as e:
             log.exception("a request failed")
@@ -423,13 +460,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > MOST_BYTES:
+        if not (length.isascii() and length.isdigit()) or int(length) > MOST_BYTES:
             self.close_connection = True  # the body is not read
             raise Refused(f"Content-Length must be given and at most {MOST_BYTES}", status=411 if not length else 413)
         try:
             body = json.loads(self.rfile.read(int(length)))
-        except ValueError as e:
-            raise Refused(f"the body is no JSON: {e}") from None
+        except (ValueError, RecursionError) as e:
+            raise Refused(f"the body is no JSON: {str(e)[:100]}") from None
         if not isinstance(body, dict):
             raise Refused("the body is no JSON object")
         return body

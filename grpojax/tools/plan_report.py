@@ -107,7 +107,7 @@ _SIZES = ("argument", "temp", "output", "alias", "total", "with the run's state"
 
 
 def format_table(reports: Sequence[ProgramReport]) -> str:
-    """The reports as text for people; sizes in the table are in GiB a chip."""
+    """The reports as text for people; sizes in the table are in GiB per chip."""
     head = ("program", "compile s", *_SIZES, "at least s", "for")
     rows: list[tuple[str, ...]] = [head]
     for r in reports:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     engine = Engine(args.model, step=args.step, base=args.base, dtype=args.dtype, no_end=args.no_end).load()
     batcher = Batcher(engine, most=args.batch, seed=args.seed)
     name = args.name or str(args.model).rstrip("/").rpartition("/")[2]
-    api = openai_api.Api(engine, batcher.submit, name=name, max_tokens=args.max_tokens)
+    api = openai_api.Api(engine, batcher.submit, name=name, max_tokens=args.max_tokens, most=args.batch)
     try:
         server = openai_api.Server((args.host, args.port), api)
     except (OSError, OverflowError) as e:
@@ -53,5 +53,6 @@ def run(args: argparse.Namespace) -> int:
     log.info("serving %s at http://%s:%d/v1", name, *server.server_address[:2])
     with server:
         server.serve_forever()
-    batcher.close()
+        batcher.close()
+        server.wait_for_answers(10.0)
     return 0

@@ -63,7 +63,7 @@ def engine(tokenizer):
 @pytest.fixture
 def api(engine):
     batcher = Batcher(engine, most=32)
-    yield Api(engine, batcher.submit, name="tiny", max_tokens=64)
+    yield Api(engine, batcher.submit, name="tiny", max_tokens=64, most=32)
     batcher.close()
 
 
@@ -175,7 +175,7 @@ def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments):
     engine = FakeEngine(tokenizer, text)
     engine.max_positions = 400
     batcher = Batcher(engine, most=1)
-    api = Api(engine, batcher.submit, name="tiny", max_tokens=200)
+    api = Api(engine, batcher.submit, name="tiny", max_tokens=200, most=1)
     answer = api.chat({"messages": CHAT, "tools": [TOOL], "return_token_ids": True})
     plain = api.chat({"messages": CHAT, "tools": [TOOL], "tool_choice": "none"})["choices"][0]
     batcher.close()
@@ -204,10 +204,14 @@ def test_tool_calls_are_read_from_the_text(tokenizer, text, content, arguments):
         ({"top_p": 0}, "top_p"),
         ({"n": 0}, "n"),
         ({"n": True}, "n"),
+        ({"n": 33}, "n"),
         ({"stop": [1]}, "stop"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL]}, "tools"),
         ({"tools": [{"name": "add"}]}, "tools"),
+        ({"tools": [{"function": {"name": 5}}]}, "tools"),
+        ({"tools": [{"function": {"name": "a", "parameters": 5}}]}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages"),
         ({"top_logprobs": 5}, "top_logprobs"),
         ({"chat_template_kwargs": {"made_up": 1}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user", "content": "1 " * 200}]}, None),
@@ -236,6 +240,7 @@ def test_a_server_answers_many_at_once_and_reports_mistakes(api, engine):
             found = list(pool.map(lambda _: post(port, "/v1/chat/completions", body), range(16)))
         assert [status for status, _ in found] == [200] * 16
         assert {answer["choices"][0]["message"]["content"] for _, answer in found} == {TEXT}
+        assert post(port, "/v1/chat/completions", "[" * 10**5)[0] == 400
         assert post(port, "/v1/chat/completions", "{")[0] == 400 and post(port, "/v1/embeddings", {})[0] == 404
         status, answer = post(port, "/v1/chat/completions", {"messages": CHAT, "stream": True})
         assert status == 400 and answer["error"]["param"] == "stream"
