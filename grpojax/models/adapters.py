@@ -315,6 +315,11 @@ def abstract(config: AdapterConfig, decoder: DecoderConfig) -> dict[str, jax.Sha
       {'q_a': (2, 5, 6), 'q_b': (2, 6, 4), 'q_magnitude': (2, 4)}
     """
     there = present(DECODER, decoder)
+    if decoder.hybrid:
+        others = ", ".join(name for name in there if name.startswith("delta_") and DECODER[name].transposed)
+        raise UserError(
+            f"model.adapter: a {decoder.family} model has layers that cannot have factors ({others}); leave it out"
+        )
     if missing := [LINEAR[name] for name in config.names if name not in there]:
         possible = ",".join(LINEAR[name] for name in LINEAR if name in there)
         raise UserError(

@@ -160,8 +160,12 @@ class DecoderConfig:
 
     def __post_init__(self):
         # Lists, as JSON has them, have no hash, which a static argument of a program needs.
-        object.__setattr__(self, "unrotated_layers", tuple(self.unrotated_layers))
-        object.__setattr__(self, "windowed_layers", tuple(self.windowed_layers))
+        # With fewer layers than its maker had, a model keeps those of each kind that are left.
+        for name in ("unrotated_layers", "windowed_layers"):
+            object.__setattr__(self, name, tuple(i for i in getattr(self, name) if i < self.num_layers))
+        if self.delta is not None and any(i >= self.num_layers for i in self.delta.attention_layers):
+            left = tuple(i for i in self.delta.attention_layers if i < self.num_layers)
+            object.__setattr__(self, "delta", dataclasses.replace(self.delta, attention_layers=left))
         object.__setattr__(self, "unused_rows", tuple((start, stop) for start, stop in self.unused_rows))
         if self.num_heads % self.num_kv_heads:
             raise UserError(

@@ -335,9 +335,10 @@ def calls_of(
     first = calls.forward_flops(policy, shape[0], longest, config.group, how.turn_tokens)
     go_on = program("episode turns", functools.partial(_go_on, policy.graph, how=how), donate=(1,))
     each = plain._replace(iterations=how.turn_tokens, live=1.0)
+    later = max(1, -(-config.max_tokens // how.turn_tokens) - 1)
     return {
         "rollout": each._replace(program=program("episodes", begin), flops=first),
-        "rollout turns": each._replace(program=go_on, args=(weights, paused, *given), flops=whole - first),
+        "rollout turns": each._replace(program=go_on, args=(weights, paused, *given), flops=(whole - first) / later),
     }
 
 

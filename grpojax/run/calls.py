@@ -98,7 +98,7 @@ def times_a_step(config: Config) -> dict[str, int]:
     counts = {
         "reshard": 1,
         "rollout": 1,
-        "rollout turns": 0 if config.environment is None else config.environment.max_turns - 1,
+        "rollout turns": 0 if config.environment is None else _later_turns(config),
         "rollout phase": 0 if method.plan is None else method.plan.phases,
         "greedy": int("greedy" in needs),
         "score": method.plain_scores(train),
@@ -110,6 +110,13 @@ def times_a_step(config: Config) -> dict[str, int]:
         for name, times in kind.times(config).items():
             counts[name] = counts.get(name, 0) + times
     return counts
+
+
+def _later_turns(config: Config) -> int:
+    """The rounds after the first, if every turn is as long as it may be."""
+    assert config.environment is not None, "episodes"
+    tokens, turn = config.rollout.max_tokens, config.rollout.max_turn_tokens or config.rollout.max_tokens
+    return min(config.environment.max_turns, -(-tokens // turn)) - 1
 
 
 def _updates(config: Config, policy: PolicyShape, longest: Longest, added: Sequence[Part]) -> dict[str, Call]:

@@ -422,7 +422,8 @@ TABLE: Mapping[str, tuple[Exclusion, ...]] = {
         Exclusion(
             settings="`rollout.router_replay: true` and a variant that needs a critic, a teacher, hidden states or "
             "true answers, or allocates its samples",
-            why="another network or another text is read, for which the sampler chose no experts",
+            why="another network or another text is read, for which the sampler chose no experts (a reference takes "
+            "the policy's choices)",
             when=lambda c: c.rollout.router_replay and bool(_reads_others(c)),
             message=lambda c: (
                 f"rollout.router_replay=true: variant {c.variant.name!r} needs {', '.join(_reads_others(c))}, which "

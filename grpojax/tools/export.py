@@ -46,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
         if processes.is_first():
             _check_new(args.to)
         keep_compiled(run_dir=args.run_dir)
-        policy = Policy(config.model, config.mesh).load()
+        policy = Policy(config.model, config.mesh)
+        if adapter is not None and not args.merged:
+            hf.peft.check_modules(adapter, policy.config, policy.folder)
+        policy.load()
     step = session.newest_step(args.run_dir) if args.step is None else args.step
     trained_critic = None if config.critic is None else load_critic(policy, config.critic, args.run_dir, step)
     params = session.load_policy_params(policy, args.run_dir, step)

@@ -11,7 +11,7 @@ from grpojax.tools.plan_report import ProgramReport
 
 # The phases of a step in their order, and the programs of each; `times_a_step` says which of them run.
 PHASES = {
-    "rollout": ("reshard", "rollout", "rollout phase", "greedy"),
+    "rollout": ("reshard", "rollout", "rollout turns", "rollout phase", "greedy"),
     "scores": (),  # all other programs, those of the policy and of the variant's parts
     "update": ("covariance mask", "update"),
 }

@@ -1,9 +1,12 @@
 """Gradients that are written out, against those that jax derives from the formulas."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plain_decoder import FAMILIES
 
 from grpojax.models import layers
 
@@ -73,3 +76,11 @@ def test_gradients_keep_their_dtypes():
         out, gradients = jax.eval_shape(both, *args)
         assert out.dtype == jnp.bfloat16
         assert [g.dtype for g in gradients] == [a.dtype for a in args]
+
+
+def test_fewer_layers_keep_those_of_each_kind_that_are_left():
+    """As a critic's trunk or a plan of some layers has them."""
+    windows = dataclasses.replace(FAMILIES["windows"], num_layers=2)
+    assert (FAMILIES["windows"].windowed_layers, windows.windowed_layers) == ((0, 2), (0,))
+    hybrid = dataclasses.replace(FAMILIES["qwen3_5"], num_layers=3)
+    assert hybrid.layers_of("attention") == (1,) and hybrid.layers_of("delta") == (0, 2)

@@ -15,8 +15,8 @@ from grpojax.host import files, processes
 from grpojax.host.errors import UserError
 from grpojax.models.adapters import FACTORS, LINEAR, AdapterConfig, Target, abstract
 from grpojax.models.decoder_config import DecoderConfig
-from grpojax.models.hf.config_json import read_json, write_json
-from grpojax.models.hf.weights import open_file
+from grpojax.models.hf.config_json import read_json, text_part, write_json
+from grpojax.models.hf.weights import joined, open_file
 from grpojax.models.hf.writing import appearing
 from grpojax.models.sharding import named
 from grpojax.models.weight_table import DECODER
@@ -115,6 +115,27 @@ def check(config: AdapterConfig) -> None:
     if differ:
         given = " ".join(f"model.adapter.{name}={str(x).lower()}" for name, x in differ.items())
         raise UserError(f"model.adapter.path={config.path!r} was made with other settings\nset {given}")
+
+
+def check_modules(config: AdapterConfig, decoder: DecoderConfig, folder: epath.PathLike) -> None:
+    """Raises `UserError` if peft would not find the layers that have factors in the base: it passes over them without
+    a word.
+
+    Args:
+      config: config of the adapters.
+      decoder: config of the base.
+      folder: the base's folder.
+    """
+    name_of = {LINEAR[name]: str(DECODER[name].name).format(0) for name in config.names}
+    tensors: dict[str, Any] = dict.fromkeys(name_of.values())
+    there = joined(decoder.family, tensors)
+    elsewhere = [target for target, name in name_of.items() if name not in there]
+    if text_part(raw := read_json(files.path(folder) / "config.json")) is not raw:
+        elsewhere = list(name_of)
+    if elsewhere:
+        raise UserError(
+            f"peft finds no {', '.join(elsewhere)} in {folder}: they have other names there\nexport with --merged"
+        )
 
 
 def save(

@@ -120,3 +120,16 @@ def test_other_settings_than_the_folders_are_refused_with_those_to_set(tmp_path)
     saved(tmp_path, "rslora")
     with pytest.raises(UserError, match="\nset model.adapter.rank=3 model.adapter.rslora=true .*=\\[q_proj,v_proj\\]$"):
         hf.peft.check(AdapterConfig(rank=4, alpha=1.5, path=str(tmp_path / "peft")))
+
+
+def test_layers_that_peft_would_pass_over_are_refused(tmp_path):
+    """Phi-3 joins queries, keys and values; a folder with images has its text model under another name."""
+    tiny_hf.save(tmp_path / "phi3", "phi3")
+    with pytest.raises(UserError, match="no q_proj, k_proj, v_proj, gate_proj, up_proj in .*\n.*--merged"):
+        hf.peft.check_modules(KINDS["lora"], hf.read_config(tmp_path / "phi3"), tmp_path / "phi3")
+    hf.peft.check_modules(KINDS["dora"], hf.read_config(tmp_path / "phi3"), tmp_path / "phi3")
+    (tmp_path / "gemma3").mkdir()
+    whole = {"model_type": "gemma3", "text_config": tiny_hf.config("gemma3").to_dict()}
+    (tmp_path / "gemma3" / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(UserError, match="no o_proj, down_proj in .*\n.*--merged"):
+        hf.peft.check_modules(KINDS["dora"], hf.read_config(tmp_path / "gemma3"), tmp_path / "gemma3")
